@@ -6,7 +6,7 @@
     python scripts/ablate_dsm.py report bundle/results.jsonl --json ablation.json
 
 `make` writes, for every workload and number of rows, the `--keep` best kernels by the planner's
-estimate of each space of `crossfuse.planner.tune.spaces`: all, no DSM, no clusters. So each of them
+estimate of each space of `study.spaces`: all, no DSM, no clusters. So each of them
 is searched equally hard. It adds the best `--first` of each family, PyTorch eager, `--random` fused
 kernels that exchange through DSM (by chance, each family as likely), and `--also` kernels with at
 most 1.5 times the best estimate (by chance too), to judge the cost model by what it was not fitted
@@ -41,7 +41,13 @@ import numpy as np
 
 from crossfuse.files import write_json
 from crossfuse.meta_schedule.candidate import Candidate
-from crossfuse.meta_schedule.compare_spaces import (
+from crossfuse.meta_schedule.kernels import candidate_at, kernels_of
+from crossfuse.planner.families import EAGER
+from crossfuse.planner.tune.kernel_space import KernelSpace
+from crossfuse.script import program, run
+from crossfuse.workload.spec import WorkloadSpec
+from crossfuse.workload.suites import name_of, resolve
+from study.compare_spaces import (
     BASELINES,
     FACTORS,
     RANDOM,
@@ -53,13 +59,7 @@ from crossfuse.meta_schedule.compare_spaces import (
     read_measured,
     summary,
 )
-from crossfuse.meta_schedule.kernels import candidate_at, kernels_of
-from crossfuse.planner.families import EAGER
-from crossfuse.planner.tune.kernel_space import KernelSpace
-from crossfuse.planner.tune.spaces import ALL, NO_DSM, SPACES, exchanges, points_of
-from crossfuse.script import program, run
-from crossfuse.workload.spec import WorkloadSpec
-from crossfuse.workload.suites import name_of, resolve
+from study.spaces import ALL, NO_DSM, SPACES, exchanges, points_of
 
 WORKLOADS = (*(f"S{each}" for each in range(1, 9)), *(f"G{each}" for each in range(1, 11)))
 ROWS = (16, 128, 512)

@@ -22,18 +22,17 @@ import numpy as np
 
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device, device
-from crossfuse.meta_schedule.compare_spaces import read_measured
-from crossfuse.planner.calibration.lookup import measured
-from crossfuse.planner.calibration.record import load
+from crossfuse.planner.calibration.record import load, measured
 from crossfuse.planner.chain.build import chain_of
-from crossfuse.planner.cost.fit import Sample, fit, predict, report
-from crossfuse.planner.cost.grow import Rows, grow, held_out, joined, rows_of, without_eager
 from crossfuse.planner.cost.rates import Fitted, Rates, rates_from, rates_of
 from crossfuse.planner.families import EAGER
-from crossfuse.planner.kernels.read import read_kernel
+from crossfuse.planner.kernels.every import read_kernel
 from crossfuse.planner.kernels.shape import Shape, shape_of
 from crossfuse.schedule.tiles_of import chosen_tiles
 from crossfuse.workload import parse
+from study.compare_spaces import read_measured
+from study.fit import Sample, fit, predict, report
+from study.grow import Rows, grow, held_out, joined, rows_of, without_eager
 
 #: Variants of the bench, by the family that they are.
 _VARIANTS = {

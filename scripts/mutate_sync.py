@@ -16,10 +16,9 @@ import sys
 import time
 from pathlib import Path
 
-from mutation_kernels import KERNELS
-
 from crossfuse.emulate.cuda.mutation import Outcome, Tally, outcomes, tally
 from crossfuse.files import write_json
+from mutation_kernels import KERNELS
 
 
 def report(name: str, found: Tally, seconds: float) -> None:

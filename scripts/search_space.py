@@ -18,13 +18,11 @@ from crossfuse.hardware import device
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.dataflow.movement import Machine
-from crossfuse.planner.space.bounds import idle_loops, least_bytes
 from crossfuse.planner.space.count import count
 from crossfuse.planner.space.families import FAMILIES, family, groups_of
-from crossfuse.planner.space.readings import readings, tied_tiles, without_clusters
-from crossfuse.planner.space.roof import Roof
-from crossfuse.planner.space.search import search
+from crossfuse.planner.space.search import Roof, idle_loops, least_bytes, search
 from crossfuse.workload import parse
+from study.readings import readings, tied_tiles, without_clusters
 
 ROOF = Roof({"hbm": 3.0e6, "l2": 5.5e6, "dsm": 3.0e6, "shared": 20.0e6})
 

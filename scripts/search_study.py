@@ -6,7 +6,7 @@
 `run` lets every strategy search every workload from every seed, as `crossfuse tune` does; each
 search begins with nothing learned, and the order of `model` knows no chance, so that it has one
 seed. All go on side by side and share what was measured: a kernel that several searches propose is
-built and measured once, and all are told the same time (`crossfuse.meta_schedule.study`). So
+built and measured once, and all are told the same time (``study/searches.py``). So
 strategies differ by what they propose and not by noise; how long a search would take alone is not
 told. After Ctrl-C, a kill or the end of the budget the same command goes on. The folder gets ::
 
@@ -39,11 +39,11 @@ from crossfuse.errors import ArtefactRefused, refuse
 from crossfuse.meta_schedule.conditions import Conditions
 from crossfuse.meta_schedule.kernels import kernels_of
 from crossfuse.meta_schedule.records import Record, fastest, read_records
-from crossfuse.meta_schedule.study import Search, Study, read_proposals
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.tune.cost_model import CostModel, require_xgboost
 from crossfuse.planner.tune.drive import STRATEGIES, make_strategy
 from crossfuse.workload.suites import name_of, resolve
+from study.searches import Search, Study, read_proposals
 
 WORKLOADS = ("G4:M=128", "S2:M=16", "S4:M=128")
 #: Strategies that learn from measurements, and those that no seed changes.

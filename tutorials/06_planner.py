@@ -21,11 +21,10 @@ from support import recorded_kernels, refused
 import crossfuse
 from crossfuse.hardware import device
 from crossfuse.planner.calibration.record import DIRECTORY
-from crossfuse.planner.cost.corrected import corrected
-from crossfuse.planner.cost.rates import rates_of
-from crossfuse.planner.cost.rates_file import rates_of_file
-from crossfuse.planner.explain.budget import limited
-from crossfuse.planner.kernels.read import read_kernel
+from crossfuse.planner.cost.estimate import corrected
+from crossfuse.planner.cost.rates import rates_of, rates_of_file
+from crossfuse.planner.explain.best import limited
+from crossfuse.planner.kernels.every import read_kernel
 from crossfuse.planner.kernels.shape import shape_of
 from crossfuse.workload import resolve
 

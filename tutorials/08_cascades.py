@@ -23,10 +23,9 @@ import crossfuse
 from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.algebra.explain import explain
 from crossfuse.cascade.detect import detect
-from crossfuse.cascade.monoid import Monoid
 from crossfuse.cascade.rewrite.streaming import streaming
 from crossfuse.cascade.run import merge_tree, stream, two_pass
-from crossfuse.cascade.spec import Cascade, Stage
+from crossfuse.cascade.spec import Cascade, Monoid, Stage
 from crossfuse.lower.extract import lower
 from crossfuse.planner.cascade.plan import plan_cascade
 from crossfuse.planner.cascade.shape import cascade_shape

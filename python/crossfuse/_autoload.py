@@ -1,7 +1,7 @@
 """Entry point of group ``tvm.backends``: TVM calls `register` at the end of ``import tvm``.
 
 So every process that imports TVM, workers of a tuner too, has the primitives, the pipeline, the
-operators of `crossfuse.lower.extremes`, and wgmma as a dispatch of TIRx's `gemm_async`.
+operators of `crossfuse.lower.keep_nans`, and wgmma as a dispatch of TIRx's `gemm_async`.
 All are stand-ins that load the project when they are first used: ``import tvm`` stays as fast as
 it was, and may happen inside an import of ours.
 """
@@ -67,12 +67,12 @@ def _install_extremes() -> None:
 
 
 def _extreme(rule: str) -> Callable[[Any], Any]:
-    """A function of `crossfuse.lower.extremes` that is loaded when it is first called."""
+    """A function of `crossfuse.lower.keep_nans` that is loaded when it is first called."""
 
     def lower(call: Any) -> Any:
-        from crossfuse.lower import extremes
+        from crossfuse.lower import keep_nans
 
-        return getattr(extremes, rule)(call)
+        return getattr(keep_nans, rule)(call)
 
     return lower
 
@@ -93,13 +93,13 @@ def _install_gemm_async() -> None:
         return
 
     def on_hopper(_call: Any, context: Any) -> Any:
-        from crossfuse.lower.hopper.multiply.gemm_async import is_hopper
+        from crossfuse.lower.hopper.gemm_async import is_hopper
 
         return is_hopper(context)
 
     def lower(call: Any, context: Any) -> Any:
         from crossfuse.errors import LoweringRefused
-        from crossfuse.lower.hopper.multiply.gemm_async import lower_gemm_async
+        from crossfuse.lower.hopper.gemm_async import lower_gemm_async
 
         try:
             return lower_gemm_async(call, context)

@@ -83,7 +83,7 @@ MERGED = "crossfuse.merged"
 PUSH = "crossfuse.push"
 
 #: Attribute of a function: its exponentials may be approximate, see
-#: `crossfuse.lower.fast_exponentials`.
+#: `crossfuse.lower.pipeline`.
 FAST = "crossfuse.fast_exponentials"
 
 #: Attribute of a function: CTAs that one multiprocessor shall hold at least; registers are limited

@@ -33,8 +33,7 @@ from cascade_patterns.symbols import (
     x,
     y_,
 )
-from crossfuse.cascade.monoid import MAX, MIN
-from crossfuse.cascade.spec import Stage
+from crossfuse.cascade.spec import MAX, MIN, Stage
 
 
 def scales() -> list[Pattern]:

@@ -26,8 +26,7 @@ from cascade_patterns.symbols import (
     v,
     x,
 )
-from crossfuse.cascade.monoid import ARGMAX, LOGADDEXP, MAX, topk
-from crossfuse.cascade.spec import Stage
+from crossfuse.cascade.spec import ARGMAX, LOGADDEXP, MAX, Stage, topk
 
 
 def softmaxes() -> list[Pattern]:

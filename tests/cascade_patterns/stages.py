@@ -28,8 +28,7 @@ from cascade_patterns.symbols import (
     x2,
     y_,
 )
-from crossfuse.cascade.monoid import MAX, SUM
-from crossfuse.cascade.spec import Cascade, Stage
+from crossfuse.cascade.spec import MAX, SUM, Cascade, Stage
 
 
 def softmax(of: sympy.Expr = x, tag: str = "") -> tuple[Stage, ...]:

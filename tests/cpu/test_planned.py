@@ -11,8 +11,7 @@ import pytest
 from crossfuse.errors import LoweringRefused, RefusedError, ScheduleRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
-from crossfuse.planner.kernels.every import count, every, families, select
-from crossfuse.planner.kernels.resources import resources
+from crossfuse.planner.kernels.every import count, every, families, resources, select
 from crossfuse.planner.plan import Plan, plan
 from crossfuse.schedule.planned import schedule_planned
 from crossfuse.workload import prim_func, resolve
@@ -102,7 +101,7 @@ def test_kernels_are_what_the_planner_counts(text: str, family: str, seed: int) 
 def test_what_the_planner_rules_out_the_rules_refuse(
     text: str, family: str, tiles: dict[str, object]
 ) -> None:
-    from crossfuse.planner.kernels.read import read_kernel
+    from crossfuse.planner.kernels.every import read_kernel
 
     assert not read_kernel(family, tiles).legal(shape(text), H100)
     given = replace(base(text), family=family, tiles=tiles)

@@ -12,9 +12,9 @@ from tvm.tirx.layout import S, TileLayout
 
 from crossfuse.errors import LoweringRefused
 from crossfuse.hardware import device
+from crossfuse.lower.hopper.gemm_async import is_hopper
 from crossfuse.lower.hopper.generate import _device_function
-from crossfuse.lower.hopper.multiply.gemm_async import is_hopper
-from crossfuse.lower.hopper.multiply.tile_layouts import (
+from crossfuse.lower.hopper.wgmma_instruction import (
     accumulator_layout,
     operand_layout,
     shared_layout,

@@ -8,8 +8,7 @@ import pytest
 
 from crossfuse.bench.calibrate import build, measure
 from crossfuse.hardware import device
-from crossfuse.planner.calibration.products import products
-from crossfuse.planner.calibration.programs import PROGRAMS, Program
+from crossfuse.planner.calibration.programs import PROGRAMS, Program, products
 
 pytestmark = pytest.mark.gpu
 

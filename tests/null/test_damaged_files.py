@@ -26,7 +26,7 @@ from crossfuse.meta_schedule.records import Record, append, read_records
 from crossfuse.npz import read_arrays
 from crossfuse.planner.calibration import record as calibration
 from crossfuse.planner.cascade.plan import CascadePlan, plan_cascade
-from crossfuse.planner.cost.rates_file import rates_of_file
+from crossfuse.planner.cost.rates import rates_of_file
 from crossfuse.planner.cost.trees import read as read_trees
 from crossfuse.planner.plan import Plan, plan
 from crossfuse.planner.tune.cost_model import CostModel

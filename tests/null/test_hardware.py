@@ -21,8 +21,7 @@ from crossfuse.cli import app
 from crossfuse.driver import Gpu, find_gpus
 from crossfuse.errors import EnvironmentRefused
 from crossfuse.hardware import DEVICES, device, device_of, record_path
-from crossfuse.planner.calibration.lookup import measured, scaled
-from crossfuse.planner.calibration.record import shipped
+from crossfuse.planner.calibration.record import measured, scaled, shipped
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.workload import lookup
 

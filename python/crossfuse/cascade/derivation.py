@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 
 import sympy
 
-from crossfuse.cascade.monoid import Monoid
-from crossfuse.cascade.spec import Cascade
+from crossfuse.cascade.spec import Cascade, Monoid
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,148 @@ the shape (rows,), of a top-k (rows, k); rows have that of elements.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import sympy
 
 from crossfuse.calls import AtLeastOne, checked
-from crossfuse.cascade.algebra.plain import plain
+from crossfuse.cascade.algebra.exponents import nonnegative, ratios
+from crossfuse.cascade.algebra.state import State
 from crossfuse.cascade.derivation import Derivation, Slot, guarded, left, new, right, value
-from crossfuse.cascade.monoid import INDEXED, RANKED, Monoid
 from crossfuse.cascade.numeric import function
-from crossfuse.cascade.reductions import chosen, combined, reduced
-from crossfuse.cascade.spec import Cascade
+from crossfuse.cascade.spec import INDEXED, RANKED, Cascade, Monoid
+
+# Reductions of numpy arrays by the operators of cascades: of elements, and of two results.
+#
+# What keeps positions is a pair of arrays: values, and where they stood.
+
+
+def reduced(monoid: Monoid, brought: Any, positions: Any) -> Any:
+    """Reduce elements along rows.
+
+    Parameters
+    ----------
+    monoid : Monoid
+        The operator.
+    brought : numpy.ndarray
+        Elements, (rows, count).
+    positions : numpy.ndarray
+        Where they stand.
+
+    Returns
+    -------
+    numpy.ndarray | tuple
+        (rows, 1); of ``topk`` (rows, k); with positions of the same shape, if these are kept.
+    """
+    nothing = float(monoid.identity)
+    if monoid.name in (*INDEXED, *RANKED):
+        return chosen(monoid, brought, positions)
+    if monoid.name == "sum":
+        return brought.sum(axis=1, keepdims=True)
+    if monoid.name == "prod":
+        return brought.prod(axis=1, keepdims=True)
+    operator = {"max": np.maximum, "min": np.minimum, "logaddexp": np.logaddexp}[monoid.name]
+    return operator.reduce(brought, axis=1, keepdims=True, initial=brought.dtype.type(nothing))
+
+
+def combined(monoid: Monoid, one: Any, other: Any) -> Any:
+    """Combine two reductions; see `reduced`."""
+    if monoid.name in (*INDEXED, *RANKED):
+        if not isinstance(one, tuple):
+            return other
+        both = [np.concatenate(pair, axis=1) for pair in zip(one, other, strict=True)]
+        return chosen(monoid, *both)
+    operators = {
+        "sum": np.add,
+        "prod": np.multiply,
+        "max": np.maximum,
+        "min": np.minimum,
+        "logaddexp": np.logaddexp,
+    }
+    return operators[monoid.name](np.asarray(one, dtype=other.dtype), other)
+
+
+def chosen(monoid: Monoid, brought: Any, positions: Any) -> tuple[Any, Any]:
+    """The best elements and their positions, of equals the first; where there are too few, none.
+
+    Parameters
+    ----------
+    monoid : Monoid
+        One of `INDEXED` or `RANKED`.
+    brought, positions : numpy.ndarray
+        Elements and where they stand, (rows, count); the count may be 0.
+
+    Returns
+    -------
+    tuple[numpy.ndarray, numpy.ndarray]
+        Both (rows, k), k of an argmax 1.
+    """
+    count = max(monoid.k, 1)
+    nothing = float(monoid.identity)
+    empty = np.full((len(brought), count), nothing, brought.dtype)
+    brought = np.concatenate([brought, empty], axis=1)
+    last = np.full(empty.shape, np.iinfo(np.int64).max)
+    positions = np.concatenate([positions.astype(np.int64), last], axis=1)
+    key = brought if monoid.name == "argmin" else -brought
+    order = np.lexsort((positions, key), axis=1)[:, :count]
+    places = np.take_along_axis(positions, order, axis=1)
+    return np.take_along_axis(brought, order, axis=1), places
+
+
+# The two-pass definition, made to say what masked and zero rows give.
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A cascade whose expressions use `value` and `guarded` of stages.
+
+    Attributes
+    ----------
+    terms, results, rows : dict[str, sympy.Expr]
+        As in `Cascade`, by name.
+    guards : dict[str, sympy.Expr | None]
+        What stands in for each stage's result, as `Slot.guard`.
+    inits : dict[str, sympy.Expr]
+        The result of no elements.
+    """
+
+    terms: dict[str, sympy.Expr]
+    results: dict[str, sympy.Expr]
+    rows: dict[str, sympy.Expr]
+    guards: dict[str, sympy.Expr | None]
+    inits: dict[str, sympy.Expr]
+
+
+def plain(cascade: Cascade) -> Plain:
+    """Give a definition its values where a maximum is -oo or a divisor 0.
+
+    The rules are those of derivations (`State.usable`, `State.finished`): a maximum of nothing
+    counts as 0 within terms, and within exponents of results; a divisor that is proved not to be
+    negative counts as 1 where it is 0.
+    """
+    state = State(frozenset())
+    known: dict[sympy.Symbol, sympy.Expr] = {}
+    terms = {}
+    for stage in cascade.stages:
+        term = stage.term.xreplace(known)
+        terms[stage.name] = ratios(state.usable(term))
+        scalar = stage.monoid.name in ("sum", "prod", "max", "min")
+        known[stage.symbol] = state.add(
+            stage.name,
+            stage.monoid,
+            term,
+            value(stage.name),
+            None,
+            no_sign=scalar and nonnegative(term),
+        )
+    results = {k: state.finished(each.xreplace(known)) for k, each in cascade.results.items()}
+    rows = {k: state.finished(each.xreplace(known)) for k, each in cascade.rows.items()}
+    slots = [each.slot() for each in state.kept]
+    guards = {each.name: each.guard for each in slots}
+    return Plain(terms, results, rows, guards, {each.name: each.init for each in slots})
+
 
 #: Arrays by the names of elements and invariants. The length and the index are known.
 Data = Mapping[str, Any]
@@ -77,7 +207,7 @@ def stream(derivation: Derivation, data: Data, tile: AtLeastOne) -> dict[str, An
     >>> import numpy as np
     >>> import sympy
     >>> from crossfuse.cascade.algebra import derive
-    >>> from crossfuse.cascade.monoid import MAX, SUM
+    >>> from crossfuse.cascade.spec import MAX, SUM
     >>> from crossfuse.cascade.spec import Cascade, Stage
     >>> x = sympy.Symbol("x", real=True)
     >>> m = Stage("m", MAX, x)

@@ -60,8 +60,8 @@ def explain(
     Of a cascade of reductions (R7, softmax:rows=64,cols=1024) first: how it becomes one stream,
     and why that gives what its definition gives.
     """
-    from crossfuse.planner.cost.rates_file import rates_of_file
-    from crossfuse.planner.explain.budget import limited
+    from crossfuse.planner.cost.rates import rates_of_file
+    from crossfuse.planner.explain.best import limited
     from crossfuse.planner.plan import is_cascade
 
     spec = limited(target, max_cluster=max_cluster, shared_bytes=shared_bytes)

@@ -69,7 +69,7 @@ def cascade_options(
     `plan` None plans the source. The plan not to fuse is then left out, since a kernel of ours is
     asked for, but its estimate is noted. `constant` says that no kernel which may still be running
     writes the weights of a product. `placement` is where states live, see
-    `crossfuse.planner.cascade.placed.placed_cascade`; ``"auto"`` leaves it to the planner. No
+    `crossfuse.planner.cascade.plan.placed_cascade`; ``"auto"`` leaves it to the planner. No
     cascade, several, or one that cannot stream raises `CascadeRefused`; tiles that do not fit,
     `PlanRefused`.
     """
@@ -92,8 +92,7 @@ def _one_cascade(
     """Options to schedule the whole function as one cascade."""
     from crossfuse import _tvm as ir
     from crossfuse.cascade.algebra import derive
-    from crossfuse.planner.cascade.placed import placed_cascade
-    from crossfuse.planner.cascade.plan import ranked_cascade, tried
+    from crossfuse.planner.cascade.plan import placed_cascade, ranked_cascade, tried
     from crossfuse.planner.cascade.shape import cascade_shape
 
     # Importers count in 64 bits, and kernels in 32.

@@ -11,9 +11,302 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from crossfuse.lower.kernel import ClusterKernel
-from crossfuse.lower.nests import Branch, Item, Nest, Touch, conflict, read_nests
-from crossfuse.lower.uniform import Surroundings
+from crossfuse import _tvm as ir
+from crossfuse.lower.kernel import ClusterKernel, own_rank
+from crossfuse.lower.refusal import refuse
+from crossfuse.lower.tree import Access, accesses, children, contains_cluster, evaluated
+from crossfuse.markers import cluster_axis, thread_tag
+
+# The cluster-bound nests of a kernel, and how control flow leads from one to the next.
+
+#: What a nest does to a buffer: (is it another CTA's slab, is it a write).
+Touch = tuple[bool, bool]
+
+
+@dataclass
+class Nest:
+    """A cluster-bound loop.
+
+    Attributes
+    ----------
+    loop : Any
+        The loop.
+    path : tuple
+        Statements around it, outermost first.
+    touched : dict
+        What it does to the buffers whose slabs lie along its axis.
+    inside : list
+        Nests of other axes inside it.
+    """
+
+    loop: Any
+    path: tuple[Any, ...]
+    touched: dict[Any, set[Touch]]
+    inside: list[Item] = field(default_factory=list)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it touches slabs of other CTAs."""
+        return any(remote for touches in self.touched.values() for remote, _ in touches)
+
+    @property
+    def outermost(self) -> Any:
+        """The loop after which the nest has run for the last time."""
+        return next((node for node in self.path if _is_plain_loop(node)), self.loop)
+
+
+@dataclass
+class Loop:
+    """A plain loop around nests."""
+
+    loop: Any
+    path: tuple[Any, ...]
+    inside: list[Item]
+
+    @property
+    def is_executed(self) -> bool:
+        """Whether its body surely runs."""
+        return (ir.constant(self.loop.extent) or 0) > 0
+
+
+@dataclass
+class Branch:
+    """A conditional around nests."""
+
+    then: list[Item]
+    otherwise: list[Item]
+
+
+Item = Nest | Loop | Branch
+
+
+def read_nests(kernel: ClusterKernel) -> list[Item]:
+    """Find the nests of a kernel.
+
+    Raises
+    ------
+    LoweringRefused
+        If ranks of one nest depend on each other.
+    """
+    return _items(kernel.body, (), kernel)
+
+
+def conflict(earlier: set[Touch], later: set[Touch]) -> bool:
+    """Whether two sets of accesses to one buffer need the order of a cluster barrier."""
+    return any(
+        (remote or other_remote) and (write or other_write)
+        for remote, write in earlier
+        for other_remote, other_write in later
+    )
+
+
+def _items(node: Any, path: tuple[Any, ...], kernel: ClusterKernel) -> list[Item]:
+    if not contains_cluster(node):
+        return []
+    inside = (*path, node)
+    if isinstance(node, ir.IfThenElse):
+        then = _items(node.then_case, inside, kernel)
+        other = [] if node.else_case is None else _items(node.else_case, inside, kernel)
+        return [Branch(then, other)]
+    below = [item for child in children(node) for item in _items(child, inside, kernel)]
+    if isinstance(node, ir.For):
+        axis = cluster_axis(node)
+        if axis is not None:
+            return [Nest(node, path, _touches(kernel, node, axis), below)]
+        if _is_plain_loop(node):
+            return [Loop(node, path, below)]
+    return below
+
+
+def _is_plain_loop(node: Any) -> bool:
+    return isinstance(node, ir.For) and not thread_tag(node) and cluster_axis(node) is None
+
+
+def _touches(kernel: ClusterKernel, loop: Any, axis: str) -> dict[Any, set[Touch]]:
+    """What the nest does to the buffers whose slabs lie along its axis."""
+    touched: dict[Any, set[Touch]] = {}
+    pushes: dict[Any, list[Access]] = {}
+    for access in kernel.accesses:
+        own_loop = access.cluster_loop(axis)
+        if own_loop is None or not own_loop.loop_var.same_as(loop.loop_var):
+            continue
+        if kernel.buffers[access.buffer] == axis:
+            remote = not own_rank(access, axis)
+            touched.setdefault(access.buffer, set()).add((remote, access.write))
+            if remote and access.write:
+                pushes.setdefault(access.buffer, []).append(access)
+    for buffer, touches in touched.items():
+        if any(conflict({one}, touches - {one}) for one in touches):
+            raise _dependence(
+                loop, buffer, "a nest that writes slabs and touches those of other ranks"
+            )
+        # One remote store writes distinct elements (that is verified); two might not, and
+        # threads of one CTA are not synchronised between them.
+        if len(pushes.get(buffer, ())) > 1:
+            text = "; ".join(each.site.text for each in pushes[buffer])
+            raise _dependence(loop, buffer, f"two stores to slabs of other ranks: {text}")
+    return touched
+
+
+def _dependence(loop: Any, buffer: Any, found: str) -> Exception:
+    return refuse(
+        "cluster-dependence",
+        f"loop '{loop.loop_var.name}', buffer '{buffer.name}'",
+        found=found,
+        limit="iterations of a cluster-bound loop are independent CTAs",
+        instead="put the exchange into a cluster-bound nest of its own, after the nest that fills "
+        "the slabs",
+    )
+
+
+# Whether all threads of a cluster come by a place: cluster barriers may stand nowhere else.
+
+_PIPELINE = "software_pipeline_"
+_DOUBLE_BUFFER = "double_buffer_scope"
+#: Effect kinds of a call whose value depends on its arguments alone (TVM's CallEffectKind).
+_PURE = (0, 1)
+_JUMPS = (ir.tirx.Break, ir.tirx.Continue, ir.tirx.Return)
+
+
+class Surroundings:
+    """Checks what stands around the barriers of one kernel.
+
+    Parameters
+    ----------
+    kernel : ClusterKernel
+        Facts of the kernel.
+    """
+
+    def __init__(self, kernel: ClusterKernel) -> None:
+        self.written = {each.buffer for each in kernel.uses if each.write}
+        self.values: dict[Any, Any] = {}
+        self.ends: list[Any] = []
+
+        def define(node: Any) -> None:
+            self.values[node.var] = node.value
+
+        ir.walk(
+            kernel.body,
+            (ir.Bind, define),
+            *((kind, self.ends.append) for kind in _JUMPS),
+        )
+
+    def check(self, loop: Any, path: tuple[Any, ...]) -> None:
+        """Refuse a barrier at `loop` inside the statements of `path`.
+
+        Raises
+        ------
+        LoweringRefused
+            If threads of the cluster disagree whether or how often they come by, or a
+            transformation of TVM would move accesses across the barrier.
+        """
+        if self.ends:
+            found = f"a {type(self.ends[0]).__name__.lower()} statement in the kernel"
+            raise _refuse(loop, found, "write the condition around the statements that it guards")
+        private = [each.loop_var for each in path if isinstance(each, ir.For) and _private(each)]
+        for node in path:
+            self._check_kind(loop, node)
+            for expression in _control(node):
+                reason = self._varying(expression, private)
+                if reason:
+                    raise _refuse(
+                        loop,
+                        f"control flow that depends on {reason}: {expression}",
+                        "choose tile extents that divide the problem, or move the exchange out of "
+                        "the conditional",
+                    )
+
+    def _check_kind(self, loop: Any, node: Any) -> None:
+        if isinstance(node, ir.tirx.While):
+            raise _refuse(loop, "a while loop", "use a for loop of constant extent")
+        if not isinstance(node, ir.For):
+            return
+        name, tag = node.loop_var.name, thread_tag(node)
+        notes = [str(key) for key in node.annotations if str(key).startswith(_PIPELINE)]
+        if tag.startswith("vthread") and ir.constant(node.extent) != 1:
+            raise _refuse(loop, f"virtual threads ({tag}) around the exchange", "unroll the loop")
+        if int(node.kind) == int(ir.ForKind.VECTORIZED):
+            raise _refuse(
+                loop,
+                f"vectorised loop '{name}' around the exchange",
+                "vectorise a loop inside the cluster-bound loop",
+            )
+        if notes:
+            raise _refuse(
+                loop,
+                f"a software pipeline over loop '{name}'",
+                "pipeline a loop inside the cluster-bound loop",
+            )
+        if not tag and cluster_axis(node) is None:
+            self._check_double_buffers(loop, node)
+
+    def _check_double_buffers(self, loop: Any, node: Any) -> None:
+        """TVM loads a double buffer one iteration of the nearest loop ahead."""
+        block = _double_buffered(node.body)
+        if block is not None:
+            raise _refuse(
+                loop,
+                f"a double buffer over loop '{node.loop_var.name}' (block '{block.name_hint}')",
+                "double-buffer a stage of a loop inside the cluster-bound loop",
+            )
+
+    def _varying(self, expression: Any, private: list[Any]) -> str:
+        """What in an expression may differ between threads of the cluster; empty if nothing."""
+        for variable in ir.variables(expression):
+            if any(variable.same_as(each) for each in private):
+                return f"'{variable.name}'"
+            if variable in self.values:
+                reason = self._varying(self.values[variable], private)
+                if reason:
+                    return reason
+        for access in accesses(ir.Evaluate(expression)):
+            if access.buffer.scope() != "global" or access.buffer in self.written:
+                return f"'{access.buffer.name}'"
+        calls: list[Any] = []
+        ir.walk(expression, (ir.Call, calls.append))
+        return next((f"a call of {_callee(each)}" for each in calls if not _is_pure(each)), "")
+
+
+def _private(loop: Any) -> bool:
+    """Whether the variable of a loop differs between threads of one cluster."""
+    return cluster_axis(loop) is not None or thread_tag(loop).startswith("threadIdx")
+
+
+def _control(node: Any) -> list[Any]:
+    if isinstance(node, ir.For):
+        return [] if _private(node) or thread_tag(node) else evaluated(node)
+    return evaluated(node) if isinstance(node, (ir.IfThenElse, ir.SBlockRealize)) else []
+
+
+def _double_buffered(node: Any) -> Any:
+    """A double-buffered block with no plain loop between it and `node`, or None."""
+    if isinstance(node, ir.SBlock) and _DOUBLE_BUFFER in node.annotations:
+        return node
+    if isinstance(node, ir.For) and not thread_tag(node) and cluster_axis(node) is None:
+        return None
+    found = (_double_buffered(child) for child in children(node))
+    return next((each for each in found if each is not None), None)
+
+
+def _callee(call: Any) -> str:
+    return str(call.op.name) if isinstance(call.op, ir.Op) else str(call.op)
+
+
+def _is_pure(call: Any) -> bool:
+    if not isinstance(call.op, ir.Op):
+        return False
+    effect = call.op.get_attr("TCallEffectKind")
+    return effect is not None and int(effect) in _PURE
+
+
+def _refuse(loop: Any, found: str, instead: str) -> Exception:
+    return refuse(
+        "cluster-barrier",
+        f"loop '{loop.loop_var.name}'",
+        found=found,
+        limit="all threads of a cluster reach every cluster barrier, equally often and in order",
+        instead=instead,
+    )
 
 
 @dataclass

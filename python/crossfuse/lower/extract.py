@@ -8,20 +8,155 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse._autoload import register
 from crossfuse.hardware import Device, device, tvm_target
-from crossfuse.lower.check_image import check_device, check_image
 from crossfuse.lower.hopper import generate, is_tile_program, row_tensors, takes_fewer_rows
-from crossfuse.lower.image import BufferSpec, KernelImage
+from crossfuse.lower.image import BufferSpec, Dim3, KernelImage, Launch
 from crossfuse.lower.keep_nans import keep_nans
-from crossfuse.lower.launches import check_host, is_kernel, kernels_of, launch_of
 from crossfuse.lower.padded_rows import with_padding
 from crossfuse.lower.pipeline import cluster_passes, host_passes
-from crossfuse.lower.place_shared_memory import SHARED_MEMORY
+from crossfuse.lower.place_shared_memory import (
+    SHARED_MEMORY,
+    Placement,
+    SharedMemoryPlan,
+    check_budget,
+    size_in_bytes,
+)
 from crossfuse.lower.refusal import refusals, refuse
-from crossfuse.lower.shared_memory_plan import Placement, SharedMemoryPlan
-from crossfuse.lower.tree import accesses, coordinate
-from crossfuse.lower.verify.grid_stage import check_grid_stage
-from crossfuse.lower.verify.structure import check_structure
+from crossfuse.lower.tree import accesses, coordinate, sites
+from crossfuse.lower.verify.structure import check_grid_stage, check_structure
 from crossfuse.markers import ROWS, unpadded_shapes
+
+# What a lowered function must keep to: its own buffers, and the limits of the device.
+
+
+def check_image(image: KernelImage) -> None:
+    """Kernels get the function's buffers and nothing else."""
+    names = [buffer.name for buffer in image.memory]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise refuse(
+            "lower",
+            f"parameter '{twice}'",
+            found="two parameters of one name",
+            limit="parameters told apart by their names",
+            instead="give each buffer of the function a name of its own",
+        )
+    for launch in image.launches:
+        for name in launch.arguments:
+            if name not in names:
+                raise refuse(
+                    "lower",
+                    f"kernel '{launch.symbol}'",
+                    found=f"argument '{name}', which is no parameter of the function",
+                    limit=f"kernels on the function's own buffers ({', '.join(names)})",
+                    instead="pass an intermediate between two kernels as a parameter, or keep it "
+                    "inside one kernel",
+                )
+
+
+def check_device(image: KernelImage, placements: SharedMemoryPlan, spec: Device) -> None:
+    """Launches stay within what this device allows."""
+    for launch in image.launches:
+        x, y, z = launch.block
+        for what, found, limit in (
+            ("CTAs in a cluster", launch.cluster_size, spec.max_cluster),
+            ("threads in a CTA", x * y * z, spec.max_threads),
+        ):
+            if found > limit:
+                raise refuse(
+                    "device-limit",
+                    f"kernel '{launch.symbol}' on {spec.name}",
+                    found=f"{found} {what}",
+                    limit=f"{limit} {what}",
+                    instead="bind smaller loops",
+                )
+    needed = max(launch.dynamic_shared_bytes for launch in image.launches)
+    check_budget(SharedMemoryPlan(placements.placements, needed), spec.max_shared_bytes)
+
+
+# Kernels and their launches, read off a lowered module and its host function.
+
+
+def check_host(function: Any) -> None:
+    """All stores are part of a kernel: an image has no host code."""
+    for site in sites(function.body):
+        launched = any(
+            isinstance(each, ir.AttrStmt) and str(each.attr_key) == "thread_extent"
+            for each in site.path
+        )
+        if isinstance(site.node, ir.BufferStore) and not launched:
+            raise _refuse_host(f"a store outside every kernel: {site.text}")
+
+
+def is_kernel(function: Any) -> bool:
+    """Whether a function of the module runs on the device."""
+    attrs = function.attrs
+    return attrs is not None and "tirx.kernel_launch_params" in attrs
+
+
+def kernels_of(module: Any) -> list[tuple[str, Any]]:
+    """Symbols and functions of the kernels, in the order of their launches."""
+    by_name = {str(v.name_hint): each for v, each in module.functions.items() if is_kernel(each)}
+    calls: list[str] = []
+    for function in module.functions.values():
+        if is_kernel(function):
+            continue
+        for site in sites(function.body):
+            names = _launched(site.node)
+            if names and any(isinstance(each, (ir.For, ir.tirx.While)) for each in site.path):
+                raise _refuse_host(f"a loop around the launch of {names[0]}")
+            calls += names
+    if sorted(calls) != sorted(by_name):
+        raise _refuse_host(f"launches {', '.join(calls)} of kernels {', '.join(by_name)}")
+    return [(name, by_name[name]) for name in calls]
+
+
+def _launched(statement: Any) -> list[str]:
+    """Kernels that a statement of the host function launches."""
+    names: list[str] = []
+
+    def visit(call: Any) -> None:
+        if isinstance(call.op, ir.Op) and call.op.name == "tirx.call_ffi_kernel":
+            names.append(str(call.args[0].value))
+
+    if isinstance(statement, (ir.Evaluate, ir.Bind)):
+        ir.walk(statement, (ir.Call, visit))
+    return names
+
+
+def _refuse_host(found: str) -> Exception:
+    return refuse(
+        "lower",
+        "host code",
+        found=found,
+        limit="kernels alone, each launched once, in program order",
+        instead="bind the loops of every block to CTAs or threads",
+    )
+
+
+def launch_of(symbol: str, kernel: Any) -> Launch:
+    """How a kernel is launched: extents, shared memory and arguments, as its body tells."""
+    extents: dict[str, int] = {}
+    shared: list[int] = []
+
+    def visit_launch(node: Any) -> None:
+        if node.attr_key == "thread_extent":
+            extents[str(node.node.thread_tag)] = int(node.value)
+
+    def visit_allocation(node: Any) -> None:
+        if node.buffer.scope() == "shared.dyn":
+            shared.append(size_in_bytes(node.buffer))
+
+    ir.walk(kernel.body, (ir.AttrStmt, visit_launch), (ir.AllocBuffer, visit_allocation))
+
+    def dims(prefix: str) -> Dim3:
+        x, y, z = (extents.get(f"{prefix}.{axis}", 1) for axis in "xyz")
+        return (x, y, z)
+
+    arguments = tuple(str(each.name).removesuffix("_ptr") for each in kernel.params)
+    return Launch(
+        symbol, dims("blockIdx"), dims("threadIdx"), dims("clusterCtaIdx"), sum(shared), arguments
+    )
+
 
 ENTRY = "main"
 

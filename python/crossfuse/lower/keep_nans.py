@@ -2,17 +2,233 @@
 
 Chains, cascades and models are read and rewritten with TVM's own `Max` and `Min`. Before they
 become loops or instructions, those that are no step of a reduction are replaced: see
-`crossfuse.lower.extremes`. A reduction's own stay, in words and in instructions.
+`crossfuse.lower.keep_nans`. A reduction's own stay, in words and in instructions.
 """
 
 from __future__ import annotations
 
+import math
+from enum import IntEnum
+from functools import cache
+from importlib import resources
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.extremes import MAXIMUM, MINIMUM, extreme
-from crossfuse.lower.nan_kinds import Kind, Kinds
 from crossfuse.workload.dtypes import is_float
+
+# Which expressions of a function may be NaN, as far as its own maxima and minima tell.
+
+_ABS = "tirx.fabs"
+
+
+class Kind(IntEnum):
+    """What an expression can be.
+
+    Attributes
+    ----------
+    ANY : int
+        A number or NaN.
+    NUMBER : int
+        Never NaN, such as a constant.
+    EXTREME : int
+        Never NaN, for it stems from a reduction by `Max` or `Min`, which drop NaN.
+    """
+
+    ANY = 0
+    NUMBER = 1
+    EXTREME = 2
+
+
+class Kinds:
+    """Kinds of all that one function computes.
+
+    A name is what all that is stored to it is: what only takes part in its own maximum is an
+    extreme. All names begin as extremes, and lose that until nothing changes.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        The function.
+    """
+
+    def __init__(self, func: Any) -> None:
+        self._values: dict[Any, list[tuple[Any, Any]]] = {}
+        self._shared: set[Any] = set()
+        ir.walk(
+            func.body,
+            (ir.BufferStore, self._store),
+            (ir.Bind, self._bind),
+            (ir.Call, self._call),
+            (ir.SBlock, self._views),
+        )
+        self._names = {name: Kind.EXTREME for name in self._values if name not in self._shared}
+        for each in func.params:
+            self._check_start(each)
+        while self._step():
+            pass
+
+    def _store(self, node: Any) -> None:
+        if is_float(str(node.buffer.ty.dtype)):
+            self._values.setdefault(node.buffer, []).append((node.value, node.buffer))
+
+    def _bind(self, node: Any) -> None:
+        if is_float(str(node.var.ty)):
+            self._values.setdefault(node.var, []).append((node.value, None))
+
+    def _call(self, node: Any) -> None:
+        """Buffers whose address is taken may be written by whom it is given to."""
+        for each in node.args:
+            source = each.source if isinstance(each, ir.TensorLoad) else each
+            taken = not isinstance(each, ir.TensorLoad) or node.op.name == "tirx.address_of"
+            if taken and isinstance(source, ir.Var) and ir.is_buffer_var(source):
+                self._shared.add(source)
+
+    def _views(self, block: Any) -> None:
+        for each in block.match_buffers:
+            self._shared |= {each.buffer, each.source.source}
+
+    def _check_start(self, parameter: Any) -> None:
+        """A parameter that is not set to a number first holds what the caller had in it."""
+        values = self._values.get(parameter, [])
+        if not any(isinstance(value, ir.tirx.FloatImm) for value, _ in values):
+            self._names.pop(parameter, None)
+
+    def _step(self) -> bool:
+        found = {
+            name: self._joined([self.of(value, buffer) for value, buffer in self._values[name]])
+            for name in self._names
+        }
+        changed = found != self._names
+        self._names = found
+        return changed
+
+    def _joined(self, kinds: list[Kind]) -> Kind:
+        return max(kinds) if min(kinds) else Kind.ANY
+
+    def reduces(self, node: Any, buffer: Any = None) -> bool:
+        """Whether a maximum or minimum updates or reads what a reduction found.
+
+        Parameters
+        ----------
+        node : tvm.tirx.Max | tvm.tirx.Min
+            Of floats.
+        buffer : tvm.tirx.Buffer | None
+            Where it is stored.
+        """
+        return self._of_extreme(node, buffer) == Kind.EXTREME
+
+    def of(self, value: Any, buffer: Any = None) -> Kind:
+        """The kind of an expression, which may be what is stored to a buffer."""
+        if not is_float(str(value.ty)):
+            return Kind.NUMBER
+        if isinstance(value, ir.tirx.FloatImm):
+            return Kind.ANY if math.isnan(value.value) else Kind.NUMBER
+        if isinstance(value, ir.TensorLoad | ir.Var):
+            name = value.source if isinstance(value, ir.TensorLoad) else value
+            return self._names.get(name, Kind.ANY)
+        if isinstance(value, ir.tirx.Cast):
+            return self.of(value.value)
+        if isinstance(value, ir.tirx.Max | ir.tirx.Min):
+            return self._of_extreme(value, buffer)
+        return self._computed(value)
+
+    def _of_extreme(self, node: Any, buffer: Any) -> Kind:
+        sides = (node.a, node.b)
+        kinds = [self.of(each) for each in sides]
+        if Kind.EXTREME in kinds:
+            return Kind.EXTREME
+        own = any(isinstance(e, ir.TensorLoad) and e.source.same_as(buffer) for e in sides)
+        if own and not any(isinstance(each, ir.tirx.FloatImm) for each in sides):
+            return Kind.EXTREME
+        return self._joined(kinds)
+
+    def _computed(self, value: Any) -> Kind:
+        """The kind of what is chosen or scaled."""
+        if isinstance(value, ir.tirx.Select):
+            return self._joined([self.of(value.true_value), self.of(value.false_value)])
+        if isinstance(value, ir.tirx.Mul | ir.tirx.Div | ir.tirx.Add | ir.tirx.Sub):
+            number, rest = value.b, value.a
+            if isinstance(rest, ir.tirx.FloatImm) and not isinstance(value, ir.tirx.Div):
+                number, rest = rest, number
+            # Zero times infinity is NaN, and so is the difference of two infinities.
+            plain = isinstance(number, ir.tirx.FloatImm) and math.isfinite(number.value)
+            return self.of(rest) if plain and number.value != 0 else Kind.ANY
+        if isinstance(value, ir.Call) and isinstance(value.op, ir.Op):
+            name = str(value.op.name)
+            if name == ir.IF_THEN_ELSE:
+                return self._joined([self.of(value.args[1]), self.of(value.args[2])])
+            if name == _ABS:
+                return self.of(value.args[0])
+        return Kind.ANY
+
+
+# Operators of TIR for maxima and minima that are NaN where an operand is, as torch's are.
+#
+# TVM's own `Max` and `Min` are ``fmaxf`` and ``fminf`` in CUDA, which drop NaN, and in LLVM a
+# comparison, which drops it from one side.
+
+#: Of two float32 or float64, or of vectors of them.
+MAXIMUM, MINIMUM = "tirx.crossfuse_maximum", "tirx.crossfuse_minimum"
+#: Numbers at once for which there is a helper in `device/extremes.cuh`.
+_LANES = (1, 2, 4)
+
+
+def extreme(name: str, one: Any, other: Any) -> Any:
+    """A call of `MAXIMUM` or `MINIMUM`; of types that these do not take, in float32.
+
+    Parameters
+    ----------
+    name : str
+        Which of them.
+    one, other : tvm.ir.Expr
+        Floats of one type.
+
+    Returns
+    -------
+    tvm.ir.Call
+        The number, of the type of the operands.
+    """
+    dtype = ir.tvm.DataType(str(one.ty))
+    if dtype.bits >= 32:
+        return _call(name, one, other)
+    wide = "float32" if dtype.lanes == 1 else f"float32x{dtype.lanes}"
+    return ir.tirx.Cast(str(dtype), _call(name, one.astype(wide), other.astype(wide)))
+
+
+def _call(name: str, one: Any, other: Any) -> Any:
+    return ir.Call(ir.Op.get(name), [one, other], ret_ty=str(one.ty))
+
+
+@cache
+def _source() -> str:
+    return resources.files("crossfuse.lower").joinpath("device/extremes.cuh").read_text("utf-8")
+
+
+def on_cuda(call: Any) -> Any:
+    """A call of `MAXIMUM` or `MINIMUM` as one of the device's helper."""
+    dtype = ir.tvm.DataType(str(call.ty))
+    if dtype.bits != 32 or dtype.lanes not in _LANES:
+        return elsewhere(call)
+    name = str(call.op.name).removeprefix("tirx.")
+    return ir.cuda_func_call(name, *call.args, source_code=_source(), return_type=str(call.ty))
+
+
+def on_llvm(call: Any) -> Any:
+    """A call of `MAXIMUM` or `MINIMUM` as one of LLVM's intrinsic."""
+    name = str(call.op.name).removeprefix("tirx.crossfuse_")
+    return ir.tirx.call_llvm_pure_intrin(str(call.ty), f"llvm.{name}", *call.args)
+
+
+def elsewhere(call: Any) -> Any:
+    """A call of `MAXIMUM` or `MINIMUM` by comparisons, which do not hold for NaN.
+
+    Simplified, it would lose NaN: what equals itself is true to TVM. Nothing is at that stage.
+    """
+    one, other = call.args
+    further = ir.tirx.LT if str(call.op.name) == MAXIMUM else ir.tirx.GT
+    number = ir.tirx.Select(ir.tirx.EQ(other, other), one, other)
+    return ir.tirx.Select(further(one, other), other, number)
+
 
 #: Attribute of functions that are done.
 KEPT = "crossfuse.keeps_nans"

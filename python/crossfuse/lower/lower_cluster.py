@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -16,21 +17,168 @@ from crossfuse.lower.kernel import (
     read_kernel,
     root_of,
 )
-from crossfuse.lower.launch_clusters import cluster_extent
 from crossfuse.lower.passes import LOWERED, prim_func_pass
-from crossfuse.lower.private_ranks import private_ranks
 from crossfuse.lower.push import push_of
 from crossfuse.lower.rotate_ring import rotate_rings
 from crossfuse.lower.slabs import Slabs
-from crossfuse.lower.tree import coordinate_loop
+from crossfuse.lower.tree import Access, coordinate_loop
 from crossfuse.lower.verify import verify_kernel
 from crossfuse.markers import (
     AXES,
     CLUSTER_AXIS,
+    RESIDENT_CTAS,
     cluster_axis,
     is_cluster_function,
     thread_tag,
 )
+
+# Registers of CTAs, which have a place for each rank until every CTA has its own.
+
+
+@dataclass(frozen=True, eq=False)
+class PrivateRank:
+    """A buffer in registers whose dimension of ranks is dropped.
+
+    Attributes
+    ----------
+    buffer : tvm.tirx.Buffer
+        The buffer of one CTA.
+    dimension : int
+        Which dimension of the old one told the rank.
+    """
+
+    buffer: Any
+    dimension: int
+
+    def without(self, indices: Any, mutator: Any) -> list[Any]:
+        """Indices in the new buffer."""
+        kept = [mutator.mutate(each) for i, each in enumerate(indices) if i != self.dimension]
+        return kept or [ir.tirx.IntImm("int32", 0)]
+
+    @property
+    def region(self) -> Any:
+        """All of the new buffer."""
+        whole = ir.tvm.ir.Range.from_min_extent
+        return ir.tirx.BufferRegion(self.buffer, [whole(0, each) for each in self.buffer.ty.shape])
+
+
+def private_ranks(kernel: ClusterKernel) -> dict[Any, PrivateRank]:
+    """Find buffers in registers of which each CTA touches the elements of its own rank alone.
+
+    With that dimension a CTA would have registers for all ranks, at places that are no numbers,
+    and so no registers.
+
+    Parameters
+    ----------
+    kernel : ClusterKernel
+        Facts of the kernel, its buffers compacted.
+
+    Returns
+    -------
+    dict
+        What stands for each of these buffers.
+    """
+    uses: dict[Any, list[Access]] = {}
+    for access in kernel.uses:
+        if str(access.buffer.scope()) == "local":
+            uses.setdefault(access.buffer, []).append(access)
+    found: dict[Any, PrivateRank] = {}
+    for buffer, mine in uses.items():
+        for dimension in range(len(buffer.ty.shape)):
+            if all(_is_rank(kernel, each, dimension) for each in mine):
+                found[buffer] = PrivateRank(_without(buffer, dimension), dimension)
+                break
+    return found
+
+
+def _is_rank(kernel: ClusterKernel, access: Access, dimension: int) -> bool:
+    """Whether an index is the rank of the CTA on an axis as long as the dimension."""
+    if access.indices is None:
+        return False
+    extent = ir.constant(access.buffer.ty.shape[dimension])
+    for axis, size in kernel.cluster.items():
+        loop = access.cluster_loop(axis) if size == extent != 1 else None
+        if loop is not None and is_own(access.indices[dimension], loop, access.loops):
+            return True
+    return False
+
+
+def _without(buffer: Any, dimension: int) -> Any:
+    shape = [each for i, each in enumerate(buffer.ty.shape) if i != dimension]
+    return ir.tirx.decl_buffer(
+        shape or [1],
+        buffer.ty.dtype,
+        str(buffer.name),
+        scope="local",
+        data_alignment=int(buffer.data_alignment),
+        layout=None,
+    )
+
+
+# The pass that tells the launch how CTAs group into clusters.
+
+#: TVM's name of the second number of ``__launch_bounds__``.
+_LEAST_CTAS = "tirx.launch_bounds_min_blocks_per_sm"
+#: Attribute that holds the extent of a cluster axis around a kernel until threads are lowered.
+CLUSTER_EXTENT = "crossfuse.cluster_extent"
+
+
+def cluster_extent(axis: str, extent: int, body: Any) -> Any:
+    """Statement: `body` is a kernel whose clusters have `extent` CTAs along `axis`."""
+    tag = f"clusterCtaIdx.{axis}"
+    variable = ir.Var(tag.replace(".", "_"), "int32")
+    index = ir.IterVar(None, variable, ir.IterVar.ThreadIndex, tag)
+    return ir.AttrStmt(index, CLUSTER_EXTENT, ir.tirx.IntImm("int32", extent), body)
+
+
+def bound_registers() -> Any:
+    """Pass: kernels tell the compiler how many CTAs of theirs a multiprocessor shall hold.
+
+    Returns
+    -------
+    tvm.ir.transform.Pass
+        A PrimFunc pass; functions without `RESIDENT_CTAS` pass through untouched.
+    """
+
+    def transform(func: Any) -> Any:
+        if func.attrs is None or RESIDENT_CTAS not in func.attrs:
+            return func
+        count = ir.tirx.IntImm("int32", int(func.attrs[RESIDENT_CTAS]))
+
+        def bound(node: Any, mutator: Any) -> Any:
+            if str(node.attr_key) != "thread_extent":
+                return mutator.default_mutate(node)
+            # Within the outermost extent, where the kernel begins.
+            body = ir.AttrStmt(node.node, _LEAST_CTAS, count, node.body)
+            return ir.AttrStmt(node.node, node.attr_key, node.value, body)
+
+        return ir.with_body(func, ir.mutate(func.body, (ir.AttrStmt, bound)))
+
+    return prim_func_pass("BoundRegisters", transform)
+
+
+def launch_clusters() -> Any:
+    """Pass: extents of cluster axes become extents of TVM's own cluster tag.
+
+    It runs after the passes that look at threads: those for reductions over threads and for
+    synchronisation know CTAs and threads only, and fail on an extent of another scope.
+
+    Returns
+    -------
+    tvm.ir.transform.Pass
+        A PrimFunc pass; a no-op without cluster kernels.
+    """
+
+    def launch(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        if str(node.attr_key) != CLUSTER_EXTENT:
+            return node
+        return ir.AttrStmt(node.node, "thread_extent", node.value, node.body)
+
+    def transform(func: Any) -> Any:
+        return ir.with_body(func, ir.mutate(func.body, (ir.AttrStmt, launch)))
+
+    return prim_func_pass("LaunchClusters", transform)
 
 
 def lower_cluster() -> Any:

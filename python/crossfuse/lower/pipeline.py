@@ -8,25 +8,103 @@ what they always did.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from importlib import resources
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.distrust_equal_indices import distrust_equal_indices
-from crossfuse.lower.drop_markers import drop_markers
-from crossfuse.lower.fast_exponentials import fast_exponentials
+from crossfuse.lower.distrust_equal_indices import distrust_equal_indices, trust_again
 from crossfuse.lower.flatten_buffers import flatten_buffers
+from crossfuse.lower.intrinsics import is_barrier, is_sync
 from crossfuse.lower.keep_nans import keep_nans
-from crossfuse.lower.keep_slabs import storage_rewrite_elsewhere
-from crossfuse.lower.launch_clusters import bound_registers, launch_clusters
-from crossfuse.lower.lower_cluster import lower_cluster
+from crossfuse.lower.lower_cluster import bound_registers, launch_clusters, lower_cluster
 from crossfuse.lower.lower_dsm_access import lower_dsm_access
 from crossfuse.lower.lower_merges import lower_merges
 from crossfuse.lower.order_loads import order_loads
 from crossfuse.lower.pack_registers import pack_registers
-from crossfuse.lower.passes import prim_func_pass
+from crossfuse.lower.passes import prim_func_pass, was_lowered
 from crossfuse.lower.place_shared_memory import place_shared_memory
+from crossfuse.lower.slabs import storage_rewrite_elsewhere
+from crossfuse.lower.tree import is_call
 from crossfuse.lower.verify import verify_ownership, verify_structure, verify_vectors
-from crossfuse.markers import is_cluster_function
+from crossfuse.markers import FAST, is_cluster_function
+
+# The pass that removes what other passes needed to see, and synchronisations twice in a row.
+
+
+def drop_markers() -> Any:
+    """Pass: drop ``__syncthreads`` beside a cluster barrier, which is one for the CTA too.
+
+    Indices that were hidden from `ThreadSync` are given back.
+
+    Returns
+    -------
+    tvm.ir.transform.Pass
+        A PrimFunc pass; a no-op without cluster barriers.
+    """
+
+    def transform(func: Any) -> Any:
+        func = trust_again(func) if was_lowered(func) else func
+        return ir.with_body(func, ir.mutate(func.body, (ir.SeqStmt, _sequence)))
+
+    return prim_func_pass("DropMarkers", transform)
+
+
+def _sequence(sequence: Any, mutator: Any) -> Any:
+    statements: list[Any] = []
+    for each in sequence.seq:
+        mutated = mutator.mutate(each)
+        statements += list(mutated.seq) if isinstance(mutated, ir.SeqStmt) else [mutated]
+    kept: list[Any] = []
+    after_barrier = False
+    for each in statements:
+        if is_barrier(each):
+            while kept and is_sync(kept[-1]):
+                kept.pop()
+            after_barrier = True
+        elif is_sync(each) and after_barrier:
+            continue
+        else:
+            after_barrier = False
+        kept.append(each)
+    return ir.SeqStmt(kept) if len(kept) != 1 else kept[0]
+
+
+# The pass that makes exponentials to the base of two single instructions.
+
+
+@cache
+def _source() -> str:
+    return resources.files("crossfuse.lower").joinpath("device/math.cuh").read_text("utf-8")
+
+
+def fast_exponentials() -> Any:
+    """Pass: ``exp2`` of a float32 becomes ``ex2.approx.ftz``, right to 2 units in the last place.
+
+    CUDA's own ``exp2f`` scales arguments so that results below 2^-126 are right too, which takes
+    three more instructions (CUDA Math API, single precision functions).
+
+    Returns
+    -------
+    tvm.ir.transform.Pass
+        A PrimFunc pass; functions without `FAST` pass through untouched.
+    """
+
+    def change(call: Any, mutator: Any) -> Any:
+        call = mutator.default_mutate(call)
+        if not is_call(call, "tirx.exp2") or str(call.ty) != "float32":
+            return call
+        return ir.cuda_func_call(
+            "crossfuse_exp2", call.args[0], source_code=_source(), return_type="float32"
+        )
+
+    def transform(func: Any) -> Any:
+        if func.attrs is None or FAST not in func.attrs:
+            return func
+        return ir.with_body(func, ir.mutate(func.body, (ir.Call, change)))
+
+    return prim_func_pass("FastExponentials", transform)
+
 
 Pipeline = tuple[Any, Callable[[], Any], Callable[[], Any]]
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.access import row_major
+from crossfuse.lower.passes import prim_func_pass, was_lowered
 from crossfuse.markers import DSM_SCOPE
 
 #: Scope of the stand-in through which peers' slabs are addressed until loops are vectorised.
@@ -99,3 +100,29 @@ def _stand_in(buffer: Any, name: str, suffix: str) -> Any:
 
 def _zero() -> Any:
     return ir.tirx.IntImm("int32", 0)
+
+
+# Keeps TVM's storage rewriting away from cluster kernels.
+
+
+def storage_rewrite_elsewhere() -> Any:
+    """Pass: TVM's ``StorageRewrite`` on every function but cluster kernels.
+
+    It gives the memory of a dead shared buffer to the next one. A slab is not dead while peers
+    may read it, and the rewrite adds no synchronisation; `place_shared_memory` shares memory
+    where that is safe.
+
+    Returns
+    -------
+    tvm.ir.transform.Pass
+        A PrimFunc pass.
+    """
+    rewrite = ir.tirx.transform.StorageRewrite()
+
+    def transform(func: Any) -> Any:
+        if was_lowered(func):
+            return func
+        (rewritten,) = rewrite(ir.IRModule({"main": func})).functions.values()
+        return rewritten
+
+    return prim_func_pass("StorageRewriteElsewhere", transform)

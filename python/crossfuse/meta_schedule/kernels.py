@@ -8,8 +8,7 @@ from crossfuse.planner.cascade.shape import shape_of_cascade
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.kernels.shape import shape_of
-from crossfuse.planner.tune.cascade_space import cascade_space_of
-from crossfuse.planner.tune.kernel_space import space_of
+from crossfuse.planner.tune.kernel_space import cascade_space_of, space_of
 from crossfuse.planner.tune.space import Space
 from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.spec import WorkloadSpec
@@ -19,7 +18,7 @@ def kernels_of(spec: WorkloadSpec | CascadeSpec, target: str) -> Space:
     """The space of all kernels of a workload.
 
     See `crossfuse.planner.tune.kernel_space.space_of`, and for cascades
-    `crossfuse.planner.tune.cascade_space.cascade_space_of`.
+    `crossfuse.planner.tune.kernel_space.cascade_space_of`.
     """
     known = device(target)
     if isinstance(spec, CascadeSpec):

@@ -14,9 +14,8 @@ from tvm.s_tir.meta_schedule.feature_extractor import PyFeatureExtractor
 from crossfuse.files import write_atomically
 from crossfuse.meta_schedule.search import microseconds_of
 from crossfuse.meta_schedule.task import Tasks
-from crossfuse.planner.cost.features import NAMES
-from crossfuse.planner.tune.cost_model import CostModel
-from crossfuse.planner.tune.features import features
+from crossfuse.planner.cost.trees import NAMES
+from crossfuse.planner.tune.cost_model import CostModel, features
 
 
 @derived_object
@@ -75,7 +74,7 @@ class KernelCost(PyCostModel):
 
 @derived_object
 class KernelFeatures(PyFeatureExtractor):
-    """The features that the cost model learns from, `crossfuse.planner.tune.features.NAMES`.
+    """The features that the cost model learns from, `crossfuse.planner.tune.cost_model.NAMES`.
 
     `tasks` is shared with the search.
     """

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.kernels.resources import Resources
+from crossfuse.planner.kernels.every import Resources
 from crossfuse.schema import Damaged, read
 
 #: Version of the JSON form.
@@ -59,7 +59,7 @@ class Choice:
         One of `crossfuse.planner.families.FAMILIES`, or `EAGER`: not ours, a library's kernels one
         after another.
     tiles : Mapping[str, Any]
-        Fields of the rule's tiles, see `crossfuse.planner.kernels.read.read_kernel`.
+        Fields of the rule's tiles, see `crossfuse.planner.kernels.every.read_kernel`.
     microseconds : float
         Estimated time from the end of the kernel before.
     terms : Mapping[str, float]

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from crossfuse.hardware import Device
-from crossfuse.planner.cost.corrected import corrected
-from crossfuse.planner.cost.estimate import estimate
+from crossfuse.planner.cost.estimate import corrected, estimate
 from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates, rates_of
-from crossfuse.planner.dataflow.counts import Flag
+from crossfuse.planner.counts import Flag
 from crossfuse.planner.kernels.every import Kernel, count, every, fitting, legal, possible, select
 from crossfuse.planner.kernels.shape import Shape
 

@@ -5,23 +5,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.calls import AtLeastOne, checked
 from crossfuse.errors import PlanRefused, RefusedError, refuse
-from crossfuse.hardware import Device, device
+from crossfuse.hardware import TMA_PITCH, Device, device
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.choice import Choice, plain_numbers, runner_of
-from crossfuse.planner.cost.corrected import corrected
-from crossfuse.planner.cost.estimate import eager
+from crossfuse.planner.cost.estimate import corrected, eager
 from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.families import EAGER, FAMILIES
-from crossfuse.planner.kernels.every import Kernel, count, every, families, select
-from crossfuse.planner.kernels.resources import moved_bytes, resources
+from crossfuse.planner.kernels.every import (
+    Kernel,
+    count,
+    every,
+    families,
+    moved_bytes,
+    resources,
+    select,
+)
 from crossfuse.planner.kernels.shape import Shape, shape_of
 from crossfuse.planner.nearest import fastest
 
@@ -164,7 +171,6 @@ def ranked(
     padded = None if isinstance(workload, Chain) else _padded(workload)
     if padded is not None:
         from crossfuse.planner.extract.chain import chain_from
-        from crossfuse.planner.padded import with_copies
 
         # What not to fuse takes is of rows without padding, and compared with that added.
         chain, stored = chain_from(padded), _read_workload(workload, k_major)[1]
@@ -209,7 +215,6 @@ def in_order(plans: Sequence[Plan], *, fused: bool) -> list[Plan]:
 
 def _padded(workload: Any) -> Any:
     """The function on padded operands that a spec is compiled as, if it is."""
-    from crossfuse.planner.padded import aligned_function
     from crossfuse.workload.suites import resolve
 
     return aligned_function(resolve(workload) if isinstance(workload, str) else workload)
@@ -227,7 +232,7 @@ def _read_workload(workload: Any, k_major: bool) -> tuple[Chain, bool]:
 
 
 def _none_fits(wanted: Sequence[str], shape: Shape, spec: Device) -> RefusedError:
-    from crossfuse.planner.kernels.pruned import why_none
+    from crossfuse.planner.kernels.every import why_none
 
     return refuse(
         PlanRefused,
@@ -296,3 +301,86 @@ def _check(wanted: Sequence[str]) -> None:
             limit=", ".join((*FAMILIES, EAGER)),
             instead="name some of these families",
         )
+
+
+# Plans of chains whose rows TMA does not copy: those of padded copies, and what copies take.
+
+#: Part of the memory's rate that copies to padded rows reach: 2.9 TB/s of an H200's 4.8, from what
+#: chains on copies took beyond their estimate (7 shapes).
+_COPIED = 0.6
+
+
+def aligned_function(spec: Any) -> Any:
+    """The function of a spec on padded operands; None where TMA copies its rows as they are.
+
+    Parameters
+    ----------
+    spec : WorkloadSpec | ConvChainSpec
+        A chain.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc | None
+        See `crossfuse.workload.aligned.aligned`.
+    """
+    from crossfuse.workload.spec import WorkloadSpec
+
+    if not isinstance(spec, WorkloadSpec):
+        return None
+    item = chain_of(spec).tensors[0].item
+    if not any(each[-1] * item % TMA_PITCH for each in spec.inputs.values()):
+        return None  # and TVM need not be loaded
+    from crossfuse.workload.aligned import aligned
+    from crossfuse.workload.build import form_of
+
+    return aligned(form_of(spec))
+
+
+def with_copies(func: Any, plans: list[Plan], target: Device, rates: Rates) -> list[Plan]:
+    """Plans of a function of padded inputs, with the time that their copies take.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        See `crossfuse.workload.aligned.aligned`.
+    plans : list[Plan]
+        Of its chain.
+    target : Device
+        What they are for.
+    rates : Rates
+        What it does.
+
+    Returns
+    -------
+    list[Plan]
+        In the same order; not to fuse takes what it takes of rows without padding.
+    """
+    from crossfuse import _tvm as ir
+    from crossfuse.blocks.chain import read_chain
+    from crossfuse.markers import unpadded_columns, unpadded_shapes
+    from crossfuse.planner.kernels.shape import shape_of_blocks
+
+    blocks = read_chain(ir.Schedule(func))
+    shapes = unpadded_shapes(func)
+    moved = 0
+    for each, short in zip(func.params, shapes, strict=False):
+        wide = tuple(map(int, each.ty.shape))
+        moved += (math.prod(wide) + math.prod(short)) * blocks.item * (wide[-1] != short[-1])
+    # Bits at both edges of the memory's clock, in bytes for each microsecond.
+    rate = _COPIED * target.memory_bits * target.memory_mhz / 4
+    copies = rates.fitted.eager_kernel + moved / rate if moved else 0.0
+    k, n = unpadded_columns(func)
+    unpadded = replace(shape_of_blocks(blocks), k=k, n=n)
+    apart = eager(unpadded, rates, target.sms)
+    return [
+        _taking(each, apart.terms)
+        if each.family == EAGER
+        else _taking(each, {**each.terms, "padding": copies})
+        for each in plans
+    ]
+
+
+def _taking(plan: Plan, terms: Mapping[str, Any]) -> Plan:
+    """The plan with other terms."""
+    plain = plain_numbers(terms)
+    return replace(plan, microseconds=sum(plain.values()), terms=plain, runners=())

@@ -38,7 +38,7 @@ class KeepNans:
         Returns
         -------
         tvm.IRModule
-            With operators of `crossfuse.lower.extremes`.
+            With operators of `crossfuse.lower.keep_nans`.
         """
         made = mod.clone()
         for name, func in mod.functions_items():

@@ -13,8 +13,7 @@ from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.families import EAGER, FAMILIES
 from crossfuse.planner.kernels.every import families
 from crossfuse.planner.kernels.shape import Shape, shape_of, shape_of_blocks
-from crossfuse.planner.padded import aligned_function, with_copies
-from crossfuse.planner.plan import Plan, in_order, ranked
+from crossfuse.planner.plan import Plan, aligned_function, in_order, ranked, with_copies
 from crossfuse.schedule.families import schedule_family
 
 #: What a function must have in common with the chain that was planned.

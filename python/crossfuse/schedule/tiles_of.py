@@ -31,7 +31,7 @@ def chosen_tiles(spec: Any, family: str, target: str | Device | None = None) -> 
     Returns
     -------
     dict
-        See `crossfuse.planner.kernels.read.read_kernel`.
+        See `crossfuse.planner.kernels.every.read_kernel`.
 
     Raises
     ------

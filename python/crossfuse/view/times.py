@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from crossfuse.planner.cost.terms import told
-from crossfuse.planner.explain.svg import COLOURS, LINE, MARGIN, WIDTH, Page
+from crossfuse.planner.explain.picture import COLOURS, LINE, MARGIN, WIDTH, Page
 
 _LABEL, _BAR = 150, 14
 

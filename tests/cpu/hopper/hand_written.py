@@ -9,9 +9,9 @@ from tvm.script import tirx as T
 from tvm.script.tirx import tile as Tx
 
 from crossfuse.hardware import device
+from crossfuse.lower.hopper.gemm_async import waited_sums
 from crossfuse.lower.hopper.generate import _cuda, _device_function
-from crossfuse.lower.hopper.multiply.gemm_async import waited_sums
-from crossfuse.lower.hopper.multiply.tile_layouts import (
+from crossfuse.lower.hopper.wgmma_instruction import (
     accumulator_layout,
     operand_layout,
     shared_layout,

@@ -12,7 +12,7 @@ from cpu.lower.support import kernels_in
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
 from crossfuse.lower.hopper.plan.kernel import KernelPlan, plan_kernel
-from crossfuse.lower.hopper.plan.warpgroups import Warpgroups
+from crossfuse.lower.hopper.plan.phase import Warpgroups
 from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.runtime import compile_cubin
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles

@@ -12,8 +12,8 @@ import pytest
 from crossfuse.errors import LoweringRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import only_function
-from crossfuse.lower.hopper.plan.arena import Arena
 from crossfuse.lower.hopper.plan.kernel import KernelPlan, plan_kernel
+from crossfuse.lower.hopper.plan.memory import Arena
 from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.lower.image import TensorMap
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles

@@ -12,7 +12,7 @@ from crossfuse.emulate.cuda import emulate
 from crossfuse.emulate.llvm import run_sequential
 from crossfuse.errors import LoweringRefused, ScheduleRefused
 from crossfuse.lower.extract import lower, only_function
-from crossfuse.lower.hopper.program.window_tile import WindowTile
+from crossfuse.lower.hopper.program.tile import WindowTile
 from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn

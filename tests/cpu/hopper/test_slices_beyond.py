@@ -14,10 +14,10 @@ from crossfuse.emulate.cuda import emulate
 from crossfuse.emulate.llvm import run_sequential
 from crossfuse.errors import LoweringRefused, ScheduleRefused
 from crossfuse.lower.extract import lower, only_function
-from crossfuse.lower.hopper.finish.elements import Elements
+from crossfuse.lower.hopper.epilogue.elements import Elements
 from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.lower.image import KernelImage
-from crossfuse.planner.kernels.shares import rows_in_parts
+from crossfuse.planner.kernels.shape import rows_in_parts
 from crossfuse.runtime import compile_cubin
 from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn

@@ -10,7 +10,7 @@ import pytest
 from cpu.hopper.checkers import emulated, passed
 from crossfuse.errors import LoweringRefused
 from crossfuse.lower.extract import lower
-from crossfuse.planner.kernels.shares import has_equal_shares
+from crossfuse.planner.kernels.shape import has_equal_shares
 from crossfuse.runtime import compile_cubin
 from crossfuse.schedule.rules.pipelined import has_uneven_rows
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles

@@ -8,9 +8,9 @@ from tvm.script import tirx as T
 from cpu.lower.support import apply, assert_becomes
 from cpu.macros import X
 from crossfuse.errors import LoweringRefused
-from crossfuse.lower.drop_markers import drop_markers
-from crossfuse.lower.launch_clusters import launch_clusters
+from crossfuse.lower.lower_cluster import launch_clusters
 from crossfuse.lower.lower_dsm_access import lower_dsm_access
+from crossfuse.lower.pipeline import drop_markers
 from crossfuse.lower.refusal import refusals
 from crossfuse.lower.rotate_ring import rotate_rings
 

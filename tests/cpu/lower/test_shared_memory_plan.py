@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from crossfuse import _tvm as ir
 from crossfuse.errors import LoweringRefused
 from crossfuse.lower.intrinsics import cluster_barrier, dsm_load
-from crossfuse.lower.place_shared_memory import check_budget
-from crossfuse.lower.shared_memory_plan import (
+from crossfuse.lower.place_shared_memory import (
     ALIGNMENT,
     Placement,
     SharedMemoryPlan,
+    check_budget,
     first_fit,
     plan_shared_memory,
 )

@@ -21,8 +21,7 @@ from crossfuse.meta_schedule.mutator import MutateKernel
 from crossfuse.meta_schedule.plugs import plugs
 from crossfuse.meta_schedule.task import Task, Tasks, is_k_major
 from crossfuse.meta_schedule.verify import VerifyLowered
-from crossfuse.planner.tune.cost_model import CostModel
-from crossfuse.planner.tune.features import NAMES
+from crossfuse.planner.tune.cost_model import NAMES, CostModel
 from crossfuse.schedule.notes import note
 from crossfuse.workload import prim_func, resolve
 

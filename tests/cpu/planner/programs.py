@@ -12,7 +12,7 @@ from tvm import te, tirx
 
 from cpu.planner.layouts import Layout, random_layout
 from crossfuse import _tvm as ir
-from crossfuse.planner.chain.layers import Further, Layer, Operand, assemble
+from crossfuse.planner.chain.build import Further, Layer, Operand, assemble
 from crossfuse.planner.chain.spec import Chain
 
 #: A value of a matrix at a row and a column.

@@ -9,12 +9,18 @@ import tvm
 
 from cpu.planner import kernels
 from crossfuse.errors import PlanRefused
-from crossfuse.planner.chain.build import chain_of, matrix_chain
-from crossfuse.planner.chain.layers import Further, Layer, Operand, Reduced, assemble
+from crossfuse.planner.chain.build import (
+    Further,
+    Layer,
+    Operand,
+    Reduced,
+    assemble,
+    chain_of,
+    matrix_chain,
+)
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.dataflow.movement import Machine, movement
-from crossfuse.planner.dataflow.residency import kept
-from crossfuse.planner.dataflow.schedules import read_schedule
+from crossfuse.planner.dataflow.schedules import kept, read_schedule
 from crossfuse.planner.dataflow.tiling import Tiling
 from crossfuse.planner.extract.chain import chain_from
 from crossfuse.workload import parse, prim_func

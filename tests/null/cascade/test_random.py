@@ -8,9 +8,8 @@ from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 from crossfuse.cascade.algebra import derive
-from crossfuse.cascade.monoid import LOGADDEXP, MAX, MIN, PROD, SUM, Monoid
 from crossfuse.cascade.run import merge_tree, stream, two_pass
-from crossfuse.cascade.spec import Cascade, Stage
+from crossfuse.cascade.spec import LOGADDEXP, MAX, MIN, PROD, SUM, Cascade, Monoid, Stage
 from crossfuse.errors import CascadeRefused
 
 X, Y = sympy.symbols("x y", real=True)

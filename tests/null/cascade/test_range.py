@@ -8,9 +8,8 @@ import sympy
 
 from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.algebra.exponents import rescaled
-from crossfuse.cascade.monoid import MAX, MIN, PROD, SUM
 from crossfuse.cascade.run import merge_tree, two_pass
-from crossfuse.cascade.spec import Cascade, Stage
+from crossfuse.cascade.spec import MAX, MIN, PROD, SUM, Cascade, Stage
 from crossfuse.errors import CascadeRefused
 
 x, w, y = sympy.symbols("x w y", real=True)

@@ -7,10 +7,9 @@ import pytest
 import sympy
 
 from crossfuse.cascade.derivation import Slot, new, value
-from crossfuse.cascade.monoid import MAX, SUM
 from crossfuse.cascade.numeric import function
-from crossfuse.cascade.rewrite.phases import Shared, share
-from crossfuse.cascade.rewrite.reciprocals import is_risky, moderate
+from crossfuse.cascade.rewrite.phases import Shared, is_risky, moderate, share
+from crossfuse.cascade.spec import MAX, SUM
 
 x, s, c = sympy.symbols("x s c", real=True)
 DIVISORS = (1e-45, 1e-41, 1e-38, 1e-20, 1.0, 3e18, 1e38, 3e38)

@@ -8,9 +8,8 @@ import sympy
 
 from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.expressions.fence import Fence, fenced_product, fenced_sum, opened, settled
-from crossfuse.cascade.monoid import MAX, MIN, SUM
 from crossfuse.cascade.run import merge_tree, two_pass
-from crossfuse.cascade.spec import Cascade, Stage
+from crossfuse.cascade.spec import MAX, MIN, SUM, Cascade, Stage
 from crossfuse.errors import CascadeRefused
 
 x, y, w = sympy.symbols("x y w", real=True)

@@ -18,7 +18,7 @@ from crossfuse.planner.cascade.plan import plan_cascade
 from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.cascade.space import in_order
 from crossfuse.planner.cascade.stream_cost import stream_estimate
-from crossfuse.planner.cascade.stream_limits import ctas, registers
+from crossfuse.planner.cascade.stream_space import ctas, registers
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.cost.terms import CASCADE_TERMS
 

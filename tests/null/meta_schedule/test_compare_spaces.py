@@ -13,11 +13,11 @@ import pytest
 from crossfuse.errors import ArtefactRefused, PlanRefused
 from crossfuse.hardware import device
 from crossfuse.meta_schedule.candidate import Candidate, read_candidates
-from crossfuse.meta_schedule.compare_spaces import compare, kernels, mean, read_measured, summary
 from crossfuse.meta_schedule.kernels import kernels_of
-from crossfuse.planner.tune.spaces import SPACES, points_of, spaces_of
 from crossfuse.workload.suites import name_of, resolve
 from null.script import SCRIPTS
+from study.compare_spaces import compare, kernels, mean, read_measured, summary
+from study.spaces import SPACES, points_of, spaces_of
 
 SCRIPT = SCRIPTS / "ablate_dsm.py"
 MEASURED = SCRIPTS.parent / "benchmarks" / "results" / "candidates-h100.jsonl"

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from crossfuse.planner.chain.build import matrix_chain
-from crossfuse.planner.chain.layers import PARTS, Further
+from crossfuse.planner.chain.build import PARTS, Further, matrix_chain
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.dataflow.cluster import legal_cluster
-from crossfuse.planner.dataflow.residency import Residency, kept, recomputed
-from crossfuse.planner.dataflow.schedules import LoopSchedule
+from crossfuse.planner.dataflow.schedules import LoopSchedule, Residency, kept, recomputed
 from crossfuse.planner.dataflow.tiling import Tiling
 
 

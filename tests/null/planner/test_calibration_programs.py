@@ -8,10 +8,16 @@ from typing import Any
 import pytest
 
 from crossfuse.errors import EnvironmentRefused
-from crossfuse.planner.calibration.lookup import measured
-from crossfuse.planner.calibration.products import COLUMNS, TYPES, products
-from crossfuse.planner.calibration.programs import PROGRAMS, SOURCES, assemble, parse
-from crossfuse.planner.calibration.record import read
+from crossfuse.planner.calibration.programs import (
+    COLUMNS,
+    PROGRAMS,
+    SOURCES,
+    TYPES,
+    assemble,
+    parse,
+    products,
+)
+from crossfuse.planner.calibration.record import measured, read
 
 MACHINE = {"gpu": {"name": "NVIDIA H100 80GB HBM3"}}
 BY_ALL_SMS = ("hbm_read", "hbm_write", "l2_read", "l2_write", "sm_ingest_all", "hbm_ingest_all")

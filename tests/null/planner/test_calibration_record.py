@@ -11,8 +11,7 @@ import pytest
 
 from crossfuse.errors import EnvironmentRefused
 from crossfuse.hardware import DEVICES
-from crossfuse.planner.calibration.lookup import measured
-from crossfuse.planner.calibration.record import Measured, load, read
+from crossfuse.planner.calibration.record import Measured, load, measured, read
 
 
 @pytest.fixture

@@ -12,17 +12,16 @@ from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
-from crossfuse.planner.cascade.eager import eager_estimate
-from crossfuse.planner.cascade.placed import placed_cascade
-from crossfuse.planner.cascade.plan import CascadePlan, plan_cascade, ranked_cascade
+from crossfuse.planner.cascade.choice import eager_estimate
+from crossfuse.planner.cascade.plan import CascadePlan, placed_cascade, plan_cascade, ranked_cascade
 from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.cascade.space import read_tiles, tile_fields
 from crossfuse.planner.cascade.stream_cost import stream_estimate
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.plan import Plan
-from crossfuse.planner.tune.cascade_space import cascade_space_of
 from crossfuse.planner.tune.drive import STRATEGIES, drive, make_strategy
+from crossfuse.planner.tune.kernel_space import cascade_space_of
 from null.cascade.test_stream_tiles import MEASURED, WORKS, tiles_of
 from null.planner.cascades import DECODE, SOFTMAX
 

@@ -10,13 +10,12 @@ import pytest
 from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
 from crossfuse.planner.cascade.plan import CascadePlan, plan_cascade, ranked_cascade
-from crossfuse.planner.cascade.rows_cost import rows_estimate
-from crossfuse.planner.cascade.rows_space import RowsTiles, rows_kernels
+from crossfuse.planner.cascade.rows_space import RowsTiles, rows_estimate, rows_kernels
 from crossfuse.planner.cascade.space import read_tiles
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.families import EAGER, ROWS
 from crossfuse.planner.kernels.every import count
-from crossfuse.planner.tune.cascade_space import cascade_space_of
+from crossfuse.planner.tune.kernel_space import cascade_space_of
 from null.planner.cascades import NORM_GEMM, SOFTMAX
 
 H100 = device("nvidia-h100")

@@ -15,8 +15,7 @@ from crossfuse.hardware import device
 from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.cascade.space import in_order
 from crossfuse.planner.cascade.tile_cost import tile_bytes, tile_estimate
-from crossfuse.planner.cascade.tile_limits import shared_size
-from crossfuse.planner.cascade.tile_steps import steps_of
+from crossfuse.planner.cascade.tile_space import shared_size, steps_of
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.cost.terms import CASCADE_TERMS
 from null.planner.cascades import TILED

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from crossfuse.errors import PlanRefused
-from crossfuse.planner.chain.build import chain_of, matrix_chain
-from crossfuse.planner.chain.layers import Further, Operand, assemble
+from crossfuse.planner.chain.build import Further, Operand, assemble, chain_of, matrix_chain
 from crossfuse.planner.chain.spec import Chain, Dim, Product, Reduction, Tensor
 from crossfuse.workload import ids, lookup, parse
 

@@ -17,9 +17,9 @@ from crossfuse.planner.dataflow.cluster import (
     legal_cluster,
     row_lanes,
 )
-from crossfuse.planner.dataflow.exchange_simulator import columns_of
 from crossfuse.planner.dataflow.tiling import Grain, grains
 from null.planner.chains import random_case, random_chain, random_cluster
+from null.planner.exchange_simulator import columns_of
 
 FFN = matrix_chain(128, [768, 3072, 768])
 

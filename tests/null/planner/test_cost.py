@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crossfuse.meta_schedule.compare_spaces import read_measured
-from crossfuse.planner.cost.alone import alone
-from crossfuse.planner.cost.estimate import eager, estimate
-from crossfuse.planner.cost.fit import Sample, fit, predict, rank_correlation, report
-from crossfuse.planner.cost.grow import rows_of, without_eager
+from crossfuse.planner.cost.estimate import alone, eager, estimate
 from crossfuse.planner.cost.loop import overlapped
 from crossfuse.planner.cost.rates import Fitted, rates_from, rates_of
 from crossfuse.planner.cost.terms import TERMS
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.kernels.every import count, families, select
 from null.planner.test_kernels import CASES, H100, shape, some
+from study.compare_spaces import read_measured
+from study.fit import Sample, fit, predict, rank_correlation, report
+from study.grow import rows_of, without_eager
 
 RATES = rates_of(H100)
 MEASURED = Path(__file__).parents[3] / "benchmarks/results/candidates-h100.jsonl"

@@ -21,17 +21,16 @@ from crossfuse.planner.dataflow.exchange import (
     reduce_scatter,
     shuffle,
 )
-from crossfuse.planner.dataflow.exchange_simulator import (
+from crossfuse.planner.dataflow.schedules import kept, loop_schedules
+from crossfuse.planner.dataflow.tiling import Tiling
+from crossfuse.planner.dataflow.volume import elements_made, elements_moved, nests
+from null.planner.chains import random_case, random_tiling
+from null.planner.exchange_simulator import (
     Wires,
     all_exchanged,
     scatter,
     shuffled,
 )
-from crossfuse.planner.dataflow.residency import kept
-from crossfuse.planner.dataflow.schedules import loop_schedules
-from crossfuse.planner.dataflow.tiling import Tiling
-from crossfuse.planner.dataflow.volume import elements_made, elements_moved, nests
-from null.planner.chains import random_case, random_tiling
 
 FFN = matrix_chain(128, [768, 3072, 768])
 

@@ -14,8 +14,7 @@ from crossfuse.hardware import device
 from crossfuse.planner.cost.terms import TERMS
 from crossfuse.planner.explain.best import explain_best
 from crossfuse.planner.explain.explanation import Explanation, explain
-from crossfuse.planner.explain.layout import Share
-from crossfuse.planner.explain.levels import LEVELS
+from crossfuse.planner.explain.levels import LEVELS, Share
 from crossfuse.planner.kernels.every import count as kernels_of
 from crossfuse.planner.kernels.every import every
 from crossfuse.planner.kernels.shape import shape_of

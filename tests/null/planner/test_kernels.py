@@ -11,13 +11,21 @@ from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
 from crossfuse.planner.chain.build import chain_of, matrix_chain
 from crossfuse.planner.dataflow.movement import Machine, movement
-from crossfuse.planner.dataflow.residency import kept
-from crossfuse.planner.dataflow.schedules import read_schedule
+from crossfuse.planner.dataflow.schedules import kept, read_schedule
 from crossfuse.planner.dataflow.tiling import Tiling
 from crossfuse.planner.kernels.clustered import ClusteredKernel
-from crossfuse.planner.kernels.every import Kernel, count, every, families, memories, select
-from crossfuse.planner.kernels.read import read_kernel, stack
-from crossfuse.planner.kernels.resources import moved_bytes, resources
+from crossfuse.planner.kernels.every import (
+    Kernel,
+    count,
+    every,
+    families,
+    memories,
+    moved_bytes,
+    read_kernel,
+    resources,
+    select,
+    stack,
+)
 from crossfuse.planner.kernels.shape import Shape, shape_of
 from crossfuse.workload import resolve
 

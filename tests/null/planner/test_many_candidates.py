@@ -7,10 +7,9 @@ import pytest
 
 from crossfuse.hardware import device
 from crossfuse.planner.chain.build import matrix_chain
-from crossfuse.planner.dataflow.counts import ceil_div, exact, floor_div
+from crossfuse.planner.counts import ceil_div, exact, floor_div
 from crossfuse.planner.dataflow.movement import MEMORIES, Machine, Movement, movement
-from crossfuse.planner.dataflow.residency import kept, recomputed
-from crossfuse.planner.dataflow.schedules import read_schedule
+from crossfuse.planner.dataflow.schedules import kept, read_schedule, recomputed
 from crossfuse.planner.dataflow.tiling import Tiling
 from null.planner.chains import compulsory, random_tiling
 

@@ -7,15 +7,12 @@ import pytest
 
 from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
-from crossfuse.planner.chain.build import chain_of, matrix_chain
-from crossfuse.planner.chain.layers import Layer, Operand, Reduced, assemble
+from crossfuse.planner.chain.build import Layer, Operand, Reduced, assemble, chain_of, matrix_chain
 from crossfuse.planner.chain.spec import Reduction
-from crossfuse.planner.dataflow.footprint import accumulators, footprints, gathered
 from crossfuse.planner.dataflow.movement import Machine, movement
-from crossfuse.planner.dataflow.residency import Residency, check_residency, kept
-from crossfuse.planner.dataflow.schedules import read_schedule
+from crossfuse.planner.dataflow.schedules import Residency, check_residency, kept, read_schedule
 from crossfuse.planner.dataflow.tiling import Tiling, check_tiling, grains
-from crossfuse.planner.dataflow.volume import nests
+from crossfuse.planner.dataflow.volume import accumulators, footprints, gathered, nests
 from crossfuse.workload import lookup, parse
 from null.planner.chains import compulsory, random_case
 

@@ -7,13 +7,11 @@ import numpy as np
 from crossfuse.hardware import device
 from crossfuse.planner.chain.build import matrix_chain
 from crossfuse.planner.dataflow.movement import Machine, movement
-from crossfuse.planner.dataflow.needs import needs_of, spilled
-from crossfuse.planner.dataflow.placement import Capacities, Need, capacities, place
-from crossfuse.planner.dataflow.residency import Residency, kept
-from crossfuse.planner.dataflow.schedules import read_schedule
+from crossfuse.planner.dataflow.schedules import Residency, kept, read_schedule
 from crossfuse.planner.dataflow.tiling import Tiling
 from crossfuse.planner.dataflow.volume import nests
 from null.planner.chains import random_case
+from study.placement import Capacities, Need, capacities, needs_of, place, spilled
 
 H100 = device("nvidia-h100")
 G5 = matrix_chain(128, [4096, 16384, 4096])

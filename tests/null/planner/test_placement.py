@@ -9,7 +9,7 @@ import pytest
 
 from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
-from crossfuse.planner.dataflow.placement import PLACES, Capacities, Need, capacities, place
+from study.placement import PLACES, Capacities, Need, capacities, place
 
 
 def where(**places: int) -> dict[str, int]:

@@ -7,10 +7,9 @@ import sys
 
 PROGRAM = """
 import sys
-import crossfuse.planner.dataflow.needs, crossfuse.planner.dataflow.movement
+import crossfuse.planner.dataflow.movement
 import crossfuse.planner.chain.build, crossfuse.planner.extract.chain
-import crossfuse.planner.space.readings, crossfuse.planner.space.search
-import crossfuse.planner.space.cut, crossfuse.planner.space.families
+import crossfuse.planner.space.search, crossfuse.planner.space.families
 import crossfuse.planner.plan, crossfuse.planner.explain.explanation
 found = crossfuse.planner.plan.plan("gemm:M=16,K=64,N=64").explain()
 found.text(), found.svg(), found.to_json()

@@ -11,10 +11,17 @@ from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
 from crossfuse.planner.chain.build import matrix_chain
 from crossfuse.planner.dataflow.schedules import loop_schedules
-from crossfuse.planner.space.count import count
-from crossfuse.planner.space.domain import CLUSTER_EXTENTS, published
-from crossfuse.planner.space.readings import readings, tied_tiles, without_clusters
-from crossfuse.planner.space.rules import PUBLISHED, R1, R5, ctas_of, live
+from crossfuse.planner.space.count import (
+    CLUSTER_EXTENTS,
+    PUBLISHED,
+    R1,
+    R5,
+    count,
+    ctas_of,
+    live,
+    published,
+)
+from study.readings import readings, tied_tiles, without_clusters
 
 H100 = device("nvidia-h100")
 #: The example that FlashFuser prints its counts for: GPT-6.7B at 256 rows.

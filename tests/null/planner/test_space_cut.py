@@ -8,10 +8,9 @@ from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
 from crossfuse.planner.chain.build import matrix_chain
 from crossfuse.planner.dataflow.movement import Machine
-from crossfuse.planner.space.cut import cut, cuts
 from crossfuse.planner.space.families import FAMILIES, groups_of
-from crossfuse.planner.space.roof import Roof
-from crossfuse.planner.space.search import search
+from crossfuse.planner.space.search import Roof, search
+from study.cut import cut, cuts
 
 H100 = device("nvidia-h100")
 

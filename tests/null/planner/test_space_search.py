@@ -13,18 +13,36 @@ from crossfuse.planner.chain.build import chain_of, matrix_chain
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.dataflow.cluster import legal_cluster
 from crossfuse.planner.dataflow.movement import MEMORIES, Machine, movement
-from crossfuse.planner.dataflow.residency import kept
-from crossfuse.planner.dataflow.schedules import loop_schedules
+from crossfuse.planner.dataflow.schedules import kept, loop_schedules
 from crossfuse.planner.dataflow.tiling import Tiling
-from crossfuse.planner.space.bounds import idle_loops, least_bytes, spatial_twin
-from crossfuse.planner.space.count import count
-from crossfuse.planner.space.domain import blocks_of, chosen, grid, published
-from crossfuse.planner.space.families import FAMILIES, family, family_counts, groups_of
-from crossfuse.planner.space.groups import Batch, Group, ruled
-from crossfuse.planner.space.roof import Roof
-from crossfuse.planner.space.rules import PUBLISHED, sum_before_use
-from crossfuse.planner.space.search import Candidate, search
-from crossfuse.planner.space.tiles import dividing, even
+from crossfuse.planner.space.count import (
+    PUBLISHED,
+    blocks_of,
+    chosen,
+    count,
+    grid,
+    published,
+    sum_before_use,
+)
+from crossfuse.planner.space.families import (
+    FAMILIES,
+    Batch,
+    Group,
+    dividing,
+    even,
+    family,
+    family_counts,
+    groups_of,
+    ruled,
+)
+from crossfuse.planner.space.search import (
+    Candidate,
+    Roof,
+    idle_loops,
+    least_bytes,
+    search,
+    spatial_twin,
+)
 from crossfuse.workload import parse
 from null.planner.chains import random_case
 

@@ -9,18 +9,16 @@ import numpy as np
 import pytest
 
 from crossfuse.errors import EnvironmentRefused
-from crossfuse.planner.cost.corrected import corrected
-from crossfuse.planner.cost.estimate import estimate
-from crossfuse.planner.cost.features import NAMES
-from crossfuse.planner.cost.fit import Sample
-from crossfuse.planner.cost.grow import grow, held_out, rows_of, without_eager
+from crossfuse.planner.cost.estimate import corrected, estimate
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.cost.terms import LEARNED
-from crossfuse.planner.cost.trees import Trees, read, trees_of
+from crossfuse.planner.cost.trees import NAMES, Trees, read, trees_of
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.kernels.every import count, every, select
 from crossfuse.planner.plan import plan
 from null.planner.test_kernels import H100, shape
+from study.fit import Sample
+from study.grow import grow, held_out, rows_of, without_eager
 
 RATES = rates_of(H100)
 WORKLOADS = [f"gemm_chain:M=128,K={k},N={n},L={k}" for k in (256, 512) for n in (512, 1024, 2048)]
@@ -51,7 +49,7 @@ def test_trees_say_what_xgboost_says() -> None:
     sums = again.sum(rows)
     assert np.abs(sums - wanted).mean() < 0.02
     # The same settings and data, by xgboost's own walk.
-    from crossfuse.planner.cost import grow as grown
+    from study import grow as grown
 
     booster = xgboost.train(grown._SETTINGS, xgboost.DMatrix(rows, wanted), grown._ROUNDS)
     assert np.allclose(sums, booster.predict(xgboost.DMatrix(rows)), atol=1e-4)
@@ -85,7 +83,7 @@ def test_devices_that_nothing_was_learned_of_have_none() -> None:
 
 def test_kernels_of_a_workload_do_not_judge_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     """What no feature tells is known in the workload alone, and so is not found in others."""
-    monkeypatch.setattr("crossfuse.planner.cost.grow._ROUNDS", 60)
+    monkeypatch.setattr("study.grow._ROUNDS", 60)
     known = [each for text in WORKLOADS for each in samples(text, 8)]
     rows = rows_of(known, H100, RATES)
     own = np.repeat(np.random.default_rng(1).normal(0, 0.3, len(WORKLOADS)), 8)

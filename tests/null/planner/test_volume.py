@@ -11,10 +11,13 @@ import pytest
 
 from crossfuse.planner.chain.build import matrix_chain
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.dataflow.footprint import region_elements
-from crossfuse.planner.dataflow.residency import check_residency, kept, recomputed
-from crossfuse.planner.dataflow.schedules import LoopSchedule, loop_schedules
-from crossfuse.planner.dataflow.simulator import Walk
+from crossfuse.planner.dataflow.schedules import (
+    LoopSchedule,
+    check_residency,
+    kept,
+    loop_schedules,
+    recomputed,
+)
 from crossfuse.planner.dataflow.tiling import LEVELS, Tiling, check_tiling, grains
 from crossfuse.planner.dataflow.volume import (
     Nest,
@@ -22,8 +25,10 @@ from crossfuse.planner.dataflow.volume import (
     elements_moved,
     nests,
     operand_reads,
+    region_elements,
 )
 from null.planner.chains import Case, random_case, random_chain, random_residency, random_tiling
+from null.planner.simulator import Walk
 
 #: Random cases of each length and level.
 CASES = 120 * (10 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 1)

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 import sympy
 
 from crossfuse.cascade.algebra import gauge as gauges
-from crossfuse.cascade.algebra.masks import as_choices, as_factors, masks_all, quotient
+from crossfuse.cascade.algebra.gauge import as_choices, as_factors, masks_all, quotient
 from crossfuse.cascade.algebra.moments import Centre, Mean
 from crossfuse.cascade.algebra.progress import Progress
 from crossfuse.cascade.algebra.state import Kept, Side, chosen
 from crossfuse.cascade.derivation import Factor, Step, left, new, right, value
 from crossfuse.cascade.expressions.fence import Fence, fenced_sum, opened, settled
 from crossfuse.cascade.expressions.functions import magnitude
-from crossfuse.cascade.monoid import SUM
-from crossfuse.cascade.spec import Stage
+from crossfuse.cascade.spec import SUM, Stage
 
 _PAIR = "sum, shift of the mean"
 _PROOF = "later stages use it by distances from the mean"

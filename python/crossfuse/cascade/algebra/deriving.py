@@ -2,17 +2,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import sympy
 
 from crossfuse.calls import checked
 from crossfuse.cascade.algebra import cancellation
-from crossfuse.cascade.algebra.exponents import joined, rescaled
-from crossfuse.cascade.algebra.means import means, ordered
+from crossfuse.cascade.algebra.exponents import joined, nonnegative, rescaled
+from crossfuse.cascade.algebra.gauge import as_factors, quotient
+from crossfuse.cascade.algebra.moments import Mean, centred, is_polynomial
 from crossfuse.cascade.algebra.stages import Deriver
 from crossfuse.cascade.derivation import Derivation
-from crossfuse.cascade.spec import Cascade
+from crossfuse.cascade.spec import Cascade, Stage
+
+# Which sums of a cascade are means of later stages.
+
+
+def means(cascade: Cascade) -> dict[str, Mean]:
+    """Find sums that later stages take distances from.
+
+    Parameters
+    ----------
+    cascade : Cascade
+        The definition.
+
+    Returns
+    -------
+    dict[str, Mean]
+        By stage. A later stage depends on each by ``element - mean`` only.
+    """
+    found: dict[str, Mean] = {}
+    for stage in cascade.stages:
+        if stage.monoid.name != "sum":
+            continue
+        for mean in _candidates(cascade, stage):
+            about = [each for each in cascade.stages if _is_used(cascade, each, stage, mean)]
+            if about:
+                found[stage.name] = replace(mean, visible=_is_visible(cascade, stage, about))
+                break
+    return found
+
+
+def ordered(cascade: Cascade, found: dict[str, Mean]) -> list[Stage]:
+    """Stages in an order in which weights come before the means that they weigh."""
+    waiting, done = list(cascade.stages), []
+    symbols = {each.symbol: each.name for each in cascade.stages}
+    names: set[str] = set()
+    while waiting:
+        for stage in waiting:
+            needed = {symbols[each] for each in stage.term.free_symbols if each in symbols}
+            if stage.name in found and found[stage.name].weight:
+                needed.add(found[stage.name].weight)
+            if needed <= names:
+                break
+        waiting.remove(stage)
+        done.append(stage)
+        names.add(stage.name)
+    return done
+
+
+def _candidates(cascade: Cascade, stage: Stage) -> Iterable[Mean]:
+    elements = set(cascade.elements)
+    results = {each.symbol for each in cascade.stages}
+    for weight in (None, *cascade.stages):
+        if weight is None and cascade.length is None:
+            continue
+        if weight is not None and (weight.name == stage.name or weight.monoid.name != "sum"):
+            continue
+        if weight is not None and stage.symbol in weight.term.free_symbols:
+            continue
+        by = sympy.S.One if weight is None else weight.term
+        signed = not nonnegative(by)
+        if by == 0 or (signed and by.free_symbols & results):
+            continue
+        ratio = quotient(stage.term, by)
+        if ratio is None:
+            continue
+        scale, element = ratio.as_independent(*elements, as_Add=False)
+        if element == 1 or element.free_symbols & results:
+            continue
+        yield Mean(stage.name, "" if weight is None else weight.name, element, scale, signed)
+
+
+def _is_used(cascade: Cascade, later: Stage, stage: Stage, mean: Mean) -> bool:
+    if later.monoid.name != "sum" or stage.symbol not in later.term.free_symbols:
+        return False
+    symbol, distance = sympy.Dummy("mean", real=True), sympy.Dummy("distance", real=True)
+    term = later.term.xreplace({stage.symbol: mean_value(cascade, mean, symbol)})
+    found = centred(as_factors(term), symbol, mean.element, distance)
+    return found is not None and is_polynomial(found, distance)
+
+
+def _is_visible(cascade: Cascade, stage: Stage, about: Sequence[Stage]) -> bool:
+    """Whether a mean is seen where no sum about it is: as `Mean.visible`."""
+    sums = {each.symbol for each in about}
+    terms = [each.term for each in cascade.stages if each not in about]
+    shown = [each.free_symbols for each in (*terms, *cascade.results.values())]
+    shown += [each.free_symbols for each in cascade.rows.values()]
+    return any(stage.symbol in free and not free & sums for free in shown)
+
+
+def mean_value(cascade: Cascade, mean: Mean, symbol: sympy.Symbol) -> sympy.Expr:
+    """The sum that a mean stands for, over the mean's symbol, stages and invariants."""
+    mass = cascade.stage(mean.weight).symbol if mean.weight else cascade.length
+    return mean.scale * mass * symbol
+
 
 _KNOWN: dict[tuple[object, ...], Derivation] = {}
 _MOST_KNOWN = 512

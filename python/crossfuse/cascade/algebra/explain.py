@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sympy
 
-from crossfuse.cascade.algebra.pairs import PAIRS
+from crossfuse.cascade.algebra.stages import PAIRS
 from crossfuse.cascade.algebra.writing import written
 from crossfuse.cascade.derivation import Derivation, Slot, Step
 from crossfuse.cascade.spec import Stage

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 import sympy
 
 from crossfuse.cascade.algebra import gauge as gauges
-from crossfuse.cascade.algebra.masks import as_choices
+from crossfuse.cascade.algebra.exponents import nonnegative
+from crossfuse.cascade.algebra.gauge import as_choices
 from crossfuse.cascade.algebra.moments import Centre
 from crossfuse.cascade.algebra.proof import coupled
 from crossfuse.cascade.algebra.separation import Coupled, Product, products
-from crossfuse.cascade.algebra.signs import nonnegative
 from crossfuse.cascade.algebra.state import State
 from crossfuse.cascade.derivation import Step, left, right, value
-from crossfuse.cascade.monoid import INDEXED, RANKED, SUM, Monoid
-from crossfuse.cascade.spec import Cascade, Stage
+from crossfuse.cascade.spec import INDEXED, RANKED, SUM, Cascade, Monoid, Stage
 
 
 class Progress:

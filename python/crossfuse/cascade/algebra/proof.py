@@ -6,12 +6,87 @@ from collections.abc import Callable, Iterable, Sequence
 
 import sympy
 
-from crossfuse.cascade.algebra.refusal import refused
-from crossfuse.cascade.algebra.sampling import SIZE, sample_rank
 from crossfuse.cascade.algebra.separation import Product
 from crossfuse.cascade.algebra.writing import written
 from crossfuse.cascade.spec import Stage
-from crossfuse.errors import RefusedError
+from crossfuse.errors import CascadeRefused, RefusedError, refuse
+
+# Refusals of cascades, as values that name the stage and the obstacle.
+
+
+def refused(rule: str, stage: str, *, found: object, limit: str, instead: str) -> RefusedError:
+    """Build the refusal of a stage.
+
+    Parameters
+    ----------
+    rule : str
+        ``"cascade-separable"``, ``"cascade-sign"`` or ``"cascade-form"``.
+    stage : str
+        Name of the stage.
+    found, limit, instead
+        See `crossfuse.errors.Refusal`.
+
+    Returns
+    -------
+    RefusedError
+        To raise.
+    """
+    where = f"stage {stage}"
+    return refuse(CascadeRefused, rule, where, found=found, limit=limit, instead=instead)
+
+
+# The rank of a term on a random sample: a filter before proofs, and a word in refusals.
+
+#: Samples of elements, and of results.
+SIZE = 24
+#: Singular values below this part of the largest are rounding.
+_SMALL = 1e-9
+
+
+def sample_rank(
+    term: sympy.Expr, elements: Sequence[sympy.Symbol], results: Sequence[sympy.Symbol]
+) -> int | None:
+    """The rank of the matrix of a term's values, elements in its rows and results in its columns.
+
+    Parameters
+    ----------
+    term : sympy.Expr
+        A stage's term.
+    elements, results : Sequence[sympy.Symbol]
+        What is drawn for each row, and for each column. Other symbols are drawn once.
+
+    Returns
+    -------
+    int | None
+        At most `SIZE`; None where a value is no finite number.
+    """
+    import numpy as np
+
+    from crossfuse.cascade.numeric import function
+
+    rng = np.random.default_rng(20)
+    rest = sorted(term.free_symbols - set(elements) - set(results), key=lambda each: str(each.name))
+    symbols = [*elements, *results, *rest]
+    shapes = [(SIZE, 1)] * len(elements) + [(1, SIZE)] * len(results) + [(1, 1)] * len(rest)
+    values = [_draw(rng, each, shape) for each, shape in zip(symbols, shapes, strict=True)]
+    with np.errstate(all="ignore"):
+        matrix = np.broadcast_to(function(symbols, term)(*values), (SIZE, SIZE))
+    if not np.isfinite(matrix).all():
+        return None
+    scale = np.linalg.svd(matrix.astype(np.float64), compute_uv=False)
+    return int((scale > _SMALL * scale[0]).sum()) if scale[0] > 0 else 0
+
+
+def _draw(rng: object, symbol: sympy.Symbol, shape: tuple[int, int]) -> object:
+    import numpy as np
+
+    assert isinstance(rng, np.random.Generator)
+    if symbol.is_integer:
+        return rng.integers(1, 9, shape).astype(np.float64)
+    if symbol.is_nonnegative:
+        return rng.uniform(0.5, 2.0, shape)
+    return rng.normal(0.0, 1.0, shape)
+
 
 #: Products that a sum is split into at most.
 MOST_PRODUCTS = 16

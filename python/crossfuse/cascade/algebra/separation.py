@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 
 import sympy
 
-from crossfuse.cascade.algebra.signs import has_one_sign, nonnegative
+from crossfuse.cascade.algebra.exponents import has_one_sign, nonnegative
 from crossfuse.cascade.expressions.fence import Fence
 
 #: One ``G(x) * H(d)``.

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import sympy
 
-from crossfuse.cascade.algebra.signs import nonnegative, positive
+from crossfuse.cascade.algebra.exponents import nonnegative, positive
 from crossfuse.cascade.derivation import Slot, guarded, new, value
-from crossfuse.cascade.monoid import Monoid
+from crossfuse.cascade.spec import Monoid
 
 #: From a name to the symbol of one side: `value`, `new`, `left` or `right`.
 Side = Callable[[str], sympy.Symbol]

@@ -8,12 +8,12 @@ import sympy
 
 from crossfuse.cascade.algebra import gauge as gauges
 from crossfuse.cascade.algebra.centres import Centres
-from crossfuse.cascade.algebra.masks import as_factors
+from crossfuse.cascade.algebra.exponents import has_one_sign
+from crossfuse.cascade.algebra.gauge import as_factors
 from crossfuse.cascade.algebra.moments import Centre, centred, is_polynomial
 from crossfuse.cascade.algebra.progress import Progress
 from crossfuse.cascade.algebra.proof import checked, words
 from crossfuse.cascade.algebra.separation import Product
-from crossfuse.cascade.algebra.signs import has_one_sign
 from crossfuse.cascade.derivation import Factor, Step
 from crossfuse.cascade.expressions.fence import Fence
 from crossfuse.cascade.spec import Stage

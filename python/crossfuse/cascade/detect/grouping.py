@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from crossfuse.blocks.read import Block
-from crossfuse.cascade.detect.group import Group, Member, elements, other_row, results
-from crossfuse.cascade.detect.loads import Load, moved, variables_of
-from crossfuse.cascade.detect.matching import Binding, extended
+from crossfuse.cascade.detect.group import (
+    Binding,
+    Group,
+    Member,
+    elements,
+    extended,
+    other_row,
+    results,
+)
+from crossfuse.cascade.detect.loads import Load, moved, refused, variables_of
 from crossfuse.cascade.detect.program import Program, buffers_of
-from crossfuse.cascade.detect.refusal import refused
 
 _ALIKE = "reductions over the same positions, of the same row"
 

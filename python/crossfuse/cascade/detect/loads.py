@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks import access
+from crossfuse.errors import CascadeRefused, PlanRefused, RefusedError, refuse
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,3 +84,25 @@ def _same(one: Any, other: Any) -> bool:
     if number is not None:
         return number == ir.constant(other)
     return bool(ir.tvm_ffi.structural_equal(one, other))
+
+
+# Refusals of functions that hold no cascade.
+
+#: What to do with a function whose reductions do not share an axis.
+SPLIT = "split the function there, and fuse each part by itself"
+
+
+def refused(where: str, found: object, limit: str, instead: str = SPLIT) -> RefusedError:
+    """Build the refusal of a function; see `crossfuse.errors.Refusal`."""
+    return refuse(
+        CascadeRefused, "cascade-detect", where, found=found, limit=limit, instead=instead
+    )
+
+
+@contextmanager
+def as_cascade() -> Iterator[None]:
+    """Say of blocks that the planner's reader refuses that they are in no cascade."""
+    try:
+        yield
+    except PlanRefused as error:
+        raise CascadeRefused(replace(error.refusal, rule="cascade-detect")) from error

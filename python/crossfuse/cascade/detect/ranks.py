@@ -21,7 +21,7 @@ import sympy
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.read import Block
-from crossfuse.cascade.detect.selected import Selection
+from crossfuse.cascade.detect.selection import Selection
 from crossfuse.cascade.expressions.to_sympy import to_sympy
 from crossfuse.errors import CascadeRefused
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import sympy
 
+from crossfuse.errors import CascadeRefused, RefusedError, refuse
+
 
 class _Whole(sympy.Function):
     """A whole number that is near another number."""
@@ -142,3 +144,13 @@ def factored(expression: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
         return sympy.S.One, expression
     (factor,) = factors
     return factor, sympy.Add(*(each / factor for each in addends))
+
+
+# Refusals of expressions.
+
+
+def refused(where: str, found: object, limit: str, instead: str) -> RefusedError:
+    """Build the refusal of an expression; see `crossfuse.errors.Refusal`."""
+    return refuse(
+        CascadeRefused, "cascade-expression", where, found=found, limit=limit, instead=instead
+    )

@@ -11,8 +11,7 @@ import sympy
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.expressions.fence import fenced_product, fenced_sum, settled
-from crossfuse.cascade.expressions.functions import OF_OPERATOR, trunc
-from crossfuse.cascade.expressions.refusal import refused
+from crossfuse.cascade.expressions.functions import OF_OPERATOR, refused, trunc
 
 #: Gives the value of a load or of a variable.
 Leaf = Callable[[Any], sympy.Expr]

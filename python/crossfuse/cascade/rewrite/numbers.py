@@ -10,7 +10,7 @@ import sympy
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Slot
-from crossfuse.cascade.monoid import INDEXED, RANKED, Monoid
+from crossfuse.cascade.spec import INDEXED, RANKED, Monoid
 
 #: Type of places along the axis, and the place of no element.
 PLACE, NOWHERE = "int32", 2**31 - 1

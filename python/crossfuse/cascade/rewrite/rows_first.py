@@ -12,7 +12,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.facts import is_reduction
-from crossfuse.cascade.rewrite.refusal import refused
+from crossfuse.cascade.rewrite.tiles import refused
 
 
 @dataclass(frozen=True, eq=False)

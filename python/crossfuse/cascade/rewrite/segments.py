@@ -7,12 +7,19 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Slot, guarded, new, value
-from crossfuse.cascade.rewrite.arithmetic import Definitions, combined, written
-from crossfuse.cascade.rewrite.choosing import insert
 from crossfuse.cascade.rewrite.cover import Tiling
 from crossfuse.cascade.rewrite.frame import Frame, row_of, tile_of
+from crossfuse.cascade.rewrite.merging import insert
 from crossfuse.cascade.rewrite.numbers import PLACE, is_chosen, nothing, numbers, pairs
-from crossfuse.cascade.rewrite.phases import Phase, Shared, phases, share
+from crossfuse.cascade.rewrite.phases import (
+    Definitions,
+    Phase,
+    Shared,
+    combined,
+    phases,
+    share,
+    written,
+)
 from crossfuse.cascade.rewrite.residence import Residence, load
 from crossfuse.cascade.rewrite.scripting import Scratch, loop, steps, when
 from crossfuse.cascade.rewrite.streams import Stream

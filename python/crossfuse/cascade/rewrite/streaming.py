@@ -12,7 +12,6 @@ from crossfuse.cascade.rewrite.frame import Frame, frame_of
 from crossfuse.cascade.rewrite.merging import check_merges, merge
 from crossfuse.cascade.rewrite.numbers import numbers
 from crossfuse.cascade.rewrite.outputs import Outputs
-from crossfuse.cascade.rewrite.refusal import refused
 from crossfuse.cascade.rewrite.residence import Residence
 from crossfuse.cascade.rewrite.scripting import (
     held,
@@ -24,7 +23,7 @@ from crossfuse.cascade.rewrite.scripting import (
     when,
 )
 from crossfuse.cascade.rewrite.segments import Segment
-from crossfuse.cascade.rewrite.tiles import StreamTiles
+from crossfuse.cascade.rewrite.tiles import StreamTiles, refused
 from crossfuse.cascade.site import OutputSite, Site, StageSite
 from crossfuse.hardware import WARP
 from crossfuse.markers import FAST, MERGE, MERGE_EQUAL, PUSH, RESIDENT_CTAS

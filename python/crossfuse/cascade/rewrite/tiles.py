@@ -5,9 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from crossfuse.calls import checked
-from crossfuse.cascade.rewrite.refusal import refused
+from crossfuse.errors import CascadeRefused, RefusedError, refuse
 from crossfuse.hardware import Device
 from crossfuse.schema import Count, Tile
+
+# Refusals of the rewriting.
+
+
+def refused(where: str, found: object, limit: str, instead: str) -> RefusedError:
+    """Build the refusal of a rewriting; see `crossfuse.errors.Refusal`."""
+    return refuse(
+        CascadeRefused, "cascade-stream", where, found=found, limit=limit, instead=instead
+    )
+
 
 MAX_CLUSTER = 16
 MAX_THREADS = Device("").max_threads

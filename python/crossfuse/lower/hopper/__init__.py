@@ -2,10 +2,10 @@
 
 The data's way: `recover/` reads a `TileProgram` (`program/`) off the scheduled function, `plan/`
 decides everything that the kernel needs to know, and `kernel` composes the parts: loads by the
-`producer`, products by the `consumer` (`multiply/`), what becomes of their sums (`exchange/`,
-`finish/`), and who waits for whom (`sync/`). `generate` prints CUDA. Kernels of other forms bring
-folders of their own: rows made before a product (`rows/`), streams of tiles (`stream/`), products
-that are reduced as they come (`reduced/`).
+`producer`, products by the `consumer` (`wgmma`), what becomes of their sums (`dsm_reduce`,
+`epilogue/`), and who waits for whom (`pipeline`, `flags`). `generate` prints CUDA. Kernels of other
+forms bring folders of their own: rows made before a product (`rows/`), streams of tiles
+(`stream/`), products that are reduced as they come (`reduced/`).
 """
 
 from crossfuse.lower.hopper.generate import generate

@@ -9,16 +9,16 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import Coordinates, grid_places, unravel
-from crossfuse.lower.hopper.exchange.gather import GatherBarriers
-from crossfuse.lower.hopper.exchange.reduction import ExchangeBarriers
+from crossfuse.lower.hopper.dsm_gather import GatherBarriers
+from crossfuse.lower.hopper.dsm_reduce import ExchangeBarriers
+from crossfuse.lower.hopper.flags import Flags, PlacedFlags
+from crossfuse.lower.hopper.pipeline import Ring
 from crossfuse.lower.hopper.plan.kernel import KernelPlan
 from crossfuse.lower.hopper.plan.phase import PhasePlan
-from crossfuse.lower.hopper.program.sum_program import SumProgram
-from crossfuse.lower.hopper.rows.chunk_barriers import ChunkBarriers
+from crossfuse.lower.hopper.program.tile_program import SumProgram
 from crossfuse.lower.hopper.rows.helping import Help
+from crossfuse.lower.hopper.rows.plan import ChunkBarriers
 from crossfuse.lower.hopper.statements import Variable, let, when
-from crossfuse.lower.hopper.sync.flags import Flags, PlacedFlags
-from crossfuse.lower.hopper.sync.ring import Ring
 from crossfuse.lower.hopper.timeline import Timeline
 
 

@@ -8,28 +8,28 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP
+from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.body import Body
-from crossfuse.lower.hopper.exchange.gather import await_slices
-from crossfuse.lower.hopper.finish.box_place import BoxPlace, OwnPlace, PlaceInStages
-from crossfuse.lower.hopper.finish.sums import Sum
-from crossfuse.lower.hopper.load import sharing_rank
-from crossfuse.lower.hopper.multiply.left_tiles import (
+from crossfuse.lower.hopper.dsm_gather import await_slices
+from crossfuse.lower.hopper.epilogue.store import BoxPlace, OwnPlace, PlaceInStages
+from crossfuse.lower.hopper.epilogue.sums import Sum
+from crossfuse.lower.hopper.epilogue.tile_end import TileEnd
+from crossfuse.lower.hopper.pipeline import Cursor, Release
+from crossfuse.lower.hopper.plan.memory import count
+from crossfuse.lower.hopper.plan.phase import PhasePlan
+from crossfuse.lower.hopper.rows.chunks import correct_sums
+from crossfuse.lower.hopper.rows.emit import RowsWithHelp
+from crossfuse.lower.hopper.rows.head import Head
+from crossfuse.lower.hopper.statements import registers, run, when
+from crossfuse.lower.hopper.tma import sharing_rank
+from crossfuse.lower.hopper.warmup import Warmup, hidden, warmed_up
+from crossfuse.lower.hopper.wgmma import (
     LeftOperand,
     LeftRegisters,
+    Multiplier,
     gathered_tiles,
     ring_tiles,
 )
-from crossfuse.lower.hopper.multiply.wgmma import Multiplier
-from crossfuse.lower.hopper.plan.fillers import count
-from crossfuse.lower.hopper.plan.phase import PhasePlan
-from crossfuse.lower.hopper.rows.chunk_correct import correct_sums
-from crossfuse.lower.hopper.rows.head import Head
-from crossfuse.lower.hopper.rows.warpgroup import RowsWithHelp
-from crossfuse.lower.hopper.statements import registers, run, when
-from crossfuse.lower.hopper.sync import mbarrier
-from crossfuse.lower.hopper.sync.ring import Cursor, Release
-from crossfuse.lower.hopper.tile_end import TileEnd
-from crossfuse.lower.hopper.warmup import Warmup, hidden, warmed_up
 
 
 def emit_multiplying(body: Body) -> None:

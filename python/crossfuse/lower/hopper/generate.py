@@ -10,7 +10,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.hardware import Device, tvm_target
 from crossfuse.lower.hopper.kernel import emit_kernel
-from crossfuse.lower.hopper.pipeline import kernel_pipeline
+from crossfuse.lower.hopper.passes import kernel_pipeline
 from crossfuse.lower.hopper.plan.kernel import KernelPlan, plan_kernel
 from crossfuse.lower.hopper.recover.function import identifier, recover, workspaces
 from crossfuse.lower.hopper.reduced.recover import is_reduced, recover_reduced
@@ -22,12 +22,12 @@ from crossfuse.lower.hopper.stream import (
     plan_stream,
     recover_streams,
 )
-from crossfuse.lower.hopper.stream.merge.states import MergePlan
+from crossfuse.lower.hopper.stream.merge import MergePlan
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
 from crossfuse.lower.hopper.timeline import events, timeline_buffer
 from crossfuse.lower.image import BufferSpec, KernelImage, Launch
+from crossfuse.lower.place_shared_memory import Placement, SharedMemoryPlan
 from crossfuse.lower.refusal import refuse
-from crossfuse.lower.shared_memory_plan import Placement, SharedMemoryPlan
 
 #: What kernels are made of, and how they are launched.
 _Plan = KernelPlan | StreamPlan | MergePlan

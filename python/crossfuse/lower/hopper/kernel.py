@@ -8,11 +8,12 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP
+from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.body import Body
 from crossfuse.lower.hopper.consumer import emit_multiplying
 from crossfuse.lower.hopper.coordinates import Coordinates, declare_coordinates
-from crossfuse.lower.hopper.exchange.gather import GatherBarriers
-from crossfuse.lower.hopper.exchange.reduction import ExchangeBarriers
+from crossfuse.lower.hopper.dsm_gather import GatherBarriers
+from crossfuse.lower.hopper.dsm_reduce import ExchangeBarriers
 from crossfuse.lower.hopper.kernel_parts import (
     ONE_CTA,
     fetch_descriptors,
@@ -22,14 +23,11 @@ from crossfuse.lower.hopper.kernel_parts import (
 )
 from crossfuse.lower.hopper.plan.kernel import KernelPlan
 from crossfuse.lower.hopper.producer import emit_loading
-from crossfuse.lower.hopper.rows.chunk_barriers import ChunkBarriers
-from crossfuse.lower.hopper.rows.emit import fetch_rows
-from crossfuse.lower.hopper.rows.head_rows import HeadRows
+from crossfuse.lower.hopper.rows.emit import fetch_rows, meet_and_make_rows
+from crossfuse.lower.hopper.rows.head import HeadRows
 from crossfuse.lower.hopper.rows.helping import Help
-from crossfuse.lower.hopper.rows.room import BESIDE_HEAD
-from crossfuse.lower.hopper.rows.warpgroup import meet_and_make_rows
+from crossfuse.lower.hopper.rows.plan import BESIDE_HEAD, ChunkBarriers
 from crossfuse.lower.hopper.statements import branches, run, when
-from crossfuse.lower.hopper.sync import mbarrier
 from crossfuse.lower.hopper.timeline import Timeline, timeline_buffer
 from crossfuse.lower.image import ROW_COUNT
 from crossfuse.markers import FAST

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.plan.arena import Arena
+from crossfuse.lower.hopper.pipeline import Ring
+from crossfuse.lower.hopper.plan.memory import Arena
 from crossfuse.lower.hopper.recover.function import identifier
 from crossfuse.lower.hopper.statements import run, when
-from crossfuse.lower.hopper.sync.ring import Ring
 from crossfuse.lower.image import TensorMap
 
 #: Attribute of a kernel: a CTA has an SM for itself.

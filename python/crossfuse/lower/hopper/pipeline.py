@@ -1,55 +1,186 @@
-"""TVM's pipeline of TIRx functions, with what keeps its passes right.
-
-The passes of ``tvm.tirx.compilation_pipeline.tirx_pipeline`` (TVM 0.27) in their order.
-"""
+"""A ring of stages in shared memory, filled by TMA and emptied by warpgroups."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.flatten_buffers import flatten_buffers
-from crossfuse.lower.hopper.divisions import round_towards_zero
-from crossfuse.lower.pack_registers import pack_registers
+from crossfuse.lower.hopper import mbarrier
+from crossfuse.lower.hopper.statements import Variable, let, when
 
 
-def kernel_pipeline() -> Any:
-    """Passes from TIRx to kernels and their host functions.
+@dataclass(frozen=True)
+class Ring:
+    """Barriers of the stages.
 
-    Returns
-    -------
-    tvm.ir.transform.Pass
-        A module pass.
+    Attributes
+    ----------
+    stages : int
+        Number of stages.
+    barriers : Any
+        Buffer of 64-bit barriers: `stages` that tell a stage is full, then `stages` that tell it
+        is empty.
     """
-    s, x = ir.s_tir.transform, ir.tirx.transform
-    return ir.tvm.ir.transform.Sequential(
-        [
-            x.LowerTIRx(),
-            s.UnifyThreadBinding(),
-            x.StmtSimplify(),
-            x.LowerTIRxOpaque(),
-            *flatten_buffers(),
-            x.BF16ComputeLegalize(),
-            x.NarrowDataType(32),
-            x.VectorizeLoop(True),
-            x.UnrollLoop(),
-            x.StmtSimplify(),
-            pack_registers(),
-            round_towards_zero(),
-            x.CommonSubexprElim(),
-            x.FP8ComputeLegalize(),
-            x.VerifyMemory(),
-            x.AnnotateEntryFunc(),
-            x.SplitHostDevice(),
-            _cuda_passes().LowerIket(),
-            x.MakePackedAPI(),
-            x.FP8StorageLegalize(),
-            x.BF16StorageLegalize(),
-        ]
-    )
+
+    stages: int
+    barriers: Any
+
+    def initialise(self, consumers: int, thread: Any) -> None:
+        """Set up all barriers, a stage each thread; it is empty once all `consumers` say so.
+
+        Instructions that run once cost their way from L2: one after another, they would keep the
+        cluster waiting for a microsecond.
+        """
+        with when(thread < self.stages):
+            mbarrier.initialise(self.full(thread), 1)
+            mbarrier.initialise(self.empty(thread), consumers)
+
+    def full(self, stage: Any) -> Any:
+        """Address of the barrier that completes when a stage has been filled."""
+        return self.barriers.ptr_to([stage])
+
+    def empty(self, stage: Any) -> Any:
+        """Address of the barrier that completes when a stage has been read by everybody."""
+        return self.barriers.ptr_to([self.stages + stage])
 
 
-def _cuda_passes() -> Any:
-    from tvm.backend.cuda import transforms
+class Cursor:
+    """One role's way round a ring: it carries stage and parity, so that no one else counts.
 
-    return transforms
+    Parameters
+    ----------
+    ring : Ring
+        The ring.
+    """
+
+    def __init__(self, ring: Ring) -> None:
+        self.ring = ring
+        self._stage = Variable("stage", "int32", 0)
+        self._parity = Variable("parity", "int32", 0)
+
+    @property
+    def stage(self) -> Any:
+        """The stage it stands at."""
+        return self._stage.value
+
+    @property
+    def previous(self) -> Any:
+        """The stage behind it."""
+        return self.before(1)
+
+    def before(self, number: int) -> Any:
+        """The stage so many behind it, at most all of them."""
+        stages = self.ring.stages
+        wraps = self.stage == 0 if number == 1 else self.stage < number
+        wrapped = stages - 1 if number == 1 else self.stage + (stages - number)
+        return ir.script.Select(wraps, wrapped, self.stage - number)
+
+    def wait_full(self) -> None:
+        """Wait until the stage has been filled."""
+        mbarrier.wait(self.ring.full(self.stage), self._parity.value)
+
+    def wait_empty(self) -> None:
+        """Wait until the stage may be overwritten. The first time round it is empty at once."""
+        mbarrier.wait(self.ring.empty(self.stage), self._parity.value ^ 1)
+
+    def advance(self) -> None:
+        """Go on to the next stage."""
+        self._stage.set(self.stage + 1)
+        with when(self.stage == self.ring.stages):
+            self._stage.set(0)
+            self._parity.set(self._parity.value ^ 1)
+
+
+class Throttle:
+    """Keeps a loader from asking for more than so many stages that have not arrived.
+
+    What a loader asks for is served in order: all that the CTA loads or stores later waits behind
+    it, while the memory needs to know of little more than what it delivers in its latency.
+
+    Parameters
+    ----------
+    ring : Ring
+        The ring.
+    most : int
+        Stages that may be on their way.
+    first : int
+        Stages that are asked for before `gate`; 0 for as many.
+    gate : Any
+        Address of a barrier that the others are asked for after; None for no such.
+    begin : tuple[int, int]
+        Stages that may be on their way at first, and until how many are asked for.
+    """
+
+    def __init__(
+        self,
+        ring: Ring,
+        most: int,
+        first: int = 0,
+        gate: Any = None,
+        begin: tuple[int, int] = (0, 0),
+    ) -> None:
+        self.ring = ring
+        self.first = first
+        self.gate = gate if first < most else None
+        # Stages are waited for, one more each time: between two numbers of those asked for, and
+        # from a third on.
+        few, end = begin
+        self._waits: list[tuple[int, int | None]] = [(few, end)] if end else []
+        if most < ring.stages:
+            self._waits.append((end - few + most, None))
+        if self._waits:
+            self._arrived = Cursor(ring)
+        self._counts = bool(self._waits) or self.gate is not None
+        if self._counts:
+            self._asked = Variable("asked_for", "int32", 0)
+
+    def __call__(self) -> None:
+        """Wait until one more stage may be asked for."""
+        if self.gate is not None:
+            with when(self._asked.value == self.first):
+                mbarrier.wait(self.gate, 0)
+        for start, end in self._waits:
+            begun = self._asked.value >= start
+            within = begun if end is None else ir.script.And(begun, self._asked.value < end)
+            with when(within):
+                self._arrived.wait_full()
+                self._arrived.advance()
+        if self._counts:
+            self._asked.set(self._asked.value + 1)
+
+
+class Release:
+    """How a warpgroup hands stages back to everybody who fills them.
+
+    Parameters
+    ----------
+    ring : Ring
+        The ring.
+    thread : Any
+        Index of the thread in its warpgroup.
+    fillers : tuple[int, Any]
+        CTAs that fill a stage of this one in this phase or a later one: how many, and the rank of
+        number `thread` of them.
+    weight : int
+        What each arrival counts. The barrier waits for as many in every phase: for all CTAs that
+        share a stage in the phase where most do.
+    """
+
+    def __init__(self, ring: Ring, thread: Any, fillers: tuple[int, Any], weight: int) -> None:
+        self.ring = ring
+        self.thread = thread
+        self.fillers, rank = fillers
+        self.weight = weight
+        if self.fillers > 1:
+            self.remote = Variable("empty_in_cluster", "uint32")
+            mbarrier.cluster_address(self.remote.value, ring.empty(0), let("release_rank", rank))
+
+    def __call__(self, stage: Any) -> None:
+        """Say that this warpgroup has read a stage."""
+        with when(self.thread < self.fillers):
+            if self.fillers == 1:
+                mbarrier.arrive(self.ring.empty(stage), self.weight)
+                return
+            offset = ir.script.Cast("uint32", stage * 8)
+            mbarrier.arrive_remote(self.remote.value + offset, self.weight)

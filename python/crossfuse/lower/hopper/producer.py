@@ -14,22 +14,20 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP
+from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.body import Body
 from crossfuse.lower.hopper.coordinates import at, grid_places
-from crossfuse.lower.hopper.finish.sums import await_parts
-from crossfuse.lower.hopper.load import load_tile
-from crossfuse.lower.hopper.plan.operand import Operand
+from crossfuse.lower.hopper.epilogue.sums import await_parts
+from crossfuse.lower.hopper.flags import FlagReader
+from crossfuse.lower.hopper.pipeline import Cursor, Throttle
+from crossfuse.lower.hopper.plan.operands import Operand
 from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.recover.contraction import first_of_reduction
-from crossfuse.lower.hopper.rows.chunk_emit import emit_chunks, emit_flags
-from crossfuse.lower.hopper.rows.chunk_load import factor_bytes, load_factors
-from crossfuse.lower.hopper.rows.chunk_plan import FLAG_WARP
+from crossfuse.lower.hopper.rows.chunks import emit_chunks, emit_flags, factor_bytes, load_factors
 from crossfuse.lower.hopper.rows.emit import FIRST_WARP, emit_rows
-from crossfuse.lower.hopper.rows.head_plan import ON_THEIR_WAY
+from crossfuse.lower.hopper.rows.plan import FLAG_WARP, ON_THEIR_WAY
 from crossfuse.lower.hopper.statements import Variable, branches, let, run, when
-from crossfuse.lower.hopper.sync import mbarrier
-from crossfuse.lower.hopper.sync.flag_reader import FlagReader
-from crossfuse.lower.hopper.sync.ring import Cursor, Throttle
+from crossfuse.lower.hopper.tma import load_tile
 from crossfuse.lower.hopper.warmup import hidden
 
 

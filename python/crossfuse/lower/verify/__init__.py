@@ -6,13 +6,17 @@ from typing import Any
 
 from crossfuse.lower.kernel import ClusterKernel, kernel_parts, read_kernel, root_of
 from crossfuse.lower.passes import prim_func_pass, was_lowered
-from crossfuse.lower.verify.distinct_stores import check_distinct_stores
-from crossfuse.lower.verify.global_memory import check_global_memory
-from crossfuse.lower.verify.limits import check_limits
-from crossfuse.lower.verify.private_buffers import check_private_buffers
-from crossfuse.lower.verify.structure import check_structure
-from crossfuse.lower.verify.vectors import check_vectors
-from crossfuse.lower.verify.virtual_threads import check_virtual_threads
+from crossfuse.lower.verify.stores import (
+    check_distinct_stores,
+    check_global_memory,
+    check_private_buffers,
+)
+from crossfuse.lower.verify.structure import (
+    check_limits,
+    check_structure,
+    check_vectors,
+    check_virtual_threads,
+)
 from crossfuse.markers import is_cluster_function
 
 

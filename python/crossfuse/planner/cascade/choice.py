@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
+from crossfuse.cascade.rewrite.passes import Pass
+from crossfuse.hardware import Device
 from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.choice import Runner, no_plan
+from crossfuse.planner.cost.rates import Rates
+from crossfuse.planner.cost.terms import Estimate
 from crossfuse.schema import Damaged, parse, typed, versioned
 
 #: Version of the JSON form.
@@ -69,7 +73,7 @@ class CascadeChoice:
     alone : Mapping[str, float]
         Microseconds of each stream as if there were no other.
     place : str
-        Where what outlives a sweep or a CTA is kept: see `crossfuse.planner.cascade.place`.
+        Where what outlives a sweep or a CTA is kept: see `crossfuse.planner.cascade.plan`.
     taken : Taken | None
         What the kernel takes; None of separate kernels.
     runners : tuple[Runner, ...]
@@ -109,3 +113,36 @@ class CascadeChoice:
             return typed(cls, versioned(document, VERSION, "version"))
         except Damaged as error:
             raise no_plan(error.found, error.limit) from None
+
+
+# Not fusing a cascade: one kernel after another, each of which reads and writes memory.
+
+
+def pass_times(passes: Sequence[Pass], device: Device, rates: Rates) -> list[dict[str, float]]:
+    """Microseconds of each pass by memory and by tensor cores, as if there were no other.
+
+    Reductions and outputs reach the measured rate of memory, as two-pass kernels of torch.compile
+    do (cross entropy 684 us of 671, moments of inertia 682 of 686); products what cuBLAS was fitted
+    to (`Fitted.eager`, `eager_tensor`).
+    """
+    found = []
+    measured, fitted = rates.measured, rates.fitted
+    peak = fitted.eager_tensor * float(rates.tensor_rate(128, 256, 2)) * device.sms
+    for each in passes:
+        reached = fitted.eager if each.flops else 1.0
+        memory = each.read / measured.hbm_read + each.written / measured.hbm_write
+        found.append({"hbm": memory / reached, "tensor": each.flops / peak})
+    return found
+
+
+def eager_estimate(passes: Sequence[Pass], device: Device, rates: Rates) -> Estimate:
+    """Estimate separate kernels in a CUDA graph."""
+    terms = {"hbm": 0.0, "tensor": 0.0}
+    busy = dict(terms)
+    for each in pass_times(passes, device, rates):
+        terms["hbm"] += each["hbm"]
+        terms["tensor"] += max(0.0, each["tensor"] - each["hbm"])
+        for name in busy:
+            busy[name] += each[name]
+    terms["kernels"] = len(passes) * rates.fitted.eager_kernel
+    return Estimate({name: time for name, time in terms.items() if time}, busy)

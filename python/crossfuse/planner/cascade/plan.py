@@ -7,30 +7,101 @@ from dataclasses import dataclass, replace
 from heapq import merge
 from typing import TYPE_CHECKING, Any
 
-from crossfuse.cascade.rewrite.tiled.sizes import KERNEL
+from crossfuse.cascade.rewrite.tiled.sizes import DSM, KERNEL, WARPGROUP_ROWS, CascadeTiles
+from crossfuse.cascade.rewrite.tiles import StreamTiles
+from crossfuse.cascade.rewrite.work import Work
 from crossfuse.errors import PlanRefused, RefusedError, refuse
-from crossfuse.hardware import Device, device
-from crossfuse.planner.cascade.choice import CascadeChoice
-from crossfuse.planner.cascade.eager import eager_estimate
+from crossfuse.hardware import WARP, WARPGROUP, Device, device
+from crossfuse.planner.cascade.choice import CascadeChoice, Taken, eager_estimate
 from crossfuse.planner.cascade.kernel import Tiles
-from crossfuse.planner.cascade.place import place_of, taken
+from crossfuse.planner.cascade.rows_space import RowsTiles, rows_memory
 from crossfuse.planner.cascade.shape import CascadeShape, shape_of_cascade
-from crossfuse.planner.cascade.space import (
-    estimate,
-    in_order,
-    moved,
-    parted,
-    tile_fields,
-)
+from crossfuse.planner.cascade.space import estimate, in_order, moved, parted, tile_fields
+from crossfuse.planner.cascade.stream_space import ctas, registers, shared_bytes
+from crossfuse.planner.cascade.tile_space import at_once, shared_size, steps_of, sum_registers
 from crossfuse.planner.choice import Runner, plain_numbers, runner_of
 from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.cost.terms import Estimate
-from crossfuse.planner.families import CASCADE_FAMILIES, EAGER, ROWS, TILES
+from crossfuse.planner.families import CASCADE_FAMILIES, EAGER, ROWS, STATE_PLACES, STREAM, TILES
+from crossfuse.planner.kernels.every import resources
 from crossfuse.planner.space.count import Step
 
 if TYPE_CHECKING:
     from crossfuse.planner.explain.cascade import CascadeReasons
+
+# Where a kernel of a cascade keeps what outlives a sweep or a CTA, and what it takes.
+
+#: Places of elements that outputs need again, by `StreamTiles.resident`.
+_RESIDENT = {"registers": "registers", "shared": "shared memory", "none": "L2"}
+
+
+def place_of(shape: CascadeShape, tiles: Tiles) -> str:
+    """Where states and elements are: words that tell kinds of kernels apart.
+
+    States of a CTA are in registers, those of a cluster go through DSM, those that a second kernel
+    merges through global memory. Elements that outputs over
+    the axis need again are in registers or shared memory, or come from L2 as far as it has them.
+    """
+    if isinstance(tiles, RowsTiles):
+        return "chunks of rows in L2" if tiles.chunk else "rows in L2"
+    state = "DSM" if tiles.cluster > 1 else "registers"
+    if isinstance(tiles, CascadeTiles) and tiles.in_memory:
+        state = "global memory"
+    if isinstance(tiles, StreamTiles) and isinstance(shape.work, Work) and shape.work.outputs:
+        return f"states in {state}, elements in {_RESIDENT[tiles.resident]}"
+    return f"states in {state}"
+
+
+def taken(shape: CascadeShape, tiles: Tiles, device: Device) -> Taken:
+    """What a kernel takes of the device."""
+    if isinstance(tiles, RowsTiles):
+        return _taken_by_rows(shape, tiles, device)
+    size = tiles.cluster
+    if isinstance(tiles, StreamTiles):
+        assert isinstance(shape.work, Work)
+        groups, side = -(-shape.work.rows // tiles.rows), ctas(shape.work, tiles, device)
+        room = side * device.resident_clusters(size)
+        threads = max(WARP, tiles.threads * tiles.rows)
+        return Taken(
+            groups * size,
+            size,
+            threads,
+            side,
+            registers(shape.work, tiles),
+            shared_bytes(shape.work, tiles),
+            round(max(1.0, groups / room), 2),
+        )
+    assert not isinstance(shape.work, Work)
+    found = steps_of(shape.work, tiles)
+    return Taken(
+        found.places * size,
+        tiles.ctas_of_cluster,
+        # One warpgroup more loads.
+        WARPGROUP * (found.sizes.rows // WARPGROUP_ROWS + 1),
+        1,
+        sum_registers(shape.work, found.sizes),
+        shared_size(shape.work, found.sizes),
+        round(max(1.0, found.places * tiles.alone / at_once(tiles, device)), 2),
+    )
+
+
+def _taken_by_rows(shape: CascadeShape, tiles: RowsTiles, device: Device) -> Taken:
+    """What the product takes; the warps that make rows are there anyway."""
+    assert shape.product is not None
+    (found,) = resources(tiles.kernel, shape.product.shape, device)
+    (phase,) = tiles.kernel.phases(shape.product.shape)
+    waves = int(phase.tiles) * found.cluster / found.busy
+    return Taken(
+        found.ctas,
+        found.cluster,
+        found.threads,
+        1,
+        found.sums,
+        int(rows_memory(shape.product, tiles.kernel, device).size),
+        round(max(1.0, waves), 2),
+    )
+
 
 #: Plans of rows before a product at most: the best one lowers, or one of the next.
 _ROWS_PLANS = 8
@@ -91,7 +162,7 @@ def ranked_cascade(
     list[CascadePlan]
         At least one; the first has the best of the other places, and not fusing, as
         `CascadeChoice.runners`. Where clusters share an axis, a merge by a second kernel is among
-        these, and never a plan: see `crossfuse.planner.cascade.placed`.
+        these, and never a plan: see `crossfuse.planner.cascade.plan`.
 
     Raises
     ------
@@ -263,4 +334,71 @@ def _none_fits(
         found=found,
         limit=f"tiles for {spec.name}: its shared memory and registers",
         instead="leave `only` out, pass the tiles, or split the cascade",
+    )
+
+
+# Plans of cascades that keep states in one place: what a comparison of places compiles.
+
+#: Where states merge in each of `STATE_PLACES`; None without merging.
+_MERGES: dict[str, str | None] = dict(zip(STATE_PLACES, (None, DSM, KERNEL), strict=True))
+
+
+def placed_cascade(
+    workload: Any, place: str, target: str | Device | None = None, *, rates: Rates | None = None
+) -> list[CascadePlan]:
+    """Plans that keep the states of a cascade in one place, the best first.
+
+    Parameters
+    ----------
+    workload : str | CascadeSpec | CascadeShape
+        What is computed.
+    place : str
+        ``"registers"``: one CTA has a row's whole axis. ``"dsm"``: clusters share it, and merge
+        through distributed shared memory, also where rows alone would fill the device.
+        ``"global"``: CTAs share it, and a second kernel merges their states.
+    target : str | Device | None
+        Device.
+    rates : Rates | None
+        What the device does; None takes its packaged record.
+
+    Returns
+    -------
+    list[CascadePlan]
+        At least one.
+
+    Raises
+    ------
+    PlanRefused
+        If there is no such kernel.
+    WorkloadRefused, CascadeRefused
+        For what is no cascade, or cannot stream.
+
+    Examples
+    --------
+    >>> best = placed_cascade("R3:batch=1", "global")[0]
+    >>> best.place, best.tiles["merge"]
+    ('states in global memory', 'kernel')
+    """
+    spec = device(target)
+    shape = workload if isinstance(workload, CascadeShape) else shape_of_cascade(workload)
+    known = rates or rates_of(spec)
+    found: list[CascadePlan] = []
+    if place in _MERGES:
+        merge = _MERGES[place]
+        families = [each for each in (STREAM, TILES) if each in shape.families]
+        if merge == KERNEL or (merge == DSM and TILES in families):
+            found = parted_plans(shape, spec, known, merge)
+        elif families:
+            words = "states in registers" if merge is None else "states in DSM"
+            every = ranked_cascade(shape, spec, only=families, rates=known)
+            found = [each for each in every if each.place.startswith(words)]
+    if found:
+        return found
+    raise refuse(
+        PlanRefused,
+        "plan",
+        shape.name,
+        found=f"placement {place!r}, and no kernel that keeps states there",
+        limit=f"{', '.join(STATE_PLACES)} of a stream; the last two where CTAs can share the axis",
+        instead="leave the placement out ('auto')",
     )

@@ -11,16 +11,15 @@ import numpy as np
 
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade.rows_product import RowsProduct
-from crossfuse.planner.dataflow.counts import choose
-from crossfuse.planner.kernels.every import count, every, select
-from crossfuse.planner.kernels.phase import (
-    SUMS_BESIDE_CHUNKS,
-    SUMS_BESIDE_ROWS,
-    TALLEST_BY_CHUNKS,
-)
-from crossfuse.planner.kernels.pruned import pruned
-from crossfuse.planner.kernels.read import read_kernel
-from crossfuse.planner.kernels.resident import resident
+from crossfuse.planner.cost.estimate import corrected
+from crossfuse.planner.cost.loop import OF_ROWS, ingest_speed, memory_speed, overlapped, start_time
+from crossfuse.planner.cost.rates import Rates
+from crossfuse.planner.cost.terms import Estimate
+from crossfuse.planner.counts import Share, ceil_div, choose, least
+from crossfuse.planner.families import ROWS
+from crossfuse.planner.kernels.every import count, every, moved_bytes, pruned, read_kernel, select
+from crossfuse.planner.kernels.memory import BEFORE_ROWS, Memory, memory, resident
+from crossfuse.planner.kernels.phase import SUMS_BESIDE_CHUNKS, SUMS_BESIDE_ROWS, TALLEST_BY_CHUNKS
 from crossfuse.planner.kernels.tiled import TiledKernel
 from crossfuse.planner.space.count import Step
 from crossfuse.schema import Tile
@@ -150,3 +149,121 @@ def ordered(times: Sequence[tuple[float, RowsTiles]]) -> list[tuple[float, RowsT
         return (int(log(time / best) / log(_EQUAL) + 1e-9), tiles.rows, time)
 
     return sorted(times, key=key)
+
+
+# How long rows and their product take in one kernel: the product alone, and what rows add to it.
+#
+# All CTAs start together, as they wait for one another. The first tile of rows is waited for; those
+# after it are made while tiles are multiplied. Weights are loaded meanwhile, as many as their ring
+# holds::
+#
+#     time = product + start together + what the streams take longer:
+#         hbm      by what is left of the wait when the ring is full
+#         tensor   by the wait
+#         rows     a stream of its own: all rows of the busiest warp
+#
+# Rows that multiplying warpgroups make are told as those of warps: a row of 8 KiB is made 5.1 us
+# after a CTA began, for 4.7 to 5.5 of a warp, most of it behind the sum: its stores and its flag.
+
+#: Warps of a CTA that make rows, see `crossfuse.lower.hopper.rows.emit`.
+WARPS = 2
+#: Microseconds of a row however short, and bytes of it that a warp takes in in one, beside what it
+#: waits for behind weights. A row of 8 KiB took 3.8 us on an H100 behind the weights that are asked
+#: for now (4.6 behind 7.7 MB, 5.8 behind 9.4 MB); how that divides was not measured.
+ROW, BYTES = 1.2, 3.9e3
+#: Microseconds that kernels lose whose CTAs have to start together: a norm and its product took
+#: 43.4 and 43.9 us on an H100 with 12 and 24 KiB of weights on their way, and 42.6 and 42.8 where
+#: nobody waited for room.
+TOGETHER = 1.1
+#: Times as long as alone that a product takes while chunks of its rows are made beside it: 94.5 us
+#: on an H100, of which about 4 for the first chunk, where it takes 82.7 alone.
+BESIDE_CHUNKS = 1.1
+_STREAMS = ("hbm", "l2", "ingest", "tensor")
+
+
+def rows_estimate(
+    product: RowsProduct,
+    kernel: TiledKernel,
+    device: Device,
+    rates: Rates,
+    chunked: bool = False,
+) -> Estimate:
+    """Estimate kernels that make rows and multiply them.
+
+    Parameters
+    ----------
+    product : RowsProduct
+        What is computed.
+    kernel : TiledKernel
+        Of one candidate, or of many.
+    device : Device
+        Its limits.
+    rates : Rates
+        What it was measured to do.
+    chunked : bool
+        Whether rows are made chunk by chunk.
+
+    Returns
+    -------
+    Estimate
+        That of the product, with the term ``rows``; without the user's own terms, which are of the
+        whole kernel.
+    """
+    found = corrected(kernel, product.shape, device, replace(rates, own=()))
+    active = least(kernel.clusters(product.shape, device)[0], resident(device, kernel.cluster))
+    ctas = active * kernel.cluster
+    # Rings of tiles wait for rows: what begins is a kernel that loads rows.
+    start = start_time(rates, kernel.cluster, ctas, OF_ROWS)
+    found = replace(found, terms={**found.terms, "start": _plain(start)})
+    rows = product.rows
+    asked, filled = _weights(product, kernel, device, rates, ctas)
+    if chunked:
+        return _by_chunks(product, found, rates)
+    each = ROW + rows.length * rows.read / BYTES + asked
+    # Rows are made in order, those of all CTAs at once.
+    first = ceil_div(least(kernel.rows, rows.rows), WARPS * ctas) * each
+    wait = first + rates.measured.flag
+    hbm, l2, ingest, tensor = (found.busy[name] for name in _STREAMS)
+    hidden = np.minimum(wait, filled)
+    made = ceil_div(rows.rows, WARPS * ctas) * each
+    more = overlapped(hbm + wait - hidden, l2, ingest, tensor + wait, made)
+    added = TOGETHER + more - overlapped(hbm, l2, ingest, tensor)
+    terms = {**found.terms, ROWS: _plain(added)}
+    return replace(found, terms=terms, busy={**found.busy, ROWS: made})
+
+
+def _by_chunks(product: RowsProduct, found: Estimate, rates: Rates) -> Estimate:
+    """Products that take rows in as they come: later by the first chunk, and slower throughout."""
+    first = ROW + product.chunk * product.rows.read / BYTES + rates.measured.flag
+    added = TOGETHER + first + (BESIDE_CHUNKS - 1) * sum(found.terms.values())
+    terms = {**found.terms, ROWS: _plain(added)}
+    return replace(found, terms=terms)
+
+
+def _plain(time: Share) -> Share:
+    """One kernel's as a float."""
+    return time if np.ndim(time) else float(time)
+
+
+def rows_memory(product: RowsProduct, kernel: TiledKernel, device: Device) -> Memory:
+    """Shared memory of the kernel: the boxes of a tile lie in left stages, whatever its rows."""
+    (phase,) = kernel.phases(product.shape)
+    return memory((replace(phase, boxes=0),), device, waits=True)
+
+
+def _weights(
+    product: RowsProduct, kernel: TiledKernel, device: Device, rates: Rates, ctas: Share
+) -> tuple[Share, Share]:
+    """Microseconds of memory for the weights that are on their way, and for all that rings hold."""
+    (phase,) = kernel.phases(product.shape)
+    speed = memory_speed(rates) * phase.right_sharers / ctas
+    speed = np.minimum(ingest_speed(rates), speed)
+    stages = np.minimum(rows_memory(product, kernel, device).right, phase.steps)
+    most = np.maximum(1, BEFORE_ROWS * phase.right_sharers // phase.right)
+    return np.minimum(stages, most) * phase.right / speed, stages * phase.right / speed
+
+
+def rows_bytes(product: RowsProduct, kernel: TiledKernel) -> dict[str, int]:
+    """Bytes that one kernel moves by level: rows go to L2 and come from there."""
+    moved = moved_bytes(kernel, product.shape)
+    return {**moved, "hbm": product.hbm_bytes, "l2": moved["l2"] + product.left_bytes}

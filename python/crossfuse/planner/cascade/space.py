@@ -15,11 +15,12 @@ from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade import rows_space, stream_space, tile_space
 from crossfuse.planner.cascade.kernel import CascadeKernel, Tiles
-from crossfuse.planner.cascade.rows_cost import rows_bytes, rows_estimate
 from crossfuse.planner.cascade.rows_space import (
     RowsTiles,
     by_chunks,
     listed,
+    rows_bytes,
+    rows_estimate,
     rows_kernels,
     together,
 )

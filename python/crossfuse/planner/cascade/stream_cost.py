@@ -25,9 +25,9 @@ from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.rewrite.work import Work
 from crossfuse.hardware import WARP, Device
 from crossfuse.planner.cascade.rates import lanes_time, special_time
-from crossfuse.planner.cascade.stream_limits import ctas, shared_bytes, steps
+from crossfuse.planner.cascade.stream_space import ctas, shared_bytes, steps
+from crossfuse.planner.cost.loop import OF_ROWS, start_time
 from crossfuse.planner.cost.rates import Rates, at
-from crossfuse.planner.cost.start import OF_ROWS, start_time
 from crossfuse.planner.cost.terms import Estimate
 
 #: Microseconds until a load under full traffic is there: 64 CTAs with 32 KiB of loads each took in
@@ -111,7 +111,7 @@ def stream_estimate(work: Work, tiles: StreamTiles, device: Device, rates: Rates
     work : Work
         The cascade.
     tiles : StreamTiles
-        Sizes that fit, see `crossfuse.planner.cascade.stream_limits.ctas`.
+        Sizes that fit, see `crossfuse.planner.cascade.stream_space.ctas`.
     device : Device
         Limits.
     rates : Rates

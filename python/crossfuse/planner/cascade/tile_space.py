@@ -3,21 +3,186 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import product
 from math import log
+
+import numpy as np
 
 from crossfuse.cascade.rewrite.tiled.sizes import WARPGROUP_ROWS, WIDE, CascadeTiles
 from crossfuse.cascade.rewrite.tiled.work import TileWork
 from crossfuse.hardware import Device
-from crossfuse.planner.cascade.tile_limits import (
-    at_once,
-    registers_fit,
-    shared_size,
-    splits_axis,
-    steps_together,
-)
-from crossfuse.planner.cascade.tile_steps import steps_of
 from crossfuse.planner.space.count import Step
+
+# What a stream of tiles takes of a multiprocessor.
+#
+# The lowering (`crossfuse.lower.hopper.stream.plan.kernel`) has the last word: it knows how many
+# arrays of scores an expression needs, where here one is assumed.
+
+#: Registers of a thread for scores, weights and sums, by the number of multiplying warpgroups.
+_REGISTERS = {1: 176, 2: 184, 3: 132}
+#: Shared memory of barriers and of arithmetic that is kept in its place, in bytes, at most.
+_REST = 1024
+#: Stages of the ring at least.
+_STAGES = 2
+
+
+def sum_registers(work: TileWork, sizes: CascadeTiles) -> int:
+    """Float32 registers of a thread: scores, their weights, and sums.
+
+    Sums of more columns than a warpgroup holds are shared by two.
+    """
+    columns = min(sizes.columns, WIDE)
+    return sizes.elements // 2 + sizes.elements // 4 + columns // 2
+
+
+def registers_fit(work: TileWork, sizes: CascadeTiles) -> bool:
+    """Whether a warpgroup has registers for a tile."""
+    limit = _REGISTERS.get(sizes.rows // WARPGROUP_ROWS, 0)
+    return sum_registers(work, sizes) <= limit
+
+
+def at_once(tiles: CascadeTiles, device: Device) -> int:
+    """Tiles of rows that a device works on at once, one CTA on a multiprocessor.
+
+    Where a second kernel merges, parts of tiles, which wait for no others.
+    """
+    return tiles.share * device.resident_clusters(tiles.ctas_of_cluster)
+
+
+def splits_axis(work: TileWork) -> bool:
+    """Whether CTAs can share the axis: wide sums are in no registers to merge.
+
+    Two warpgroups share them, apart from the rows whose states are merged.
+    """
+    return bool(work.depth) and 0 < work.columns <= WIDE
+
+
+def steps_together(work: TileWork) -> bool:
+    """Whether tiles of rows side by side go through the same elements, so that one load serves all.
+
+    Under a causal mask each of them ends elsewhere.
+    """
+    return len({(first, behind) for _, first, behind in work.spans}) <= 1
+
+
+def shared_size(work: TileWork, sizes: CascadeTiles) -> int:
+    """Bytes of shared memory of a CTA with as few stages as there can be."""
+    boxes = sizes.rows * min(sizes.columns, 64) * work.item
+    held = sizes.rows * sizes.depth * work.left if holds_left(work, sizes) else 0
+    return held + boxes + _STAGES * step_bytes(work, sizes) + _REST
+
+
+def step_bytes(work: TileWork, sizes: CascadeTiles) -> int:
+    """Bytes that a step brings into a CTA: tiles of both right operands, and of loaded elements.
+
+    Where a product's depth is cut, a step is one piece of it.
+    """
+    right = sizes.elements * sizes.depth * work.right
+    loaded = not work.depth or not holds_left(work, sizes)
+    left = sizes.rows * (sizes.depth or sizes.elements) * work.left if loaded else 0
+    return right + value_bytes(work, sizes) + left
+
+
+def value_bytes(work: TileWork, sizes: CascadeTiles) -> int:
+    """Bytes of them that the second product takes alone."""
+    return 0 if work.same else sizes.elements * sizes.columns * work.value
+
+
+def holds_left(work: TileWork, sizes: CascadeTiles) -> bool:
+    """Whether the left operand of the first product stays in shared memory.
+
+    Parameters
+    ----------
+    work : TileWork
+        The cascade.
+    sizes : CascadeTiles
+        Tiles, all chosen.
+
+    Returns
+    -------
+    bool
+        False where one product makes whole rows: both its operands are brought together.
+    """
+    all_depth = bool(work.depth) and sizes.depth == work.depth
+    return all_depth and not sizes.makes_whole_rows(work.length)
+
+
+# Steps of tiles of rows: which tiles of the axis each of them needs, and which are masked.
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What the CTAs of a stream of tiles do.
+
+    Attributes
+    ----------
+    sizes : CascadeTiles
+        The tiles, all chosen.
+    places : int
+        Tiles of all rows and columns.
+    total : int
+        Steps of all of them together.
+    longest : int
+        Of the tile with most.
+    masked : int
+        Steps, of all, in which masks are computed.
+    """
+
+    sizes: CascadeTiles
+    places: int
+    total: int
+    longest: int
+    masked: int
+
+    @property
+    def even(self) -> bool:
+        """Whether all tiles have as many steps."""
+        return self.total == self.places * self.longest
+
+
+def steps_of(work: TileWork, tiles: CascadeTiles) -> Steps:
+    """Count steps.
+
+    Parameters
+    ----------
+    work : TileWork
+        The cascade.
+    tiles : CascadeTiles
+        Sizes; what they leave open is chosen as for the kernel.
+    """
+    sizes = tiles.complete(work.rows, work.length, work.columns, work.depth)
+    tall = -(-work.rows // sizes.rows)
+    wide = -(-work.columns // sizes.columns) if sizes.columns else 1
+    needed, masked = _needed(work, sizes, tall)
+    others = work.groups * wide
+    return Steps(
+        sizes,
+        tall * others,
+        int(needed.sum()) * others,
+        int(needed.max()),
+        int(masked.sum()) * others,
+    )
+
+
+def _needed(work: TileWork, sizes: CascadeTiles, tall: int) -> tuple[np.ndarray, np.ndarray]:
+    """Steps of each tile of rows, and those of them that not all of its rows need whole."""
+    count = -(-work.length // sizes.elements)
+    if not work.spans:
+        # Masks that bound nothing are computed everywhere.
+        masked = count if work.masks else 0
+        return np.full(tall, count), np.full(tall, masked)
+    rows, first, behind = np.array(work.spans, np.float64).T
+    top = np.arange(tall) * sizes.rows
+    last = np.minimum(top + sizes.rows, work.rows) - 1
+    ends = np.stack([top, last])
+    starts, stops = np.interp(ends, rows, first), np.interp(ends, rows, behind)
+    begin = np.floor(starts.min(0) / sizes.elements)
+    stop = np.minimum(count, np.floor((stops.max(0) - 1) / sizes.elements) + 1)
+    needed = np.maximum(1, stop - begin)
+    whole = np.floor(stops.min(0) / sizes.elements) - np.ceil(starts.max(0) / sizes.elements)
+    return needed, needed - np.clip(whole, 0, needed)
+
 
 _ROWS = (64, 128, 192)
 _ELEMENTS = (32, 64, 96, 128, 160, 192, 224, 256)

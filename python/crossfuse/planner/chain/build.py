@@ -3,16 +3,205 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from crossfuse.calls import checked
-from crossfuse.planner.chain.layers import Further, Layer, Operand, assemble
-from crossfuse.planner.chain.refusal import refused
-from crossfuse.planner.chain.spec import Chain
+from crossfuse.planner.chain.spec import Chain, Dim, Product, Reduction, Tensor, refused
 from crossfuse.workload.conv_chain import ConvChainSpec
 from crossfuse.workload.dtypes import float_type
 from crossfuse.workload.epilogue import affine, further_operands
 from crossfuse.workload.spec import WorkloadSpec
+
+# Chains put together from their products, with one way to name everything.
+#
+# Dims are m, k, n and l, and b before them for a batch; from three products on they are m, k, n0,
+# n1 and so on. Tensors are A to E; from three products on A, B0, C0, B1, C1 and so on. Two weights
+# are B_gate and B_up. What else a product that makes C reads is C_0, C_1 and so on.
+
+#: Dims of a product by what they do in it, in the order in which they index its tensors.
+PARTS = ("batch", "row", "column", "summed")
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An input.
+
+    Attributes
+    ----------
+    item : int
+        Bytes of an element.
+    repeats : int
+        See `Tensor`.
+    batched : bool
+        Whether each matrix of the batch has its own.
+    """
+
+    item: int
+    repeats: int = 1
+    batched: bool = False
+
+
+@dataclass(frozen=True)
+class Further:
+    """A further input of a product.
+
+    Attributes
+    ----------
+    parts : tuple[str, ...]
+        Of `PARTS`, what indexes it.
+    item, repeats : int
+        See `Tensor`.
+    """
+
+    parts: tuple[str, ...]
+    item: int
+    repeats: int = 1
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """A reduction of what a product makes, or of the first left operand; see `Reduction`.
+
+    Attributes
+    ----------
+    name, combine : str
+        As there.
+    parts : tuple[str, ...]
+        Of `PARTS`, of the tensor that is reduced.
+    """
+
+    name: str
+    combine: str
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One product.
+
+    Attributes
+    ----------
+    width : int
+        Columns of what it makes.
+    weights : tuple[Operand, ...]
+        One, or gate and up.
+    item : int
+        Bytes of an element of what it makes, as stored.
+    further : tuple[Further, ...]
+        What else it reads.
+    reduced : tuple[Reduced, ...]
+        Reductions of what it makes.
+    """
+
+    width: int
+    weights: tuple[Operand, ...]
+    item: int
+    further: tuple[Further, ...] = ()
+    reduced: tuple[Reduced, ...] = ()
+
+
+def assemble(
+    rows: int,
+    depth: int,
+    left: Operand,
+    layers: Sequence[Layer],
+    *,
+    batch: int = 0,
+    reduced: Sequence[Reduced] = (),
+) -> Chain:
+    """Make a chain of its products.
+
+    Parameters
+    ----------
+    rows, depth : int
+        Of the first left operand; rows of one matrix if there is a batch.
+    left : Operand
+        The first left operand; it has the batch if there is one.
+    layers : Sequence[Layer]
+        At least one.
+    batch : int
+        Matrices of a batch; 0 for no batch dim.
+    reduced : Sequence[Reduced]
+        Reductions of the first left operand, of its rows or of what it sums.
+
+    Returns
+    -------
+    Chain
+        See the module for its names.
+
+    Raises
+    ------
+    PlanRefused
+        Without layers; see `Chain`.
+    """
+    count = len(layers)
+    if not count:
+        raise refused(
+            "widths",
+            "no product",
+            "at least one product",
+            "write the columns of every left operand and of the output",
+        )
+    names = ["k", *(("n", "l")[:count] if count < 3 else [f"n{each}" for each in range(count)])]
+    lead = ("b",) if batch else ()
+    dims = [*(Dim(each, batch) for each in lead), Dim("m", rows), Dim("k", depth)]
+    dims += [Dim(name, each.width) for name, each in zip(names[1:], layers, strict=True)]
+    tensors = [Tensor("A", (*lead, "m", "k"), left.item, "input", left.repeats)]
+    reductions = [_reduction(each, "A", _dims("", "k")) for each in reduced]
+    products: list[Product] = []
+    for index, layer in enumerate(layers):
+        role = "output" if index == count - 1 else "intermediate"
+        summed, column = names[index : index + 2]
+        right, result = _names(index, count)
+        rights = tuple(_rights(right, layer, lead, (column, summed)))
+        made = Tensor(result, (*lead, "m", column), layer.item, role)
+        further = tuple(_further(result, layer, _dims(column, summed)))
+        tensors += [*rights, made, *further]
+        before = products[-1].output if products else "A"
+        named = (tuple(each.name for each in group) for group in (rights, further))
+        operands, besides = named
+        products.append(Product(result, before, operands, summed, besides))
+        reductions += [_reduction(each, result, _dims(column, summed)) for each in layer.reduced]
+    return Chain(tuple(dims), tuple(tensors), tuple(products), tuple(reductions))
+
+
+def _names(index: int, count: int) -> tuple[str, str]:
+    """Names of the weights and of the result of a product."""
+    if count < 3:
+        return (("B", "C"), ("D", "E"))[index]
+    return f"B{index}", f"C{index}"
+
+
+def _rights(
+    name: str, layer: Layer, lead: tuple[str, ...], dims: tuple[str, ...]
+) -> Sequence[Tensor]:
+    names = (name,) if len(layer.weights) < 2 else (f"{name}_gate", f"{name}_up")
+    return [
+        Tensor(
+            each, (*(lead if weight.batched else ()), *dims), weight.item, "input", weight.repeats
+        )
+        for each, weight in zip(names, layer.weights, strict=True)
+    ]
+
+
+def _further(result: str, layer: Layer, dims: dict[str, str]) -> Sequence[Tensor]:
+    found = []
+    for index, each in enumerate(layer.further):
+        indexed = tuple(dims[part] for part in PARTS if part in each.parts)
+        found.append(Tensor(f"{result}_{index}", indexed, each.item, "input", each.repeats))
+    return found
+
+
+def _reduction(each: Reduced, tensor: str, dims: dict[str, str]) -> Reduction:
+    indexed = tuple(dims[part] for part in PARTS if part in each.parts)
+    return Reduction(each.name, tensor, each.combine, indexed)
+
+
+def _dims(column: str, summed: str) -> dict[str, str]:
+    """Names of the dims of a product by `PARTS`."""
+    return dict(zip(PARTS, ("b", "m", column, summed), strict=True))
+
 
 _NOTHING: Mapping[int, Sequence[Further]] = MappingProxyType({})
 
@@ -47,7 +236,7 @@ def chain_of(spec: WorkloadSpec) -> Chain:
         item=float_type(spec.dtype).size,
         out=float_type(spec.out).size,
         repeats=spec.k1 * spec.k1 if isinstance(spec, ConvChainSpec) else 1,
-        further=_further(spec),
+        further=_operands_of_epilogue(spec),
     )
 
 
@@ -87,7 +276,7 @@ def matrix_chain(
     Returns
     -------
     Chain
-        With the names of `crossfuse.planner.chain.layers`.
+        With the names of `crossfuse.planner.chain.build`.
 
     Raises
     ------
@@ -122,7 +311,7 @@ def matrix_chain(
     return assemble(rows, widths[0], Operand(item, repeats), layers, batch=batch)
 
 
-def _further(spec: WorkloadSpec) -> dict[int, list[Further]]:
+def _operands_of_epilogue(spec: WorkloadSpec) -> dict[int, list[Further]]:
     """Scales, biases and the residual of a workload by product, as its function takes them."""
     last = 1 if spec.L else 0
     found: dict[int, list[Further]] = {0: [], last: []}

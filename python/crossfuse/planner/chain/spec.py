@@ -14,12 +14,338 @@ Such a chain can be read and shown, but not yet analysed: see `refuse_reductions
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from crossfuse.planner.chain.check import check_chain
-from crossfuse.planner.chain.parts import Dim, Links, Product, Reduction, Tensor
+from crossfuse.errors import PlanRefused, RefusedError, refuse
+
+# What chains are made of: dims, tensors, products, and which has which.
+
+
+@dataclass(frozen=True)
+class Dim:
+    """A loop of a chain.
+
+    Attributes
+    ----------
+    name : str
+        Such as ``"m"``.
+    extent : int
+        Iterations.
+    """
+
+    name: str
+    extent: int
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A matrix, or a batch of them.
+
+    Attributes
+    ----------
+    name : str
+        Such as ``"B_gate"``.
+    dims : tuple[str, ...]
+        Names of the dims that index it.
+    item : int
+        Bytes of an element as stored.
+    role : str
+        ``"input"``, ``"intermediate"`` or ``"output"``.
+    repeats : int
+        Times that each stored element stands in the tensor: the windows of a convolution repeat
+        every pixel k * k times. Memory has elements / repeats of them.
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    item: int
+    role: str
+    repeats: int = 1
+
+
+@dataclass(frozen=True)
+class Product:
+    """One contraction.
+
+    Attributes
+    ----------
+    output : str
+        The tensor it makes, after its activation or the combination of gate and up.
+    left : str
+        The operand that comes down the chain.
+    rights : tuple[str, ...]
+        Weights. Two of them each multiply `left`, and what they make is combined element by
+        element.
+    reduction : str
+        The dim that is summed.
+    further : tuple[str, ...]
+        Inputs that are read besides, by the epilogue or with an operand. Those that the summed dim
+        indexes are read with the operands, others once for each element of a result.
+    """
+
+    output: str
+    left: str
+    rights: tuple[str, ...]
+    reduction: str
+    further: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A reduction of a tensor that is no product.
+
+    Attributes
+    ----------
+    name : str
+        Of the block that makes it.
+    tensor : str
+        The tensor that it reads, after whatever is done to its elements.
+    combine : str
+        ``"sum"``, ``"product"``, ``"max"`` or ``"min"``.
+    dims : tuple[str, ...]
+        Dims of the tensor that are reduced.
+    """
+
+    name: str
+    tensor: str
+    combine: str
+    dims: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Links:
+    """All parts of a chain, checked or not; see `crossfuse.planner.chain.spec.Chain`."""
+
+    dims: tuple[Dim, ...]
+    tensors: tuple[Tensor, ...]
+    products: tuple[Product, ...]
+    reductions: tuple[Reduction, ...] = ()
+
+    @cached_property
+    def _tensors(self) -> dict[str, Tensor]:
+        return {each.name: each for each in self.tensors}
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor of a name."""
+        return self._tensors[name]
+
+    def loops(self, index: int) -> tuple[str, ...]:
+        """Dims that a product runs over: of its output, then the one that it sums."""
+        product = self.products[index]
+        return (*self.tensor(product.output).dims, product.reduction)
+
+
+# Refusals of chains that cannot be.
+
+
+def refused(where: str, found: object, limit: str, instead: str) -> RefusedError:
+    """Build the refusal of a chain; see `crossfuse.errors.Refusal`."""
+    return refuse(PlanRefused, "chain", where, found=found, limit=limit, instead=instead)
+
+
+# What a chain must be for the analysis to hold.
+
+#: What a cluster calls the weights of the first product, beside the dims of the chain.
+TERMS = "terms"
+#: Extents that a plan goes through in steps.
+_LARGEST = 2**25
+
+
+def check_chain(chain: Links) -> None:
+    """Refuse what is not a chain of products.
+
+    Parameters
+    ----------
+    chain : Links
+        As its constructor got it.
+
+    Raises
+    ------
+    PlanRefused
+        Names that are used twice or unknown, extents and sizes below 1, dims and tensors that
+        nothing uses, a left operand that the product before did not make, a sum over a dim that an
+        operand lacks or the output has, outputs with other dims than the operands leave, further
+        inputs with dims that their product lacks, reductions of unknown tensors.
+    """
+    if not chain.products:
+        raise refused("products", "none", "at least one product", "add the products in order")
+    _check_names(chain)
+    _check_sizes(chain)
+    for index in range(len(chain.products)):
+        _check_links(chain, index)
+        _check_dims(chain, chain.products[index])
+        _check_further(chain, index)
+    _check_use(chain)
+    _check_reductions(chain)
+
+
+def refuse_reductions(chain: Links) -> None:
+    """Refuse a chain whose reductions are not all sums of products.
+
+    Parameters
+    ----------
+    chain : Links
+        What is about to be analysed.
+
+    Raises
+    ------
+    PlanRefused
+        Naming the first of its `Chain.reductions`.
+    """
+    if chain.reductions:
+        first = chain.reductions[0]
+        raise refused(
+            f"reduction '{first.name}'",
+            f"the {first.combine} of {first.tensor} over {', '.join(first.dims)}",
+            "products and element-wise functions between them, which is what volumes are known of",
+            "plan the products on either side as chains of their own",
+        )
+
+
+def _check_names(chain: Links) -> None:
+    names = {"dims": [each.name for each in chain.dims]}
+    names["tensors"] = [each.name for each in chain.tensors]
+    for what, present in names.items():
+        twice = _twice(present)
+        if twice:
+            found, limit = f"{twice!r} twice", "one of each name"
+            raise refused(what, found, limit, "rename one of them")
+    if TERMS in names["dims"]:
+        limit = "other names; clusters call the weights of the first product so"
+        raise refused("dims", repr(TERMS), limit, "rename the dim")
+    for tensor in chain.tensors:
+        unknown = [each for each in tensor.dims if each not in names["dims"]]
+        if unknown:
+            found, limit = repr(unknown[0]), "the dims " + ", ".join(names["dims"])
+            raise refused(f"tensor {tensor.name}", found, limit, "add the dim, with its extent")
+        twice = _twice(tensor.dims)
+        if twice:
+            found, limit = (
+                f"{twice!r} twice",
+                "each dim once; a diagonal is no operand",
+            )
+            raise refused(f"tensor {tensor.name}", found, limit, "rename one of them")
+    for product in chain.products:
+        for name in (product.left, *product.rights, product.output, *product.further):
+            if name not in names["tensors"]:
+                found, limit = repr(name), "the tensors " + ", ".join(names["tensors"])
+                raise refused(f"product of {product.output}", found, limit, "add the tensor")
+
+
+def _check_sizes(chain: Links) -> None:
+    sizes: list[tuple[str, object]] = [(f"dim {each.name}", each.extent) for each in chain.dims]
+    sizes += [(f"item of {each.name}", each.item) for each in chain.tensors]
+    sizes += [(f"repeats of {each.name}", each.repeats) for each in chain.tensors]
+    for where, value in sizes:
+        if type(value) is not int or value < 1:
+            raise refused(where, value, "a positive integer", "write 1, say")
+        if value > _LARGEST:
+            raise refused(where, value, f"at most {_LARGEST}", "compute it in slices")
+
+
+def _check_links(chain: Links, index: int) -> None:
+    """Each product's left operand and the roles of its tensors."""
+    product, where = chain.products[index], f"product of {chain.products[index].output}"
+    if index and product.left != chain.products[index - 1].output:
+        limit = f"{chain.products[index - 1].output}, which the product before makes"
+        raise refused(where, f"left operand {product.left}", limit, "order the products")
+    if not product.rights or len(product.rights) > 2:
+        limit = "one right operand, or two that are combined element by element"
+        raise refused(where, f"{len(product.rights)} right operands", limit, "join the weights")
+    last = index == len(chain.products) - 1
+    roles = {product.output: "output" if last else "intermediate"}
+    inputs = product.rights if index else (product.left, *product.rights)
+    roles |= dict.fromkeys((*inputs, *product.further), "input")
+    for name, role in roles.items():
+        if chain.tensor(name).role != role:
+            found = f"{name} as {chain.tensor(name).role}"
+            raise refused(where, found, f"{role}, from its place in the chain", f"write {role}")
+
+
+def _check_dims(chain: Links, product: Product) -> None:
+    where, reduction = f"product of {product.output}", product.reduction
+    left, output = chain.tensor(product.left), chain.tensor(product.output)
+    rights = [chain.tensor(each) for each in product.rights]
+    for operand in (left, *rights):
+        if reduction not in operand.dims:
+            found = f"a sum over {reduction!r}, which does not index {operand.name}"
+            shared = [each for each in left.dims if each in rights[0].dims]
+            limit = "a dim that indexes both operands: " + (", ".join(shared) or "there is none")
+            raise refused(where, found, limit, "sum over the dim that they share")
+    if reduction in output.dims:
+        found = f"{output.name}[{', '.join(output.dims)}], which the summed {reduction!r} indexes"
+        raise refused(where, found, "outputs without it", f"take {reduction!r} out of its dims")
+    if any(set(each.dims) != set(rights[0].dims) for each in rights):
+        found = " and ".join(f"{each.name}[{', '.join(each.dims)}]" for each in rights)
+        raise refused(where, found, "the same dims, as results are combined", "make them alike")
+    columns = [each for each in rights[0].dims if each not in left.dims]
+    if len(columns) != 1:
+        found = f"{len(columns)} dims of {rights[0].name} that {left.name} lacks"
+        raise refused(where, found, "one, the columns of the output", "flatten them into one dim")
+    made = {*left.dims, *rights[0].dims} - {reduction}
+    if set(output.dims) != made:
+        found = f"{output.name}[{', '.join(output.dims)}]"
+        limit = "all dims of the operands but the summed one: " + ", ".join(sorted(made))
+        raise refused(where, found, limit, "index the output by these")
+
+
+def _check_further(chain: Links, index: int) -> None:
+    """Further inputs are read at elements of their product."""
+    product, loops = chain.products[index], chain.loops(index)
+    for name in product.further:
+        odd = [each for each in chain.tensor(name).dims if each not in loops]
+        if odd:
+            where, found = f"product of {product.output}", f"{odd[0]!r} in further input {name}"
+            limit = "dims that the product runs over: " + ", ".join(loops)
+            raise refused(where, found, limit, "read it where a product has that dim")
+
+
+def _check_reductions(chain: Links) -> None:
+    names = [each.name for each in chain.tensors]
+    for each in chain.reductions:
+        where = f"reduction '{each.name}'"
+        if each.tensor not in names:
+            limit = "the tensors " + ", ".join(names)
+            raise refused(where, repr(each.tensor), limit, "name one of these")
+        dims = chain.tensor(each.tensor).dims
+        odd = [dim for dim in each.dims if dim not in dims]
+        if odd or not each.dims:
+            found, limit = repr(odd[0]) if odd else "no dims", ", ".join(dims)
+            raise refused(where, found, f"dims of {each.tensor}: {limit}", "name one of these")
+
+
+def _check_use(chain: Links) -> None:
+    """Dims and tensors without a use; outputs that are made twice."""
+    indexed = {dim for tensor in chain.tensors for dim in tensor.dims}
+    for dim in chain.dims:
+        if dim.name not in indexed:
+            limit = "dims that index a tensor"
+            raise refused(f"dim {dim.name}", "no tensor with it", limit, "leave the dim out")
+    names = [chain.products[0].left]
+    for each in chain.products:
+        names += [*each.rights, each.output, *each.further]
+    twice = _twice(names)
+    if twice:
+        found, limit = f"{twice} in two places", "one place in the chain for each tensor"
+        raise refused("tensors", found, limit, "rename the second one")
+    unused = [each.name for each in chain.tensors if each.name not in names]
+    if unused:
+        found, limit = f"{unused[0]}, which no product has", "what products read and make"
+        raise refused("tensors", found, limit, "leave it out")
+
+
+def _twice(names: Iterable[str]) -> str:
+    """A name that stands twice; empty if there is none."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return ""
+
 
 __all__ = ["Chain", "Dim", "Product", "Reduction", "Tensor"]
 
@@ -42,7 +368,7 @@ class Chain(Links):
     Raises
     ------
     PlanRefused
-        See `crossfuse.planner.chain.check`.
+        See `crossfuse.planner.chain.spec`.
 
     Examples
     --------

@@ -15,32 +15,33 @@ While the intermediate passes, weights of the second phase are loaded, as many a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
 
 import numpy as np
 
 from crossfuse.hardware import Device
-from crossfuse.planner.cost.clock import Clock
 from crossfuse.planner.cost.loop import (
+    Clock,
     Load,
     Streams,
     ingest_speed,
     memory_speed,
     overlapped,
+    start_time,
     streams,
     turns_of,
 )
+from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates, at
-from crossfuse.planner.cost.start import start_time
-from crossfuse.planner.cost.terms import Estimate
-from crossfuse.planner.dataflow.counts import Count, Share, choose, least, where
+from crossfuse.planner.cost.terms import LEARNED, Estimate
+from crossfuse.planner.cost.trees import features
+from crossfuse.planner.counts import Count, Share, choose, least, most, where
 from crossfuse.planner.kernels.clustered import ClusteredKernel
 from crossfuse.planner.kernels.every import Kernel, memories
-from crossfuse.planner.kernels.memory import Memory
+from crossfuse.planner.kernels.memory import Memory, resident
 from crossfuse.planner.kernels.phase import Phase
 from crossfuse.planner.kernels.registers import RegisterKernel
-from crossfuse.planner.kernels.resident import resident
 from crossfuse.planner.kernels.shape import Shape
 from crossfuse.planner.kernels.tiled import TiledKernel
 
@@ -263,3 +264,56 @@ def _largest(clusters: tuple[Count, ...]) -> Count:
     for each in clusters[1:]:
         found = np.maximum(found, each)
     return found
+
+
+# The streams of a kernel one by one, as if there were no other.
+
+
+def alone(kernel: Kernel, shape: Shape, device: Device, rates: Rates) -> dict[str, Share]:
+    """Microseconds that each stream of the loops would take if there were no other.
+
+    Unlike `crossfuse.planner.cost.estimate.Estimate.busy`, with what is loaded while the
+    intermediate passes.
+    """
+    clusters = reduce(most, kernel.clusters(shape, device))
+    active = least(clusters, resident(device, kernel.cluster))
+    found: dict[str, Share] = dict.fromkeys(("hbm", "l2", "ingest", "tensor"), 0.0)
+    for phase, fresh in zip(kernel.phases(shape), shape.weight_bytes, strict=False):
+        load = Load(kernel.cluster, active, fresh)
+        each = streams(phase, load, shape.item, rates, device.sms)
+        for name in found:
+            found[name] = found[name] + getattr(each, name)
+    found["hbm"] = found["hbm"] + shape.further / memory_speed(rates)
+    return found
+
+
+# The estimate with what was learned from measured kernels.
+#
+# ``time = estimate * exp(correction)``. What the correction adds or takes is a term of its own, so
+# that a plan still says which part of its time is explained and which is experience.
+
+
+def corrected(kernel: Kernel, shape: Shape, device: Device, rates: Rates) -> Estimate:
+    """Estimate the time of kernels, and correct it by trees if the rates have any.
+
+    Parameters
+    ----------
+    kernel, shape, device, rates
+        See `crossfuse.planner.cost.estimate.estimate`.
+
+    Returns
+    -------
+    Estimate
+        With a term ``"learned"``, which is negative where kernels were faster than estimated, and
+        the user's own terms, which were not learned from.
+    """
+    room = memories(kernel, shape, device)[-1]
+    found = estimate(kernel, shape, device, rates, room)
+    if rates.trees is None:
+        return with_own(found, rates.own, kernel, shape, device)
+    rows = features(kernel, shape, device, found, room)
+    by: np.ndarray | float = np.expm1(rates.trees.sum(rows)) * np.asarray(found.microseconds)
+    if not np.ndim(found.microseconds):
+        by = float(np.asarray(by).item())
+    found = replace(found, terms={**found.terms, LEARNED: by})
+    return with_own(found, rates.own, kernel, shape, device)

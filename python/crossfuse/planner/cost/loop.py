@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from crossfuse.planner.cost.rates import Rates
-from crossfuse.planner.dataflow.counts import Count, Share, ceil_div, least
+from crossfuse.planner.cost.rates import Rates, at
+from crossfuse.planner.counts import Count, Share, ceil_div, least
 from crossfuse.planner.kernels.phase import Phase
 
 #: How well streams hide each other: 1 is not at all, infinity is all but the longest.
@@ -125,3 +126,78 @@ def overlapped(*times: Share) -> Share:
     """How long several streams take together: a soft maximum."""
     total = sum(np.maximum(each, 0.0) ** OVERLAP for each in times)
     return np.power(total, 1 / OVERLAP)
+
+
+# Adds the terms of an estimate up, phase by phase.
+
+
+class Clock:
+    """Adds terms up.
+
+    Attributes
+    ----------
+    terms, busy : dict[str, Any]
+        See `crossfuse.planner.cost.terms.Estimate`.
+    """
+
+    def __init__(self) -> None:
+        self.terms: dict[str, Any] = {}
+        self.busy: dict[str, Any] = {}
+
+    def add(self, name: str, time: Share) -> None:
+        """Add microseconds to a term."""
+        self.terms[name] = self.terms.get(name, 0.0) + time
+
+    def stream(self, name: str, time: Share) -> None:
+        """Add microseconds of a stream during which no other has anything to do."""
+        self.add(name, time)
+        self.busy[name] = self.busy.get(name, 0.0) + time
+
+    def loop(self, found: Streams, between: Share) -> Share:
+        """Add a phase's loop; `between` of its tiles their epilogues are in the way of wgmma.
+
+        Each stream is told by what it adds to those before it, so that all of them are the whole.
+        """
+        before: Share = 0.0
+        even = (found.hbm, found.l2, *found.even)
+        for number, name in enumerate(("hbm", "l2", "ingest", "tensor"), 1):
+            after = overlapped(*even[:number])
+            self.add(name, after - before)
+            before = after
+        whole = overlapped(found.hbm, found.l2, found.ingest, found.tensor + between)
+        self.add("waves", whole - before)
+        alone = (found.hbm, found.l2, found.ingest, found.tensor)
+        for name, time in zip(("hbm", "l2", "ingest", "tensor"), alone, strict=True):
+            self.busy[name] = self.busy.get(name, 0.0) + time
+        return whole
+
+
+# From the launch of a kernel to its first tiles or rows, for kernels of every kind.
+
+#: Microseconds of a start beyond the latency of memory, and for each time that there are twice as
+#: many CTAs, of kernels that load rows: fitted to streams on H100s and H200s.
+OF_ROWS = (0.68, 0.0623)
+
+
+def start_time(
+    rates: Rates, cluster: Count, ctas: Count, own: tuple[float, float] | None = None
+) -> Share:
+    """Microseconds until what is asked for first is there.
+
+    Parameters
+    ----------
+    rates : Rates
+        Of the device.
+    cluster : Count
+        CTAs of a cluster, which meet.
+    ctas : Count
+        That begin at the same time.
+    own : tuple[float, float] | None
+        Microseconds beyond the latency of memory, and for each time that there are twice as many
+        CTAs; None takes those that were fitted to kernels with rings of tiles.
+    """
+    fitted, measured = rates.fitted, rates.measured
+    late, crowd = own or (fitted.start, fitted.crowd)
+    latency = measured.early_launch + measured.hbm
+    together = latency + at(measured.cluster_barrier, cluster)
+    return late + together + crowd * np.log2(ctas)

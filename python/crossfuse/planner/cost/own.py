@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.cost.terms import CASCADE_TERMS, TERMS, Estimate
-from crossfuse.planner.dataflow.counts import Share
+from crossfuse.planner.counts import Share
 
 if TYPE_CHECKING:
     from crossfuse.hardware import Device

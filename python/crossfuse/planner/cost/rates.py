@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from crossfuse.calls import checked
-from crossfuse.errors import EnvironmentRefused, refuse
-from crossfuse.hardware import Device
-from crossfuse.planner.calibration.lookup import measured
-from crossfuse.planner.calibration.record import Measured
+from crossfuse.errors import EnvironmentRefused, PlanRefused, refuse
+from crossfuse.hardware import Device, device
+from crossfuse.planner.calibration.record import Measured, load, measured
 from crossfuse.planner.cost.own import OwnTerm
 from crossfuse.planner.cost.trees import Trees, trees_of
-from crossfuse.planner.dataflow.counts import Count, Share
+from crossfuse.planner.counts import Count, Share
 from crossfuse.schema import Damaged, Positive, typed
 
 
@@ -211,3 +211,46 @@ def rates_of(device: Device) -> Rates:
     3.13
     """
     return replace(rates_from(measured(device)), trees=trees_of(device.name))
+
+
+# Rates of a record that ``crossfuse calibrate`` wrote, in the place of the packaged ones.
+
+
+def rates_of_file(path: Path, target: str | Device) -> Rates:
+    """Read the rates of a device from a file.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        A record, see `crossfuse.planner.calibration.record`.
+    target : str | Device
+        The device that is planned for.
+
+    Returns
+    -------
+    Rates
+        What the record says. Constants fitted to kernels are the packaged ones, unless the record
+        has its own. What was learned beyond them goes with them: other constants leave other
+        errors.
+
+    Raises
+    ------
+    EnvironmentRefused
+        If the file is unreadable, stale or corrupt.
+    PlanRefused
+        If it is another device's.
+    """
+    spec, record = device(target), load(path)
+    if record.name != spec.name:
+        raise refuse(
+            PlanRefused,
+            "rates",
+            str(path),
+            found=f"a record of {record.name}",
+            limit=f"one of {spec.name}, which is planned for",
+            instead=f"plan for {record.name}, or measure {spec.name} (crossfuse calibrate)",
+        )
+    found, packaged = rates_from(record), rates_of(spec)
+    if record.fitted and found.fitted != packaged.fitted:
+        return found
+    return replace(packaged, measured=found.measured)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from crossfuse.planner.dataflow.counts import Share
+from crossfuse.planner.counts import Share
 
-#: Term of what was learned from measured kernels, see `crossfuse.planner.cost.corrected`.
+#: Term of what was learned from measured kernels, see `crossfuse.planner.cost.estimate`.
 LEARNED = "learned"
 #: Names of terms, in the order in which they are told.
 TERMS = (

@@ -35,9 +35,8 @@ from dataclasses import dataclass
 
 from crossfuse.errors import PlanRefused, RefusedError, refuse
 from crossfuse.hardware import Device
-from crossfuse.planner.chain.check import TERMS
-from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.dataflow.counts import Count, Flag, both, floor_div, most
+from crossfuse.planner.chain.spec import TERMS, Chain
+from crossfuse.planner.counts import Count, Flag, both, floor_div, most
 
 #: CTAs in a cluster at most, with the launch attribute for sizes beyond 8.
 MAX_CLUSTER = Device.max_cluster

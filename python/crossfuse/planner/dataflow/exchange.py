@@ -36,11 +36,16 @@ from dataclasses import dataclass
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import Chain
+from crossfuse.planner.counts import Count, ceil_div, floor_div, most
 from crossfuse.planner.dataflow.cluster import cluster_lanes
-from crossfuse.planner.dataflow.counts import Count, ceil_div, floor_div, most
-from crossfuse.planner.dataflow.footprint import ACCUMULATOR, sums_of
-from crossfuse.planner.dataflow.residency import Residency
-from crossfuse.planner.dataflow.volume import Nest, elements_made, elements_moved
+from crossfuse.planner.dataflow.schedules import Residency
+from crossfuse.planner.dataflow.volume import (
+    ACCUMULATOR,
+    Nest,
+    elements_made,
+    elements_moved,
+    sums_of,
+)
 
 METHODS = ("scatter", "naive")
 

@@ -19,26 +19,129 @@ Further inputs, such as biases, go from L2 to registers, which the levels betwee
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from crossfuse.calls import checked
-from crossfuse.planner.chain.check import TERMS
-from crossfuse.planner.chain.spec import Chain, Tensor
-from crossfuse.planner.dataflow.counts import Count, Share, choose, part
+from crossfuse.planner.chain.spec import TERMS, Chain, Tensor
+from crossfuse.planner.counts import Count, Flag, Share, ceil_div, choose, part
 from crossfuse.planner.dataflow.exchange import Exchanges, exchanges
-from crossfuse.planner.dataflow.footprint import ACCUMULATOR
-from crossfuse.planner.dataflow.hbm import through_hbm
-from crossfuse.planner.dataflow.moving import inputs, operands, written_bytes
-from crossfuse.planner.dataflow.residency import Residency
-from crossfuse.planner.dataflow.schedules import LoopSchedule
+from crossfuse.planner.dataflow.schedules import LoopSchedule, Residency
 from crossfuse.planner.dataflow.tiling import LEVELS, Tiling
 from crossfuse.planner.dataflow.volume import (
+    ACCUMULATOR,
     Nest,
     elements_made,
     elements_moved,
     nests,
     operand_reads,
+    region_elements,
 )
+
+# Tensors that loops move, each with its loops, and what they write.
+
+
+def operands(chain: Chain, made: tuple[Nest, ...]) -> list[tuple[Nest, Tensor]]:
+    """Operands of products, intermediates too."""
+    return [
+        (nest, chain.tensor(name))
+        for nest, product in zip(made, chain.products, strict=True)
+        for name in (product.left, *product.rights)
+    ]
+
+
+def further(chain: Chain, made: tuple[Nest, ...]) -> list[tuple[Nest, Tensor]]:
+    """Further inputs, with the loops that read them."""
+    return [
+        (replace(nest, own=chain.further_loops(index, name)), chain.tensor(name))
+        for index, (nest, product) in enumerate(zip(made, chain.products, strict=True))
+        for name in product.further
+    ]
+
+
+def inputs(chain: Chain, made: tuple[Nest, ...]) -> list[tuple[Nest, Tensor]]:
+    """All that no product of the chain makes."""
+    given = [each for each in operands(chain, made) if each[1].role == "input"]
+    return [*given, *further(chain, made)]
+
+
+def written_bytes(chain: Chain, nest: Nest, hold: int, adds: bool) -> Count:
+    """Bytes of the output: whole sums as stored, partial ones in full and as often as they come."""
+    tensor = chain.output
+    elements = elements_moved(nest, tensor.dims, hold)
+    partial = elements * ACCUMULATOR
+    if not adds:
+        again = elements - elements_moved(nest, tensor.dims, hold, first=True)
+        partial = partial + again * ACCUMULATOR
+    return choose(elements > chain.elements(tensor.name), partial, elements * tensor.item)
+
+
+# What a chain moves between HBM and L2, which keeps what the loops inside some position touch.
+
+
+def through_hbm(
+    chain: Chain, made: tuple[Nest, ...], residency: Residency, l2_bytes: int
+) -> dict[str, Count]:
+    """Count bytes by tensor: what L2 cannot keep comes again; what fits moves once, or not at all.
+
+    Parameters
+    ----------
+    chain, residency
+        See `crossfuse.planner.dataflow.movement.movement`.
+    made : tuple[Nest, ...]
+        Of the grid, from `crossfuse.planner.dataflow.volume.nests`.
+    l2_bytes : int
+        L2 for tiles that are read again.
+
+    Returns
+    -------
+    dict[str, Count]
+        An intermediate that fits does not move.
+    """
+    inner = len(made[0].schedule.order)
+    given = inputs(chain, made)
+    # What a CTA holds for longer than L2 does not come again for that.
+    longest = {each.name: residency.position(each, made[0].schedule) for each in chain.tensors}
+    result: Count = 0
+    found: dict[str, Count] = {}
+    for hold in reversed(range(inner + 1)):
+        fits: Flag = hold == inner
+        if hold < inner:
+            fits = _working_set(chain, made, residency, hold) <= l2_bytes
+        for nest, tensor in given:
+            size = _from_hbm(nest, tensor, min(hold, longest[tensor.name]))
+            found[tensor.name] = choose(fits, size, found.get(tensor.name, 0))
+        stays = min(hold, longest[chain.output.name])
+        result = choose(fits, written_bytes(chain, made[-1], stays, adds=False), result)
+    for index, tensor in enumerate(chain.intermediates):
+        if tensor.name in residency.grid_wide:
+            consumer, hold = made[index + 1], residency.position(tensor, made[0].schedule)
+            region = region_elements(consumer, tensor.dims, hold) * tensor.item
+            moved = elements_made(made[index], tensor.dims) * tensor.item
+            moved = moved + _from_hbm(consumer, tensor, inner)
+            streams = _working_set(chain, made, replace(residency, grid_wide=frozenset()), inner)
+            found[tensor.name] = choose(region + streams <= l2_bytes, 0, moved)
+    return {**found, chain.output.name: result}
+
+
+def _working_set(chain: Chain, made: tuple[Nest, ...], residency: Residency, hold: int) -> Count:
+    """Bytes that the loops from a position on touch in L2."""
+    needed: Count = 0
+    moving = (*operands(chain, made), *further(chain, made), (made[-1], chain.output))
+    for nest, tensor in moving:
+        if tensor.role != "intermediate" or tensor.name in residency.grid_wide:
+            needed = needed + _in_memory(region_elements(nest, tensor.dims, hold), tensor)
+    return needed
+
+
+def _from_hbm(nest: Nest, tensor: Tensor, hold: int) -> Count:
+    return _in_memory(elements_moved(nest, tensor.dims, hold), tensor)
+
+
+def _in_memory(elements: Count, tensor: Tensor) -> Count:
+    """Bytes that elements take in memory, where those that repeat stand once."""
+    size = elements * tensor.item
+    return ceil_div(size, tensor.repeats) if tensor.repeats > 1 else size
+
 
 MEMORIES = ("registers", "shared", "dsm", "l2", "hbm")
 
@@ -117,7 +220,7 @@ def movement(
     Examples
     --------
     >>> from crossfuse.planner.chain.build import chain_of
-    >>> from crossfuse.planner.dataflow.residency import kept
+    >>> from crossfuse.planner.dataflow.schedules import kept
     >>> from crossfuse.planner.dataflow.schedules import read_schedule
     >>> from crossfuse.workload import parse
     >>> chain = chain_of(parse("gemm_chain:M=128,K=768,N=3072,L=768"))

@@ -27,8 +27,8 @@ import numpy as np
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import Chain
+from crossfuse.planner.counts import Count, ceil_div, least
 from crossfuse.planner.dataflow.cluster import check_cluster, cluster_lanes
-from crossfuse.planner.dataflow.counts import Count, ceil_div, least
 from crossfuse.planner.dataflow.schedules import LoopSchedule
 
 LEVELS = ("cta", "cluster", "grid")

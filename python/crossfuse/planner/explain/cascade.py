@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 from crossfuse.cascade.rewrite.passes import Pass
 from crossfuse.cascade.rewrite.work import Work
 from crossfuse.hardware import Device, device
-from crossfuse.planner.cascade.choice import CascadeChoice
-from crossfuse.planner.cascade.eager import pass_times
+from crossfuse.planner.cascade.choice import CascadeChoice, pass_times
 from crossfuse.planner.cascade.space import candidates, read_tiles
-from crossfuse.planner.cascade.tile_steps import steps_of
+from crossfuse.planner.cascade.tile_space import steps_of
 from crossfuse.planner.choice import Runner, runner_of
 from crossfuse.planner.cost.rates import Rates, at, rates_of
 from crossfuse.planner.explain.levels import CASCADE_LEVELS, PLAIN, SPECIAL, Level, size_text

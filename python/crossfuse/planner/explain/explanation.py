@@ -6,32 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from crossfuse.hardware import Device, device
-from crossfuse.planner.chain.check import refuse_reductions
+from crossfuse.planner.chain.spec import refuse_reductions
 from crossfuse.planner.choice import Choice, no_plan, runner_of
-from crossfuse.planner.cost.alone import alone
-from crossfuse.planner.cost.estimate import eager
+from crossfuse.planner.cost.estimate import alone, eager
 from crossfuse.planner.cost.loop import turns_of
 from crossfuse.planner.cost.rates import Rates, rates_of
-from crossfuse.planner.dataflow.counts import least
-from crossfuse.planner.explain.layout import layout
-from crossfuse.planner.explain.levels import levels
+from crossfuse.planner.counts import least
+from crossfuse.planner.explain.levels import layout, levels, places
 from crossfuse.planner.explain.picture import picture
-from crossfuse.planner.explain.places import places
-from crossfuse.planner.explain.reasons import Reasons, Usage
-from crossfuse.planner.explain.tables import plain
+from crossfuse.planner.explain.tables import Reasons, Usage, plain
 from crossfuse.planner.families import EAGER
-from crossfuse.planner.kernels.every import Kernel, families, memories
-from crossfuse.planner.kernels.memory import uses
-from crossfuse.planner.kernels.pruned import pruned
-from crossfuse.planner.kernels.read import read_kernel
-from crossfuse.planner.kernels.resident import resident
+from crossfuse.planner.kernels.every import Kernel, families, memories, pruned, read_kernel
+from crossfuse.planner.kernels.memory import resident, uses
 from crossfuse.planner.kernels.shape import Shape, shape_of
 from crossfuse.planner.space.count import count
 
 
 @dataclass(frozen=True)
 class Explanation(Reasons):
-    """Why a plan is the plan; see `crossfuse.planner.explain.reasons.Reasons` for its values.
+    """Why a plan is the plan; see `crossfuse.planner.explain.tables.Reasons` for its values.
 
     Examples
     --------

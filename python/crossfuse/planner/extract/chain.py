@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from crossfuse.planner.chain.layers import Layer, Operand, assemble
+from crossfuse.planner.chain.build import Layer, Operand, assemble
 from crossfuse.planner.chain.spec import Chain
 
 if TYPE_CHECKING:
@@ -44,10 +44,13 @@ def chain_from(func: PrimFunc) -> Chain:
     >>> [(each.name, each.dims) for each in chain.tensors]
     [('A', ('m', 'k')), ('B', ('n', 'k')), ('C', ('m', 'n')), ('D', ('l', 'n')), ('E', ('m', 'l'))]
     """
-    from crossfuse.planner.extract.batch import batch_of, row_parts
-    from crossfuse.planner.extract.parts import Parts
-    from crossfuse.planner.extract.program import read_program
-    from crossfuse.planner.extract.reductions import find_reductions
+    from crossfuse.planner.extract.parts import (
+        Parts,
+        batch_of,
+        find_reductions,
+        read_program,
+        row_parts,
+    )
     from crossfuse.planner.extract.stages import find_stages
 
     program = read_program(func)

@@ -8,8 +8,7 @@ from typing import Any
 
 from crossfuse.blocks import access
 from crossfuse.blocks.read import Block
-from crossfuse.planner.extract.reads import Factor, Program, Read, distinct
-from crossfuse.planner.extract.refusal import OUTLINE, refused
+from crossfuse.planner.extract.reads import OUTLINE, Factor, Program, Read, distinct, refused
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,8 +11,7 @@ from crossfuse import _tvm as ir
 from crossfuse.blocks import access
 from crossfuse.blocks.read import Block
 from crossfuse.planner.extract.product import Split, is_product, products, split
-from crossfuse.planner.extract.reads import Program, Read, distinct, item_of_buffer
-from crossfuse.planner.extract.refusal import refused
+from crossfuse.planner.extract.reads import Program, Read, distinct, item_of_buffer, refused
 
 
 @dataclass(frozen=True, eq=False)

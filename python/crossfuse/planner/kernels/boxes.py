@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from crossfuse.planner.dataflow.counts import Count
+from crossfuse.planner.counts import Count
 
 #: Rows that a warpgroup multiplies, M of every wgmma, and so of each box that it stores.
 WARPGROUP_ROWS = 64

@@ -14,12 +14,10 @@ from typing import Any
 import numpy as np
 
 from crossfuse.hardware import Device
-from crossfuse.planner.dataflow.counts import Count, Flag, ceil_div, least
-from crossfuse.planner.kernels.parted import PartedKernel
+from crossfuse.planner.counts import Count, Flag, ceil_div, least
+from crossfuse.planner.kernels.kernel import PartedKernel
 from crossfuse.planner.kernels.phase import Phase, hold_both
-from crossfuse.planner.kernels.rules import TileRule
-from crossfuse.planner.kernels.shape import Shape
-from crossfuse.planner.kernels.shares import rows_in_parts
+from crossfuse.planner.kernels.shape import Shape, TileRule, rows_in_parts
 
 #: Columns that slices are multiples of, and all slices of a cluster: what wgmma multiplies at once,
 #: and a row of a tile of D.

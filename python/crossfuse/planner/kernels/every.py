@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from crossfuse.hardware import Device
+from crossfuse.errors import PlanRefused, refuse
+from crossfuse.hardware import WARPGROUP, Device
 from crossfuse.planner.families import FAMILIES
 from crossfuse.planner.kernels.clustered import SLICE, ClusteredKernel
-from crossfuse.planner.kernels.memory import Memory, memory
+from crossfuse.planner.kernels.memory import Memory, memory, resident
 from crossfuse.planner.kernels.registers import RegisterKernel
 from crossfuse.planner.kernels.shape import Shape
 from crossfuse.planner.kernels.tiled import TiledKernel
+from crossfuse.planner.space.count import Step
+from crossfuse.schema import Damaged, Extent, typed
 
 Kernel: TypeAlias = "TiledKernel | ClusteredKernel | RegisterKernel"
 
@@ -180,3 +183,214 @@ def _counts(most: int) -> tuple[float, ...]:
 def _grid(*axes: Sequence[float]) -> list[np.ndarray]:
     """Every combination, as one flat array for each axis."""
     return [each.ravel() for each in np.meshgrid(*map(np.asarray, axes), indexing="ij")]
+
+
+# Kernels from the tiles that rules take, as records and plans hold them.
+
+
+def read_kernel(family: str, tiles: Mapping[str, Any]) -> Kernel:
+    """Make a kernel of the fields of its rule's tiles, the inverse of ``tiles()``.
+
+    Parameters
+    ----------
+    family : str
+        One of `FAMILIES`.
+    tiles : Mapping[str, Any]
+        Fields of `RegisterTiles`, `ClusterTiles` or `TensorTiles`; of l2 and global those of
+        ``first`` and ``second``. All of them are given.
+
+    Raises
+    ------
+    PlanRefused
+        An unknown family, or a field that is missing.
+    """
+    if family not in FAMILIES:
+        raise refuse(
+            PlanRefused,
+            "kernel-family",
+            "family",
+            found=repr(family),
+            limit=", ".join(FAMILIES),
+            instead="name one of these",
+        )
+    try:
+        if family == "registers":
+            return RegisterKernel(*_extents(tiles, "rows", "columns", "parts", "cluster"))
+        if family == "dsm":
+            return ClusteredKernel(*_extents(tiles, "rows", "cluster", "parts"))
+        return _read_tiled(family, tiles)
+    except Damaged as missing:
+        raise refuse(
+            PlanRefused,
+            "kernel-tiles",
+            family,
+            found=missing.found,
+            limit="every field that says how the chain is divided",
+            instead="write the field; nothing is chosen for a kernel that is given",
+        ) from missing
+
+
+def _extents(tiles: Mapping[str, Any], *names: str) -> tuple[int, ...]:
+    """Fields of tiles, which all have to be given."""
+    if missing := [each for each in names if each not in tiles]:
+        raise Damaged(f"no {missing[0]}", "all fields")
+    return tuple(typed(Extent, tiles[each]) for each in names)
+
+
+def _read_tiled(place: str, tiles: Mapping[str, Any]) -> TiledKernel:
+    phases = {"first": tiles} if place == "gemm" else typed(Mapping[str, Mapping[str, Any]], tiles)
+    rows, columns, split, cluster, across = _extents(
+        phases.get("first", {}), "rows", "columns", "split", "cluster", "across"
+    )
+    kernel = TiledKernel(
+        place,
+        rows,
+        columns,
+        size=max(split, cluster),
+        across=across,
+        stacked=bool(phases["first"].get("stacked")) if place != "gemm" else split == 1,
+        split=split > 1,
+    )
+    if place == "gemm":
+        return replace(kernel, stacked=bool(kernel.size > 1 and not kernel.split))
+    columns, split = _extents(phases.get("second", {}), "columns", "split")
+    return replace(kernel, columns2=columns, split2=split > 1)
+
+
+def stack(kernels: Sequence[Kernel]) -> Kernel:
+    """Kernels of one family as one struct of arrays."""
+    chosen: dict[str, Any] = {}
+    for each in fields(kernels[0]):
+        values = [getattr(kernel, each.name) for kernel in kernels]
+        if each.name in ("place", "multiple"):
+            chosen[each.name] = values[0]
+        else:
+            flags = isinstance(values[0], bool)
+            chosen[each.name] = np.array(values, bool if flags else np.float64)
+    return replace(kernels[0], **chosen)
+
+
+# How many tiles of a family each rule leaves.
+
+
+def pruned(family: str, shape: Shape, device: Device) -> tuple[Step, ...]:
+    """Count the tiles that are left after each rule in turn.
+
+    Parameters
+    ----------
+    family : str
+        One of `crossfuse.planner.families.FAMILIES`.
+    shape : Shape
+        What is computed.
+    device : Device
+        Its limits.
+
+    Returns
+    -------
+    tuple[Step, ...]
+        ``"all"``, the family's rules, and ``"shared"``. After the last one as many are left as
+        `crossfuse.planner.kernels.every.every` makes.
+    """
+    found = possible(family, shape)
+    left = np.ones(count(found), bool)
+    steps = [Step("all", "tiles that are tried", len(left))]
+    for rule in found.rules(shape, device):
+        left &= np.asarray(rule.keeps, bool)
+        steps.append(Step(rule.name, rule.text, int(np.count_nonzero(left))))
+    few = select(found, left)
+    fits = int(np.count_nonzero(fitting(few, shape, device))) if count(few) else 0
+    room = f"two stages of each ring fit {device.max_shared_bytes >> 10} KiB of shared memory"
+    return (*steps, Step("shared", room, fits))
+
+
+def why_none(family: str, shape: Shape, device: Device) -> str:
+    """Why a family has no tiles that fit: the rule after which none were left."""
+    if family not in families(shape):
+        return f"{family} has no kernels of {'two products' if shape.l else 'one product'}"
+    steps = pruned(family, shape, device)
+    last = next((each for each in steps if not each.candidates), steps[-1])
+    return f"'{last.text}' leaves {last.candidates} of {steps[0].candidates} tiles of {family}"
+
+
+# What a kernel takes of the device, and the bytes that it moves between levels.
+
+
+@dataclass(frozen=True)
+class Resources:
+    """One kernel of a candidate.
+
+    Attributes
+    ----------
+    ctas : int
+        Of the grid.
+    cluster : int
+        CTAs of a cluster.
+    threads : int
+        Of a CTA: warpgroups that multiply, and one that loads.
+    shared_bytes : int
+        Of a CTA.
+    left_stages, right_stages : int
+        Stages of the rings.
+    sums : int
+        Float32 registers of a thread that the widest phase sums in.
+    busy : int
+        SMs that have a CTA at the same time.
+    """
+
+    ctas: int
+    cluster: int
+    threads: int
+    shared_bytes: int
+    left_stages: int
+    right_stages: int
+    sums: int
+    busy: int
+
+
+def resources(kernel: Kernel, shape: Shape, device: Device) -> tuple[Resources, ...]:
+    """What each kernel of one candidate takes."""
+    size = int(kernel.cluster)
+    found = []
+    launched = kernel.clusters(shape, device)
+    rooms = memories(kernel, shape, device)
+    for phases, clusters, room in zip(kernel.kernels(shape), launched, rooms, strict=True):
+        found.append(
+            Resources(
+                int(clusters) * size,
+                size,
+                WARPGROUP * (int(phases[0].warpgroups) + 1),
+                int(room.size),
+                int(room.left),
+                int(room.right),
+                max(int(each.sums) for each in phases),
+                min(int(clusters), int(resident(device, size))) * size,
+            )
+        )
+    return tuple(found)
+
+
+def moved_bytes(kernel: Kernel, shape: Shape) -> dict[str, int]:
+    """Bytes that one candidate moves through L2, and between the CTAs of clusters.
+
+    Tiles count whole, also where they reach beyond a tensor, since that is what is asked for.
+    """
+    size = int(kernel.cluster)
+    l2 = shape.m * (shape.l or shape.n) * shape.out
+    dsm = 0
+    for phase in kernel.phases(shape):
+        ctas = int(phase.tiles) * size
+        left = phase.left / phase.left_sharers
+        right = phase.right / phase.right_sharers
+        l2 += int(ctas * phase.steps * (left + right))
+        if phase.gathers:
+            dsm += ctas * (size - 1) * int(phase.rows * phase.columns) * shape.item
+        if phase.split > 1:
+            dsm += ctas * int(phase.received * (phase.split - 1) / phase.split)
+    if isinstance(kernel, TiledKernel):
+        l2 += shape.m * shape.n * shape.item if shape.l else 0
+    elif kernel.parts > (1 if kernel.family == "dsm" else size):
+        # Each part stores its sums, and all of them are read once.
+        second = kernel.phases(shape)[-1]
+        rows = min(int(second.rows), shape.m)
+        l2 += 2 * int(second.tiles) * size * rows * int(second.columns) * 4
+    return {"l2": l2, "dsm": dsm}

@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from crossfuse.hardware import Device
-from crossfuse.planner.dataflow.counts import Count, Flag
-from crossfuse.planner.kernels.phase import Phase
-from crossfuse.planner.kernels.rules import TileRule, all_kept
-from crossfuse.planner.kernels.shape import Shape
+from crossfuse.planner.counts import Count, Flag, ceil_div, choose
+from crossfuse.planner.kernels.memory import resident
+from crossfuse.planner.kernels.phase import Phase, copies_of, left_tile, right_tile, stored
+from crossfuse.planner.kernels.shape import Shape, TileRule, all_kept, has_equal_shares
 
 
 class TileKernel(ABC):
@@ -48,3 +48,106 @@ class TileKernel(ABC):
     @abstractmethod
     def tiles(self) -> dict[str, Any]:
         """The fields of the rule's tiles, of one candidate."""
+
+
+# Kernels of one launch whose intermediate never leaves its cluster, in parts of its columns.
+#
+# A cluster, or a CTA, makes one part of the intermediate and multiplies it at once; the sums of
+# several parts are added.
+
+
+class PartedKernel(TileKernel):
+    """Tiles of a chain whose intermediate lies in parts.
+
+    Attributes
+    ----------
+    rows : Count
+        Rows of a tile.
+    parts : Count
+        Parts of the intermediate's columns.
+    size : Count
+        CTAs of a cluster.
+    """
+
+    rows: Count
+    parts: Count
+    size: Count
+
+    @property
+    def cluster(self) -> Count:
+        """CTAs of a cluster."""
+        return self.size
+
+    @abstractmethod
+    def tile_count(self, shape: Shape) -> Count:
+        """Tiles of the output, each once for every part: what clusters are launched for."""
+
+    def clusters(self, shape: Shape, device: Device) -> tuple[Count, ...]:
+        """Clusters that the kernel is launched with: one for each tile."""
+        return (self.tile_count(shape),)
+
+    def has_room(self, shape: Shape, device: Device) -> Flag:
+        """Whether clusters that wait for each other all run at once."""
+        return self.tile_count(shape) <= resident(device, self.size)
+
+    def has_equal_parts(self, shape: Shape, share: Count) -> TileRule:
+        """The rule on parts of so many columns of the intermediate."""
+        fine = (self.parts == 1) | has_equal_shares(shape.n, self.parts, share)
+        return TileRule("parts", "each part has columns of the intermediate", fine)
+
+    def first_phase(self, shape: Shape, width: Count, readers: Count) -> Phase:
+        """Make so many columns of the intermediate in each CTA.
+
+        Parameters
+        ----------
+        shape : Shape
+            What is computed.
+        width : Count
+            Columns of a CTA's tile.
+        readers : Count
+            Clusters that read each of the weights.
+        """
+        left, sharing = left_tile(self.rows, self.size)
+        right, _ = right_tile(shape, width, shape.depth, 1)
+        return Phase(
+            self.rows,
+            width,
+            shape.products,
+            shape.depth,
+            ceil_div(shape.k, shape.depth),
+            self.tile_count(shape),
+            left,
+            shape.products * right,
+            left_sharers=sharing,
+            copies=1 + shape.products * copies_of(shape, width, 1),
+            readers=readers,
+        )
+
+    def second_phase(self, shape: Shape, columns: Count, share: Count) -> Phase:
+        """Multiply what is there of the intermediate.
+
+        Parameters
+        ----------
+        shape : Shape
+            What is computed.
+        columns : Count
+            Columns of a CTA's tile of the output.
+        share : Count
+            Columns of the intermediate that a CTA multiplies.
+        """
+        depth = shape.depth if shape.k_major else shape.depth // 2
+        steps = ceil_div(share, depth)
+        boxes, _ = stored(self.rows, columns, steps, shape.out, staged=False)
+        return Phase(
+            self.rows,
+            columns,
+            1,
+            depth,
+            steps,
+            self.tile_count(shape),
+            0,
+            right_tile(shape, columns, depth, 1)[0],
+            copies=copies_of(shape, columns, 1),
+            readers=ceil_div(shape.m, self.rows),
+            boxes=choose(self.parts > 1, 0, boxes),
+        )

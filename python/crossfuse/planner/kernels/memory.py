@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
+
+import numpy as np
 
 from crossfuse.hardware import Device
-from crossfuse.planner.dataflow.counts import Count, Flag, ceil_div, choose, least, most
+from crossfuse.planner.counts import Count, Flag, ceil_div, choose, least, most
 from crossfuse.planner.kernels.phase import Phase
 
 #: Of tiles in shared memory, in bytes: a pattern of the 128-byte swizzle is eight rows.
@@ -171,3 +173,28 @@ def _needs(phases: Sequence[Phase], waits: Flag) -> _Needs:
         waits,
         reduce(most, [each.pages for each in phases]),
     )
+
+
+# Clusters that run at the same time.
+
+
+def resident(device: Device, size: Count) -> Count:
+    """Clusters of a size that find room at once, one CTA an SM.
+
+    Parameters
+    ----------
+    device : Device
+        What was counted there, see `Device.resident_clusters`.
+    size : Count
+        CTAs of a cluster, up to 16; 1 cluster is assumed of more.
+    """
+    table = _table(device)
+    if isinstance(size, np.ndarray):
+        return table[np.minimum(size, len(table) - 1).astype(np.int64)]
+    return int(table[min(int(size), len(table) - 1)])
+
+
+@lru_cache(maxsize=8)
+def _table(device: Device) -> np.ndarray:
+    sizes = range(1, device.max_cluster + 1)
+    return np.array([device.sms, *map(device.resident_clusters, sizes), 1], np.float64)

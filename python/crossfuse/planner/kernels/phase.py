@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from crossfuse.planner.dataflow.counts import Count, Flag, ceil_div, choose, least
+from crossfuse.planner.counts import Count, Flag, ceil_div, choose, least
 from crossfuse.planner.kernels.boxes import (
     ROW_BYTES,
     WARPGROUP_ROWS,
@@ -21,8 +21,7 @@ from crossfuse.planner.kernels.boxes import (
     pages,
     stored_bytes,
 )
-from crossfuse.planner.kernels.rules import TileRule
-from crossfuse.planner.kernels.shape import Shape
+from crossfuse.planner.kernels.shape import Shape, TileRule
 
 #: Float32 registers of a thread for sums where the loading warpgroup makes rows, too.
 SUMS_BESIDE_ROWS = 160

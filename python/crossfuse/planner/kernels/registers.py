@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 
 from crossfuse.hardware import Device
-from crossfuse.planner.dataflow.counts import Count, Flag, ceil_div, choose, least, whether
-from crossfuse.planner.kernels.parted import PartedKernel
+from crossfuse.planner.counts import Count, Flag, ceil_div, choose, least, whether
+from crossfuse.planner.kernels.kernel import PartedKernel
 from crossfuse.planner.kernels.phase import Phase, sums_received, widest_of
-from crossfuse.planner.kernels.rules import TileRule
-from crossfuse.planner.kernels.shape import Shape
-from crossfuse.planner.kernels.shares import rows_in_parts
+from crossfuse.planner.kernels.shape import Shape, TileRule, rows_in_parts
 
 #: Columns that parts of the intermediate are multiples of: a row of a tile of D.
 STEP = 64

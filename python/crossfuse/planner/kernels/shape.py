@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.dataflow.counts import Count, choose
+from crossfuse.planner.counts import Count, Flag, both, ceil_div, choose
 from crossfuse.planner.kernels.boxes import ROW_BYTES
 
 if TYPE_CHECKING:
@@ -111,3 +115,70 @@ def _further_bytes(chain: Chain) -> int:
     names = {name for each in chain.products for name in each.further}
     found = [chain.tensor(each) for each in names]
     return sum(chain.elements(each.name) * each.item // each.repeats for each in found)
+
+
+# Rules that tiles must keep, each with a name, so that what they leave out can be counted.
+
+
+@dataclass(frozen=True)
+class TileRule:
+    """One reason not to build a kernel.
+
+    Attributes
+    ----------
+    name : str
+        A word.
+    text : str
+        What it keeps, in a few words.
+    keeps : Flag
+        Whether a candidate, or each of many, keeps it.
+    """
+
+    name: str
+    text: str
+    keeps: Flag
+
+
+def all_kept(rules: Sequence[TileRule]) -> Flag:
+    """Whether candidates keep every rule."""
+    start: Flag = True
+    return reduce(both, (each.keeps for each in rules), start)
+
+
+# How a reduction, or a sum of parts, is divided among CTAs.
+
+#: Neighbours that a thread adds at once.
+_UNIT = 4
+
+
+def has_equal_shares(extent: Count, size: Count, depth: Count) -> Flag:
+    """Whether each of `size` CTAs has a share of a reduction, of as many steps as the others.
+
+    The last share may reach beyond the reduction, where operands are zero, but begins within.
+
+    Parameters
+    ----------
+    extent : Count
+        Elements of the reduction.
+    size : Count
+        CTAs.
+    depth : Count
+        Elements of a step.
+    """
+    share = ceil_div(extent, size * depth) * depth
+    return (size - 1) * share < extent
+
+
+def divides_equally(extent: int, size: int, depth: int) -> bool:
+    """`has_equal_shares` of one reduction."""
+    return bool(has_equal_shares(extent, size, depth))
+
+
+def rows_in_parts(rows: Count, columns: Count, parts: Count) -> Count:
+    """Rows of a tile, so many at least, of which each part adds as many neighbours."""
+    unit = parts * _UNIT
+    if isinstance(unit, np.ndarray) or isinstance(columns, np.ndarray):
+        common = np.gcd(np.asarray(unit, np.int64), np.asarray(columns, np.int64))
+        return ceil_div(np.asarray(rows, np.float64), unit / common) * (unit / common)
+    multiple = int(unit // np.gcd(unit, columns))
+    return ceil_div(rows, multiple) * multiple

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse.hardware import Device
-from crossfuse.planner.dataflow.counts import Count, Flag, ceil_div, choose, most
+from crossfuse.planner.counts import Count, Flag, ceil_div, choose, most
 from crossfuse.planner.kernels.kernel import TileKernel
+from crossfuse.planner.kernels.memory import resident
 from crossfuse.planner.kernels.phase import (
     Phase,
     copies_of,
@@ -26,10 +27,7 @@ from crossfuse.planner.kernels.phase import (
     sums_received,
     widest_of,
 )
-from crossfuse.planner.kernels.resident import resident
-from crossfuse.planner.kernels.rules import TileRule
-from crossfuse.planner.kernels.shape import Shape
-from crossfuse.planner.kernels.shares import has_equal_shares
+from crossfuse.planner.kernels.shape import Shape, TileRule, has_equal_shares
 
 PLACES = ("gemm", "l2", "global")
 

@@ -6,17 +6,271 @@ candidates, and those ask of a cluster nothing but how many CTAs it has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
 
 import numpy as np
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import Device
-from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.dataflow.schedules import LoopSchedule
-from crossfuse.planner.space.domain import Domain, Extents, chosen, published
-from crossfuse.planner.space.rules import KINDS, PUBLISHED, Rule, ctas_of
+from crossfuse.planner.chain.spec import Chain, Tensor
+from crossfuse.planner.dataflow.cluster import MAX_CLUSTER, row_lanes
+from crossfuse.planner.dataflow.schedules import LoopSchedule, kept, loop_schedules
+from crossfuse.planner.dataflow.volume import ACCUMULATOR
+
+# What a candidate may choose from: loop schedules, block tiles, and extents of clusters.
+#
+# A candidate is a schedule, a block extent for each dim and a cluster extent for each dim. These
+# are independent of each other until a rule ties them together, so that a space is counted without
+# making it: as schedules times block tiles times clusters.
+
+#: Blocks are multiples of this: the columns of the smallest tile that tensor cores like.
+STEP = 16
+#: CTAs of a cluster along each dim, as published.
+CLUSTER_EXTENTS = (1, 2, 4, 8, 16)
+
+Extents = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Three independent choices.
+
+    Attributes
+    ----------
+    schedules : tuple[LoopSchedule, ...]
+        Loop orders.
+    blocks : Mapping[str, tuple[int, ...]]
+        Extents of a CTA's tile, by dim.
+    clusters : Mapping[str, np.ndarray]
+        CTAs along each dim, an entry for each cluster.
+    """
+
+    schedules: tuple[LoopSchedule, ...]
+    blocks: Mapping[str, tuple[int, ...]]
+    clusters: Extents
+
+    @property
+    def cluster_count(self) -> int:
+        """Clusters that are left."""
+        return len(next(iter(self.clusters.values())))
+
+    @property
+    def size(self) -> int:
+        """Candidates, counted and not made."""
+        tiles = prod(len(each) for each in self.blocks.values())
+        return len(self.schedules) * self.cluster_count * tiles
+
+    def tiles(self) -> dict[str, np.ndarray]:
+        """All block tiles, the last dim fastest: an array for each dim."""
+        return grid(self.blocks)
+
+
+def grid(choices: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
+    """All combinations of some choices, the last one fastest: an array of float64 for each name.
+
+    Counts are float64, see `crossfuse.planner.counts`.
+    """
+    values = [np.asarray(each, dtype=np.float64) for each in choices.values()]
+    return {
+        name: each.ravel()
+        for name, each in zip(choices, np.meshgrid(*values, indexing="ij"), strict=True)
+    }
+
+
+def chosen(extents: Extents, keep: np.ndarray) -> dict[str, np.ndarray]:
+    """The entries that a flag or an index picks."""
+    return {name: each[keep] for name, each in extents.items()}
+
+
+def published(
+    chain: Chain, *, step: int = STEP, cluster_extents: Iterable[int] = CLUSTER_EXTENTS
+) -> Domain:
+    """Make the space that FlashFuser starts from (arXiv 2512.12949, section on the search engine).
+
+    Parameters
+    ----------
+    chain : Chain
+        Of any number of products.
+    step : int
+        Blocks are its multiples, up to the extent; one block at least.
+    cluster_extents : Iterable[int]
+        CTAs along each dim.
+
+    Returns
+    -------
+    Domain
+        All schedules, times clusters, times extent / step blocks for each dim.
+    """
+    names, sizes = list(chain.extents), tuple(cluster_extents)
+    clusters = grid(dict.fromkeys(names, sizes))
+    return Domain(tuple(loop_schedules(names)), blocks_of(chain, step), clusters)
+
+
+def blocks_of(chain: Chain, step: int = STEP) -> dict[str, tuple[int, ...]]:
+    """Multiples of a step up to the extent, by dim, and the step at least; any of a batch."""
+    batch = chain.rows[:-1]
+    steps = {dim: 1 if dim in batch else step for dim in chain.extents}
+    return {
+        dim: tuple(range(steps[dim], max(extent, steps[dim]) + 1, steps[dim]))
+        for dim, extent in chain.extents.items()
+    }
+
+
+# Rules that candidates must keep, each a predicate on arrays with a name of its own.
+#
+# ```
+# on         predicate of                            keeps
+# block      chain, dim, extents                     block extents, dim by dim
+# cluster    chain, clusters                         clusters
+# schedule   chain, schedule                         loop schedules
+# room       chain, device, schedule, blocks, CTAs   candidates: the only one that ties choices
+# ```
+#
+# R1 to R5 are FlashFuser's (arXiv 2512.12949), whose text leaves open what each of them says
+# exactly. Those here are the readings that give its counts; ``scripts/study/readings.py`` has
+# others.
+
+KINDS = ("block", "cluster", "schedule", "room")
+_REGISTER = 4
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One reason to leave candidates out.
+
+    Attributes
+    ----------
+    name : str
+        Such as ``"R1"``.
+    text : str
+        What it keeps, in a few words.
+    on : str
+        One of `KINDS`; see the module.
+    keep : Callable
+        The predicate; it returns a flag, or an array of them.
+    """
+
+    name: str
+    text: str
+    on: str
+    keep: Callable[..., Any]
+
+
+def divides(chain: Chain, dim: str, blocks: np.ndarray) -> np.ndarray:
+    """Multiples of 16 that divide the dim; any divisors of a batch."""
+    step = 1 if dim in chain.rows[:-1] else STEP
+    found: np.ndarray = (blocks % step == 0) & (chain.extents[dim] % blocks == 0)
+    return found
+
+
+def ctas_of(chain: Chain, clusters: Extents) -> np.ndarray:
+    """CTAs of clusters: rows times columns times shares of the sum of the first product."""
+    first = clusters[chain.column(0)] * clusters[chain.products[0].reduction]
+    return np.asarray(first * row_lanes(chain, clusters))
+
+
+def several_ctas(chain: Chain, clusters: Extents) -> np.ndarray:
+    """2 to 16 CTAs, and whole shuffle groups: cls_l is a multiple of cls_k."""
+    ctas = ctas_of(chain, clusters)
+    found = (ctas > 1) & (ctas <= MAX_CLUSTER)
+    share = clusters[chain.products[0].reduction]
+    for index in range(1, len(chain.products)):
+        found &= clusters[chain.column(index)] % share == 0
+    return found
+
+
+def sum_before_use(chain: Chain, schedule: LoopSchedule) -> bool:
+    """The first reduction is innermost or spatial: sums are whole before they are activated."""
+    dim = chain.products[0].reduction
+    return dim in schedule.spatial or schedule.order[-1] == dim
+
+
+def tiles_walked(chain: Chain, schedule: LoopSchedule) -> bool:
+    """As `sum_before_use`, and another loop is walked."""
+    others = [each for each in schedule.order if each != chain.products[0].reduction]
+    return bool(others) and sum_before_use(chain, schedule)
+
+
+def columns_in_a_cluster(chain: Chain, schedule: LoopSchedule) -> bool:
+    """Columns of later products are not spatial: other clusters have none of the intermediate."""
+    later = (chain.column(index) for index in range(1, len(chain.products)))
+    return not any(each in schedule.spatial for each in later)
+
+
+@dataclass(frozen=True)
+class Room:
+    """Each tensor alone fits the lowest memory that it may spill to.
+
+    Inputs: a tile in shared memory. Intermediates: what is held, as sums in float32, in the shared
+    memory of all CTAs together. The output: the sums that are partial at once, in registers. The
+    fields make other readings of it.
+
+    Attributes
+    ----------
+    sums : bool
+        Whether intermediates take the bytes of sums; else those of stored elements.
+    held : bool
+        Whether all that is held at once counts; else one tile.
+    cluster : bool
+        Whether an intermediate has the shared memory of the cluster; else that of one CTA.
+    output : bool
+        Whether the output has a limit.
+    """
+
+    sums: bool = True
+    held: bool = True
+    cluster: bool = True
+    output: bool = True
+
+    def __call__(
+        self,
+        chain: Chain,
+        device: Device,
+        schedule: LoopSchedule,
+        blocks: Extents,
+        ctas: np.ndarray,
+    ) -> np.ndarray:
+        """Flag the candidates that fit: with blocks [n] and `ctas` [n], or [sizes, 1] for all."""
+        inner, hold = len(schedule.order), kept(chain, schedule).hold
+        shared = device.max_shared_bytes
+        found = np.ones(np.broadcast(ctas, next(iter(blocks.values()))).shape, dtype=bool)
+        for tensor in chain.tensors:
+            if tensor.role == "input":
+                size = live(chain, schedule, tensor, blocks, inner) * tensor.item
+                found &= size <= shared
+            elif tensor.role == "intermediate":
+                position = hold[tensor.name] if self.held else inner
+                size = live(chain, schedule, tensor, blocks, position)
+                size = size * (ACCUMULATOR if self.sums else tensor.item)
+                found &= size <= (shared * ctas if self.cluster else shared)
+            elif self.output:
+                reduction = schedule.position(chain.products[-1].reduction)
+                position = reduction if self.held and reduction >= 0 else inner
+                size = live(chain, schedule, tensor, blocks, position) * ACCUMULATOR
+                found &= size <= device.registers * _REGISTER
+        return found
+
+
+def live(
+    chain: Chain, schedule: LoopSchedule, tensor: Tensor, blocks: Extents, hold: int
+) -> np.ndarray:
+    """Elements of a tensor at once: dims walked inside a position whole, a block of others."""
+    count = np.ones(1)
+    for dim in tensor.dims:
+        inside = schedule.position(dim) >= hold
+        count = count * (chain.extents[dim] if inside else blocks[dim])
+    return count
+
+
+R1 = Rule("R1", "tiles are multiples of 16 that divide", "block", divides)
+R2 = Rule("R2", "2 to 16 CTAs, cls_k divides cls_l", "cluster", several_ctas)
+R3 = Rule("R3", "k innermost or spatial, and another loop walked", "schedule", tiles_walked)
+R4 = Rule("R4", "l not spatial", "schedule", columns_in_a_cluster)
+R5 = Rule("R5", "each tensor fits where it may spill to", "room", Room())
+PUBLISHED = (R1, R2, R3, R4, R5)
 
 
 @dataclass(frozen=True)

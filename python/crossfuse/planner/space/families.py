@@ -16,27 +16,264 @@ apart         gate and up on two CTAs                               yes  yes  ye
 ```
 
 Products with clusters of different shapes are chains of their own, see
-`crossfuse.planner.space.cut`.
+``scripts/study/cut.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import Device
-from crossfuse.planner.chain.check import TERMS
-from crossfuse.planner.chain.spec import Chain
+from crossfuse.planner.chain.spec import TERMS, Chain
+from crossfuse.planner.counts import ceil_div
 from crossfuse.planner.dataflow.cluster import MAX_CLUSTER, legal_cluster
-from crossfuse.planner.dataflow.residency import Residency, kept, recomputed
-from crossfuse.planner.dataflow.schedules import LoopSchedule, loop_schedules
-from crossfuse.planner.space.domain import CLUSTER_EXTENTS, chosen, grid
-from crossfuse.planner.space.groups import Group, combined
-from crossfuse.planner.space.rules import Room, Rule, columns_in_a_cluster, ctas_of, sum_before_use
-from crossfuse.planner.space.tiles import dividing, even
+from crossfuse.planner.dataflow.schedules import (
+    LoopSchedule,
+    Residency,
+    kept,
+    loop_schedules,
+    recomputed,
+)
+from crossfuse.planner.dataflow.tiling import PIECE, Tiling
+from crossfuse.planner.space.count import (
+    CLUSTER_EXTENTS,
+    STEP,
+    Domain,
+    Extents,
+    Room,
+    Rule,
+    blocks_of,
+    check_rules,
+    chosen,
+    columns_in_a_cluster,
+    ctas_of,
+    grid,
+    narrowed,
+    sum_before_use,
+    with_room,
+)
+
+# Candidates as arrays: all of one schedule and residency together, in pieces.
+#
+# A piece is what `crossfuse.planner.dataflow.movement` analyses at once. Tiles and clusters that
+# are left are combined only here, and a piece at a time: a million candidates of four dims would
+# take 64 MB, of which a piece has one.
+
+
+def candidates_of(tiling: Tiling) -> int:
+    """Candidates of a tiling whose blocks are arrays."""
+    return len(np.atleast_1d(next(iter(tiling.block.values()))))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Combinations of tiles and clusters, all of them.
+
+    Attributes
+    ----------
+    tiles, clusters : Mapping[str, np.ndarray]
+        An entry for each tile, and for each cluster.
+    """
+
+    tiles: Extents
+    clusters: Extents
+
+    @property
+    def size(self) -> int:
+        """Candidates."""
+        return len(next(iter(self.tiles.values()))) * len(next(iter(self.clusters.values())))
+
+    def piece(self, start: int, size: int = PIECE) -> Tiling:
+        """Make those from `start` on, at most `size`; the clusters of a tile follow each other."""
+        index = np.arange(start, min(start + size, self.size))
+        tile, cluster = np.divmod(index, len(next(iter(self.clusters.values()))))
+        return Tiling(chosen(self.tiles, tile), chosen(self.clusters, cluster))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Candidates that differ in tiles and clusters only.
+
+    Attributes
+    ----------
+    family : str
+        Where they come from, such as ``"published"``.
+    schedule : LoopSchedule
+        Of all of them.
+    residency : Residency
+        Of all of them.
+    batches : tuple[Batch, ...]
+        The candidates.
+    """
+
+    family: str
+    schedule: LoopSchedule
+    residency: Residency
+    batches: tuple[Batch, ...]
+
+    @property
+    def size(self) -> int:
+        """Candidates."""
+        return sum(each.size for each in self.batches)
+
+    def pieces(self, size: int = PIECE) -> Iterator[Tiling]:
+        """All candidates, at most `size` at once."""
+        for batch in self.batches:
+            for start in range(0, batch.size, size):
+                yield batch.piece(start, size)
+
+
+def ruled(
+    chain: Chain,
+    device: Device,
+    domain: Domain,
+    rules: Sequence[Rule],
+    family: str,
+) -> tuple[Group, ...]:
+    """Make what rules leave of a domain, each intermediate made once by its cluster.
+
+    Clusters that no chain can run on are left out also where the rules leave them in: cls_l that
+    exceeds the CTAs of a row, say, which the published rules keep.
+
+    Parameters
+    ----------
+    chain, device
+        What runs, and where.
+    domain : Domain
+        Where they start from.
+    rules : Sequence[Rule]
+        As for `crossfuse.planner.space.count.count`.
+    family : str
+        Name of the groups.
+
+    Returns
+    -------
+    tuple[Group, ...]
+        One for each schedule that has candidates.
+    """
+    check_rules(rules)
+    for rule in (each for each in rules if each.on != "room"):
+        domain = narrowed(chain, domain, rule)
+    keep = np.asarray(legal_cluster(chain, domain.clusters))
+    domain = replace(domain, clusters=chosen(domain.clusters, keep))
+    room = [each for each in rules if each.on == "room"]
+    residencies = {each: kept(chain, each) for each in domain.schedules}
+    return combined(chain, device, family, residencies, room, domain.tiles(), domain.clusters)
+
+
+def combined(
+    chain: Chain,
+    device: Device,
+    family: str,
+    residencies: Mapping[LoopSchedule, Residency],
+    room: Sequence[Rule],
+    tiles: Extents,
+    clusters: Extents,
+) -> tuple[Group, ...]:
+    """Combine tiles and clusters under each schedule, those of them that have room.
+
+    Parameters
+    ----------
+    chain, device
+        What runs, and where.
+    family : str
+        Name of the groups.
+    residencies : Mapping[LoopSchedule, Residency]
+        The schedules, and how long tensors stay under each.
+    room : Sequence[Rule]
+        Rules on room.
+    tiles, clusters : Mapping[str, np.ndarray]
+        To combine; all clusters can run.
+
+    Returns
+    -------
+    tuple[Group, ...]
+        One for each schedule that has candidates.
+    """
+    ctas = ctas_of(chain, clusters) * clusters.get(TERMS, 1)
+    sizes, found = np.unique(ctas), []
+    for schedule, residency in residencies.items():
+        flags = with_room(chain, device, schedule, room, tiles, sizes)
+        batches = tuple(
+            Batch(chosen(tiles, keep), chosen(clusters, ctas == size))
+            for size, keep in flags.items()
+            if keep.any()
+        )
+        if batches:
+            found.append(Group(family, schedule, residency, batches))
+    return tuple(found)
+
+
+# Block extents along one dim, without those that another extent makes needless.
+#
+# Of two extents with as many tiles, the smaller one moves no more on any level: cluster tiles,
+# lanes and steps follow from the number of tiles, `ceil(ceil(x / b) / c) = ceil(x / (b c))`, and
+# tiles are clipped at the edge. Tensor cores read an operand once for each instruction along the
+# dim that only the other operand has, so that extents with more instructions stand apart:
+#
+# ```
+# extent 192   block 96    2 tiles of 96, 2 + 2 instructions of 64 rows       both stay
+#              block 128   tiles of 128 and 64, 2 + 1
+#              block 112   tiles of 112 and 80, 2 + 2                         as 96: left out
+# ```
+
+#: Rows and columns that one wgmma instruction makes.
+ROWS, COLUMNS = 64, 256
+
+
+def dividing(chain: Chain, step: int = STEP) -> dict[str, tuple[int, ...]]:
+    """Extents that divide, by dim; one step for dims that are smaller."""
+    return {
+        dim: tuple(each for each in blocks if chain.extents[dim] % each == 0) or blocks[:1]
+        for dim, blocks in blocks_of(chain, step).items()
+    }
+
+
+def even(chain: Chain, step: int = STEP) -> dict[str, tuple[int, ...]]:
+    """Extents that no other one makes needless, by dim, those that divide too.
+
+    Parameters
+    ----------
+    chain : Chain
+        Of any number of products.
+    step : int
+        Extents are its multiples.
+
+    Returns
+    -------
+    dict[str, tuple[int, ...]]
+        Ascending; about 2 sqrt(extent / step) of them, where there are extent / step in all.
+    """
+    sizes = _instructions(chain)
+    return {
+        dim: _smallest(chain.extents[dim], blocks, sizes.get(dim, 0))
+        for dim, blocks in blocks_of(chain, step).items()
+    }
+
+
+def _smallest(extent: int, blocks: tuple[int, ...], size: int) -> tuple[int, ...]:
+    found: dict[tuple[int, int], int] = {}
+    for block in blocks:
+        found.setdefault((-(-extent // block), _reads(extent, block, size)), block)
+    return tuple(sorted(found.values()))
+
+
+def _reads(extent: int, block: int, size: int) -> int:
+    """Instructions along a dim; none where the instruction has no extent of its own."""
+    if not size:
+        return 0
+    whole, rest = divmod(extent, block)
+    return int(whole * ceil_div(block, size) + ceil_div(rest, size))
+
+
+def _instructions(chain: Chain) -> Mapping[str, int]:
+    columns = {chain.column(index): COLUMNS for index in range(len(chain.products))}
+    return {**columns, chain.rows[-1]: ROWS}
+
 
 ResidencyRule = Callable[[Chain, LoopSchedule], "Residency | None"]
 

@@ -17,10 +17,43 @@ import numpy as np
 
 from crossfuse.errors import ArtefactRefused, EnvironmentRefused, RefusedError, refuse
 from crossfuse.files import read_bytes, read_text
-from crossfuse.planner.cost.features import NAMES
-from crossfuse.planner.tune.features import features
+from crossfuse.planner.cost.estimate import estimate
+from crossfuse.planner.cost.trees import NAMES
+from crossfuse.planner.cost.trees import features as features_of
+from crossfuse.planner.kernels.every import memories, select
+from crossfuse.planner.tune.kernel_space import KernelSpace
 from crossfuse.planner.tune.space import Space
 from crossfuse.schema import Between, Damaged, read
+
+# Features of the points of a search space.
+
+
+def features(space: Space, points: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Describe kernels by numbers.
+
+    Parameters
+    ----------
+    space : Space
+        Whose points they are: a `KernelSpace`; kernels of cascades have no features.
+    points : Sequence[int]
+        Which.
+
+    Returns
+    -------
+    np.ndarray
+        float32 of [point, name], see `crossfuse.planner.cost.trees`.
+    """
+    assert isinstance(space, KernelSpace), "cascades are searched without a model"
+    found = np.zeros((len(points), len(NAMES)), np.float32)
+    given = np.asarray(points, np.int64)
+    shape, device = space.shape, space.device
+    for group, here in space.by_group(given):
+        kernel = select(group.kernels, given[here] - group.first)
+        room = memories(kernel, shape, device)[-1]
+        times = estimate(kernel, shape, device, space.rates, room)
+        found[here] = features_of(kernel, shape, device, times, room)
+    return found
+
 
 VERSION = 1
 #: The least number of measurements that trees are grown from.

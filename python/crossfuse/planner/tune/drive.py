@@ -6,11 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from crossfuse.errors import PlanRefused, refuse
-from crossfuse.planner.tune.annealing import Annealing
-from crossfuse.planner.tune.baselines import ModelOnly, RandomSearch
-from crossfuse.planner.tune.evolution import Evolution
 from crossfuse.planner.tune.space import Space
-from crossfuse.planner.tune.strategy import Model, Strategy
+from crossfuse.planner.tune.strategy import (
+    Annealing,
+    Evolution,
+    Model,
+    ModelOnly,
+    RandomSearch,
+    Strategy,
+)
 
 #: Measures points; None of what does not work.
 Measure: TypeAlias = Callable[[Sequence[int]], Sequence[float | None]]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
 
-from crossfuse.planner.tune.space import Space
+from crossfuse.planner.tune.space import Move, Space
 
 #: Points of a family that may be among the first proposals.
 _RANKS = 64
@@ -129,3 +130,261 @@ class Strategy(ABC):
                 found.append(int(each))
                 self._proposed.add(int(each))
         return found
+
+
+# Simulated annealing whose moves are chosen by what moves of their kind have gained.
+
+#: Measurements that the model's opinion of a move counts as.
+_TRUST = 1.0
+#: What a failure counts as, as the logarithm of a time: e times as long.
+_FAILURE = -1.0
+
+
+class Annealing(Strategy):
+    """Walks from points that were measured, in directions that have paid.
+
+    As FlexTensor does (Zheng et al., ASPLOS 2020, section 5.1): a starting point is drawn from all
+    that were measured, with probability exp(-(t - best) / (best T)), and the direction that is
+    expected to gain most is taken, or one at random with some probability. What a direction gains
+    is learned from measurements: here a table of mean gains (logarithms of times before and after)
+    for each family, field and way, that begins with what the model expects of the step.
+
+    Parameters
+    ----------
+    space, model, seed
+        See `Strategy`.
+    temperature : float
+        Share of the best time; it falls by `cooling` with each proposal.
+    cooling : float
+        Factor.
+    curiosity : float
+        Probability of a random direction.
+    restart : float
+        Probability of a new starting point, the best by the estimate of those that are left,
+        instead of a step.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        model: Model | None = None,
+        seed: int = 0,
+        *,
+        temperature: float = 0.05,
+        cooling: float = 0.97,
+        curiosity: float = 0.15,
+        restart: float = 0.25,
+    ) -> None:
+        super().__init__(space, model, seed)
+        self._temperature, self._cooling, self._curiosity = temperature, cooling, curiosity
+        self._restart = restart
+        self._gains: dict[Move, tuple[float, int]] = {}
+        self._from: dict[int, tuple[int, Move]] = {}
+
+    def choose(self, count: int) -> Iterable[int]:
+        """See `Strategy`."""
+        if not self.measured:
+            yield from self.first_of_families()
+            return
+        taken: set[int] = set()
+        for _ in range(8 * count):
+            if len(taken) == count:
+                return
+            if self.rng.random() < self._restart:
+                fresh = self._fresh(taken)
+                taken |= set(fresh)
+                yield from fresh
+                continue
+            self._temperature *= self._cooling
+            start = self._start()
+            step = None if start is None else self._step(start, taken)
+            if start is None or step is None:
+                continue
+            move, to = step
+            self._from[to] = (start, move)
+            taken.add(to)
+            yield to
+
+    def observe(self, points: Sequence[int], microseconds: Sequence[float | None]) -> None:
+        """Take note of measurements, and of what the moves to them have gained."""
+        super().observe(points, microseconds)
+        for each in points:
+            if each not in self._from:
+                continue
+            start, move = self._from.pop(each)
+            before, after = self.measured[start], self.measured[each]
+            gain = math.log(before / after) if math.isfinite(after) else _FAILURE
+            total, times = self._gains.get(move, (0.0, 0))
+            self._gains[move] = (total + gain, times + 1)
+
+    def expected(self, move: Move, predicted: float) -> float:
+        """What a move is expected to gain, as a logarithm.
+
+        Parameters
+        ----------
+        move : Move
+            The kind of step.
+        predicted : float
+            What the model expects of this one.
+        """
+        total, times = self._gains.get(move, (0.0, 0))
+        return (_TRUST * predicted + total) / (_TRUST + times)
+
+    def _fresh(self, taken: set[int]) -> list[int]:
+        """The best point by the estimate that is neither known nor taken."""
+        order = (int(each) for each in self.space.order)
+        return list(islice((each for each in order if self.is_new(each) and each not in taken), 1))
+
+    def _start(self) -> int | None:
+        works = [each for each, time in self.measured.items() if math.isfinite(time)]
+        if not works:
+            return None
+        times = np.array([self.measured[each] for each in works])
+        best = times.min()
+        weights = np.exp(-(times - best) / (best * max(self._temperature, 1e-3)))
+        return works[int(self.rng.choice(len(works), p=weights / weights.sum()))]
+
+    def _step(self, start: int, taken: set[int]) -> tuple[Move, int] | None:
+        steps = [
+            (move, to)
+            for move, to in self.space.moves(start).items()
+            if self.is_new(to) and to not in taken
+        ]
+        if not steps:
+            return None
+        if self.rng.random() < self._curiosity:
+            return steps[int(self.rng.integers(len(steps)))]
+        times = self.predict([start, *(to for _, to in steps)])
+        gains = np.log(times[0] / times[1:])
+        values = [self.expected(move, gain) for (move, _), gain in zip(steps, gains, strict=True)]
+        return steps[int(np.argmax(values))]
+
+
+# Evolutionary search over the kernels of a chain.
+
+#: Share of proposals that are drawn at random from the better part of the estimate's ranking.
+_STRAY = 0.1
+_BETTER = 0.05
+
+
+class Evolution(Strategy):
+    """Mutations and crossovers of what was measured and of what is predicted to be fast.
+
+    The first proposals are the best of each family by the estimate. Then a population of the
+    fastest points measured and the best by the model lives through some generations, the fittest by
+    the model staying. Of the proposals about half are the fittest of all, and half those next to
+    what was measured to be fastest, so that a model that is wrong does not lead all of them astray.
+
+    Parameters
+    ----------
+    space, model, seed
+        See `Strategy`.
+    population : int
+        Points that live at once.
+    generations : int
+        Rounds of mutation between two proposals.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        model: Model | None = None,
+        seed: int = 0,
+        *,
+        population: int = 48,
+        generations: int = 4,
+    ) -> None:
+        super().__init__(space, model, seed)
+        self._population, self._generations = population, generations
+
+    def choose(self, count: int) -> Iterable[int]:
+        """See `Strategy`."""
+        if not self.measured:
+            return self.first_of_families()
+        fittest = self._fittest(self._evolved())
+        near = self._fittest(self._around(max(2, count // 2)))
+        stray = self._strays(count)
+        return _taken(count, fittest, near, stray, self.rng)
+
+    def _elite(self, count: int) -> list[int]:
+        """The fastest points measured."""
+        works = [each for each, time in self.measured.items() if np.isfinite(time)]
+        return sorted(works, key=self.measured.__getitem__)[:count]
+
+    def _around(self, count: int) -> set[int]:
+        """Everything one step away from the fastest."""
+        return {to for each in self._elite(count) for to in self.space.moves(each).values()}
+
+    def _evolved(self) -> set[int]:
+        elite = self._elite(self._population // 3)
+        ranked = [int(each) for each in self.space.order[: self._population]]
+        strays = self._strays(self._population // 3)
+        living = list(dict.fromkeys([*elite, *ranked, *strays]))[: 2 * self._population]
+        seen = set(living)
+        for _ in range(self._generations):
+            children = {self._child(living, elite) for _ in range(self._population)}
+            seen |= children
+            pool = sorted({*living, *children})
+            times = self.predict(pool)
+            living = [pool[each] for each in np.argsort(times, kind="stable")[: self._population]]
+        return seen
+
+    def _child(self, living: list[int], elite: list[int]) -> int:
+        draw = self.rng.integers
+        # The earlier, the fitter: the lesser of two draws.
+        one = living[int(min(draw(len(living), size=2)))]
+        if self.rng.random() < 0.3:
+            others = elite or living
+            child = self.space.cross(one, others[int(draw(len(others)))])
+            if child != one:
+                return child
+        ways = self.space.ways(one)
+        to = self.space.follow(one, ways[int(draw(len(ways)))]) if ways else None
+        return one if to is None else to
+
+    def _fittest(self, points: set[int]) -> list[int]:
+        fresh = sorted(each for each in points if self.is_new(each))
+        times = self.predict(fresh)
+        return [fresh[each] for each in np.argsort(times, kind="stable")]
+
+    def _strays(self, count: int) -> list[int]:
+        better = self.space.order[: max(count, int(_BETTER * len(self.space)))]
+        return [int(each) for each in self.rng.permutation(better)[:count]]
+
+
+def _taken(
+    count: int, fittest: list[int], near: list[int], stray: list[int], rng: np.random.Generator
+) -> list[int]:
+    """Take from three lists in turn, by chance."""
+    lists = [iter(each) for each in (fittest, near, stray)]
+    shares = ((1 - _STRAY) / 2, (1 - _STRAY) / 2, _STRAY)
+    drawn = rng.choice(3, size=3 * count, p=shares)
+    found = dict.fromkeys(next(lists[each], -1) for each in drawn)
+    return [each for each in [*found, *fittest, *near] if each >= 0]
+
+
+# Searches that learn nothing from what they measure, for comparison.
+
+
+class RandomSearch(Strategy):
+    """Points drawn uniformly from each family in turn, so that large ones do not crowd others."""
+
+    def choose(self, count: int) -> Iterable[int]:
+        """See `Strategy`."""
+        groups = self.space.groups
+        for _ in range(64 * count):
+            group = groups[int(self.rng.integers(len(groups)))]
+            yield group.first + int(self.rng.integers(group.size))
+
+
+class ModelOnly(Strategy):
+    """The points with the least time as it was predicted at first; measurements confirm them."""
+
+    def __init__(self, space: Space, model: Model | None = None, seed: int = 0) -> None:
+        super().__init__(space, model, seed)
+        self._order = np.argsort(self.predict(np.arange(len(space))), kind="stable")
+
+    def choose(self, count: int) -> Iterable[int]:
+        """See `Strategy`."""
+        fresh = (int(each) for each in self._order if self.is_new(each))
+        return islice(fresh, count)

@@ -10,7 +10,7 @@ from crossfuse.blocks.chain import Chain
 from crossfuse.blocks.scheduled import name_of
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device
-from crossfuse.planner.dataflow.counts import Flag
+from crossfuse.planner.counts import Flag
 from crossfuse.planner.kernels.clustered import ClusteredKernel
 from crossfuse.planner.kernels.registers import RegisterKernel
 from crossfuse.planner.kernels.shape import shape_of_blocks

@@ -9,7 +9,7 @@ from crossfuse.blocks.operands import is_k_major
 from crossfuse.blocks.scheduled import name_of
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.markers import CONSTANT, STAGES
-from crossfuse.planner.kernels.shares import divides_equally
+from crossfuse.planner.kernels.shape import divides_equally
 from crossfuse.schedule.rules.staging import stage_at
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles, row_bytes_depth
 

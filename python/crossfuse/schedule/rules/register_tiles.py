@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from crossfuse.blocks.chain import Chain
 from crossfuse.calls import checked
-from crossfuse.planner.dataflow.counts import Flag
+from crossfuse.planner.counts import Flag
 from crossfuse.planner.kernels.registers import REGISTERS, STEP, RegisterKernel
 from crossfuse.schedule.rules.parted_tiles import PartedTiles
 from crossfuse.schema import Tile

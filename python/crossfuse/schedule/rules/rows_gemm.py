@@ -14,7 +14,7 @@ from crossfuse.cascade.rewrite.streaming import streaming
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.rewrite.work import work_of
 from crossfuse.hardware import WARP, WARPGROUP, Device, device
-from crossfuse.planner.kernels.read import read_kernel
+from crossfuse.planner.kernels.every import read_kernel
 from crossfuse.planner.kernels.shape import shape_of_blocks
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.stream import bind_stream

@@ -5,7 +5,7 @@ from __future__ import annotations
 from crossfuse.blocks.chain import Chain
 from crossfuse.hardware import Device
 from crossfuse.planner.kernels.phase import widest
-from crossfuse.planner.kernels.shares import divides_equally
+from crossfuse.planner.kernels.shape import divides_equally
 
 #: What a tile costs besides its columns: filling the rings, and its way out. In columns.
 _BESIDE = 16

@@ -11,7 +11,7 @@ from crossfuse.calls import checked
 from crossfuse.hardware import Device
 from crossfuse.planner.kernels.boxes import ROW_BYTES
 from crossfuse.planner.kernels.phase import widest
-from crossfuse.planner.kernels.shares import divides_equally
+from crossfuse.planner.kernels.shape import divides_equally
 from crossfuse.schedule.rules.stacked_tiles import (
     is_wide,
     row_tiles,

@@ -8,8 +8,7 @@ import pytest
 
 from crossfuse import _tvm as ir
 from crossfuse.errors import LoweringRefused
-from crossfuse.lower.hopper.rows.chunk_batch import RowStatements
-from crossfuse.lower.hopper.rows.chunk_stores import without_stores
+from crossfuse.lower.hopper.rows.statements import RowStatements, without_stores
 
 pytestmark = pytest.mark.cpu
 

@@ -15,7 +15,7 @@ from cpu.hopper.planting import one_changed
 from cpu.hopper.rows.products import of_spec, quantised, spec
 from crossfuse.emulate.cuda import change_argument, drop_call, emulate
 from crossfuse.lower.extract import lower
-from crossfuse.lower.hopper.finish.epilogue import Epilogue
+from crossfuse.lower.hopper.epilogue.store import Epilogue
 from crossfuse.lower.image import KernelImage
 from crossfuse.workload.cascade_accuracy import check
 from crossfuse.workload.cascade_inputs import random_inputs

@@ -12,7 +12,7 @@ from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
 from crossfuse.lower.hopper.stream import plan_stream, recover_streams
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
-from crossfuse.lower.hopper.stream.program.parts import Kind
+from crossfuse.lower.hopper.stream.program import Kind
 from crossfuse.runtime import compile_cubin
 
 R1 = Attention(

@@ -16,7 +16,7 @@ from crossfuse.emulate.cuda import change_argument, drop_call, emulate
 from crossfuse.errors import LoweringRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
-from crossfuse.lower.hopper.stream.plan.inbox import plan_inbox
+from crossfuse.lower.hopper.stream.plan.memory import plan_inbox
 from crossfuse.lower.hopper.stream.recover.function import recover_streams
 from crossfuse.lower.image import KernelImage
 from crossfuse.runtime import compile_cubin

@@ -9,10 +9,9 @@ import sympy
 
 from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.derivation import Slot, guarded, left, new, right, value
-from crossfuse.cascade.monoid import MAX, SUM
 from crossfuse.cascade.rewrite.tiled.base_two import LOG2E, base_two
-from crossfuse.cascade.rewrite.tiled.limits import limited
-from crossfuse.cascade.rewrite.tiled.merge_steps import Combine, merge_steps
+from crossfuse.cascade.rewrite.tiled.parts import Combine, merge_steps
+from crossfuse.cascade.rewrite.tiled.skipping import limited
 from crossfuse.cascade.rewrite.tiled.steps import (
     Carry,
     Factor,
@@ -24,7 +23,7 @@ from crossfuse.cascade.rewrite.tiled.steps import (
     kept,
     steps,
 )
-from crossfuse.cascade.spec import Cascade, Stage
+from crossfuse.cascade.spec import MAX, SUM, Cascade, Stage
 from crossfuse.errors import CascadeRefused
 
 x, v, w, a = sympy.symbols("x v w a", real=True)

@@ -13,17 +13,18 @@ import sympy
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Derivation, Slot, guarded, new, value
 from crossfuse.cascade.rewrite.tiled.base_two import base_two
-from crossfuse.cascade.rewrite.tiled.limits import limited
 from crossfuse.cascade.rewrite.tiled.operands import (
+    Extent,
     Product,
+    Rows,
     column_variables,
     columned,
+    find_rows,
     mentions,
     products,
 )
-from crossfuse.cascade.rewrite.tiled.places import Extent, Rows, find_rows
-from crossfuse.cascade.rewrite.tiled.refusal import refused
-from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
+from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles, refused
+from crossfuse.cascade.rewrite.tiled.skipping import limited
 from crossfuse.cascade.rewrite.tiled.steps import Statement, operands, steps
 from crossfuse.cascade.site import Site
 

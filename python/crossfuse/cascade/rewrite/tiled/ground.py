@@ -13,8 +13,7 @@ from crossfuse import _tvm as ir
 from crossfuse.cascade.expressions.to_tir import to_tir
 from crossfuse.cascade.rewrite.scripting import held, loop, named, zero
 from crossfuse.cascade.rewrite.tiled.frame import TileFrame
-from crossfuse.cascade.rewrite.tiled.operands import mentions
-from crossfuse.cascade.rewrite.tiled.places import Extent
+from crossfuse.cascade.rewrite.tiled.operands import Extent, mentions
 
 #: The place of a block: the value of each of the site's variables.
 At = Mapping[Any, Any]

@@ -9,15 +9,13 @@ import sympy
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import guarded, new, value
-from crossfuse.cascade.rewrite.phases import share
-from crossfuse.cascade.rewrite.reciprocals import is_risky, moderate
+from crossfuse.cascade.rewrite.phases import is_risky, moderate, share
 from crossfuse.cascade.rewrite.tiled.base_two import rebuilt
 from crossfuse.cascade.rewrite.tiled.frame import COLUMNS, PARTS, whole
 from crossfuse.cascade.rewrite.tiled.ground import Local
-from crossfuse.cascade.rewrite.tiled.places import Extent
-from crossfuse.cascade.rewrite.tiled.refusal import refused
-from crossfuse.cascade.rewrite.tiled.selections import index_symbol
-from crossfuse.cascade.rewrite.tiled.state import State
+from crossfuse.cascade.rewrite.tiled.operands import Extent
+from crossfuse.cascade.rewrite.tiled.sizes import refused
+from crossfuse.cascade.rewrite.tiled.state import State, index_symbol
 from crossfuse.cascade.rewrite.tiled.steps import is_linear
 from crossfuse.cascade.site import OutputSite
 

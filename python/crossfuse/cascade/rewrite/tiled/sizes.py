@@ -5,8 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from crossfuse.calls import checked
-from crossfuse.cascade.rewrite.tiled.refusal import refused
+from crossfuse.errors import CascadeRefused, RefusedError, refuse
 from crossfuse.schema import Tile
+
+# Refusals of the tile form.
+
+
+def refused(where: str, found: object, limit: str, instead: str) -> RefusedError:
+    """Build the refusal of a tile form; see `crossfuse.errors.Refusal`."""
+    return refuse(CascadeRefused, "cascade-tiles", where, found=found, limit=limit, instead=instead)
+
 
 #: CTAs of a cluster; rows and columns of one product of a warpgroup.
 MAX_CLUSTER = 16

@@ -15,7 +15,7 @@ import sympy
 from crossfuse.cascade.derivation import Slot, guarded, new, value
 from crossfuse.cascade.expressions.fence import Fence
 from crossfuse.cascade.rewrite.tiled.base_two import rebuilt
-from crossfuse.cascade.rewrite.tiled.refusal import refused
+from crossfuse.cascade.rewrite.tiled.sizes import refused
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import sympy
@@ -9,9 +10,11 @@ import sympy
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Slot
 from crossfuse.cascade.expressions.to_tir import to_tir
+from crossfuse.cascade.rewrite.scripting import held, loop
+from crossfuse.cascade.rewrite.tiled.frame import DEPTH, whole
 from crossfuse.cascade.rewrite.tiled.ground import Ground, Local
-from crossfuse.cascade.rewrite.tiled.operands import mentions
-from crossfuse.cascade.rewrite.tiled.staging import Staging
+from crossfuse.cascade.rewrite.tiled.operands import Extent, Product, mentions
+from crossfuse.cascade.rewrite.tiled.sizes import refused
 from crossfuse.cascade.rewrite.tiled.state import State
 from crossfuse.cascade.rewrite.tiled.steps import (
     Carry,
@@ -23,6 +26,162 @@ from crossfuse.cascade.rewrite.tiled.steps import (
     Statement,
     Tile,
 )
+
+# Tiles of operands in shared memory, and the products that make elements.
+
+SHARED = "shared.dyn"
+#: What the analyzer says of an index that is read from a tensor.
+_UNBOUNDED = 2**31
+
+
+class Staging:
+    """Writes loads into shared memory, each tile once.
+
+    Parameters
+    ----------
+    ground : Ground
+        Where blocks are written.
+    """
+
+    def __init__(self, ground: Ground) -> None:
+        self.ground = ground
+        self.frame = ground.frame
+        self.made: list[tuple[Any, Local]] = []
+
+    def stage(self, load: Any, *, shared: bool) -> Local:
+        """The tile of a load, which is written unless it lies in one that is there.
+
+        Parameters
+        ----------
+        load : tvm.ir.TensorLoad
+            Over the site's variables.
+        shared : bool
+            Whether all rows of a tile read the same.
+        """
+        rows = self.frame.rows
+        indices = tuple(rows.shared(each) if shared else each for each in load.indices)
+        for source, tile in self.made:
+            if source.same_as(load.source) and self._within(indices, tile.indices):
+                return self._known(load, Local(tile.buffer, indices))
+        used = self._in_order(indices)
+        shape = tuple(self._bound(each, used) for each in indices)
+        name = f"{load.source.name}_shared"
+        tile = Local(held(name, shape, str(load.ty), SHARED), indices)
+        moved = ir.tirx.BufferLoad(load.source, list(indices))
+        with self.ground.block(name, used) as place:
+            tile.store(place, self.ground.read(moved, place))
+        self.made.append((load.source, tile))
+        return self._known(load, tile)
+
+    def _in_order(self, indices: Sequence[Any]) -> list[Any]:
+        """Loops of a tile, in the order in which its dimensions use them."""
+        found: list[Any] = []
+        for index in indices:
+            for each in self.ground.extents:
+                if mentions([index], each) and not any(each.same_as(o) for o in found):
+                    found.append(each)
+        return found
+
+    def _known(self, load: Any, tile: Local) -> Local:
+        self.ground.staged.append((load, tile))
+        return tile
+
+    def forget(self, count: int) -> None:
+        """Forget all tiles but the first ones: a later step loads others."""
+        del self.made[count:]
+
+    def _within(self, indices: Sequence[Any], others: Sequence[Any]) -> bool:
+        """Whether a tile that is there has all that indices go to."""
+        return all(map(self._covers, others, indices))
+
+    def _covers(self, other: Any, index: Any) -> bool:
+        if ir.tvm_ffi.structural_equal(other, index):
+            return True
+        plain = isinstance(other, ir.Var) and isinstance(index, ir.Var)
+        if not plain or other not in self.ground.extents or index not in self.ground.extents:
+            return False
+        theirs, own = self.ground.extents[other], self.ground.extents[index]
+        fixed = all(ir.constant(each.base) == 0 for each in (theirs, own))
+        return fixed and own.limit is None and own.domain <= theirs.domain
+
+    def _bound(self, index: Any, used: Sequence[Any]) -> int:
+        """Elements of a dimension, those beyond the tensor included."""
+        known = ir.sym.Analyzer()
+        for each in used:
+            known.bind(each, ir.tvm.ir.Range(0, self.ground.extents[each].domain))
+        last = int(known.const_int_bound(index).max_value)
+        if last >= _UNBOUNDED:
+            raise refused(
+                "an index of a tile",
+                found=str(index),
+                limit="places that follow from the loops, not from elements of a tensor",
+                instead="gather before the product, or leave the cascade to separate kernels",
+            )
+        return last + 1
+
+    def depth(self, product: Product) -> int:
+        """What a product sums at a time."""
+        size = self.frame.tiles.depth
+        return size if self.frame.one_product_of_whole_rows else min(size, product.extents[0])
+
+    def is_resident(self, product: Product) -> bool:
+        """Whether the left operand stays for all steps: all that is summed is there at once."""
+        one = self.frame.one_product_of_whole_rows
+        return not one and self.depth(product) >= product.extents[0]
+
+    def hold(self, product: Product) -> None:
+        """Stage a left operand that stays, before the stream begins."""
+        for var, extent in zip(product.depth, product.extents, strict=True):
+            self.ground.extents[var] = Extent("d", extent, extent, whole(0))
+        if self.is_resident(product):
+            self.stage(product.left, shared=False)
+
+    def multiply(self, product: Product) -> None:
+        """Make a tile of elements: ``S = Q K^T``."""
+        ground = self.ground
+        used = [
+            e for e in (*self.frame.site.rows, self.frame.site.axis) if self._in_result(e, product)
+        ]
+        name = str(product.result.source.name)
+        domains = [self._bound(each, used) for each in product.result.indices]
+        result = Local(
+            held(name, tuple(domains), self.frame.dtype, "local"), tuple(product.result.indices)
+        )
+        if self.is_resident(product):
+            self._product(product, result, used)
+        else:
+            extent, size = product.extents[0], self.depth(product)
+            count = -(-extent // size)
+            with loop(DEPTH, count) as turn:
+                limit = extent if extent % size else None
+                ground.extents[product.depth[0]] = Extent(
+                    "d", count * size, size, turn * size, limit
+                )
+                kept, known = len(self.made), len(ground.staged)
+                self._product(product, result, used)
+                self.forget(kept)
+                del ground.staged[known:]
+        self._known(product.result, result)
+
+    def _in_result(self, var: Any, product: Product) -> bool:
+        return mentions(product.result.indices, var)
+
+    def _product(self, product: Product, result: Local, used: Sequence[Any]) -> None:
+        left = self.stage(product.left, shared=False)
+        right = self.stage(product.right, shared=True)
+        place = self.ground.block(
+            f"{result.buffer.name}_product", self._with_groups(used), product.depth
+        )
+        with place as at:
+            with ir.script.init():
+                result.store(at, ir.tirx.const(0.0, self.frame.dtype))
+            factors = [each.load(at).astype(self.frame.dtype) for each in (left, right)]
+            result.store(at, result.load(at) + factors[0] * factors[1])
+
+    def _with_groups(self, used: Sequence[Any]) -> list[Any]:
+        """Variables of a block that reads right operands too."""
+        group = self.frame.rows.group
+        return [*([] if group is None else [group]), *used]
 
 
 class Stream(State):

@@ -24,9 +24,8 @@ from crossfuse.cascade.rewrite.tiled.frame import (
     whole,
 )
 from crossfuse.cascade.rewrite.tiled.ground import Ground
-from crossfuse.cascade.rewrite.tiled.operands import mentions
+from crossfuse.cascade.rewrite.tiled.operands import Extent, mentions
 from crossfuse.cascade.rewrite.tiled.parts import Merge, Slabs, part_of
-from crossfuse.cascade.rewrite.tiled.places import Extent
 from crossfuse.cascade.rewrite.tiled.results import Results
 from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
 from crossfuse.cascade.rewrite.tiled.skipping import span

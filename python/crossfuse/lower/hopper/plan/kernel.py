@@ -6,17 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from crossfuse.hardware import WARPGROUP, Device
-from crossfuse.lower.hopper.finish.further import further_of
-from crossfuse.lower.hopper.plan.arena import Arena
-from crossfuse.lower.hopper.plan.memory import RingPlan, box_bytes, plan_memory
-from crossfuse.lower.hopper.plan.phase import PhasePlan
-from crossfuse.lower.hopper.plan.phases import plan_phases
-from crossfuse.lower.hopper.program.sum_program import SumProgram
-from crossfuse.lower.hopper.program.tile_program import TileProgram
-from crossfuse.lower.hopper.rows.head_plan import HeadPlan, plan_head
+from crossfuse.lower.hopper.epilogue.operands import further_of
+from crossfuse.lower.hopper.flags import Flags, state
+from crossfuse.lower.hopper.plan.memory import Arena, RingPlan, box_bytes, plan_memory
+from crossfuse.lower.hopper.plan.phase import PhasePlan, plan_phases
+from crossfuse.lower.hopper.program.tile_program import SumProgram, TileProgram
+from crossfuse.lower.hopper.rows.plan import BESIDE_HEAD, HeadPlan, plan_head, registers_beside
 from crossfuse.lower.hopper.rows.program import RowProgram
-from crossfuse.lower.hopper.rows.room import BESIDE_HEAD, registers_beside
-from crossfuse.lower.hopper.sync.flags import Flags, state
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.memory import BEFORE_ROWS, ON_THEIR_WAY

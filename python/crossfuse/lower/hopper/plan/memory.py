@@ -1,19 +1,143 @@
-"""Divides a CTA's shared memory among the rings of a kernel and what else it keeps."""
+"""Divides a CTA's shared memory: rings, receive buffers, and the arena that all lies in."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from crossfuse.hardware import Device
-from crossfuse.lower.hopper.plan.arena import Arena
-from crossfuse.lower.hopper.plan.fillers import Fillers, count, fillers_of
-from crossfuse.lower.hopper.plan.gathered import barrier_count, gathered_bytes
-from crossfuse.lower.hopper.plan.operand import Operand
+from crossfuse.lower.hopper.plan.operands import Operand, barrier_count, gathered_bytes
 from crossfuse.lower.hopper.plan.phase import PhasePlan
+from crossfuse.lower.hopper.program.tile import Place
 from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.memory import ALIGNMENT, LEAST_STAGES, divide
+
+# Places what a CTA keeps in shared memory.
+
+
+@dataclass(frozen=True)
+class Region:
+    """A piece of shared memory.
+
+    Attributes
+    ----------
+    name : str
+        What it holds.
+    offset, size : int
+        In bytes.
+    """
+
+    name: str
+    offset: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        """First byte behind it."""
+        return self.offset + self.size
+
+
+@dataclass(frozen=True)
+class Arena:
+    """Regions one after another, and some in the place of others.
+
+    Attributes
+    ----------
+    regions : tuple[Region, ...]
+        In the order in which they were added.
+    """
+
+    regions: tuple[Region, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all regions."""
+        return max((each.end for each in self.regions), default=0)
+
+    def __contains__(self, name: str) -> bool:
+        return any(each.name == name for each in self.regions)
+
+    def __getitem__(self, name: str) -> Region:
+        return next(each for each in self.regions if each.name == name)
+
+    def with_region(self, name: str, size: int, alignment: int) -> Arena:
+        """Return an arena that has one more region.
+
+        Parameters
+        ----------
+        name : str
+            What it holds.
+        size : int
+            Bytes.
+        alignment : int
+            Of its offset: 1024 for tiles with a 128-byte swizzle, 8 for barriers.
+        """
+        offset = -(-self.size // alignment) * alignment
+        return Arena((*self.regions, Region(name, offset, size)))
+
+    def with_alias(self, name: str, other: str, size: int) -> Arena:
+        """Return an arena with a region that begins where another does, at another time.
+
+        Parameters
+        ----------
+        name : str
+            What it holds.
+        other : str
+            Region that is not used any more then.
+        size : int
+            Bytes, at most those of the other one.
+        """
+        return Arena((*self.regions, Region(name, self[other].offset, size)))
+
+
+# Who fills the stages of a CTA's ring, and so has to hear that one is empty.
+#
+# CTAs that share a tile fill stages of one another. All phases go round one ring, so what is loaded
+# next into a stage may belong to the next phase, where more CTAs share:
+#
+# ```
+# phase 0, A is not shared          phase 1, hidden is shared by CTAs 0 and 8
+# CTA 0 multiplies stage 3    <--   CTA 8 loads its half of a tile into stage 3 of both
+# ```
+#
+# CTA 8 must have heard of the stage from CTA 0 in phase 0 already.
+
+#: Places in the cluster; CTAs that differ in these alone fill stages of one another.
+Fillers = tuple[Place, ...]
+
+
+def fillers_of(
+    phases: Iterable[tuple[TileProgram, tuple[Operand, ...]]],
+) -> tuple[Fillers, ...]:
+    """Say for each phase who fills a stage in it or in a later one.
+
+    Parameters
+    ----------
+    phases : Iterable[tuple[TileProgram, tuple[Operand, ...]]]
+        What each loads into the ring.
+
+    Returns
+    -------
+    tuple[tuple[Place, ...], ...]
+        Places of each phase's own cluster. The first phase has the most.
+    """
+    axes: set[str] = set()
+    found: list[Fillers] = []
+    for program, operands in reversed(tuple(phases)):
+        axes |= {place.tag for operand in operands for place in operand.shared_by}
+        found.append(tuple(place for place in program.cluster if place.tag in axes))
+    return tuple(reversed(found))
+
+
+def count(fillers: Fillers) -> int:
+    """CTAs that fill a stage."""
+    return prod(each.extent for each in fillers)
+
+
+# Divides a CTA's shared memory among the rings of a kernel and what else it keeps.
 
 #: Alignment of what TMA copies to shared memory without a swizzle.
 _COPY = 128

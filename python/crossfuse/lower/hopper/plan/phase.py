@@ -2,20 +2,142 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from crossfuse.lower.hopper.multiply.instruction import OPERAND_TYPES
-from crossfuse.lower.hopper.plan.gathered import check_depth, check_gather
-from crossfuse.lower.hopper.plan.kept import check_kept, check_room, kept_registers
-from crossfuse.lower.hopper.plan.operand import Operand, make_operand
+from crossfuse.lower.hopper.flags import Flags
+from crossfuse.lower.hopper.plan.operands import (
+    Operand,
+    check_depth,
+    check_gather,
+    check_kept,
+    check_kept_room,
+    kept_registers,
+    make_operand,
+)
 from crossfuse.lower.hopper.plan.store import StorePlan, plan_store
-from crossfuse.lower.hopper.plan.warpgroups import Warpgroups, share_rows
 from crossfuse.lower.hopper.program.tile_program import Product, TileProgram
-from crossfuse.lower.hopper.reduced.room import check_reduced
-from crossfuse.lower.hopper.rows.chunk_plan import ChunkPlan, plan_chunks
-from crossfuse.lower.hopper.sync.flags import Flags
+from crossfuse.lower.hopper.rows.plan import ChunkPlan, check_row_room, plan_chunks
+from crossfuse.lower.hopper.wgmma_instruction import OPERAND_TYPES
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
+from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
+
+if TYPE_CHECKING:
+    from crossfuse.lower.hopper.reduced.program import RowReductions
+
+# How the rows of a tile are divided among the warpgroups that multiply.
+
+
+@dataclass(frozen=True)
+class Warpgroups:
+    """Warpgroups that multiply a tile.
+
+    A wgmma has 64 rows. More than three warpgroups leave a thread 112 registers, so of larger
+    tiles each warpgroup multiplies several blocks of 64 rows, one below the other.
+
+    Attributes
+    ----------
+    count : int
+        Warpgroups.
+    blocks : int
+        Blocks of 64 rows of each.
+    """
+
+    count: int
+    blocks: int = 1
+
+    @property
+    def share(self) -> int:
+        """Rows of one warpgroup."""
+        return self.blocks * WARPGROUP_ROWS
+
+    @property
+    def rows(self) -> int:
+        """Rows of the tile."""
+        return self.count * self.share
+
+
+#: By the rows of a tile: who multiplies it, and the sums that a thread may hold at most, which
+#: leave room for addresses and the epilogue.
+_DIVISIONS = {
+    64: (Warpgroups(1), 128),
+    128: (Warpgroups(2), 128),
+    192: (Warpgroups(3), 96),
+    256: (Warpgroups(2, 2), 192),
+}
+
+
+def share_rows(program: TileProgram) -> Warpgroups:
+    """Divide the rows of a program's tiles.
+
+    Raises
+    ------
+    LoweringRefused
+        If there is no such division, or registers do not hold the sums.
+    """
+    contraction = program.contraction
+    rows, columns = contraction.rows, contraction.columns
+    warpgroups, sums = _DIVISIONS.get(rows, (Warpgroups(0), 0))
+    most = 2 * sums // (warpgroups.blocks * len(contraction.products))
+    if columns % 8 or columns > most:
+        raise refuse(
+            "tile-shape",
+            f"product of '{contraction.products[0].accumulator.name}'",
+            found=f"a tile of {rows} x {columns}",
+            limit="64 or 128 rows with columns in multiples of 8 up to 256, or 192 or 256 rows "
+            "with up to 192 columns; all products of a tile together",
+            instead="split rows and columns by other factors",
+        )
+    if warpgroups.blocks > 1:
+        _check_blocks(program, warpgroups)
+    return warpgroups
+
+
+def _check_blocks(program: TileProgram, warpgroups: Warpgroups) -> None:
+    """Refuse what only warpgroups of one block do."""
+    exchange = program.exchange
+    others = {
+        "a product of each of two paired CTAs": exchange is not None and exchange.pair,
+        "an intermediate that a cluster gathers": program.gives or program.takes,
+        "an intermediate in registers": program.keeps or program.reuses,
+    }
+    for what, is_wanted in others.items():
+        if is_wanted:
+            raise refuse(
+                "tile-shape",
+                f"product of '{program.contraction.products[0].accumulator.name}'",
+                found=f"{what}, in tiles of {warpgroups.rows} rows",
+                limit=f"{warpgroups.rows // 2} rows: no warpgroup has several blocks of "
+                f"{WARPGROUP_ROWS} rows there",
+                instead=f"split rows by {warpgroups.rows // 2}, or keep the intermediate in L2 "
+                "(grid_stage)",
+            )
+
+
+# Whether registers have room for the rows of a tile.
+
+#: Warpgroups that multiply at most: threads of more have 160 registers, or sums of several blocks.
+_WARPGROUPS = 2
+
+
+def check_reduced(reduced: RowReductions, warpgroups: Warpgroups) -> None:
+    """Refuse tiles beside whose sums there is no room for what is selected from them.
+
+    Raises
+    ------
+    LoweringRefused
+        Naming the product.
+    """
+    if warpgroups.count > _WARPGROUPS or warpgroups.blocks > 1:
+        raise refuse(
+            "tile-shape",
+            f"product of '{reduced.scores.name}'",
+            found=f"tiles of {warpgroups.rows} rows, which are reduced in registers",
+            limit="64 or 128 rows: other warpgroups have no registers left beside the sums",
+            instead="split rows by 64",
+        )
+
 
 #: Rows of a warpgroup's tile that each of its warps holds.
 WARP_ROWS = 16
@@ -182,7 +304,7 @@ def plan_phase(program: TileProgram, awaits: Flags | None = None) -> PhasePlan:
     if program.keeps:
         check_kept(program.store.tile)
     if program.reuses:
-        check_room(contraction, warpgroups.count)
+        check_kept_room(contraction, warpgroups.count)
     at_hand = program.takes or program.reuses
     left = None if at_hand else make_operand(program, contraction.left, k_major=True)
     rights, others = (
@@ -260,3 +382,79 @@ def _check_types(left: str, product: Product) -> None:
             limit="operands of one 16-bit type",
             instead="convert one of them",
         )
+
+
+# The phases of a kernel: planned one after another, so that they fit together.
+
+
+def plan_phases(programs: tuple[TileProgram, ...]) -> tuple[PhasePlan, ...]:
+    """Plan the phases of a kernel, each with the flags that it waits for.
+
+    Parameters
+    ----------
+    programs : tuple[TileProgram, ...]
+        One for each phase, in order.
+
+    Returns
+    -------
+    tuple[PhasePlan, ...]
+        In the same order; descriptors that differ have names that differ.
+
+    Raises
+    ------
+    LoweringRefused
+        If tensor cores or TMA cannot take the tiles of a phase, it does not read what an earlier
+        one makes, or phases have tiles of different rows or clusters of different sizes.
+    """
+    phases: list[PhasePlan] = []
+    for program in programs:
+        left = program.contraction.left
+        made = [each.raises for each in phases if each.raises is not None]
+        flags = next((each for each in made if each.buffer.same_as(left.buffer)), None)
+        if program.rows is not None:
+            chunks = plan_chunks(program)
+            flags = (
+                Flags.of_rows(program.rows, left.shape[0])
+                if chunks is None
+                else Flags.of_chunks(program.rows, chunks)
+            )
+        if flags is not None:
+            flags.check_reader(left, program.analyzer)
+        phases.append(plan_phase(program, flags))
+        if program.rows is not None:
+            check_row_room(phases[-1])
+    first, *others = phases
+    for phase in others:
+        found = (phase.warpgroups, phase.program.cluster_size)
+        if found != (first.warpgroups, first.program.cluster_size):
+            raise refuse(
+                "grid-stage",
+                "phases of one kernel",
+                found=f"tiles of {phase.warpgroups.rows} rows in clusters of {found[1]}",
+                limit=f"{first.warpgroups.rows} rows in clusters of "
+                f"{first.program.cluster_size}, as in the first phase",
+                instead="give all phases tiles of the same rows and one cluster size",
+            )
+    return _with_distinct_maps(tuple(phases))
+
+
+def _with_distinct_maps(phases: tuple[PhasePlan, ...]) -> tuple[PhasePlan, ...]:
+    """Descriptors of one tensor with different boxes get names of their own."""
+    names: dict[TensorMap, str] = {}
+
+    def named(map_: TensorMap) -> TensorMap:
+        if map_ not in names:
+            taken = sum(each.name == map_.name for each in names)
+            names[map_] = f"{map_.name}{taken}" if taken else map_.name
+        return replace(map_, name=names[map_])
+
+    def renamed(phase: PhasePlan) -> PhasePlan:
+        lefts, rights, others = (
+            tuple(replace(each, map=named(each.map)) for each in group)
+            for group in (phase.lefts, phase.rights, phase.others)
+        )
+        store = phase.store.with_maps(named)
+        left = lefts[0] if lefts else None
+        return replace(phase, left=left, rights=rights, others=others, store=store)
+
+    return tuple(map(renamed, phases))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 
 from crossfuse.hardware import TMA_PITCH
-from crossfuse.lower.hopper.plan.operand import item_bytes, tensor_map
+from crossfuse.lower.hopper.plan.operands import item_bytes, tensor_map
 from crossfuse.lower.hopper.program.tile import Tile
 from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.image import TensorMap

@@ -8,10 +8,9 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.errors import RefusedError
-from crossfuse.lower.hopper.finish.further import further_of
-from crossfuse.lower.hopper.program.sum_program import SumProgram
+from crossfuse.lower.hopper.epilogue.operands import further_of
 from crossfuse.lower.hopper.program.tile import Rows
-from crossfuse.lower.hopper.program.tile_program import TileProgram
+from crossfuse.lower.hopper.program.tile_program import SumProgram, TileProgram
 from crossfuse.lower.hopper.rows.program import RowProgram
 from crossfuse.lower.image import ROW_COUNT
 from crossfuse.lower.refusal import refuse

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -9,15 +10,122 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import Coordinates, at
 from crossfuse.lower.hopper.fast_math import fast, fast_tanh
+from crossfuse.lower.hopper.flags import FlagWriter
 from crossfuse.lower.hopper.reduced.program import Best, Output, RowReductions
-from crossfuse.lower.hopper.reduced.select import QUAD, Selected
-from crossfuse.lower.hopper.statements import let, when
-from crossfuse.lower.hopper.stream.program.affine import ranges
-from crossfuse.lower.hopper.stream.program.parts import Kind
-from crossfuse.lower.hopper.stream.rows import RowState
-from crossfuse.lower.hopper.stream.values import Lanes, Values
-from crossfuse.lower.hopper.sync.flags import FlagWriter
+from crossfuse.lower.hopper.reduced.recover import NOWHERE
+from crossfuse.lower.hopper.statements import Variable, let, registers, when
+from crossfuse.lower.hopper.stream.program import Kind, ranges
+from crossfuse.lower.hopper.stream.values import (
+    Lanes,
+    RowState,
+    Values,
+    column_of,
+    half_of,
+    shuffled,
+)
 from crossfuse.lower.hopper.warmup import Warmup
+
+# The best elements of rows by repeated selection: the four threads of a row find each together.
+
+#: Threads of a warp that share a row.
+QUAD = 4
+#: Registers of a tile with which both rows of a thread are gone through side by side.
+_SIDE_BY_SIDE = 64
+
+
+class Selected:
+    """Registers of the best elements: of each four ranks a thread has one.
+
+    Parameters
+    ----------
+    step : Best
+        What is selected.
+    """
+
+    def __init__(self, step: Best) -> None:
+        self.step = step
+        self.groups = -(-step.count // QUAD)
+        name = step.target.name
+        self.values = registers(f"best_{name}", 2 * self.groups, "float32")
+        self.places = registers(f"places_{name}", 2 * self.groups, "int32")
+
+    def register(self, buffer: Any, half: int, group: int) -> Any:
+        """The register of this thread's rank of a group of four; None for another buffer."""
+        for mine, found in ((self.step.target, self.values), (self.step.places, self.places)):
+            if buffer.same_as(mine):
+                return found[half * self.groups + group]
+        return None
+
+    def run(self, values: Values, count: int, quarter: Any, warmup: Warmup) -> None:
+        """Select from a tile of which a thread has `count` registers.
+
+        The loop over ranks stays one: its code is fetched once.
+        """
+        together = [(0, 1)] if count <= _SIDE_BY_SIDE else [(0,), (1,)]
+        for halves in together:
+            rows = [_Row(self.step, values, count, half) for half in halves]
+            with ir.script.serial(0, warmup.turns(self.step.count)) as rank:
+                ir.IRBuilder.name("rank", rank)
+                for row in rows:
+                    row.find()
+                    self._keep(row, rank, quarter)
+                    row.take_out()
+
+    def _keep(self, row: _Row, rank: Any, quarter: Any) -> None:
+        """The thread whose rank it is keeps what has been found."""
+        for group in range(self.groups):
+            mine = ir.tirx.EQ(rank, quarter + group * QUAD)
+            at = row.half * self.groups + group
+            for kept, found in ((self.values, row.best), (self.places, row.place)):
+                ir.script.buffer_store(kept, ir.script.Select(mine, found.value, kept[at]), [at])
+
+
+class _Row:
+    """One row of a thread: its elements that have not been selected yet."""
+
+    def __init__(self, step: Best, values: Values, count: int, half: int) -> None:
+        self.half = half
+        self.column = values.lanes.column
+        own = [each for each in range(count) if half_of(each) == half]
+        self.columns = [column_of(each) for each in own]
+        self.left = registers("left", len(own), "float32")
+        for number, register in enumerate(own):
+            element = values.of_element(step.value, register)
+            ir.script.buffer_store(self.left, element, [number])
+        self.best = Variable("best", "float32")
+        self.place = Variable("place", "int32")
+
+    def find(self) -> None:
+        """The largest element of the row, the first of equal ones.
+
+        Elements are gone through from the last one: the one that comes later comes first.
+        """
+        self.best.set(ir.script.float32(-math.inf))
+        self.place.set(NOWHERE - self.column)
+        for number in reversed(range(len(self.columns))):
+            element = self.left[number]
+            ahead = let("ahead", element >= self.best.value)
+            place = ir.tirx.IntImm("int32", self.columns[number])
+            self.place.set(ir.script.Select(ahead, place, self.place.value))
+            # No maximum waits for a comparison, and none takes what is no number.
+            self.best.set(ir.script.max(element, self.best.value))
+        self.place.set(self.place.value + self.column)
+        for distance in (1, 2):
+            best = let("other", shuffled(self.best.value, distance))
+            place = let("other_place", shuffled(self.place.value, distance))
+            first = ir.tirx.And(ir.tirx.EQ(best, self.best.value), place < self.place.value)
+            ahead = let("ahead", ir.tirx.Or(best > self.best.value, first))
+            self.place.set(ir.script.Select(ahead, place, self.place.value))
+            self.best.set(ir.script.Select(ahead, best, self.best.value))
+
+    def take_out(self) -> None:
+        """What has been found is no number any more, and so never found again."""
+        place = let("own_place", self.place.value - self.column)
+        nothing = ir.script.float32(math.nan)
+        for number, column in enumerate(self.columns):
+            is_found = ir.tirx.EQ(place, ir.tirx.IntImm("int32", column))
+            element = ir.script.Select(is_found, nothing, self.left[number])
+            ir.script.buffer_store(self.left, element, [number])
 
 
 class RowEpilogue:

@@ -8,7 +8,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.program.tile import Place
-from crossfuse.lower.hopper.stream.program.parts import Box, Domain, Step
+from crossfuse.lower.hopper.stream.program import Box, Domain, Step
 
 
 @dataclass(frozen=True, kw_only=True)

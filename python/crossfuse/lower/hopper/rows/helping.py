@@ -28,10 +28,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.lower.hopper import mbarrier
+from crossfuse.lower.hopper.flags import Ending, fence_copies
 from crossfuse.lower.hopper.statements import run
-from crossfuse.lower.hopper.sync import mbarrier
-from crossfuse.lower.hopper.sync.flag_reader import Ending
-from crossfuse.lower.hopper.sync.flags import fence_copies
 
 #: Looks at a barrier before help is called for, of a microsecond at most and 40 ns at least. Rows
 #: come in 3 us, unless CTAs of another launch keep some from starting.

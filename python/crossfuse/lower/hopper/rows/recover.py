@@ -7,16 +7,194 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP, WARPGROUP
-from crossfuse.lower.fast_exponentials import fast_exponentials
-from crossfuse.lower.hopper.recover.places import has_stages
-from crossfuse.lower.hopper.rows.chunk_loop import is_chunk_loop, read_chunks
-from crossfuse.lower.hopper.rows.loads_first import loads_first
-from crossfuse.lower.hopper.rows.program import RowProgram
-from crossfuse.lower.hopper.rows.scaled import scaled_rows
-from crossfuse.lower.pipeline import block_passes
+from crossfuse.lower.hopper.recover.store import has_stages
+from crossfuse.lower.hopper.rows.program import ChunkLoop, RowProgram, scaled_rows
+from crossfuse.lower.order_loads import VECTORS, load_in_order
+from crossfuse.lower.pipeline import block_passes, fast_exponentials
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.tree import coordinate
-from crossfuse.markers import FAST, GRID_STAGE
+from crossfuse.markers import CHUNKS, FAST, GRID_STAGE
+
+# Reads the loop over chunks of a row off the statements that make it.
+
+
+def is_chunk_loop(loop: Any) -> bool:
+    """Whether a loop goes through chunks of a row."""
+    return CHUNKS in loop.annotations
+
+
+def read_chunks(body: Any, row: Any, lane: Any, factors: Any) -> tuple[Any, ChunkLoop]:
+    """Read the loop over chunks.
+
+    Parameters
+    ----------
+    body : Any
+        Statements of a row: what it begins with, then the loop.
+    row : tvm.ir.Var
+        Number of the row.
+    lane : tvm.ir.Var
+        Of the thread.
+    factors : Any
+        The matrix that sums of the product are corrected by.
+
+    Returns
+    -------
+    tuple[tvm.tirx.For, ChunkLoop]
+        The loop, and what is to be known of it.
+
+    Raises
+    ------
+    LoweringRefused
+        If there is anything behind the loop, or a chunk reads more than elements of one matrix.
+    """
+    *before, loop = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
+    if not isinstance(loop, ir.For) or not is_chunk_loop(loop):
+        raise _refused_chunks(
+            "rows", "statements behind the loop over chunks", "a loop, and nothing else"
+        )
+    carried = tuple(each.buffer for each in before if isinstance(each, ir.AllocBuffer))
+    others = [each for each in before if not isinstance(each, ir.AllocBuffer)]
+    size, count = int(loop.annotations[CHUNKS]), ir.constant(loop.extent)
+    source = _source(loop, row, lane, size)
+    begin = ir.SeqStmt(others) if len(others) > 1 else others[0]
+    return loop, ChunkLoop(loop.loop_var, count or 0, size, begin, carried, source, factors)
+
+
+def _source(loop: Any, row: Any, lane: Any, size: int) -> Any:
+    """The matrix whose elements of the chunk are read."""
+    loads: list[Any] = []
+    ir.walk(loop.body, (ir.TensorLoad, loads.append))
+    given = [each for each in loads if str(each.source.scope()) == "global"]
+    sources = list(dict.fromkeys(each.source for each in given))
+    name = f"loop '{loop.loop_var.name}'"
+    if len(sources) != 1 or len(sources[0].ty.shape) != 2:
+        names = ", ".join(f"'{each.name}'" for each in sources)
+        raise _refused_chunks(name, f"loads of {names}", "loads of one matrix, which has the rows")
+    known = known_in(loop, lane)
+    for each in given:
+        place = known.simplify(each.indices[1] - loop.loop_var * size)
+        bound = known.const_int_bound(place)
+        inside = bound.min_value >= 0 and bound.max_value < size
+        if not each.indices[0].same_as(row) or not inside:
+            raise _refused_chunks(
+                name,
+                f"a load of '{each.source.name}{list(each.indices)}'",
+                f"elements of the row in the {size} of the chunk",
+            )
+    return sources[0]
+
+
+def known_in(body: Any, lane: Any) -> Any:
+    """An analyzer that knows the ranges of all loops of some statements, and of lanes."""
+    known = ir.sym.Analyzer()
+    known.bind(lane, ir.tvm.ir.Range(0, WARP))
+
+    def visit(loop: Any) -> None:
+        known.bind(loop.loop_var, ir.tvm.ir.Range.from_min_extent(loop.min, loop.extent))
+
+    ir.walk(body, (ir.For, visit))
+    return known
+
+
+def _refused_chunks(where: str, found: str, limit: str) -> Exception:
+    return refuse(
+        "rows",
+        where,
+        found=found,
+        limit=limit,
+        instead="schedule as schedule_rows_gemm does, or make whole rows: leave the chunk out",
+    )
+
+
+# Loads of a row, all in front of what is computed: they take as long as one then.
+
+
+def loads_first(statement: Any, known: tuple[Any, ...]) -> Any:
+    """Move what copies from global memory to registers in front of what computes.
+
+    nvcc does not, as what merges the states of threads is volatile. ptxas keeps the order of
+    relaxed loads; other ones it would put behind what it computes, so of these what is needed last
+    is loaded first.
+
+    Parameters
+    ----------
+    statement : tvm.tirx.Stmt
+        Statements of a row, without blocks.
+    known : tuple
+        Variables that are known in front of them.
+
+    Returns
+    -------
+    tvm.tirx.Stmt
+        The same statements; copies that are not the first to use their registers, or that depend on
+        more than is known, stay where they are.
+    """
+    if not isinstance(statement, ir.SeqStmt):
+        return statement
+    stored = {each.buffer for each in _all(statement, ir.BufferStore)}
+    first: list[Any] = []
+    rest: list[Any] = []
+    used: set[Any] = set()
+    for each in statement.seq:
+        if _is_copy(each, stored, known, used):
+            first.append(each)
+        else:
+            rest.append(each)
+            used |= {load.source for load in _all(each, ir.TensorLoad)}
+            used |= {store.buffer for store in _all(each, ir.BufferStore)}
+    declared = [each for each in rest if isinstance(each, ir.AllocBuffer)]
+    others = [each for each in rest if not isinstance(each, ir.AllocBuffer)]
+    return ir.SeqStmt([*declared, *_loads(first), *others])
+
+
+def _loads(copies: list[Any]) -> list[Any]:
+    """Copies in the order in which they are asked for."""
+    made = [(each, _in_order(each)) for each in copies]
+    relaxed = [new for old, new in made if not new.same_as(old)]
+    return [*(old for old, new in reversed(made) if new.same_as(old)), *relaxed]
+
+
+def _in_order(node: Any) -> Any:
+    """A copy with relaxed loads where a thread loads 16 bytes of 16-bit elements side by side."""
+
+    def load(loop: Any, mutator: Any) -> Any:
+        store = loop.body
+        if loop.kind != ir.ForKind.VECTORIZED or not isinstance(store, ir.BufferStore):
+            return mutator.default_mutate(loop)
+        source, lanes = store.value, ir.constant(loop.extent)
+        dtype = str(store.buffer.ty.dtype)
+        if not isinstance(source, ir.TensorLoad) or (dtype, lanes) not in VECTORS:
+            return mutator.default_mutate(loop)
+        first = {loop.loop_var: ir.tirx.IntImm(str(loop.loop_var.ty), 0)}
+        to, place = (
+            [ir.substitute(index, lambda var: first.get(var, var)) for index in each.indices]
+            for each in (store, source)
+        )
+        words = load_in_order(source.source, place, dtype, lanes)
+        return ir.BufferStore(store.buffer, words, [*to[:-1], ir.tirx.Ramp(to[-1], 1, lanes)])
+
+    return ir.mutate(node, (ir.For, load))
+
+
+def _is_copy(node: Any, stored: set[Any], known: tuple[Any, ...], used: set[Any]) -> bool:
+    """Whether a loop loads from memory that the row does not store, to registers not yet used."""
+    if not isinstance(node, (ir.For, ir.IfThenElse)):
+        return False
+    loads, stores = _all(node, ir.TensorLoad), _all(node, ir.BufferStore)
+    buffers = {*(each.source for each in loads), *(each.buffer for each in stores)}
+    free = {*known, *buffers, *(each.loop_var for each in _all(node, ir.For))}
+    return (
+        set(ir.variables(node)) <= free
+        and all(str(e.source.scope()) == "global" and e.source not in stored for e in loads)
+        and all(str(e.buffer.scope()) == "local" and e.buffer not in used for e in stores)
+    )
+
+
+def _all(node: Any, kind: Any) -> list[Any]:
+    found: list[Any] = []
+    ir.walk(node, (kind, found.append))
+    return found
+
 
 _EXTENT = "thread_extent"
 _ALL_REDUCE = "tirx.tvm_thread_allreduce"

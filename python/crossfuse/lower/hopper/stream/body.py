@@ -6,10 +6,110 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from crossfuse.lower.hopper.coordinates import Coordinates
-from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
-from crossfuse.lower.hopper.stream.tiles import Tiles
-from crossfuse.lower.hopper.sync.ring import Release, Ring
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.coordinates import Coordinates, at, strides
+from crossfuse.lower.hopper.pipeline import Release, Ring
+from crossfuse.lower.hopper.statements import Variable, let, when
+from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan, TileOrder
+from crossfuse.lower.hopper.stream.program import Stream
+
+# The tiles of rows that a CTA goes through, as each role counts them.
+
+
+class Tiles:
+    """A role's way through the tiles of its CTA: the one that it is at, and the one after it.
+
+    Parameters
+    ----------
+    order : TileOrder
+        Of all CTAs.
+    stream : Stream
+        What each tile goes through.
+    cta : Any
+        Number of this CTA, or of its cluster.
+    within : dict
+        Values of places that tell CTAs of a cluster apart.
+    """
+
+    def __init__(
+        self, order: TileOrder, stream: Stream, cta: Any, within: dict[Any, Any] | None = None
+    ) -> None:
+        self.order = order
+        self._within = within or {}
+        self.stream = stream
+        self._turn = Variable("turn", "int32", cta)
+        self._second = Variable("second", "int32", 0) if order.paired else None
+        places = (*order.outer, *([] if order.inner is None else [order.inner]))
+        self._places = {each.var: Variable(str(each.var.name), "int32", 0) for each in places}
+        self._end = Variable("end_of_stream", "int32", 0)
+        self.block = Variable("block", "int32", 0)
+
+    @property
+    def places(self) -> dict[Any, Any]:
+        """Values of the places of the tile that it is at."""
+        own = {var: each.value.astype(str(var.ty)) for var, each in self._places.items()}
+        return own | self._within
+
+    @property
+    def values(self) -> dict[Any, Any]:
+        """The same, with the tile of keys."""
+        var = self.stream.var
+        return self.places | {var: self.block.value.astype(str(var.ty))}
+
+    @property
+    def is_left(self) -> Any:
+        """Whether there is a tile after this one."""
+        return self._turn.value < self.order.turns
+
+    @property
+    def is_last_block(self) -> Any:
+        """Whether it is at the last tile of keys."""
+        return self.block.value + 1 == self._end.value
+
+    @property
+    def has_block(self) -> Any:
+        """Whether it is not yet behind the last tile of keys."""
+        return self.block.value < self._end.value
+
+    def take(self) -> None:
+        """Go on to the next tile of rows, and its first tile of keys."""
+        turn = self._turn.value
+        rest = turn
+        if self.order.inner is not None:
+            self._places[self.order.inner.var].set(self._inner(turn % self.order.turns_of_head))
+            rest = turn // self.order.turns_of_head
+        steps = strides(self.order.outer)
+        for place in self.order.outer:
+            index = rest // steps[place.var]
+            if place is not self.order.outer[0]:
+                index = index % place.extent
+            self._places[place.var].set(index)
+        first = at(self.stream.first, self.places).astype("int32")
+        self.block.set(first)
+        self._end.set(self.block.value + at(self.stream.count, self.places).astype("int32"))
+        self._advance()
+
+    def _inner(self, turn: Any) -> Any:
+        """Tile of a head: the long ones first."""
+        last = self.order.tiles - 1
+        if self._second is None:
+            return last - turn if self.order.uneven else turn
+        return ir.script.Select(self._second.value == 0, last - turn, turn)
+
+    def _advance(self) -> None:
+        ctas = self.order.ctas
+        if self._second is None:
+            self._turn.set(self._turn.value + ctas)
+            return
+        # Of an odd number of tiles the one in the middle has no other.
+        alone = self._turn.value % self.order.turns_of_head == self.order.tiles // 2
+        leaves = self._second.value == 1
+        if self.order.tiles % 2:
+            leaves = ir.script.Or(leaves, alone)
+        leaves = let("leaves_pair", leaves)
+        self._second.set(ir.script.Select(leaves, 0, 1))
+        with when(leaves):
+            self._turn.set(self._turn.value + ctas)
 
 
 @dataclass(frozen=True)

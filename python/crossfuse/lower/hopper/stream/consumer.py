@@ -9,16 +9,59 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.statements import Variable, branches, let, when
+from crossfuse.hardware import WARPGROUP
+from crossfuse.lower.hopper.pipeline import Cursor
+from crossfuse.lower.hopper.statements import Variable, branches, let, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
-from crossfuse.lower.hopper.stream.elements import Elements
+from crossfuse.lower.hopper.stream.copies import ResultStore
 from crossfuse.lower.hopper.stream.multiply import Multiplier
-from crossfuse.lower.hopper.stream.pin import pin_sums
-from crossfuse.lower.hopper.stream.rows import RowState
-from crossfuse.lower.hopper.stream.store import ResultStore
-from crossfuse.lower.hopper.stream.turns import Turns
-from crossfuse.lower.hopper.stream.values import Lanes, Values
-from crossfuse.lower.hopper.sync.ring import Cursor
+from crossfuse.lower.hopper.stream.values import Elements, Lanes, RowState, Values, pin_sums
+
+# Multiplying warpgroups take turns at the tensor cores, by named barriers (PTX ISA, bar).
+#
+# While one of them makes exponentials, another one multiplies.
+
+#: First of the named barriers, one for each warpgroup; those before it are for meetings.
+_FIRST = 8
+
+
+class Turns:
+    """The turns of one warpgroup.
+
+    Parameters
+    ----------
+    count : int
+        Warpgroups; one alone needs no turns.
+    warpgroup : Any
+        Index of this one.
+    """
+
+    def __init__(self, count: int, warpgroup: Any) -> None:
+        self.count = count
+        self.warpgroup = warpgroup
+
+    def begin(self) -> None:
+        """The first warpgroup has the first turn."""
+        if self.count > 1:
+            with when(self.warpgroup == 0):
+                self._arrive(ir.script.int32(0))
+
+    def take(self) -> None:
+        """Wait for this warpgroup's turn."""
+        if self.count > 1:
+            run(ir.script.ptx.bar.sync(*self._barrier(self.warpgroup)))
+
+    def give(self) -> None:
+        """It is the next one's turn."""
+        if self.count > 1:
+            self._arrive((self.warpgroup + 1) % self.count)
+
+    def _arrive(self, warpgroup: Any) -> None:
+        run(ir.script.ptx.bar.arrive(*self._barrier(warpgroup)))
+
+    @staticmethod
+    def _barrier(warpgroup: Any) -> tuple[Any, Any]:
+        return ir.script.Cast("uint32", _FIRST + warpgroup), ir.script.uint32(2 * WARPGROUP)
 
 
 class Consumer:

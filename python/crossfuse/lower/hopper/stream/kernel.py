@@ -7,6 +7,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP
+from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import declare_coordinates
 from crossfuse.lower.hopper.kernel_parts import (
     ONE_CTA,
@@ -19,16 +20,14 @@ from crossfuse.lower.hopper.statements import branches, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.columns import Adder, Scorer
 from crossfuse.lower.hopper.stream.consumer import Consumer
-from crossfuse.lower.hopper.stream.merge.split import SplitConsumer
-from crossfuse.lower.hopper.stream.merge.states import state_parameter
-from crossfuse.lower.hopper.stream.plan.budget import (
+from crossfuse.lower.hopper.stream.copies import emit_loading
+from crossfuse.lower.hopper.stream.merge import SplitConsumer, state_parameter
+from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
+from crossfuse.lower.hopper.stream.plan.registers import (
     REGISTERS,
     SHARED_REGISTERS,
     launched_registers,
 )
-from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
-from crossfuse.lower.hopper.stream.producer import emit_loading
-from crossfuse.lower.hopper.sync import mbarrier
 
 
 def emit_stream(plan: StreamPlan, name: str) -> Any:

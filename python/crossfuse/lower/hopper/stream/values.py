@@ -1,4 +1,4 @@
-"""Expressions of a stream in the registers of one thread."""
+"""Values of a stream in registers: expressions, rows, masked elements."""
 
 from __future__ import annotations
 
@@ -9,11 +9,23 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import Coordinates
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS
-from crossfuse.lower.hopper.statements import let
-from crossfuse.lower.hopper.stream.program.affine import affine, ranges
-from crossfuse.lower.hopper.stream.program.parts import Framed
-from crossfuse.lower.hopper.stream.recover.settle import reads
+from crossfuse.lower.hopper.plan.store import PACKED_TYPES
+from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
+from crossfuse.lower.hopper.stream.body import StreamBody
+from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
+from crossfuse.lower.hopper.stream.program import (
+    Affine,
+    Framed,
+    Kind,
+    Step,
+    affine,
+    inequality,
+    ranges,
+)
+from crossfuse.lower.hopper.stream.recover.settle import positive_factor, reads
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
+
+# Expressions of a stream in the registers of one thread.
 
 #: Integers below this are float32 numbers, and so are their sums.
 _EXACT = 1 << 24
@@ -185,3 +197,211 @@ def _replace_row_parts(value: Any, program: Framed, name: Callable[[Any], Any]) 
 
     kinds = (ir.Call, ir.tirx.Select, ir.tirx.Div)
     return ir.mutate(value, *((kind, visit) for kind in kinds))
+
+
+# The state of a thread's two rows, and reductions over the keys of a tile.
+
+_WARP = 0xFFFFFFFF
+
+
+class RowState:
+    """Registers of values of rows: two of each buffer, one for each half.
+
+    Parameters
+    ----------
+    buffers : tuple
+        Buffers of the program.
+    prefix : str
+        Of the registers' names.
+    """
+
+    def __init__(self, buffers: tuple[Any, ...], prefix: str = "") -> None:
+        self._registers = {
+            each: registers(f"{prefix}{each.name}", 2, "float32") for each in buffers
+        }
+
+    def register(self, buffer: Any, half: int) -> Any:
+        """The register of a half; None for a buffer of another kind."""
+        found = self._registers.get(buffer)
+        return None if found is None else found[half]
+
+    def set(self, buffer: Any, half: int, value: Any) -> None:
+        """Assign."""
+        ir.script.buffer_store(self._registers[buffer], value, [half])
+
+    def run(self, step: Step, values: Values) -> None:
+        """A value of each row."""
+        for half in range(2):
+            self.set(step.target, half, values.of_row(step.value, half))
+
+    def reduce(self, step: Step, values: Values, count: int, *, deferred: bool) -> None:
+        """A maximum or sum over keys; `deferred`: over those that the thread has.
+
+        A factor that a maximum is taken under waits until it is found: rounding keeps the order.
+        """
+        is_top = step.kind is Kind.TOP
+        term, factor = positive_factor(step.value) if is_top else (step.value, None)
+        partial = registers(f"partial_{step.target.name}", 4, "float32")
+        for register in range(count):
+            value = values.of_element(term, register)
+            slot = register % 4
+            if register >= 4:
+                value = _combine(is_top, partial[slot], value)
+            ir.script.buffer_store(partial, value, [slot])
+        for half in range(2):
+            found = _combine(is_top, partial[2 * half], partial[2 * half + 1])
+            if not deferred:
+                found = quad(found, is_top=is_top)
+            found = found if factor is None else found * factor
+            before = self.register(step.target, half)
+            if step.start is not None:
+                before = values.of_row(step.start, half)
+            self.set(step.target, half, _combine(is_top, before, found))
+
+    def gather(self, buffer: Any) -> None:
+        """Add what the threads of each row have."""
+        for half in range(2):
+            self.set(buffer, half, quad(self.register(buffer, half), is_top=False))
+
+    def copy(self, other: RowState) -> None:
+        """Take over the values of another state."""
+        for buffer in self._registers:
+            for half in range(2):
+                self.set(buffer, half, other.register(buffer, half))
+
+
+def _combine(is_top: bool, a: Any, b: Any) -> Any:
+    return ir.script.max(a, b) if is_top else a + b
+
+
+def quad(value: Any, *, is_top: bool) -> Any:
+    """Combine the values of the four threads that share a row."""
+    found = Variable("found", "float32", value)
+    for distance in (1, 2):
+        found.set(_combine(is_top, found.value, shuffled(found.value, distance)))
+    return found.value
+
+
+def shuffled(value: Any, distance: int) -> Any:
+    """The value of the thread whose lane differs by a power of two."""
+    return ir.script.cuda._shfl_xor_sync(ir.script.uint32(_WARP), value, distance, 32)
+
+
+# What a warpgroup does to each tile of scores.
+
+
+class Elements:
+    """Registers of the elements of a tile, and the steps that go through them.
+
+    Parameters
+    ----------
+    plan : StreamPlan
+        The kernel.
+    """
+
+    def __init__(self, plan: StreamPlan) -> None:
+        self.plan = plan
+        self.program = plan.program
+        names = ["scores", *(f"elements_{each}" for each in range(1, plan.registers.count))]
+        self.arrays = [registers(each, plan.scores, "float32") for each in names]
+        self.words = registers("weights", plan.words, "uint32")
+
+    @property
+    def scores(self) -> Any:
+        """The registers of the first product."""
+        return self.arrays[0]
+
+    def register(self, buffer: Any, register: int) -> Any:
+        """The register of an element."""
+        return self._array(buffer)[register]
+
+    def _array(self, buffer: Any) -> Any:
+        number = self.plan.registers.array(buffer)
+        assert number is not None, buffer
+        return self.arrays[number]
+
+    def run(self, rows: RowState, values: Values) -> None:
+        """Everything that is done to a tile, but for its weights."""
+        for step in self.program.steps:
+            if step.kind is Kind.ROW:
+                rows.run(step, values)
+            elif step.kind is Kind.TILE:
+                self._store(step, values)
+            elif step.kind is Kind.MASK:
+                self._mask(step, values)
+            else:
+                deferred = any(each.same_as(step.target) for each in self.plan.registers.deferred)
+                rows.reduce(step, values, self.plan.scores, deferred=deferred)
+
+    def pack(self, values: Values) -> None:
+        """Round the weights: pairs of neighbours share a register, as wgmma takes them."""
+        step = self.program.weights
+        value = step.value
+        if isinstance(value, ir.tirx.Cast) and str(value.value.ty) == "float32":
+            value = value.value
+        convert = getattr(ir.script.ptx.cvt.rn, PACKED_TYPES[self.program.dtype]).f32
+        for word in range(self.plan.words):
+            low, high = (values.of_element(value, 2 * word + each) for each in range(2))
+            run(convert(self.words[word], high, low))
+
+    def _store(self, step: Step, values: Values) -> None:
+        for register in range(self.plan.scores):
+            value = values.of_element(step.value, register)
+            ir.script.buffer_store(self._array(step.target), value, [register])
+
+    def _mask(self, step: Step, values: Values) -> None:
+        """Replace elements where a condition does not hold, in tiles that may have such."""
+        found = inequality(step.value, self.program)
+        if found is None:
+            for register in range(self.plan.scores):
+                self._choose(step, register, values.of_element(step.value, register))
+            return
+        least = let("least", self._least(found, values))
+        with when(least < 0):
+            firsts = [
+                let("margin", values.placed(found.value, row, values.lanes.column))
+                for row in values.lanes.rows
+            ]
+            for register in range(self.plan.scores):
+                step_of_column = -found.key * column_of(register)
+                self._choose(step, register, firsts[half_of(register)] >= step_of_column)
+
+    def _least(self, found: Affine, values: Values) -> Any:
+        """The margin of a condition where it is least among the warpgroup's elements."""
+        row = values.lanes.base + (WARPGROUP_ROWS - 1 if found.row < 0 else 0)
+        key = ir.tirx.IntImm("int32", self.program.tile[1] - 1 if found.key < 0 else 0)
+        return values.placed(found.value, row, key)
+
+    def _choose(self, step: Step, register: int, holds: Any) -> None:
+        elements = self._array(step.target)
+        chosen = ir.script.Select(holds, elements[register], step.start)
+        ir.script.buffer_store(elements, chosen, [register])
+
+
+# Keeps arithmetic in its place, ahead of a wait.
+
+# ptxas puts arithmetic off until a wait is over, unless an access to memory in between wants it.
+_PIN = """\
+__device__ __forceinline__ void crossfuse_pin(float x, void* address) {
+  unsigned to = (unsigned)__cvta_generic_to_shared(address);
+  asm volatile("{ .reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p st.shared.f32 [%1], %0; }" \
+:: "f"(x), "r"(to) : "memory");
+}
+"""
+
+
+def pin_sums(body: StreamBody, rows: RowState) -> None:
+    """Make what is summed before what stands behind this place is waited for.
+
+    Parameters
+    ----------
+    body : StreamBody
+        The kernel.
+    rows : RowState
+        Sums of a tile.
+    """
+    address = body.region("scratch")(0)
+    for step in body.plan.program.steps:
+        if step.kind is Kind.SUM:
+            both = [rows.register(step.target, half) for half in range(2)]
+            run(ir.cuda_func_call("crossfuse_pin", both[0] + both[1], address, source_code=_PIN))

@@ -1,4 +1,4 @@
-"""Decides everything that the kernel of a stream needs to know, before any of it is written."""
+"""Decides all that the kernel of a stream needs to know, and the order of its tiles."""
 
 from __future__ import annotations
 
@@ -6,27 +6,103 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP, Device
-from crossfuse.lower.hopper.plan.arena import Arena
-from crossfuse.lower.hopper.plan.operand import MAX_BOX
+from crossfuse.lower.hopper.plan.memory import Arena
+from crossfuse.lower.hopper.plan.operands import MAX_BOX
+from crossfuse.lower.hopper.program.tile import Place
 from crossfuse.lower.hopper.recover.function import identifier
-from crossfuse.lower.hopper.stream.plan.budget import (
+from crossfuse.lower.hopper.stream.plan.memory import (
+    Inbox,
+    Passed,
+    divide_memory,
+    plan_inbox,
+    plan_passed,
+)
+from crossfuse.lower.hopper.stream.plan.operands import Operand, plan_operands
+from crossfuse.lower.hopper.stream.plan.registers import (
     MAX_COLUMNS,
     REGISTERS,
     SHARED_REGISTERS,
+    RegisterPlan,
     plan_adders,
+    plan_registers,
 )
-from crossfuse.lower.hopper.stream.plan.inbox import Inbox, plan_inbox
-from crossfuse.lower.hopper.stream.plan.memory import divide_memory
-from crossfuse.lower.hopper.stream.plan.operands import Operand, plan_operands
-from crossfuse.lower.hopper.stream.plan.order import TileOrder, order_tiles
-from crossfuse.lower.hopper.stream.plan.passed import Passed, plan_passed
-from crossfuse.lower.hopper.stream.plan.registers import RegisterPlan, plan_registers
-from crossfuse.lower.hopper.stream.program.stream import StreamProgram
+from crossfuse.lower.hopper.stream.program import StreamProgram
 from crossfuse.lower.hopper.stream.recover.settle import settle
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
+
+# Which tiles of rows a CTA goes through, in which order.
+
+
+@dataclass(frozen=True)
+class TileOrder:
+    """Turns of all CTAs: CTA c takes turns ``c, c + CTAs, ...``, tile after tile of a head.
+
+    Attributes
+    ----------
+    outer : tuple[Place, ...]
+        Places that tell heads apart, outermost first.
+    inner : Place | None
+        The place that counts tiles of rows; None if a head has one.
+    uneven : bool
+        Whether streams of later tiles are longer, as under a causal mask.
+    paired : bool
+        Whether a turn is two tiles, the longest left and the shortest left: all turns are as long.
+    ctas : int
+        CTAs that run, or clusters that share keys.
+    """
+
+    outer: tuple[Place, ...]
+    inner: Place | None
+    uneven: bool
+    paired: bool
+    ctas: int
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of a head."""
+        return 1 if self.inner is None else self.inner.extent
+
+    @property
+    def turns_of_head(self) -> int:
+        """Turns that a head takes."""
+        return -(-self.tiles // 2) if self.paired else self.tiles
+
+    @property
+    def turns(self) -> int:
+        """All turns."""
+        return self.turns_of_head * prod(each.extent for each in self.outer)
+
+
+def order_tiles(program: StreamProgram, device: Device) -> TileOrder:
+    """Divide the tiles among as many CTAs as run at once."""
+    down = program.queries.origin[program.queries.axis]
+    rows = set(ir.variables(down))
+    on_grid = [each for each in program.places if not each.in_cluster]
+    inner = [each for each in on_grid if each.var in rows and each.extent > 1]
+    place = inner[-1] if inner else None
+    outer = tuple(each for each in on_grid if each is not place)
+    bounds = {
+        each
+        for bound in (program.stream.first, program.stream.count)
+        for each in ir.variables(bound)
+    }
+    uneven = place is not None and place.var in bounds
+    beside = program.beside
+    most = device.resident_clusters(1 if beside is None else beside.extent)
+    heads = prod(each.extent for each in outer)
+    pairs = heads * -(-(place.extent if place else 1) // 2)
+    paired = uneven and pairs >= most and program.split is None
+    order = TileOrder(outer, place, uneven, paired, most)
+    if program.split is not None:
+        most = order.turns  # what CTAs receive has room for one tile of rows
+    return TileOrder(outer, place, uneven, order.paired, min(most, order.turns))
+
+
+# Decides everything that the kernel of a stream needs to know, before any of it is written.
 
 
 @dataclass(frozen=True)

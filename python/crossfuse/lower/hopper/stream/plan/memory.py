@@ -1,15 +1,173 @@
-"""Divides shared memory: slots of queries, stages of keys and of values, and what is passed on."""
+"""Divides shared memory of a stream: queries, stages, what is passed on or received."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from crossfuse.hardware import Device
-from crossfuse.lower.hopper.plan.arena import Arena
-from crossfuse.lower.hopper.stream.plan.inbox import Inbox
+from crossfuse.lower.hopper.plan.memory import Arena
 from crossfuse.lower.hopper.stream.plan.operands import Operands
-from crossfuse.lower.hopper.stream.plan.passed import Passed
-from crossfuse.lower.hopper.stream.program.stream import StreamProgram
+from crossfuse.lower.hopper.stream.plan.registers import RegisterPlan
+from crossfuse.lower.hopper.stream.program import Kind, StreamProgram
+from crossfuse.lower.hopper.stream.recover.settle import reads
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
+
+# Where the states of CTAs that share keys are handed over.
+
+_FLOAT = 4
+
+
+@dataclass(frozen=True)
+class Inbox:
+    """Slots for the states of all CTAs, in the order of ranks: the columns that one CTA merges.
+
+    In the shared memory of that CTA; or in global memory, all columns of a tile of rows.
+
+    Attributes
+    ----------
+    size : int
+        CTAs that share the keys.
+    rows : int
+        Rows that are stored; others are not handed over.
+    columns : int
+        Columns of a slice; the last CTAs may have fewer.
+    all_columns : int
+        Columns of all slices.
+    of_rows : tuple
+        Slabs of values of rows. They lie side by side, padded to pairs, behind the columns of all
+        slots.
+    of_elements : Any
+        The slab of the second product's sums.
+    in_memory : bool
+        Whether it lies in global memory, one for each tile of rows.
+    """
+
+    size: int
+    rows: int
+    columns: int
+    all_columns: int
+    of_rows: tuple[Any, ...]
+    of_elements: Any
+    in_memory: bool = False
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of values of a row."""
+        return -(-len(self.of_rows) // 2)
+
+    @property
+    def bytes(self) -> int:
+        """All slots."""
+        return self.size * self.rows * (self.columns + 2 * self.pairs) * _FLOAT
+
+    def element(self, slot: Any, row: Any, column: Any) -> Any:
+        """Offset of an element of a slot."""
+        return ((slot * self.rows + row) * self.columns + column) * _FLOAT
+
+    def of_row(self, slot: Any, row: Any, pair: int) -> Any:
+        """Offset of a pair of values of a row."""
+        behind = self.size * self.rows * self.columns
+        return (behind + ((slot * self.rows + row) * self.pairs + pair) * 2) * _FLOAT
+
+    def expected(self, width: Any) -> Any:
+        """Bytes that a CTA receives whose slice has so many columns."""
+        return (width + 2 * self.pairs) * (self.size * self.rows * _FLOAT)
+
+
+def plan_inbox(program: StreamProgram) -> Inbox | None:
+    """Lay the inbox of a stream out; None if its CTAs share no keys.
+
+    Raises
+    ------
+    LoweringRefused
+        If slices have odd numbers of columns: a thread sends pairs.
+    """
+    split = program.split
+    if split is None:
+        return None
+    if split.columns % 2:
+        raise refuse(
+            "stream-split",
+            f"loop '{split.place.var.name}'",
+            found=f"slices of {split.columns} columns for {split.place.extent} CTAs",
+            limit="slices of an even number of columns, since threads send pairs",
+            instead="pass another number of CTAs a cluster, such as a power of two",
+        )
+    of_rows = tuple(each.target for each in split.slabs if each.kind is Kind.ROW)
+    sums = [each for each in split.slabs if each.kind is not Kind.ROW]
+    if len(sums) != 1:
+        raise refuse(
+            "stream-split",
+            f"loop '{split.place.var.name}'",
+            found=f"{len(sums)} slabs of rows and columns",
+            limit="one, that of the second product's sums",
+            instead="hand over one slab of columns",
+        )
+    return Inbox(
+        split.place.extent,
+        program.output.rows,
+        split.columns,
+        program.output.columns,
+        of_rows,
+        sums[0].target,
+        split.in_memory,
+    )
+
+
+# What the warpgroup that makes scores hands to those that add: weights and values of rows.
+
+#: Bytes of 64 rows of weights in a row of a swizzled tile each.
+BOX = WARPGROUP_ROWS * ROW_BYTES
+#: Weights of 16 bits in such a row.
+BOX_KEYS = ROW_BYTES // 2
+
+
+@dataclass(frozen=True)
+class Passed:
+    """Where it lies in shared memory.
+
+    Attributes
+    ----------
+    boxes : int
+        Boxes of weights, each of 64 keys.
+    carried : tuple
+        Buffers of rows that sums are multiplied by before a tile is added.
+    finished : tuple
+        Buffers of rows that results are made of, behind the last tile.
+    """
+
+    boxes: int
+    carried: tuple[Any, ...]
+    finished: tuple[Any, ...]
+
+    @property
+    def bytes(self) -> int:
+        """All of it: weights, then rows of float32."""
+        count = len(self.carried) + len(self.finished)
+        return self.boxes * BOX + count * WARPGROUP_ROWS * _FLOAT
+
+    @property
+    def of_rows(self) -> int:
+        """Offset of the rows' values."""
+        return self.boxes * BOX
+
+
+def plan_passed(program: StreamProgram, registers: RegisterPlan) -> Passed:
+    """Find what is read of the rows where sums are."""
+
+    def read_by(values: list[Any]) -> tuple[Any, ...]:
+        return tuple(each for each in registers.rows if any(reads(v, each) for v in values))
+
+    return Passed(
+        -(-program.tile[1] // BOX_KEYS),
+        read_by([each.value for each in program.carries]),
+        read_by([program.result]),
+    )
+
+
+# Divides shared memory: slots of queries, stages of keys and of values, and what is passed on.
 
 #: Stages of keys and values that are of use; where few rows are computed, memory is what counts.
 _MOST_STAGES, _MOST_OF_FEW_ROWS = 4, 12

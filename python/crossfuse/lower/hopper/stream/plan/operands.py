@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 from crossfuse.hardware import TMA_PITCH
-from crossfuse.lower.hopper.plan.operand import item_bytes
+from crossfuse.lower.hopper.plan.operands import item_bytes
 from crossfuse.lower.hopper.recover.function import identifier
-from crossfuse.lower.hopper.stream.program.parts import Box
-from crossfuse.lower.hopper.stream.program.stream import StreamProgram
+from crossfuse.lower.hopper.stream.program import Box, StreamProgram
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS

@@ -8,13 +8,13 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.program.tile import Place
-from crossfuse.lower.hopper.recover.places import is_bound, outer_loops
-from crossfuse.lower.hopper.stream.program.parts import Axis, Box, Kind, Split, Step
-from crossfuse.lower.hopper.stream.recover.boxes import read_output
+from crossfuse.lower.hopper.recover.store import is_bound, outer_loops
+from crossfuse.lower.hopper.stream.program import Axis, Box, Kind, Split, Step
 from crossfuse.lower.hopper.stream.recover.statements import (
     Roles,
     Statement,
     only_store,
+    read_output,
     read_statements,
     refuse_stream,
 )

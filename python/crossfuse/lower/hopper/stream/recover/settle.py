@@ -9,10 +9,8 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.fast_math import fast, fast_tanh
-from crossfuse.lower.hopper.stream.program.affine import inequality, ranges
-from crossfuse.lower.hopper.stream.program.parts import Kind, Step
-from crossfuse.lower.hopper.stream.program.stream import StreamProgram
-from crossfuse.lower.hopper.stream.recover.boxes import branches_of
+from crossfuse.lower.hopper.stream.program import Kind, Step, StreamProgram, inequality, ranges
+from crossfuse.lower.hopper.stream.recover.statements import branches_of
 
 
 def settle(program: StreamProgram) -> StreamProgram:

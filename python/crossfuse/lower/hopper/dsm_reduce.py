@@ -1,0 +1,374 @@
+"""Partial sums of a split reduction, exchanged through distributed shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.hardware import WARPGROUP
+from crossfuse.lower.hopper import mbarrier
+from crossfuse.lower.hopper.coordinates import Coordinates, at
+from crossfuse.lower.hopper.epilogue.elements import Elements, Units
+from crossfuse.lower.hopper.epilogue.store import publish_elements
+from crossfuse.lower.hopper.flags import FlagWriter
+from crossfuse.lower.hopper.plan.phase import WARP_ROWS, PhasePlan
+from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
+from crossfuse.lower.hopper.warmup import Warmup
+from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
+
+_WARPS = WARPGROUP_ROWS // WARP_ROWS
+
+
+@dataclass(frozen=True)
+class ExchangeBarriers:
+    """Barriers of an exchange.
+
+    Attributes
+    ----------
+    free : Any
+        Address of the one that completes when no CTA of the cluster needs its tiles any more.
+    received : Any
+        Address of the one that all partial sums complete.
+    """
+
+    free: Any
+    received: Any
+
+    def initialise(self, plan: PhasePlan) -> None:
+        """Set both up."""
+        exchange = plan.program.exchange
+        assert exchange is not None
+        size = exchange.place.extent
+        mbarrier.initialise(self.free, size * plan.consumers)
+        mbarrier.initialise(self.received, 1)
+
+
+class SplitReduction:
+    """Push-and-add reduce-scatter of one warpgroup's accumulators.
+
+    PTX has no float32 addition into remote shared memory. So each thread pushes its registers into
+    the receive buffer of the CTA whose slice they belong to, its own too, and all threads of a CTA
+    add what has been received, in the order of the ranks. The buffer lies where right tiles were,
+    so nobody sends before all CTAs have multiplied theirs::
+
+        before                 push                        after
+        CTA 0: p00 p01         CTA 0 <-- p00, p10          CTA 0: p00 + p10
+        CTA 1: p10 p11         CTA 1 <-- p01, p11          CTA 1:           p01 + p11
+
+    Parameters
+    ----------
+    plan : PhasePlan
+        The phase.
+    where : Coordinates
+        Of this thread.
+    warpgroup : Any
+        Index of the multiplying warpgroup.
+    buffer : Any
+        Function from a byte offset to an address in the receive buffer.
+    barriers : ExchangeBarriers
+        Of the exchange.
+    warmup : Warmup
+        In which nothing is sent, awaited or stored.
+    note : Callable
+        Notes an event, see `timeline`.
+    """
+
+    def __init__(
+        self,
+        plan: PhasePlan,
+        where: Coordinates,
+        warpgroup: Any,
+        buffer: Any,
+        barriers: ExchangeBarriers,
+        warmup: Warmup,
+        note: Callable[[str], None],
+    ) -> None:
+        exchange = plan.program.exchange
+        assert exchange is not None
+        self.plan = plan
+        self.where = where
+        self.exchange = exchange
+        self.size = exchange.place.extent
+        self.rank = where.places[exchange.place.var]
+        self.buffer = buffer
+        self.barriers = barriers
+        self.count = 4 if plan.has_whole_warps else 2
+        self.warpgroup = warpgroup
+        self.warmup = warmup
+        self.note = note
+        self.elements = Elements(plan)
+        self.parts = [part for block in range(plan.blocks) for part in self._parts(block)]
+
+    def _parts(self, below: int) -> list[_Part]:
+        """Neighbouring accumulators of a block of rows, with one owner and a place in its slice."""
+        index = self.warpgroup * self.plan.blocks + below
+        warp = let("warp_of_tile", index * _WARPS + self.where.warp)
+        start = self.plan.first_sum(below, 0)
+        parts = self._parts_of_warps(warp) if self.count == 4 else self._parts_of_rows(warp)
+        return [replace(each, first=start + each.first) for each in parts]
+
+    def _parts_of_rows(self, warp: Any) -> list[_Part]:
+        """Pairs of a row."""
+        rows = [
+            let("row_of_tile", warp * WARP_ROWS + self.where.lane // 4 + 8 * half)
+            for half in (0, 1)
+        ]
+        if not self.exchange.rows:
+            return [
+                self._part_of_pair(rows, first) for first in range(0, self.plan.accumulators, 2)
+            ]
+        # A row has one owner: what depends on it is computed once.
+        height = self.exchange.rows
+        inside = [let("inside", row < height * self.size) for row in rows]
+        owners = [_Owner(self, self._known(row // height)) for row in rows]
+        starts = [let("start", row % height * self.exchange.width * 4) for row in rows]
+        parts = []
+        for first in range(0, self.plan.accumulators, 2):
+            half = first // 2 % 2
+            column = first // 4 * 8 + self.where.lane % 4 * 2
+            exists = self._exists(inside[half], column)
+            parts.append(_Part(first, owners[half], starts[half] + column * 4, exists))
+        return parts
+
+    def _parts_of_warps(self, warp: Any) -> list[_Part]:
+        """Blocks of eight columns, in the layout of the fragments."""
+        warps = self.exchange.rows // WARP_ROWS
+        blocks = self.plan.accumulators // 4
+        owner = _Owner(self, let("owner", warp // warps))
+        start = let("start", warp % warps * (blocks * 32 * 16) + self.where.lane * 16)
+        return [_Part(4 * block, owner, start + block * (32 * 16), None) for block in range(blocks)]
+
+    def _part_of_pair(self, rows: list[Any], first: int) -> _Part:
+        """Two accumulators of a row that several CTAs share."""
+        column = first // 4 * 8 + self.where.lane % 4 * 2
+        elements = self.exchange.elements
+        position = rows[first // 2 % 2] * self.exchange.width + column
+        exists = self._exists(position < elements * self.size, column)
+        owner = _Owner(self, self._known(position // elements))
+        return _Part(first, owner, position % elements * 4, exists)
+
+    def _known(self, rank: Any) -> Any:
+        """A rank of the cluster: whoever has no owner sends nothing, so any will do."""
+        return ir.script.min(rank, self.size - 1)
+
+    def _exists(self, inside: Any, column: Any) -> Any:
+        """Whether the tensor has an element of the tile."""
+        if self.exchange.width >= self.plan.columns:
+            return inside
+        return ir.script.And(inside, column < self.exchange.width)
+
+    def combine(
+        self, accumulators: Any, values: Mapping[Any, Any], leave: Callable[[], None] | None
+    ) -> None:
+        """Send partial sums to their owners; add and store the slice that this CTA owns.
+
+        Parameters
+        ----------
+        accumulators : Any
+            Registers with the partial sums.
+        values : Mapping
+            Values of the variables of the tile's origin.
+        leave : Callable | None
+            Called when this thread has sent everything.
+        """
+        units = self._units(values)
+        if self.elements.further:
+            units.start(let("first_unit", self._thread()))
+        with self.warmup.skipped():
+            self._announce()
+        self.note("peers multiplied")
+        for part in self.parts:
+            exists = when(part.exists) if part.exists is not None else nullcontext()
+            with self.warmup.skipped(), exists:
+                self._push(part, accumulators)
+        with self.warmup.skipped():
+            if leave is not None:
+                leave()
+            mbarrier.wait_cluster(self.barriers.received, 0)
+        self.note("received")
+        origin = self.plan.program.store.tile.origin
+        row, column = (let("first", at(each, dict(values))) for each in origin)
+        total = registers("total", self.count, "float32")
+        received = registers("received", self.count, "float32")
+        threads, count = units.threads, units.count
+        me = let("thread_of_tile", self._thread())
+        with ir.script.serial(0, -(-count // threads)) as turn:
+            ir.IRBuilder.name("turn", turn)
+            unit = let("unit", turn * threads + me)
+            with when(unit < count) if count % threads else nullcontext():
+                sums = self._add(unit, total, received)
+                self._store(unit, row, column, sums, units)
+                units.advance(unit)
+
+    def _thread(self) -> Any:
+        """Number of this thread among those that multiply."""
+        return self.warpgroup * WARPGROUP + self.where.thread
+
+    def _units(self, values: Mapping[Any, Any]) -> Units:
+        """What this CTA's slice reads besides its sums."""
+        origin = self.plan.program.store.tile.origin
+        row, column = (at(each, dict(values)) for each in origin)
+        return Units(
+            self.elements,
+            self.plan.slice_bytes // (4 * self.count),
+            self.plan.consumers * WARPGROUP,
+            self.count // 2,
+            lambda unit: self._places(unit, row, column),
+            self.warmup,
+        )
+
+    def _add(self, unit: Any, total: Any, received: Any) -> tuple[Any, ...]:
+        """Add what all CTAs sent of a unit: as many neighbours as a push has. Returns the sums."""
+        for slot in range(self.size):
+            self._load(slot, unit, received if slot else total)
+            for i in range(self.count) if slot else ():
+                ir.script.buffer_store(total, total[i] + received[i], [i])
+        return (total,)
+
+    def _load(self, slot: int, unit: Any, target: Any) -> None:
+        """Load what a CTA sent of a unit."""
+        address = self.buffer(slot * self.plan.slice_bytes + unit * (4 * self.count))
+        load = ir.script.ptx[f"ld.shared.v{self.count}.f32"]
+        with self.warmup.skipped():
+            run(load(*[target[i] for i in range(self.count)], address))
+
+    def _places(self, unit: Any, row: Any, column: Any) -> list[tuple[Any, Any]]:
+        """Row and column of the first element of each pair of a unit."""
+        if self.count == 4:
+            blocks = self.plan.accumulators // 4
+            lane, block, warp = unit % 32, unit // 32 % blocks, unit // 32 // blocks
+            i = row + self.rank * self.exchange.rows + warp * WARP_ROWS + lane // 4
+            j = column + block * 8 + lane % 4 * 2
+            return [(i, j), (i + 8, j)]
+        position = let("position", self.rank * self.exchange.elements + unit * 2)
+        return [(row + position // self.exchange.width, column + position % self.exchange.width)]
+
+    def _store(self, unit: Any, row: Any, column: Any, sums: tuple[Any, ...], units: Units) -> None:
+        """Store the elements of a unit, from what its CTAs sent of them."""
+        for number, (i, j) in enumerate(self._places(unit, row, column)):
+            low, high = (tuple(each[2 * number + k] for each in sums) for k in (0, 1))
+            self.elements.store_pair(i, j, low, high, self.warmup, units.pairs[number])
+
+    def _announce(self) -> None:
+        """Tell all CTAs that this warpgroup has multiplied its tiles, and wait for theirs."""
+        thread = self.where.thread
+        with when(ir.script.And(self.warpgroup == 0, thread == 0)):
+            # Nothing arrives before this thread too has said that the buffer is free.
+            mbarrier.expect(self.barriers.received, self.size * self.plan.slice_bytes)
+        with when(thread < self.size):
+            address = Variable("free_in_cluster", "uint32")
+            rank = self.where.rank - self.rank + thread
+            mbarrier.cluster_address(address.value, self.barriers.free, rank)
+            mbarrier.arrive_remote(address.value)
+        mbarrier.wait(self.barriers.free, 0)
+
+    def _push(self, part: _Part, accumulators: Any) -> None:
+        values = [accumulators[part.first + i] for i in range(self.count)]
+        place = part.owner.buffer + ir.script.Cast("uint32", part.offset)
+        mbarrier.push(place, values, part.owner.barrier)
+
+
+class _Owner:
+    """The CTA that combines a part, and where this CTA's share goes in its buffer."""
+
+    def __init__(self, reduction: SplitReduction, rank: Any) -> None:
+        target, arrival = Variable("target", "uint32"), Variable("arrival", "uint32")
+        linear = reduction.where.rank + (rank - reduction.rank)
+        mbarrier.cluster_address(target.value, reduction.buffer(0), linear)
+        mbarrier.cluster_address(arrival.value, reduction.barriers.received, linear)
+        offset = ir.script.Cast("uint32", reduction.rank * reduction.plan.slice_bytes)
+        target.set(target.value + offset)
+        self.buffer, self.barrier = target.value, arrival.value
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Neighbouring accumulators: the first one, their owner, and their offset in its slice.
+
+    `exists` is a condition where not all threads have such elements, else None.
+    """
+
+    first: int
+    owner: _Owner
+    offset: Any
+    exists: Any
+
+
+# Two products of one tile, made by two CTAs, whose halves pass through DSM.
+
+
+class Pairing(SplitReduction):
+    """Push-and-multiply of one warpgroup's accumulators.
+
+    As a split reduction, but what is received of both CTAs stays apart for the epilogue::
+
+        before                 push                      after
+        CTA 0: gate0 gate1     CTA 0 <-- gate0, up0      CTA 0: silu(gate0) * up0
+        CTA 1: up0   up1       CTA 1 <-- gate1, up1      CTA 1: silu(gate1) * up1
+
+    The receive buffer has a place of its own: right tiles of the next phase are loaded meanwhile.
+    So whoever has multiplied sends at once.
+
+    Parameters
+    ----------
+    plan : PhasePlan
+        The phase.
+    where : Coordinates
+        Of this thread.
+    warpgroup : Any
+        Index of the multiplying warpgroup.
+    buffer : Any
+        Function from a byte offset to an address in the receive buffer.
+    received : Any
+        Address of the barrier that both CTAs' halves complete.
+    warmup : Warmup
+        In which nothing is sent, awaited or stored.
+    note : Callable
+        Notes an event, see `timeline`.
+    writer : FlagWriter | None
+        Tells others that a tile is stored.
+    """
+
+    def __init__(
+        self,
+        plan: PhasePlan,
+        where: Coordinates,
+        warpgroup: Any,
+        buffer: Any,
+        received: Any,
+        warmup: Warmup,
+        note: Callable[[str], None],
+        writer: FlagWriter | None,
+    ) -> None:
+        barriers = ExchangeBarriers(None, received)
+        super().__init__(plan, where, warpgroup, buffer, barriers, warmup, note)
+        self.writer = writer
+
+    def expect(self) -> None:
+        """Say what both CTAs will send; some of it may have arrived before."""
+        with when(ir.script.And(self.warpgroup == 0, self.where.thread == 0)):
+            mbarrier.expect(self.barriers.received, self.size * self.plan.slice_bytes)
+
+    def _announce(self) -> None:
+        """Nobody has to wait: nothing else is in the buffer."""
+
+    def combine(
+        self, accumulators: Any, values: Mapping[Any, Any], leave: Callable[[], None] | None
+    ) -> None:
+        """Exchange halves, make and store this CTA's half, and raise the flag of the tile."""
+        super().combine(accumulators, values, leave)
+        if self.writer is not None:
+            origin = self.plan.program.store.tile.origin
+            row, column = (let("first", at(each, dict(values))) for each in origin)
+            # What each thread stored is to be read by TMA.
+            run(ir.script.ptx.fence.proxy.async_.global_())
+            publish_elements(self.writer, self.where, self.warpgroup, (row, column), self.warmup)
+
+    def _add(self, unit: Any, total: Any, received: Any) -> tuple[Any, ...]:
+        """Both products of a unit."""
+        for slot, target in enumerate((total, received)):
+            self._load(slot, unit, target)
+        return total, received

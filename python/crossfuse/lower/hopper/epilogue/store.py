@@ -1,0 +1,401 @@
+"""From accumulators to the output: the epilogue's expression in registers, then the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from crossfuse import _tvm as ir
+from crossfuse.hardware import WARP
+from crossfuse.lower.hopper import mbarrier
+from crossfuse.lower.hopper.coordinates import Coordinates, at
+from crossfuse.lower.hopper.epilogue.prefetch import Ahead, Fragment
+from crossfuse.lower.hopper.flags import FlagWriter
+from crossfuse.lower.hopper.pipeline import Cursor, Release
+from crossfuse.lower.hopper.plan.memory import RingPlan
+from crossfuse.lower.hopper.plan.phase import WARP_ROWS, PhasePlan
+from crossfuse.lower.hopper.plan.store import StoreBox, StorePlan
+from crossfuse.lower.hopper.registers import scatter
+from crossfuse.lower.hopper.statements import let, registers, run, when
+from crossfuse.lower.hopper.tma import store_name
+from crossfuse.lower.hopper.warmup import Warmup, hidden
+from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
+
+# Where the boxes of a warpgroup lie in shared memory until TMA has copied them.
+
+
+class BoxPlace(Protocol):
+    """A warpgroup's boxes."""
+
+    def open(self, batch: int, thread: Any) -> None:
+        """Wait until boxes of a batch may be filled; all threads of the warpgroup call it."""
+
+    def filling(self, warmup: Warmup) -> AbstractContextManager[Any]:
+        """A context for statements that write boxes."""
+
+    def address(self, offset: int, inside: Any = 0) -> Any:
+        """Address of a byte in the box at an offset, see `StoreBox`."""
+
+    def close(self, thread: Any, warmup: Warmup) -> None:
+        """Hand the place back once all boxes have left, if somebody waits for that."""
+
+
+@dataclass(frozen=True)
+class OwnPlace:
+    """A place that nothing else is in; the warm-up may fill it too.
+
+    Attributes
+    ----------
+    store : StorePlan
+        The boxes.
+    region : Callable
+        Function from a byte offset among all boxes to an address.
+    pitch : int
+        Bytes from the boxes of a warpgroup to those of the next.
+    warpgroup : Any
+        Index of the multiplying warpgroup.
+    """
+
+    store: StorePlan
+    region: Callable[[Any], Any]
+    pitch: int
+    warpgroup: Any
+
+    def open(self, batch: int, thread: Any) -> None:
+        """Boxes that lay there before have left."""
+        with when(thread == 0):
+            run(ir.script.ptx.cp.async_.bulk.wait_group.read(self.store.pending(batch)))
+        mbarrier.meet_warpgroup(self.warpgroup)
+
+    def filling(self, warmup: Warmup) -> AbstractContextManager[Any]:
+        """Any time."""
+        return nullcontext()
+
+    def address(self, offset: int, inside: Any = 0) -> Any:
+        """Boxes lie one behind the other."""
+        return self.region(self.warpgroup * self.pitch + (offset + inside))
+
+    def close(self, thread: Any, warmup: Warmup) -> None:
+        """Nobody waits for it."""
+
+
+@dataclass
+class PlaceInStages:
+    """A warpgroup's rows of the left stages that it multiplied last.
+
+    It multiplies all of its rows before it writes the first box, and no other warpgroup reads them.
+    Stages that hold boxes are handed back when these have left: whoever loads the next left tiles
+    waits, in a persistent kernel for flags anyway. In the warm-up tiles are on their way there.
+
+    Attributes
+    ----------
+    store : StorePlan
+        The boxes.
+    ring : RingPlan
+        Of left tiles.
+    region : Callable
+        Function from a byte offset in that ring to an address.
+    warpgroup : Any
+        Index of the multiplying warpgroup.
+    cursor : Cursor
+        Of the warpgroup, behind the stage that it multiplied last.
+    release : Callable
+        Writes how stages are handed back.
+    """
+
+    store: StorePlan
+    ring: RingPlan
+    region: Callable[[Any], Any]
+    warpgroup: Any
+    cursor: Cursor
+    release: Callable[[], Release]
+    _starts: list[Any] = field(default_factory=list)
+
+    def open(self, batch: int, thread: Any) -> None:
+        """The whole warpgroup has multiplied what lies there; pages begin with the last stage.
+
+        Each batch has a place of its own, and the stages are those of this tile.
+        """
+        if batch > 0:
+            return
+        mbarrier.meet_warpgroup(self.warpgroup)
+        share = self.warpgroup * self.store.page
+        self._starts = [
+            let("page", self.cursor.before(number + 1) * self.ring.pitch + share)
+            for number in range(self.store.pages)
+        ]
+
+    def filling(self, warmup: Warmup) -> AbstractContextManager[Any]:
+        """When the tiles there have been multiplied."""
+        context: AbstractContextManager[Any] = warmup.skipped()
+        return context
+
+    def address(self, offset: int, inside: Any = 0) -> Any:
+        """No box lies in two pages."""
+        page, rest = divmod(offset, self.store.page)
+        return self.region(self._starts[page] + (rest + inside))
+
+    def close(self, thread: Any, warmup: Warmup) -> None:
+        """Hand all stages with boxes back."""
+        with warmup.skipped():
+            with when(thread == 0):
+                run(ir.script.ptx.cp.async_.bulk.wait_group.read(0))
+            mbarrier.meet_warpgroup(self.warpgroup)
+            release = self.release()
+            for number in reversed(range(self.store.pages)):
+                release(self.cursor.before(number + 1))
+
+
+#: Columns of which further operands are read at once, where no box tells.
+_GROUP = 32
+
+
+def publish_elements(
+    writer: FlagWriter, where: Coordinates, warpgroup: Any, place: tuple[Any, ...], warmup: Warmup
+) -> None:
+    """Raise the flag of the tile that starts at `place`, when a warpgroup's stores are done."""
+    mbarrier.meet_warpgroup(warpgroup)
+    with warmup.skipped(), when(where.thread == 0):
+        writer.raise_flag(*place)
+
+
+class Epilogue:
+    """The epilogue of one multiplying warpgroup.
+
+    Parameters
+    ----------
+    plan : PhasePlan
+        The phase.
+    where : Coordinates
+        Of this thread.
+    warpgroup : Any
+        Index of the multiplying warpgroup.
+    accumulators : Any
+        Its registers.
+    boxes : BoxPlace | None
+        Where this warpgroup's boxes are in shared memory; None without boxes.
+    descriptors : Mapping
+        Tensor maps by name.
+    warmup : Warmup
+        In which nothing is stored.
+    note : Callable
+        Notes an event, see `timeline`.
+    """
+
+    def __init__(
+        self,
+        plan: PhasePlan,
+        where: Coordinates,
+        warpgroup: Any,
+        accumulators: Any,
+        boxes: BoxPlace | None,
+        descriptors: Mapping[str, Any],
+        warmup: Warmup,
+        note: Callable[[str], None],
+    ) -> None:
+        self.plan = plan
+        self.where = where
+        self.warpgroup = warpgroup
+        self.note = note
+        self.boxes = boxes
+        self.descriptors = descriptors
+        self.warmup = warmup
+        self.fragment = Fragment(plan, where, accumulators)
+        self.elements = self.fragment.elements
+        self.further = Ahead(self.fragment, self._groups(), warmup)
+
+    def _groups(self) -> tuple[tuple[int, int], ...]:
+        """First column and number of columns of what is stored together.
+
+        The columns of a block of rows follow those of the one above it, as accumulators do.
+        """
+        if self.plan.store.boxes:
+            return tuple(
+                (self._first(each) + first, min(self._span, each.columns - first))
+                for each in self.plan.store.boxes
+                for first in range(0, each.columns, self._span)
+            )
+        width = self.plan.columns
+        span = _GROUP // self.plan.blocks
+        return tuple(
+            (block * width + first, min(span, width - first))
+            for block in range(self.plan.blocks)
+            for first in range(0, width, span)
+        )
+
+    @property
+    def _span(self) -> int:
+        """Columns of a box of which further operands are read at once.
+
+        Those of a whole box, unless the sums of several blocks of rows leave little room.
+        """
+        return _GROUP if self.plan.blocks > 1 else ROW_BYTES // 2
+
+    def _first(self, box: StoreBox) -> int:
+        return box.block * self.plan.columns + box.first
+
+    def ahead(self, values: Mapping[Any, Any]) -> None:
+        """Read what is needed besides the sums of the tile at the place that `values` tell."""
+        if not self._late:
+            self._start(values)
+
+    @property
+    def _late(self) -> bool:
+        """Whether this kernel makes what is read: it is there when left tiles are, not before."""
+        rows = self.plan.program.rows
+        sources = [each.load.source for each in self.elements.further]
+        return rows is not None and any(o.same_as(e) for o in rows.beside for e in sources)
+
+    def _start(self, values: Mapping[Any, Any]) -> None:
+        row, column = self._origin(values)
+        self.further.start(row + self.warpgroup * self.plan.warpgroups.share, column)
+
+    def _origin(self, values: Mapping[Any, Any]) -> tuple[Any, Any]:
+        row, column = (at(each, dict(values)) for each in self.plan.program.store.tile.origin)
+        return row, column
+
+    def store(
+        self,
+        values: Mapping[Any, Any],
+        writer: FlagWriter | None = None,
+    ) -> None:
+        """Store the tile at the place that `values` tell.
+
+        Parameters
+        ----------
+        values : Mapping
+            Values of the variables of the tile's origin.
+        writer : FlagWriter | None
+            Tells others once it is stored.
+        """
+        if self._late:
+            self._start(values)
+        row, column = self._origin(values)
+        part = self.elements.begin(values)
+        first = let("first_row", row)
+        row = let("row", row + self.warpgroup * self.plan.warpgroups.share)
+        column = let("column", column)
+        if self.boxes is not None:
+            self._store_boxes(row, column, self.boxes)
+            self.note("in boxes")
+        else:
+            self._store_elements(row, column)
+        if writer is not None:
+            self._publish(writer, first, column, part)
+
+    def _publish(self, writer: FlagWriter, row: Any, column: Any, part: Any) -> None:
+        """Raise the flag of the tile when all of this warpgroup's part has been written."""
+        if not self.plan.store.boxes:
+            if part is None:
+                # What each thread stored is to be read by TMA; partial sums are not.
+                run(ir.script.ptx.fence.proxy.async_.global_())
+            place = (row, column) if part is None else (row, column, part)
+            publish_elements(writer, self.where, self.warpgroup, place, self.warmup)
+            return
+        with self.warmup.skipped(), when(self.where.thread == 0):
+            run(ir.script.ptx.cp.async_.bulk.wait_group(0))
+            self.note("written")
+            writer.raise_flag(row, column, part)
+
+    def finish(self) -> None:
+        """Wait until all boxes have left shared memory."""
+        if self.plan.store.boxes:
+            with when(self.where.thread == 0):
+                run(ir.script.ptx.cp.async_.bulk.wait_group.read(0))
+
+    def _store_elements(self, row: Any, column: Any) -> None:
+        for first, columns in self._groups():
+            self.further.advance()
+            for index in range(first // 2, (first + columns) // 2, 2):
+                i, j = self.fragment.place(row, column, index)
+                low, high = self.fragment.sums(index), self.fragment.sums(index + 1)
+                pairs = self.further.pairs(index)
+                self.elements.store_pair(i, j, low, high, self.warmup, pairs)
+
+    def _store_boxes(self, row: Any, column: Any, place: BoxPlace) -> None:
+        """Boxes of 64 rows: registers, swizzled shared memory, TMA."""
+        for number, batch in enumerate(self.plan.store.batches):
+            place.open(number, self.where.thread)
+            for box in batch:
+                self._fill_box(box, row, column, place)
+            run(ir.script.ptx.fence.proxy.async_.shared__cta())
+            mbarrier.meet_warpgroup(self.warpgroup)
+            with self.warmup.skipped(), when(self.where.thread == 0):
+                for box in batch:
+                    self._copy_box(box, row, column, place)
+                run(ir.script.ptx.cp.async_.bulk.commit_group())
+
+    def _fill_box(self, box: StoreBox, row: Any, column: Any, place: BoxPlace) -> None:
+        # Sixteen columns are four matrices of 8 x 8 for each warp, the narrowest box's eight two.
+        columns = min(16, box.columns)
+        packed = registers("packed", columns // 4, "uint32")
+        for first in range(0, box.columns, columns):
+            if first % self._span == 0:
+                self.further.advance()
+            matrices = [packed[register] for register in range(columns // 4)]
+            start = self._first(box) + first
+            self.fragment.pack(matrices, row, column, start, self.further.pairs)
+            with place.filling(self.warmup):
+                self._scatter(matrices, box, first, place)
+
+    def _copy_box(self, box: StoreBox, row: Any, column: Any, place: BoxPlace) -> None:
+        call = ir.script.ptx[store_name(2)]
+        address = ir.script.address_of(self.descriptors[box.map.name])
+        below = row + box.block * WARPGROUP_ROWS
+        run(call(address, column + box.first, below, place.address(box.offset)))
+
+    def _scatter(self, matrices: list[Any], box: StoreBox, first: int, place: BoxPlace) -> None:
+        """Store 8 x 8 matrices from a column of a box on."""
+
+        def address(inside: Any) -> Any:
+            return place.address(box.offset, inside)
+
+        scatter(self.where, matrices, box.pitch, first, address)
+
+
+# Partial tiles of several clusters added by TMA: float32 boxes, added to one sum in L2.
+
+_TMA_ADD = "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group"
+#: Bytes that the swizzle moves as one.
+_CHUNK = 16
+
+
+class Accumulation(Epilogue):
+    """Adds the tile of a multiplying warpgroup to what other clusters add to.
+
+    ::
+
+        CTA of part 0           CTA of part 1           in L2, zero before
+        registers               registers
+        boxes of 64 x 32        boxes of 64 x 32
+              | add                   | add             sums: tile [64, 96]
+              +-----------------------+---------------> flag, once for each part
+
+    Boxes are those of a store by TMA, but of float32, and each element is added in L2: in which
+    order is not said. A box reaches beyond no tensor: what lies there is not added. The flag is
+    raised when the additions are done (`wait_group 0`), not when their boxes have been read.
+    """
+
+    def _fill_box(self, box: StoreBox, row: Any, column: Any, place: BoxPlace) -> None:
+        """Two neighbours of a row are one store of eight bytes; rows are swizzled."""
+        # Hidden, or addresses are computed ahead of all products and kept in registers.
+        thread = let("thread_of_box", hidden(self.where.thread))
+        lane = thread % WARP
+        top = let("row_of_box", thread // WARP * WARP_ROWS + lane // 4)
+        store = ir.script.ptx["st.shared.v2.f32"]
+        for index in range(box.first // 2, (box.first + box.columns) // 2, 2):
+            block, half = index // 4 - box.first // 8, index // 2 % 2
+            here = top + 8 * half
+            # Every swizzle goes by the number of the 128 bytes that a row lies in.
+            pattern = here * box.pitch // ROW_BYTES % (box.pitch // _CHUNK)
+            chunk = (2 * block + lane % 4 // 2) ^ pattern
+            inside = here * box.pitch + chunk * _CHUNK + lane % 2 * (_CHUNK // 2)
+            (low,), (high,) = self.fragment.sums(index), self.fragment.sums(index + 1)
+            run(store(place.address(box.offset, inside), low, high))
+
+    def _copy_box(self, box: StoreBox, row: Any, column: Any, place: BoxPlace) -> None:
+        call = ir.script.ptx[_TMA_ADD]
+        address = ir.script.address_of(self.descriptors[box.map.name])
+        run(call(address, column + box.first, row, place.address(box.offset)))

@@ -1,0 +1,210 @@
+"""The sum of partial tiles of several clusters: in the order of their parts, or added by TMA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.hardware import WARPGROUP
+from crossfuse.lower.hopper import mbarrier
+from crossfuse.lower.hopper.coordinates import Coordinates, at
+from crossfuse.lower.hopper.epilogue.elements import Elements, Units
+from crossfuse.lower.hopper.flags import PlacedFlags
+from crossfuse.lower.hopper.program.tile_program import UNIT, SumProgram
+from crossfuse.lower.hopper.statements import let, registers, run, when
+from crossfuse.lower.hopper.warmup import Warmup
+
+#: What stands in an instruction for so many neighbours.
+_VECTORS = {4: "v4.", 2: "v2.", 1: ""}
+# A lane for each part; what all of them saw is known to the lane that goes on.
+_AWAIT = """\
+__device__ __forceinline__ void crossfuse_await_parts(const void* flags, int pitch, int parts,
+                                                      unsigned target) {
+  for (int part = threadIdx.x & 31; part < parts; part += 32) {
+    const unsigned* flag = (const unsigned*)flags + part * pitch;
+    unsigned seen;
+    do {
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
+    } while (seen != target);
+  }
+  __syncwarp();
+}
+"""
+
+
+@dataclass(frozen=True)
+class SumPlan:
+    """What `Elements` needs to know of a sum.
+
+    Attributes
+    ----------
+    program : SumProgram
+        The sum.
+    tails : tuple[bool, bool]
+        Whether elements may lie beyond the output's rows, and its columns.
+    """
+
+    program: SumProgram
+    tails: tuple[bool, bool]
+
+
+def await_parts(
+    program: SumProgram, placed: PlacedFlags, launch: Any, values: Mapping[Any, Any]
+) -> None:
+    """Wait until all parts of this CTA's tile are stored; a whole warp calls it.
+
+    Parameters
+    ----------
+    program : SumProgram
+        The sum.
+    placed : PlacedFlags
+        Flags of the partial tiles.
+    launch : Any
+        Number of launches before this one.
+    values : Mapping
+        Values of the variables of places.
+    """
+    flags = placed.flags
+    row, column = (at(each, dict(values)) for each in program.first)
+    down, across = row // flags.rows, column // flags.columns
+    first = down * flags.across + across
+    # A tile beyond the output has no flags, and nobody adds it.
+    starts = (down * flags.rows, across * flags.columns)
+    inside = [
+        start < extent
+        for dimension, (start, extent) in enumerate(
+            zip(starts, program.store.tile.extents, strict=True)
+        )
+        if not program.begins_inside(dimension)
+    ]
+    with when(ir.conjunction(inside)) if inside else nullcontext():
+        run(
+            ir.cuda_func_call(
+                "crossfuse_await_parts",
+                placed.address(first),
+                ir.script.int32(flags.down * flags.across),
+                ir.script.int32(flags.parts),
+                (launch + ir.script.uint32(1)) * ir.script.uint32(flags.raisers),
+                source_code=_AWAIT,
+            )
+        )
+
+
+class Sum:
+    """Adds a CTA's slice of all parts and stores what the epilogue makes of it.
+
+    ::
+
+        before, in L2                  each CTA                     after
+        part 0: tile [64, 96]          adds its rows of part 0,
+        part 1: tile [64, 96]          1, 2, ... in this order      out: tile [64, 96]
+        ...
+
+    Tiles that TMA adds (`accumulate`) are one sum when the flag is up. It is read, and zero again
+    behind it. The next launch on the same memory adds to it once it has loaded left tiles, which
+    it does when this launch is over (`griddepcontrol.wait` where it starts early): it finds zeros.
+
+    Parameters
+    ----------
+    program : SumProgram
+        The sum.
+    where : Coordinates
+        Of this thread.
+    threads : int
+        Threads of a CTA that multiply.
+    warmup : Warmup
+        In which nothing is loaded or stored.
+    """
+
+    def __init__(
+        self, program: SumProgram, where: Coordinates, threads: int, warmup: Warmup
+    ) -> None:
+        self.program = program
+        self.threads = threads
+        self.me = let("thread_of_sum", (where.warpgroup - 1) * WARPGROUP + where.thread)
+        self.warmup = warmup
+        # Rows that are no multiple of a vector begin anywhere, and a vector would leave them.
+        self.width = gcd(UNIT, int(program.partial.shape[-1]))
+        self.elements = Elements(SumPlan(program, (program.has_tail(0), program.has_tail(1))))
+
+    def store(self, ready: Any, values: Mapping[Any, Any]) -> None:
+        """Wait at the barrier `ready`, then add and store; `values` are those of places."""
+        ahead = self._units(values)
+        ahead.start(self.me)
+        with self.warmup.skipped():
+            mbarrier.wait(ready, 0)
+        total = registers("total", UNIT, "float32")
+        part = registers("part", UNIT, "float32")
+        units = ahead.count
+        with ir.script.serial(0, -(-units // self.threads)) as turn:
+            ir.IRBuilder.name("turn_of_sum", turn)
+            unit = let("unit", turn * self.threads + self.me)
+            with when(unit < units) if units % self.threads else nullcontext():
+                row, column = self._place(unit, values)
+                self._add(row, column, total, part)
+                for first in range(0, UNIT, 2):
+                    low, high = (total[first],), (total[first + 1],)
+                    pairs = ahead.pairs[first // 2]
+                    self.elements.store_pair(row, column + first, low, high, self.warmup, pairs)
+                if self.program.accumulated:
+                    self._clear(row, column)
+                ahead.advance(unit)
+
+    def _place(self, unit: Any, values: Mapping[Any, Any]) -> tuple[Any, Any]:
+        """Row and column of the first element of a unit."""
+        element = {self.program.element: unit * UNIT}
+        row, column = (at(each, dict(values), element) for each in self.program.index)
+        return let("row", row), let("column", column)
+
+    def _units(self, values: Mapping[Any, Any]) -> Units:
+        """What this CTA's slice reads besides its sums."""
+
+        def places(unit: Any) -> list[tuple[Any, Any]]:
+            row, column = self._place(unit, values)
+            return [(row, column + first) for first in range(0, UNIT, 2)]
+
+        count = self.program.elements // UNIT
+        return Units(self.elements, count, self.threads, UNIT // 2, places, self.warmup)
+
+    def _add(self, row: Any, column: Any, total: Any, part: Any) -> None:
+        """Add a unit of all parts; several loads are on their way at once."""
+        for each in range(UNIT):
+            ir.script.buffer_store(total, ir.script.float32(0), [each])
+        for offset in range(0, UNIT, self.width):
+            with self._existing(row, column + offset):
+                self._add_neighbours(row, column, offset, total, part)
+
+    def _add_neighbours(self, row: Any, column: Any, offset: int, total: Any, part: Any) -> None:
+        """Add as many neighbours of a unit, from `offset` on, as one load takes."""
+        into = range(offset, offset + self.width)
+        if self.program.accumulated:
+            self._load(total, into, self.program.partial.ptr_to([row, column + offset]))
+            return
+        with ir.script.unroll(0, self.program.parts) as number:
+            ir.IRBuilder.name("number", number)
+            self._load(part, into, self.program.partial.ptr_to([number, row, column + offset]))
+            for each in into:
+                ir.script.buffer_store(total, total[each] + part[each], [each])
+
+    def _load(self, registers: Any, into: Iterable[int], place: Any) -> None:
+        load = ir.script.ptx[f"ld.global.{_VECTORS[self.width]}f32"]
+        run(load(*[registers[each] for each in into], place))
+
+    def _clear(self, row: Any, column: Any) -> None:
+        """Make a unit of the sums zero again, which the next launch adds to."""
+        zeros = [ir.script.float32(0)] * self.width
+        store = ir.script.ptx[f"st.global.{_VECTORS[self.width]}f32"]
+        for offset in range(0, UNIT, self.width):
+            with self._existing(row, column + offset):
+                run(store(self.program.partial.ptr_to([row, column + offset]), *zeros))
+
+    @contextmanager
+    def _existing(self, row: Any, column: Any) -> Iterator[None]:
+        """Statements for what begins within the output, outside the warm-up."""
+        inside = self.elements.inside(row, column)
+        with self.warmup.skipped(), when(ir.conjunction(inside)) if inside else nullcontext():
+            yield

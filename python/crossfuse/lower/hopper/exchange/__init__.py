@@ -1,1 +1,0 @@
-"""What CTAs of a cluster send one another through distributed shared memory."""

@@ -1,1 +1,0 @@
-"""What becomes of a tile's sums: the epilogue, stores, and sums of several clusters."""

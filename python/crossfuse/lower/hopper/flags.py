@@ -1,0 +1,324 @@
+"""Flags in global memory: which tiles of an intermediate have been stored in this launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from string import Template
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.program.tile import Tile
+from crossfuse.lower.hopper.program.tile_program import TileProgram
+from crossfuse.lower.hopper.rows.plan import ChunkPlan
+from crossfuse.lower.hopper.rows.program import RowProgram
+from crossfuse.lower.hopper.statements import Variable, let, run, when
+from crossfuse.lower.image import BufferSpec
+from crossfuse.lower.refusal import refuse
+
+# Flags in global memory: which tiles of an intermediate have been stored, in this launch.
+
+#: Name, before the kernel's number, of the buffer with the flags of all phases, then the number of
+#: launches that each CTA has seen. Nothing is ever cleared: flags count on from launch to launch.
+FLAGS = "crossfuse_flags"
+
+
+@dataclass(frozen=True)
+class Flags:
+    """A counter for each tile of a tensor.
+
+    Attributes
+    ----------
+    buffer : Any
+        The tensor.
+    rows, columns : int
+        Extents of its tiles.
+    down, across : int
+        Tiles along the rows and along the columns.
+    raisers : int
+        Warpgroups that store a part of a tile, or add to it; each counts once. Of what is made row
+        by row, rows of a tile; of what is made chunk by chunk, CTAs.
+    parts : int
+        Matrices of the tensor, if it holds several partial ones.
+    """
+
+    buffer: Any
+    rows: int
+    columns: int
+    down: int
+    across: int
+    raisers: int
+    parts: int = 1
+
+    @property
+    def count(self) -> int:
+        """Number of flags."""
+        return self.parts * self.down * self.across
+
+    @staticmethod
+    def of(program: TileProgram, raisers: int) -> Flags:
+        """Flags of the tiles that a program stores.
+
+        Raises
+        ------
+        LoweringRefused
+            If tiles do not start on multiples of their extents.
+        """
+        tile = program.store.tile
+        down, across = (
+            -(-extent // size) for extent, size in zip(tile.extents, tile.shape, strict=True)
+        )
+        known = program.analyzer
+        for origin, size in zip(tile.origin, tile.shape, strict=True):
+            if not known.can_prove_equal(ir.tirx.floormod(origin, size), 0):
+                raise _refuse(tile, f"tiles of {size} from {origin}", "tiles side by side")
+        if program.exchange is not None:
+            if not program.exchange.pair:
+                raise _refuse(tile, "sums of several CTAs", "tiles that one CTA computes")
+            # Warpgroups of both CTAs store parts of each tile.
+            raisers *= program.exchange.place.extent
+        # Clusters that add to one tile count at one flag.
+        raisers *= max(program.store.adds, 1)
+        parts = 1 if program.store.part is None else int(tile.buffer.ty.shape[0])
+        return Flags(tile.buffer, *tile.shape, down, across, raisers, parts)
+
+    @staticmethod
+    def of_rows(rows: RowProgram, tile: int) -> Flags:
+        """Flags of what is made row by row: a counter of rows for each tile of so many."""
+        down = -(-rows.rows // tile)
+        return Flags(rows.buffer, tile, rows.columns, down, 1, tile)
+
+    @staticmethod
+    def of_chunks(rows: RowProgram, chunks: ChunkPlan) -> Flags:
+        """Flags of what is made chunk by chunk: a counter of CTAs for each chunk of a tile."""
+        down = -(-rows.rows // chunks.tile)
+        loop = chunks.loop
+        return Flags(rows.buffer, chunks.tile, loop.size, down, loop.count, chunks.sharers)
+
+    def check_reader(self, tile: Tile, known: Any) -> None:
+        """Refuse a left tile that needs more than one row of flags."""
+        aligned = known.can_prove_equal(ir.tirx.floormod(tile.origin[0], self.rows), 0)
+        if not aligned or tile.shape[0] > self.rows:
+            raise _refuse(
+                tile,
+                f"tiles of {tile.shape[0]} rows from {tile.origin[0]}",
+                f"tiles within the {self.rows} rows of one that is stored",
+            )
+
+
+def state(number: int, count: int, ctas: int) -> BufferSpec:
+    """The buffer of a kernel's `count` flags and of the launches that each CTA has seen."""
+    return BufferSpec(f"{FLAGS}_{number}", (count + ctas,), "uint32", True)
+
+
+def _refuse(tile: Tile, found: str, limit: str) -> Exception:
+    return refuse(
+        "grid-stage",
+        f"tensor '{tile.buffer.name}'",
+        found=found,
+        limit=limit,
+        instead="give both phases tiles of the same rows, or leave grid_stage out: then the "
+        "intermediate passes from one kernel to the next",
+    )
+
+
+@dataclass(frozen=True)
+class PlacedFlags:
+    """Flags of a tensor and where they lie.
+
+    Attributes
+    ----------
+    flags : Flags
+        Of the tensor.
+    memory : Any
+        Buffer of all flags.
+    first : int
+        Where those of the tensor begin.
+    """
+
+    flags: Flags
+    memory: Any
+    first: int
+
+    def address(self, index: Any) -> Any:
+        """Address of a flag of the tensor."""
+        return self.memory.ptr_to([self.first + index])
+
+
+class FlagWriter:
+    """Tells other CTAs that a warpgroup has stored its part of a tile.
+
+    Parameters
+    ----------
+    placed : PlacedFlags
+        Of the tensor.
+    """
+
+    def __init__(self, placed: PlacedFlags) -> None:
+        self.placed = placed
+
+    def raise_flag(self, row: Any, column: Any, part: Any = None) -> None:
+        """Count this warpgroup at the flag of the tile that starts there; one thread calls it.
+
+        The thread waited for its own bulk stores, and met the others after theirs. What they wrote
+        through either proxy is visible to whoever acquires the flag.
+        """
+        flags = self.placed.flags
+        index = row // flags.rows * flags.across + column // flags.columns
+        if part is not None:
+            index = part * (flags.down * flags.across) + index
+        # A cluster may compute tiles beyond the tensor, which nobody waits for.
+        inside = ir.conjunction(
+            [
+                column < int(flags.buffer.ty.shape[-1]),
+                row < int(flags.buffer.ty.shape[-2]),
+            ]
+        )
+        with when(inside):
+            run(
+                ir.cuda_func_call(
+                    "crossfuse_raise_flag",
+                    self.placed.address(index),
+                    source_code=_RAISE,
+                )
+            )
+
+
+# Bulk stores are writes of the asynchronous proxy and TMA loads its reads: a proxy fence on either
+# side of the flag (PTX ISA, memory consistency model, proxies). That of global memory alone: one of
+# all memory waits for the weights that are being loaded to shared memory.
+_RAISE = """\
+__device__ __forceinline__ void crossfuse_raise_flag(void* flag) {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" :: "l"(flag), "r"(1) : "memory");
+}
+"""
+
+_FENCE = """\
+__device__ __forceinline__ void crossfuse_fence_copies() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+"""
+
+
+def fence_copies() -> None:
+    """Order what threads store to global memory before copies by TMA that read it.
+
+    On either side of what tells of the stores.
+    """
+    run(ir.cuda_func_call("crossfuse_fence_copies", source_code=_FENCE))
+
+
+# Waiting for flags in global memory, and what else may end it.
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What else than flags ends a wait for them: then all that they tell of is there.
+
+    Attributes
+    ----------
+    kind : str
+        End of the name of the function that waits.
+    functions, parameters : str
+        Text in front of that function, and at the end of its parameters.
+    given : tuple
+        Their values.
+    unless : str
+        Condition of a further look at the flags, the same for all lanes.
+    over : str
+        Statements where the wait is over without flags.
+    """
+
+    kind: str = ""
+    functions: str = ""
+    parameters: str = ""
+    given: tuple[Any, ...] = ()
+    unless: str = ""
+    over: str = ""
+
+    @property
+    def words(self) -> dict[str, str]:
+        """What the text of the function takes."""
+        over = "    if (known <= last) {\n" + self.over + "      known = last + 1;\n    }\n"
+        return {
+            "functions": self.functions,
+            "kind": self.kind,
+            "parameters": self.parameters,
+            "unless": self.unless and f" &&\n             !{self.unless}",
+            "over": self.over and over,
+        }
+
+
+class FlagReader:
+    """Waits for the tiles of a row, in the order of its columns. A whole warp calls it.
+
+    Parameters
+    ----------
+    placed : PlacedFlags
+        Of the tensor.
+    launch : Any
+        Number of launches before this one.
+    ending : Ending | None
+        What ends the wait besides.
+    """
+
+    def __init__(self, placed: PlacedFlags, launch: Any, ending: Ending | None = None) -> None:
+        self.placed = placed
+        self.ending = ending or Ending()
+        raised = ir.script.uint32(placed.flags.raisers)
+        self.target = let("flag_target", (launch + ir.script.uint32(1)) * raised)
+        self.ready = Variable("ready", "int32")
+
+    def start(self, row: Any, column: Any) -> None:
+        """Begin with the tile that holds an element."""
+        flags = self.placed.flags
+        self._row = let("flag_row", row // flags.rows * flags.across)
+        self.ready.set(column // flags.columns)
+
+    def wait(self, column: Any) -> None:
+        """Wait for all tiles up to the one that holds an element of a column."""
+        flags = self.placed.flags
+        last = ir.script.min(column // flags.columns, flags.across - 1)
+        with when(self.ready.value <= last):
+            self.ready.set(
+                ir.cuda_func_call(
+                    f"crossfuse_await_flags{self.ending.kind}",
+                    self.placed.address(self._row),
+                    self.ready.value,
+                    last,
+                    ir.script.int32(flags.across),
+                    self.target,
+                    *self.ending.given,
+                    source_code=_AWAIT.substitute(self.ending.words),
+                    return_type="int32",
+                )
+            )
+
+
+# Lanes look at neighbouring flags, so that one round trip to L2 tells of many tiles.
+_AWAIT = Template("""\
+${functions}__device__ __forceinline__ int crossfuse_await_flags$kind(\
+const void* flags, int ready, int last,
+                                                     int count, unsigned target$parameters) {
+  while (ready <= last) {
+    const int mine = ready + (threadIdx.x & 31);
+    const unsigned* flag = (const unsigned*)flags + mine;
+    bool raised = mine >= count;
+    unsigned missing = 0;
+    int known = ready;
+    do {
+      if (!raised) {
+        unsigned seen;
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
+        raised = seen == target;
+      }
+      missing = __ballot_sync(0xffffffffu, !raised);
+      known = ready + (missing ? __ffs(missing) - 1 : 32);
+    } while (missing && known <= last$unless);
+$over    ready = known;
+  }
+  __syncwarp();
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+  return ready < count ? ready : count;
+}
+""")

@@ -1,1 +1,0 @@
-"""Tiles multiplied by wgmma, from shared memory or registers."""

@@ -1,0 +1,387 @@
+"""How operands lie: tiles in a stage, gathered slices, left operands in registers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.hardware import TMA_PITCH
+from crossfuse.lower.hopper.program.tile import (
+    Gather,
+    GatheredTile,
+    Place,
+    Tile,
+    WindowTile,
+    window_map,
+)
+from crossfuse.lower.hopper.program.tile_program import Contraction, TileProgram
+from crossfuse.lower.image import TensorMap
+from crossfuse.lower.refusal import refuse
+from crossfuse.planner.kernels.boxes import ROW_BYTES, box_columns
+from crossfuse.planner.kernels.registers import REGISTERS, REGISTERS_OF_THREE
+
+# How a tile of an operand lies in a stage, and who loads which part of it.
+
+#: Rows of a box at most. PTX ISA, cp.async.bulk.tensor.
+MAX_BOX = 256
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tile of a product's operand in shared memory.
+
+    The tile is cut into boxes along its inner dimension. A K-major operand has one box in a stage,
+    with rows of 128 bytes; one that is stored as [k, n] has one for every 64 or, where that leaves
+    less beside the tile, 32 or 16 columns, each with the rows of the whole stage.
+
+    Attributes
+    ----------
+    tile : Tile
+        What is loaded.
+    map : TensorMap
+        Descriptor of one copy.
+    k_major : bool
+        Whether the reduction is the inner dimension.
+    boxes : int
+        Boxes of a stage.
+    size : int
+        Bytes of a stage.
+    shared_by : tuple[Place, ...]
+        Places in the cluster whose CTAs want the same tile: each loads its part for all of them.
+    streamed : bool
+        Whether each tile is loaded by one cluster alone, so that nobody finds it in L2 again.
+    """
+
+    tile: Tile
+    map: TensorMap
+    k_major: bool
+    boxes: int
+    size: int
+    shared_by: tuple[Place, ...]
+    streamed: bool = False
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of a box, and of its swizzle pattern."""
+        return self.map.swizzle
+
+    @property
+    def sharers(self) -> int:
+        """CTAs that want the same tile."""
+        return prod(each.extent for each in self.shared_by)
+
+    @property
+    def box_bytes(self) -> int:
+        """Bytes that one copy moves."""
+        return prod(self.map.box) * item_bytes(self.tile.dtype)
+
+    @property
+    def copies(self) -> int:
+        """Copies that one CTA issues in a step."""
+        return self.size // (self.box_bytes * self.sharers)
+
+
+def item_bytes(dtype: str) -> int:
+    """Bytes of an element."""
+    return int(ir.tvm.DataType(dtype).bits) // 8
+
+
+def make_operand(
+    program: TileProgram, tile: Tile, *, k_major: bool, apart: Place | None = None
+) -> Operand:
+    """Decide how a tile is loaded; CTAs that differ in place `apart` share nothing.
+
+    Raises
+    ------
+    LoweringRefused
+        If TMA or wgmma cannot take the tensor as it is stored.
+    """
+    item = item_bytes(tile.dtype)
+    width = ROW_BYTES // item
+    rows, columns = tile.shape
+    _check_stored(tile, k_major)
+    shared_by = tuple(each for each in _sharing(program, tile) if each is not apart)
+    sharers = prod(each.extent for each in shared_by)
+    if not k_major:
+        width = box_columns(columns, width, sharers)
+    boxes, row_bytes = -(-columns // width), width * item
+    # Parts of a multicast start on a swizzle pattern of eight rows, or are whole boxes.
+    divisible = rows % (8 * sharers) == 0 if k_major else boxes % sharers == 0
+    if not divisible:
+        shared_by, sharers = (), 1
+    box_rows = rows // sharers if k_major else rows
+    while box_rows > MAX_BOX:
+        box_rows //= 2
+    streamed = _is_streamed(program, tile, columns % width == 0)
+    # The next step loads what follows in each row: memory is faster by larger pieces.
+    fetch = 2 * ROW_BYTES if streamed and k_major else ROW_BYTES
+    if isinstance(tile, WindowTile) and not tile.is_plain:
+        described = window_map(tile, width, box_rows, item, ROW_BYTES)
+    else:
+        described = tensor_map(tile, (width, box_rows), row_bytes, fetch)
+    return Operand(
+        tile,
+        described,
+        k_major,
+        boxes,
+        boxes * rows * row_bytes,
+        shared_by,
+        streamed,
+    )
+
+
+def _check_stored(tile: Tile, k_major: bool) -> None:
+    """Refuse what wgmma cannot multiply as it is stored."""
+    item, columns = item_bytes(tile.dtype), tile.shape[1]
+    width = ROW_BYTES // item
+    if k_major and columns != width:
+        raise _refuse(
+            tile,
+            f"{columns} elements of the reduction in a step",
+            f"{width} elements ({ROW_BYTES} bytes)",
+            f"split the reduction by {width}",
+        )
+    if not k_major and item != 2:
+        raise _refuse(
+            tile,
+            f"a {tile.dtype} operand stored as [k, n]",
+            "operands of 8 bits stored as [n, k]",
+            "transpose the weight once, or use a 16-bit type",
+        )
+
+
+def tensor_map(tile: Tile, box: tuple[int, int], swizzle: int, fetch: int = ROW_BYTES) -> TensorMap:
+    """Descriptor of copies of a row-major matrix.
+
+    Raises
+    ------
+    LoweringRefused
+        If its rows do not start on multiples of 16 bytes.
+    """
+    rows, columns = tile.extents
+    pitch = columns * item_bytes(tile.dtype)
+    if pitch % TMA_PITCH:
+        raise _refuse(
+            tile,
+            f"rows of {pitch} bytes",
+            f"rows of a multiple of {TMA_PITCH} bytes, which TMA copies",
+            "pad the rows, or leave the stages out for the general lowering",
+        )
+    name = str(tile.buffer.name)
+    return TensorMap(f"{name}_map", name, (columns, rows), (pitch,), box, swizzle, fetch)
+
+
+def _sharing(program: TileProgram, tile: Tile) -> tuple[Place, ...]:
+    """Places of the cluster that the tile's origin does not depend on."""
+    return _absent(program.cluster, tile)
+
+
+def _is_streamed(program: TileProgram, tile: Tile, whole: bool) -> bool:
+    """Whether nobody else loads the tile; boxes that are not `whole` reach into a neighbour's.
+
+    Windows overlap: their pixels are loaded again.
+    """
+    if isinstance(tile, WindowTile) and not tile.is_plain:
+        return False
+    return whole and not _absent(program.grid, tile) and _is_one_to_one(program, tile)
+
+
+def _is_one_to_one(program: TileProgram, tile: Tile) -> bool:
+    """Whether clusters differ in the tile's origin: a loop over rows and columns names both."""
+    known, seen = ir.sym.Analyzer(), set()
+    for indices in product(*(range(each.extent) for each in program.grid)):
+        cluster = {
+            each.var: ir.tirx.IntImm(str(each.var.ty), index)
+            for each, index in zip(program.grid, indices, strict=True)
+        }
+
+        def value(var: Any, cluster: dict[Any, Any] = cluster) -> Any:
+            return cluster.get(var, ir.tirx.IntImm(str(var.ty), 0))
+
+        origin = tuple(
+            ir.constant(known.simplify(ir.substitute(each, value))) for each in tile.origin
+        )
+        if origin in seen:
+            return False
+        seen.add(origin)
+    return True
+
+
+def _absent(places: tuple[Place, ...], tile: Tile) -> tuple[Place, ...]:
+    """Places that the tile's origin does not depend on."""
+    used = {var for index in tile.origin for var in ir.variables(index)}
+    return tuple(each for each in places if each.extent > 1 and each.var not in used)
+
+
+def _refuse(tile: Tile, found: str, limit: str, instead: str) -> Exception:
+    return refuse(
+        "tile-operand", f"tensor '{tile.buffer.name}'", found=found, limit=limit, instead=instead
+    )
+
+
+# Slices that a cluster gathers, [rank, row, column], as one matrix [row, column].
+#
+# In shared memory each multiplying warpgroup has its 64 rows by themselves, as core matrices of
+# wgmma without a swizzle: eight columns (16 bytes) of all rows, then the next eight. So a slice is
+# one piece, whatever its width.
+
+#: Bytes of eight columns of a warpgroup's 64 rows.
+CHUNK = 64 * 16
+#: Columns that one wgmma multiplies, and that one stmatrix stores.
+_GROUP = 16
+_TYPES = ("float16", "bfloat16")
+
+
+def share_bytes(gather: Gather) -> int:
+    """Bytes of the intermediate that one warpgroup multiplies."""
+    return gather.extents[1] // 8 * CHUNK
+
+
+def gathered_bytes(gather: Gather | None, consumers: int) -> int:
+    """Bytes of the intermediate in each CTA; none if there is none."""
+    return 0 if gather is None else consumers * share_bytes(gather)
+
+
+def slice_bytes(gather: Gather) -> int:
+    """Bytes of one slice that one warpgroup multiplies."""
+    return gather.width // 8 * CHUNK
+
+
+def barrier_count(gather: Gather, consumers: int) -> int:
+    """Barriers of all warpgroups: one each, or one for each slice in ring order."""
+    return consumers * (gather.place.extent if gather.ring else 1)
+
+
+def check_gather(gather: Gather, dtype: str) -> None:
+    """Refuse slices that wgmma cannot take.
+
+    Raises
+    ------
+    LoweringRefused
+        If slices are no whole groups of 16 columns, or elements no 16-bit floats.
+    """
+    if gather.width % _GROUP or dtype not in _TYPES:
+        raise refuse(
+            "tile-gather",
+            f"tensor '{gather.slab.name}'",
+            found=f"{gather.place.extent} slices of {gather.width} columns of {dtype}",
+            limit=f"slices of a multiple of {_GROUP} columns, of {' or '.join(_TYPES)}",
+            instead="choose another cluster size, or keep the intermediate in L2 (grid_stage)",
+        )
+
+
+@dataclass(frozen=True)
+class Element:
+    """An element of a matrix that is loaded.
+
+    Attributes
+    ----------
+    source : Any
+        The buffer.
+    indices : tuple
+        Row and column.
+    """
+
+    source: Any
+    indices: tuple[Any, ...]
+
+
+def side_by_side(gather: Gather, indices: Any) -> tuple[Any, ...]:
+    """Row and column of an element of slices that lie side by side."""
+    rank, *_, row, column = indices
+    return row, ir.sym.Analyzer().simplify(rank * gather.width + column)
+
+
+def gathered(tile: Tile, gather: Gather) -> GatheredTile:
+    """A tile of that matrix."""
+    return GatheredTile(tile.buffer, tile.origin, tile.shape, gather)
+
+
+def check_depth(gather: Gather, depth: int) -> None:
+    """Refuse steps that do not divide what is gathered: there is nothing behind it to multiply.
+
+    Raises
+    ------
+    LoweringRefused
+        If a step is left over, or is no whole group of columns.
+    """
+    columns = gather.width if gather.ring else gather.extents[1]
+    if columns % depth or depth % _GROUP:
+        what = " of each slice" if gather.ring else ""
+        raise refuse(
+            "tile-gather",
+            f"tensor '{gather.slab.name}'",
+            found=f"{columns} columns{what} in steps of {depth}",
+            limit=f"whole steps of a multiple of {_GROUP} columns",
+            instead="split the reduction by another factor, or choose another cluster size",
+        )
+
+
+# An intermediate that stays in registers, as the left operand of the next product.
+#
+# What a thread holds of a wgmma's sums is what the next wgmma takes of its left operand, if pairs
+# of neighbours are rounded to 16 bits and share a register. PTX ISA, wgmma, register fragments for
+# A and D.
+
+#: Columns that one wgmma multiplies, and the registers of a thread that hold them.
+GROUP, GROUP_REGISTERS = 16, 4
+#: Registers of a thread for what is kept and for the sums beside it, by the number of multiplying
+#: warpgroups; the others hold addresses.
+_MAX_REGISTERS = {1: REGISTERS, 2: REGISTERS, 3: REGISTERS_OF_THREE}
+
+
+def kept_registers(columns: int) -> int:
+    """Registers of a thread that hold some columns of the 64 rows of its warpgroup."""
+    return columns // GROUP * GROUP_REGISTERS
+
+
+def check_kept(tile: Tile) -> None:
+    """Refuse tiles that wgmma cannot take from registers.
+
+    Raises
+    ------
+    LoweringRefused
+        If it is no whole number of groups of columns, or elements are no 16-bit floats.
+    """
+    if tile.shape[1] % GROUP or tile.dtype not in _TYPES:
+        raise refuse(
+            "tile-registers",
+            f"tensor '{tile.buffer.name}'",
+            found=f"{tile.shape[1]} columns of {tile.dtype} in registers",
+            limit=f"a multiple of {GROUP} columns, of {' or '.join(_TYPES)}: sums lie in registers "
+            "as operands of 16 bits do, and of no other width",
+            instead="keep the intermediate in L2 (grid_stage), or store it to global memory",
+        )
+
+
+def check_kept_room(contraction: Contraction, consumers: int) -> None:
+    """Refuse a product of what is kept that does not fit in registers.
+
+    Parameters
+    ----------
+    contraction : Contraction
+        The product.
+    consumers : int
+        Warpgroups that multiply.
+
+    Raises
+    ------
+    LoweringRefused
+        If there are too few registers, or steps are no whole groups of columns.
+    """
+    kept = kept_registers(contraction.steps * contraction.depth)
+    sums = contraction.columns // 2 * len(contraction.products)
+    most = _MAX_REGISTERS[consumers]
+    if kept + sums > most or contraction.depth % GROUP:
+        raise refuse(
+            "tile-registers",
+            f"tensor '{contraction.left.buffer.name}'",
+            found=f"{kept} registers of it beside {sums} sums, in steps of {contraction.depth} "
+            "columns",
+            limit=f"{most} registers a thread with {consumers} multiplying warpgroups, steps of a "
+            f"multiple of {GROUP}",
+            instead="make more parts of the intermediate, or narrower tiles of the output",
+        )

@@ -1,0 +1,391 @@
+"""Rows made chunk by chunk: the warps that make them, and what products are corrected by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper import mbarrier
+from crossfuse.lower.hopper.body import Body
+from crossfuse.lower.hopper.coordinates import at, grid_places
+from crossfuse.lower.hopper.flags import FlagWriter
+from crossfuse.lower.hopper.plan.phase import PhasePlan
+from crossfuse.lower.hopper.rows.plan import BOX, FIRST_WARP, ROW_WARPS, ChunkBarriers, ChunkPlan
+from crossfuse.lower.hopper.rows.program import RowProgram
+from crossfuse.lower.hopper.rows.recover import known_in
+from crossfuse.lower.hopper.rows.statements import RowStatements, number_of, quick, without_stores
+from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
+from crossfuse.lower.hopper.tma import EVICT_FIRST, load_name
+from crossfuse.lower.hopper.wgmma import Multiplier
+
+# The warps that make rows chunk by chunk, and the one that raises their flags.
+
+
+@contextmanager
+def _each_tile(body: Body, phase: PhasePlan) -> Iterator[tuple[Variable, dict[Any, Any]]]:
+    """Statements for each tile of this cluster; yields its number, and values of all places."""
+    tile = Variable("tile_of_rows", "int32", body.where.cluster)
+    with ir.script.While(tile.value < phase.program.tiles):
+        yield tile, body.where.places | grid_places(phase.program, tile.value)
+        tile.set(tile.value + body.plan.clusters)
+
+
+def emit_flags(body: Body, phase: PhasePlan) -> None:
+    """Write the thread that raises the flag of each chunk when all warps have stored it.
+
+    Its barrier makes visible to it what they stored, and its release passes that on: the warps
+    wait for no memory (PTX ISA, memory consistency model, causality order is transitive).
+    """
+    chunks, barriers = _chunks(body, phase)
+    assert phase.left is not None and phase.awaits is not None
+    writer = FlagWriter(body.placed(phase.awaits))
+    done = Variable("chunks_told", "int32", 0)
+    with _each_tile(body, phase) as (_, places):
+        row = let("row_told", at(phase.left.tile.origin[0], places))
+        with ir.script.serial(0, chunks.loop.count) as chunk:
+            ir.IRBuilder.name("chunk_told", chunk)
+            mbarrier.wait(barriers.made(done.value % 2), done.value // 2 % 2)
+            writer.raise_flag(row, chunk * chunks.loop.size)
+            mbarrier.arrive(barriers.told(done.value % 2))
+            done.set(done.value + 1)
+
+
+def emit_chunks(body: Body, phase: PhasePlan) -> None:
+    """Write the warps that make rows, chunk by chunk.
+
+    A warp's rows of a chunk come by TMA, batch by batch; where a batch was, the same rows of the
+    next chunk come, or the first chunk of the next tile.
+    """
+    program, (chunks, barriers) = phase.program.rows, _chunks(body, phase)
+    assert program is not None
+    _Rows(body, phase, program, chunks, barriers).emit()
+
+
+class _Rows:
+    """Statements of a warp."""
+
+    def __init__(
+        self,
+        body: Body,
+        phase: PhasePlan,
+        program: RowProgram,
+        chunks: ChunkPlan,
+        barriers: ChunkBarriers,
+    ) -> None:
+        assert program.chunks is not None
+        self.body = body
+        self.phase = phase
+        self.program = program
+        self.loop = program.chunks
+        self.chunks = chunks
+        self.barriers = barriers
+        self.where = body.where
+        self.warp = let("row_warp", body.where.warp - FIRST_WARP)
+        self.ring = body.elements("row_ring", str(self.loop.source.ty.dtype))
+        self.done = Variable("chunks_made", "int32", 0)
+        statement, self.stores = without_stores(
+            quick(program.statement), program.lane, chunks.batch
+        )
+        self.known = known_in(statement, program.lane)
+        self.statements = RowStatements.of(statement, self.loop.source)
+        self.states = [
+            (each, registers(f"{each.name}_of_rows", chunks.own * _size(each), str(each.ty.dtype)))
+            for each in self.loop.carried
+        ]
+
+    def emit(self) -> None:
+        chunks, phase = self.chunks, self.phase
+        with when(self.where.cluster < phase.program.tiles):
+            places = self.where.places | grid_places(phase.program, self.where.cluster)
+            row = let("row_first", self._first(places))
+            for batch in range(chunks.slots):
+                self._fetch(batch, row, 0)
+        with _each_tile(self.body, phase) as (tile, places):
+            row = let("row_own", self._first(places))
+            end = let("row_end", self._end(places))
+            after = tile.value + self.body.plan.clusters
+            next_places = self.where.places | grid_places(phase.program, after)
+            row_after = let("row_after", self._first(next_places))
+            self._begin(row)
+            with ir.script.serial(0, chunks.loop.count) as chunk:
+                ir.IRBuilder.name("chunk", chunk)
+                last = chunk == chunks.loop.count - 1
+                more = ir.script.Or(ir.script.Not(last), after < phase.program.tiles)
+                following = (
+                    let("row_next", ir.script.Select(last, row_after, row)),
+                    let("chunk_next", ir.script.Select(last, 0, chunk + 1)),
+                )
+                for batch in range(chunks.batches):
+                    rows = self._read(batch, row, chunk)
+                    later = batch + chunks.slots
+                    if later < chunks.batches:
+                        self._fetch(later, row, chunk)
+                    else:
+                        with when(more):
+                            self._fetch(later - chunks.batches, *following)
+                    self._make(rows, row + batch * chunks.batch, end, chunk)
+                self._tell()
+
+    def _first(self, places: dict[Any, Any]) -> Any:
+        """The first row of this warp in a tile."""
+        left = self.phase.left
+        assert left is not None
+        part = at(self.chunks.share, places) * ROW_WARPS + self.warp
+        return at(left.tile.origin[0], places) + part * self.chunks.own
+
+    def _end(self, places: dict[Any, Any]) -> Any:
+        """Behind the last row of a tile that there is."""
+        left = self.phase.left
+        assert left is not None
+        below = at(left.tile.origin[0], places) + self.chunks.tile
+        return ir.script.min(below, self.program.rows)
+
+    def _fetch(self, batch: int, row: Any, chunk: Any) -> None:
+        """Ask for a batch of a chunk."""
+        chunks = self.chunks
+        address = ir.script.address_of(self.body.maps[chunks.source.name])
+        slot = batch % chunks.slots
+        with when(self.where.lane == 0):
+            full = self.barriers.full(self.warp, slot)
+            mbarrier.expect(full, chunks.batch_bytes)
+            to = self.body.region("row_ring")(self._place(slot, 0) * chunks.item)
+            box = chunk * (chunks.loop.size // BOX)
+            place = (0, box, row + batch * chunks.batch)
+            hint = ir.script.uint64(EVICT_FIRST)
+            name = f"{load_name(3)}.L2::cache_hint"
+            run(ir.script.ptx[name](to, address, *place, full, hint))
+
+    def _place(self, slot: int, row: int) -> Any:
+        """Where a row begins in the ring, in elements."""
+        chunks = self.chunks
+        first = (self.warp * chunks.slots + slot) * chunks.batch + row
+        return first * chunks.loop.size
+
+    def _begin(self, row: Any) -> None:
+        """States of all rows before their first chunk."""
+        with ir.script.unroll(0, self.chunks.own) as number:
+            ir.IRBuilder.name("own", number)
+            begin = self._own(self.loop.begin, number, 0)
+            ir.script.add_to_parent(self._of(begin, {self.program.row: row + number}))
+
+    def _read(self, batch: int, row: Any, chunk: Any) -> list[tuple[Any, ...]]:
+        """Take a batch to registers, so that its place in the ring is free; what is left to do."""
+        chunks = self.chunks
+        slot, uses = batch % chunks.slots, chunks.batches // chunks.slots
+        use = self.done.value * uses + batch // chunks.slots
+        mbarrier.wait(self.barriers.full(self.warp, slot), use % 2)
+        lane = let("lane", self.where.lane)
+        rows = []
+        for inside in range(chunks.batch):
+            number = batch * chunks.batch + inside
+            values = {
+                self.program.row: let("own_row", row + number),
+                self.program.lane: lane,
+                self.loop.var: chunk,
+            }
+            own = self.statements.fresh()
+            for each in own.loads:
+                ir.script.add_to_parent(self._of(self._in_ring(each, slot, inside), values))
+            rows.append(tuple(self._of(self._own(e, number, inside), values) for e in own.rest))
+        # Loads may still be on their way while wgmma has shared memory busy, and TMA does not wait.
+        run(ir.script.ptx.fence.proxy.async_.shared__cta())
+        run(ir.script.cuda.warp_sync())  # all lanes have read it
+        return rows
+
+    def _make(self, rows: list[tuple[Any, ...]], first: Any, end: Any, chunk: Any) -> None:
+        """Write the rows of a batch, a statement of each at a time."""
+        for together in zip(*rows, strict=True):
+            for inside, each in enumerate(together):
+                guarded = not self.chunks.exact and _leaves(each)
+                with when(first + inside < end) if guarded else nullcontext():
+                    ir.script.add_to_parent(each)
+        self._store(first, end, chunk)
+
+    def _store(self, first: Any, end: Any, chunk: Any) -> None:
+        """Numbers of a batch's rows, a lane each."""
+        lane, batch = self.where.lane, self.chunks.batch
+        inside = lane < batch
+        exists = inside if self.chunks.exact else ir.script.And(inside, first + lane < end)
+        values = {self.program.row: first + lane, self.loop.var: chunk}
+        with when(exists):
+            for each in self.stores:
+                indices = [
+                    ir.substitute(index, lambda var: values.get(var, var))
+                    for index in each.store.indices
+                ]
+                value = number_of(each, lane, batch)
+                ir.script.add_to_parent(ir.BufferStore(each.store.buffer, value, indices))
+
+    def _in_ring(self, statement: Any, slot: int, inside: int) -> Any:
+        """A statement that loads elements of a chunk, from the ring."""
+        loop = self.loop
+
+        def load(node: Any, mutator: Any) -> Any:
+            if not node.source.same_as(loop.source):
+                return mutator.default_mutate(node)
+            place = self.known.simplify(node.indices[1] - loop.var * loop.size)
+            return self.ring[self._place(slot, inside) + place]
+
+        return ir.mutate(statement, (ir.TensorLoad, load))
+
+    def _own(self, statement: Any, number: int, inside: int) -> Any:
+        """A statement of one of the warp's rows, with its state and its place in a batch."""
+        for buffer, state in self.states:
+            statement = _moved(statement, buffer, state, number * _size(buffer))
+        for each in self.stores:
+            statement = _moved(statement, each.kept, each.kept, inside)
+        return statement
+
+    def _of(self, statement: Any, values: dict[Any, Any]) -> Any:
+        return ir.substitute(statement, lambda var: values.get(var, var))
+
+    def _tell(self) -> None:
+        """Tell that this warp has stored a chunk; it runs at most two ahead of the flags."""
+        run(ir.script.ptx.fence.proxy.async_.global_())
+        run(ir.script.cuda.warp_sync())
+        done, barriers = self.done, self.barriers
+        # One lane: others might see the phase after the next.
+        with when(self.where.lane == 0):
+            with when(done.value >= 2):
+                mbarrier.wait(barriers.told(done.value % 2), (done.value // 2 + 1) % 2)
+            mbarrier.arrive(barriers.made(done.value % 2))
+        run(ir.script.cuda.warp_sync())
+        done.set(done.value + 1)
+
+
+def _chunks(body: Body, phase: PhasePlan) -> tuple[ChunkPlan, ChunkBarriers]:
+    assert phase.chunks is not None and body.chunks is not None
+    return phase.chunks, body.chunks
+
+
+def _leaves(statement: Any) -> bool:
+    """Whether a statement stores to global memory."""
+    stores: list[Any] = []
+    ir.walk(statement, (ir.BufferStore, stores.append))
+    return any(str(each.buffer.scope()) == "global" for each in stores)
+
+
+def _size(buffer: Any) -> int:
+    (extent,) = (int(each) for each in buffer.ty.shape)
+    return extent
+
+
+def _moved(statement: Any, buffer: Any, to: Any, first: Any) -> Any:
+    """Statements with a buffer in another one, from some place on."""
+
+    def load(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        return to[first + node.indices[0]] if node.source.same_as(buffer) else node
+
+    def store(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        if not node.buffer.same_as(buffer):
+            return node
+        return ir.BufferStore(to, node.value, [first + node.indices[0]])
+
+    return ir.mutate(statement, (ir.TensorLoad, load), (ir.BufferStore, store))
+
+
+# Factors of a chunk: they come with the left tile of its first step, a slot in each stage.
+
+#: Bytes of a factor.
+FACTOR = 4
+
+
+def steps_of_chunk(phase: PhasePlan) -> int:
+    """Steps of the reduction that make a chunk."""
+    assert phase.chunks is not None
+    return phase.chunks.loop.size // phase.program.contraction.depth
+
+
+def factor_bytes(phase: PhasePlan, step: Any) -> Any:
+    """Bytes of the factors that come with a step."""
+    if phase.chunks is None:
+        return 0
+    begins = step % steps_of_chunk(phase) == 0
+    return ir.script.Select(begins, FACTOR * phase.chunks.tile, 0)
+
+
+def load_factors(
+    body: Body, phase: PhasePlan, values: dict[Any, Any], step: Any, stage: Any, full: Any
+) -> None:
+    """Load the factors of a chunk for the rows of a tile, if a step begins one.
+
+    Parameters
+    ----------
+    body : Body
+        Of the kernel.
+    phase : PhasePlan
+        The product.
+    values : dict
+        Values of all variables of the left tile's origin.
+    step : Any
+        Number of the step.
+    stage : Any
+        Stage of the left tile.
+    full : Any
+        Barrier that counts their bytes, see `factor_bytes`.
+    """
+    if phase.chunks is None:
+        return
+    left = phase.program.contraction.left
+    row, column = (at(each, values) for each in left.origin)
+    address = ir.script.address_of(body.maps[phase.chunks.factors.name])
+    to = body.region("factors")(stage * (FACTOR * phase.chunks.tile))
+    with when(step % steps_of_chunk(phase) == 0):
+        chunk = column // phase.chunks.loop.size
+        run(ir.script.ptx[load_name(2)](to, address, row, chunk, full))
+
+
+# Sums of a multiplying warp, corrected where a chunk begins.
+
+_ANY = """\
+__device__ __forceinline__ int crossfuse_any_lane(int found) {
+  return __any_sync(0xffffffffu, found);
+}
+"""
+
+
+def correct_sums(
+    body: Body, phase: PhasePlan, multiplier: Multiplier, stage: Any, number: Any
+) -> None:
+    """Multiply a warp's sums by the factors of their rows, if any row has one.
+
+    Factors are 1 but for rows that have outgrown what they were made for: sums stay with the
+    tensor cores then, and nobody waits. Warps differ, as each has rows of its own.
+
+    Parameters
+    ----------
+    body : Body
+        Of the kernel.
+    phase : PhasePlan
+        The product.
+    multiplier : Multiplier
+        Has the sums.
+    stage : Any
+        Stage of the left tile, which has come.
+    number : Any
+        Of the step.
+    """
+    chunks = phase.chunks
+    if chunks is None:
+        return
+    where = body.where
+    with when(ir.script.And(number > 0, number % steps_of_chunk(phase) == 0)):
+        warp = (where.warpgroup - 1) * phase.warpgroups.share + where.warp * 16
+        row = stage * chunks.tile + warp + where.lane // 4
+        factors = body.elements("factors", "float32")
+        halves = [let("factor", factors[row + 8 * half]) for half in range(2)]
+        run(ir.script.ptx.fence.proxy.async_.shared__cta())  # TMA will overwrite them
+        changed = ir.script.Or(halves[0] != 1, halves[1] != 1)
+        found = ir.cuda_func_call(
+            "crossfuse_any_lane",
+            ir.script.Cast("int32", changed),
+            source_code=_ANY,
+            return_type="int32",
+        )
+        with when(found != 0):
+            multiplier.wait(pending=0)
+            multiplier.scale(*halves)

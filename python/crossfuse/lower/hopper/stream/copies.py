@@ -1,0 +1,211 @@
+"""Copies of a stream: the loading roles, and what stores its results."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.hardware import WARP
+from crossfuse.lower.hopper import mbarrier
+from crossfuse.lower.hopper.coordinates import at
+from crossfuse.lower.hopper.pipeline import Cursor
+from crossfuse.lower.hopper.plan.store import PACKED_TYPES
+from crossfuse.lower.hopper.registers import scatter
+from crossfuse.lower.hopper.statements import registers, run, when
+from crossfuse.lower.hopper.stream.body import StreamBody
+from crossfuse.lower.hopper.stream.plan.operands import Operand, dimensions
+from crossfuse.lower.hopper.stream.values import Lanes, RowState, Values
+from crossfuse.lower.hopper.tma import load_name, store_name
+from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
+
+# The loading roles: a thread for queries and keys, and one for values.
+
+
+def emit_loading(body: StreamBody) -> None:
+    """Write the warpgroup that loads."""
+    with when(body.where.thread == 0):
+        _emit_keys(body)
+    if not body.plan.program.shares_tile:
+        with when(body.where.thread == WARP):
+            _emit_values(body)
+
+
+def _emit_keys(body: StreamBody) -> None:
+    """Queries of each tile, and its keys."""
+    plan = body.plan
+    queries, keys = Cursor(body.queries), Cursor(body.keys)
+    tiles = body.tiles()
+    with ir.script.While(tiles.is_left):
+        tiles.take()
+        # Nobody waits for the queries of a part without keys.
+        with nullcontext() if plan.program.split is None else when(tiles.has_block):
+            _load(body, "queries", plan.queries, queries, tiles.values)
+        with ir.script.While(tiles.has_block):
+            _load(body, "keys", plan.keys, keys, tiles.values)
+            tiles.block.set(tiles.block.value + 1)
+
+
+def _emit_values(body: StreamBody) -> None:
+    """Values of each tile."""
+    plan = body.plan
+    values = Cursor(body.values)
+    tiles = body.tiles()
+    with ir.script.While(tiles.is_left):
+        tiles.take()
+        with ir.script.While(tiles.has_block):
+            _load(body, "values", plan.values, values, tiles.values)
+            tiles.block.set(tiles.block.value + 1)
+
+
+def _load(
+    body: StreamBody, name: str, operand: Operand, cursor: Cursor, values: dict[Any, Any]
+) -> None:
+    """Fill a stage when it is empty."""
+    cursor.wait_empty()
+    full = cursor.ring.full(cursor.stage)
+    mbarrier.expect(full, operand.size)
+    region, descriptor = body.region(name), ir.script.address_of(body.maps[operand.map.name])
+    row, *matrix = coordinates(operand, values)
+    suffix, more, inside = "", [], 0
+    if operand.parts > 1:
+        part = body.where.rank * operand.map.box[1]
+        row, inside = row + part, part * operand.map.swizzle
+        suffix, more = ".multicast::cluster", [ir.script.uint16((1 << operand.parts) - 1)]
+    for copy in range(operand.copies):
+        place = (copy * operand.map.box[0], row, *matrix)
+        target = region(cursor.stage * operand.size + (copy * operand.pitch + inside))
+        run(ir.script.ptx[load_name(len(place)) + suffix](target, descriptor, *place, full, *more))
+    cursor.advance()
+
+
+def coordinates(operand: Operand, values: dict[Any, Any]) -> list[Any]:
+    """Coordinates of a box behind that of the columns."""
+    box = operand.box
+    return [at(box.origin[each], values).astype("int32") for each in dimensions(box)]
+
+
+# Results of a tile of rows leave registers: boxes in shared memory, stored by TMA.
+
+#: Columns of four matrices of 8 x 8, two of them one below the other.
+_SPAN = 16
+
+
+class ResultStore:
+    """The results of one warpgroup.
+
+    Parameters
+    ----------
+    body : StreamBody
+        The kernel.
+    warpgroup : Any
+        Index of the multiplying warpgroup.
+    lanes : Lanes
+        Where its registers are.
+    sums : Any
+        Registers of the second product.
+    """
+
+    def __init__(self, body: StreamBody, warpgroup: Any, lanes: Lanes, sums: Any) -> None:
+        self.body = body
+        self.plan = body.plan
+        self.warpgroup = warpgroup
+        self.lanes = lanes
+        self.sums = sums
+        self.packed = registers("packed", _SPAN // 4, "uint32")
+
+    def store(self, rows: RowState, places: dict[Any, Any]) -> None:
+        """Store what the sums and the state of rows make, of the tile at some places."""
+        program = self.plan.program
+        values = Values(program, self.lanes, places, rows.register, self._sum)
+        for buffer in self.plan.registers.deferred:
+            rows.gather(buffer)
+        for step in program.after:
+            rows.run(step, values)
+        self._open()
+        self.leave(values, places)
+
+    def leave(self, values: Values, places: dict[Any, Any]) -> None:
+        """Store results, for which there is room."""
+        self._fill(values)
+        run(ir.script.ptx.fence.proxy.async_.shared__cta())
+        mbarrier.meet_warpgroup(self.warpgroup)
+        with when(self.body.where.thread == 0):
+            self._copy(places)
+
+    def finish(self) -> None:
+        """Wait until all boxes have left shared memory."""
+        with when(self.body.where.thread == 0):
+            run(ir.script.ptx.cp.async_.bulk.wait_group.read(0))
+
+    def _sum(self, buffer: Any, register: int) -> Any:
+        assert buffer.same_as(self.plan.program.sums), buffer
+        return self.sums[register]
+
+    def _open(self) -> None:
+        """Boxes of the tile before have left."""
+        with when(self.body.where.thread == 0):
+            run(ir.script.ptx.cp.async_.bulk.wait_group.read(0))
+        mbarrier.meet_warpgroup(self.warpgroup)
+
+    def _fill(self, values: Values) -> None:
+        program = self.plan.program
+        value = program.result
+        if isinstance(value, ir.tirx.Cast) and str(value.value.ty) == "float32":
+            value = value.value
+        value = values.with_rows_named(value)
+        convert = getattr(ir.script.ptx.cvt.rn, PACKED_TYPES[program.output.dtype]).f32
+        for first in range(0, self.plan.columns, _SPAN):
+            for number in range(_SPAN // 4):
+                register = first // 2 + 2 * number
+                low, high = (values.of_element(value, register + each) for each in range(2))
+                run(convert(self.packed[number], high, low))
+            box, column = divmod(first, self.plan.output.map.box[0])
+
+            def address(inside: Any, box: int = box) -> Any:
+                return self._address(box, inside)
+
+            scatter(
+                self.body.where,
+                [self.packed[each] for each in range(_SPAN // 4)],
+                self.plan.output.map.swizzle,
+                column,
+                address,
+            )
+
+    def _address(self, box: int, inside: Any = 0) -> Any:
+        output = self.plan.output
+        offset = self.warpgroup * output.size + (box * output.pitch + inside)
+        return self.body.region("boxes")(offset)
+
+    def _corner(self) -> tuple[Any, Any]:
+        """First row and column in the tile."""
+        return self.warpgroup * WARPGROUP_ROWS, 0
+
+    @property
+    def _boxes(self) -> int:
+        """Boxes of the warpgroup."""
+        return self.plan.output.copies // max(1, self.plan.adders)
+
+    def _copy(self, places: dict[Any, Any]) -> None:
+        output = self.plan.output
+        descriptor = ir.script.address_of(self.body.maps[output.map.name])
+        row, *matrix = coordinates(output, places)
+        down, across = self._corner()
+        row = row + down
+        for box in range(self._boxes):
+            place = (across + box * output.map.box[0], row, *matrix)
+            run(ir.script.ptx[store_name(len(place))](descriptor, *place, self._address(box)))
+        run(ir.script.ptx.cp.async_.bulk.commit_group())
+
+
+class ColumnStore(ResultStore):
+    """The results of one warpgroup of those that share columns; boxes lie where queries were."""
+
+    def _address(self, box: int, inside: Any = 0) -> Any:
+        output = self.plan.output
+        offset = self.warpgroup * (self._boxes * output.pitch) + (box * output.pitch + inside)
+        return self.body.region("queries")(offset)
+
+    def _corner(self) -> tuple[Any, Any]:
+        return 0, self.warpgroup * self.plan.columns

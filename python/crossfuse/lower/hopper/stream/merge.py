@@ -1,0 +1,499 @@
+"""Merges states where CTAs share the keys of some rows: in a cluster, or a second kernel."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.hardware import WARPGROUP
+from crossfuse.lower.hopper import mbarrier
+from crossfuse.lower.hopper.coordinates import at, declare_coordinates, strides, unravel
+from crossfuse.lower.hopper.kernel_parts import parameter
+from crossfuse.lower.hopper.plan.memory import Arena
+from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
+from crossfuse.lower.hopper.stream.body import StreamBody
+from crossfuse.lower.hopper.stream.consumer import Consumer
+from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
+from crossfuse.lower.hopper.stream.plan.memory import Inbox
+from crossfuse.lower.hopper.stream.program import Kind, Step, StreamProgram
+from crossfuse.lower.hopper.stream.values import Lanes, RowState, Values, column_of, half_of
+from crossfuse.lower.image import BufferSpec, TensorMap
+
+# What a CTA that shares keys hands over of its state, from registers.
+
+#: Rows between both rows of a thread.
+_HALF = 8
+
+
+class Handing(ABC):
+    """Sends what one warpgroup has.
+
+    Parameters
+    ----------
+    body : StreamBody
+        The kernel.
+    warpgroup : Any
+        Index of the multiplying warpgroup.
+    lanes : Lanes
+        Where its registers are.
+    sums : Any
+        Registers of the second product.
+    """
+
+    def __init__(self, body: StreamBody, warpgroup: Any, lanes: Lanes, sums: Any) -> None:
+        self.body, self.plan, self.program = body, body.plan, body.plan.program
+        assert self.plan.inbox is not None and self.program.split is not None
+        self.inbox, self.split = self.plan.inbox, self.program.split
+        self.warpgroup, self.lanes, self.sums = warpgroup, lanes, sums
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Write what comes before the stream."""
+
+    @abstractmethod
+    def finish(self, rows: RowState, places: dict[Any, Any]) -> None:
+        """Write what comes behind it."""
+
+    @abstractmethod
+    def _send_rows(self, half: int, values: Values, places: dict[Any, Any]) -> None:
+        """Hand values of a row over."""
+
+    @abstractmethod
+    def _send_elements(self, half: int, values: Values, places: dict[Any, Any]) -> None:
+        """Hand sums of a row over."""
+
+    def send(self, rows: RowState, places: dict[Any, Any]) -> None:
+        """Hand the state over."""
+        for buffer in self.plan.registers.deferred:
+            rows.gather(buffer)
+
+        def element(buffer: Any, register: int) -> Any:
+            assert buffer.same_as(self.program.sums), buffer
+            return self.sums[register]
+
+        values = Values(self.program, self.lanes, places, rows.register, element)
+        for half in range(2):
+            if self.plan.consumers == 1 and half * _HALF >= self.inbox.rows:
+                continue
+            with when(self.lanes.rows[half] < self.inbox.rows):
+                self._send_rows(half, values, places)
+                self._send_elements(half, values, places)
+
+    @property
+    def of_rows(self) -> tuple[Step, ...]:
+        """Values of rows that are handed over."""
+        return tuple(each for each in self.split.slabs if each.kind is Kind.ROW)
+
+    @property
+    def of_elements(self) -> Step:
+        """Sums that are handed over."""
+        (step,) = (each for each in self.split.slabs if each.kind is not Kind.ROW)
+        return step
+
+
+# What a thread merges of the states of CTAs that share keys, wherever they lie.
+
+
+def with_row(exists: Any, row: Any, program: StreamProgram, places: dict[Any, Any]) -> Any:
+    """A condition, and that a row of a tile is inside the tensor that is stored to."""
+    box = program.output
+    if not box.shape[box.axis] % box.rows:
+        return exists
+    inside = at(box.origin[box.axis], places) + row < box.shape[box.axis]
+    return ir.script.And(exists, inside)
+
+
+class Unit:
+    """Two neighbouring columns of a row, merged by one thread.
+
+    Parameters
+    ----------
+    program : StreamProgram
+        What is merged.
+    inbox : Inbox
+        Where states are.
+    at_row : tuple
+        Row of the tile, and first of both columns.
+    places : dict
+        Values of places.
+    load : Callable
+        Writes the load of two floats: into which registers, from which one on, and from which
+        offset in the inbox.
+    ahead : int
+        CTAs whose states are loaded before any of them is merged.
+    """
+
+    def __init__(
+        self,
+        program: StreamProgram,
+        inbox: Inbox,
+        at_row: tuple[Any, Any],
+        places: dict[Any, Any],
+        load: Callable[[Any, int, Any], None],
+        ahead: int = 1,
+    ) -> None:
+        assert program.split is not None
+        self.program, self.inbox, self.split, self.places = program, inbox, program.split, places
+        self.row, self.column = at_row
+        self._load_pair, self._ahead, self._first = load, ahead, 0
+        steps = (*self.split.before, *self.split.steps, *program.after)
+        self._registers: dict[Any, Any] = {}
+        for each in steps:
+            if each.target not in self._registers:
+                count = 1 if each.kind is Kind.ROW else 2
+                self._registers[each.target] = registers(str(each.target.name), count, "float32")
+        self._slabs = {
+            each: registers(str(each.name), 2 * ahead, "float32")
+            for each in (*self.inbox.of_rows[::2], self.inbox.of_elements)
+        }
+        # Nothing here asks for the first row of a warpgroup.
+        lanes = Lanes((self.row, self.row), self.column, 0)
+        self.values = Values(program, lanes, places, self._of_row, self._of_element)
+
+    def _of_row(self, buffer: Any, half: int) -> Any:
+        for number, each in enumerate(self.inbox.of_rows):
+            if each.same_as(buffer):
+                first = self.inbox.of_rows[number - number % 2]
+                return self._slabs[first][self._first + number % 2]
+        found = self._registers.get(buffer)
+        return None if found is None or len(found.ty.shape) != 1 or _is_pair(found) else found[0]
+
+    def _of_element(self, buffer: Any, register: int) -> Any:
+        if buffer.same_as(self.inbox.of_elements):
+            return self._slabs[buffer][self._first + register]
+        return self._registers[buffer][register]
+
+    def run(self, images: dict[Any, Any]) -> None:
+        """Write everything about it; `images` are parameters of the kernel by the function's."""
+        self._steps(self.split.before)
+        for first in range(0, self.inbox.size, self._ahead):
+            slots = range(first, min(first + self._ahead, self.inbox.size))
+            for slot in slots:
+                self._load(slot, 2 * (slot - first))
+            for slot in slots:
+                self._first = 2 * (slot - first)
+                self._steps(self.split.steps)
+        self._steps(self.program.after)
+        self._store(images[self.program.output.buffer])
+
+    def _steps(self, steps: tuple[Step, ...]) -> None:
+        for step in steps:
+            target = self._registers[step.target]
+            if step.kind is Kind.ROW:
+                ir.script.buffer_store(target, self.values.of_row(step.value, 0), [0])
+                continue
+            for register in range(2):
+                value = self.values.of_element(step.value, register)
+                ir.script.buffer_store(target, value, [register])
+
+    def _load(self, slot: int, register: int) -> None:
+        """What a CTA has handed over."""
+        places = [
+            (first, self.inbox.of_row(slot, self.row, pair))
+            for pair, first in enumerate(self.inbox.of_rows[::2])
+        ]
+        places.append((self.inbox.of_elements, self.inbox.element(slot, self.row, self.column)))
+        for slab, offset in places:
+            self._load_pair(self._slabs[slab], register, offset)
+
+    def _store(self, image: Any) -> None:
+        box = self.program.output
+        first = [at(each, self.places) for each in box.origin]
+        for register in range(2):
+            indices = list(first)
+            indices[box.axis] = indices[box.axis] + self.row
+            indices[-1] = indices[-1] + self.column + register
+            value = self.values.of_element(self.program.result, register)
+            ir.script.buffer_store(image, value, indices)
+
+
+def _is_pair(buffer: Any) -> bool:
+    return int(buffer.ty.shape[0]) == 2
+
+
+# Partial states of a cluster merge: each CTA receives a slice of all of them, and merges that.
+#
+# Values leave registers for the inboxes of their owners, whose barriers count the bytes. As in
+# `crossfuse.lower.hopper.dsm_reduce`, a CTA sends to itself, too, and states merge in the
+# order of ranks, so that results are the same in every run.
+
+#: Columns of a block of registers.
+_BLOCK = 8
+
+
+class Merger(Handing):
+    """Sends what one warpgroup has to the inboxes of a cluster, and merges what it owns."""
+
+    def __init__(self, body: StreamBody, warpgroup: Any, lanes: Lanes, sums: Any) -> None:
+        super().__init__(body, warpgroup, lanes, sums)
+        self.rank = body.where.rank
+        self.buffer = body.region("inbox")
+
+    def begin(self) -> None:
+        """Say how many bytes will arrive."""
+        left = self.inbox.all_columns - self.rank * self.inbox.columns
+        width = ir.script.max(0, ir.script.min(self.inbox.columns, left))
+        first = ir.script.And(self.warpgroup == 0, self.body.where.thread == 0)
+        with when(first):
+            mbarrier.expect(self.body.received, self.inbox.expected(width))
+
+    def finish(self, rows: RowState, places: dict[Any, Any]) -> None:
+        """Hand the state over, and merge a slice of all states."""
+        mbarrier.await_started()
+        self.send(rows, places)
+        self._merge(places)
+
+    def _send_rows(self, half: int, values: Values, places: dict[Any, Any]) -> None:
+        """Values of a row go to all CTAs; the four threads of a row share them."""
+        made = [let(str(each.name), values.of_row(each.value, half)) for each in self.of_rows]
+        made += [ir.script.float32(0)] * (2 * self.inbox.pairs - len(made))
+        for first in range(0, self.inbox.size, 4):
+            rank = let("to", first + self.body.where.lane % 4)
+            with when(rank < self.inbox.size) if self.inbox.size % 4 else nullcontext():
+                owner = _Owner(self, rank)
+                for pair in range(self.inbox.pairs):
+                    offset = self.inbox.of_row(self.rank, self.lanes.rows[half], pair)
+                    owner.push(offset, made[2 * pair], made[2 * pair + 1])
+
+    def _send_elements(self, half: int, values: Values, places: dict[Any, Any]) -> None:
+        known: dict[int, _Owner] = {}
+        width = self.inbox.columns
+        for register in range(0, self.plan.sums, 2):
+            if half_of(register) != half:
+                continue
+            first = column_of(register)
+            column = self.lanes.column + first
+            inside = column - first // width * width
+            if width % _BLOCK:
+                owner = _Owner(self, let("owner", column // width))
+                inside = column % width
+            else:
+                rank = first // width
+                owner = known[rank] if rank in known else _Owner(self, ir.script.int32(rank))
+                known[rank] = owner
+            both = [values.of_element(self.of_elements.value, register + each) for each in range(2)]
+            owner.push(self.inbox.element(self.rank, self.lanes.rows[half], inside), *both)
+
+    def _merge(self, places: dict[Any, Any]) -> None:
+        """Merge the slices of all CTAs, a pair of columns a thread and turn."""
+        mbarrier.wait_cluster(self.body.received, 0)
+        across = self.inbox.columns // 2
+        count = self.inbox.rows * across
+        threads = self.plan.consumers * WARPGROUP
+        me = let("thread_of_tile", self.warpgroup * WARPGROUP + self.body.where.thread)
+        with ir.script.serial(0, -(-count // threads)) as turn:
+            ir.IRBuilder.name("turn", turn)
+            unit = let("unit", turn * threads + me)
+            row, column = let("unit_row", unit // across), let("unit_column", unit % across * 2)
+            with when(self._is_stored(unit < count, row, column, places)):
+                unit_of = Unit(self.program, self.inbox, (row, column), places, self._load)
+                unit_of.run(self.body.images)
+
+    def _load(self, target: Any, first: int, offset: Any) -> None:
+        load = ir.script.ptx["ld.shared.v2.f32"]
+        run(load(target[first], target[first + 1], self.buffer(offset)))
+
+    def _is_stored(self, exists: Any, row: Any, column: Any, places: dict[Any, Any]) -> Any:
+        """Whether there is such a unit, inside the tensor."""
+        found = with_row(exists, row, self.program, places)
+        if self.inbox.size * self.inbox.columns > self.inbox.all_columns:
+            inside = self.rank * self.inbox.columns + column < self.inbox.all_columns
+            found = ir.script.And(found, inside)
+        return found
+
+
+class _Owner:
+    """A CTA of the cluster: its inbox and its barrier."""
+
+    def __init__(self, merger: Merger, rank: Any) -> None:
+        inbox, barrier = Variable("inbox_of", "uint32"), Variable("received_by", "uint32")
+        mbarrier.cluster_address(inbox.value, merger.buffer(0), rank)
+        mbarrier.cluster_address(barrier.value, merger.body.received, rank)
+        self.inbox, self.barrier = inbox.value, barrier.value
+
+    def push(self, offset: Any, *values: Any) -> None:
+        """Send values to an offset."""
+        place = self.inbox + ir.script.Cast("uint32", offset)
+        mbarrier.push(place, values, self.barrier)
+
+
+# Partial states in global memory: parts of a stream store them, and a second kernel merges them.
+#
+# The second kernel is launched while the first one runs, and waits for its end (programmatic
+# dependent launch). A thread merges two columns of a row: it loads what all CTAs have stored at
+# once, and merges in the order of the parts, as the CTAs of a cluster do.
+
+_FLOAT = 4
+
+
+@dataclass(frozen=True)
+class MergePlan:
+    """The decisions of a kernel that merges states.
+
+    Attributes
+    ----------
+    stream : StreamPlan
+        Of the kernel that stores them.
+    inbox : Inbox
+        How those of a tile of rows are laid out.
+    states : BufferSpec
+        Those of all tiles.
+    """
+
+    stream: StreamPlan
+    inbox: Inbox
+    states: BufferSpec
+    # As other plans have them.
+    cluster_size: int = 1
+    consumers: int = 0
+    threads: int = WARPGROUP
+    arena: Arena = field(default_factory=Arena)
+    phases: tuple[Any, ...] = ()
+    tensor_maps: tuple[TensorMap, ...] = ()
+    early: bool = True
+    is_persistent: bool = False
+    helps: bool = False
+
+    @property
+    def program(self) -> StreamProgram:
+        """What is merged."""
+        return self.stream.program
+
+    @property
+    def units(self) -> int:
+        """Pairs of columns of a tile of rows."""
+        return self.inbox.rows * (self.inbox.columns // 2)
+
+    @property
+    def turns(self) -> int:
+        """CTAs of a tile of rows."""
+        return -(-self.units // self.threads)
+
+    @property
+    def clusters(self) -> int:
+        """CTAs."""
+        return self.states.shape[0] * self.turns
+
+
+def plan_merge(stream: StreamPlan) -> MergePlan | None:
+    """Plan the kernel that merges what a stream's parts store; None if they store nothing."""
+    if stream.inbox is None or stream.states is None:
+        return None
+    return MergePlan(stream, stream.inbox, stream.states)
+
+
+def emit_merge(plan: MergePlan, name: str) -> Any:
+    """Write the kernel.
+
+    Parameters
+    ----------
+    plan : MergePlan
+        From `plan_merge`.
+    name : str
+        Name of the function.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        TIRx, before TVM's pipeline.
+    """
+    with ir.IRBuilder() as builder, ir.script.prim_func():
+        ir.script.func_name(name)
+        images = {each: parameter(each) for each in plan.program.parameters}
+        states = state_parameter(plan.states)
+        ir.script.device_entry()
+        of_images = replace(plan, stream=replace(plan.stream, program=plan.program.on(images)))
+        _emit_body(of_images, images, states)
+    return builder.get()
+
+
+def state_parameter(states: BufferSpec) -> Any:
+    """Declare the buffer of states as a parameter of the kernel that is written."""
+    return ir.script.arg(states.name, ir.script.Buffer(list(states.shape), states.dtype))
+
+
+def _emit_body(plan: MergePlan, images: dict[Any, Any], states: Any) -> None:
+    where = declare_coordinates(plan)
+    tile = let("tile", where.cluster // plan.turns)
+    places = unravel(plan.program.tile_places, tile, 0)
+    unit = let("unit", where.cluster % plan.turns * plan.threads + where.thread)
+    across = plan.inbox.columns // 2
+    row, column = let("unit_row", unit // across), let("unit_column", unit % across * 2)
+
+    def load(target: Any, first: int, offset: Any) -> None:
+        place = states.ptr_to([tile, offset // _FLOAT])
+        run(ir.script.ptx["ld.global.v2.f32"](target[first], target[first + 1], place))
+
+    # Launched while the parts are still at work.
+    run(ir.script.ptx.griddepcontrol.wait())
+    with when(with_row(unit < plan.units, row, plan.program, places)):
+        ahead = plan.inbox.size
+        Unit(plan.program, plan.inbox, (row, column), places, load, ahead).run(images)
+
+
+class StateWriter(Handing):
+    """Stores what one warpgroup has, for the kernel that merges it."""
+
+    def begin(self) -> None:
+        """Nobody is told."""
+
+    def finish(self, rows: RowState, places: dict[Any, Any]) -> None:
+        """Store the state."""
+        tiles = self.program.tile_places
+        steps = strides(tiles)
+        number = sum((places[each.var] * steps[each.var] for each in tiles), start=0)
+        self._tile = let("tile", ir.script.Cast("int32", number))
+        self._slot = let("slot", ir.script.Cast("int32", places[self.split.place.var]))
+        self.send(rows, places)
+
+    def _send_rows(self, half: int, values: Values, places: dict[Any, Any]) -> None:
+        """One of the four threads of a row stores its values."""
+        made = [let(str(each.name), values.of_row(each.value, half)) for each in self.of_rows]
+        made += [ir.script.float32(0)] * (2 * self.inbox.pairs - len(made))
+        with when(self.body.where.lane % 4 == 0):
+            for pair in range(self.inbox.pairs):
+                offset = self.inbox.of_row(self._slot, self.lanes.rows[half], pair)
+                self._put(offset, made[2 * pair], made[2 * pair + 1])
+
+    def _send_elements(self, half: int, values: Values, places: dict[Any, Any]) -> None:
+        for register in range(0, self.plan.sums, 2):
+            if half_of(register) != half:
+                continue
+            column = self.lanes.column + column_of(register)
+            both = [values.of_element(self.of_elements.value, register + each) for each in range(2)]
+            self._put(self.inbox.element(self._slot, self.lanes.rows[half], column), *both)
+
+    def _put(self, offset: Any, *both: Any) -> None:
+        place = self.body.states.ptr_to([self._tile, offset // _FLOAT])
+        run(ir.script.ptx["st.global.v2.f32"](place, *both))
+
+
+# The multiplying role where CTAs share the keys of a tile of rows.
+
+
+class SplitConsumer(Consumer):
+    """One multiplying warpgroup of a CTA that has a part of the keys, or none of them."""
+
+    def emit(self) -> None:
+        """Write its part, and hand the state over; in a cluster merge a slice of all states."""
+        kind = Merger if self.plan.receives else StateWriter
+        handing = kind(self.body, self.warpgroup, self.lanes, self.multiplier.sums)
+        handing.begin()
+        # The state of no keys, if there are none.
+        self.multiplier.clear()
+        self.tiles.take()
+        self._start_rows()
+        with when(self.tiles.has_block):
+            self.turns.begin()
+            self._begin()
+            with ir.script.While(ir.script.Not(self.tiles.is_last_block)):
+                self.tiles.block.set(self.tiles.block.value + 1)
+                self._multiply()
+                self._carry()
+                self.keep.set(ir.script.uint32(1))
+            self._add_last()
+        handing.finish(self.rows, self.tiles.places)

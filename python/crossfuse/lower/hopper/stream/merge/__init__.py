@@ -1,1 +1,0 @@
-"""Where CTAs share the keys of a tile of rows: their states are handed over and merged."""

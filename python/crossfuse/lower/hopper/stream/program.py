@@ -1,0 +1,390 @@
+"""What a stream of tiles computes, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import partial
+from typing import Any, Protocol
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.program.tile import Place
+
+# What a stream of tiles is made of, as plain values: steps, boxes of tensors, a loop, a split.
+
+
+class Axis(Enum):
+    """What a loop of a tile goes through."""
+
+    ROW = "rows"
+    KEY = "keys"
+    DEPTH = "depth of the first product"
+    COLUMN = "columns of the second product"
+
+
+class Kind(Enum):
+    """What a step does."""
+
+    ROW = "a value of each row"
+    TILE = "an element of each row and key"
+    MASK = "elements of the scores where a condition does not hold"
+    TOP = "the maximum over keys"
+    SUM = "the sum over keys"
+    BEST = "the largest elements over keys"
+    CARRY = "an element of the second product's sums"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One statement of the tile form, for all rows (and keys) of a tile.
+
+    Attributes
+    ----------
+    name : str
+        Of its block.
+    kind : Kind
+        What it does.
+    target : Any
+        The buffer in registers that it stores to.
+    value : Any
+        Expression over `StreamProgram.row`, ``key`` and ``column``, places, the stream's variable
+        and buffers in registers; of a reduction the term, of a mask the condition.
+    start : Any
+        Of a reduction: what it starts with in every tile; None if it goes on with the target. Of a
+        mask: what stands where the condition does not hold.
+    """
+
+    name: str
+    kind: Kind
+    target: Any
+    value: Any
+    start: Any = None
+
+
+@dataclass(frozen=True)
+class Box:
+    """A box of rows of a tensor in global memory, each in its whole width.
+
+    Attributes
+    ----------
+    buffer : Any
+        A parameter of the function.
+    origin : tuple
+        Index of the first element, in the variables of places and of the stream.
+    axis : int
+        Dimension of the rows; columns are the last one.
+    rows : int
+        Rows of the box. It may reach beyond the tensor: loads find zeros there, and nothing is
+        stored. Of what is stored, those that count: a tile may have more.
+    """
+
+    buffer: Any
+    origin: tuple[Any, ...]
+    axis: int
+    rows: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents of the tensor."""
+        return tuple(int(each) for each in self.buffer.ty.shape)
+
+    @property
+    def dtype(self) -> str:
+        """Element type of the tensor."""
+        return str(self.buffer.ty.dtype)
+
+    @property
+    def columns(self) -> int:
+        """Elements of a row."""
+        return self.shape[-1]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The loop over tiles of keys.
+
+    Attributes
+    ----------
+    var : tvm.ir.Var
+        Its variable.
+    first, count : Any
+        First value and number of turns, in the variables of places.
+    stages : int
+        Stages of keys and of values in shared memory; 0 for as many as fit.
+    bounds : tuple[int, int]
+        Smallest value of the variable, and the one behind the largest.
+    """
+
+    var: Any
+    first: Any
+    count: Any
+    stages: int
+    bounds: tuple[int, int]
+
+
+#: A variable with its first value and its number of values.
+Domain = tuple[Any, int, int]
+
+
+class Framed(Protocol):
+    """What expressions of a tile are written in."""
+
+    @property
+    def row(self) -> Any:
+        """The row in the tile."""
+
+    @property
+    def key(self) -> Any:
+        """The key in the tile."""
+
+    @property
+    def column(self) -> Any:
+        """The column of the output."""
+
+    @property
+    def elements(self) -> tuple[Any, ...]:
+        """Buffers that have a register for each element, rather than for each row."""
+
+    @property
+    def domains(self) -> tuple[Domain, ...]:
+        """What variables go through: those of places and of the stream, row, key and column."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Keys divided among CTAs, each of which hands its state over.
+
+    Those of a cluster merge a slice of the columns each; else a second kernel merges all.
+
+    Attributes
+    ----------
+    place : Place
+        Which CTA it is.
+    slabs : tuple[Step, ...]
+        What each CTA hands over: of rows, and of rows and columns.
+    before : tuple[Step, ...]
+        The merged state as it begins.
+    steps : tuple[Step, ...]
+        How the state of one CTA, in slabs, is merged into it; CTAs come in the order of ranks.
+    columns : int
+        Columns that each CTA of a cluster merges: those from ``rank * columns`` on; else all.
+    """
+
+    place: Place
+    slabs: tuple[Step, ...]
+    before: tuple[Step, ...]
+    steps: tuple[Step, ...]
+    columns: int
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether states pass to a second kernel, through global memory."""
+        return not self.place.in_cluster
+
+
+@dataclass(frozen=True)
+class StreamProgram:
+    """A kernel: for each place, a stream of tiles between two products.
+
+    Attributes
+    ----------
+    places : tuple[Place, ...]
+        Coordinates of CTAs, outermost first.
+    parameters : tuple
+        Parameters of the function.
+    stream : Stream
+        The loop over tiles.
+    row, key, column : tvm.ir.Var
+        What steps are written in: the row and the key in their tiles, the column of the output.
+    queries, keys, values, output : Box
+        What is loaded, and where results go. `queries` are loaded once. `values` may be `keys`: one
+        tile, of which the second product takes as many columns as the output has.
+    scores : Any
+        Buffer of the first product, rows by keys.
+    weights : Step
+        What becomes of the scores: the left operand of the second product.
+    sums : Any
+        Buffer of the second product, rows by columns.
+    before : tuple[Step, ...]
+        State of rows as the stream finds it.
+    steps : tuple[Step, ...]
+        What is done to each tile of scores, in order.
+    carries : tuple[Step, ...]
+        What is done to the sums before a tile is added, in order.
+    after : tuple[Step, ...]
+        What is made of the state of rows behind the stream, or of the merged one.
+    result : Any
+        Expression of an element of the output.
+    split : Split | None
+        How CTAs share the keys; `column` is then that of a CTA's slice in `after` and
+        `result`.
+    """
+
+    places: tuple[Place, ...]
+    parameters: tuple[Any, ...]
+    stream: Stream
+    row: Any
+    key: Any
+    column: Any
+    queries: Box
+    keys: Box
+    values: Box
+    output: Box
+    scores: Any
+    weights: Step
+    sums: Any
+    before: tuple[Step, ...]
+    steps: tuple[Step, ...]
+    carries: tuple[Step, ...]
+    after: tuple[Step, ...]
+    result: Any
+    split: Split | None = None
+
+    @property
+    def shares_tile(self) -> bool:
+        """Whether keys and values are one tile in shared memory."""
+        return self.values is self.keys
+
+    @property
+    def beside(self) -> Place | None:
+        """Which CTA of a cluster it is that goes through the same tiles; None if it is alone."""
+        if self.split is not None:
+            return None
+        return next((each for each in self.places if each.in_cluster), None)
+
+    @property
+    def tile_places(self) -> tuple[Place, ...]:
+        """Places that tell tiles of rows apart, whichever CTA shares their keys."""
+        own = None if self.split is None else self.split.place
+        return tuple(each for each in self.places if each is not own)
+
+    @property
+    def elements(self) -> tuple[Any, ...]:
+        """Buffers of elements: those of both products."""
+        return self.sums, self.scores
+
+    @property
+    def domains(self) -> tuple[Domain, ...]:
+        """What all variables go through."""
+        rows, keys = self.tile
+        first, end = self.stream.bounds
+        return (
+            *((each.var, 0, each.extent) for each in self.places),
+            (self.stream.var, first, end - first),
+            (self.row, 0, rows),
+            (self.key, 0, keys),
+            (self.column, 0, self.output.columns),
+        )
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and keys of a tile of scores."""
+        return self.queries.rows, self.keys.rows
+
+    @property
+    def dtype(self) -> str:
+        """Element type of all operands."""
+        return self.queries.dtype
+
+    @property
+    def all_steps(self) -> tuple[Step, ...]:
+        """Everything that is done to a tile of scores."""
+        return (*self.steps, self.weights)
+
+    def mapped(self, change: Callable[[Any], Any]) -> StreamProgram:
+        """The same with every expression of steps and of the result changed."""
+
+        def step(each: Step) -> Step:
+            return replace(each, value=change(each.value))
+
+        def steps(group: tuple[Step, ...]) -> tuple[Step, ...]:
+            return tuple(map(step, group))
+
+        split = self.split
+        if split is not None:
+            split = replace(
+                split,
+                slabs=steps(split.slabs),
+                before=steps(split.before),
+                steps=steps(split.steps),
+            )
+        return replace(
+            self,
+            before=steps(self.before),
+            steps=steps(self.steps),
+            weights=step(self.weights),
+            carries=steps(self.carries),
+            after=steps(self.after),
+            result=change(self.result),
+            split=split,
+        )
+
+    def on(self, images: Mapping[Any, Any]) -> StreamProgram:
+        """The same on a kernel's parameters, by those of the function."""
+        return self.mapped(lambda value: ir.substitute(value, lambda var: images.get(var, var)))
+
+    def with_steps(self, steps: tuple[Step, ...], weights: Step) -> StreamProgram:
+        """The same with other steps that come to the same."""
+        return replace(self, steps=steps, weights=weights)
+
+
+# Integer expressions that go up evenly along the rows and the keys of a tile.
+
+
+@dataclass(frozen=True)
+class Affine:
+    """An integer expression in the row and the key of an element.
+
+    Attributes
+    ----------
+    value : Any
+        The expression.
+    row, key : int
+        What it grows by from one row, and from one key, to the next.
+    """
+
+    value: Any
+    row: int
+    key: int
+
+
+def affine(value: Any, program: Framed) -> Affine | None:
+    """Read an integer expression; None if it does not grow evenly."""
+    if not str(value.ty).startswith("int"):
+        return None
+    known = ranges(program)
+    steps = []
+    for var in (program.row, program.key):
+        moved = ir.substitute(value, partial(_one_on, var))
+        steps.append(ir.constant(known.simplify(moved - value)))
+    row, key = steps
+    return None if row is None or key is None else Affine(value, row, key)
+
+
+def _one_on(var: Any, other: Any) -> Any:
+    return other + 1 if other.same_as(var) else other
+
+
+def inequality(condition: Any, program: Framed) -> Affine | None:
+    """An expression that is at least zero where a condition holds; None if there is no such."""
+    pairs = {
+        ir.tirx.LT: lambda a, b: b - a - 1,
+        ir.tirx.LE: lambda a, b: b - a,
+        ir.tirx.GT: lambda a, b: a - b - 1,
+        ir.tirx.GE: lambda a, b: a - b,
+    }
+    difference = pairs.get(type(condition))
+    if difference is None or not str(condition.a.ty).startswith("int"):
+        return None
+    return affine(ranges(program).simplify(difference(condition.a, condition.b)), program)
+
+
+def ranges(program: Framed) -> Any:
+    """An analyzer that knows the ranges of places, of the stream, and within a tile."""
+    known = ir.sym.Analyzer()
+    for var, start, extent in program.domains:
+        kind = str(var.ty)
+        both = (ir.tirx.IntImm(kind, each) for each in (start, extent))
+        known.bind(var, ir.tvm.ir.Range.from_min_extent(*both))
+    return known

@@ -1,1 +1,0 @@
-"""What a stream of tiles computes, as plain values."""

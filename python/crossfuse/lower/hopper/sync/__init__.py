@@ -1,1 +1,0 @@
-"""Who waits for whom: barriers in shared memory, rings of stages, flags in global memory."""

@@ -1,1 +1,0 @@
-"""The candidates of a chain: how many, which rules leave which, and a search through the rest."""
