@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from datetime import date
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -81,6 +81,13 @@ _DAYS = 3
 _DAY = int(os.environ.setdefault("CROSSFUSE_TEST_DAY", str(date.today().toordinal() % _DAYS)))
 #: Folders of tests/cpu whose tests have many cases that take long.
 _MANY_CASES = ("cascade", "emulate", "hopper", "lower", "schedule")
+#: Tests of others, each of more than 60 near-identical cases.
+_ALIKE = {("test_rules_split_k.py", "test_every_cluster_size")}
+
+
+@cache
+def _has_many_cases(path: Path) -> bool:
+    return any(path.is_relative_to(TESTS / "cpu" / each) for each in _MANY_CASES)
 
 
 def _cases_of_other_days(items: list[pytest.Item]) -> list[pytest.Item]:
@@ -92,9 +99,8 @@ def _cases_of_other_days(items: list[pytest.Item]) -> list[pytest.Item]:
     cases: dict[tuple[Path, str], list[pytest.Item]] = {}
     for item in items:
         name = getattr(item, "originalname", None) or item.name
-        if any(item.path.is_relative_to(TESTS / "cpu" / each) for each in _MANY_CASES) and (
-            name != item.name
-        ):
+        many = _has_many_cases(item.path) or (item.path.name, name) in _ALIKE
+        if many and name != item.name:
             cases.setdefault((item.path, name), []).append(item)
     stay = ("caught", "fault", "refused", "spill")
     return [

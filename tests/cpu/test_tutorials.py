@@ -7,10 +7,12 @@ last digits.
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import nbformat
@@ -25,6 +27,18 @@ LATER = ("04_when_dsm_loses", "07_tuning", "08_cascades", "09_models", "11_exten
 
 #: What pages need beyond the extra ``bench``; without it they run in part.
 NEEDS = {"09_models": ("torch", "onnx")}
+#: Runs one page after the other, by number: to import what they need takes most of the time.
+RUN = """
+import contextlib, io, json, runpy, sys, traceback
+for line in sys.stdin:
+    error = ""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        try:
+            runpy.run_path(line.strip(), run_name="__main__")
+        except BaseException:
+            error = traceback.format_exc()
+    print(json.dumps([printed.getvalue(), error]), flush=True)
+"""
 _NUMBER = re.compile(r"[-+]?\d[\d.]*(e[-+]?\d+)?")
 
 
@@ -52,27 +66,42 @@ def _without_numbers(text: str) -> list[str]:
     return _NUMBER.sub("#", text).split()
 
 
+@pytest.fixture(scope="module")
+def run() -> Iterator[Callable[[Path], tuple[str, str]]]:
+    """What a page prints, and the traceback of what it ended in."""
+    folders = [str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "MPLBACKEND": "Agg", "PYTHONPATH": os.pathsep.join(folders)}
+    command, pipe = [sys.executable, "-c", RUN], subprocess.PIPE
+    with subprocess.Popen(command, env=environment, text=True, stdin=pipe, stdout=pipe) as process:
+        stdin, stdout = process.stdin, process.stdout
+        assert stdin is not None and stdout is not None
+
+        def page(path: Path) -> tuple[str, str]:
+            print(path, file=stdin, flush=True)
+            printed, error = json.loads(stdout.readline())
+            return printed, error
+
+        yield page
+        stdin.close()
+
+
 @pytest.mark.parametrize("path", [_page(each) for each in PAGES])
-def test_page_runs_and_prints_its_refusals(path: Path) -> None:
+def test_page_runs_and_prints_its_refusals(
+    path: Path, run: Callable[[Path], tuple[str, str]]
+) -> None:
     for each in NEEDS.get(path.stem, ()):
         pytest.importorskip(each, reason=f"the extra '{each}' is not installed")
-    done = subprocess.run(
-        [sys.executable, path],
-        env={**os.environ, "MPLBACKEND": "Agg"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    printed = " ".join(done.stdout.split())
+    text, error = run(path)
+    assert not error, error
+    printed = " ".join(text.split())
     at = 0
-    for text in _refusals(path):
-        at = printed.find(text, at)
-        assert at >= 0, f"not printed, or not in this order: {text}"
+    for refusal in _refusals(path):
+        at = printed.find(refusal, at)
+        assert at >= 0, f"not printed, or not in this order: {refusal}"
     # Releases of torch name operators as they like, and notebooks are made without a GPU.
     if path.stem not in NEEDS and not find_gpus():
         shown = _without_numbers(_printed(path))
-        assert _without_numbers(done.stdout) == shown, "the notebook is stale: run make notebooks"
+        assert _without_numbers(text) == shown, "the notebook is stale: run make notebooks"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda each: each.stem)

@@ -41,17 +41,13 @@ def run(program: str) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("imports", ["import crossfuse, tvm", "import tvm, crossfuse"])
-def test_tvm_finds_primitives_and_pipelines(imports: str) -> None:
-    run(f"{imports}\n{TVM}")
-
-
 @pytest.mark.parametrize(
-    "imports", ["import crossfuse.torch, torch", "import torch._dynamo, crossfuse"]
+    "imports", ["import crossfuse.torch, tvm, torch", "import torch._dynamo, tvm, crossfuse"]
 )
-def test_dynamo_finds_the_backend(imports: str) -> None:
+def test_both_find_the_package(imports: str) -> None:
+    """One process for both: to import them takes most of the time."""
     pytest.importorskip("torch")
-    run(f"{imports}\nimport torch\n{TORCH}")
+    run(f"{imports}\nimport torch\n{TVM}{TORCH}")
 
 
 def test_an_installed_package_is_found_as_before() -> None:

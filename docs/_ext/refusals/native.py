@@ -15,14 +15,14 @@ _MODULE = "crossfuse.runtime.host"
 
 
 def native_entries(folder: Path) -> Iterator[Entry]:
-    """Calls of ``refuse`` in the headers of a folder.
+    """Calls of ``refuse`` in the C++ of a folder.
 
     Parameters
     ----------
     folder : Path
         Sources of the launcher.
     """
-    for path in sorted(folder.glob("*.h")):
+    for path in sorted(each for each in folder.iterdir() if each.suffix in (".cpp", ".h")):
         code = path.read_text(encoding="utf-8").replace("\\\n", "\n")
         constants = {
             name: "".join(_LITERAL.findall(value)) for name, value in _CONSTANT.findall(code)

@@ -5,17 +5,21 @@ Calling the result takes tvm-ffi alone; CUDA's driver is opened at the first cal
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
+from functools import lru_cache
 from pathlib import Path
 
 from crossfuse.errors import EnvironmentRefused, LoweringRefused, refuse
-from crossfuse.files import scratch
+from crossfuse.files import scratch, sha256
 from crossfuse.lower.image import ROW_COUNT, BufferSpec, Dim3, KernelImage, Launch, TensorMap
 from crossfuse.runtime.host_compiler import find_host_compiler
 
 HEADERS = Path(__file__).parent / "host"
-"""Directory of the C++ headers that generated launchers include."""
+"""Directory of the C++ headers that generated launchers include, and of what they call."""
+
+_FLAGS = ("-std=c++17", "-Os", "-fPIC", "-fvisibility=hidden")
 
 DTYPES: dict[str, tuple[int, int]] = {
     **{f"int{bits}": (0, bits) for bits in (8, 16, 32, 64)},
@@ -140,33 +144,63 @@ def compile_launcher(source: str, cubin: bytes, manifest: str, *, linked: bool =
     """
     from tvm_ffi import libinfo
 
-    include = sorted({libinfo.find_include_path(), libinfo.find_dlpack_include_path()})
-    library = Path(libinfo.find_libtvm_ffi()).parent
     compiler = find_host_compiler()
-    command = [str(compiler), "-std=c++17", "-Os", "-fPIC", "-fvisibility=hidden"]
-    command += [f"-I{directory}" for directory in (HEADERS, *include)]
-    command += ["launcher.cpp", "-o", "kernel"]
+    command = [str(compiler), *_flags(), "launcher.cpp", "library.o", "-o", "kernel"]
     if linked:
         # nodelete: the loaded CUDA modules must survive the last handle to the library (load.h).
+        library = Path(libinfo.find_libtvm_ffi()).parent
         command += ["-shared", f"-L{library}", "-ltvm_ffi", "-ldl", "-pthread"]
         command += ["-Wl,-z,nodelete", "-Wl,-s"]
     else:
-        command += ["-c"]
+        command += ["-r", "-nostdlib"]
+    functions = _functions(str(compiler), tuple(_flags()))
     with scratch() as directory:
         (directory / "launcher.cpp").write_text(source, encoding="utf-8")
+        (directory / "library.o").write_bytes(functions)
         (directory / "kernel.cubin").write_bytes(cubin)
         (directory / "manifest.json").write_text(manifest, encoding="utf-8")
-        done = subprocess.run(command, cwd=directory, capture_output=True, check=False)
-        if done.returncode != 0:
-            raise refuse(
-                EnvironmentRefused,
-                "launcher-compile",
-                str(compiler),
-                found=done.stderr.decode("utf-8", errors="replace").strip(),
-                limit="a C++17 compiler and the headers of apache-tvm-ffi",
-                instead="repair the compiler, or install apache-tvm-ffi==0.1.14.post1 again",
-            )
+        _run(command, directory)
         return (directory / "kernel").read_bytes()
+
+
+def _flags() -> list[str]:
+    from tvm_ffi import libinfo
+
+    include = sorted({libinfo.find_include_path(), libinfo.find_dlpack_include_path()})
+    return [*_FLAGS, *(f"-I{directory}" for directory in (HEADERS, *include))]
+
+
+@lru_cache(maxsize=4)
+def _functions(compiler: str, flags: tuple[str, ...]) -> bytes:
+    """The object file of ``library.cpp``, which is the same for all kernels and takes seconds."""
+    from crossfuse._compat import installed_version
+    from crossfuse.cache import Entry, shelf
+    from crossfuse.cache.shelf import itself
+
+    def compiled() -> Entry:
+        with scratch() as directory:
+            source = str(HEADERS / "library.cpp")
+            _run([compiler, *flags, "-c", source, "-o", "library.o"], directory)
+            return Entry((directory / "library.o").read_bytes(), {"label": "of all libraries"})
+
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+    texts = [path.read_text(encoding="utf-8") for path in sorted(HEADERS.iterdir())]
+    parts = [compiler, version.stdout, installed_version("apache-tvm-ffi"), flags, texts]
+    return shelf("launcher").made(sha256(json.dumps(parts).encode()), compiled, itself).data
+
+
+def _run(command: list[str], directory: Path) -> None:
+    """Run the C++ compiler in a directory, or say why it failed."""
+    done = subprocess.run(command, cwd=directory, capture_output=True, check=False)
+    if done.returncode != 0:
+        raise refuse(
+            EnvironmentRefused,
+            "launcher-compile",
+            command[0],
+            found=done.stderr.decode("utf-8", errors="replace").strip(),
+            limit="a C++17 compiler and the headers of apache-tvm-ffi",
+            instead="repair the compiler, or install apache-tvm-ffi==0.1.14.post1 again",
+        )
 
 
 def _join(values: object) -> str:

@@ -66,7 +66,7 @@ def test_the_launcher_is_read_too() -> None:
     found = {rule: each for each in entries() for rule in each.rules}
     assert found["cuda-driver"].family == "EnvironmentRefused"
     assert found["argument-shape"].module == "crossfuse.runtime.host"
-    assert found["cluster-fit"].limit
+    assert found["cluster-fit"].limit and found["launch-index"].limit
 
 
 def test_constants_and_choices_are_written_out(tmp_path: Path) -> None:

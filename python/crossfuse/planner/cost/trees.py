@@ -127,7 +127,7 @@ VERSION = 1
 DIRECTORY = Path(__file__).parent / "learned"
 _Column = Annotated[int, Between(0, len(NAMES) - 1)]
 #: Rows whose places in all trees are in a core's cache.
-_AT_ONCE = 256
+_AT_ONCE = 64
 #: Logarithm of a ratio of times.
 _Leaf = Annotated[float, Between(-50, 50)]
 
@@ -186,15 +186,17 @@ class Trees:
     def _sum(self, rows: np.ndarray) -> np.ndarray:
         """Of some rows, in all trees at once: most plans are priced one by one."""
         trees, nodes = self.feature.shape
-        tree, row = np.arange(trees)[:, None], np.arange(len(rows))
+        tree = np.arange(trees)[:, None]
+        first, row = tree * nodes, np.arange(len(rows)) * rows.shape[1]
         at = np.zeros((trees, len(rows)), np.int64)
         for _ in range(nodes.bit_length()):
-            less = rows[row, self.feature[tree, at]] < self.threshold[tree, at]
+            # Places in whole arrays, which are found in a third of the time that pairs take.
+            node = first + at
+            less = rows.take(self.feature.take(node) + row) < self.threshold.take(node)
             at = 2 * at + 2 - less
-        found = np.zeros(len(rows))
-        for leaves in self.leaf[tree, at - nodes]:
-            found += leaves
-        return found
+        leaves = self.leaf.take(tree * (nodes + 1) + at - nodes)
+        # In the order of the trees, however many rows there are: a sum would take pairs of one row.
+        return np.add.accumulate(leaves, axis=0, dtype=np.float64)[-1]
 
     def text(self) -> str:
         """As JSON, a tree a line."""
