@@ -149,6 +149,13 @@ def test_a_limit_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -
         limit_bytes()
 
 
+def test_a_limit_that_is_no_number_loses_nothing_that_was_made(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CROSSFUSE_CACHE_LIMIT", "much")
+    assert shelf("kernels").made("k", lambda: Entry(b"made", {}), lambda each: each.data) == b"made"
+
+
 def test_answers_and_refusals_are_kept(tmp_path: Path) -> None:
     some, asked = Shelf(tmp_path, ".plan"), []
 

@@ -22,7 +22,7 @@ def build_ahead(planned: Sequence[Planned], workers: int, target: str, timeout: 
 
     Jobs run one after another, since they are timed, and nvcc takes most of the time of one of
     ours. A kernel that does not compile, or is not done after `timeout` seconds, is left to its
-    job, which says why. No workers: nothing is compiled.
+    job, which says why; so are all that a killed process leaves. No workers: nothing is compiled.
     """
     wanted = distinct(each.job for each in planned if not names_one(each.job.spec))
     if not workers or len(wanted) < 2:
@@ -32,7 +32,7 @@ def build_ahead(planned: Sequence[Planned], workers: int, target: str, timeout: 
         futures = [pool.submit(_build, *each, target) for each in wanted]
         done, _ = wait(futures, timeout)
         pool.shutdown(wait=True, cancel_futures=True)
-    return sum(each.result() for each in done)
+    return sum(each.result() for each in done if each.exception() is None)
 
 
 def distinct(jobs: Iterable[Job]) -> tuple[_Kernel, ...]:

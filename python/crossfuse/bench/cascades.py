@@ -28,7 +28,7 @@ _SET_BYTES = 8 * 10**9
 def cascade_floor(spec: CascadeSpec) -> Floor:
     """Roofline of a cascade: every input read and every output written once, or its products.
 
-    Causal attention counts the half of its scores that is visible.
+    Causal attention counts the scores that are visible.
     """
     eight_bits = isinstance(spec, cascade_products.QuantGemm)
     return Floor(spec.bytes, _products(spec), roofs_of(hardware.device()), eight_bits)
@@ -37,7 +37,7 @@ def cascade_floor(spec: CascadeSpec) -> Floor:
 def _products(spec: CascadeSpec) -> int:
     """Operations of the matrix products, multiplications and additions counted apart."""
     if isinstance(spec, cascade_products.Attention):
-        pairs = spec.q_len * spec.kv_len // (2 if spec.causal else 1)
+        pairs = _visible(spec.q_len, spec.kv_len) if spec.causal else spec.q_len * spec.kv_len
         return 4 * spec.batch * spec.heads * pairs * spec.head_dim
     if isinstance(spec, cascade_products.MlaDecode):
         width = 2 * spec.latent_dim + spec.rope_dim
@@ -47,6 +47,12 @@ def _products(spec: CascadeSpec) -> int:
     if isinstance(spec, (cascade_products.QuantGemm, cascade_products.RmsNormGemm)):
         return 2 * spec.tokens * spec.K * spec.N
     return 0
+
+
+def _visible(q_len: int, kv_len: int) -> int:
+    """Pairs of a query and a key up to ``i + kv_len - q_len``."""
+    seeing = min(q_len, kv_len)
+    return seeing * kv_len - seeing * (seeing - 1) // 2
 
 
 def rows_of(spec: CascadeSpec) -> int:

@@ -78,7 +78,8 @@ class Shelf:
             write_atomically(self.path(key), head + b"\n" + entry.data)
         except EnvironmentRefused:  # a full or read-only disk
             return
-        with contextlib.suppress(OSError):
+        # A limit that is no number is for `crossfuse cache` to refuse: here the value is made.
+        with contextlib.suppress(OSError, EnvironmentRefused):
             prune_beside(self.folder)
 
     def made(self, key: str, make: Callable[[], Entry], use: Callable[[Entry], T]) -> T:

@@ -76,8 +76,8 @@ class Measurer:
                 return timing, attempts
 
     def close(self) -> None:
-        """Kill the process."""
-        self._peer.close()
+        """Kill the process, for good: a measurement under way ends without another one."""
+        self._peer.retire()
 
     def _attempt(self, request: dict[str, Any]) -> Timing:
         try:

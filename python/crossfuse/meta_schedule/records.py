@@ -141,7 +141,7 @@ class _Stored:
 class Found:
     """Records of a file, and the lines that are not records."""
 
-    #: The last one of each candidate and job.
+    #: The last one of each candidate, job and GPU.
     records: tuple[Record, ...]
     #: For each other line, its number and what is wrong with it.
     broken: tuple[str, ...]
@@ -194,7 +194,7 @@ def read_records(path: Path) -> Found:
         lines = read_bytes(path).decode(errors="replace").splitlines()
     except Damaged as error:
         return Found((), (f"{path}: {error}",))
-    records: dict[tuple[str, Job], Record] = {}
+    records: dict[tuple[str, Job, str], Record] = {}
     broken = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -204,7 +204,7 @@ def read_records(path: Path) -> Found:
         except Damaged as error:
             broken.append(f"{path}, line {number}: {error}")
             continue
-        records[found.candidate.id, found.job] = found
+        records[found.candidate.id, found.job, found.gpu] = found
     return Found(tuple(records.values()), tuple(broken))
 
 

@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -93,6 +94,9 @@ class GpuRunner(PyRunner):
 
     def close(self) -> None:
         """End the process that measures; what has not been measured stays undone."""
+        with suppress(queue.Empty):
+            while (item := self._waiting.get_nowait()) is not None:
+                item[1].cancel()
         self._waiting.put(None)
         self._measurer.close()
         self._referee.retire()

@@ -143,12 +143,13 @@ class Tuning:
         return len(fresh)
 
     def best(self) -> Record | None:
-        """The fastest correct kernel of all records."""
-        found = [
+        """The fastest correct kernel of those that were timed as the newest one was."""
+        timed = [
             each
             for each in read_records(self.records).records
             if each.microseconds is not None and each.candidate.spec == str(self.spec)
         ]
+        found = [each for each in timed if _conditions(each) == _conditions(timed[-1])]
         return min(found, key=lambda each: each.microseconds or 0.0, default=None)
 
     def save(self) -> None:
@@ -156,6 +157,11 @@ class Tuning:
         model: Any = self.search.model
         if isinstance(model, CostModel):
             model.save(self.folder / "cost_model.json", write_atomically)
+
+
+def _conditions(record: Record) -> tuple[str, str, str]:
+    """What times are comparable in: another GPU, cache or protocol has times of its own."""
+    return record.gpu, record.job.l2, record.job.protocol
 
 
 def open_tuning(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.workload.dtypes import FLOAT_TYPES
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
 
 def is_torch(value: Any) -> bool:
     """Whether a value is a tensor of torch, which is not imported for the question."""
-    return type(value).__module__.startswith("torch")
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:

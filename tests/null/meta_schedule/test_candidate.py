@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -148,3 +149,12 @@ def test_the_last_record_of_a_candidate_counts(tmp_path: Path) -> None:
     (found,) = read_records(path).records
     assert found.microseconds == 3.5
     assert read_records(tmp_path / "none").records == ()
+
+
+def test_records_of_two_gpus_are_both_read(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    ours = record(candidate(), 4.5)
+    found = [ours, replace(ours, gpu="NVIDIA H200")]
+    for each in found:
+        append(path, each)
+    assert list(read_records(path).records) == found
