@@ -108,11 +108,10 @@ def _stamps(spec: WorkloadSpec, kernel: LoadedKernel, timed: Lowered) -> list[np
     from crossfuse.runtime.tensors import to_torch
     from crossfuse.workload.inputs import random_inputs
 
-    names = list(random_inputs(spec))
-    a, *weights = (to_torch(each).to("cuda") for each in random_inputs(spec).values())
-    by_name = dict(zip(names[1:], weights, strict=True))
+    tensors = {name: to_torch(each).to("cuda") for name, each in random_inputs(spec).items()}
+    a = tensors.pop(next(iter(tensors)))
     copies = copies_needed(weight_bytes(spec), LAUNCHES, "cold")
-    sets = [pack_apart(by_name) for _ in range(min(copies, LAUNCHES))]
+    sets = [pack_apart(tensors) for _ in range(min(copies, LAUNCHES))]
     output = torch.empty(spec.output, dtype=getattr(torch, spec.out), device="cuda")
     shapes = [each.shape for each in timed.image.buffers[-len(timed.events) :]]
     rows = [

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping
 
 from crossfuse._compat import installed_version
+from crossfuse.driver import find_gpus
 from crossfuse.errors import ArtefactRefused, refuse
 from crossfuse.runtime.manifest import Manifest
 
-#: Attributes of CUDA's driver for limits that a manifest has: multiprocessors, shared memory of a
-#: CTA that asks for it.
-_ATTRIBUTES = {"sms": 16, "max_shared_bytes": 97}
+#: Fields of `Gpu` that a manifest has as limits too.
 _WORDS = {"sms": "multiprocessors", "max_shared_bytes": "bytes of shared memory in a CTA"}
 
 
@@ -67,18 +65,8 @@ def check_room(
             )
 
 
-def gpu_limits(device: int = 0) -> dict[str, int]:
-    """Limits of the GPU of this index; what the driver does not state is left out."""
-    found: dict[str, int] = {}
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-        handle, value = ctypes.c_int(), ctypes.c_int()
-        if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(handle), device):
-            return {}
-        for name, attribute in _ATTRIBUTES.items():
-            status = driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle)
-            if status == 0 and value.value > 0:
-                found[name] = value.value
-    except (OSError, AttributeError):  # no driver, or a stand-in for one
-        return {}
-    return found
+def gpu_limits() -> dict[str, int]:
+    """Limits of the first GPU; what the driver does not state is left out."""
+    return {
+        name: limit for gpu in find_gpus()[:1] for name in _WORDS if (limit := getattr(gpu, name))
+    }

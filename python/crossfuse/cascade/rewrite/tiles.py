@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from crossfuse.calls import checked
 from crossfuse.errors import CascadeRefused, RefusedError, refuse
 from crossfuse.hardware import Device
+from crossfuse.markers import MAX_CLUSTER
 from crossfuse.schema import Count, Tile
 
 # Refusals of the rewriting.
@@ -19,7 +20,6 @@ def refused(where: str, found: object, limit: str, instead: str) -> RefusedError
     )
 
 
-MAX_CLUSTER = 16
 MAX_THREADS = Device("").max_threads
 #: Where elements stay for outputs over the axis.
 RESIDENCES = ("registers", "shared", "none")

@@ -8,9 +8,9 @@ import numpy as np
 
 from crossfuse.errors import ArtefactRefused, CheckFailed, RefusedError, refuse
 from crossfuse.lower.image import ROW_COUNT, BufferSpec, KernelImage, Launch, TensorMap
+from crossfuse.markers import MAX_CLUSTER
 
 _MAX_THREADS = 1024
-_MAX_CLUSTER = 16
 # Of a cooperative launch: what fits into the runtime's address space, above what any device runs.
 _MAX_CTAS_AT_ONCE = 4096
 _MAX_THREADS_AT_ONCE = 1 << 18
@@ -70,9 +70,9 @@ def _check_launch(image: KernelImage, launch: Launch, names: list[str]) -> None:
     if (launch.cooperative or launch.helps) and at_once:
         limit = f"{_MAX_CTAS_AT_ONCE} CTAs and {_MAX_THREADS_AT_ONCE} threads at the same time"
         raise _contradiction(image, f"{where} with {ctas} CTAs of {threads} threads", limit)
-    if launch.cluster_size > _MAX_CLUSTER:
+    if launch.cluster_size > MAX_CLUSTER:
         found = f"{where} with {launch.cluster_size} CTAs in a cluster"
-        raise _contradiction(image, found, str(_MAX_CLUSTER))
+        raise _contradiction(image, found, str(MAX_CLUSTER))
 
 
 def _check_map(image: KernelImage, each: TensorMap) -> None:

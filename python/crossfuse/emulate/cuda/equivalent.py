@@ -18,11 +18,11 @@ from crossfuse.emulate.cuda.equivalent_flags import (
     awaited_by_one,
     fences_flags,
     helps_in_the_end,
-    indent_of,
     met_before_the_store,
     read_by_loads,
 )
 from crossfuse.emulate.cuda.mutants import Mutant
+from crossfuse.emulate.cuda.text import indent_of
 
 _MEET = re.compile(r"bar_sync|cta_sync|warp_sync|__syncthreads|__syncwarp")
 #: Statements that do nothing but wait: nothing is issued and nobody is told of anything by them.

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from crossfuse.emulate.cuda.mutants import Mutant
+from crossfuse.emulate.cuda.text import indent_of
 
 #: By line of the right text, whether a statement there that ran has had something to do.
 Uses = Mapping[int, bool]
@@ -29,11 +30,6 @@ _SURE = re.compile(r"for \(int step_?\d* = 0; step_?\d* < [1-9]\d*; |if \(ready_
 TOUCHES = re.compile(
     r"memory_ptr|tvm_builtin_ptx_(?:st_|ld_|stmatrix)|crossfuse_dsm_|_wait|await|arrive"
 )
-
-
-def indent_of(line: str) -> int:
-    """Number of blanks before a line's first character."""
-    return len(line) - len(line.lstrip())
 
 
 def fences_flags(lines: Sequence[str]) -> bool:

@@ -18,7 +18,7 @@ from crossfuse.emulate.cuda.changes import (
     barrier_position,
     weaker,
 )
-from crossfuse.emulate.cuda.text import arguments_of, closing
+from crossfuse.emulate.cuda.text import arguments_of, closing, indent_of
 from crossfuse.lower.image import KernelImage
 
 #: Number of the mutant that runs; 0 is the right kernel.
@@ -192,10 +192,10 @@ class _Mutation:
 
     def _is_of_one(self, index: int) -> bool:
         """Whether a line is inside a block that one thread runs alone."""
-        indent = _indent(self.lines[index])
+        indent = indent_of(self.lines[index])
         for line in reversed(self.lines[:index]):
-            if line.strip() and _indent(line) < indent:
-                indent = _indent(line)
+            if line.strip() and indent_of(line) < indent:
+                indent = indent_of(line)
                 if _OF_ONE.search(line):
                     return True
         return False
@@ -261,10 +261,6 @@ def _parsed(line: str, name: str, target: str = "") -> _Call:
     spans = arguments_of(text, text.index(name), len(text) - 1)
     arguments = tuple(text[a:b] for a, b in spans)
     return _Call(name, text, () if arguments == ("",) else arguments, target)
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
 
 
 def _kind(call: _Call) -> str:

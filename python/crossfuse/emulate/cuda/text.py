@@ -55,3 +55,8 @@ def nothing_to_plant(image: KernelImage, found: str, limit: str) -> RefusedError
         limit=limit,
         instead="plant another fault, or one in a kernel that has what it needs",
     )
+
+
+def indent_of(line: str) -> int:
+    """Number of blanks before a line's first character."""
+    return len(line) - len(line.lstrip())

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from crossfuse.calls import checked
 from crossfuse.errors import CascadeRefused, RefusedError, refuse
+from crossfuse.markers import MAX_CLUSTER
 from crossfuse.schema import Tile
 
 # Refusals of the tile form.
@@ -17,7 +18,6 @@ def refused(where: str, found: object, limit: str, instead: str) -> RefusedError
 
 
 #: CTAs of a cluster; rows and columns of one product of a warpgroup.
-MAX_CLUSTER = 16
 WARPGROUP_ROWS = 64
 #: Columns that one warpgroup sums at most, for its rows.
 WIDE = 256
