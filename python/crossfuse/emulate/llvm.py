@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
@@ -95,10 +96,17 @@ def run_sequential(
     True
     """
     function = only_function(func)
-    forwards = run_serial(serialise(function), function, arguments)
-    backwards = run_serial(serialise(function, backwards=True), function, arguments)
+    forwards, backwards = (
+        run_serial(each, function, arguments) for each in _in_both_orders(function)
+    )
     agree = all(forwards[name].tobytes() == backwards[name].tobytes() for name in forwards)
     return SequentialReport(forwards, agree)
+
+
+# Functions never change, so that one is known by what it is: several inputs need one compilation.
+@lru_cache(maxsize=4)
+def _in_both_orders(function: Any) -> tuple[Any, Any]:
+    return serialise(function), serialise(function, backwards=True)
 
 
 def run_serial(
@@ -108,7 +116,12 @@ def run_serial(
 
     `serial` is what `serialise` made of `function`; for `arguments` see `run_sequential`.
     """
-    return SequentialFunction(serial, function)(arguments)
+    return _compiled(serial, function)(arguments)
+
+
+@lru_cache(maxsize=8)
+def _compiled(serial: Any, function: Any) -> SequentialFunction:
+    return SequentialFunction(serial, function)
 
 
 class SequentialFunction:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod, sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -93,22 +94,30 @@ def limits(func: Any, inputs: Mapping[str, np.ndarray]) -> Tolerance:
     """
     import numpy as np
 
-    from crossfuse.emulate.float64 import in_float64
     from crossfuse.emulate.llvm import run_serial
     from crossfuse.lower.extract import only_function
 
     function = only_function(func)
     known = parameters(function)
     output = the_output(known)
-    wide = in_float64(function)
+    wide, exactly, separately = _forms(function)
     doubles = {
         name: each.astype(np.float64) if is_float(str(each.dtype)) else each
         for name, each in inputs.items()
     }
-    exact = run_serial(_quick(wide), wide, doubles)[output.name]
-    separate = run_serial(_quick(function), function, inputs)[output.name]
+    exact = run_serial(exactly, wide, doubles)[output.name]
+    separate = run_serial(separately, function, inputs)[output.name]
     depth = max(each.depth for each in known)
     return plain_tolerance(exact.astype(np.float64), separate, depth)
+
+
+@lru_cache(maxsize=4)
+def _forms(function: Any) -> tuple[Any, Any, Any]:
+    """A function in float64, as that runs, and as the function itself runs."""
+    from crossfuse.emulate.float64 import in_float64
+
+    wide = in_float64(function)
+    return wide, _quick(wide), _quick(function)
 
 
 def the_output(given: Sequence[Parameter]) -> Parameter:

@@ -53,8 +53,11 @@ class Verdict:
         return f"refused by {self.rule}" if self.rule else "passed"
 
 
-def judge(spec: WorkloadSpec, build: Callable[[], Any], inputs: str = "random") -> Verdict:
-    """Build, lower and run a schedule; anything but a refusal or a right result is raised."""
+def judge(spec: WorkloadSpec, build: Callable[[], Any], *inputs: str) -> Verdict:
+    """Build, lower and run a schedule; anything but a refusal or a right result is raised.
+
+    It runs on random inputs, if no others are named.
+    """
     try:
         sch = build()
     except ScheduleRefused as error:
@@ -65,7 +68,9 @@ def judge(spec: WorkloadSpec, build: Callable[[], Any], inputs: str = "random") 
         image = lower(sch).image
     except LoweringRefused as error:
         return _refused(error)
-    _run(spec, sch, image, arguments(spec, inputs))
+    for name in inputs or ("random",):
+        print(f"on inputs: {name}")  # shown where it fails
+        _run(spec, sch, image, arguments(spec, name))
     return Verdict("", "")
 
 
