@@ -17,26 +17,14 @@ from crossfuse.lower.hopper.program.tile_program import Contraction, Correction,
 from crossfuse.lower.tree import is_call
 from crossfuse.markers import CONSTANT, STAGES
 
-# Reads what a product multiplies its sums by where a chunk of the reduction begins.
+# Corrections: what a product multiplies its sums by where a chunk of the reduction begins.
 
 
 def read_correction(nest: TileNest) -> Correction | None:
-    """Read what a product multiplies its sums by, before it adds to them.
+    """Read what a product multiplies its sums by before it adds to them; None if it only adds.
 
-    Parameters
-    ----------
-    nest : TileNest
-        Of ``C[i, j] = C[i, j] * (F[k // c, i] if k % c == 0 else 1) + A[i, k] * B[j, k]``.
-
-    Returns
-    -------
-    Correction | None
-        None of a product that only adds.
-
-    Raises
-    ------
-    LoweringRefused
-        If the factor is any other expression.
+    The one form that is read is ``C[i, j] = C[i, j] * (F[k // c, i] if k % c == 0 else 1) + A[i, k]
+    * B[j, k]``; any other factor is refused.
     """
     body = nest.block.body
     found = corrected(body)
@@ -62,30 +50,15 @@ def read_correction(nest: TileNest) -> Correction | None:
     )
 
 
-# Reads the windows of a convolution off the copy that stages them.
+# Windows of a convolution, read off the copy that stages them in shared memory.
 
 
 def read_window(nest: TileNest) -> WindowTile | None:
-    """Read a copy of windows of images.
+    """Read a copy to shared memory as a tile of the matrix of windows; None if it reads no images.
 
     For each pixel of the window, the condition must hold where the image has that pixel and nowhere
     else, and the indices must be the pixel's: what is read is the window, whatever the expressions
-    look like.
-
-    Parameters
-    ----------
-    nest : TileNest
-        A nest that stores to shared memory.
-
-    Returns
-    -------
-    WindowTile | None
-        What it copies, as a tile of the matrix of windows; None if it reads no images.
-
-    Raises
-    ------
-    LoweringRefused
-        If it reads images in another way.
+    look like. Images that are read in another way are refused.
     """
     body = nest.block.body
     condition, load = _parts(body.value)
@@ -103,7 +76,7 @@ def read_window(nest: TileNest) -> WindowTile | None:
 
 
 def _parts(value: Any) -> tuple[Any, Any]:
-    """When an element is read, and the load of it; elsewhere it is zero."""
+    """When an element is read, and the load of it, which is None unless it is zero elsewhere."""
     if not is_call(value, ir.IF_THEN_ELSE):
         return ir.tirx.IntImm("bool", 1), value
     condition, load, otherwise = value.args
@@ -112,7 +85,7 @@ def _parts(value: Any) -> tuple[Any, Any]:
 
 
 def _candidate(nest: TileNest, images: Any) -> WindowTile | None:
-    """The windows that the staging buffer has room for."""
+    """The windows that fill the staging buffer exactly; None if none of odd extent does."""
     buffer = nest.block.body.buffer
     rows, columns = (int(each) for each in buffer.ty.shape)
     window = isqrt(columns // int(images.ty.shape[3]))
@@ -122,7 +95,7 @@ def _candidate(nest: TileNest, images: Any) -> WindowTile | None:
 
 
 def _is_window(nest: TileNest, tile: WindowTile, condition: Any, indices: Any) -> bool:
-    """Whether all elements are those of the window, pixel by pixel of it."""
+    """Whether every element that is read is that of the window, proved pixel by pixel."""
     taps = product(range(tile.window), range(tile.window))
     return all(_is_pixel(nest, tile, tap, condition, indices) for tap in taps)
 
@@ -130,7 +103,7 @@ def _is_window(nest: TileNest, tile: WindowTile, condition: Any, indices: Any) -
 def _is_pixel(
     nest: TileNest, tile: WindowTile, tap: tuple[int, int], condition: Any, indices: Any
 ) -> bool:
-    """Whether pixel `tap` of every window is read as it must be."""
+    """Whether pixel `tap` of every window is read where the image has it, and zero elsewhere."""
     _, height, width, channels = tile.images
     row, column = nest.block.body.indices
     image, y, x, channel = names = [ir.Var(name, str(row.ty)) for name in ("n", "y", "x", "c")]
@@ -163,7 +136,7 @@ def _is_pixel(
 
 
 def _analyzer(names: list[Any], ranges: list[tuple[int, int]]) -> Any:
-    """An analyzer that knows in which ranges variables are; None if there are no values."""
+    """An analyzer that knows the half-open ranges of variables; None if one of them is empty."""
     known = ir.sym.Analyzer()
     for name, (first, last) in zip(names, ranges, strict=True):
         if last <= first:
@@ -173,7 +146,7 @@ def _analyzer(names: list[Any], ranges: list[tuple[int, int]]) -> Any:
 
 
 def _is_false(known: Any, condition: Any) -> bool:
-    """Whether a condition holds for no values of the variables."""
+    """Whether a condition provably never holds; trivially so where the variables have no values."""
     return known is None or any(
         known.can_prove(ir.tirx.Not(each)) for each in ir.terms(known.simplify(condition))
     )
@@ -182,27 +155,11 @@ def _is_false(known: Any, condition: Any) -> bool:
 def read_contraction(
     loop: Any, outer: tuple[Any, ...], takes: Gather | KeptTile | None = None
 ) -> Contraction:
-    """Read one pipelined loop.
+    """Read one pipelined loop, the main loop of a GEMM, as a contraction with one product.
 
-    Parameters
-    ----------
-    loop : tvm.tirx.For
-        The loop with stages.
-    outer : tuple
-        Loops around it.
-    takes : Gather | KeptTile | None
-        What the left operand is a part of, if it is in shared memory or in registers before the
-        loop.
-
-    Returns
-    -------
-    Contraction
-        With one product.
-
-    Raises
-    ------
-    LoweringRefused
-        If its body is not a load of each operand and a product of what they load.
+    Its body must load both operands and multiply what the same step has loaded. With `takes`, the
+    left operand is in shared memory (`Gather`) or in registers (`KeptTile`) before the loop starts,
+    so the loop loads the right one alone.
     """
     body = loop.body
     parts = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
@@ -239,7 +196,7 @@ def read_contraction(
 
 
 def _check_accumulator(nest: TileNest, contraction: Contraction) -> None:
-    """Sums are float32 in registers, each at the place of its row and column, and start at zero."""
+    """Refuse sums that are not float32 in registers, at their row and column, and zero at first."""
     body, init = nest.block.body, nest.block.init
     kind = (str(body.buffer.scope()), str(body.buffer.ty.dtype))
     if kind != ("local", "float32"):
@@ -260,7 +217,7 @@ def _check_accumulator(nest: TileNest, contraction: Contraction) -> None:
 
 
 def _check_steps(nest: TileNest, contraction: Contraction) -> None:
-    """Step s multiplies elements s * depth and on of both operands."""
+    """Refuse a loop whose step s does not multiply elements from s * depth on, of both operands."""
     product = contraction.products[0]
     left = contraction.left.origin[1]
     right = product.right.origin[0 if product.is_transposed else 1]
@@ -288,7 +245,7 @@ def _offset(contraction: Contraction) -> Any:
 
 
 def first_of_reduction(contraction: Contraction) -> Any:
-    """Where the reduction of a contraction begins."""
+    """The element of the reduction that step 0 begins with."""
     step = contraction.step
     index = contraction.left.origin[1]
     zero = ir.tirx.IntImm(str(step.ty), 0)
@@ -298,17 +255,7 @@ def first_of_reduction(contraction: Contraction) -> Any:
 def check_reduction(contraction: Contraction, place: Place | None) -> None:
     """Refuse a loop that sums anything but its share of the reduction.
 
-    Parameters
-    ----------
-    contraction : Contraction
-        The loop.
-    place : Place | None
-        The cluster axis whose CTAs each sum a part; None if each sums all.
-
-    Raises
-    ------
-    LoweringRefused
-        If it sums other elements than its share.
+    `place` is the cluster axis whose CTAs each sum a part (split-K); None if each CTA sums all.
     """
     known = ir.sym.Analyzer()
     share, parts = (0, 1) if place is None else (place.var, place.extent)
@@ -325,7 +272,7 @@ def check_reduction(contraction: Contraction, place: Place | None) -> None:
 
 
 def _load(nest: TileNest) -> tuple[Any, Tile]:
-    """The staging buffer and what it holds."""
+    """The staging buffer that a copy fills, and the tile of global memory that it holds then."""
     body = nest.block.body
     staged = isinstance(body, ir.BufferStore) and str(body.buffer.scope()).startswith("shared")
     window = read_window(nest) if staged else None
@@ -374,7 +321,7 @@ def _operands(nest: TileNest, takes: Gather | KeptTile | None) -> tuple[Tile, Ti
 
 
 def _at_hand(nest: TileNest, tile: Tile, takes: Gather | KeptTile) -> Tile:
-    """A left tile that nobody has to load."""
+    """The left tile where it is before the loop starts, so that TMA need not load it."""
     source = takes.whole if isinstance(takes, Gather) else takes.buffer
     if not tile.buffer.same_as(source):
         raise refuse_program(nest.where, f"left operand '{tile.buffer.name}'", f"'{source.name}'")
@@ -384,14 +331,14 @@ def _at_hand(nest: TileNest, tile: Tile, takes: Gather | KeptTile) -> Tile:
 
 
 def _viewed(gather: Gather | None, load: Any) -> Element:
-    """A load as an element of a matrix, of slices side by side too."""
+    """A load as an element of a matrix; slices that a cluster gathered lie side by side in one."""
     if gather is not None and load.source.same_as(gather.whole):
         return Element(load.source, side_by_side(gather, load.indices))
     return Element(load.source, tuple(load.indices))
 
 
 def _layout(nest: TileNest, factor: Element, row: Any, column: Any) -> str:
-    """Which operand a factor is, by the loops that its indices follow."""
+    """Which operand a factor is, by the loops that its indices follow; empty if neither."""
     if len(factor.indices) != 2 or row is None or column is None:
         return ""
     loops = [nest.moved(each) for each in factor.indices]
@@ -409,7 +356,7 @@ def _layout(nest: TileNest, factor: Element, row: Any, column: Any) -> str:
 
 
 def factors(body: Any) -> list[Any]:
-    """The two loads that ``C + cast(A) * cast(B)`` multiplies."""
+    """The two loads that ``C + cast(A) * cast(B)`` multiplies; fewer for any other statement."""
     value = body.value
     term = value.b if isinstance(value, ir.tirx.Add) else None
     if not isinstance(term, ir.tirx.Mul):
@@ -431,7 +378,7 @@ def accumulates(body: Any) -> bool:
 
 
 def same_indices(one: Any, other: Any) -> bool:
-    """Whether two accesses have the same expressions as indices."""
+    """Whether two accesses have structurally equal indices."""
     same = ir.tvm_ffi.structural_equal  # as of two loops that are one dimension
     return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
 

@@ -12,36 +12,17 @@ from crossfuse.lower.hopper.program.tile_nest import TileNest, refuse_program
 from crossfuse.lower.hopper.program.tile_program import Contraction, Exchange, TileProgram
 from crossfuse.markers import DSM_SCOPE, PAIRED
 
-# Reads a reduction that is split over a cluster: partial tiles in slabs, combined in slices.
+# A reduction that is split over a cluster: partial tiles in slabs, combined in slices.
 
 
 def read_exchange(
     copy: TileNest, combine: TileNest, contraction: Contraction, place: Place, slice_var: Any
 ) -> Exchange:
-    """Read the two nests of `dsm_reduce`.
+    """Read the two nests of `dsm_reduce`: which slice each CTA combines, and into which buffer.
 
-    Parameters
-    ----------
-    copy : TileNest
-        From registers to the CTA's slab.
-    combine : TileNest
-        The sum of all slabs, over a slice of the tile.
-    contraction : Contraction
-        What made the partial sums.
-    place : Place
-        The cluster axis that the reduction is split over.
-    slice_var : tvm.ir.Var
-        Variable of the loop over slices, bound to the same axis.
-
-    Returns
-    -------
-    Exchange
-        Which rows each CTA combines, and into which buffer.
-
-    Raises
-    ------
-    LoweringRefused
-        If a nest is not as `dsm_reduce` writes it.
+    `copy` takes the partial tile from registers to the slab of the CTA; `combine` adds the slabs of
+    all CTAs along `place`, each CTA over its own slice of the tile. Nests that are not as
+    `dsm_reduce` writes them are refused.
     """
     (product,) = contraction.products
     rank = copy.placed(copy.block.body.indices[0])
@@ -53,12 +34,9 @@ def read_exchange(
 
 
 def slice_tile(exchange: Exchange, whole: Tile, slice_var: Any) -> Tile:
-    """A CTA's slice, as a tile of the output: whole rows, or a part of one.
+    """A CTA's slice as a tile of the output: whole rows, or an equal part of one.
 
-    Raises
-    ------
-    LoweringRefused
-        If it is neither.
+    Slices of any other shape are refused.
     """
     row, column = whole.origin
     if exchange.rows:
@@ -113,7 +91,7 @@ def _slice(
     slice_var: Any,
     width: int,
 ) -> int:
-    """Elements of a slice; checks that slices follow each other, row by row."""
+    """Elements of a slice, after a check that slices follow each other, row by row."""
     body = nest.block.body
     elements, ranks = _combined(nest, slab, place)
     count = prod(int(each.extent) for each in elements)
@@ -175,33 +153,20 @@ def _combined(nest: TileNest, slab: Any, place: Place) -> tuple[list[Any], Any]:
     return elements, ranks
 
 
-# Reads tiles whose two products are made by two CTAs of a cluster, one each.
+# Two products of one tile that two CTAs of a cluster make, one each.
 
 
 def is_paired(nest: TileNest) -> bool:
-    """Whether the store of two products is marked."""
+    """Whether the store asks for its two products to be made by a pair of CTAs."""
     return PAIRED in nest.block.annotations
 
 
 def paired(program: TileProgram, nest: TileNest) -> TileProgram:
     """Let each CTA of a pair make one product of all rows, and store its half of them.
 
-    Parameters
-    ----------
-    program : TileProgram
-        In which each CTA makes both products of its half.
-    nest : TileNest
-        The store.
-
-    Returns
-    -------
-    TileProgram
-        With the tile of both halves, and the exchange of halves.
-
-    Raises
-    ------
-    LoweringRefused
-        If there are not two products, or the halves are not those of two CTAs.
+    In the program that is read, each CTA makes both products of its half of the rows. Afterwards
+    each loads one right operand instead of both, and the halves are exchanged through DSM. Refuses
+    any but two products, and halves that are not those of two CTAs of one cluster axis.
     """
     contraction = program.contraction
     place = _place(program, nest)
@@ -233,7 +198,7 @@ def _one_each(contraction: Contraction, left: Tile) -> Contraction:
 
 
 def _place(program: TileProgram, nest: TileNest) -> Place:
-    """The axis that the mark names."""
+    """The cluster axis of two CTAs that the mark names."""
     axis = str(nest.block.annotations[PAIRED])
     for place in program.cluster:
         if place.tag == f"cluster.{axis}" and place.extent == 2:

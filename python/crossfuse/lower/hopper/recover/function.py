@@ -39,7 +39,11 @@ from crossfuse.markers import ACCUMULATE, GRID_STAGE, PAIRED, STREAM, marked_blo
 
 
 def with_rows(programs: list[TileProgram], rows: list[RowProgram]) -> list[TileProgram]:
-    """Programs with what makes their left operands, which is a phase of the same kernel."""
+    """Programs with what makes their left operands, which is a phase of the same kernel.
+
+    Refuses rows that anything but the first product reads as its left operand, and numbers made
+    beside them that anything but the epilogue of that product loads.
+    """
     for made in rows:
         found = _places(programs, made.buffer)
         if found != [(0, 0)]:
@@ -64,7 +68,7 @@ def with_rows(programs: list[TileProgram], rows: list[RowProgram]) -> list[TileP
 
 
 def _check_correction(program: TileProgram) -> None:
-    """Sums are corrected by what makes the rows chunk by chunk, and by nothing else."""
+    """Refuse sums that are corrected by other factors than those that the nest of rows makes."""
     correction = program.contraction.correction
     chunks = None if program.rows is None else program.rows.chunks
     if correction is None and chunks is None:
@@ -84,7 +88,7 @@ def _named(factors: tuple[Any, int] | None) -> str:
 
 
 def _places(programs: list[TileProgram], buffer: Any) -> list[tuple[int, int]]:
-    """Which programs load a buffer, and where in the order of what they load."""
+    """Which programs load a buffer, and where in the order of what they load (see `_loaded`)."""
     return [
         (number, place)
         for number, each in enumerate(programs)
@@ -94,7 +98,7 @@ def _places(programs: list[TileProgram], buffer: Any) -> list[tuple[int, int]]:
 
 
 def kernels_of(programs: list[TileProgram]) -> list[list[TileProgram]]:
-    """Programs that pass an intermediate on within a kernel, together."""
+    """Programs by kernel: those that pass an intermediate on within a kernel stay together."""
     kernels: list[list[TileProgram]] = []
     open_until = -1
     for index, program in enumerate(programs):
@@ -116,7 +120,7 @@ def _loads(program: TileProgram, buffer: Any) -> bool:
 
 
 def _loaded(program: TileProgram) -> list[Any]:
-    """Buffers that a program loads, that of the left operand first."""
+    """Buffers that a program loads: left operand, right operands, operands of the epilogue."""
     contraction = program.contraction
     products = [each for product in contraction.products for each in product.both]
     further = [each.source for each in ir.buffer_loads(program.store.value)]
@@ -124,7 +128,7 @@ def _loaded(program: TileProgram) -> list[Any]:
 
 
 def _check_phase(program: TileProgram, before: list[TileProgram]) -> None:
-    """Phases of a kernel pass on left operands alone, those that are marked."""
+    """Refuse a phase that takes from its kernel anything but a marked left operand."""
     _, *others = _loaded(program)
     for each in before:
         made = each.store.tile.buffer
@@ -139,13 +143,13 @@ def _check_phase(program: TileProgram, before: list[TileProgram]) -> None:
 
 
 def follows(program: TileProgram, made: tuple[Any, ...]) -> bool:
-    """Whether only the left operand is an intermediate."""
+    """Whether only the left operand is an intermediate of an earlier kernel."""
     left, *loads = _loaded(program)
     others = any(load.same_as(each) for load in loads for each in made)
     return not others and any(left.same_as(each) for each in made)
 
 
-# Reads a tile program off a scheduled function.
+# A whole scheduled function, nest by nest.
 
 
 def is_tile_program(func: Any) -> bool:
@@ -160,29 +164,16 @@ def _is_marked(loop: Any) -> bool:
 
 
 def recover(func: Any) -> tuple[tuple[TileProgram, ...], ...]:
-    """Read the tile programs of a scheduled function, kernel by kernel.
+    """Read the tile programs of a scheduled function, kernel by kernel, in program order.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        Nests one after another, each of loops over places, inside them loops with stages (two
-        loads and a product of tiles each) and the store of the products; between them, if the
-        reduction is split over the cluster, the two nests of `dsm_reduce`, or those of
-        `dsm_shuffle` if an intermediate stays in the cluster. Between loops with stages, an
-        elementwise block may store to scope ``local``: its tile stays in registers. A nest without
-        stages adds partial tiles that the one before it stores. Each block has one loop for each of
-        its dimensions.
-
-    Returns
-    -------
-    tuple[tuple[TileProgram, ...], ...]
-        Phases of each kernel, in program order: nests that are joined by `grid_stage` are phases of
-        one kernel, every other nest is a kernel.
-
-    Raises
-    ------
-    LoweringRefused
-        Naming the block or loop that has another form.
+    The function is nests one after another, each of loops over places (grid and cluster), inside
+    them loops with stages (two loads and a product of tiles each) and the store of the products;
+    between them, if the reduction is split over the cluster, the two nests of `dsm_reduce`, or
+    those of `dsm_shuffle` if an intermediate stays in the cluster. Between loops with stages, an
+    elementwise block may store to scope ``local``: its tile stays in registers. A nest without
+    stages adds partial tiles that the one before it stores. Each block has one loop for each of its
+    dimensions. Nests that are joined by `grid_stage` are phases of one kernel, every other nest is
+    a kernel; the block or loop that has another form is refused by name.
     """
     body = func.body.block.body
     nests = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
@@ -202,7 +193,7 @@ def recover(func: Any) -> tuple[tuple[TileProgram, ...], ...]:
 
 
 def _check_marks(func: Any, programs: list[TileProgram], rows: int) -> None:
-    """Every block with a mark is one that its lowering has found."""
+    """Refuse a mark on a block that its lowering does not look at, so that no mark is ignored."""
     pairs = [each for each in programs if each.exchange is not None and each.exchange.pair]
     for what, marked, found in (
         ("grid_stage", staged_blocks(func), rows + sum(each.staged for each in programs)),
@@ -223,13 +214,7 @@ def _is_added(program: TileProgram) -> bool:
 
 
 def row_tensors(func: Any) -> tuple[Any, ...]:
-    """Parameters of which a call may have fewer rows; none if `accept_fewer_rows` was not called.
-
-    Raises
-    ------
-    LoweringRefused
-        As `recover`.
-    """
+    """Parameters of which a call may have fewer rows; none unless `accept_fewer_rows` allows it."""
     if not takes_fewer_rows(func):
         return ()
     rows = recover(func)[0][0].store.rows
@@ -249,7 +234,7 @@ def identifier(buffer: Any) -> str:
 
 
 def _recover_nest(node: Any, memory: tuple[Any, ...]) -> tuple[TileProgram, ...]:
-    """The program of a nest; two if an intermediate stays in the cluster."""
+    """The program of a nest; two if an intermediate stays in the cluster or in registers."""
     outer, parts = outer_loops(node)
     if len(parts) == 2 and all(is_bound(each) for each in parts):
         if is_gathered(parts[1]):

@@ -54,10 +54,7 @@ def all_at_once(ring: Any) -> list[Any]:
             for k0 in range(2):                for s in range(8):
                 ... whole[r][k0] ...               ... whole[s // 2][s % 2] ...
 
-    Raises
-    ------
-    LoweringRefused
-        If the loop is no plain one, or anything but loops with stages follows the copy.
+    Refuses a loop that is no plain one, or has anything but loops with stages behind the copy.
     """
     where = f"loop '{ring.loop_var.name}'"
     copy, *loops = ring.body.seq
@@ -88,35 +85,16 @@ def _joined(ring: Any, loop: Any) -> Any:
     return ir.for_like(loop, body, loop_var=step, extent=int(ring.extent) * steps)
 
 
-# Reads the store of a slice that stays in the cluster.
+# The store of a slice that stays in the cluster.
 
 
 def read_slice(
     nest: TileNest, accumulators: tuple[Any, ...], wanted: Tile, gather: Gather
 ) -> Store:
-    """Read an elementwise store to a slab.
+    """Read the elementwise store of the accumulators to the CTA's slab of a gather.
 
-    Parameters
-    ----------
-    nest : TileNest
-        The nest.
-    accumulators : tuple
-        Buffers in registers that it may read.
-    wanted : Tile
-        What they hold, on any buffer.
-    gather : Gather
-        Where it goes.
-
-    Returns
-    -------
-    Store
-        Its tile is counted in columns of what the cluster gathers; its value is written in those
-        of the product.
-
-    Raises
-    ------
-    LoweringRefused
-        If it is no elementwise store of the accumulators to the CTA's slab.
+    The tile of the store is counted in columns of what the cluster gathers; its value is written in
+    those of the product.
     """
     body = nest.block.body
     plain = isinstance(body, ir.BufferStore) and body.buffer.same_as(gather.slab)
@@ -142,7 +120,7 @@ def read_slice(
 
 
 def _check_accumulator(nest: TileNest, load: Any, stored: tuple[Any, ...], wanted: Tile) -> None:
-    """The accumulator is the one at the row and the column that are stored."""
+    """Refuse an accumulator that is not the one at the row and the column that are stored."""
     tile = nest.tile(load.source, load.indices[-2:])
     moved = [(nest.moved(a), nest.moved(b)) for a, b in zip(load.indices[-2:], stored, strict=True)]
     together = all((a is None) == (b is None) and (a is None or a.same_as(b)) for a, b in moved)
@@ -155,10 +133,8 @@ def _check_accumulator(nest: TileNest, load: Any, stored: tuple[Any, ...], wante
 def _without_zeros(nest: TileNest, load: Any) -> tuple[Any, int | None]:
     """The value that is stored, and the product's column from which on it is zero, or None.
 
-    Raises
-    ------
-    LoweringRefused
-        If it is zero anywhere but beyond the product's columns.
+    A slab may be wider than the product; zeros anywhere but beyond the product's columns are
+    refused.
     """
     value = nest.block.body.value
     if not is_call(value, ir.IF_THEN_ELSE):
@@ -217,26 +193,9 @@ def _copied(node: Any) -> Any:
 def recover_gathered(
     memory: tuple[Any, ...], outer: Loops, parts: list[Any]
 ) -> tuple[TileProgram, ...]:
-    """Read both nests over the CTAs of a cluster.
+    """Read both nests over the CTAs of a cluster: one gives slices, one takes them.
 
-    Parameters
-    ----------
-    memory : tuple
-        Everything in global memory.
-    outer : tuple
-        Loops over clusters.
-    parts : list
-        The nest that makes slices, and the one that copies all of them and multiplies.
-
-    Returns
-    -------
-    tuple[TileProgram, ...]
-        The phase that gives its slices to the cluster, and the one that takes them.
-
-    Raises
-    ------
-    LoweringRefused
-        Naming the block that has another form.
+    `parts` are the nest that makes slices, and the one that copies all of them and multiplies them.
     """
     (making, made), (taking, taken) = (outer_loops(each) for each in parts)
     if len(making) != 1 or len(taking) != 1:
@@ -269,7 +228,7 @@ def recover_gathered(
 
 
 def _read_gather(nest: TileNest, place: Place, ring: bool) -> Gather:
-    """The copy of all slices, at once or one after another."""
+    """The copy of all slices, at once or one after another (ring order)."""
     block = nest.block
     body, order = block.body, str(block.annotations.get(DSM_SHUFFLE))
     plain = (
@@ -305,7 +264,7 @@ def _read_gather(nest: TileNest, place: Place, ring: bool) -> Gather:
 
 
 def _check_columns(copy: TileNest, first: _Read, second: _Read) -> None:
-    """A column means the same where it is made, where it is copied, and where it is multiplied."""
+    """Refuse a column that does not mean the same where it is made, copied and multiplied."""
     known = copy.known
     (making, made, made_nest), (taking, _, _) = first, second
     offset = making.result(made.tile.buffer).origin[1] - made.tile.origin[1]
@@ -323,7 +282,7 @@ def _check_columns(copy: TileNest, first: _Read, second: _Read) -> None:
 
 
 def _check_rows(copy: TileNest, origin: Any, rows: int) -> None:
-    """The rows that are copied are those that are multiplied."""
+    """Refuse a copy of other rows than those that are multiplied."""
     index = copy.block.body.indices[-2]
     loop = copy.moved(index)
     zero = ir.tirx.IntImm("int32", 0)

@@ -19,16 +19,13 @@ from crossfuse.lower.hopper.recover.store import Loops, has_stages, places_of, r
 from crossfuse.lower.hopper.recover.sums import is_partial, read_partial
 from crossfuse.markers import GRID_STAGE
 
-# Several loops over the same left tiles, read as one that loads them once.
+# Several loops over the same left tiles (as of a gated layer), read as one that loads them once.
 
 
 def merge(contractions: list[Contraction]) -> Contraction:
     """Several loops that load the same left tiles, as one that loads them once.
 
-    Raises
-    ------
-    LoweringRefused
-        If their steps, left tiles or shapes differ.
+    Refuses loops whose steps, left tiles or shapes differ.
     """
     first, *others = contractions
     known = ir.sym.Analyzer()
@@ -72,13 +69,7 @@ ReadStore = Callable[[TileNest, tuple[Any, ...], Tile], Store]
 
 
 def pipelined(parts: list[Any]) -> tuple[list[Any], Any]:
-    """Loops with stages, and the nest that stores what they compute.
-
-    Raises
-    ------
-    LoweringRefused
-        If there is anything else.
-    """
+    """Loops with stages, and the one nest that stores what they compute; refuses anything else."""
     loops = [each for each in parts if isinstance(each, ir.For) and has_stages(each)]
     others = [each for each in parts if not any(each.same_as(loop) for loop in loops)]
     if not loops or len(others) != 1:
@@ -100,18 +91,8 @@ def read_products(
 ) -> tuple[Contraction, Store, TileNest]:
     """Read pipelined loops and the store of their products.
 
-    Parameters
-    ----------
-    loops : list
-        Loops with stages.
-    store : Any
-        The nest behind them.
-    outer : tuple
-        Loops around both.
-    read : Callable
-        Reads the store, as `read_store` does.
-    takes : Gather | KeptTile | None
-        Where the left operand comes from, if the cluster has gathered it or this CTA has kept it.
+    `read` reads the store, as `read_store` does; `takes` is where the left operand comes from if
+    the cluster has gathered it or this CTA has it in registers.
     """
     contraction = merge([read_contraction(each, outer, takes) for each in loops])
     if not isinstance(takes, KeptTile):  # of which a CTA makes a part
@@ -124,12 +105,12 @@ def read_products(
 
 
 def with_rows(contraction: Contraction, rows: int) -> Contraction:
-    """The contraction of as many rows as its store has: TVM leaves out what no tensor has."""
+    """The contraction with as many rows as its store has: TVM leaves out what no tensor has."""
     left = replace(contraction.left, shape=(rows, contraction.depth))
     return replace(contraction, left=left)
 
 
-# Reads a chain whose intermediate stays in registers: an elementwise block between two loops.
+# A chain whose intermediate stays in registers: an elementwise block between two loops.
 
 Read = tuple[Contraction, Store, TileNest]
 
@@ -149,27 +130,11 @@ def _stores_locally(node: Any) -> bool:
 def recover_kept(
     memory: tuple[Any, ...], outer: Loops, parts: list[Any]
 ) -> tuple[TileProgram, ...]:
-    """Read the nests of a CTA.
+    """Read the nests of a CTA whose intermediate stays in registers, as two phases.
 
-    Parameters
-    ----------
-    memory : tuple
-        Everything in global memory.
-    outer : tuple
-        Loops around them.
-    parts : list
-        Loops with stages and the store of their products to registers, then loops that multiply
-        what is there and the store of their products.
-
-    Returns
-    -------
-    tuple[TileProgram, ...]
-        The phase that keeps its tile, and the one that multiplies it.
-
-    Raises
-    ------
-    LoweringRefused
-        Naming the block that has another form.
+    `parts` are loops with stages and the store of their products to registers, then loops that
+    multiply what is there and the store of their products. The first phase keeps its tile, the
+    second multiplies it.
     """
     first, kept, rest = read_kept(outer, parts)
     loops, store_nest = pipelined(rest)
@@ -182,19 +147,9 @@ def recover_kept(
 
 
 def read_kept(outer: Loops, parts: list[Any]) -> tuple[Read, KeptTile, list[Any]]:
-    """Read the first products of a CTA's nests.
+    """Read the first products of a CTA's nests: them, the tile in registers, and the nests behind.
 
-    Parameters
-    ----------
-    outer : tuple
-        Loops around them.
-    parts : list
-        As for `recover_kept`.
-
-    Returns
-    -------
-    tuple
-        The products with their store; the tile that is kept; and the nests behind them.
+    The nests are those of `recover_kept`.
     """
     end = next(i for i, each in enumerate(parts) if _stores_locally(each)) + 1
     first = read_products(*pipelined(parts[:end]), outer, _read_kept)
@@ -226,13 +181,7 @@ def _read_kept(nest: TileNest, accumulators: tuple[Any, ...], wanted: Tile) -> S
 
 
 def check_taken(kept: Tile, contraction: Contraction) -> None:
-    """The second product sums all columns that are kept, of the same rows.
-
-    Raises
-    ------
-    LoweringRefused
-        Naming the columns that it sums.
-    """
+    """Refuse a second product that does not sum all columns in registers, of the same rows."""
     taken = contraction.left
     first, columns = first_of_reduction(contraction), contraction.steps * contraction.depth
     known = ir.sym.Analyzer()

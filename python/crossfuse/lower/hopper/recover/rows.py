@@ -22,10 +22,7 @@ _INSTEAD = "leave accept_fewer_rows out, and compile for each number of rows"
 def takes_fewer_rows(func: Any) -> bool:
     """Whether `accept_fewer_rows` was called for a function.
 
-    Raises
-    ------
-    LoweringRefused
-        If the mark has another value, or another block than the root has it.
+    Refuses a mark with another value, or on another block than the root.
     """
     marked = marked_blocks(func, ROWS)
     root = getattr(func.body, "block", None)
@@ -46,19 +43,8 @@ def with_fewer_rows(func: Any, programs: list[TileProgram]) -> list[TileProgram]
     """Programs that know which tensors end before their rows do.
 
     Rows of a tile of the left operand are those of the tile that is stored: so has every tile
-    program. What is left to prove is that its other operands are read row by row, or have no rows.
-
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        The function.
-    programs : list[TileProgram]
-        All of it.
-
-    Raises
-    ------
-    LoweringRefused
-        If a row of the output depends on other rows, or tensors have different numbers of rows.
+    program. What is left to prove is that its other operands are read row by row, or have no rows;
+    refuses outputs whose rows depend on other rows, and tensors with different numbers of rows.
     """
     parameters = tuple(func.params)
     _check_made(programs, parameters)
@@ -77,7 +63,7 @@ def with_fewer_rows(func: Any, programs: list[TileProgram]) -> list[TileProgram]
 
 
 def _check_made(programs: Sequence[TileProgram], parameters: Sequence[Any]) -> None:
-    """All rows of a left operand are made; so they are whole ones, and stay in the kernel."""
+    """Refuse rows made in the kernel that are made by chunks, or that are results of the call."""
     for made in (each.rows for each in programs if each.rows is not None):
         if made.chunks is not None:
             found = "a left operand that is made in the kernel, chunk by chunk"
@@ -115,7 +101,7 @@ def _tensors(programs: Sequence[TileProgram]) -> tuple[list[Any], list[Any]]:
 
 
 def _loads_of(rows: RowProgram) -> list[Any]:
-    """What makes a row loads from global memory."""
+    """What making a row loads from global memory."""
     loads: list[Any] = []
     ir.walk(rows.statement, (ir.TensorLoad, loads.append))
     return [each for each in loads if str(each.source.scope()) == "global"]
@@ -138,7 +124,10 @@ def _is_row_by_row(load: Any, row: Any) -> bool:
 
 
 def _check_extents(tensors: Sequence[Any]) -> None:
-    """All have as many rows, counted by their first extent: matrices, or a number for each row."""
+    """Refuse tensors with different numbers of rows, counted by their first extent.
+
+    All are matrices, or have a number for each row.
+    """
     count = int(tensors[0].ty.shape[0])
     for each in tensors:
         shape = tuple(int(extent) for extent in each.ty.shape)

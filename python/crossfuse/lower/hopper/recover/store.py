@@ -12,30 +12,13 @@ from crossfuse.lower.hopper.program.tile_nest import TileNest, check_start, refu
 from crossfuse.lower.tree import coordinate
 from crossfuse.markers import STAGES
 
-# Reads the epilogue of a tile program.
+# The epilogue of a tile program.
 
 
 def read_store(nest: TileNest, accumulators: tuple[Any, ...], wanted: Tile) -> Store:
-    """Read an elementwise store of accumulators.
+    """Read the epilogue: an elementwise store of accumulators to the tile that they are of.
 
-    Parameters
-    ----------
-    nest : TileNest
-        The nest.
-    accumulators : tuple
-        Buffers in registers that it may read.
-    wanted : Tile
-        What they hold, on any buffer.
-
-    Returns
-    -------
-    Store
-        The store of the same tile.
-
-    Raises
-    ------
-    LoweringRefused
-        If it is no elementwise store of a matrix, or of another tile.
+    `wanted` is that tile, on any buffer; a store of another one is refused.
     """
     body = nest.block.body
     plain = isinstance(body, ir.BufferStore) and len(body.indices) == 2
@@ -59,10 +42,7 @@ def read_store(nest: TileNest, accumulators: tuple[Any, ...], wanted: Tile) -> S
 def accumulator_loads(nest: TileNest, accumulators: tuple[Any, ...]) -> list[Any]:
     """Loads of accumulators in the value that a nest stores.
 
-    Raises
-    ------
-    LoweringRefused
-        If it loads anything else that is not in global memory, or of no type of `READ_TYPES`.
+    Its other loads must be of global memory and of a type of `READ_TYPES`; others are refused.
     """
     loads = ir.buffer_loads(nest.block.body.value)
     ours = [each for each in loads if any(each.source.same_as(a) for a in accumulators)]
@@ -95,7 +75,7 @@ def check_loads(nest: TileNest, accumulators: tuple[Any, ...]) -> None:
             )
 
 
-# Reads the loops over places: clusters of the grid, and the CTAs of a cluster.
+# The loops over places: clusters of the grid, and the CTAs of a cluster.
 
 Loops = tuple[Any, ...]
 

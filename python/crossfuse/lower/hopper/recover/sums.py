@@ -18,24 +18,14 @@ from crossfuse.markers import ACCUMULATE, ACCUMULATIONS, GRID_STAGE
 
 # Partial tiles that TMA adds in the L2 cache: one matrix of sums takes the place of all parts.
 
-#: Of names of buffers that sums are added in.
+#: Prefix of the names of matrices that TMA adds partial tiles into.
 _SUMS = "crossfuse_sums_"
 
 
 def read_accumulation(nest: TileNest, parts: int) -> int:
     """How many clusters add to each tile that a nest of partial tiles stores; 0 if none does.
 
-    Parameters
-    ----------
-    nest : TileNest
-        The nest.
-    parts : int
-        Parts of the reduction.
-
-    Raises
-    ------
-    LoweringRefused
-        If they are to be added in a way that there is not, or there is one part.
+    Refuses ways of adding that do not exist, and a reduction of one part.
     """
     how = nest.block.annotations.get(ACCUMULATE)
     if how is None:
@@ -56,10 +46,7 @@ def read_accumulation(nest: TileNest, parts: int) -> int:
 def accumulated(programs: list[TileProgram]) -> list[TileProgram]:
     """Programs in which parts that TMA adds have one matrix, as large as the output.
 
-    Raises
-    ------
-    LoweringRefused
-        If no nest takes their sum.
+    Refuses partial tiles that TMA adds and no nest takes the sum of.
     """
     images: dict[Any, Any] = {}
     for program in programs:
@@ -104,26 +91,9 @@ def is_partial(node: Any) -> bool:
 
 
 def read_partial(nest: TileNest, accumulators: tuple[Any, ...], wanted: Tile) -> Store:
-    """Read the store of a partial tile.
+    """Read the store of a partial tile: a copy of accumulators to ``partial[part, i, j]``.
 
-    Parameters
-    ----------
-    nest : TileNest
-        The nest: a copy of accumulators to ``partial[part, i, j]``.
-    accumulators : tuple
-        The buffer in registers.
-    wanted : Tile
-        What it holds, on any buffer.
-
-    Returns
-    -------
-    Store
-        The store of the tile, in the matrix of its part.
-
-    Raises
-    ------
-    LoweringRefused
-        If it is no copy of accumulators, or of another tile.
+    `wanted` is the tile of the accumulators, on any buffer; other copies are refused.
     """
     body = nest.block.body
     load = body.value
@@ -154,32 +124,17 @@ def read_partial(nest: TileNest, accumulators: tuple[Any, ...], wanted: Tile) ->
 
 
 def is_sum(node: Any) -> bool:
-    """Whether a nest multiplies nothing."""
+    """Whether a nest multiplies nothing: it has no loop with stages."""
     found: list[Any] = []
     ir.walk(node, (ir.For, lambda loop: found.append(loop) if has_stages(loop) else None))
     return not found
 
 
 def read_sum(node: Any, memory: tuple[Any, ...]) -> SumProgram:
-    """Read the nest that adds partial tiles.
+    """Read the nest that adds partial tiles, the last phase of a split reduction.
 
-    Parameters
-    ----------
-    node : Any
-        Loops over places, then one over the elements of a CTA's slice; in it the sum over the parts
-        and the epilogue, of one element each.
-    memory : tuple
-        Everything in global memory.
-
-    Returns
-    -------
-    SumProgram
-        The last phase.
-
-    Raises
-    ------
-    LoweringRefused
-        Naming the block that has another form.
+    It is loops over places, then one over the elements of a CTA's slice; in it the sum over the
+    parts and the epilogue, of one element each.
     """
     outer: list[Any] = []
     while isinstance(node, ir.For) and is_place(node):
@@ -209,10 +164,7 @@ def read_sum(node: Any, memory: tuple[Any, ...]) -> SumProgram:
 def with_sums(programs: list[TileProgram], sums: list[SumProgram]) -> list[TileProgram]:
     """Programs with the sums of the partial tiles that they store.
 
-    Raises
-    ------
-    LoweringRefused
-        If the sum of some tiles has no program that stores them in the same kernel.
+    Refuses a sum whose tiles no program stores in the same kernel, on as many places.
     """
     for each in sums:
         makers = [p for p in programs if p.store.tile.buffer.same_as(each.partial)]
@@ -227,7 +179,7 @@ def with_sums(programs: list[TileProgram], sums: list[SumProgram]) -> list[TileP
 
 
 def _fits(program: TileProgram, summed: SumProgram) -> bool:
-    """Whether each slice lies within one tile of every part."""
+    """Whether each slice lies within one tile of every part, and both have the same places."""
     rows, columns = program.store.tile.shape
     known = summed.analyzer
     within = all(
@@ -277,7 +229,10 @@ def _is_loop(nest: TileNest, index: Any, loop: Any) -> bool:
 
 
 def _read_index(adding: TileNest, storing: TileNest, loop: Any) -> tuple[Any, Any]:
-    """Row and column of an element; units of neighbours lie in one row."""
+    """Row and column of an element; units of neighbours lie in one row.
+
+    A thread takes a unit in one access, so slices are whole units.
+    """
     body = storing.block.body
     known = storing.known
     plain = isinstance(body, ir.BufferStore) and len(body.indices) == 2 and not storing.loops
@@ -298,7 +253,7 @@ def _read_index(adding: TileNest, storing: TileNest, loop: Any) -> tuple[Any, An
 
 
 def _has_units(index: tuple[Any, ...], loop: Any, around: Loops) -> bool:
-    """Whether elements 4 u to 4 u + 3 are neighbours."""
+    """Whether elements 4 u to 4 u + 3 are neighbours in a row, for every unit u."""
     known = ir.sym.Analyzer()
     for each in around:
         if not each.same_as(loop):

@@ -29,18 +29,12 @@ from crossfuse.lower.hopper.warmup import Warmup
 
 #: Threads of a warp that share a row.
 QUAD = 4
-#: Registers of a tile with which both rows of a thread are gone through side by side.
+#: Most registers of a tile with which a thread goes through both of its rows side by side.
 _SIDE_BY_SIDE = 64
 
 
 class Selected:
-    """Registers of the best elements: of each four ranks a thread has one.
-
-    Parameters
-    ----------
-    step : Best
-        What is selected.
-    """
+    """Registers of the best elements of a thread's rows: of each four ranks a thread has one."""
 
     def __init__(self, step: Best) -> None:
         self.step = step
@@ -72,7 +66,7 @@ class Selected:
                     row.take_out()
 
     def _keep(self, row: _Row, rank: Any, quarter: Any) -> None:
-        """The thread whose rank it is keeps what has been found."""
+        """Store what has been found in the thread whose rank it is."""
         for group in range(self.groups):
             mine = ir.tirx.EQ(rank, quarter + group * QUAD)
             at = row.half * self.groups + group
@@ -96,9 +90,9 @@ class _Row:
         self.place = Variable("place", "int32")
 
     def find(self) -> None:
-        """The largest element of the row, the first of equal ones.
+        """Find the largest element of the row, the first of equal ones.
 
-        Elements are gone through from the last one: the one that comes later comes first.
+        A thread goes through its elements from the last one, so that an earlier one wins a tie.
         """
         self.best.set(ir.script.float32(-math.inf))
         self.place.set(NOWHERE - self.column)
@@ -119,7 +113,7 @@ class _Row:
             self.best.set(ir.script.Select(ahead, best, self.best.value))
 
     def take_out(self) -> None:
-        """What has been found is no number any more, and so never found again."""
+        """Replace what has been found by NaN, which no comparison finds again."""
         place = let("own_place", self.place.value - self.column)
         nothing = ir.script.float32(math.nan)
         for number, column in enumerate(self.columns):
@@ -129,20 +123,10 @@ class _Row:
 
 
 class RowEpilogue:
-    """The row reductions of one multiplying warpgroup.
+    """The epilogue that reduces rows, for one multiplying warpgroup.
 
-    Parameters
-    ----------
-    program : RowReductions
-        What to compute.
-    where : Coordinates
-        Of this thread.
-    warpgroup : Any
-        Index of the multiplying warpgroup.
-    accumulators : Any
-        Its registers.
-    warmup : Warmup
-        In which nothing is stored.
+    It takes the place of the epilogue that stores the tile; `accumulators` are the wgmma registers
+    of the warpgroup. In the warm-up nothing is stored.
     """
 
     def __init__(
@@ -163,13 +147,13 @@ class RowEpilogue:
         self.best = {each.target: Selected(each) for each in program.best}
 
     def ahead(self, values: Mapping[Any, Any]) -> None:
-        """Nothing is read besides the sums before these are there."""
+        """Do nothing: there are no loads to issue early, as only the sums are read."""
 
     def finish(self) -> None:
-        """Nothing is still being stored."""
+        """Do nothing: no store is under way, as those of TMA would be."""
 
     def store(self, places: Mapping[Any, Any], writer: FlagWriter | None = None) -> None:
-        """Reduce and store the tile at the place that `places` tell."""
+        """Reduce and store the tile at the coordinates of `places`."""
         assert writer is None, "a kernel of row reductions has one phase"
         values = Values(self.program, self.lanes, dict(places), self.rows.register, self._element)
         for step in self.program.before:
@@ -193,7 +177,7 @@ class RowEpilogue:
         return self.accumulators[register]
 
     def _store(self, output: Output, places: dict[Any, Any]) -> None:
-        """Four neighbours of a row are stored by the four threads that have the row."""
+        """Store an output: four neighbours of a row by the four threads that share the row."""
         for first in range(0, output.box.columns, QUAD):
             for half in range(2):
                 ranked = partial(self._ranked, half, first // QUAD)

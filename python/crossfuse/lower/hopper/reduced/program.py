@@ -13,62 +13,37 @@ from crossfuse.lower.hopper.stream.program import Box, Domain, Step
 
 @dataclass(frozen=True, kw_only=True)
 class Best(Step):
-    """The largest elements of each row in order, and their keys; of equal ones the lower key first.
+    """The largest elements of each row in order, and their keys; of equal ones the lower first."""
 
-    Attributes
-    ----------
-    places : Any
-        The buffer of keys; `target` is that of elements, both are [row, rank].
-    count : int
-        How many there are.
-    """
-
+    #: The buffer of keys; `target` is that of elements, both are [row, rank].
     places: Any
+    #: Number of ranks.
     count: int
 
 
 @dataclass(frozen=True)
 class Output:
-    """What is stored.
-
-    Attributes
-    ----------
-    box : Box
-        Where.
-    value : Any
-        Expression of an element, over values of rows and best elements of its column's rank.
-    """
+    """What is stored of each row."""
 
     box: Box
+    #: Expression of an element, over values of rows and the best element of its column's rank.
     value: Any
 
 
 @dataclass(frozen=True)
 class RowReductions:
-    """Reductions over the whole width of a tile, and what is stored of them.
-
-    Attributes
-    ----------
-    places : tuple[Place, ...]
-        Coordinates of CTAs.
-    row, key, column : tvm.ir.Var
-        What steps are written in: row and column of the tile, column of an output.
-    scores : Any
-        Buffer of the product.
-    tile : tuple[int, int]
-        Its rows and columns.
-    before, steps, after : tuple[Step, ...]
-        First values of rows, what is done with the tile, and what is made of rows then: in order.
-    outputs : tuple[Output, ...]
-        What is stored.
-    """
+    """Reductions over the whole width of a product's tile, and what is stored of them."""
 
     places: tuple[Place, ...]
+    #: Variables that steps are written in: row and column of the tile, column of an output.
     row: Any
     key: Any
     column: Any
+    #: Buffer of the product.
     scores: Any
+    #: Rows and columns.
     tile: tuple[int, int]
+    #: In order: first values of rows, then `steps` over the tile, then `after`, made of both.
     before: tuple[Step, ...]
     steps: tuple[Step, ...]
     after: tuple[Step, ...]
@@ -76,12 +51,12 @@ class RowReductions:
 
     @property
     def elements(self) -> tuple[Any, ...]:
-        """Buffers of elements."""
+        """Buffers with an element for each row and column of the tile."""
         return (self.scores,)
 
     @property
     def domains(self) -> tuple[Domain, ...]:
-        """What all variables go through."""
+        """Every variable with its range: first value and extent."""
         rows, keys = self.tile
         return (
             *((each.var, 0, each.extent) for each in self.places),
@@ -92,7 +67,7 @@ class RowReductions:
 
     @property
     def best(self) -> tuple[Best, ...]:
-        """Steps that keep the best elements."""
+        """Steps that find the best elements."""
         return tuple(each for each in self.steps if isinstance(each, Best))
 
     @property
@@ -110,7 +85,7 @@ class RowReductions:
         return replace(self, **changed)
 
     def with_parameters(self, images: Mapping[Any, Any]) -> RowReductions:
-        """The same, of buffers with their images."""
+        """The same with buffers replaced by their images."""
 
         def change(value: Any) -> Any:
             return ir.substitute(value, lambda var: images.get(var, var))

@@ -26,9 +26,9 @@ from crossfuse.lower.hopper.stream.recover.steps import Names, read_steps
 from crossfuse.lower.open_blocks import open_blocks
 from crossfuse.lower.tree import analyzer
 
-# Reads blocks that keep the best elements of a row: an insertion into a sorted list.
+# Blocks that find the best elements of a row: an insertion into a sorted list.
 
-#: Where places stand that no element has taken: behind all elements.
+#: The place of a rank that no element has taken yet: behind all elements.
 NOWHERE = 2**31 - 1
 _FORM = (
     "an insertion of each element into a list in descending order, of equal ones the lower key "
@@ -38,55 +38,32 @@ _FORM = (
 
 @dataclass(frozen=True)
 class Insertion:
-    """A block that takes an element of the tile into the list of its row.
-
-    Attributes
-    ----------
-    nest : TileNest
-        The block.
-    values, places : Any
-        The list: elements and where they come from, [row, rank].
-    row : Any
-        Index of the row, in the block's variables.
-    count : int
-        Ranks.
-    coming : Statement
-        Makes the element.
-    place : Any
-        Where it comes from, in the block's variables.
-    """
+    """A block that takes an element of the tile into the sorted list of its row."""
 
     nest: TileNest
+    #: The list: elements and where they come from, [row, rank].
     values: Any
     places: Any
+    #: Index of the row, in the block's variables.
     row: Any
+    #: Number of ranks.
     count: int
+    #: Makes the element that is inserted.
     coming: Statement
+    #: Where that element comes from, in the block's variables.
     place: Any
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """A block that empties the lists of all rows.
-
-    Attributes
-    ----------
-    values, places : Any
-        The list.
-    """
+    """A block that empties the lists of all rows: -inf everywhere, at place `NOWHERE`."""
 
     values: Any
     places: Any
 
 
 def read_insertion(nest: TileNest) -> Insertion:
-    """Read a block that inserts.
-
-    Raises
-    ------
-    LoweringRefused
-        If it does anything else.
-    """
+    """Read a block that inserts; refuses any other form than that of `_insert`."""
     block = nest.block
     parts = list(block.body.seq) if isinstance(block.body, ir.SeqStmt) else []
     scratch = list(block.alloc_buffers)
@@ -120,13 +97,7 @@ def read_insertion(nest: TileNest) -> Insertion:
 
 
 def read_beginning(nest: TileNest) -> Beginning:
-    """Read a block that empties lists.
-
-    Raises
-    ------
-    LoweringRefused
-        If it does anything else.
-    """
+    """Read a block that empties lists; refuses a block that does anything else."""
     loop = nest.block.body
     stores: list[Any] = []
     if isinstance(loop, ir.For):
@@ -197,25 +168,12 @@ def is_reduced(func: Any) -> bool:
 
 
 def recover_reduced(func: Any) -> tuple[tuple[TileProgram, ...], ...]:
-    """Read the programs of a scheduled function.
+    """Read the programs of a scheduled function: one for each nest, each a kernel.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        Nests one after another, each of loops over places. Inside them: first values of rows, a
-        stream of one tile, values of rows, and stores. The stream's body: a pipelined loop that
-        multiplies the tile, then maxima and sums over its columns, values of rows, and insertions
-        of its elements into sorted lists.
-
-    Returns
-    -------
-    tuple[tuple[TileProgram, ...], ...]
-        One for each nest, each a kernel.
-
-    Raises
-    ------
-    LoweringRefused
-        Naming the block or loop that has another form.
+    Nests stand one after another, each of loops over places. Inside them: first values of rows, a
+    stream of one tile, values of rows, and stores. The stream's body: a pipelined loop that
+    multiplies the tile, then maxima and sums over its columns, values of rows, and insertions of
+    its elements into sorted lists. The block or loop that has another form is refused by name.
     """
     body = open_blocks(func).body.block.body
     nests = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
@@ -254,7 +212,7 @@ def _recover_nest(node: Any, parameters: tuple[Any, ...]) -> TileProgram:
 
 
 def _only_tile(stream: Any) -> list[Any]:
-    """The statements of a stream of one tile."""
+    """The statements of a stream of one tile: registers have whole rows then."""
     if ir.constant(stream.extent) != 1:
         raise refuse_stream(
             f"loop '{stream.loop_var.name}'",
@@ -271,7 +229,7 @@ def _only_tile(stream: Any) -> list[Any]:
 
 
 def _plain_copies(loop: Any, outer: Loops) -> Any:
-    """The loop with copies that are zero beyond their tensor as TMA makes them: plain ones."""
+    """The loop with copies that are zero beyond their tensor, as TMA makes them, as plain ones."""
     parts = list(loop.body.seq) if isinstance(loop.body, ir.SeqStmt) else [loop.body]
     made = [_plain_copy(each, (*outer, loop)) for each in parts]
     return ir.for_like(loop, ir.SeqStmt(made) if len(made) > 1 else made[0])
@@ -290,7 +248,7 @@ def _plain_copy(node: Any, around: Loops) -> Any:
 
 
 def _sums(contraction: Contraction, reduced: RowReductions) -> Store:
-    """What leaves the product: its sums as they are."""
+    """The store of the sums as they are: what reduces them is no expression of one element."""
     scores = reduced.scores
     tile = contraction.result(scores)
     row, column = (ir.tirx.Var(each, "int32") for each in ("i", "j"))
@@ -308,7 +266,7 @@ def _part(node: Any, outer: Loops) -> _Part:
 
 
 class _Reader:
-    """What is known of a nest while its parts are read."""
+    """Collects the roles of variables and buffers of a nest while its parts are read."""
 
     def __init__(self, places: tuple[Place, ...], contraction: Contraction, outer: Loops) -> None:
         self.places = places
@@ -347,7 +305,7 @@ class _Reader:
         )
 
     def _place(self, insertion: Insertion) -> None:
-        """Lists have a row of ranks for each row of the tile."""
+        """Give the lists of an insertion a row of ranks for each row of the tile."""
         first, loop = insertion.nest.along(insertion.values, insertion.row)
         if loop is not None:
             self.roles.name(loop.loop_var, Axis.ROW)
@@ -358,7 +316,7 @@ class _Reader:
             self.lists.add(buffer)
 
     def _check_beginnings(self, *groups: list[_Part]) -> None:
-        """Every list is empty before the stream, and filled by one block of it."""
+        """Refuse a list that is not emptied before the stream, or not filled by one block of it."""
         before, steps, _ = groups
         begun = [e.values for e in before if isinstance(e, Beginning)]
         filled = [e.values for e in steps if isinstance(e, Insertion)]

@@ -64,7 +64,7 @@ def emit_chunks(body: Body, phase: PhasePlan) -> None:
 
 
 class _Rows:
-    """Statements of a warp."""
+    """Writes the statements of one warp that makes rows by chunks."""
 
     def __init__(
         self,
@@ -136,14 +136,14 @@ class _Rows:
         return at(left.tile.origin[0], places) + part * self.chunks.own
 
     def _end(self, places: dict[Any, Any]) -> Any:
-        """Behind the last row of a tile that there is."""
+        """One past the last row of a tile that the matrix has."""
         left = self.phase.left
         assert left is not None
         below = at(left.tile.origin[0], places) + self.chunks.tile
         return ir.script.min(below, self.program.rows)
 
     def _fetch(self, batch: int, row: Any, chunk: Any) -> None:
-        """Ask for a batch of a chunk."""
+        """Issue the TMA load of a batch of a chunk into the slot of that batch."""
         chunks = self.chunks
         address = ir.script.address_of(self.body.maps[chunks.source.name])
         slot = batch % chunks.slots
@@ -164,14 +164,14 @@ class _Rows:
         return first * chunks.loop.size
 
     def _begin(self, row: Any) -> None:
-        """States of all rows before their first chunk."""
+        """Initialise the states of all rows before their first chunk."""
         with ir.script.unroll(0, self.chunks.own) as number:
             ir.IRBuilder.name("own", number)
             begin = self._own(self.loop.begin, number, 0)
             ir.script.add_to_parent(self._of(begin, {self.program.row: row + number}))
 
     def _read(self, batch: int, row: Any, chunk: Any) -> list[tuple[Any, ...]]:
-        """Take a batch to registers, so that its place in the ring is free; what is left to do."""
+        """Read a batch to registers, which frees its slot of the ring; returns the rest to do."""
         chunks = self.chunks
         slot, uses = batch % chunks.slots, chunks.batches // chunks.slots
         use = self.done.value * uses + batch // chunks.slots
@@ -195,7 +195,7 @@ class _Rows:
         return rows
 
     def _make(self, rows: list[tuple[Any, ...]], first: Any, end: Any, chunk: Any) -> None:
-        """Write the rows of a batch, a statement of each at a time."""
+        """Write the rows of a batch, interleaved: a statement of each row at a time."""
         for together in zip(*rows, strict=True):
             for inside, each in enumerate(together):
                 guarded = not self.chunks.exact and _leaves(each)
@@ -204,7 +204,7 @@ class _Rows:
         self._store(first, end, chunk)
 
     def _store(self, first: Any, end: Any, chunk: Any) -> None:
-        """Numbers of a batch's rows, a lane each."""
+        """Store the numbers of a batch's rows, those of a row by one lane."""
         lane, batch = self.where.lane, self.chunks.batch
         inside = lane < batch
         exists = inside if self.chunks.exact else ir.script.And(inside, first + lane < end)
@@ -242,7 +242,7 @@ class _Rows:
         return ir.substitute(statement, lambda var: values.get(var, var))
 
     def _tell(self) -> None:
-        """Tell that this warp has stored a chunk; it runs at most two ahead of the flags."""
+        """Arrive once this warp has stored a chunk; it is at most two chunks ahead of the flags."""
         run(ir.script.ptx.fence.proxy.async_.global_())
         run(ir.script.cuda.warp_sync())
         done, barriers = self.done, self.barriers
@@ -273,7 +273,7 @@ def _size(buffer: Any) -> int:
 
 
 def _moved(statement: Any, buffer: Any, to: Any, first: Any) -> Any:
-    """Statements with a buffer in another one, from some place on."""
+    """Statements with a buffer replaced by another one, in which it begins at `first`."""
 
     def load(node: Any, mutator: Any) -> Any:
         node = mutator.default_mutate(node)
@@ -290,7 +290,7 @@ def _moved(statement: Any, buffer: Any, to: Any, first: Any) -> Any:
 
 # Factors of a chunk: they come with the left tile of its first step, a slot in each stage.
 
-#: Bytes of a factor.
+#: Bytes of a factor, which is float32.
 FACTOR = 4
 
 
@@ -301,7 +301,7 @@ def steps_of_chunk(phase: PhasePlan) -> int:
 
 
 def factor_bytes(phase: PhasePlan, step: Any) -> Any:
-    """Bytes of the factors that come with a step."""
+    """Bytes of the factors that come with a step, for the barrier of its stage to expect."""
     if phase.chunks is None:
         return 0
     begins = step % steps_of_chunk(phase) == 0
@@ -313,20 +313,8 @@ def load_factors(
 ) -> None:
     """Load the factors of a chunk for the rows of a tile, if a step begins one.
 
-    Parameters
-    ----------
-    body : Body
-        Of the kernel.
-    phase : PhasePlan
-        The product.
-    values : dict
-        Values of all variables of the left tile's origin.
-    step : Any
-        Number of the step.
-    stage : Any
-        Stage of the left tile.
-    full : Any
-        Barrier that counts their bytes, see `factor_bytes`.
+    They go to the slot of the left tile's `stage`, and the barrier `full` counts their bytes, see
+    `factor_bytes`. `values` are those of all variables of the left tile's origin.
     """
     if phase.chunks is None:
         return
@@ -351,23 +339,10 @@ __device__ __forceinline__ int crossfuse_any_lane(int found) {
 def correct_sums(
     body: Body, phase: PhasePlan, multiplier: Multiplier, stage: Any, number: Any
 ) -> None:
-    """Multiply a warp's sums by the factors of their rows, if any row has one.
+    """Multiply a warp's sums by the factors of their rows, if any row has one, as `stage` has come.
 
     Factors are 1 but for rows that have outgrown what they were made for: sums stay with the
     tensor cores then, and nobody waits. Warps differ, as each has rows of its own.
-
-    Parameters
-    ----------
-    body : Body
-        Of the kernel.
-    phase : PhasePlan
-        The product.
-    multiplier : Multiplier
-        Has the sums.
-    stage : Any
-        Stage of the left tile, which has come.
-    number : Any
-        Of the step.
     """
     chunks = phase.chunks
     if chunks is None:

@@ -19,11 +19,11 @@ from crossfuse.lower.hopper.statements import Variable, branches, let, run, when
 from crossfuse.lower.hopper.timeline import ROWS_BEGUN, ROWS_MADE
 from crossfuse.lower.hopper.warmup import Warmup, hidden
 
-# The warps that make rows of the left operand, while others load and multiply.
+# Warps of the loading warpgroup that make rows of the left operand, while others multiply.
 
 #: Warps of the loading warpgroup that make rows, and the first of them: those before it load.
 ROW_WARPS, FIRST_WARP = 2, 2
-#: Bytes of a line of the cache, and of a tensor that are asked for ahead at most.
+#: Bytes of a cache line, and the most bytes of a tensor that are prefetched.
 _LINE, _MOST = 128, 32 << 10
 _FETCH_LINE = """\
 __device__ __forceinline__ void crossfuse_fetch_line(const void* place) {
@@ -41,14 +41,9 @@ __device__ __forceinline__ int crossfuse_pinned(int place) {
 
 
 def fetch_rows(plan: KernelPlan, where: Coordinates) -> None:
-    """Ask for what the first rows of this CTA need, before weights are: these would come first.
+    """Prefetch what the first rows of this CTA need.
 
-    Parameters
-    ----------
-    plan : KernelPlan
-        The kernel.
-    where : Coordinates
-        Of the thread.
+    That is before weights are asked for, which would come first.
     """
     rows = plan.rows
     if rows is None or rows.chunks is not None:
@@ -71,7 +66,7 @@ def fetch_rows(plan: KernelPlan, where: Coordinates) -> None:
 
 
 def _fetch(buffer: Any, row: Any, lane: Any, threads: int) -> None:
-    """Ask for a row of a matrix, or for a vector: each thread for lines of its own."""
+    """Prefetch a row of a matrix, or a vector, into L2: each thread takes lines of its own."""
     *matrix, length = (int(extent) for extent in buffer.ty.shape)
     elements = max(1, _LINE * 8 // ir.tvm.DataType(str(buffer.ty.dtype)).bits)
     lines = -(-min(length, _MOST // _LINE * elements) // elements)
@@ -94,7 +89,10 @@ def first_row(plan: KernelPlan, where: Coordinates, rows: RowProgram, number: An
 
 
 def after_kernel_before(plan: KernelPlan, **places: Any) -> tuple[Any, ...]:
-    """Wait for the kernel before, if this one starts early: what loads come from, known then."""
+    """Wait for the kernel before, if this one starts early; returns `places`, known only then.
+
+    Loads whose addresses come from them stay behind the wait, see `_PINNED`.
+    """
     if not plan.early:
         return tuple(places.values())
     run(ir.script.ptx.griddepcontrol.wait())
@@ -107,15 +105,6 @@ def emit_rows(body: Body, rows: RowProgram, flags: Flags) -> None:
     Row r is that of warp ``r // ctas`` of CTA ``r % ctas``, so that the first rows of all CTAs are
     under way together. A warp counts each row at the flag of its tile; rows of the last tile that
     the matrix does not have are counted too.
-
-    Parameters
-    ----------
-    body : Body
-        Of the kernel.
-    rows : RowProgram
-        What to make.
-    flags : Flags
-        Of the tiles that a product loads.
     """
     where, ctas = body.where, body.plan.clusters * body.plan.cluster_size
     first, lane = after_kernel_before(
@@ -145,18 +134,9 @@ def _pinned(place: Any) -> Any:
 
 
 class RowLoop:
-    """Rows of a warpgroup: its own, then, if they are late, those of the one tile that its CTA has.
+    """One loop over rows of a warpgroup: its own, then, if they are late, those of its CTA's tile.
 
-    Parameters
-    ----------
-    body : Body
-        Of the kernel.
-    flags : Flags
-        Of the tiles that a product loads.
-    first, step : Any
-        Number of its first row, and how many rows further the next one is.
-    at_once : int
-        Rows that it makes side by side, each a step from the one before.
+    Rows run from `first` on, `step` apart, `at_once` of them side by side.
     """
 
     def __init__(self, body: Body, flags: Flags, first: Any, step: Any, at_once: int = 1) -> None:
@@ -168,7 +148,7 @@ class RowLoop:
 
     @property
     def step(self) -> Any:
-        """How many rows further the next one is."""
+        """How many rows further the next one is; another number once late rows are made."""
         return self._step.value
 
     def turn_to_late(self, late: Variable, first: Any, step: Any) -> None:
@@ -201,11 +181,6 @@ def meet_and_make_rows(body: Body) -> None:
 
     In a cluster these say that they have started, make rows, and then wait for the others: nobody
     waits for them, and what they load is on its way before weights are asked for.
-
-    Parameters
-    ----------
-    body : Body
-        Of the kernel.
     """
     plan, flags = body.plan, body.plan.phases[0].awaits
     rows = plan.rows if plan.rows is not None and plan.rows.by_warpgroups else None
@@ -227,15 +202,6 @@ class RowsWithHelp:
 
     One loop makes either, in the warm-up and after it: so there is one copy of its statements, and
     the code of the first products is warmed up while the rows of others are on their way.
-
-    Parameters
-    ----------
-    body : Body
-        Of a kernel with help.
-    rows : RowProgram
-        What to make.
-    flags : Flags
-        Of the tiles that a product loads.
     """
 
     def __init__(self, body: Body, rows: RowProgram, flags: Flags) -> None:
@@ -272,7 +238,10 @@ class RowsWithHelp:
 
 
 def _emit(body: Body, rows: RowProgram, flags: Flags) -> None:
-    """Each warpgroup makes rows; rows that the last tile does not have are counted, too."""
+    """Write the loop in which a warpgroup makes its rows.
+
+    Rows that the last tile does not have are counted at its flag, too.
+    """
     plan, where = body.plan, body.where
     first, thread = after_kernel_before(
         plan, row_then=first_row(plan, where, rows), lane_then=where.thread
@@ -289,7 +258,7 @@ def _emit(body: Body, rows: RowProgram, flags: Flags) -> None:
 
 
 def _make(body: Body, rows: RowProgram, row: Any, thread: Any) -> None:
-    """A warpgroup makes a row, if there is one of that number, and meets behind its stores."""
+    """Make a row with a warpgroup, if there is one of that number, and meet behind its stores."""
     number = body.where.warpgroup - 1
     with when(row < rows.rows):
         made = rows.of(let("own_row", row), let("own_thread", thread))
@@ -300,14 +269,14 @@ def _make(body: Body, rows: RowProgram, row: Any, thread: Any) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Staged:
-    """A buffer that warps pass one another, and where it is: elements of the arena from one on."""
+    """A buffer that warps of a row pass one another, at elements of the arena from `first` on."""
 
     buffer: Any
     elements: Any
     first: Any
 
     def place(self, indices: Any) -> Any:
-        """Of an element."""
+        """The place in the arena of an element."""
         place: Any = 0
         for extent, each in zip(self.buffer.ty.shape, indices, strict=True):
             place = place * int(extent) + each

@@ -37,24 +37,14 @@ from crossfuse.lower.hopper.warmup import hidden
 from crossfuse.lower.hopper.wgmma import Multiplier
 from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
 
-#: Elements of 16 bytes, and groups of so many in a row of a stage.
+#: Elements of 16 bytes (a vector access of a 16-bit type), and groups of so many in a stage's row.
 _GROUP, _GROUPS = 8, ROW_BYTES // 16
-#: Rows that a warpgroup has at once.
+#: Rows that a warpgroup takes in one access of all its threads.
 _ROWS = WARPGROUP // _GROUPS
 
 
 class Head:
-    """The head of a product, in a warpgroup that multiplies.
-
-    Parameters
-    ----------
-    body : Body
-        Of the kernel.
-    phase : PhasePlan
-        The product.
-    head : HeadPlan
-        Its head.
-    """
+    """The head of a product, in a warpgroup that multiplies."""
 
     def __init__(self, body: Body, phase: PhasePlan, head: HeadPlan) -> None:
         assert body.plan.rows is not None and body.plan.rows.scaled is not None
@@ -66,10 +56,7 @@ class Head:
     def prepare(self, places: dict[Any, Any]) -> None:
         """Multiply all raw tiles by what is known of their elements.
 
-        Parameters
-        ----------
-        places : dict
-            Values of all variables of the tile's origin, but for the step.
+        `places` has values of all variables of the tile's origin, but for the step.
         """
         where, thread = self.body.where, self.thread
         group = thread % _GROUPS * _GROUP
@@ -95,7 +82,7 @@ class Head:
         mbarrier.meet_warpgroup(where.warpgroup - 1)
 
     def _vectors(self, places: dict[Any, Any], step: int, group: Any) -> dict[Any, Any]:
-        """Eight elements of each vector, in registers."""
+        """Load eight elements of each vector to registers."""
         contraction = self.phase.program.contraction
         column = (
             at(contraction.left.origin[1], places | {contraction.step: ir.script.int32(step)})
@@ -109,13 +96,13 @@ class Head:
         return found
 
     def _raw(self, tiles: Any, place: Any) -> Any:
-        """Eight elements of a raw tile, in registers."""
+        """Load eight elements of a raw tile to registers."""
         raw = registers("raw", _GROUP, self.dtype)
         _copied(raw, 0, tiles, place)
         return raw
 
     def _finish(self, tiles: Any, place: Any, raw: Any, known: dict[Any, Any]) -> None:
-        """Multiply eight elements by what is known of them."""
+        """Multiply eight elements by what is known of them, and store them where they were."""
         made = registers("known", _GROUP, self.dtype)
         with ir.script.unroll(0, _GROUP) as lane:
             value = ir.script.Cast(self.dtype, self._element(raw, known, lane))
@@ -132,16 +119,13 @@ class Head:
 
     @property
     def steps(self) -> int:
-        """Steps of raw rows."""
+        """Steps of the reduction that multiply raw rows."""
         return self.head.steps
 
     def scale(self, multiplier: Multiplier) -> None:
-        """Multiply the sums of raw rows by the factors of these, which have been made.
+        """Multiply the sums of raw rows by the factors of these rows, which have been made by now.
 
-        Parameters
-        ----------
-        multiplier : Multiplier
-            Has the sums, of which none are under way.
+        No wgmma that adds to the sums may be under way.
         """
         where, left = self.body.where, self.phase.program.contraction.left
         inside = (where.warpgroup - 1) * WARPGROUP_ROWS + where.warp * 16 + where.lane // 4
@@ -169,13 +153,7 @@ def _copied(to: Any, first: Any, source: Any, place: Any) -> None:
 
 
 class HeadRows:
-    """The warpgroup that makes rows.
-
-    Parameters
-    ----------
-    body : Body
-        Of a kernel with a head.
-    """
+    """The warpgroup that makes rows while others multiply raw ones."""
 
     def __init__(self, body: Body) -> None:
         plan, flags = body.plan, body.plan.phases[0].awaits
@@ -185,7 +163,7 @@ class HeadRows:
         self.flags, self.help = flags, body.help
 
     def emit(self) -> None:
-        """Write it."""
+        """Write all that the warpgroup does."""
         body, where = self.body, self.body.where
         ctas = body.plan.clusters * body.plan.cluster_size
         own = first_row(body.plan, where, self.rows, 0)
@@ -217,12 +195,12 @@ class HeadRows:
             mbarrier.leave_cluster()
 
     def _count(self, writer: FlagWriter, row: Any) -> None:
-        """Count a row at its flag; those that the last tile does not have too."""
+        """Count a row at its flag, also one that the last tile does not have."""
         with when(row < self.flags.down * self.flags.rows):
             writer.raise_flag(ir.script.min(row, self.rows.rows - 1), 0)
 
     def _make(self, first: Any, pitch: Any) -> None:
-        """Make rows side by side: of those that there are not, the last one again."""
+        """Make rows side by side; in place of missing ones, the last one again."""
         number = self.body.where.warpgroup - 1
         with when(first < self.rows.rows):
             for statement in self._side_by_side(first, pitch, number):
@@ -233,8 +211,8 @@ class HeadRows:
     def _side_by_side(self, first: Any, pitch: Any, number: Any) -> list[Any]:
         """Statements of several rows, one of each at a time; what all of them load, once.
 
-        And first, though it is needed last: ptxas keeps the order of loads, see `loads_first`, but
-        would put the last of them behind the merge of states.
+        What is loaded once comes first, though it is needed last: ptxas keeps the order of loads,
+        see `loads_first`, but would put the last of them behind the merge of states.
         """
         rows, thread = self.rows, let("own_thread", self._thread)
         statements = [*flat(rows.statement), self._kept()]
@@ -266,7 +244,7 @@ def _given(values: dict[Any, Any], statement: Any) -> Any:
 
 
 def _is_of(statement: Any, same: dict[Any, Any]) -> bool:
-    """Whether a statement fills or allocates registers that all rows have."""
+    """Whether a statement fills or allocates registers that all rows share."""
     if isinstance(statement, ir.AllocBuffer):
         return statement.buffer in same
     return any(statement.same_as(each) for each in same.values())

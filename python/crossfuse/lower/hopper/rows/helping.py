@@ -90,31 +90,24 @@ __device__ __forceinline__ int crossfuse_await_either(void* full, void* called) 
 
 @dataclass(frozen=True)
 class Help:
-    """Barriers by which the roles of a CTA tell one another of rows that are late.
+    """The mbarriers through which the roles of a CTA call for help with rows that are late."""
 
-    Attributes
-    ----------
-    made : Any
-        Address of the one that completes when the rows of the tile are there.
-    asked, called : Any
-        Of those that complete when help is asked for, and when there is to be some.
-    done : Any
-        Of the one that completes when warpgroups have made the rows.
-    """
-
+    #: Address of the barrier that completes when the rows of the tile are there.
     made: Any
+    #: Of those that complete when help is asked for, and when helpers are to begin.
     asked: Any
     called: Any
+    #: Of the one that completes when warpgroups have made the rows.
     done: Any
 
     def initialise(self, warpgroups: int) -> None:
-        """Set up all but the first; one thread calls it."""
+        """Set up all barriers but `made`, which the kernel owns; one thread calls it."""
         mbarrier.initialise(self.asked, 1)
         mbarrier.initialise(self.called, 1)
         mbarrier.initialise(self.done, warpgroups)
 
     def watch(self) -> None:
-        """Ask for help if rows do not come; a thread that does nothing else."""
+        """Ask for help if rows do not come; for a thread that has nothing else to do."""
         looks = ir.script.int32(PATIENCE)
         run(ir.cuda_func_call("crossfuse_watch", self.made, self.asked, looks, source_code=_WATCH))
 
@@ -131,7 +124,7 @@ class Help:
         )
 
     def await_tile(self, full: Any) -> Any:
-        """Wait for the first tile, or for the call: 1 then, else 0."""
+        """Wait for the first tile, or for the call for help: 1 for the call, else 0."""
         return ir.cuda_func_call(
             "crossfuse_await_either",
             full,
@@ -145,6 +138,6 @@ class Help:
         return self.await_tile(self.made)
 
     def say_done(self) -> None:
-        """One thread of a warpgroup calls it, which met the others after their stores."""
+        """Arrive at `done`; one thread of a warpgroup calls it, after it met the others."""
         fence_copies()
         mbarrier.arrive(self.done)

@@ -33,7 +33,7 @@ ROW_WARPS, FIRST_WARP, FLAG_WARP = 2, 2, 1
 #: Rows of a warp at most, whose states it keeps in registers, and those that come by one copy.
 _MOST, _TOGETHER = 16, 4
 #: Elements of a batch at most, unless it is one row: a thread has 64 of them in registers, or 32
-#: beside the sums of tiles of more rows (see `room.BESIDE_CHUNKS`).
+#: beside the sums of tiles of more rows (see `BESIDE_CHUNKS`).
 _ELEMENTS, _FEW_ROWS = 2048, 128
 #: Batches of a warp's ring at most: one comes while the one before is made to rows.
 _SLOTS = 2
@@ -43,43 +43,28 @@ BOX = 256
 
 @dataclass(frozen=True, eq=False)
 class ChunkPlan:
-    """Which rows a CTA makes, and what it keeps for them.
-
-    Attributes
-    ----------
-    loop : ChunkLoop
-        The chunks.
-    share : Any
-        Which of the CTAs whose tiles have the same rows one is, over the program's places: the
-        number of its tile of columns.
-    sharers : int
-        How many these are.
-    tile : int
-        Rows of a tile.
-    own : int
-        Rows of a tile that a warp makes, at most: whole batches.
-    batch : int
-        Rows that come by one copy, and are made side by side; divides `own`.
-    slots : int
-        Batches of a warp's ring; divides `batches`.
-    exact : bool
-        Whether all rows of all warps exist.
-    source, factors : TensorMap
-        Descriptors of copies of the chunks, and of the factors of a chunk for a tile.
-    item : int
-        Bytes of an element of the source.
-    """
+    """Which rows a CTA makes by chunks, and the shared memory and registers that this takes."""
 
     loop: ChunkLoop
+    #: Number of a CTA among those whose tiles have the same rows, over the program's places: that
+    #: of its tile of columns.
     share: Any
+    #: How many these are.
     sharers: int
+    #: Rows of a tile.
     tile: int
+    #: Rows of a tile that a warp makes, at most: whole batches.
     own: int
+    #: Rows that come by one copy, and are made side by side; divides `own`.
     batch: int
+    #: Batches of a warp's ring; divides `batches`.
     slots: int
+    #: Whether all rows of all warps exist.
     exact: bool
+    #: Descriptors of copies of the chunks, and of the factors of a chunk for a tile.
     source: TensorMap
     factors: TensorMap
+    #: Bytes of an element of the source.
     item: int
 
     @property
@@ -99,27 +84,14 @@ class ChunkPlan:
 
     @property
     def barriers(self) -> int:
-        """Barriers: of each place, and two pairs between the warps that make rows and the flags."""
+        """Barriers: one of each slot, and two pairs between warps of rows and who raises flags."""
         return ROW_WARPS * self.slots + 4
 
 
 def plan_chunks(program: TileProgram) -> ChunkPlan | None:
-    """Share out the rows of a program.
+    """Share out the rows of a program; None if no rows are made chunk by chunk.
 
-    Parameters
-    ----------
-    program : TileProgram
-        From `recover`.
-
-    Returns
-    -------
-    ChunkPlan | None
-        None if no rows are made chunk by chunk.
-
-    Raises
-    ------
-    LoweringRefused
-        If a warp would have too many rows, or TMA cannot copy what they need.
+    Refuses plans in which a warp has too many rows, or what they need is nothing that TMA can copy.
     """
     rows, left = program.rows, program.contraction.left
     if rows is None or rows.chunks is None:
@@ -171,7 +143,7 @@ def _share(program: TileProgram) -> tuple[Any, int]:
 
 
 def _batches(rows: int, most: int) -> tuple[int, int]:
-    """Batches that have a warp's rows of a chunk, and rows of each."""
+    """Number of batches that have a warp's rows of a chunk, and rows of each."""
     batches = -(-rows // max(min(_TOGETHER, most), 1))
     if batches > _SLOTS:
         batches = -(-batches // _SLOTS) * _SLOTS
@@ -243,45 +215,24 @@ _MOST_WORDS = 56
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """The first steps of a product, and who makes rows meanwhile.
+    """The first steps of a product, and who makes rows meanwhile."""
 
-    Attributes
-    ----------
-    steps : int
-        Steps of raw rows.
-    raw : TensorMap
-        Descriptor of copies of their left tiles.
-    at_once : int
-        Rows that the warpgroup of rows makes side by side: all that the CTA makes.
-    factors : BufferSpec
-        Of all rows, in global memory.
-    """
-
+    #: Steps of the reduction that multiply raw rows.
     steps: int
+    #: Descriptor of copies of the left tiles of these steps.
     raw: TensorMap
+    #: Rows that the warpgroup of rows makes side by side: all that the CTA makes.
     at_once: int
+    #: The factors of all rows, in global memory.
     factors: BufferSpec
 
 
 def plan_head(phase: PhasePlan, ctas: int, stages: int, number: int) -> HeadPlan | None:
     """Plan a head, if a product has rows and tiles that allow it.
 
-    Parameters
-    ----------
-    phase : PhasePlan
-        The product.
-    ctas : int
-        Of the kernel, which share all rows.
-    stages : int
-        Of left tiles.
-    number : int
-        Of the kernel in its function.
-
-    Returns
-    -------
-    HeadPlan | None
-        None if rows are no raw elements times a factor, their type has fewer exponents than the
-        factor needs, or registers are few.
+    None if rows are no raw elements times a factor, their type has fewer exponents than the factor
+    needs, or registers are few. The `ctas` of the kernel share all rows; `stages` are those of left
+    tiles, `number` is that of the kernel in its function.
     """
     rows, left = phase.program.rows, phase.left
     if rows is None or rows.scaled is None or left is None:
@@ -326,20 +277,14 @@ BESIDE_HEAD = (40, 184, 104)
 
 
 def registers_beside(rows: RowProgram | None) -> dict[int, tuple[int, int]]:
-    """Registers of threads beside what makes rows, as `REGISTERS`."""
+    """Registers of threads beside what makes rows, as in `REGISTERS`."""
     if rows is None or rows.by_warpgroups:
         return REGISTERS
     return REGISTERS_BESIDE_ROWS if rows.chunks is None else BESIDE_CHUNKS
 
 
 def check_row_room(phase: PhasePlan) -> None:
-    """Refuse sums beside which the loading warpgroup has no registers for rows.
-
-    Raises
-    ------
-    LoweringRefused
-        Naming the tile.
-    """
+    """Refuse sums beside which the loading warpgroup has no registers for rows."""
     rows = phase.program.rows
     most = SUMS_BESIDE_ROWS if rows is None or rows.chunks is None else SUMS_BESIDE_CHUNKS
     if phase.chunks is not None and phase.blocks > 1:
@@ -365,33 +310,26 @@ def check_row_room(phase: PhasePlan) -> None:
 
 @dataclass(frozen=True, eq=False)
 class ChunkBarriers:
-    """Where they are.
-
-    Attributes
-    ----------
-    plan : ChunkPlan
-        How rows are shared out.
-    place : Callable
-        Function from the number of a barrier to its address.
-    """
+    """Addresses of the mbarriers of the warps that make rows by chunks."""
 
     plan: ChunkPlan
+    #: From the number of a barrier to its address.
     place: Callable[[Any], Any]
 
     def full(self, warp: Any, slot: Any) -> Any:
-        """A warp's batch has come."""
+        """Completes when a warp's batch has come."""
         return self.place(warp * self.plan.slots + slot)
 
     def made(self, parity: Any) -> Any:
-        """All warps have stored a chunk; those of odd and of even numbers take turns."""
+        """Completes when all warps have stored a chunk; odd and even chunks take turns."""
         return self.place(ROW_WARPS * self.plan.slots + parity)
 
     def told(self, parity: Any) -> Any:
-        """Its flag has been raised, so that the warps may arrive for the chunk after the next."""
+        """Completes when its flag is raised: the warps may arrive for the chunk after the next."""
         return self.place(ROW_WARPS * self.plan.slots + 2 + parity)
 
     def initialise(self, thread: Any) -> None:
-        """Set up all of them, a thread each."""
+        """Initialise all of them, a thread each."""
         made = ROW_WARPS * self.plan.slots
         with when(thread < self.plan.barriers):
             arrivals = _either((thread >= made) & (thread < made + 2), ROW_WARPS, 1)

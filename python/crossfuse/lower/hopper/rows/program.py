@@ -34,32 +34,22 @@ SCALE = 2.0**24
 
 @dataclass(frozen=True, eq=False)
 class ScaledRows:
-    """Elements of a row without their common factor.
+    """Elements of a row without their common factor."""
 
-    Attributes
-    ----------
-    factor : Any
-        The factor over `SCALE`, over registers that hold numbers of the row.
-    element : Any
-        `SCALE` times the element before it is rounded, over loads of `source` and of vectors at
-        `row` and `column`.
-    source : Any
-        The matrix in global memory that a row is made of.
-    vectors : tuple
-        What else an element needs: one-dimensional, and at the same column.
-    row, column : tvm.ir.Var
-        Of the element.
-    """
-
+    #: The factor over `SCALE`, over registers that hold numbers of the row.
     factor: Any
+    #: `SCALE` times the element before it is rounded, over loads of `source` and of vectors at
+    #: `row` and `column`.
     element: Any
+    #: The matrix in global memory that a row is made of.
     source: Any
+    #: What else an element needs: one-dimensional, and at the same column.
     vectors: tuple[Any, ...]
     row: Any
     column: Any
 
     def renamed(self, images: Callable[[Any], Any]) -> ScaledRows:
-        """Return the same of other buffers."""
+        """The same on other buffers."""
         return replace(
             self,
             factor=ir.substitute(self.factor, images),
@@ -70,22 +60,10 @@ class ScaledRows:
 
 
 def scaled_rows(statement: Any, buffer: Any, row: Any) -> ScaledRows | None:
-    """Find the factor of what a row stores.
+    """Find the common factor of the elements that a row stores to `buffer`.
 
-    Parameters
-    ----------
-    statement : tvm.tirx.Stmt
-        Statements of a row, without blocks.
-    buffer : Any
-        The matrix that they store.
-    row : tvm.ir.Var
-        Number of the row.
-
-    Returns
-    -------
-    ScaledRows | None
-        None if an element is no product of a factor of the row and of what is known before the
-        state is, or the row's state is of no squares.
+    None if an element is no product of a factor of the row and of what is known before the state
+    is, or the row's state is of no squares. `statement` is a row's, without blocks.
     """
     stores = ir.buffer_stores(statement)
     written = [each for each in stores if each.buffer.same_as(buffer)]
@@ -127,7 +105,7 @@ def _is_square(value: Any) -> bool:
 
 
 class _Found:
-    """What an element is made of."""
+    """Matrices and vectors that an element is made of, collected while its factors are read."""
 
     def __init__(self, statement: Any, row: Any, column: Any) -> None:
         self.stores, self.row, self.column = ir.buffer_stores(statement), row, column
@@ -202,74 +180,48 @@ def _is_number(buffer: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class ChunkLoop:
-    """The loop over chunks of a row, which a product takes in as they come.
+    """The loop over chunks of a row, which a product takes as they come."""
 
-    Attributes
-    ----------
-    var : tvm.ir.Var
-        Number of the chunk.
-    count, size : int
-        Chunks of a row, and elements of each.
-    begin : Any
-        Statements in front of the loop.
-    carried : tuple
-        Buffers in registers that one chunk leaves to the next.
-    source : Any
-        The matrix in global memory of which a chunk needs its own elements.
-    factors : Any
-        The matrix that sums of the product are corrected by.
-    """
-
+    #: Number of the chunk.
     var: Any
+    #: Chunks of a row, and elements of each.
     count: int
     size: int
+    #: Statements in front of the loop.
     begin: Any
+    #: Buffers in registers that one chunk leaves to the next.
     carried: tuple[Any, ...]
+    #: The matrix in global memory of which a chunk needs its own elements.
     source: Any
+    #: The matrix that sums of the product are corrected by.
     factors: Any
 
 
 @dataclass(frozen=True, eq=False)
 class RowProgram:
-    """Statements of one warp, or of one warpgroup, that make a row.
+    """Statements of one warp, or of one warpgroup, that make a row."""
 
-    Attributes
-    ----------
-    buffer : Any
-        The matrix in global memory that they store.
-    beside : tuple
-        Vectors that they store a number of, such as a scale of each row.
-    read : tuple
-        What they load: matrices of which a row needs its own, and vectors.
-    row, lane : tvm.ir.Var
-        Number of the row, and of the thread among those that make it.
-    statement : Any
-        Statements without blocks, in `row` and `lane`.
-    fast : bool
-        Whether registers hold two numbers of 16 bits each, see `crossfuse.lower.pack_registers`.
-    chunks : ChunkLoop | None
-        If `statement` makes a chunk of a row, and not all of it.
-    threads : int
-        Threads that make a row: a warp, or a warpgroup.
-    staged : tuple
-        Buffers of four-byte numbers in shared memory, which its warps pass one another.
-    count : tvm.ir.Var | None
-        Rows of a call, of functions that take fewer: see `with_count`.
-    scaled : ScaledRows | None
-        What of an element is known before its row has been read, if all else is a factor.
-    """
-
+    #: The matrix in global memory that they store.
     buffer: Any
+    #: Number of the row, and of the thread among those that make it.
     row: Any
     lane: Any
+    #: Without blocks, in `row` and `lane`; of one chunk of a row if there are `chunks`.
     statement: Any
+    #: Whether registers hold two numbers of 16 bits each, see `crossfuse.lower.pack_registers`.
     fast: bool
+    #: Vectors that they store a number of, such as a scale of each row.
     beside: tuple[Any, ...] = ()
+    #: What they load: matrices of which a row needs its own, and vectors.
     read: tuple[Any, ...] = ()
     chunks: ChunkLoop | None = None
+    #: Threads that make a row: a warp, or a warpgroup.
     threads: int = WARP
+    #: Buffers of four-byte numbers in shared memory, which its warps pass one another.
     staged: tuple[Any, ...] = ()
+    #: Rows of a call, of functions that take fewer (a variable): see `with_count`.
     count: Any = None
+    #: What of an element is known before its row has been read, if all else is a factor.
     scaled: ScaledRows | None = None
 
     @property
@@ -313,7 +265,7 @@ class RowProgram:
         )
 
     def with_parameters(self, images: Mapping[Any, Any]) -> RowProgram:
-        """Return the program on other buffers than the function's parameters."""
+        """The program on other buffers than the function's parameters."""
         statement = ir.substitute(self.statement, lambda var: images.get(var, var))
         scaled = self.scaled
         if scaled is not None:
@@ -339,17 +291,10 @@ class RowProgram:
         return row if self.count is None else ir.script.min(row, self.count - 1)
 
     def with_count(self, count: Any, by_row: Sequence[Any]) -> RowProgram:
-        """Return the program of calls of fewer rows.
+        """The program of calls of `count` rows, of all tensors `by_row`.
 
-        Those that there are not are made of the last one. So all of the matrix is written, and
-        every row is counted at its flag; nothing of them leaves the kernel.
-
-        Parameters
-        ----------
-        count : tvm.ir.Var
-            Rows of a call.
-        by_row : Sequence[Any]
-            What has as many.
+        Rows beyond them are made of the last one. So all of the matrix is written, and every row is
+        counted at its flag; nothing of them leaves the kernel.
         """
         made = replace(self, count=count, scaled=None)
 
@@ -362,7 +307,7 @@ class RowProgram:
         return replace(made, statement=ir.mutate(self.statement, (ir.TensorLoad, load)))
 
     def of(self, row: Any, lane: Any) -> Any:
-        """The statements of a row."""
+        """The statements of a row, for a thread."""
         values = {self.row: row, self.lane: lane}
         return ir.substitute(self.statement, lambda var: values.get(var, var))
 

@@ -15,7 +15,7 @@ from crossfuse.lower.refusal import refuse
 from crossfuse.lower.tree import coordinate
 from crossfuse.markers import CHUNKS, FAST, GRID_STAGE
 
-# Reads the loop over chunks of a row off the statements that make it.
+# The loop over chunks of a row, read off the statements that make it.
 
 
 def is_chunk_loop(loop: Any) -> bool:
@@ -24,28 +24,10 @@ def is_chunk_loop(loop: Any) -> bool:
 
 
 def read_chunks(body: Any, row: Any, lane: Any, factors: Any) -> tuple[Any, ChunkLoop]:
-    """Read the loop over chunks.
+    """Read the loop over chunks, last of a row's statements; returns it, and what is known of it.
 
-    Parameters
-    ----------
-    body : Any
-        Statements of a row: what it begins with, then the loop.
-    row : tvm.ir.Var
-        Number of the row.
-    lane : tvm.ir.Var
-        Of the thread.
-    factors : Any
-        The matrix that sums of the product are corrected by.
-
-    Returns
-    -------
-    tuple[tvm.tirx.For, ChunkLoop]
-        The loop, and what is to be known of it.
-
-    Raises
-    ------
-    LoweringRefused
-        If there is anything behind the loop, or a chunk reads more than elements of one matrix.
+    Refuses anything behind the loop, and chunks that read more than elements of one matrix.
+    `factors` is the matrix that sums of the product are corrected by.
     """
     *before, loop = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
     if not isinstance(loop, ir.For) or not is_chunk_loop(loop):
@@ -61,7 +43,7 @@ def read_chunks(body: Any, row: Any, lane: Any, factors: Any) -> tuple[Any, Chun
 
 
 def _source(loop: Any, row: Any, lane: Any, size: int) -> Any:
-    """The matrix whose elements of the chunk are read."""
+    """The one matrix that a chunk reads, of which it may read only its own elements."""
     loads: list[Any] = []
     ir.walk(loop.body, (ir.TensorLoad, loads.append))
     given = [each for each in loads if str(each.source.scope()) == "global"]
@@ -114,20 +96,8 @@ def loads_first(statement: Any, known: tuple[Any, ...]) -> Any:
 
     nvcc does not, as what merges the states of threads is volatile. ptxas keeps the order of
     relaxed loads; other ones it would put behind what it computes, so of these what is needed last
-    is loaded first.
-
-    Parameters
-    ----------
-    statement : tvm.tirx.Stmt
-        Statements of a row, without blocks.
-    known : tuple
-        Variables that are known in front of them.
-
-    Returns
-    -------
-    tvm.tirx.Stmt
-        The same statements; copies that are not the first to use their registers, or that depend on
-        more than is known, stay where they are.
+    is loaded first. Copies that are not the first to use their registers, or that depend on more
+    than the variables `known` in front of the statements, stay where they are.
     """
     if not isinstance(statement, ir.SeqStmt):
         return statement
@@ -148,7 +118,7 @@ def loads_first(statement: Any, known: tuple[Any, ...]) -> Any:
 
 
 def _loads(copies: list[Any]) -> list[Any]:
-    """Copies in the order in which they are asked for."""
+    """Copies in the order in which their loads are issued."""
     made = [(each, _in_order(each)) for each in copies]
     relaxed = [new for old, new in made if not new.same_as(old)]
     return [*(old for old, new in reversed(made) if new.same_as(old)), *relaxed]
@@ -212,24 +182,9 @@ def is_rows(node: Any) -> bool:
 def read_rows(func: Any, nest: Any) -> RowProgram:
     """Read the nest that makes the rows of a left operand.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        The function.
-    nest : tvm.tirx.For
-        A loop over rows, bound to ``blockIdx.x``. In it a warp of threads, or a warpgroup, makes a
-        row, with what it keeps in scope ``local``, and stores it by a block that `grid_stage` was
-        called for.
-
-    Returns
-    -------
-    RowProgram
-        Of one warp, or of one warpgroup.
-
-    Raises
-    ------
-    LoweringRefused
-        Naming the loop or tensor that has another form.
+    It is a loop over rows, bound to ``blockIdx.x``. In it a warp of threads, or a warpgroup, makes
+    a row, with what it keeps in scope ``local``, and stores it by a block that `grid_stage` was
+    called for. The loop or tensor that has another form is refused by name.
     """
     buffer, beside, factors = _stored(nest)
     threads = _threads(nest, int(buffer.ty.shape[0]), factors is not None)
@@ -314,7 +269,7 @@ def _read(body: Any, row: Any) -> tuple[Any, ...]:
 
 
 def _threads(nest: Any, rows: int, by_chunks: bool) -> int:
-    """Threads that make a row; rows go over CTAs."""
+    """Threads that make a row: a warp or a warpgroup; refuses rows that do not go over CTAs."""
     kinds = {WARP: f"{WARP} threads of a warp"}
     if not by_chunks:
         kinds[WARPGROUP] = f"{WARPGROUP} of a warpgroup"
@@ -360,7 +315,7 @@ def _without_blocks(func: Any, nest: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _check_merges(body: Any) -> None:
-    """TVM lowers its own reductions over threads for whole CTAs, and not here."""
+    """Refuse TVM's own reductions over threads, which its lowering does for whole CTAs alone."""
     calls: list[Any] = []
     ir.walk(body, (ir.Call, calls.append))
     for each in calls:
@@ -379,9 +334,10 @@ def _check_memory(
     threads: int,
     factors: tuple[Any, Any] | None = None,
 ) -> tuple[Any, ...]:
-    """A row stores itself, and keeps all else in registers; of `factors` its own of a chunk.
+    """Refuse a row that stores more than itself, and anything but registers for what it needs.
 
-    Returns what warps of a warpgroup pass one another.
+    With `factors`, its chunk's own factor may be stored too. Returns the buffers in shared memory
+    that warps of a warpgroup pass one another.
     """
     stores: list[Any] = []
     held: list[Any] = []

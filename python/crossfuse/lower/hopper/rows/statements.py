@@ -27,10 +27,7 @@ __device__ __forceinline__ float crossfuse_quotient(float a, float b) {
 def quick(statement: Any) -> Any:
     """Statements with quotients of two units in the last place, and 8-bit floats made in pairs.
 
-    Parameters
-    ----------
-    statement : Any
-        Of a function whose arithmetic may be approximate.
+    They must be of a function whose arithmetic may be approximate.
     """
     return ir.mutate(statement, (ir.tirx.Div, _quotient), (ir.For, _pairs))
 
@@ -82,31 +79,18 @@ def _pair(name: str, kind: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class RowStore:
-    """A number of a row.
+    """A store of one number of a row, such as its scale."""
 
-    Attributes
-    ----------
-    store : tvm.tirx.BufferStore
-        As one thread does it.
-    kept : Any
-        Registers for the numbers of a batch, the same in all lanes.
-    """
-
+    #: As one thread does it.
     store: Any
+    #: Registers for the numbers of a batch, the same in all lanes.
     kept: Any
 
 
 def without_stores(statement: Any, lane: Any, batch: int) -> tuple[Any, list[RowStore]]:
-    """Statements that keep in registers what lane 0 stores of a row, and these stores.
+    """Statements that leave in registers what lane 0 would store of a row, and these stores.
 
-    Parameters
-    ----------
-    statement : Any
-        Of one row.
-    lane : tvm.ir.Var
-        Of the thread.
-    batch : int
-        Rows whose numbers are stored together.
+    `batch` is the number of rows whose numbers are stored together.
     """
     found: list[RowStore] = []
 
@@ -155,19 +139,10 @@ def number_of(each: RowStore, lane: Any, batch: int) -> Any:
 
 
 def fresh(statements: Sequence[Any], shared: Collection[Any] = ()) -> tuple[Any, ...]:
-    """Copy statements.
+    """Copy statements: the same on other buffers in registers and in other loops.
 
-    Parameters
-    ----------
-    statements : Sequence[tvm.tirx.Stmt]
-        They may use registers that an earlier one of them allocates.
-    shared : Collection
-        Buffers in registers that the copy has, too.
-
-    Returns
-    -------
-    tuple[tvm.tirx.Stmt, ...]
-        The same, on other buffers in registers and in other loops; what threads share stays.
+    They may use registers that an earlier one of them allocates. The copy has the `shared` buffers,
+    and what threads share, with the original.
     """
     images: dict[Any, Any] = {}
 
@@ -188,22 +163,14 @@ def fresh(statements: Sequence[Any], shared: Collection[Any] = ()) -> tuple[Any,
 
 
 def flat(statement: Any) -> list[Any]:
-    """Statements one behind the other."""
+    """Statements one behind the other, sequences opened."""
     if not isinstance(statement, ir.SeqStmt):
         return [statement]
     return [each for part in statement.seq for each in flat(part)]
 
 
 def independent_of(row: Any, statements: Sequence[Any]) -> dict[Any, Any]:
-    """Statements that load the same whatever the row is, by the registers that they fill.
-
-    Parameters
-    ----------
-    row : tvm.ir.Var
-        Number of the row.
-    statements : Sequence[tvm.tirx.Stmt]
-        Of a row.
-    """
+    """Statements that load the same whatever the row is, by the registers that they fill."""
     stores = [ir.buffer_stores(each) for each in statements]
     filled = [each.buffer for group in stores for each in group]
     found: dict[Any, Any] = {}
@@ -235,34 +202,19 @@ def _only_loads(statement: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class RowStatements:
-    """Statements of one row, in their order.
+    """Statements of one row, in their order."""
 
-    Attributes
-    ----------
-    loads : tuple
-        Allocations of registers, and copies of elements to them.
-    rest : tuple
-        All others: they read no elements but those.
-    """
-
+    #: Allocations of registers, and copies of elements to them.
     loads: tuple[Any, ...]
+    #: All others: they read no elements but those.
     rest: tuple[Any, ...]
 
     @staticmethod
     def of(statement: Any, source: Any) -> RowStatements:
-        """Sort the statements of a row.
+        """Sort the statements of a row, whose elements are in `source`.
 
-        Parameters
-        ----------
-        statement : Any
-            Of a row, without blocks.
-        source : Any
-            The buffer that has its elements. What is loaded twice is loaded once.
-
-        Raises
-        ------
-        LoweringRefused
-            If elements are loaded where they are used: their place is free before that.
+        What is loaded twice is loaded once. Refuses elements that are loaded where they are used:
+        their slot in the ring is free before that.
         """
         held: list[Any] = []
         copies: list[tuple[Any, Any]] = []  # registers, and the loop that fills them
@@ -328,7 +280,7 @@ def _alike(one: Any, into: Any, other: Any, to: Any) -> bool:
 
 
 def _stores(statement: Any, buffer: Any) -> int:
-    """Statements that store to a buffer."""
+    """Number of statements that store to a buffer."""
     found: list[Any] = []
     ir.walk(statement, (ir.BufferStore, found.append))
     return sum(each.buffer.same_as(buffer) for each in found)

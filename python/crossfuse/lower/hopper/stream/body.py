@@ -17,18 +17,10 @@ from crossfuse.lower.hopper.stream.program import Stream
 
 
 class Tiles:
-    """A role's way through the tiles of its CTA: the one that it is at, and the one after it.
+    """A role's way through the tiles of its CTA: the current tile of rows, and of keys.
 
-    Parameters
-    ----------
-    order : TileOrder
-        Of all CTAs.
-    stream : Stream
-        What each tile goes through.
-    cta : Any
-        Number of this CTA, or of its cluster.
-    within : dict
-        Values of places that tell CTAs of a cluster apart.
+    `cta` is the number of the CTA, or of its cluster; `within` has values of the places that tell
+    CTAs of a cluster apart.
     """
 
     def __init__(
@@ -46,29 +38,29 @@ class Tiles:
 
     @property
     def places(self) -> dict[Any, Any]:
-        """Values of the places of the tile that it is at."""
+        """Values of the places of the current tile of rows."""
         own = {var: each.value.astype(str(var.ty)) for var, each in self._places.items()}
         return own | self._within
 
     @property
     def values(self) -> dict[Any, Any]:
-        """The same, with the tile of keys."""
+        """The same, with the current tile of keys."""
         var = self.stream.var
         return self.places | {var: self.block.value.astype(str(var.ty))}
 
     @property
     def is_left(self) -> Any:
-        """Whether there is a tile after this one."""
+        """Whether there is a tile of rows after this one."""
         return self._turn.value < self.order.turns
 
     @property
     def is_last_block(self) -> Any:
-        """Whether it is at the last tile of keys."""
+        """Whether the current tile of keys is the last one."""
         return self.block.value + 1 == self._end.value
 
     @property
     def has_block(self) -> Any:
-        """Whether it is not yet behind the last tile of keys."""
+        """Whether there is a current tile of keys, not yet past the last one."""
         return self.block.value < self._end.value
 
     def take(self) -> None:
@@ -90,7 +82,7 @@ class Tiles:
         self._advance()
 
     def _inner(self, turn: Any) -> Any:
-        """Tile of a head: the long ones first."""
+        """Tile of a head, long ones first: short ones fill up the last wave."""
         last = self.order.tiles - 1
         if self._second is None:
             return last - turn if self.order.uneven else turn
@@ -114,37 +106,23 @@ class Tiles:
 
 @dataclass(frozen=True)
 class StreamBody:
-    """What the roles of a kernel work with.
-
-    Attributes
-    ----------
-    plan : StreamPlan
-        Its decisions.
-    where : Coordinates
-        Of the thread.
-    maps : dict
-        Tensor map parameters by name.
-    memory : Any
-        Shared memory, as bytes.
-    queries, keys, values : Ring
-        Barriers of what is loaded.
-    images : dict
-        Parameters of the kernel by those of the function.
-    received : Any
-        Address of the barrier of what the cluster's CTAs hand over; None without.
-    states : Any
-        Buffer in global memory of what a second kernel merges; None without.
-    """
+    """What the roles of a kernel share: its plan, and what is declared before they part."""
 
     plan: StreamPlan
     where: Coordinates
+    #: Tensor map parameters by name.
     maps: dict[str, Any]
+    #: Shared memory, as bytes.
     memory: Any
+    #: Barriers of what is loaded.
     queries: Ring
     keys: Ring
     values: Ring
+    #: Parameters of the kernel by those of the function.
     images: dict[Any, Any]
+    #: Address of the barrier of what the cluster's CTAs hand over; None if they do not.
     received: Any = None
+    #: Buffer in global memory of what a second kernel merges; None without one.
     states: Any = None
 
     def tiles(self) -> Tiles:

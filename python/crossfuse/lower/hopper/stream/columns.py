@@ -33,13 +33,7 @@ _THERE, _READ = 8, 9
 
 
 class Passing:
-    """Weights and values of rows in shared memory, between both roles.
-
-    Parameters
-    ----------
-    body : StreamBody
-        The kernel.
-    """
+    """Weights and values of rows in shared memory, between the scoring role and the adding ones."""
 
     def __init__(self, body: StreamBody) -> None:
         plan = body.plan
@@ -60,20 +54,20 @@ class Passing:
         return (*self.passed.carried, *self.passed.finished)
 
     def await_read(self) -> None:
-        """Who scores waits until what it handed over before has been read."""
+        """Wait, as the scoring role, until what it handed over before has been read."""
         run(ir.script.ptx.bar.sync(ir.script.uint32(_READ), self._threads))
 
     def hand_over(self) -> None:
-        """Who scores says that weights are there, also for wgmma."""
+        """Say, as the scoring role, that weights are there, also for wgmma."""
         run(ir.script.ptx.fence.proxy.async_.shared__cta())
         run(ir.script.ptx.bar.arrive(ir.script.uint32(_THERE), self._threads))
 
     def say_read(self) -> None:
-        """Who adds says that it has read everything, or begins."""
+        """Say, as an adding role, that it has read everything, or begins."""
         run(ir.script.ptx.bar.arrive(ir.script.uint32(_READ), self._threads))
 
     def await_there(self) -> None:
-        """Who adds waits for weights."""
+        """Wait, as an adding role, for weights."""
         run(ir.script.ptx.bar.sync(ir.script.uint32(_THERE), self._threads))
 
     def put_weights(self, words: Any) -> None:
@@ -120,13 +114,7 @@ __device__ __forceinline__ bool crossfuse_any(bool found) {
 
 
 class Scorer:
-    """The warpgroup that makes weights of scores, and has the state of the rows.
-
-    Parameters
-    ----------
-    body : StreamBody
-        The kernel.
-    """
+    """The warpgroup that makes weights of scores, and has the state of the rows."""
 
     def __init__(self, body: StreamBody) -> None:
         self.body, self.plan, self.program = body, body.plan, body.plan.program
@@ -152,7 +140,7 @@ class Scorer:
             self.queries.advance()
 
     def _at(self) -> Values:
-        """Expressions of the tile that it is at."""
+        """Expressions of the current tile."""
         return Values(
             self.program,
             self.lanes,
@@ -162,7 +150,7 @@ class Scorer:
         )
 
     def _tile(self) -> None:
-        """Scores of a tile of keys, weights of them, and all that is made of rows."""
+        """Write the scores of a tile of keys, their weights, and all that is made of rows."""
         self.keys.wait_full()
         self.product.score(self.queries.stage, self.keys.stage)
         self.product.wait(0)
@@ -181,7 +169,7 @@ class Scorer:
         self.passing.hand_over()
 
     def _finish(self) -> None:
-        """What results are made of."""
+        """Hand over the values of rows that results are made of."""
         for buffer in self.plan.registers.deferred:
             self.rows.gather(buffer)
         for step in self.program.after:
@@ -190,13 +178,7 @@ class Scorer:
 
 
 class Adder:
-    """One of the warpgroups that share the columns of the sums.
-
-    Parameters
-    ----------
-    body : StreamBody
-        The kernel.
-    """
+    """One of the warpgroups that share the columns of the sums."""
 
     def __init__(self, body: StreamBody) -> None:
         self.body, self.plan, self.program = body, body.plan, body.plan.program
@@ -251,7 +233,7 @@ class Adder:
         return Values(self.program, self.lanes, self.tiles.values, row, element)
 
     def _carry(self) -> None:
-        """What becomes of the sums before a tile is added."""
+        """Correct the sums before a tile is added."""
         carried = self.passing.passed.carried
         values = self._with_rows(carried)
         scaled = all(_is_scaled(each.value, self.program.sums) for each in self.program.carries)
@@ -271,7 +253,7 @@ class Adder:
 
 
 def _is_scaled(value: Any, sums: Any) -> bool:
-    """Whether sums are multiplied by a value of their row: one changes nothing."""
+    """Whether sums are multiplied by a value of their row: a factor of 1 changes nothing then."""
     if not isinstance(value, ir.tirx.Mul):
         return False
     both = (value.a, value.b)
@@ -281,9 +263,9 @@ def _is_scaled(value: Any, sums: Any) -> bool:
 
 
 def _is_any_not_one(values: Values, buffers: tuple[Any, ...]) -> Any:
-    """Whether some row of the warp has another factor: maxima seldom grow behind the first tiles.
+    """Whether some row of the warp has another factor than 1.
 
-    All lanes go the same way, as wgmma behind it asks.
+    Maxima seldom grow behind the first tiles. All lanes go the same way, as wgmma behind it asks.
     """
     one = ir.script.float32(1)
     differs = [values.rows(each, half) != one for each in buffers for half in range(2)]

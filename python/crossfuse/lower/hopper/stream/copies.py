@@ -32,7 +32,7 @@ def emit_loading(body: StreamBody) -> None:
 
 
 def _emit_keys(body: StreamBody) -> None:
-    """Queries of each tile, and its keys."""
+    """Load the queries of each tile, and its keys."""
     plan = body.plan
     queries, keys = Cursor(body.queries), Cursor(body.keys)
     tiles = body.tiles()
@@ -47,7 +47,7 @@ def _emit_keys(body: StreamBody) -> None:
 
 
 def _emit_values(body: StreamBody) -> None:
-    """Values of each tile."""
+    """Load the values of each tile."""
     plan = body.plan
     values = Cursor(body.values)
     tiles = body.tiles()
@@ -61,7 +61,7 @@ def _emit_values(body: StreamBody) -> None:
 def _load(
     body: StreamBody, name: str, operand: Operand, cursor: Cursor, values: dict[Any, Any]
 ) -> None:
-    """Fill a stage when it is empty."""
+    """Fill a stage once it is empty; CTAs of a cluster that share a tile multicast a part each."""
     cursor.wait_empty()
     full = cursor.ring.full(cursor.stage)
     mbarrier.expect(full, operand.size)
@@ -80,31 +80,19 @@ def _load(
 
 
 def coordinates(operand: Operand, values: dict[Any, Any]) -> list[Any]:
-    """Coordinates of a box behind that of the columns."""
+    """TMA coordinates of a box, those after the coordinate of the columns."""
     box = operand.box
     return [at(box.origin[each], values).astype("int32") for each in dimensions(box)]
 
 
 # Results of a tile of rows leave registers: boxes in shared memory, stored by TMA.
 
-#: Columns of four matrices of 8 x 8, two of them one below the other.
+#: Columns of four matrices of 8 x 8 (stmatrix .x4), two of them one below the other.
 _SPAN = 16
 
 
 class ResultStore:
-    """The results of one warpgroup.
-
-    Parameters
-    ----------
-    body : StreamBody
-        The kernel.
-    warpgroup : Any
-        Index of the multiplying warpgroup.
-    lanes : Lanes
-        Where its registers are.
-    sums : Any
-        Registers of the second product.
-    """
+    """Stores the results of one warpgroup, whose second product is in `sums`."""
 
     def __init__(self, body: StreamBody, warpgroup: Any, lanes: Lanes, sums: Any) -> None:
         self.body = body
@@ -126,7 +114,7 @@ class ResultStore:
         self.leave(values, places)
 
     def leave(self, values: Values, places: dict[Any, Any]) -> None:
-        """Store results, for which there is room."""
+        """Store results; the boxes in shared memory must be free."""
         self._fill(values)
         run(ir.script.ptx.fence.proxy.async_.shared__cta())
         mbarrier.meet_warpgroup(self.warpgroup)
@@ -143,7 +131,7 @@ class ResultStore:
         return self.sums[register]
 
     def _open(self) -> None:
-        """Boxes of the tile before have left."""
+        """Wait until the boxes of the tile before have left shared memory."""
         with when(self.body.where.thread == 0):
             run(ir.script.ptx.cp.async_.bulk.wait_group.read(0))
         mbarrier.meet_warpgroup(self.warpgroup)
@@ -179,12 +167,12 @@ class ResultStore:
         return self.body.region("boxes")(offset)
 
     def _corner(self) -> tuple[Any, Any]:
-        """First row and column in the tile."""
+        """First row and column of the warpgroup in the tile."""
         return self.warpgroup * WARPGROUP_ROWS, 0
 
     @property
     def _boxes(self) -> int:
-        """Boxes of the warpgroup."""
+        """Number of boxes of the warpgroup."""
         return self.plan.output.copies // max(1, self.plan.adders)
 
     def _copy(self, places: dict[Any, Any]) -> None:
@@ -200,7 +188,7 @@ class ResultStore:
 
 
 class ColumnStore(ResultStore):
-    """The results of one warpgroup of those that share columns; boxes lie where queries were."""
+    """Stores the results of one warpgroup of those that share columns, where queries were."""
 
     def _address(self, box: int, inside: Any = 0) -> Any:
         output = self.plan.output

@@ -31,20 +31,7 @@ from crossfuse.lower.hopper.stream.plan.registers import (
 
 
 def emit_stream(plan: StreamPlan, name: str) -> Any:
-    """Write a kernel.
-
-    Parameters
-    ----------
-    plan : StreamPlan
-        From `plan_stream`.
-    name : str
-        Name of the function.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        TIRx, before TVM's pipeline.
-    """
+    """Write a kernel as TIRx, before TVM's pipeline."""
     with ir.IRBuilder() as builder, ir.script.prim_func():
         ir.script.func_name(name)
         images = {each: parameter(each) for each in plan.program.parameters}

@@ -30,19 +30,7 @@ _HALF = 8
 
 
 class Handing(ABC):
-    """Sends what one warpgroup has.
-
-    Parameters
-    ----------
-    body : StreamBody
-        The kernel.
-    warpgroup : Any
-        Index of the multiplying warpgroup.
-    lanes : Lanes
-        Where its registers are.
-    sums : Any
-        Registers of the second product.
-    """
+    """Hands over the state of one warpgroup; its subclasses know where to."""
 
     def __init__(self, body: StreamBody, warpgroup: Any, lanes: Lanes, sums: Any) -> None:
         self.body, self.plan, self.program = body, body.plan, body.plan.program
@@ -56,18 +44,18 @@ class Handing(ABC):
 
     @abstractmethod
     def finish(self, rows: RowState, places: dict[Any, Any]) -> None:
-        """Write what comes behind it."""
+        """Write what comes after the stream."""
 
     @abstractmethod
     def _send_rows(self, half: int, values: Values, places: dict[Any, Any]) -> None:
-        """Hand values of a row over."""
+        """Hand over the values of a row."""
 
     @abstractmethod
     def _send_elements(self, half: int, values: Values, places: dict[Any, Any]) -> None:
-        """Hand sums of a row over."""
+        """Hand over the sums of a row."""
 
     def send(self, rows: RowState, places: dict[Any, Any]) -> None:
-        """Hand the state over."""
+        """Hand over the state of all rows that the tile has."""
         for buffer in self.plan.registers.deferred:
             rows.gather(buffer)
 
@@ -110,21 +98,9 @@ def with_row(exists: Any, row: Any, program: StreamProgram, places: dict[Any, An
 class Unit:
     """Two neighbouring columns of a row, merged by one thread.
 
-    Parameters
-    ----------
-    program : StreamProgram
-        What is merged.
-    inbox : Inbox
-        Where states are.
-    at_row : tuple
-        Row of the tile, and first of both columns.
-    places : dict
-        Values of places.
-    load : Callable
-        Writes the load of two floats: into which registers, from which one on, and from which
-        offset in the inbox.
-    ahead : int
-        CTAs whose states are loaded before any of them is merged.
+    `at_row` is the row of the tile and the first of both columns. `load` writes the load of two
+    floats: into which registers, from which one on, and from which offset in the inbox. The states
+    of `ahead` CTAs are loaded before any of them is merged.
     """
 
     def __init__(
@@ -191,7 +167,7 @@ class Unit:
                 ir.script.buffer_store(target, value, [register])
 
     def _load(self, slot: int, register: int) -> None:
-        """What a CTA has handed over."""
+        """Load what a CTA has handed over."""
         places = [
             (first, self.inbox.of_row(slot, self.row, pair))
             for pair, first in enumerate(self.inbox.of_rows[::2])
@@ -234,7 +210,7 @@ class Merger(Handing):
         self.buffer = body.region("inbox")
 
     def begin(self) -> None:
-        """Say how many bytes will arrive."""
+        """Tell the barrier of this CTA how many bytes will arrive."""
         left = self.inbox.all_columns - self.rank * self.inbox.columns
         width = ir.script.max(0, ir.script.min(self.inbox.columns, left))
         first = ir.script.And(self.warpgroup == 0, self.body.where.thread == 0)
@@ -248,7 +224,7 @@ class Merger(Handing):
         self._merge(places)
 
     def _send_rows(self, half: int, values: Values, places: dict[Any, Any]) -> None:
-        """Values of a row go to all CTAs; the four threads of a row share them."""
+        """Send values of a row to all CTAs; the four threads of a row share them out."""
         made = [let(str(each.name), values.of_row(each.value, half)) for each in self.of_rows]
         made += [ir.script.float32(0)] * (2 * self.inbox.pairs - len(made))
         for first in range(0, self.inbox.size, 4):
@@ -307,7 +283,7 @@ class Merger(Handing):
 
 
 class _Owner:
-    """A CTA of the cluster: its inbox and its barrier."""
+    """A CTA of the cluster that owns a slice: its inbox and its barrier."""
 
     def __init__(self, merger: Merger, rank: Any) -> None:
         inbox, barrier = Variable("inbox_of", "uint32"), Variable("received_by", "uint32")
@@ -332,20 +308,13 @@ _FLOAT = 4
 
 @dataclass(frozen=True)
 class MergePlan:
-    """The decisions of a kernel that merges states.
+    """The decisions of a kernel that merges states."""
 
-    Attributes
-    ----------
-    stream : StreamPlan
-        Of the kernel that stores them.
-    inbox : Inbox
-        How those of a tile of rows are laid out.
-    states : BufferSpec
-        Those of all tiles.
-    """
-
+    #: Plan of the kernel that stores the states.
     stream: StreamPlan
+    #: How the states of a tile of rows are laid out.
     inbox: Inbox
+    #: The states of all tiles, in global memory.
     states: BufferSpec
     # As other plans have them.
     cluster_size: int = 1
@@ -365,7 +334,7 @@ class MergePlan:
 
     @property
     def units(self) -> int:
-        """Pairs of columns of a tile of rows."""
+        """Pairs of columns of a tile of rows, one for each thread."""
         return self.inbox.rows * (self.inbox.columns // 2)
 
     @property
@@ -375,7 +344,7 @@ class MergePlan:
 
     @property
     def clusters(self) -> int:
-        """CTAs."""
+        """CTAs of the grid."""
         return self.states.shape[0] * self.turns
 
 
@@ -387,20 +356,7 @@ def plan_merge(stream: StreamPlan) -> MergePlan | None:
 
 
 def emit_merge(plan: MergePlan, name: str) -> Any:
-    """Write the kernel.
-
-    Parameters
-    ----------
-    plan : MergePlan
-        From `plan_merge`.
-    name : str
-        Name of the function.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        TIRx, before TVM's pipeline.
-    """
+    """Write the kernel as TIRx, before TVM's pipeline."""
     with ir.IRBuilder() as builder, ir.script.prim_func():
         ir.script.func_name(name)
         images = {each: parameter(each) for each in plan.program.parameters}
@@ -439,7 +395,7 @@ class StateWriter(Handing):
     """Stores what one warpgroup has, for the kernel that merges it."""
 
     def begin(self) -> None:
-        """Nobody is told."""
+        """Do nothing: no CTA waits for the state."""
 
     def finish(self, rows: RowState, places: dict[Any, Any]) -> None:
         """Store the state."""
@@ -451,7 +407,7 @@ class StateWriter(Handing):
         self.send(rows, places)
 
     def _send_rows(self, half: int, values: Values, places: dict[Any, Any]) -> None:
-        """One of the four threads of a row stores its values."""
+        """Store the values of a row, by one of its four threads."""
         made = [let(str(each.name), values.of_row(each.value, half)) for each in self.of_rows]
         made += [ir.script.float32(0)] * (2 * self.inbox.pairs - len(made))
         with when(self.body.where.lane % 4 == 0):

@@ -24,14 +24,7 @@ _BOX_COLUMNS = ROW_BYTES // 2
 class ScoreProduct:
     """One warpgroup's first product: 64 rows of the queries by keys.
 
-    Parameters
-    ----------
-    body : StreamBody
-        The kernel.
-    warpgroup : Any
-        Index of the warpgroup among those that have rows of their own.
-    elements : Elements
-        Registers of scores and weights.
+    `warpgroup` is its index among those that have rows of their own.
     """
 
     def __init__(self, body: StreamBody, warpgroup: Any, elements: Elements) -> None:
@@ -68,17 +61,7 @@ class ScoreProduct:
 
 
 class Multiplier(ScoreProduct):
-    """One warpgroup's products: 64 rows of the queries by keys, and of weights by values.
-
-    Parameters
-    ----------
-    body : StreamBody
-        The kernel.
-    warpgroup : Any
-        Index of the multiplying warpgroup.
-    elements : Elements
-        Registers of scores and weights.
-    """
+    """One warpgroup's products: 64 rows of the queries by keys, and of weights by values."""
 
     def __init__(self, body: StreamBody, warpgroup: Any, elements: Elements) -> None:
         self.sums = registers("sums", body.plan.sums, "float32")
@@ -112,14 +95,9 @@ class Multiplier(ScoreProduct):
 
 
 class SumProduct:
-    """The second product of some columns; weights are in shared memory.
+    """The second product of some columns, with weights in shared memory.
 
-    Parameters
-    ----------
-    body : StreamBody
-        The kernel.
-    group : Any
-        Index of the warpgroup among those that share columns.
+    `group` is the index of the warpgroup among those that share columns.
     """
 
     def __init__(self, body: StreamBody, group: Any) -> None:
@@ -136,7 +114,7 @@ class SumProduct:
         clear(self.sums, self.plan.sums)
 
     def add(self, stage: Any, keep: Any) -> None:
-        """Multiply weights and values; `keep` is 0 for the first tile of keys."""
+        """Multiply weights and values, and wait; `keep` is 0 for the first tile of keys."""
         hold(self.sums, self.plan.sums)
         run(ir.script.ptx.wgmma.fence.sync.aligned())
         accumulators = [self.sums[each] for each in range(self.plan.sums)]

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.program.tile import Place
 
-# What a stream of tiles is made of, as plain values: steps, boxes of tensors, a loop, a split.
+# What a stream is made of: steps, boxes of tensors, a loop, a split.
 
 
 class Axis(Enum):
@@ -37,51 +37,33 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Step:
-    """One statement of the tile form, for all rows (and keys) of a tile.
+    """One statement of the tile form, for all rows (and keys) of a tile."""
 
-    Attributes
-    ----------
-    name : str
-        Of its block.
-    kind : Kind
-        What it does.
-    target : Any
-        The buffer in registers that it stores to.
-    value : Any
-        Expression over `StreamProgram.row`, ``key`` and ``column``, places, the stream's variable
-        and buffers in registers; of a reduction the term, of a mask the condition.
-    start : Any
-        Of a reduction: what it starts with in every tile; None if it goes on with the target. Of a
-        mask: what stands where the condition does not hold.
-    """
-
+    #: That of its block.
     name: str
     kind: Kind
+    #: The buffer in registers that it stores to.
     target: Any
+    #: Expression over `StreamProgram.row`, ``key`` and ``column``, places, the stream's variable
+    #: and buffers in registers; of a reduction the term, of a mask the condition.
     value: Any
+    #: Of a reduction: what it starts with in every tile; None if it goes on with the target. Of a
+    #: mask: what stands where the condition does not hold.
     start: Any = None
 
 
 @dataclass(frozen=True)
 class Box:
-    """A box of rows of a tensor in global memory, each in its whole width.
+    """A box of rows of a tensor in global memory, each in its whole width."""
 
-    Attributes
-    ----------
-    buffer : Any
-        A parameter of the function.
-    origin : tuple
-        Index of the first element, in the variables of places and of the stream.
-    axis : int
-        Dimension of the rows; columns are the last one.
-    rows : int
-        Rows of the box. It may reach beyond the tensor: loads find zeros there, and nothing is
-        stored. Of what is stored, those that count: a tile may have more.
-    """
-
+    #: A parameter of the function.
     buffer: Any
+    #: Index of the first element, in the variables of places and of the stream.
     origin: tuple[Any, ...]
+    #: Dimension of the rows; columns are the last one.
     axis: int
+    #: Rows of the box. It may reach beyond the tensor: loads find zeros there, and nothing is
+    #: stored. Of what is stored, those that count: a tile may have more.
     rows: int
 
     @property
@@ -102,24 +84,15 @@ class Box:
 
 @dataclass(frozen=True)
 class Stream:
-    """The loop over tiles of keys.
-
-    Attributes
-    ----------
-    var : tvm.ir.Var
-        Its variable.
-    first, count : Any
-        First value and number of turns, in the variables of places.
-    stages : int
-        Stages of keys and of values in shared memory; 0 for as many as fit.
-    bounds : tuple[int, int]
-        Smallest value of the variable, and the one behind the largest.
-    """
+    """The loop over tiles of keys."""
 
     var: Any
+    #: First value and number of iterations, in the variables of places.
     first: Any
     count: Any
+    #: Stages of keys and of values in shared memory; 0 for as many as fit.
     stages: int
+    #: Smallest value of the variable, and one past the largest.
     bounds: tuple[int, int]
 
 
@@ -128,7 +101,7 @@ Domain = tuple[Any, int, int]
 
 
 class Framed(Protocol):
-    """What expressions of a tile are written in."""
+    """A program whose expressions are written in the row, key and column of a tile."""
 
     @property
     def row(self) -> Any:
@@ -148,7 +121,7 @@ class Framed(Protocol):
 
     @property
     def domains(self) -> tuple[Domain, ...]:
-        """What variables go through: those of places and of the stream, row, key and column."""
+        """Every variable with its range: those of places and of the stream, row, key and column."""
 
 
 @dataclass(frozen=True)
@@ -156,25 +129,17 @@ class Split:
     """Keys divided among CTAs, each of which hands its state over.
 
     Those of a cluster merge a slice of the columns each; else a second kernel merges all.
-
-    Attributes
-    ----------
-    place : Place
-        Which CTA it is.
-    slabs : tuple[Step, ...]
-        What each CTA hands over: of rows, and of rows and columns.
-    before : tuple[Step, ...]
-        The merged state as it begins.
-    steps : tuple[Step, ...]
-        How the state of one CTA, in slabs, is merged into it; CTAs come in the order of ranks.
-    columns : int
-        Columns that each CTA of a cluster merges: those from ``rank * columns`` on; else all.
     """
 
+    #: Which CTA it is.
     place: Place
+    #: What each CTA hands over: of rows, and of rows and columns.
     slabs: tuple[Step, ...]
+    #: The merged state as it begins.
     before: tuple[Step, ...]
+    #: How the state of one CTA, in slabs, is merged into it; CTAs come in the order of ranks.
     steps: tuple[Step, ...]
+    #: Columns that each CTA of a cluster merges: those from ``rank * columns`` on; else all.
     columns: int
 
     @property
@@ -185,60 +150,40 @@ class Split:
 
 @dataclass(frozen=True)
 class StreamProgram:
-    """A kernel: for each place, a stream of tiles between two products.
+    """A kernel: for each place, a stream of tiles between two products."""
 
-    Attributes
-    ----------
-    places : tuple[Place, ...]
-        Coordinates of CTAs, outermost first.
-    parameters : tuple
-        Parameters of the function.
-    stream : Stream
-        The loop over tiles.
-    row, key, column : tvm.ir.Var
-        What steps are written in: the row and the key in their tiles, the column of the output.
-    queries, keys, values, output : Box
-        What is loaded, and where results go. `queries` are loaded once. `values` may be `keys`: one
-        tile, of which the second product takes as many columns as the output has.
-    scores : Any
-        Buffer of the first product, rows by keys.
-    weights : Step
-        What becomes of the scores: the left operand of the second product.
-    sums : Any
-        Buffer of the second product, rows by columns.
-    before : tuple[Step, ...]
-        State of rows as the stream finds it.
-    steps : tuple[Step, ...]
-        What is done to each tile of scores, in order.
-    carries : tuple[Step, ...]
-        What is done to the sums before a tile is added, in order.
-    after : tuple[Step, ...]
-        What is made of the state of rows behind the stream, or of the merged one.
-    result : Any
-        Expression of an element of the output.
-    split : Split | None
-        How CTAs share the keys; `column` is then that of a CTA's slice in `after` and
-        `result`.
-    """
-
+    #: Coordinates of CTAs, outermost first.
     places: tuple[Place, ...]
+    #: Parameters of the function.
     parameters: tuple[Any, ...]
     stream: Stream
+    #: Variables that steps are written in: row and key in their tiles, column of the output.
     row: Any
     key: Any
     column: Any
+    #: What is loaded, and where results go. `queries` are loaded once. `values` may be `keys`: one
+    #: tile, of which the second product takes as many columns as the output has.
     queries: Box
     keys: Box
     values: Box
     output: Box
+    #: Buffer of the first product, rows by keys.
     scores: Any
+    #: What becomes of the scores: the left operand of the second product.
     weights: Step
+    #: Buffer of the second product, rows by columns.
     sums: Any
+    #: State of rows as the stream finds it.
     before: tuple[Step, ...]
+    #: What is done to each tile of scores, in order.
     steps: tuple[Step, ...]
+    #: What is done to the sums before a tile is added, in order.
     carries: tuple[Step, ...]
+    #: What is made of the state of rows behind the stream, or of the merged one.
     after: tuple[Step, ...]
+    #: Expression of an element of the output.
     result: Any
+    #: How CTAs share the keys; `column` is then that of a CTA's slice in `after` and `result`.
     split: Split | None = None
 
     @property
@@ -248,7 +193,7 @@ class StreamProgram:
 
     @property
     def beside(self) -> Place | None:
-        """Which CTA of a cluster it is that goes through the same tiles; None if it is alone."""
+        """The place of CTAs of a cluster that go through the same tiles; None if each is alone."""
         if self.split is not None:
             return None
         return next((each for each in self.places if each.in_cluster), None)
@@ -266,7 +211,7 @@ class StreamProgram:
 
     @property
     def domains(self) -> tuple[Domain, ...]:
-        """What all variables go through."""
+        """Every variable with its range: first value and extent."""
         rows, keys = self.tile
         first, end = self.stream.bounds
         return (
@@ -334,17 +279,10 @@ class StreamProgram:
 
 @dataclass(frozen=True)
 class Affine:
-    """An integer expression in the row and the key of an element.
-
-    Attributes
-    ----------
-    value : Any
-        The expression.
-    row, key : int
-        What it grows by from one row, and from one key, to the next.
-    """
+    """An integer expression in the row and the key of an element."""
 
     value: Any
+    #: How much it grows from one row, and from one key, to the next.
     row: int
     key: int
 
@@ -367,7 +305,7 @@ def _one_on(var: Any, other: Any) -> Any:
 
 
 def inequality(condition: Any, program: Framed) -> Affine | None:
-    """An expression that is at least zero where a condition holds; None if there is no such."""
+    """An expression that is at least zero just where a condition holds; None if there is none."""
     pairs = {
         ir.tirx.LT: lambda a, b: b - a - 1,
         ir.tirx.LE: lambda a, b: b - a,

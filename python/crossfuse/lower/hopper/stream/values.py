@@ -37,24 +37,18 @@ class Lanes:
 
     Register ``4 j + 2 h + q`` is that of row (lane / 4 + 8 h) of the warp's 16, in column
     (8 j + 2 (lane % 4) + q). PTX ISA, wgmma, register fragments for D.
-
-    Attributes
-    ----------
-    rows : tuple
-        Rows in the tile of both halves.
-    column : Any
-        Column of the first register.
-    base : Any
-        First row of the warpgroup.
     """
 
+    #: Rows in the tile of both halves.
     rows: tuple[Any, Any]
+    #: Column of the first register.
     column: Any
+    #: First row of the warpgroup.
     base: Any
 
     @staticmethod
     def of(where: Coordinates, warpgroup: Any) -> Lanes:
-        """Those of a thread."""
+        """The registers of this thread."""
         base = let("first_row", warpgroup * WARPGROUP_ROWS)
         row = base + (where.warp * WARP_ROWS + where.lane // 4)
         column = let("lane_column", where.lane % 4 * 2)
@@ -73,26 +67,15 @@ def column_of(register: int) -> int:
 
 @dataclass
 class Values:
-    """Expressions of a tile that a thread is at.
-
-    Attributes
-    ----------
-    program : Framed
-        What they are of.
-    lanes : Lanes
-        Where its registers are.
-    places : dict
-        Values of places and of the stream's variable.
-    rows : Callable
-        Function from a buffer of rows and a half to the register; None for another buffer.
-    elements : Callable
-        The same of buffers of elements, by register.
-    """
+    """Translates expressions of the current tile to a thread's registers."""
 
     program: Framed
     lanes: Lanes
+    #: Values of places and of the stream's variable.
     places: dict[Any, Any]
+    #: From a buffer of rows and a half to the register; None for another buffer.
     rows: Callable[[Any, int], Any]
+    #: From a buffer of elements and the number of a register to that register.
     elements: Callable[[Any, int], Any]
     _floats: dict[tuple[int, str], Any] = field(default_factory=dict)
     _named: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
@@ -100,7 +83,7 @@ class Values:
     def with_rows_named(self, value: Any) -> Any:
         """The same expression with what is made of rows alone made once, and named.
 
-        The compiler does not join divisions.
+        The compiler does not merge divisions.
         """
 
         def name(part: Any) -> Any:
@@ -205,15 +188,7 @@ _WARP = 0xFFFFFFFF
 
 
 class RowState:
-    """Registers of values of rows: two of each buffer, one for each half.
-
-    Parameters
-    ----------
-    buffers : tuple
-        Buffers of the program.
-    prefix : str
-        Of the registers' names.
-    """
+    """Registers of values of rows: two of each buffer, one for each half."""
 
     def __init__(self, buffers: tuple[Any, ...], prefix: str = "") -> None:
         self._registers = {
@@ -226,18 +201,18 @@ class RowState:
         return None if found is None else found[half]
 
     def set(self, buffer: Any, half: int, value: Any) -> None:
-        """Assign."""
+        """Assign to the register of a half."""
         ir.script.buffer_store(self._registers[buffer], value, [half])
 
     def run(self, step: Step, values: Values) -> None:
-        """A value of each row."""
+        """Compute a value of each row."""
         for half in range(2):
             self.set(step.target, half, values.of_row(step.value, half))
 
     def reduce(self, step: Step, values: Values, count: int, *, deferred: bool) -> None:
-        """A maximum or sum over keys; `deferred`: over those that the thread has.
+        """Compute a maximum or sum over keys; `deferred`: over those that the thread has.
 
-        A factor that a maximum is taken under waits until it is found: rounding keeps the order.
+        A positive factor of a maximum is applied to the maximum alone, as rounding keeps the order.
         """
         is_top = step.kind is Kind.TOP
         term, factor = positive_factor(step.value) if is_top else (step.value, None)
@@ -291,13 +266,7 @@ def shuffled(value: Any, distance: int) -> Any:
 
 
 class Elements:
-    """Registers of the elements of a tile, and the steps that go through them.
-
-    Parameters
-    ----------
-    plan : StreamPlan
-        The kernel.
-    """
+    """Registers of the elements of a tile, and the steps that go through them."""
 
     def __init__(self, plan: StreamPlan) -> None:
         self.plan = plan
@@ -321,7 +290,7 @@ class Elements:
         return self.arrays[number]
 
     def run(self, rows: RowState, values: Values) -> None:
-        """Everything that is done to a tile, but for its weights."""
+        """Do everything that is done to a tile, but for its weights."""
         for step in self.program.steps:
             if step.kind is Kind.ROW:
                 rows.run(step, values)
@@ -391,14 +360,9 @@ __device__ __forceinline__ void crossfuse_pin(float x, void* address) {
 
 
 def pin_sums(body: StreamBody, rows: RowState) -> None:
-    """Make what is summed before what stands behind this place is waited for.
+    """Have the sums of a tile computed before the wait that comes next, not after it.
 
-    Parameters
-    ----------
-    body : StreamBody
-        The kernel.
-    rows : RowState
-        Sums of a tile.
+    ptxas would put them off, see `_PIN`.
     """
     address = body.region("scratch")(0)
     for step in body.plan.program.steps:

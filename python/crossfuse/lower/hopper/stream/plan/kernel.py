@@ -39,26 +39,17 @@ from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
 @dataclass(frozen=True)
 class TileOrder:
-    """Turns of all CTAs: CTA c takes turns ``c, c + CTAs, ...``, tile after tile of a head.
+    """Turns of all CTAs: CTA c takes turns ``c, c + CTAs, ...``, tile after tile of a head."""
 
-    Attributes
-    ----------
-    outer : tuple[Place, ...]
-        Places that tell heads apart, outermost first.
-    inner : Place | None
-        The place that counts tiles of rows; None if a head has one.
-    uneven : bool
-        Whether streams of later tiles are longer, as under a causal mask.
-    paired : bool
-        Whether a turn is two tiles, the longest left and the shortest left: all turns are as long.
-    ctas : int
-        CTAs that run, or clusters that share keys.
-    """
-
+    #: Places that tell heads apart, outermost first.
     outer: tuple[Place, ...]
+    #: The place that counts tiles of rows; None if a head has one.
     inner: Place | None
+    #: Whether streams of later tiles are longer, as under a causal mask.
     uneven: bool
+    #: Whether a turn is two tiles, the longest left and the shortest left: all turns are as long.
     paired: bool
+    #: CTAs that run, or clusters that share keys.
     ctas: int
 
     @property
@@ -78,7 +69,7 @@ class TileOrder:
 
 
 def order_tiles(program: StreamProgram, device: Device) -> TileOrder:
-    """Divide the tiles among as many CTAs as run at once."""
+    """Divide the tiles among as many CTAs as run at once: one wave of persistent CTAs."""
     down = program.queries.origin[program.queries.axis]
     rows = set(ir.variables(down))
     on_grid = [each for each in program.places if not each.in_cluster]
@@ -102,55 +93,38 @@ def order_tiles(program: StreamProgram, device: Device) -> TileOrder:
     return TileOrder(outer, place, uneven, order.paired, min(most, order.turns))
 
 
-# Decides everything that the kernel of a stream needs to know, before any of it is written.
+# The plan of a kernel: all decisions, made before any of it is written.
 
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """The decisions of a kernel.
-
-    Attributes
-    ----------
-    program : StreamProgram
-        What it computes.
-    queries, keys, values, output : Operand
-        What is copied.
-    registers : RegisterPlan
-        Who holds what.
-    order : TileOrder
-        Which tiles a CTA takes.
-    slots : int
-        Tiles of queries in shared memory.
-    stages : int
-        Stages of keys, and of values.
-    arena : Arena
-        Shared memory: ``queries``, ``keys``, ``values``, ``boxes`` of results or the ``inbox`` of
-        what a cluster's CTAs hand over, ``barriers``, ``scratch``. Where warpgroups share columns
-        ``passed``, and boxes lie where the queries were.
-    inbox : Inbox | None
-        How that is laid out, where CTAs share keys; also in global memory, for a second kernel.
-    adders : int
-        Warpgroups that share the columns of a tile's sums, beside one that makes scores and
-        weights; 0 if each warpgroup does all for its own rows.
-    passed : Passed | None
-        What passes between these.
-    phases, state, early, is_persistent, helps
-        As a plan of chains has them, for parts that both share; always as here.
-    """
+    """The decisions of a kernel."""
 
     program: StreamProgram
+    #: What TMA copies.
     queries: Operand
     keys: Operand
     values: Operand
     output: Operand
+    #: Which registers hold what.
     registers: RegisterPlan
     order: TileOrder
+    #: Tiles of queries in shared memory.
     slots: int
+    #: Stages of keys, and of values.
     stages: int
+    #: Shared memory: ``queries``, ``keys``, ``values``, ``boxes`` of results or the ``inbox`` of
+    #: what a cluster's CTAs hand over, ``barriers``, ``scratch``. Where warpgroups share columns
+    #: ``passed``, and boxes lie where the queries were.
     arena: Arena
+    #: Layout of the inbox, where CTAs share keys; also in global memory, for a second kernel.
     inbox: Inbox | None = None
+    #: Warpgroups that share the columns of a tile's sums, beside one that makes scores and weights;
+    #: 0 if each warpgroup does all for its own rows.
     adders: int = 0
+    #: What passes between these warpgroups.
     passed: Passed | None = None
+    #: From here on as a plan of chains has them, for parts that both share; always as here.
     phases: tuple[Any, ...] = ()
     state: tuple[BufferSpec, ...] = ()
     early: bool = False
@@ -241,24 +215,9 @@ class StreamPlan:
 
 
 def plan_stream(program: StreamProgram, device: Device) -> StreamPlan:
-    """Plan a kernel.
+    """Plan the kernel of a stream for a device.
 
-    Parameters
-    ----------
-    program : StreamProgram
-        From `recover`.
-    device : Device
-        Its shared memory and SMs.
-
-    Returns
-    -------
-    StreamPlan
-        For `kernel`.
-
-    Raises
-    ------
-    LoweringRefused
-        If tensor cores, TMA, registers or shared memory cannot take the tiles.
+    Refuses tiles that tensor cores, TMA, registers or shared memory cannot take.
     """
     program = settle(program)
     _check_tile(program)

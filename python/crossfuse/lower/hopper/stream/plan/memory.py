@@ -24,32 +24,22 @@ class Inbox:
     """Slots for the states of all CTAs, in the order of ranks: the columns that one CTA merges.
 
     In the shared memory of that CTA; or in global memory, all columns of a tile of rows.
-
-    Attributes
-    ----------
-    size : int
-        CTAs that share the keys.
-    rows : int
-        Rows that are stored; others are not handed over.
-    columns : int
-        Columns of a slice; the last CTAs may have fewer.
-    all_columns : int
-        Columns of all slices.
-    of_rows : tuple
-        Slabs of values of rows. They lie side by side, padded to pairs, behind the columns of all
-        slots.
-    of_elements : Any
-        The slab of the second product's sums.
-    in_memory : bool
-        Whether it lies in global memory, one for each tile of rows.
     """
 
+    #: CTAs that share the keys.
     size: int
+    #: Rows that are stored; others are not handed over.
     rows: int
+    #: Columns of a slice; the last CTAs may have fewer.
     columns: int
+    #: Columns of all slices.
     all_columns: int
+    #: Slabs of values of rows. They lie side by side, padded to pairs, behind the columns of all
+    #: slots.
     of_rows: tuple[Any, ...]
+    #: The slab of the second product's sums.
     of_elements: Any
+    #: Whether it lies in global memory, one for each tile of rows.
     in_memory: bool = False
 
     @property
@@ -59,30 +49,27 @@ class Inbox:
 
     @property
     def bytes(self) -> int:
-        """All slots."""
+        """Bytes of all slots."""
         return self.size * self.rows * (self.columns + 2 * self.pairs) * _FLOAT
 
     def element(self, slot: Any, row: Any, column: Any) -> Any:
-        """Offset of an element of a slot."""
+        """Offset in bytes of an element of a slot."""
         return ((slot * self.rows + row) * self.columns + column) * _FLOAT
 
     def of_row(self, slot: Any, row: Any, pair: int) -> Any:
-        """Offset of a pair of values of a row."""
+        """Offset in bytes of a pair of values of a row."""
         behind = self.size * self.rows * self.columns
         return (behind + ((slot * self.rows + row) * self.pairs + pair) * 2) * _FLOAT
 
     def expected(self, width: Any) -> Any:
-        """Bytes that a CTA receives whose slice has so many columns."""
+        """Bytes that a CTA receives whose slice has `width` columns."""
         return (width + 2 * self.pairs) * (self.size * self.rows * _FLOAT)
 
 
 def plan_inbox(program: StreamProgram) -> Inbox | None:
     """Lay the inbox of a stream out; None if its CTAs share no keys.
 
-    Raises
-    ------
-    LoweringRefused
-        If slices have odd numbers of columns: a thread sends pairs.
+    Refuses slices with odd numbers of columns, as a thread sends pairs.
     """
     split = program.split
     if split is None:
@@ -126,36 +113,29 @@ BOX_KEYS = ROW_BYTES // 2
 
 @dataclass(frozen=True)
 class Passed:
-    """Where it lies in shared memory.
+    """Layout of what the scoring warpgroup passes on, in shared memory."""
 
-    Attributes
-    ----------
-    boxes : int
-        Boxes of weights, each of 64 keys.
-    carried : tuple
-        Buffers of rows that sums are multiplied by before a tile is added.
-    finished : tuple
-        Buffers of rows that results are made of, behind the last tile.
-    """
-
+    #: Boxes of weights, each of 64 keys.
     boxes: int
+    #: Buffers of rows that sums are multiplied by before a tile is added.
     carried: tuple[Any, ...]
+    #: Buffers of rows that results are made of, behind the last tile.
     finished: tuple[Any, ...]
 
     @property
     def bytes(self) -> int:
-        """All of it: weights, then rows of float32."""
+        """Bytes of all of it: weights, then rows of float32."""
         count = len(self.carried) + len(self.finished)
         return self.boxes * BOX + count * WARPGROUP_ROWS * _FLOAT
 
     @property
     def of_rows(self) -> int:
-        """Offset of the rows' values."""
+        """Offset in bytes of the rows' values."""
         return self.boxes * BOX
 
 
 def plan_passed(program: StreamProgram, registers: RegisterPlan) -> Passed:
-    """Find what is read of the rows where sums are."""
+    """Find which values of rows are read where the sums are."""
 
     def read_by(values: list[Any]) -> tuple[Any, ...]:
         return tuple(each for each in registers.rows if any(reads(v, each) for v in values))
@@ -171,35 +151,18 @@ def plan_passed(program: StreamProgram, registers: RegisterPlan) -> Passed:
 
 #: Stages of keys and values that are of use; where few rows are computed, memory is what counts.
 _MOST_STAGES, _MOST_OF_FEW_ROWS = 4, 12
-#: Bytes of what is written to keep arithmetic in its place, and of a barrier.
+#: Bytes of what `pin_sums` may write to, and of an mbarrier.
 _SCRATCH, _BARRIER = 16, 8
 
 
 def divide_memory(
     program: StreamProgram, operands: Operands, between: Inbox | Passed | None, device: Device
 ) -> tuple[int, int, Arena]:
-    """Decide slots of queries, stages and places: two slots if they fit, then stages that do.
+    """Decide slots of queries, stages of keys and values, and all regions of shared memory.
 
-    Parameters
-    ----------
-    program : StreamProgram
-        What is computed.
-    operands : Operands
-        Sizes of what is copied.
-    between : Inbox | Passed | None
-        What CTAs hand over, or warpgroups to one another.
-    device : Device
-        How much there is.
-
-    Returns
-    -------
-    tuple[int, int, Arena]
-        Slots, stages, and all regions.
-
-    Raises
-    ------
-    LoweringRefused
-        If not even the fewest stages fit, or fewer are asked for than can work.
+    Two stages come first, then two slots if they fit, then as many stages as do. `between` is what
+    CTAs hand over, or warpgroups to one another. Refuses a stream of which not even the fewest
+    stages fit, or that asks for fewer than can work.
     """
     wanted = program.stream.stages
     most = _MOST_OF_FEW_ROWS if program.output.rows < WARPGROUP_ROWS else _MOST_STAGES
@@ -227,7 +190,7 @@ def divide_memory(
 
 
 def _least_stages(program: StreamProgram, between: Inbox | Passed | None) -> int:
-    """Stages without which a kernel would wait for ever.
+    """Stages without which a kernel would deadlock.
 
     A warpgroup that does all multiplies keys of a tile before the values of the one before it.
     """

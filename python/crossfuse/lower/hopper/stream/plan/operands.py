@@ -21,26 +21,16 @@ _PATTERN = 8
 
 @dataclass(frozen=True)
 class Operand:
-    """A tile that TMA copies, in boxes of some columns one behind the other.
-
-    Attributes
-    ----------
-    box : Box
-        The tile.
-    map : TensorMap
-        Descriptor of a copy.
-    copies : int
-        Boxes.
-    height : int
-        Rows of a box in shared memory; TMA may copy fewer.
-    parts : int
-        CTAs that copy some of the rows each, for all of them.
-    """
+    """A tile that TMA copies, in boxes of some columns one behind the other."""
 
     box: Box
+    #: Descriptor of a copy.
     map: TensorMap
+    #: Number of boxes.
     copies: int
+    #: Rows of a box in shared memory; TMA may copy fewer.
     height: int
+    #: CTAs that copy some of the rows each, for all of them.
     parts: int = 1
 
     @property
@@ -61,10 +51,7 @@ Operands = tuple[Operand, Operand, Operand, Operand]
 def plan_operands(program: StreamProgram) -> Operands:
     """Decide how tiles are copied.
 
-    Raises
-    ------
-    LoweringRefused
-        If TMA or wgmma cannot take a tensor as it is stored.
+    Refuses tensors that TMA or wgmma cannot take as they are stored.
     """
     output = program.output
     width = gcd(_WIDTH, output.columns)

@@ -16,20 +16,13 @@ from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
 
 @dataclass(frozen=True)
 class RegisterPlan:
-    """Registers of a thread.
+    """Which registers of a thread hold which buffer."""
 
-    Attributes
-    ----------
-    arrays : tuple[tuple[Any, int], ...]
-        Buffers of elements of a tile, each with the number of its array; scores have the first.
-    rows : tuple
-        Buffers of values of rows.
-    deferred : tuple
-        Of these, sums of which each thread keeps its own part until the stream is over.
-    """
-
+    #: Buffers of elements of a tile, each with the number of its array; scores have the first.
     arrays: tuple[tuple[Any, int], ...]
+    #: Buffers of values of rows.
     rows: tuple[Any, ...]
+    #: Of these, sums of which each thread has its own part until the stream is over.
     deferred: tuple[Any, ...]
 
     @property
@@ -64,7 +57,7 @@ def plan_registers(program: StreamProgram) -> RegisterPlan:
 
 
 def _free(step: Step, later: tuple[Step, ...], arrays: list[tuple[Any, int]]) -> int:
-    """An array that nobody reads behind a step, of those that it makes its elements of."""
+    """An array that no later step reads, or a new one."""
     count = 1 + max(number for _, number in arrays)
     for array in range(count):
         held = [each for each, number in arrays if number == array]
@@ -106,7 +99,7 @@ def _is_load(value: Any) -> bool:
 
 
 def _independent(deferred: tuple[Any, ...], program: StreamProgram) -> tuple[Any, ...]:
-    """None of them is made of another."""
+    """Those deferred sums that are not made of another one."""
     return tuple(
         each
         for each in deferred
@@ -155,25 +148,10 @@ def instruction_sums(sums: int, threads: int) -> int:
 
 
 def plan_adders(program: StreamProgram, registers: RegisterPlan) -> int:
-    """Decide how many warpgroups share the columns of a tile's sums.
+    """Decide how many warpgroups share the columns of a tile's sums, beside one that scores.
 
-    Parameters
-    ----------
-    program : StreamProgram
-        What is computed, its tiles checked.
-    registers : RegisterPlan
-        Arrays of elements.
-
-    Returns
-    -------
-    int
-        Their number, beside one that makes scores and weights; 0 if each warpgroup does all for
-        its own 64 rows.
-
-    Raises
-    ------
-    LoweringRefused
-        If registers hold neither.
+    None of them (0) if each warpgroup has registers for all of its own 64 rows; refuses tiles for
+    which neither has. The tiles must have been checked.
     """
     rows, keys = program.tile
     columns = program.output.columns

@@ -42,27 +42,10 @@ from crossfuse.markers import STREAM
 
 
 def stream_of(loop: Any, places: tuple[Place, ...], parted: bool = False) -> tuple[Stream, Any]:
-    """Read the loop of a stream.
+    """Read the loop of a stream, and make a loop over all values that its variable takes anywhere.
 
-    Parameters
-    ----------
-    loop : tvm.tirx.For
-        The loop.
-    places : tuple[Place, ...]
-        Coordinates around it.
-    parted : bool
-        Whether CTAs share the keys. One may have no part of them: its state is that of no keys.
-
-    Returns
-    -------
-    tuple[Stream, tvm.tirx.For]
-        The stream, and a loop over all values that its variable takes anywhere.
-
-    Raises
-    ------
-    LoweringRefused
-        If it has no turn for some place that shares no keys, or its bounds are no functions of
-        places.
+    If CTAs share the keys (`parted`), one may have no part of them: its state is that of no keys.
+    Else refuses a stream that is empty at some place; and bounds that are no functions of places.
     """
     used = {each for bound in (loop.min, loop.extent) for each in ir.variables(bound)}
     moving = [each for each in places if each.var in used]
@@ -100,7 +83,7 @@ def stream_of(loop: Any, places: tuple[Place, ...], parted: bool = False) -> tup
 
 
 def _bounds(loop: Any, moving: list[Place], indices: tuple[int, ...]) -> tuple[int, int]:
-    """First value and number of turns for one place."""
+    """First value and number of iterations for one place."""
     values = dict(zip((each.var for each in moving), indices, strict=True))
 
     def value(var: Any) -> Any:
@@ -132,26 +115,15 @@ def _holds_stream(node: Any) -> bool:
 
 
 def recover_streams(func: Any) -> tuple[StreamProgram, ...]:
-    """Read the programs of a scheduled function.
+    """Read the programs of a scheduled function: one for each nest, each a kernel.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        Nests one after another, each of loops over places. Inside them: the load of the queries,
-        initial values of rows and of the sums, the stream, values of rows, and the store. The
-        stream's body: loads of keys and of values, the product of queries and keys, statements on
-        rows and on elements of the tile, and a product of what they make and the values. Of two
-        nests with intermediates in global memory the second merges what parts of a stream make.
-
-    Returns
-    -------
-    tuple[StreamProgram, ...]
-        One for each nest, each a kernel; one for a stream and the kernel that merges its parts.
-
-    Raises
-    ------
-    LoweringRefused
-        Naming the block or loop that has another form.
+    Nests stand one after another, each of loops over places. Inside them: the load of the queries,
+    initial values of rows and of the sums, the stream, values of rows, and the store. The stream's
+    body: loads of keys and of values, the product of queries and keys, statements on rows and on
+    elements of the tile, and a product of what they make and the values. Of two nests with
+    intermediates in global memory the second merges what parts of a stream make: both are one
+    program, of the stream and the kernel that merges its parts. The block or loop that has another
+    form is refused by name.
     """
     func = open_blocks(func)
     body = func.body.block.body
@@ -188,7 +160,7 @@ def _recover_nest(node: Any, parameters: tuple[Any, ...]) -> StreamProgram:
 
 
 def _check_cluster(program: StreamProgram, where: str) -> None:
-    """CTAs of a cluster that do not merge go through the same tiles of keys and of values."""
+    """Refuse CTAs of a cluster that go through different keys and values, and do not merge."""
     keys, values, stream = program.keys, program.values, program.stream
     same = (*keys.origin, *values.origin, stream.first, stream.count)
     used = {var for each in same for var in ir.variables(each)}
@@ -230,7 +202,7 @@ def _read_stream(
     parameters: tuple[Any, ...],
     parted: bool = False,
 ) -> tuple[_Reader, tuple[Statement, ...], tuple[Statement, ...], tuple[Statement, ...]]:
-    """What stands before a stream, in it and behind it, and who reads that."""
+    """Statements before a stream, in it and behind it, and a reader of them."""
     inside = next(number for number, each in enumerate(parts) if each.same_as(loop))
     places = places_of(outer)
     stream, ranged = stream_of(loop, places, parted)
@@ -244,7 +216,7 @@ def _read_stream(
 
 
 class _Reader:
-    """What is known of a nest while its parts are read."""
+    """Collects what is known of a nest while its parts are read."""
 
     def __init__(
         self, places: tuple[Any, ...], parameters: tuple[Any, ...], stream: Any, known: Any

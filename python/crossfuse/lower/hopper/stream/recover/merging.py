@@ -25,45 +25,29 @@ from crossfuse.markers import DSM_SCOPE
 
 @dataclass(frozen=True)
 class End:
-    """What follows a stream.
+    """What follows a stream."""
 
-    Attributes
-    ----------
-    output : Box
-        Where results go.
-    after : tuple[Step, ...]
-        What is made of the state of rows.
-    result : Any
-        An element of the output.
-    split : Split | None
-        How parts are merged.
-    """
-
+    #: Where results go.
     output: Box
+    #: What is made of the state of rows.
     after: tuple[Step, ...]
+    #: Expression of an element of the output.
     result: Any
+    #: How parts are merged; None if there are none.
     split: Split | None = None
 
 
 @dataclass(frozen=True)
 class Handed:
-    """What the parts of a stream hand over.
+    """What the parts of a stream hand over."""
 
-    Attributes
-    ----------
-    roles : Roles
-        Of the stream's loops.
-    names : Names
-        Variables of steps.
-    slabs : tuple[Statement, ...]
-        Stores to slabs.
-    place : Place
-        Which CTA it is.
-    """
-
+    #: Axes of the stream's loops.
     roles: Roles
+    #: Variables that steps are written in.
     names: Names
+    #: Stores to slabs.
     slabs: tuple[Statement, ...]
+    #: Which CTA it is.
     place: Place
 
 
@@ -75,10 +59,7 @@ def is_split(nests: Sequence[Any]) -> bool:
 def split_nests(nests: Sequence[Any]) -> list[tuple[Any, list[Any]]]:
     """Loop and body of both nests, in the variable of the first.
 
-    Raises
-    ------
-    LoweringRefused
-        If they are over different CTAs.
+    Refuses nests over different CTAs.
     """
     found = [outer_loops(each) for each in nests]
     if any(len(loops) != 1 for loops, _ in found):
@@ -101,19 +82,9 @@ def split_nests(nests: Sequence[Any]) -> list[tuple[Any, list[Any]]]:
 def stored_nests(nests: Sequence[Any], slabs: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
     """Loops over tiles, the loop over CTAs that share one, and the bodies of both kernels.
 
-    Parameters
-    ----------
-    nests : Sequence
-        The stream of each CTA, and the merge in a grid of its own.
-    slabs : Sequence
-        Buffers in global memory that the first stores and the second loads. In what is returned
-        they are of a scope of their own, as those of a cluster are: a place for states, which no
-        expression loads from memory.
-
-    Raises
-    ------
-    LoweringRefused
-        If the second grid is not the first one without the CTAs that share a tile.
+    The second nest is the merge, in a grid of its own, which must be that of the stream without the
+    CTAs that share a tile. `slabs` are in global memory; in what is returned they are of the scope
+    of those of a cluster: a place for states, which no expression loads from memory.
     """
     own = {
         each: ir.tirx.decl_buffer(
@@ -146,22 +117,10 @@ def stored_nests(nests: Sequence[Any], slabs: Sequence[Any]) -> tuple[Any, Any, 
 
 
 def read_merge(handed: Handed, parts: list[Any], around: tuple[Any, ...]) -> End:
-    """Read the nest that merges.
+    """Read the nest that merges: first values, a loop over the CTAs, and what is made of the end.
 
-    Parameters
-    ----------
-    handed : Handed
-        What the stream's parts hand over.
-    parts : list
-        Nests of the merge: first values, a loop over the CTAs, and what is made of the end.
-    around : tuple
-        Loops over places.
-
-    Raises
-    ------
-    LoweringRefused
-        If slabs are not merged one after another, or a CTA stores other columns than it merges:
-        those of a slice in a cluster, all in a kernel of its own.
+    Refuses slabs that are not merged one after another, and CTAs that store other columns than they
+    merge: those of a slice in a cluster, all in a kernel of its own.
     """
     turns = [each for each in parts if isinstance(each, ir.For) and _is_sequence(each.body)]
     size = handed.place.extent
@@ -230,7 +189,7 @@ def _first(place: Place, columns: int) -> Any:
 
 
 def _check_slabs(handed: Handed, inside: tuple[Statement, ...], loop: Any, columns: int) -> None:
-    """Each CTA fills its part of a slab; the merge reads part after part, the columns it owns."""
+    """Refuse a merge that does not go through a slab part by part, in the CTA's own columns."""
     roles = Roles(analyzer((loop,)))
     filled = {each.buffer: each.target for each in handed.slabs}
     known = handed.roles.known

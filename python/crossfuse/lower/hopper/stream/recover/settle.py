@@ -14,22 +14,12 @@ from crossfuse.lower.hopper.stream.recover.statements import branches_of
 
 
 def settle(program: StreamProgram) -> StreamProgram:
-    """Write the program as a kernel computes it.
+    """Write the program as a kernel computes it, with fast functions of float32.
 
     Steps that make the same elements of scores, such as a maximum and the exponentials behind it,
     make them once, in the registers of the scores. What masks choose comes last, so that it is
     left out for tiles inside; a positive factor waits for whoever reads the elements: a maximum
     is multiplied once for each row, an exponential takes it for nothing.
-
-    Parameters
-    ----------
-    program : StreamProgram
-        From `recover`.
-
-    Returns
-    -------
-    StreamProgram
-        One that comes to the same, with fast functions of float32.
     """
     shared = _shared_element(program)
     if shared is not None:

@@ -18,32 +18,18 @@ from crossfuse.lower.tree import bounds
 
 @dataclass(frozen=True)
 class Access:
-    """One access of a statement.
-
-    Attributes
-    ----------
-    buffer : Any
-        What is accessed.
-    origin : tuple
-        Its first element in the tile.
-    loops : tuple
-        For each dimension the variable of the loop that it follows, or None.
-    """
+    """One access of a statement."""
 
     buffer: Any
+    #: Its first element in the tile.
     origin: tuple[Any, ...]
+    #: For each dimension the variable of the loop that it follows, or None.
     loops: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Statement:
-    """A block that stores one element for each turn of its loops.
-
-    Attributes
-    ----------
-    nest : TileNest
-        The block with its loops.
-    """
+    """A block that stores one element for each iteration of its loops."""
 
     nest: TileNest
 
@@ -54,7 +40,7 @@ class Statement:
 
     @property
     def name(self) -> str:
-        """Of the block."""
+        """Name of the block."""
         return str(self.nest.block.name_hint)
 
     @property
@@ -64,12 +50,12 @@ class Statement:
 
     @property
     def buffer(self) -> Any:
-        """What it stores to."""
+        """The buffer that it stores to."""
         return self.body.buffer
 
     @cached_property
     def target(self) -> Access:
-        """What it stores to, and where."""
+        """Where it stores to."""
         return self._access(self.buffer, self.body.indices)
 
     @cached_property
@@ -99,7 +85,7 @@ class Statement:
         return tuple(each for each in variables if not any(each.same_as(k) for k in kept))
 
     def factor(self, buffer: Any) -> Access | None:
-        """The operand of a product that is a buffer."""
+        """The operand of a product that is a buffer; None if none is."""
         found = (each for each in factors(self.body) if each.source.same_as(buffer))
         load = next(found, None)
         return None if load is None else self._access(load.source, load.indices)
@@ -133,10 +119,7 @@ class Statement:
 def read_statements(parts: list[Any], around: tuple[Any, ...]) -> tuple[Statement, ...]:
     """Read nests of one block each, which stores one element.
 
-    Raises
-    ------
-    LoweringRefused
-        If one does more, or leaves elements of its tensor out.
+    Refuses a nest that does more, or leaves elements of its tensor out.
     """
     statements = tuple(Statement(tile_nest(each, around)) for each in parts)
     for each in statements:
@@ -156,13 +139,7 @@ def read_statements(parts: list[Any], around: tuple[Any, ...]) -> tuple[Statemen
 
 
 def only_store(after: tuple[Statement, ...]) -> Statement:
-    """The store to global memory at the end.
-
-    Raises
-    ------
-    LoweringRefused
-        If there are others.
-    """
+    """The store to global memory at the end, which must be the only one."""
     stores = [each for each in after if str(each.buffer.scope()) == "global"]
     if len(stores) != 1 or stores[0] is not after[-1]:
         raise refuse_stream(
@@ -174,12 +151,8 @@ def only_store(after: tuple[Statement, ...]) -> Statement:
 class Roles:
     """Which axis each loop and each dimension of a buffer goes through.
 
-    Products tell those of their operands; other statements follow, since they share buffers.
-
-    Parameters
-    ----------
-    known : Any
-        An analyzer that knows the ranges of places and of the stream.
+    Products determine those of their operands; other statements follow, since they share buffers.
+    `known` is an analyzer that knows the ranges of places and of the stream.
     """
 
     def __init__(self, known: Any) -> None:
@@ -190,7 +163,7 @@ class Roles:
         self._both: Any = None
 
     def multiply_twice(self, buffer: Any) -> None:
-        """Say that a tile is the right operand of both products.
+        """Set the tile that is the right operand of both products.
 
         The second one takes its first columns: what a buffer's dimension goes through is then the
         depth of the first one.
@@ -198,36 +171,33 @@ class Roles:
         self._both = buffer
 
     def name(self, variable: Any, axis: Axis) -> None:
-        """Say what a loop goes through."""
+        """Set the axis of a loop."""
         self._loops[variable] = axis
 
     def place(self, buffer: Any, axes: tuple[Axis | None, ...], origin: tuple[Any, ...]) -> None:
-        """Say what the dimensions of a buffer go through, and where its tile begins."""
+        """Set the axes of the dimensions of a buffer, and where its tile begins."""
         self._buffers[buffer], self._origins[buffer] = axes, origin
 
     def of_loop(self, variable: Any) -> Axis | None:
-        """What a loop goes through."""
+        """The axis of a loop; None if it is not known."""
         return self._loops.get(variable)
 
     def of_buffer(self, buffer: Any) -> tuple[Axis, ...]:
-        """What a buffer's dimensions go through, those that go through anything."""
+        """The axes of a buffer's dimensions, without dimensions that have none."""
         return tuple(each for each in self._buffers.get(buffer, ()) if each is not None)
 
     def dimensions(self, buffer: Any) -> tuple[Axis | None, ...]:
-        """What each dimension of a buffer goes through."""
+        """The axis of each dimension of a buffer."""
         return self._buffers[buffer]
 
     def adopt(self, other: Roles, buffers: list[Any]) -> None:
-        """Take over what dimensions of buffers go through; other parts of them are accessed."""
+        """Take over the axes of buffers, not their origins: other parts of them are accessed."""
         self._buffers |= {each: other.dimensions(each) for each in buffers}
 
     def spread(self, statements: tuple[Statement, ...]) -> None:
         """Find the axes of all loops of statements.
 
-        Raises
-        ------
-        LoweringRefused
-            If a statement shares no buffer with the others, or takes another part of one.
+        Refuses a statement that shares no buffer with the others, or takes another part of one.
         """
         left = list(statements)
         while left:
@@ -257,7 +227,7 @@ class Roles:
         return True
 
     def _place(self, statement: Statement, access: Access) -> None:
-        """All statements access the same part of a buffer."""
+        """Refuse a statement that accesses another part of a buffer than others do."""
         axes = tuple(None if each is None else self._loops[each] for each in access.loops)
         if access.buffer.same_as(self._both):
             axes = tuple(Axis.DEPTH if each is Axis.COLUMN else each for each in axes)
@@ -290,12 +260,9 @@ def refuse_stream(
 
 
 def read_load(statement: Statement, roles: Roles, axis: Axis, stored: int) -> Box:
-    """Read the load of a tile whose rows go along an axis; so many rows of a tile are stored.
+    """Read the load of a tile whose rows go along an axis; `stored` rows of a tile are stored.
 
-    Raises
-    ------
-    LoweringRefused
-        If it is no copy of whole rows of a tensor.
+    Refuses anything but a copy of whole rows of a tensor.
     """
     load = copied(
         statement, lambda each: axis is Axis.ROW and _has_rows(statement, each, roles, stored)
@@ -326,7 +293,7 @@ def read_output(statement: Statement, roles: Roles, columns: int = 0) -> Box:
 
 
 def _limit(term: Any, loop: Any, statement: Statement) -> int | None:
-    """The number of rows for which a condition holds, the first ones; None for another one."""
+    """The number of rows for which a condition holds, the first ones; None for any other."""
     if not isinstance(term, ir.tirx.LT):
         return None
     return ir.constant(statement.nest.known.simplify(term.b - term.a + loop))
@@ -352,7 +319,7 @@ def _box(statement: Statement, access: Access, roles: Roles, axis: Axis, columns
 
 
 def copied(statement: Statement, harmless: Callable[[Any], bool] = lambda _: False) -> Any:
-    """What a copy loads; one that is zero beyond its tensor, or by harmless conditions, too."""
+    """The load of a copy, which may be zero beyond its tensor, or by harmless conditions."""
     value = statement.body.value
     if not isinstance(value, ir.TensorLoad):
         condition, chosen, other = branches_of(value)

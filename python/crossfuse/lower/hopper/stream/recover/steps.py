@@ -11,21 +11,14 @@ from crossfuse.lower.hopper.recover.contraction import is_zero
 from crossfuse.lower.hopper.stream.program import Axis, Kind, Step
 from crossfuse.lower.hopper.stream.recover.statements import Roles, Statement, refuse_stream
 
-# Finds the two products of a stream.
+# The two products of a stream.
 
 
 @dataclass(frozen=True)
 class Products:
-    """The products of a stream.
+    """The products of a stream."""
 
-    Attributes
-    ----------
-    first, second : Statement
-        Queries by keys, and what is made of that by values.
-    queries, keys, weights, values : Any
-        Their operands.
-    """
-
+    #: Queries by keys, then what is made of that by values.
     first: Statement
     second: Statement
     queries: Any
@@ -40,20 +33,14 @@ class Products:
 
     @property
     def both(self) -> tuple[Statement, Statement]:
-        """In their order."""
+        """Both products in their order."""
         return self.first, self.second
 
 
 def find_products(
     before: tuple[Statement, ...], within: tuple[Statement, ...], roles: Roles
 ) -> Products:
-    """Find both products, and say what their loops go through.
-
-    Raises
-    ------
-    LoweringRefused
-        If there are others, or they have other operands.
-    """
+    """Find both products, and set the axes of their loops; refuses other products and operands."""
     found = [each for each in within if each.accumulates]
     loaded = {each.buffer for each in within if str(each.buffer.scope()).startswith("shared")}
     once = {each.buffer for each in before if str(each.buffer.scope()).startswith("shared")}
@@ -116,7 +103,7 @@ def _operands(products: Products) -> tuple[Any, ...]:
 
 
 def _name(products: Products, roles: Roles) -> None:
-    """Loops of both products, by the operands that follow them."""
+    """Set the axes of the loops of both products, by the operands that follow them."""
     layouts = (
         (products.first, products.queries, products.keys, (Axis.ROW, Axis.KEY, Axis.DEPTH)),
         (products.second, products.weights, products.values, (Axis.ROW, Axis.COLUMN, Axis.KEY)),
@@ -152,13 +139,7 @@ _ROWS, _TILE, _SUMS = {Axis.ROW}, {Axis.ROW, Axis.KEY}, {Axis.ROW, Axis.COLUMN}
 
 
 class Names:
-    """Variables that steps are written in.
-
-    Parameters
-    ----------
-    roles : Roles
-        What loops go through.
-    """
+    """Variables that steps are written in."""
 
     def __init__(self, roles: Roles) -> None:
         self.roles = roles
@@ -186,10 +167,7 @@ class Names:
 def read_steps(statements: list[Statement], names: Names, scope: str = "local") -> tuple[Step, ...]:
     """Read statements on rows, elements of the tile, and sums; they store to a scope.
 
-    Raises
-    ------
-    LoweringRefused
-        If one is no store of an element, or leaves keys out.
+    Refuses one that is no store of an element, or leaves keys out.
     """
     return tuple(_read(each, names, scope) for each in statements)
 
@@ -231,7 +209,7 @@ def _check_type(statement: Statement, wanted: str) -> None:
 
 
 def _check_condition(statement: Statement, roles: Roles) -> None:
-    """All keys of a tile take part: which of them count is told by values."""
+    """Refuse blocks that run for some keys of a tile: values must decide which keys count."""
     keys = [
         each.loop_var
         for each in statement.nest.loops
@@ -250,15 +228,10 @@ def _check_condition(statement: Statement, roles: Roles) -> None:
 def check_order(
     within: tuple[Statement, ...], products: Products, carries: list[Statement]
 ) -> None:
-    """The order of a kernel is that of the function.
+    """Refuse a function whose order cannot be that of a kernel.
 
     A kernel does everything on a tile of scores before it touches the sums: what carries are made
     of may not change behind them.
-
-    Raises
-    ------
-    LoweringRefused
-        If it is not.
     """
     order = {each: number for number, each in enumerate(within)}
     first, second = (order[each] for each in products.both)
