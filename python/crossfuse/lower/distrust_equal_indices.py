@@ -25,23 +25,12 @@ from crossfuse.lower.passes import prim_func_pass, was_lowered
 from crossfuse.lower.stored_elements import Bounds, StoredElements, stored_elements
 from crossfuse.lower.tree import Site, bounds, sites
 
-# Finds stores of one thread over what another thread stored before.
-
 
 def meeting_stores(body: Any, threads: Mapping[Any, int]) -> list[Any]:
-    """Stores to an element of shared memory that another store gets from another thread.
+    """Stores to an element of shared memory that another store reaches from another thread.
 
-    Parameters
-    ----------
-    body : tvm.tirx.Stmt
-        A kernel with flat buffers.
-    threads : Mapping
-        Thread variables and their extents.
-
-    Returns
-    -------
-    list[tvm.tirx.BufferStore]
-        In program order; with those of which it is not known.
+    Given a kernel with flat buffers, in program order. Stores that cannot be analysed are among
+    them.
     """
     values: dict[Any, Any] = {}
     ir.walk(body, (ir.Bind, lambda node: values.update({node.var: node.value})))
@@ -98,12 +87,9 @@ _DETOUR = "int64"
 
 
 def distrust_equal_indices() -> Any:
-    """Pass: hide indices of shared memory that several threads have, before `ThreadSync`.
+    """Pass, before `ThreadSync`: hide indices of shared memory that several threads share.
 
-    Returns
-    -------
-    tvm.ir.transform.Pass
-        A PrimFunc pass; functions without our marks are not looked at.
+    Looks at cluster kernels only.
     """
 
     def transform(func: Any) -> Any:
@@ -113,18 +99,7 @@ def distrust_equal_indices() -> Any:
 
 
 def trust_again(func: Any) -> Any:
-    """Give accesses their indices back.
-
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        A function after `ThreadSync`.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        The same accesses as before `distrust_equal_indices`.
-    """
+    """Undo `distrust_equal_indices` once `ThreadSync` has run."""
 
     def load(node: Any, mutator: Any) -> Any:
         node = mutator.default_mutate(node)
