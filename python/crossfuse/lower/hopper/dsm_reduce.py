@@ -131,7 +131,7 @@ class SplitReduction:
         return _Part(first, owner, position % elements * 4, exists)
 
     def _known(self, rank: Any) -> Any:
-        """A rank clamped to the cluster: where there is no owner nothing is sent, so any will do."""
+        """A rank clamped to the cluster: without an owner nothing is sent, so any will do."""
         return ir.script.min(rank, self.size - 1)
 
     def _exists(self, inside: Any, column: Any) -> Any:
