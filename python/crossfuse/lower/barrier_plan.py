@@ -218,7 +218,7 @@ class Surroundings:
             self._check_double_buffers(loop, node)
 
     def _check_double_buffers(self, loop: Any, node: Any) -> None:
-        """TVM loads a double buffer one iteration of the nearest loop ahead."""
+        """Refuse double buffers of a loop around a barrier: TVM loads them one iteration early."""
         block = _double_buffered(node.body)
         if block is not None:
             raise _refuse(

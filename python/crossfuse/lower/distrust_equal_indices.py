@@ -1,4 +1,4 @@
-"""Keeps TVM's `ThreadSync` from taking equal indices for one thread.
+"""Keeps TVM's `ThreadSync` from mistaking equal indices for one thread.
 
 `ThreadSync` leaves out a ``__syncthreads`` where two accesses of shared memory have the same index:
 it takes them for the same thread. That holds only if no two threads share an index::
@@ -11,8 +11,8 @@ it takes them for the same thread. That holds only if no two threads share an in
 Where threads share an index, each store and the loads get it by detours of another length through
 another type, which `ThreadSync` does not see through. It also looks only at a store and a load,
 never at two stores, so that of several stores each reads what it overwrites. `trust_again` takes
-all that away. One store alone needs none of it: `verify.distinct_stores` has it that one thread
-stores an element.
+all that away. One store alone needs none of it: `verify.stores.check_distinct_stores` proves that
+one thread stores an element.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ _LANES = (1, 2, 4)
 def extreme(name: str, one: Any, other: Any) -> Any:
     """A call of `MAXIMUM` or `MINIMUM` on operands of one float type, with a result of that type.
 
-    16-bit types are compared in float32, since the operators take no narrower ones.
+    Types of fewer than 32 bits are compared in float32, since the operators take none of them.
     """
     dtype = ir.tvm.DataType(str(one.ty))
     if dtype.bits >= 32:

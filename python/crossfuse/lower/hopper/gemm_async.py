@@ -251,7 +251,7 @@ def lower_gemm_async(call: Any, context: Any) -> Any:
     """The function that replaces one call of the primitive.
 
     ``gemm_async(C, A, B, transA, transB, accum)`` is ``C (+)= A B^T``, or ``A B`` if B is
-    transposed. Refused naming the operand that wgmma cannot take, with what it can.
+    transposed. A refusal names the operand that wgmma cannot take, and what it can.
     """
     _check_threads(context)
     return _emit(_read(call))

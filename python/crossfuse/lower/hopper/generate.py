@@ -1,4 +1,4 @@
-"""From a tile program to a kernel image: the way beside TVM's pipeline for general kernels."""
+"""From a tile program to a kernel image, past TVM's pipeline for general kernels."""
 
 from __future__ import annotations
 

@@ -64,16 +64,16 @@ def push(address: Any, values: Sequence[Any], barrier: Any) -> None:
 
 
 def meet_warpgroup(warpgroup: Any) -> None:
-    """The threads of a multiplying warpgroup meet; barrier 0 is that of the whole CTA."""
+    """Synchronise a multiplying warpgroup, by a barrier of its own: 0 is that of the whole CTA."""
     barrier = ir.script.Cast("uint32", 1 + warpgroup)
     run(ir.script.ptx.bar.sync(barrier, ir.script.uint32(WARPGROUP)))
 
 
 def meet_started(size: int) -> None:
-    """All threads of the cluster (of the CTA, if it is alone) meet, and order no memory.
+    """Synchronise all threads of the cluster (of a lone CTA, its own) without ordering memory.
 
-    The fence after the barriers' initialisation has published them. A release would wait until
-    the memory has answered, which costs half a microsecond.
+    The fence after the barriers' initialisation has published them. A release would wait until the
+    memory has answered, which costs half a microsecond.
     """
     if size == 1:
         run(ir.script.cuda.cta_sync())

@@ -13,7 +13,7 @@ from crossfuse.lower.flatten_buffers import flatten_buffers
 from crossfuse.lower.pack_registers import pack_registers
 from crossfuse.lower.passes import prim_func_pass
 
-# Divisions of what is not negative, told TVM as such.
+# Divisions of numbers that are never negative, in a form that shows it to TVM.
 #
 # The number of a warp is shuffled and that of a cluster is read from a register: TVM's analyzer
 # knows nothing of them but their type. Where such a number is in the dividend of a division that

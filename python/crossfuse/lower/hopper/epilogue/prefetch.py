@@ -20,8 +20,8 @@ from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 class Fragment:
     """A warpgroup's accumulators as elements of a tile, seen from one thread.
 
-    The indices of each block of 64 rows follow those of the block above, and those of each product
-    the ones of the product before.
+    Indices of each block of 64 rows follow those of the block above, and stand for one sum of each
+    product: `PhasePlan.first_sum` gives the registers.
     """
 
     def __init__(self, plan: PhasePlan, where: Coordinates, accumulators: Any) -> None:

@@ -63,9 +63,9 @@ class Arena:
         return Arena((*self.regions, Region(name, self[other].offset, size)))
 
 
-# Who fills the stages of a CTA's ring, and so has to hear that one is empty.
+# Fillers: the CTAs that fill stages of a CTA's ring, and so must be signalled that one is empty.
 #
-# CTAs that share a tile fill stages of one another. All phases go round one ring, so what is loaded
+# CTAs that share a tile fill stages of one another. All phases share one ring, so what is loaded
 # next into a stage may belong to the next phase, where more CTAs share:
 #
 # ```
@@ -73,7 +73,7 @@ class Arena:
 # CTA 0 multiplies stage 3    <--   CTA 8 loads its half of a tile into stage 3 of both
 # ```
 #
-# CTA 8 must have heard of the stage from CTA 0 in phase 0 already.
+# CTA 0 must have signalled the stage to CTA 8 in phase 0 already.
 
 #: Places in the cluster; CTAs that differ in these alone fill stages of one another.
 Fillers = tuple[Place, ...]

@@ -77,7 +77,7 @@ class StorePlan:
 
     @property
     def batches(self) -> tuple[tuple[StoreBox, ...], ...]:
-        """Boxes that leave together: those of a block if there is room for all, else each alone."""
+        """Boxes that leave together: those of a block if there is room for all, else one by one."""
         if self.slots == len(self.boxes):
             blocks = groupby(self.boxes, key=lambda each: each.block)
             return tuple(tuple(boxes) for _, boxes in blocks)
