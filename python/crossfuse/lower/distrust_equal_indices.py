@@ -29,8 +29,8 @@ from crossfuse.lower.tree import Site, bounds, sites
 def meeting_stores(body: Any, threads: Mapping[Any, int]) -> list[Any]:
     """Stores to an element of shared memory that another store reaches from another thread.
 
-    Given a kernel with flat buffers, in program order. Stores that cannot be analysed are among
-    them.
+    Of a kernel with flat buffers, in program order, with those that cannot be analysed; `threads`
+    maps variables of threads to their extents.
     """
     values: dict[Any, Any] = {}
     ir.walk(body, (ir.Bind, lambda node: values.update({node.var: node.value})))

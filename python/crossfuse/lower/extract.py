@@ -178,9 +178,10 @@ def lower(
 ) -> Lowered:
     """Lower a scheduled function to CUDA for clusters.
 
-    `func` is a PrimFunc of constant shapes, or a schedule or module that holds just one. `timeline`
-    has kernels of the Hopper pipeline record when they did what, in one more output each. Refused
-    if the function has no correct cluster kernel, or none that fits the device.
+    `func` is a PrimFunc of constant shapes, or a schedule or module that holds just one; `target`
+    is anything that `crossfuse.hardware.device` takes. `timeline` has kernels of the Hopper
+    pipeline record when they did what, in one more output each. Refused if the function has no
+    correct cluster kernel, or none that fits the device.
     """
     register()
     function = keep_nans(only_function(func))
