@@ -1,9 +1,9 @@
 """Where cluster barriers stand: after the accesses that peers depend on, and nowhere else.
 
 The scheduled function is sequential: a cluster-bound nest ends on all ranks before the next one
-starts. A barrier realises that order only where one nest touches a slab that the other nest
-touches from another CTA, one of them writing; before the first remote access, because a peer may
-not have started; and at the end, because a CTA's shared memory goes when it exits.
+starts. A barrier realises that order only where one nest touches a slab that the other nest touches
+from another CTA, one of them writing; before the first remote access, because a peer may not have
+started; and at the end, because a CTA's shared memory goes when it exits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from crossfuse.lower.refusal import refuse
 from crossfuse.lower.tree import Access, accesses, children, contains_cluster, evaluated
 from crossfuse.markers import cluster_axis, thread_tag
 
-# The cluster-bound nests of a kernel, and how control flow leads from one to the next.
+# Nests: the cluster-bound loops of a kernel, and the control flow that leads from one to the next.
 
 #: What a nest does to a buffer: (is it another CTA's slab, is it a write).
 Touch = tuple[bool, bool]
@@ -25,23 +25,14 @@ Touch = tuple[bool, bool]
 
 @dataclass
 class Nest:
-    """A cluster-bound loop.
-
-    Attributes
-    ----------
-    loop : Any
-        The loop.
-    path : tuple
-        Statements around it, outermost first.
-    touched : dict
-        What it does to the buffers whose slabs lie along its axis.
-    inside : list
-        Nests of other axes inside it.
-    """
+    """A cluster-bound loop, the unit between which barriers stand."""
 
     loop: Any
+    #: Statements around it, outermost first.
     path: tuple[Any, ...]
+    #: By buffer whose slabs lie along the loop's cluster axis.
     touched: dict[Any, set[Touch]]
+    #: Nests of other cluster axes.
     inside: list[Item] = field(default_factory=list)
 
     @property
@@ -65,7 +56,7 @@ class Loop:
 
     @property
     def is_executed(self) -> bool:
-        """Whether its body surely runs."""
+        """Whether its body runs at least once for certain."""
         return (ir.constant(self.loop.extent) or 0) > 0
 
 
@@ -81,13 +72,7 @@ Item = Nest | Loop | Branch
 
 
 def read_nests(kernel: ClusterKernel) -> list[Item]:
-    """Find the nests of a kernel.
-
-    Raises
-    ------
-    LoweringRefused
-        If ranks of one nest depend on each other.
-    """
+    """The tree of nests of a kernel; refused if ranks of one nest depend on each other."""
     return _items(kernel.body, (), kernel)
 
 
@@ -123,7 +108,7 @@ def _is_plain_loop(node: Any) -> bool:
 
 
 def _touches(kernel: ClusterKernel, loop: Any, axis: str) -> dict[Any, set[Touch]]:
-    """What the nest does to the buffers whose slabs lie along its axis."""
+    """How a nest touches the buffers whose slabs lie along its axis."""
     touched: dict[Any, set[Touch]] = {}
     pushes: dict[Any, list[Access]] = {}
     for access in kernel.accesses:
@@ -159,7 +144,8 @@ def _dependence(loop: Any, buffer: Any, found: str) -> Exception:
     )
 
 
-# Whether all threads of a cluster come by a place: cluster barriers may stand nowhere else.
+# Surroundings: a cluster barrier may stand only where all threads of the cluster pass equally
+# often.
 
 _PIPELINE = "software_pipeline_"
 _DOUBLE_BUFFER = "double_buffer_scope"
@@ -169,13 +155,7 @@ _JUMPS = (ir.tirx.Break, ir.tirx.Continue, ir.tirx.Return)
 
 
 class Surroundings:
-    """Checks what stands around the barriers of one kernel.
-
-    Parameters
-    ----------
-    kernel : ClusterKernel
-        Facts of the kernel.
-    """
+    """Checks the control flow around each barrier of a kernel."""
 
     def __init__(self, kernel: ClusterKernel) -> None:
         self.written = {each.buffer for each in kernel.uses if each.write}
@@ -194,11 +174,8 @@ class Surroundings:
     def check(self, loop: Any, path: tuple[Any, ...]) -> None:
         """Refuse a barrier at `loop` inside the statements of `path`.
 
-        Raises
-        ------
-        LoweringRefused
-            If threads of the cluster disagree whether or how often they come by, or a
-            transformation of TVM would move accesses across the barrier.
+        Refused where threads of the cluster disagree whether or how often they pass, and where a
+        transformation of TVM would move accesses across the barrier.
         """
         if self.ends:
             found = f"a {type(self.ends[0]).__name__.lower()} statement in the kernel"
@@ -241,7 +218,7 @@ class Surroundings:
             self._check_double_buffers(loop, node)
 
     def _check_double_buffers(self, loop: Any, node: Any) -> None:
-        """TVM loads a double buffer one iteration of the nearest loop ahead."""
+        """Refuse double buffers of a loop around a barrier: TVM loads them one iteration early."""
         block = _double_buffered(node.body)
         if block is not None:
             raise _refuse(
@@ -319,14 +296,13 @@ class BarrierPlan:
 
 @dataclass
 class _State:
-    """What happened since the last barrier.
+    """What is known about the time since the last barrier."""
 
-    `pending` are the accesses that no barrier separates from what comes; `started` says whether
-    every CTA of the cluster is known to run; `last` are the loops with the latest remote accesses.
-    """
-
+    #: Accesses that no barrier separates from what follows.
     pending: dict[Any, set[Touch]] = field(default_factory=dict)
+    #: Whether every CTA of the cluster is known to run.
     started: bool = False
+    #: Loops with the latest remote accesses.
     last: dict[Any, None] = field(default_factory=dict)
 
     def copy(self) -> _State:
@@ -365,23 +341,10 @@ class _State:
 
 
 def plan_barriers(kernel: ClusterKernel) -> BarrierPlan:
-    """Decide where the kernel needs cluster barriers.
+    """Decide where the kernel needs cluster barriers; nowhere if no CTA touches a peer's slab.
 
-    Parameters
-    ----------
-    kernel : ClusterKernel
-        Facts of the kernel.
-
-    Returns
-    -------
-    BarrierPlan
-        Empty if no CTA touches a peer's slab.
-
-    Raises
-    ------
-    LoweringRefused
-        If ranks of one nest depend on each other, or a barrier would stand where not all threads
-        of the cluster come by.
+    Refuses ranks of one nest that depend on each other, and a barrier where not all threads of the
+    cluster pass.
     """
     items = read_nests(kernel)
     plan = BarrierPlan()
@@ -395,7 +358,7 @@ def plan_barriers(kernel: ClusterKernel) -> BarrierPlan:
 
 
 def _follow(items: list[Item], plan: BarrierPlan) -> _State:
-    """Follow the program from its start, and put barriers where they are missing."""
+    """Follow the program from its start, adding barriers where they are missing."""
     state = _State()
     _run(items, state, plan)
     return state
@@ -450,7 +413,7 @@ def _enter(nest: Nest, state: _State, plan: BarrierPlan) -> None:
 
 
 def _check(items: list[Item], plan: BarrierPlan, surroundings: Surroundings) -> None:
-    """Refuse a plan with a barrier where not all threads of the cluster come by."""
+    """Refuse a plan with a barrier where not all threads of the cluster pass."""
     for item in items:
         if isinstance(item, Branch):
             _check([*item.then, *item.otherwise], plan, surroundings)

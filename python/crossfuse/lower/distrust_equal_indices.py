@@ -1,4 +1,4 @@
-"""Keeps TVM's `ThreadSync` from taking equal indices for one thread.
+"""Keeps TVM's `ThreadSync` from mistaking equal indices for one thread.
 
 `ThreadSync` leaves out a ``__syncthreads`` where two accesses of shared memory have the same index:
 it takes them for the same thread. That holds only if no two threads share an index::
@@ -11,8 +11,8 @@ it takes them for the same thread. That holds only if no two threads share an in
 Where threads share an index, each store and the loads get it by detours of another length through
 another type, which `ThreadSync` does not see through. It also looks only at a store and a load,
 never at two stores, so that of several stores each reads what it overwrites. `trust_again` takes
-all that away. One store alone needs none of it: `verify.distinct_stores` has it that one thread
-stores an element.
+all that away. One store alone needs none of it: `verify.stores.check_distinct_stores` proves that
+one thread stores an element.
 """
 
 from __future__ import annotations
@@ -25,23 +25,12 @@ from crossfuse.lower.passes import prim_func_pass, was_lowered
 from crossfuse.lower.stored_elements import Bounds, StoredElements, stored_elements
 from crossfuse.lower.tree import Site, bounds, sites
 
-# Finds stores of one thread over what another thread stored before.
-
 
 def meeting_stores(body: Any, threads: Mapping[Any, int]) -> list[Any]:
-    """Stores to an element of shared memory that another store gets from another thread.
+    """Stores to an element of shared memory that another store reaches from another thread.
 
-    Parameters
-    ----------
-    body : tvm.tirx.Stmt
-        A kernel with flat buffers.
-    threads : Mapping
-        Thread variables and their extents.
-
-    Returns
-    -------
-    list[tvm.tirx.BufferStore]
-        In program order; with those of which it is not known.
+    Of a kernel with flat buffers, in program order, with those that cannot be analysed; `threads`
+    maps variables of threads to their extents.
     """
     values: dict[Any, Any] = {}
     ir.walk(body, (ir.Bind, lambda node: values.update({node.var: node.value})))
@@ -98,12 +87,9 @@ _DETOUR = "int64"
 
 
 def distrust_equal_indices() -> Any:
-    """Pass: hide indices of shared memory that several threads have, before `ThreadSync`.
+    """Pass, before `ThreadSync`: hide indices of shared memory that several threads share.
 
-    Returns
-    -------
-    tvm.ir.transform.Pass
-        A PrimFunc pass; functions without our marks are not looked at.
+    Looks at cluster kernels only.
     """
 
     def transform(func: Any) -> Any:
@@ -113,18 +99,7 @@ def distrust_equal_indices() -> Any:
 
 
 def trust_again(func: Any) -> Any:
-    """Give accesses their indices back.
-
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        A function after `ThreadSync`.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        The same accesses as before `distrust_equal_indices`.
-    """
+    """Undo `distrust_equal_indices` once `ThreadSync` has run."""
 
     def load(node: Any, mutator: Any) -> Any:
         node = mutator.default_mutate(node)

@@ -1,4 +1,4 @@
-"""Runs the pipeline on one function and reads what it made off the lowered module."""
+"""Lowers one function, and reads buffers, launches and CUDA text off the lowered module."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from crossfuse.lower.tree import accesses, coordinate, sites
 from crossfuse.lower.verify.structure import check_grid_stage, check_structure
 from crossfuse.markers import ROWS, unpadded_shapes
 
-# What a lowered function must keep to: its own buffers, and the limits of the device.
+# Checks of the image: kernels use its own buffers only, and stay within the limits of the device.
 
 
 def check_image(image: KernelImage) -> None:
-    """Kernels get the function's buffers and nothing else."""
+    """Refuse kernels that take anything but the function's own buffers."""
     names = [buffer.name for buffer in image.memory]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -54,7 +54,7 @@ def check_image(image: KernelImage) -> None:
 
 
 def check_device(image: KernelImage, placements: SharedMemoryPlan, spec: Device) -> None:
-    """Launches stay within what this device allows."""
+    """Refuse launches beyond what this device allows."""
     for launch in image.launches:
         x, y, z = launch.block
         for what, found, limit in (
@@ -73,11 +73,8 @@ def check_device(image: KernelImage, placements: SharedMemoryPlan, spec: Device)
     check_budget(SharedMemoryPlan(placements.placements, needed), spec.max_shared_bytes)
 
 
-# Kernels and their launches, read off a lowered module and its host function.
-
-
 def check_host(function: Any) -> None:
-    """All stores are part of a kernel: an image has no host code."""
+    """Refuse stores outside kernels: an image has no host code."""
     for site in sites(function.body):
         launched = any(
             isinstance(each, ir.AttrStmt) and str(each.attr_key) == "thread_extent"
@@ -134,7 +131,7 @@ def _refuse_host(found: str) -> Exception:
 
 
 def launch_of(symbol: str, kernel: Any) -> Launch:
-    """How a kernel is launched: extents, shared memory and arguments, as its body tells."""
+    """How a kernel is launched: extents, shared memory and arguments, read off its body."""
     extents: dict[str, int] = {}
     shared: list[int] = []
 
@@ -163,20 +160,12 @@ ENTRY = "main"
 
 @dataclass(frozen=True)
 class Lowered:
-    """A lowered function.
-
-    Attributes
-    ----------
-    image : KernelImage
-        Generated CUDA, launches and buffers.
-    shared_memory : SharedMemoryPlan
-        Where each shared buffer lies in a CTA (of all kernels of the function).
-    events : tuple[tuple[str, ...], ...]
-        With a timeline: the events of each kernel, columns of its output.
-    """
+    """The result of lowering one function."""
 
     image: KernelImage
+    #: Of all kernels of the function.
     shared_memory: SharedMemoryPlan
+    #: With a timeline: the events of each kernel, columns of its extra output.
     events: tuple[tuple[str, ...], ...] = ()
 
 
@@ -189,26 +178,10 @@ def lower(
 ) -> Lowered:
     """Lower a scheduled function to CUDA for clusters.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc | tvm.s_tir.Schedule | tvm.ir.IRModule
-        A scheduled function with constant shapes; of a schedule or module, its only function.
-    target : str | Device | None
-        Device name, see `crossfuse.hardware.device`.
-    name : str
-        Name of the compiled function.
-    timeline : bool
-        Whether kernels of the Hopper pipeline note when they did what, in one more output each.
-
-    Returns
-    -------
-    Lowered
-        Generated code as plain values, with the shared memory plan.
-
-    Raises
-    ------
-    LoweringRefused
-        If the function has no correct cluster kernel, or none that fits the device.
+    `func` is a PrimFunc of constant shapes, or a schedule or module that holds just one; `target`
+    is anything that `crossfuse.hardware.device` takes. `timeline` has kernels of the Hopper
+    pipeline record when they did what, in one more output each. Refused if the function has no
+    correct cluster kernel, or none that fits the device.
     """
     register()
     function = keep_nans(only_function(func))
@@ -219,7 +192,7 @@ def lower(
 
 
 def _lowered(function: Any, spec: Device, name: str, timeline: bool) -> Lowered:
-    """A function as it is, of padded arguments if it has such."""
+    """Lower a function as it stands; arguments that are padded stay so."""
     buffers = _parameters(function)
     _check_bound(function, name)
     with refusals(f"function '{name}'"):
@@ -252,7 +225,7 @@ def _check_untimed(timeline: bool, name: str) -> None:
 
 
 def _run_passes(function: Any, spec: Device, name: str) -> tuple[Any, SharedMemoryPlan]:
-    """The module with kernels apart from their host function, and where shared buffers lie."""
+    """Kernels split from their host function, and the plan of shared memory."""
     module = ir.IRModule({name: function.with_attr("global_symbol", name)})
     module = ir.tirx.transform.BindTarget(tvm_target(spec))(module)
     config = ir.tvm.transform.PassContext.current().config
@@ -290,13 +263,10 @@ def only_function(func: Any) -> Any:
 
 
 def buffer_specs(function: Any) -> tuple[BufferSpec, ...]:
-    """Arguments of a function of constant shapes, as callers pass them; outputs are written.
+    """Arguments of a function of constant shapes, as callers pass them, without padding.
 
-    Raises
-    ------
-    LoweringRefused
-        If a parameter is no buffer, or its shape is symbolic; or if a function that takes fewer
-        rows has none to leave out.
+    Refused if a parameter is no buffer or its shape is symbolic, or if a function that accepts
+    fewer rows has no rows that can be left out.
     """
     found = _parameters(function)
     shapes = unpadded_shapes(function)
@@ -305,7 +275,7 @@ def buffer_specs(function: Any) -> tuple[BufferSpec, ...]:
 
 
 def _parameters(function: Any) -> tuple[BufferSpec, ...]:
-    """Parameters of a function, which may be padded."""
+    """Parameters of a function as its kernels see them, padded where arguments are."""
     written = {access.buffer for access in accesses(function.body) if access.write}
     by_row = _row_tensors(function)
     specs: list[BufferSpec] = []

@@ -27,12 +27,9 @@ _CALL = "tirx.reinterpret"
 
 
 def flatten_buffers() -> list[Any]:
-    """Passes: `FlattenBuffer`, and what keeps it from wrong indices.
+    """Passes: `FlattenBuffer` between two that hide questionable indices from it and restore them.
 
-    Returns
-    -------
-    list[tvm.ir.transform.Pass]
-        Functions without indices in question get those of `FlattenBuffer`.
+    A function without such indices gets those of `FlattenBuffer` unchanged.
     """
     return [
         prim_func_pass("HideIndices", lambda func: _changed(func, _Hiding(func.body).index)),
@@ -49,7 +46,7 @@ def _shown(func: Any) -> Any:
 
 
 def _changed(func: Any, change: Any) -> Any:
-    """A function with other indices; the very same one if all are as they were."""
+    """A function with `change` applied to all indices; the same object if none differs."""
 
     def load(node: Any, mutator: Any) -> Any:
         node = mutator.default_mutate(node)
@@ -70,7 +67,7 @@ def _changed(func: Any, change: Any) -> Any:
 
 
 class _Iterators:
-    """Loops and threads of a function, and their ranges."""
+    """Ranges of the loop and thread variables of a function."""
 
     def __init__(self, body: Any) -> None:
         self.known = ir.sym.Analyzer()
@@ -92,7 +89,7 @@ class _Iterators:
 
 class _Hiding(_Iterators):
     def index(self, index: Any) -> Any:
-        """The index, as the argument of a call if it is in question."""
+        """The index, wrapped as the argument of a call if it is questionable."""
         if isinstance(index, (ir.tirx.IntImm, ir.Var)):
             return index
         dividends: list[Any] = []
@@ -103,7 +100,7 @@ class _Hiding(_Iterators):
         return ir.Call(ir.Op.get(_CALL), [index], ret_ty=index.ty)
 
     def _is_padded(self, dividend: Any) -> bool:
-        """Whether it has iterators, and besides them something that is none."""
+        """Whether a dividend has iterators, and something beside them that is none."""
         terms = _terms(dividend)
         moving = [self._moves(each) for each in terms]
         return any(moving) and not (all(moving) and all(self._is_whole(each) for each in terms))
@@ -112,7 +109,7 @@ class _Hiding(_Iterators):
         return any(each in self.iterators for each in ir.variables(term))
 
     def _is_whole(self, term: Any) -> bool:
-        """Whether nothing in it is no iterator."""
+        """Whether a term consists of iterators and constants only."""
         calls: list[Any] = []
         ir.walk(term, (ir.Call, calls.append), (ir.TensorLoad, calls.append))
         return not calls and all(each in self.iterators for each in ir.variables(term))
@@ -141,7 +138,7 @@ def _is_hidden(node: Any) -> bool:
 
 
 def _terms(expression: Any) -> list[Any]:
-    """What is added and subtracted; zeros are left out."""
+    """Terms of a sum or difference, without zeros."""
     if isinstance(expression, (ir.tirx.Add, ir.tirx.Sub)):
         return [*_terms(expression.a), *_terms(expression.b)]
     return [] if ir.constant(expression) == 0 else [expression]

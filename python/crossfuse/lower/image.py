@@ -1,4 +1,4 @@
-"""What lowering hands on: CUDA text, its launches and its buffers, as plain values.
+"""The lowering's output as plain values: CUDA text, its launches and its buffers.
 
 Emulators and the runtime read a `KernelImage`; neither needs the compiler that made it.
 """
@@ -17,27 +17,17 @@ ROW_COUNT = "crossfuse_rows"
 
 @dataclass(frozen=True)
 class BufferSpec:
-    """One argument of the compiled function.
-
-    Attributes
-    ----------
-    name : str
-        Name of the parameter.
-    shape : tuple[int, ...]
-        Extents, row-major.
-    dtype : str
-        Element type as TVM and ml_dtypes spell it, such as ``"bfloat16"``.
-    output : bool
-        Whether the function writes it.
-    rows : bool
-        Whether its first extent counts rows, of which there may be fewer: as many in all such
-        buffers of a call.
-    """
+    """A buffer in global memory: an argument of the compiled function, a workspace or state."""
 
     name: str
+    #: Row-major.
     shape: tuple[Extent, ...]
+    #: As TVM and ml_dtypes spell it, such as ``"bfloat16"``.
     dtype: str
+    #: Whether the function writes it.
     output: bool
+    #: Whether the first extent counts rows of which a call may have fewer; the same number in all
+    #: such buffers of a call.
     rows: bool = False
 
     def with_rows(self, count: int) -> BufferSpec:
@@ -51,130 +41,90 @@ class PixelBox:
 
     Copies walk through a box of pixels of each image, row by row and image by image; each pixel is
     loaded at an offset from there, which a copy gives, as zeros if that lies beyond the image.
-
-    Attributes
-    ----------
-    lower : tuple[int, ...]
-        First pixel of the box, counted from the first of the image: column, then row.
-    upper : tuple[int, ...]
-        Last pixel of the box, counted from the last of the image.
     """
 
+    #: First pixel of the box, counted from the first of the image: column, then row.
     lower: tuple[int, ...]
+    #: Last pixel of the box, counted from the last of the image.
     upper: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A TMA descriptor that a kernel takes by value: how a box of a buffer is copied.
+    """A TMA descriptor that a kernel takes by value: how a box of a buffer is copied."""
 
-    Attributes
-    ----------
-    name : str
-        Name of the kernel's parameter.
-    buffer : str
-        Name of the `BufferSpec` in global memory.
-    extents : tuple[int, ...]
-        Of the buffer, innermost dimension first, in elements.
-    strides : tuple[int, ...]
-        Of every dimension but the innermost, in bytes; multiples of 16.
-    box : tuple[int, ...]
-        Extents of what one copy moves, innermost first, at most 256 each. With `pixels`: how many
-        channels of how many pixels.
-    swizzle : int
-        Bytes that one swizzle pattern spans in shared memory: 0, 32, 64 or 128.
-    fetch : int
-        Bytes that L2 fetches at least from memory: 128, or 256 where what follows in a row is
-        wanted soon.
-    pixels : PixelBox | None
-        Whether copies are of pixels of images [batch, row, column, channel].
-    """
-
+    #: Of the kernel's parameter.
     name: str
+    #: Name of the `BufferSpec` in global memory.
     buffer: str
+    #: Of the buffer in elements, innermost dimension first.
     extents: tuple[Extent, ...]
+    #: Of every dimension but the innermost, in bytes; multiples of 16.
     strides: tuple[Extent, ...]
+    #: What one copy moves, innermost first, at most 256 each. With `pixels`: how many channels of
+    #: how many pixels.
     box: tuple[Extent, ...]
+    #: Bytes that one swizzle pattern spans in shared memory: 0, 32, 64 or 128.
     swizzle: int
+    #: Bytes that L2 fetches at least from memory: 128, or 256 where what follows in a row is needed
+    #: soon.
     fetch: int = 128
+    #: For copies of pixels of images [batch, row, column, channel].
     pixels: PixelBox | None = None
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch. `grid` counts CTAs (not clusters), as CUDA does.
+    """One kernel launch. `grid` counts CTAs (not clusters), as CUDA does."""
 
-    Attributes
-    ----------
-    symbol : str
-        Name of the ``__global__`` function.
-    grid, block, cluster : Dim3
-        CTAs in the grid, threads in a CTA, CTAs in a cluster, each as (x, y, z).
-    dynamic_shared_bytes : int
-        Dynamic shared memory of one CTA, in bytes.
-    arguments : tuple[str, ...]
-        Names of the `BufferSpec` or `TensorMap` in the order of the kernel's parameters, or
-        `ROW_COUNT`.
-    tensor_maps : tuple[TensorMap, ...]
-        Descriptors among the arguments.
-    early : bool
-        Whether it may start before the launch before it is over (programmatic dependent launch);
-        the kernel itself waits where it depends on that launch.
-    cooperative : bool
-        Whether all CTAs of the grid run at the same time: they wait for each other through global
-        memory. The driver refuses a launch of more than fit.
-    helps : bool
-        Whether a CTA that has waited for others for long does their part itself: then clusters may
-        run at the same time, or some after others are over.
-    """
-
+    #: Name of the ``__global__`` function.
     symbol: str
+    #: Extents of grid, block and cluster are each (x, y, z).
     grid: Dim3
     block: Dim3
     cluster: Dim3
+    #: Of one CTA.
     dynamic_shared_bytes: Count
+    #: Names of a `BufferSpec` or `TensorMap`, or `ROW_COUNT`, in the order of the kernel's
+    #: parameters.
     arguments: tuple[str, ...]
+    #: Descriptors among the arguments.
     tensor_maps: tuple[TensorMap, ...] = ()
+    #: Whether it may start before the preceding launch is over (programmatic dependent launch); the
+    #: kernel itself waits where it depends on that launch.
     early: bool = False
+    #: Whether all CTAs of the grid must run at the same time, because they wait for each other
+    #: through global memory. The driver refuses a launch of more than fit.
     cooperative: bool = False
+    #: Whether a CTA that has waited long for others does their part itself: then clusters may run
+    #: at the same time, or some after others are over.
     helps: bool = False
 
     @property
     def cluster_size(self) -> int:
-        """CTAs in one cluster."""
+        """Number of CTAs in one cluster."""
         return self.cluster[0] * self.cluster[1] * self.cluster[2]
 
 
 @dataclass(frozen=True)
 class KernelImage:
-    """A lowered function: generated CUDA and how to launch it.
+    """A lowered function: generated CUDA and how to launch it."""
 
-    Attributes
-    ----------
-    name : str
-        Name of the function it was lowered from.
-    cuda : str
-        Generated CUDA C++, all kernels of the function in one text.
-    buffers : tuple[BufferSpec, ...]
-        Arguments in the order of the function's parameters.
-    launches : tuple[Launch, ...]
-        Launches in program order.
-    workspaces : tuple[BufferSpec, ...]
-        Intermediates between the launches, which the runtime allocates for each call.
-    state : tuple[BufferSpec, ...]
-        What is zero before the first launch and kept from one to the next, such as flags. Launches
-        that may run at the same time have memory of their own for it.
-    unordered : bool
-        Whether it adds floating point numbers in the order in which they come: results may differ
-        in the last bits from run to run.
-    """
-
+    #: Of the function it was lowered from.
     name: str
+    #: CUDA C++, all kernels of the function in one text.
     cuda: str
+    #: Arguments in the order of the function's parameters.
     buffers: tuple[BufferSpec, ...]
+    #: In program order.
     launches: tuple[Launch, ...]
+    #: Intermediates between the launches, which the runtime allocates for each call.
     workspaces: tuple[BufferSpec, ...] = ()
+    #: Zero before the first launch and carried from one to the next, such as flags. Launches that
+    #: may run at the same time have memory of their own for it.
     state: tuple[BufferSpec, ...] = ()
+    #: Whether floating point numbers are added in the order in which they arrive: results may
+    #: differ in the last bits from run to run.
     unordered: bool = False
 
     @property
@@ -184,23 +134,13 @@ class KernelImage:
 
     @property
     def rows(self) -> int | None:
-        """Rows of a call at most; None if each call has all rows."""
+        """Maximum number of rows of a call; None if each call has all rows."""
         return next((each.shape[0] for each in self.buffers if each.rows), None)
 
     def with_rows(self, count: int) -> KernelImage:
-        """The same kernels on fewer rows, as one call of them sees it.
+        """The same kernels on `count` of their `rows`, as one call of them sees it.
 
         Descriptors of buffers with rows end where the rows do; workspaces keep all of theirs.
-
-        Parameters
-        ----------
-        count : int
-            Rows of the call: 1 to `rows`.
-
-        Returns
-        -------
-        KernelImage
-            With the shapes of that call.
         """
         with_rows = {each.name for each in self.buffers if each.rows}
 

@@ -27,10 +27,10 @@ def device_source() -> str:
 
 
 def cluster_barrier() -> Any:
-    """Statement: all threads of the cluster meet.
+    """Statement: all threads of the cluster synchronise.
 
-    It is preceded by markers that tell TVM's thread-synchronisation pass that this CTA's threads
-    meet here too; `drop_markers` removes them again.
+    It is preceded by markers by which TVM's thread-synchronisation pass sees that this CTA's
+    threads synchronise here too; `drop_markers` removes them again.
     """
     marks = [_call("tirx.tvm_storage_sync", scope) for scope in ("shared", "shared.dyn")]
     call = ir.cuda_func_call(BARRIER, source_code=device_source())

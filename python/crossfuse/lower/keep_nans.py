@@ -16,39 +16,26 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.workload.dtypes import is_float
 
-# Which expressions of a function may be NaN, as far as its own maxima and minima tell.
-
 _ABS = "tirx.fabs"
 
 
 class Kind(IntEnum):
-    """What an expression can be.
+    """What an expression can evaluate to: a number, NaN, or what reductions yield."""
 
-    Attributes
-    ----------
-    ANY : int
-        A number or NaN.
-    NUMBER : int
-        Never NaN, such as a constant.
-    EXTREME : int
-        Never NaN, for it stems from a reduction by `Max` or `Min`, which drop NaN.
-    """
-
+    #: A number or NaN.
     ANY = 0
+    #: Never NaN, such as a constant.
     NUMBER = 1
+    #: Never NaN, because it stems from a reduction by `Max` or `Min`, which drop NaN.
     EXTREME = 2
 
 
 class Kinds:
-    """Kinds of all that one function computes.
+    """Infers which expressions of a function may be NaN.
 
-    A name is what all that is stored to it is: what only takes part in its own maximum is an
-    extreme. All names begin as extremes, and lose that until nothing changes.
-
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        The function.
+    A fixed point over buffers and variables: each has the kind of everything that is stored to it,
+    so that one which only takes part in its own maximum is an extreme. All start as extremes, and
+    lose that until nothing changes.
     """
 
     def __init__(self, func: Any) -> None:
@@ -76,7 +63,7 @@ class Kinds:
             self._values.setdefault(node.var, []).append((node.value, None))
 
     def _call(self, node: Any) -> None:
-        """Buffers whose address is taken may be written by whom it is given to."""
+        """A buffer whose address is passed to a call may be written there."""
         for each in node.args:
             source = each.source if isinstance(each, ir.TensorLoad) else each
             taken = not isinstance(each, ir.TensorLoad) or node.op.name == "tirx.address_of"
@@ -88,7 +75,7 @@ class Kinds:
             self._shared |= {each.buffer, each.source.source}
 
     def _check_start(self, parameter: Any) -> None:
-        """A parameter that is not set to a number first holds what the caller had in it."""
+        """A parameter that is not set to a number first holds whatever the caller had in it."""
         values = self._values.get(parameter, [])
         if not any(isinstance(value, ir.tirx.FloatImm) for value, _ in values):
             self._names.pop(parameter, None)
@@ -106,19 +93,14 @@ class Kinds:
         return max(kinds) if min(kinds) else Kind.ANY
 
     def reduces(self, node: Any, buffer: Any = None) -> bool:
-        """Whether a maximum or minimum updates or reads what a reduction found.
+        """Whether a maximum or minimum of floats, stored to `buffer` if given, updates a reduction.
 
-        Parameters
-        ----------
-        node : tvm.tirx.Max | tvm.tirx.Min
-            Of floats.
-        buffer : tvm.tirx.Buffer | None
-            Where it is stored.
+        True also of one that reads what a reduction found.
         """
         return self._of_extreme(node, buffer) == Kind.EXTREME
 
     def of(self, value: Any, buffer: Any = None) -> Kind:
-        """The kind of an expression, which may be what is stored to a buffer."""
+        """The kind of an expression, which may be what is stored to `buffer`."""
         if not is_float(str(value.ty)):
             return Kind.NUMBER
         if isinstance(value, ir.tirx.FloatImm):
@@ -143,7 +125,7 @@ class Kinds:
         return self._joined(kinds)
 
     def _computed(self, value: Any) -> Kind:
-        """The kind of what is chosen or scaled."""
+        """The kind of an expression that selects or scales."""
         if isinstance(value, ir.tirx.Select):
             return self._joined([self.of(value.true_value), self.of(value.false_value)])
         if isinstance(value, ir.tirx.Mul | ir.tirx.Div | ir.tirx.Add | ir.tirx.Sub):
@@ -174,19 +156,9 @@ _LANES = (1, 2, 4)
 
 
 def extreme(name: str, one: Any, other: Any) -> Any:
-    """A call of `MAXIMUM` or `MINIMUM`; of types that these do not take, in float32.
+    """A call of `MAXIMUM` or `MINIMUM` on operands of one float type, with a result of that type.
 
-    Parameters
-    ----------
-    name : str
-        Which of them.
-    one, other : tvm.ir.Expr
-        Floats of one type.
-
-    Returns
-    -------
-    tvm.ir.Call
-        The number, of the type of the operands.
+    Types of fewer than 32 bits are compared in float32, since the operators take none of them.
     """
     dtype = ir.tvm.DataType(str(one.ty))
     if dtype.bits >= 32:
@@ -205,7 +177,7 @@ def _source() -> str:
 
 
 def on_cuda(call: Any) -> Any:
-    """A call of `MAXIMUM` or `MINIMUM` as one of the device's helper."""
+    """A call of `MAXIMUM` or `MINIMUM` as one of the device helper."""
     dtype = ir.tvm.DataType(str(call.ty))
     if dtype.bits != 32 or dtype.lanes not in _LANES:
         return elsewhere(call)
@@ -220,9 +192,10 @@ def on_llvm(call: Any) -> Any:
 
 
 def elsewhere(call: Any) -> Any:
-    """A call of `MAXIMUM` or `MINIMUM` by comparisons, which do not hold for NaN.
+    """A call of `MAXIMUM` or `MINIMUM` by comparisons, which are false for NaN.
 
-    Simplified, it would lose NaN: what equals itself is true to TVM. Nothing is at that stage.
+    TVM would simplify NaN away, since ``x == x`` is true to it; nothing is simplified at that
+    stage.
     """
     one, other = call.args
     further = ir.tirx.LT if str(call.op.name) == MAXIMUM else ir.tirx.GT
@@ -236,18 +209,11 @@ _NAMES = {ir.tirx.Max: MAXIMUM, ir.tirx.Min: MINIMUM}
 
 
 def keep_nans(func: Any) -> Any:
-    """Let element-wise maxima and minima of a function be NaN where an operand is.
+    """Have element-wise maxima and minima of a function give NaN where an operand is NaN.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        Any function, before its vectors are made.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        The function itself if there are none. What only numbers go into stays, and so does what
-        updates or reads the extreme of a reduction, which is a number.
+    It runs before vectors are made. What only numbers go into stays, and so does what updates or
+    reads the extreme of a reduction, which is a number. Without any such operator the function
+    itself is returned.
     """
     if KEPT in (func.attrs or {}) or not _has_extremes(func.body):
         return func

@@ -19,33 +19,24 @@ from crossfuse.markers import AXES, DSM_SCOPE, cluster_axis, thread_tag
 
 @dataclass(frozen=True)
 class ClusterKernel:
-    """One kernel of a function.
-
-    Attributes
-    ----------
-    body : Any
-        Its statement.
-    cluster, grid : dict[str, int]
-        Extents by axis: CTAs in the cluster, and iterations of the ``blockIdx`` loops (clusters
-        along the axis where the axis has a cluster extent).
-    threads : dict[str, int]
-        Extents of the ``threadIdx`` loops by axis.
-    buffers : dict
-        Cluster axis of each `shared.dsm` buffer.
-    uses : tuple[Access, ...]
-        Every use of any buffer, in program order.
-    """
+    """What the passes need to know about one kernel."""
 
     body: Any
+    #: CTAs in the cluster, by axis.
     cluster: dict[str, int] = field(default_factory=dict)
+    #: Iterations of the ``blockIdx`` loops by axis: clusters along an axis that has a cluster
+    #: extent, else CTAs.
     grid: dict[str, int] = field(default_factory=dict)
+    #: Extents of the ``threadIdx`` loops, by axis.
     threads: dict[str, int] = field(default_factory=dict)
+    #: Cluster axis of each `shared.dsm` buffer.
     buffers: dict[Any, str] = field(default_factory=dict)
+    #: Every use of any buffer, in program order.
     uses: tuple[Access, ...] = ()
 
     @property
     def size(self) -> int:
-        """CTAs in one cluster."""
+        """Number of CTAs in one cluster."""
         size = 1
         for extent in self.cluster.values():
             size *= extent
@@ -59,17 +50,10 @@ class ClusterKernel:
 
 @dataclass(frozen=True)
 class Part:
-    """Statements of the root block that make one kernel.
-
-    Attributes
-    ----------
-    statements : tuple
-        The statements.
-    buffers : tuple
-        Buffers of the root block that live in the kernel's CTAs.
-    """
+    """Statements of the root block that make one kernel."""
 
     statements: tuple[Any, ...]
+    #: Buffers of the root block that live in the kernel's CTAs.
     buffers: tuple[Any, ...]
 
     @property
@@ -80,7 +64,7 @@ class Part:
 
 
 def root_of(func: Any) -> Any:
-    """The root block of a function, as a statement; made where a function has no blocks."""
+    """The root block of a function, as a statement; made for a function that has no blocks."""
     if isinstance(func.body, ir.SBlockRealize):
         return func.body
     return enclosed(func.body, (), "root")
@@ -93,7 +77,7 @@ def enclosed(body: Any, allocated: tuple[Any, ...], name: str = "") -> Any:
 
 
 def kernel_parts(root: Any) -> tuple[Part, ...]:
-    """Tell the kernels of a function apart.
+    """Split the root block into kernels.
 
     Each statement of the root block is a launch of its own, unless a buffer that lives in CTAs
     connects it with others: they and all statements between them are one kernel.
@@ -134,23 +118,9 @@ def _mentions(node: Any, buffer: Any) -> bool:
 def read_kernel(body: Any, *, compacted: bool = True) -> ClusterKernel:
     """Collect the facts of one kernel.
 
-    Parameters
-    ----------
-    body : Stmt
-        The kernel's statement.
-    compacted : bool
-        Whether buffers have their final shapes; before, a rank is one modulo the cluster size,
-        and a buffer that is no slab of any axis is let pass.
-
-    Returns
-    -------
-    ClusterKernel
-        The facts.
-
-    Raises
-    ------
-    LoweringRefused
-        If extents disagree, or a `shared.dsm` buffer is not used as one slab a CTA.
+    Before buffers are `compacted` to their final shapes, a rank is one modulo the cluster size, and
+    a buffer that is no slab of any axis is accepted. Refused if extents disagree, or a `shared.dsm`
+    buffer is not used as one slab per CTA.
     """
     cluster: dict[str, int] = {}
     grid: dict[str, int] = {}
@@ -213,7 +183,7 @@ def _check_indexed(mine: list[Access]) -> None:
 def _slab_axis(
     buffer: Any, mine: list[Access], cluster: dict[str, int], compacted: bool
 ) -> str | None:
-    """The cluster axis along which a buffer's slabs lie, told by the accesses to own slabs."""
+    """The cluster axis along which a buffer's slabs lie, inferred from accesses to own slabs."""
     extent = ir.constant(buffer.ty.shape[0])
     for axis in AXES:
         size = cluster.get(axis)

@@ -32,22 +32,13 @@ from crossfuse.markers import (
     thread_tag,
 )
 
-# Registers of CTAs, which have a place for each rank until every CTA has its own.
-
 
 @dataclass(frozen=True, eq=False)
 class PrivateRank:
-    """A buffer in registers whose dimension of ranks is dropped.
-
-    Attributes
-    ----------
-    buffer : tvm.tirx.Buffer
-        The buffer of one CTA.
-    dimension : int
-        Which dimension of the old one told the rank.
-    """
+    """A buffer in registers of one CTA, in place of one with a dimension of ranks."""
 
     buffer: Any
+    #: The dimension of the original buffer that was the rank.
     dimension: int
 
     def without(self, indices: Any, mutator: Any) -> list[Any]:
@@ -57,26 +48,16 @@ class PrivateRank:
 
     @property
     def region(self) -> Any:
-        """All of the new buffer."""
+        """The whole new buffer."""
         whole = ir.tvm.ir.Range.from_min_extent
         return ir.tirx.BufferRegion(self.buffer, [whole(0, each) for each in self.buffer.ty.shape])
 
 
 def private_ranks(kernel: ClusterKernel) -> dict[Any, PrivateRank]:
-    """Find buffers in registers of which each CTA touches the elements of its own rank alone.
+    """Buffers in registers of which each CTA touches the elements of its own rank alone.
 
-    With that dimension a CTA would have registers for all ranks, at places that are no numbers,
-    and so no registers.
-
-    Parameters
-    ----------
-    kernel : ClusterKernel
-        Facts of the kernel, its buffers compacted.
-
-    Returns
-    -------
-    dict
-        What stands for each of these buffers.
+    With the dimension of ranks a CTA would hold registers for all ranks, indexed by a variable,
+    which nvcc cannot keep in registers. Buffers of `kernel` are compacted.
     """
     uses: dict[Any, list[Access]] = {}
     for access in kernel.uses:
@@ -92,7 +73,7 @@ def private_ranks(kernel: ClusterKernel) -> dict[Any, PrivateRank]:
 
 
 def _is_rank(kernel: ClusterKernel, access: Access, dimension: int) -> bool:
-    """Whether an index is the rank of the CTA on an axis as long as the dimension."""
+    """Whether an index is the CTA's rank on an axis as long as the dimension."""
     if access.indices is None:
         return False
     extent = ir.constant(access.buffer.ty.shape[dimension])
@@ -115,8 +96,6 @@ def _without(buffer: Any, dimension: int) -> Any:
     )
 
 
-# The pass that tells the launch how CTAs group into clusters.
-
 #: TVM's name of the second number of ``__launch_bounds__``.
 _LEAST_CTAS = "tirx.launch_bounds_min_blocks_per_sm"
 #: Attribute that holds the extent of a cluster axis around a kernel until threads are lowered.
@@ -132,13 +111,7 @@ def cluster_extent(axis: str, extent: int, body: Any) -> Any:
 
 
 def bound_registers() -> Any:
-    """Pass: kernels tell the compiler how many CTAs of theirs a multiprocessor shall hold.
-
-    Returns
-    -------
-    tvm.ir.transform.Pass
-        A PrimFunc pass; functions without `RESIDENT_CTAS` pass through untouched.
-    """
+    """Pass: tell nvcc how many CTAs of a kernel an SM should hold, if `RESIDENT_CTAS` says so."""
 
     def transform(func: Any) -> Any:
         if func.attrs is None or RESIDENT_CTAS not in func.attrs:
@@ -162,11 +135,6 @@ def launch_clusters() -> Any:
 
     It runs after the passes that look at threads: those for reductions over threads and for
     synchronisation know CTAs and threads only, and fail on an extent of another scope.
-
-    Returns
-    -------
-    tvm.ir.transform.Pass
-        A PrimFunc pass; a no-op without cluster kernels.
     """
 
     def launch(node: Any, mutator: Any) -> Any:
@@ -194,13 +162,9 @@ def lower_cluster() -> Any:
             P[e] = ...                              # slab of CTA blockIdx.x % 4
             cluster_barrier()
 
-    Registers of each CTA lose the rank too. What CTAs push to each other is counted by the bytes
-    that arrive, where nothing else needs a barrier: see `crossfuse.lower.push`.
-
-    Returns
-    -------
-    tvm.ir.transform.Pass
-        A PrimFunc pass; functions without our marks pass through untouched.
+    Registers of each CTA lose the rank too. Where nothing else needs a barrier, CTAs push words to
+    each other and count the bytes that arrive: see `crossfuse.lower.push`. Functions without our
+    marks pass through untouched.
     """
 
     def transform(func: Any) -> Any:
@@ -228,7 +192,7 @@ def _lower_root(realize: Any, slabs: Slabs) -> Any:
 
 
 def _lower_part(part: Part, slabs: Slabs) -> Any:
-    """The statement of a cluster kernel; None for a kernel without clusters."""
+    """The lowered statement of a cluster kernel; None for a kernel without clusters."""
     kernel = read_kernel(part.body)
     if not kernel.cluster:
         return None
@@ -241,7 +205,7 @@ def _lower_part(part: Part, slabs: Slabs) -> Any:
 
 
 class _Lowering:
-    """Rewrites one kernel. Everything it decides by is in the facts and the plan."""
+    """Rewrites one kernel; every decision was made in the facts and the plan."""
 
     def __init__(self, kernel: ClusterKernel, plan: BarrierPlan, slabs: Slabs) -> None:
         self.kernel = kernel
@@ -320,7 +284,7 @@ class _Lowering:
     def _locate(self, buffer: Any, indices: Any, mutator: Any) -> tuple[Any, list[Any]]:
         """The CTA's own slab without the rank, or the stand-in with the linear rank.
 
-        What peers push is taken through the stand-in too.
+        Words that peers push are read through the stand-in too.
         """
         axis = self.kernel.buffers[buffer]
         rank, *place = [mutator.mutate(index) for index in indices]

@@ -20,13 +20,8 @@ from crossfuse.lower.slabs import PEERS_SCOPE, PEERS_SUFFIX, PUSHED_SUFFIX, RANK
 def lower_dsm_access() -> Any:
     """Pass: loads and stores through a stand-in become calls of the device helpers.
 
-    ``P_peers[rank * stride + e]`` becomes ``crossfuse_dsm_load_b32(&P[e], rank)``: every CTA of
-    the cluster has the same shared memory layout, so a slab lies at the same offset in all.
-
-    Returns
-    -------
-    tvm.ir.transform.Pass
-        A PrimFunc pass; a no-op on functions that `lower_cluster` did not touch.
+    ``P_peers[rank * stride + e]`` becomes ``crossfuse_dsm_load_b32(&P[e], rank)``: every CTA of the
+    cluster has the same shared memory layout, so a slab lies at the same offset in all.
     """
 
     def transform(func: Any) -> Any:
@@ -133,7 +128,7 @@ def _range(start: Any, extent: Any) -> Any:
 
 
 def _in_slab(index: Any, known: Any) -> str:
-    """A vector of elements of a slab, without the rank."""
+    """Text for an error: which elements of a slab a vector touches, without the rank."""
     if not isinstance(index, ir.tirx.Ramp):
         return str(index)
     stride = ir.tirx.const(RANK_STRIDE, str(index.base.ty))

@@ -16,63 +16,34 @@ from crossfuse.lower.passes import prim_func_pass
 from crossfuse.lower.refusal import refuse
 from crossfuse.markers import MERGE, MERGE_EQUAL, MERGED, thread_tag
 
-# What a block that merges states says: what it reduces, and how two states become one.
-
 
 @dataclass(frozen=True, eq=False)
 class MergeBlock:
-    """A block whose body binds the right state, computes, and stores.
+    """A block that merges two states: its body binds the right one, computes, and stores."""
 
-    Attributes
-    ----------
-    realize : tvm.s_tir.SBlockRealize
-        The block with what its iterators are bound to.
-    reduced : tvm.tirx.IterVar
-        The iterator that is reduced.
-    of : tuple[tvm.ir.TensorLoad, ...]
-        The right state, number by number.
-    right : tuple[tvm.tirx.Var, ...]
-        What it is bound to.
-    computed : tuple[tvm.tirx.Bind | tvm.tirx.BufferStore, ...]
-        What else is bound, or stored to buffers of the block itself, in order.
-    into : tuple[tvm.tirx.BufferStore, ...]
-        Stores of the merged state; loads from their buffers are the left state.
-    equal : tuple[int, ...]
-        For each number its value in all states that are merged, or 0; see `MERGE_EQUAL`.
-    """
-
+    #: The block with the values of its iterators.
     realize: Any
+    #: The iterator that is reduced.
     reduced: Any
+    #: Loads of the right state, number by number.
     of: tuple[Any, ...]
+    #: Variables that the loads are bound to.
     right: tuple[Any, ...]
+    #: What else is bound, or stored to buffers of the block itself, in order.
     computed: tuple[Any, ...]
+    #: Stores of the merged state; loads from their buffers are the left state.
     into: tuple[Any, ...]
+    #: For each number its value in all states that are merged, or 0; see `MERGE_EQUAL`.
     equal: tuple[int, ...] = ()
 
     @property
     def block(self) -> Any:
-        """The block."""
+        """The block without the values of its iterators."""
         return self.realize.block
 
 
 def read_merge(realize: Any) -> MergeBlock:
-    """Read a block marked as a merge.
-
-    Parameters
-    ----------
-    realize : tvm.s_tir.SBlockRealize
-        The block, as `crossfuse.cascade.rewrite.merging.merge` writes it.
-
-    Returns
-    -------
-    MergeBlock
-        Its parts.
-
-    Raises
-    ------
-    LoweringRefused
-        If the block has another form.
-    """
+    """Read a block that `crossfuse.cascade.rewrite.merging.merge` wrote; refuse another form."""
     block = realize.block
     body = list(block.body.seq) if isinstance(block.body, ir.SeqStmt) else [block.body]
     stores = [
@@ -113,7 +84,7 @@ def _is_load(value: Any) -> bool:
 
 
 def is_largest(merge: MergeBlock) -> bool:
-    """Whether a block merges one float32 as the larger of two, from zero on."""
+    """Whether a block computes the maximum of float32 numbers and zero."""
     if len(merge.into) != 1 or len(merge.computed) != 1 or str(merge.of[0].ty) != "float32":
         return False
     (store,), (made,) = merge.into, merge.computed
@@ -135,9 +106,9 @@ def lower_merges() -> Any:
     """Pass: blocks marked `MERGE` whose loop threads share become shuffles.
 
     Threads exchange states in pairs, at distances 1, 2, 4, 8 and 16; warps through shared memory.
-    Numbers that are the same in all states (`MERGE_EQUAL`) are known, and not exchanged.
-    Of a pair the thread with the lower number is the left one, so that both compute the same, and
-    states merge in the order of threads::
+    Numbers that are the same in all states (`MERGE_EQUAL`) are known, and not exchanged. Of a pair
+    the thread with the lower number is the left one, so that both compute the same, and states
+    merge in the order of threads::
 
         for thread in threadIdx.x:
             own = SEGMENT[thread]
@@ -150,12 +121,7 @@ def lower_merges() -> Any:
 
     A loop around the block alone that is not bound to threads, but stands in one that is, is shared
     by the lanes of each warp: ``own = SEGMENT[thread % extent]``, then pairs as above. So all
-    threads end with what each of them would have computed in turn.
-
-    Returns
-    -------
-    tvm.ir.transform.Pass
-        A PrimFunc pass; functions without such blocks pass through untouched.
+    threads end with what each of them would have computed by itself.
     """
 
     def transform(func: Any) -> Any:
@@ -183,12 +149,12 @@ def lower_merges() -> Any:
 
 
 def _bound(loops: list[Any], tag: str) -> Any:
-    """The loop around that is bound to a coordinate of threads, or None."""
+    """The enclosing loop that is bound to a coordinate of threads, or None."""
     return next((each for each in loops if thread_tag(each) == tag), None)
 
 
 class _Lowering:
-    """Writes the statements of one merge."""
+    """Emits the statements of one merge."""
 
     def __init__(self, merge: MergeBlock, loop: Any, group: Any) -> None:
         self.merge = merge
@@ -271,10 +237,10 @@ class _Lowering:
         return ir.tirx.decl_buffer(shape, str(buffer.ty.dtype), name, scope="shared")
 
     def _largest(self) -> list[Any]:
-        """Statements: the largest number of a warp, from zero on; none where it is not that.
+        """Statements for the maximum of a warp by one instruction; none if the merge is no maximum.
 
-        Numbers that are not negative sort as their bits do, of which a warp finds the largest by
-        one instruction (PTX ISA, redux.sync).
+        Numbers that are not negative sort as their bits do, and ``redux.sync`` finds the largest
+        unsigned integer of a warp (PTX ISA).
         """
         if self.threads != WARP or self.groups > 1 or not is_largest(self.merge):
             return []
@@ -285,7 +251,7 @@ class _Lowering:
         return [ir.BufferStore(own, largest, [_ZERO])]
 
     def _among(self, count: int, merged: int = 1) -> list[Any]:
-        """Statements: merge the states of `count` neighbours, each of `merged` states, in pairs."""
+        """Statements: merge states of `count` neighbours, each of `merged` states, in pairs."""
         statements: list[Any] = []
         distance = 1
         while distance < count:
@@ -329,7 +295,7 @@ class _Lowering:
         return statements
 
     def _written(self, expression: Any, known: dict[Any, Any]) -> Any:
-        """An expression of merging over the registers of a pair."""
+        """An expression of the merge, over the registers of a pair."""
 
         def load(node: Any, mutator: Any) -> Any:
             for store, left, equal in zip(self.merge.into, self.left, self.equal, strict=True):
@@ -341,7 +307,7 @@ class _Lowering:
         return ir.substitute(expression, lambda var: known.get(var, var))
 
     def _exchange(self) -> list[Any]:
-        """Statements: each warp's state to all warps."""
+        """Statements: pass each warp's state to all warps."""
         row = self.row if self.group is not None else _ZERO
         first = ir.tirx.EQ(ir.tirx.floormod(self.thread, WARP), 0)
         warp = ir.tirx.floordiv(self.thread, WARP)
@@ -358,7 +324,7 @@ class _Lowering:
         return [ir.IfThenElse(first, stored, None), *loads]
 
     def _store(self) -> list[Any]:
-        """Statements: the result, by all threads into registers, by one into memory."""
+        """Statements: store the result, by all threads into registers, by one into memory."""
         statements: list[Any] = []
         for own, store in zip(self.own, self.merge.into, strict=True):
             result = ir.BufferStore(store.buffer, own[0], list(store.indices))
@@ -369,7 +335,7 @@ class _Lowering:
 
 
 class _OfLanes(_Lowering):
-    """Writes a merge whose loop the lanes of each warp share."""
+    """Emits a merge whose loop the lanes of each warp share."""
 
     def __init__(self, merge: MergeBlock, loop: Any, threads: Any) -> None:
         super().__init__(merge, loop, None)
@@ -415,7 +381,7 @@ class _OfLanes(_Lowering):
         return ir.substitute(load, lambda var: lane if var.same_as(reduced) else var)
 
     def _every(self, region: Any) -> Any:
-        """A region of what all iterations of the loop read."""
+        """The region that all iterations of the loop read together."""
         whole, reduced = ir.tvm.ir.Range.from_min_extent, self.merge.reduced.var
         ranges = [
             whole(0, extent) if any(v.same_as(reduced) for v in ir.variables(each.min)) else each

@@ -1,4 +1,4 @@
-"""Blocks that hold blocks, opened: what stands in them stands where they stood.
+"""Dissolves blocks that hold other blocks: their statements take their place.
 
 A schedule binds loops around a block that holds a whole nest, because then it need not look into
 the nest. Lowerings that read a nest statement by statement read it without that block.
@@ -12,18 +12,10 @@ from crossfuse import _tvm as ir
 
 
 def open_blocks(func: Any) -> Any:
-    """Open all blocks that hold other blocks, but for the root.
+    """Dissolve all blocks that hold other blocks, except the root.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        A scheduled function.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        The same program. Buffers of opened blocks belong to the root; variables of opened blocks
-        are what they were bound to. Blocks with conditions or initial values stay closed.
+    Buffers of dissolved blocks move to the root; their variables are replaced by their values.
+    Blocks with conditions or initial values stay.
     """
     root = func.body.block
     buffers: list[Any] = []

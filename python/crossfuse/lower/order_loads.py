@@ -1,8 +1,8 @@
-"""Vectors of global memory that are loaded in the order in which they are written down.
+"""Keeps loads of vectors from global memory in program order.
 
 ptxas puts a load where its number is needed if that takes fewer registers: of eight loads of a
 thread, five of them under conditions, it left two behind what is computed from the one before, and
-a CTA waited for memory three times in the place of once. It keeps the order of relaxed loads.
+a CTA waited for memory three times instead of once. It keeps the order of relaxed loads.
 """
 
 from __future__ import annotations
@@ -44,12 +44,8 @@ def order_loads() -> Any:
         if step < last:                     if step < last:
             A[8:16] = X[...]                    A[8:16] = load_in_order(&X[...])
 
-    In a loop ptxas has loads of the next turn begin while it computes, which an order forbids.
-
-    Returns
-    -------
-    tvm.ir.transform.Pass
-        A PrimFunc pass for where loops are unrolled; functions without `FAST` pass through.
+    In a loop ptxas starts loads of the next iteration while it computes, which an order forbids. It
+    runs after loops are unrolled, on functions marked `FAST`.
     """
 
     def transform(func: Any) -> Any:
@@ -61,7 +57,7 @@ def order_loads() -> Any:
 
 
 def _guarded(body: Any) -> bool:
-    """Whether a vector is loaded to registers under a condition, and in no loop."""
+    """Whether a vector is loaded into registers under a condition, outside loops."""
     nothing = ir.tirx.Evaluate(0)
     straight = ir.mutate(body, (ir.For, lambda node, mutator: nothing))
     found: list[Any] = []
@@ -88,7 +84,7 @@ def _ordered(store: Any, mutator: Any) -> Any:
 
 
 def _is_load(store: Any) -> bool:
-    """Whether a store fills 16 bytes of registers from neighbours in global memory."""
+    """Whether a store fills 16 bytes of registers from contiguous elements in global memory."""
     value = store.value
     if store.buffer.scope() != "local" or not isinstance(value, ir.TensorLoad):
         return False

@@ -28,21 +28,17 @@ __device__ __forceinline__ unsigned crossfuse_opaque(unsigned word, unsigned num
 def pack_registers() -> Any:
     """Pass: local arrays of bfloat16 become arrays of words.
 
-    An array qualifies if vectors of an even number of elements are stored to it at even places,
-    and if its elements are loaded one by one, at places that are known, to be float32::
+    An array qualifies if vectors of an even number of elements are stored to it at even places, and
+    if its elements are loaded one by one, at constant places, to be float32::
 
         A[0:8] = X[...]                 W[0:4] = reinterpret("uint32x4", X[...])
         float32(A[2])                   reinterpret("float32", W[1] << 16)
         float32(A[3])                   reinterpret("float32", W[1] & 0xFFFF0000)
         B[0:8] = A[8:16]                V[i] = opaque(W[i + 4]), for each of the four
 
-    Copies part what computes over A from what computes over B: float32 numbers of the one are not
-    kept for the other, which would take twice as many registers as words.
-
-    Returns
-    -------
-    tvm.ir.transform.Pass
-        A PrimFunc pass for where loops are unrolled; functions without `FAST` pass through.
+    Copies separate what is computed from A from what is computed from B: nvcc would else keep
+    float32 numbers of the one for the other, which take twice as many registers as words. It runs
+    after loops are unrolled, on functions marked `FAST`.
     """
 
     def transform(func: Any) -> Any:
@@ -94,12 +90,12 @@ def _packed(body: Any) -> Any:
 
 
 def _is_copy(store: Any) -> bool:
-    """Whether a store copies a vector from one array to another, or the same."""
+    """Whether a store copies a vector from one array to another, or within one."""
     return isinstance(store.value, ir.TensorLoad) and _is_vector(store.value.indices)
 
 
 def _is_vector(indices: Any) -> bool:
-    """Whether indices are an even number of neighbours from an even place that is known."""
+    """Whether indices are an even number of contiguous elements from a constant, even place."""
     ramp = indices[0]
     if not isinstance(ramp, ir.tirx.Ramp) or ir.constant(ramp.stride) != 1:
         return False
@@ -108,7 +104,7 @@ def _is_vector(indices: Any) -> bool:
 
 
 def _opaque(into: Any, ramp: Any, words: dict[Any, Any], value: Any, number: int) -> Any:
-    """Statements: a vector of one array in another, a number for each."""
+    """Statements: copy a vector between arrays word by word, each with a number of its own."""
     of, first = words[value.source], (ir.constant(ramp.base) or 0) // 2
     other = (ir.constant(value.indices[0].base) or 0) // 2
     copies = []
@@ -128,7 +124,7 @@ def _words(buffer: Any) -> Any:
 
 
 def _candidates(body: Any) -> list[Any]:
-    """Arrays that are used in the way that can be packed, and in no other."""
+    """Arrays all of whose uses can be packed."""
     allocated: list[Any] = []
     stored: dict[Any, int] = {}
     refused: set[Any] = set()
@@ -181,7 +177,7 @@ def _candidates(body: Any) -> list[Any]:
 
 
 def _declarations(body: Any, buffer: Any) -> int:
-    """How often a walk comes by an allocation's own buffer."""
+    """How often a walk visits an allocation's own buffer."""
     count: list[Any] = []
 
     def visit(node: Any) -> None:

@@ -1,7 +1,7 @@
 """Kernels on padded copies of their inputs: rows of the copies begin on multiples of 16 bytes.
 
 TMA copies no others. One launch before the kernels copies inputs into workspaces, with zeros at the
-end of each row. Inputs that only have fewer rows stay where they are: their descriptors end sooner.
+end of each row. Inputs that only have fewer rows are not copied: their descriptors end sooner.
 Outputs are stored without TMA where their rows begin elsewhere.
 """
 
@@ -24,19 +24,10 @@ _PIECE = 16
 
 
 def with_padding(image: KernelImage, shapes: Sequence[tuple[int, ...]]) -> KernelImage:
-    """The same function of inputs without padding.
+    """The function that takes inputs without padding, from the one that takes them padded.
 
-    Parameters
-    ----------
-    image : KernelImage
-        Of padded inputs.
-    shapes : Sequence[tuple[int, ...]]
-        Those of the inputs as callers pass them.
-
-    Returns
-    -------
-    KernelImage
-        With a workspace for each input whose rows are longer in it, and a launch that fills them.
+    `shapes` are those of the inputs as callers pass them. Each input with longer rows in the
+    kernels gets a workspace, and one launch fills them all.
     """
     names = {each.name for each in image.memory}
     read = {name for each in image.launches for name in each.arguments}
@@ -89,13 +80,13 @@ def _with_copies(image: KernelImage, copies: Sequence[_Copy]) -> KernelImage:
 
 @dataclass(frozen=True)
 class _Copy:
-    """An input, and the workspace with padded rows that stands for it."""
+    """An input, and the workspace with padded rows that replaces it."""
 
     short: BufferSpec
     wide: BufferSpec
 
     def statement(self, number: int) -> str:
-        """A loop of the grid through pieces of the workspace, of 16 bytes each."""
+        """A grid-stride loop over the workspace, 16 bytes at a time."""
         (rows, columns), width = _matrix(self.short), _matrix(self.wide)[1]
         size = float_type(self.short.dtype).numpy.itemsize
         word, piece = _WORDS[size], _PIECE // size
@@ -115,13 +106,13 @@ class _Copy:
 
     @property
     def pieces(self) -> int:
-        """Stores of 16 bytes: rows of the workspace are multiples of them."""
+        """Number of 16-byte stores: rows of the workspace are multiples of them."""
         size = float_type(self.short.dtype).numpy.itemsize
         return math.prod(self.wide.shape) * size // _PIECE
 
 
 def _matrix(buffer: BufferSpec) -> tuple[int, int]:
-    """Rows of the last extent, and that."""
+    """A buffer as a matrix: (rows, length of the last extent)."""
     return math.prod(buffer.shape[:-1]), buffer.shape[-1]
 
 
@@ -133,7 +124,11 @@ def _workspace(buffer: BufferSpec, names: set[str]) -> BufferSpec:
 
 
 def _on_copies(launch: Launch, moved: dict[str, str]) -> Launch:
-    """A launch that reads copies. What it loads early is no kernel's to write, but for copies."""
+    """A launch that reads the copies instead of the inputs.
+
+    It must not start early: what a kernel loads early was written by no kernel, but the copies
+    were.
+    """
     maps = tuple(
         replace(each, buffer=moved.get(each.buffer, each.buffer)) for each in launch.tensor_maps
     )

@@ -1,4 +1,4 @@
-"""How the project's passes are made."""
+"""Helpers that make the project's TVM passes."""
 
 from __future__ import annotations
 
@@ -17,19 +17,9 @@ def was_lowered(func: Any) -> bool:
 
 
 def prim_func_pass(name: str, transform: Callable[[Any], Any]) -> Any:
-    """Make a TVM pass of a function from PrimFunc to PrimFunc.
+    """Make a TVM pass, called ``crossfuse.<name>``, of a function from PrimFunc to PrimFunc.
 
-    Parameters
-    ----------
-    name : str
-        Name of the pass after ``crossfuse.``.
-    transform : Callable
-        Returns the function itself where there is nothing to do.
-
-    Returns
-    -------
-    tvm.ir.transform.Pass
-        The pass.
+    `transform` returns the function itself where there is nothing to do.
     """
 
     def run(func: Any, _mod: Any, _ctx: Any) -> Any:

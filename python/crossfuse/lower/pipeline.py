@@ -29,18 +29,11 @@ from crossfuse.lower.tree import is_call
 from crossfuse.lower.verify import verify_ownership, verify_structure, verify_vectors
 from crossfuse.markers import FAST, is_cluster_function
 
-# The pass that removes what other passes needed to see, and synchronisations twice in a row.
-
 
 def drop_markers() -> Any:
-    """Pass: drop ``__syncthreads`` beside a cluster barrier, which is one for the CTA too.
+    """Pass: drop ``__syncthreads`` beside a cluster barrier, which synchronises the CTA too.
 
-    Indices that were hidden from `ThreadSync` are given back.
-
-    Returns
-    -------
-    tvm.ir.transform.Pass
-        A PrimFunc pass; a no-op without cluster barriers.
+    Indices that were hidden from `ThreadSync` are restored.
     """
 
     def transform(func: Any) -> Any:
@@ -70,9 +63,6 @@ def _sequence(sequence: Any, mutator: Any) -> Any:
     return ir.SeqStmt(kept) if len(kept) != 1 else kept[0]
 
 
-# The pass that makes exponentials to the base of two single instructions.
-
-
 @cache
 def _source() -> str:
     return resources.files("crossfuse.lower").joinpath("device/math.cuh").read_text("utf-8")
@@ -82,12 +72,8 @@ def fast_exponentials() -> Any:
     """Pass: ``exp2`` of a float32 becomes ``ex2.approx.ftz``, right to 2 units in the last place.
 
     CUDA's own ``exp2f`` scales arguments so that results below 2^-126 are right too, which takes
-    three more instructions (CUDA Math API, single precision functions).
-
-    Returns
-    -------
-    tvm.ir.transform.Pass
-        A PrimFunc pass; functions without `FAST` pass through untouched.
+    three more instructions (CUDA Math API, single precision functions). Functions without `FAST`
+    pass through untouched.
     """
 
     def change(call: Any, mutator: Any) -> Any:
@@ -112,15 +98,8 @@ Pipeline = tuple[Any, Callable[[], Any], Callable[[], Any]]
 def cluster_passes(config: Any) -> list[Any]:
     """TVM's default `s_tir` passes with ours between them, up to the split of host and device.
 
-    Parameters
-    ----------
-    config : Mapping
-        Configuration of the current pass context; the options of TVM's pipeline are honoured.
-
-    Returns
-    -------
-    list[tvm.ir.transform.Pass]
-        Ours are no-ops on functions without our marks.
+    `config` is that of the current pass context, whose options of TVM's pipeline are honoured. Our
+    passes are no-ops on functions without our marks.
     """
     options = _Options(config)
     return [*block_passes(), *_loop_passes(options), *_kernel_passes(options)]
@@ -143,10 +122,7 @@ class _Options:
 def block_passes() -> list[Any]:
     """Passes from blocks to loops: buffers get their places and exact shapes, clusters their CTAs.
 
-    Returns
-    -------
-    list[tvm.ir.transform.Pass]
-        The first of `cluster_passes`.
+    They come first in `cluster_passes`.
     """
     s = ir.s_tir.transform
     return [
@@ -175,7 +151,7 @@ def block_passes() -> list[Any]:
 
 
 def _loop_passes(options: _Options) -> list[Any]:
-    """Loops over flat buffers: vectors, accesses to peers' slabs, then scalar clean-up."""
+    """Loops over flat buffers: vectors, then accesses to peers' slabs, then scalar clean-up."""
     s, x = ir.s_tir.transform, ir.tirx.transform
     return [
         *flatten_buffers(),
@@ -205,7 +181,7 @@ def _loop_passes(options: _Options) -> list[Any]:
 
 
 def _kernel_passes(options: _Options) -> list[Any]:
-    """Kernels: threads synchronise, shared memory gets its offsets, launches their clusters."""
+    """Passes over kernels: synchronise threads, place shared memory, group CTAs into clusters."""
     s, x = ir.s_tir.transform, ir.tirx.transform
     return [
         x.FP8ComputeLegalize(),
@@ -231,7 +207,7 @@ def _kernel_passes(options: _Options) -> list[Any]:
 
 
 def host_passes() -> list[Any]:
-    """The end of TVM's pipeline: kernels leave their host function."""
+    """The end of TVM's pipeline: split kernels from their host function."""
     x = ir.tirx.transform
     return [
         x.SplitHostDevice(),
@@ -242,17 +218,10 @@ def host_passes() -> list[Any]:
 
 
 def make_pipeline(stock: Callable[[], Pipeline]) -> Pipeline:
-    """Make the pipeline that takes the place of `s_tir`'s default.
+    """Make the pipeline that replaces `s_tir`'s default.
 
-    Parameters
-    ----------
-    stock : Callable
-        Factory of TVM's pipeline: module pass, host and device finalizer factories.
-
-    Returns
-    -------
-    tuple
-        What the factory makes, with our passes for modules that have our marks.
+    `stock` is the factory of TVM's: it gives a module pass, and the factories of host and device
+    finalizers. Only modules with our marks go through our passes.
     """
     stock_pass, finalize_host, finalize_device = stock()
 
@@ -269,5 +238,5 @@ def make_pipeline(stock: Callable[[], Pipeline]) -> Pipeline:
 
 
 def _with_nans(func: Any) -> Any:
-    """Stock functions beside ours keep what TVM makes of them."""
+    """Apply `keep_nans` to our functions; stock functions beside them stay as TVM has them."""
     return keep_nans(func) if is_cluster_function(func) else func

@@ -26,57 +26,32 @@ SCOPES = ("shared", "shared.dyn")
 
 @dataclass(frozen=True)
 class Placement:
-    """One buffer of the plan.
-
-    Attributes
-    ----------
-    name : str
-        Name of the buffer.
-    offset, size : int
-        Bytes from the start of dynamic shared memory, and bytes.
-    first, last : int
-        Numbers of the first and last barrier interval in which it is used.
-    """
+    """Where one buffer lies, and when it is in use."""
 
     name: str
+    #: Bytes from the start of dynamic shared memory.
     offset: int
+    #: Bytes.
     size: int
+    #: First and last barrier interval in which it is used.
     first: int
     last: int
 
 
 @dataclass(frozen=True)
 class SharedMemoryPlan:
-    """Placements of all shared buffers of a kernel, by descending size.
-
-    Attributes
-    ----------
-    placements : tuple[Placement, ...]
-        The buffers.
-    total : int
-        Bytes of dynamic shared memory the kernel needs.
-    """
+    """Placements of all shared buffers of a kernel, by descending size."""
 
     placements: tuple[Placement, ...]
+    #: Bytes of dynamic shared memory that the kernel needs.
     total: int
 
 
 def plan_shared_memory(body: Any) -> tuple[SharedMemoryPlan, dict[Any, int]]:
-    """Place the shared buffers allocated below `body`.
+    """Place the shared buffers allocated below `body`, with a byte offset for each variable.
 
-    Parameters
-    ----------
-    body : Stmt
-        A lowered function: flat buffers, cluster barriers as calls.
-
-    Returns
-    -------
-    tuple[SharedMemoryPlan, dict]
-        The plan, and the byte offset of each buffer variable.
-
-    Notes
-    -----
-    Greedy by size, first fit among the buffers whose intervals overlap.
+    Greedy by size, first fit among the buffers whose intervals overlap. Buffers are flat, and
+    cluster barriers calls.
     """
     intervals = _Intervals(body).found
     order = sorted(intervals, key=lambda each: (-size_in_bytes(each), str(each.name)))
@@ -123,11 +98,11 @@ def size_in_bytes(buffer: Any) -> int:
 
 
 class _Intervals:
-    """Numbers the stretches between cluster barriers, and finds in which a buffer is used.
+    """Numbers the intervals between cluster barriers, and finds in which of them a buffer is used.
 
-    `found` maps each allocated shared buffer to the first and last number. A loop with a barrier
-    is one stretch, as the end of an iteration runs into the start of the next. A barrier that may
-    not be executed, in a conditional or a loop of unknown extent, separates nothing outside.
+    `found` maps each allocated shared buffer to the first and last number. A loop with a barrier is
+    one interval, as the end of an iteration runs into the start of the next. A barrier that may not
+    be executed, in a conditional or a loop of unknown extent, separates nothing outside.
     """
 
     def __init__(self, body: Any) -> None:
@@ -161,7 +136,7 @@ class _Intervals:
                 self.now = start
 
     def _alias(self, node: Any) -> None:
-        """A view, or a pointer that was given a name, stands for the buffer it points to."""
+        """Treat a view, or a pointer bound to a variable, as the buffer it points to."""
         made, source = (
             (node.buffer, node.data) if isinstance(node, ir.DeclBuffer) else (node.var, node.value)
         )
@@ -180,7 +155,7 @@ class _Intervals:
 
 
 def _is_executed(node: Any) -> bool:
-    """Whether the body of a compound statement surely runs."""
+    """Whether the body of a compound statement runs for certain."""
     return isinstance(node, ir.For) and (ir.constant(node.extent) or 0) > 0
 
 
@@ -201,15 +176,8 @@ SHARED_MEMORY = "crossfuse.shared_memory"
 def place_shared_memory() -> Any:
     """Pass: every shared buffer becomes a view of one dynamic allocation, by the plan.
 
-    Returns
-    -------
-    tvm.ir.transform.Pass
-        A PrimFunc pass; functions without our marks keep TVM's own allocation.
-
-    Raises
-    ------
-    LoweringRefused
-        If the plan exceeds the shared memory of a CTA.
+    Functions without our marks keep TVM's own allocation. Refused if the plan exceeds the shared
+    memory of a CTA.
     """
 
     def transform(func: Any) -> Any:
@@ -226,7 +194,7 @@ def place_shared_memory() -> Any:
 
 
 def _unused(name: str, taken: dict[str, list[int]]) -> str:
-    """Tell buffers of one name apart, such as stages of one operand in two nests."""
+    """A name that tells buffers of one name apart, such as stages of one operand in two nests."""
     candidate, count = name, 0
     while candidate in taken:
         count += 1
@@ -265,10 +233,10 @@ def _place(launch: Any) -> tuple[Any, SharedMemoryPlan]:
 
 
 def _check_warps(launch: Any) -> None:
-    """Refuse reductions over a number of threads for which TVM counts on warps in lockstep.
+    """Refuse reductions over a number of threads for which TVM relies on warps in lockstep.
 
     Its threads then exchange values through shared memory with a warp synchronisation between,
-    which CUDA's code generator leaves out: right up to compute capability 6, a race since.
+    which CUDA's code generator leaves out: correct up to compute capability 6, a race since.
     """
 
     def visit(node: Any) -> None:
@@ -402,20 +370,7 @@ def _unmoved(body: Any, buffer: Any) -> Exception:
 
 
 def check_budget(plan: SharedMemoryPlan, limit: int = MAX_SHARED_BYTES) -> None:
-    """Refuse a plan that no CTA can hold.
-
-    Parameters
-    ----------
-    plan : SharedMemoryPlan
-        The plan of one kernel.
-    limit : int
-        Bytes of shared memory that a CTA can own.
-
-    Raises
-    ------
-    LoweringRefused
-        With every buffer and its bytes.
-    """
+    """Refuse a plan of more than `limit` bytes, naming every buffer and its bytes."""
     if plan.total <= limit:
         return
     sizes = ", ".join(f"'{each.name}' {each.size}" for each in plan.placements)

@@ -1,8 +1,8 @@
-"""States that CTAs of a cluster push to each other: counted words in the place of barriers.
+"""States that CTAs of a cluster push to each other: counted words instead of barriers.
 
-A nest whose block is marked `PUSH` fills a slab of every CTA. Cluster barriers would do: one
-before it, because a peer may not have started, and one before the slabs are read. But these order
-all memory of a CTA, and wait for it. Where the kernel pushes once and does nothing else to peers'
+A nest whose block is marked `PUSH` fills a slab of every CTA. Cluster barriers would do: one before
+it, because a peer may not have started, and one before the slabs are read. But these order all
+memory of a CTA, and wait for it. Where the kernel pushes once and does nothing else to peers'
 slabs, words are stored by ``st.async``, and each CTA waits for the bytes of its own slabs alone.
 """
 
@@ -29,26 +29,20 @@ ARRIVED = "crossfuse_arrived"
 
 @dataclass(frozen=True, eq=False)
 class Push:
-    """The one exchange of a kernel.
+    """The one exchange of a kernel that goes by ``st.async`` and an mbarrier."""
 
-    Attributes
-    ----------
-    buffers : tuple[tvm.tirx.Buffer, ...]
-        DSM buffers whose slabs are filled.
-    sending, receiving : tvm.tirx.Var
-        Loops of the nest that stores, and of the first that reads.
-    barrier : tvm.tirx.Buffer
-        The mbarrier of each CTA.
-    """
-
+    #: DSM buffers whose slabs are filled.
     buffers: tuple[Any, ...]
+    #: Variable of the loop over the nest that stores.
     sending: Any
+    #: Variable of the loop over the first nest that reads.
     receiving: Any
+    #: The mbarrier of each CTA.
     barrier: Any
 
     @property
     def bytes(self) -> int:
-        """What arrives in each CTA: all of its slabs."""
+        """Bytes that arrive in each CTA: all of its slabs."""
         return sum(WORD * prod(map(int, each.ty.shape[1:])) for each in self.buffers)
 
     def open(self) -> Any:
@@ -70,20 +64,10 @@ class Push:
 
 
 def push_of(kernel: ClusterKernel, plan: BarrierPlan) -> Push | None:
-    """The exchange that needs no cluster barriers.
+    """The exchange of a kernel that needs no cluster barriers, given those that it would have.
 
-    Parameters
-    ----------
-    kernel : ClusterKernel
-        Facts of the kernel.
-    plan : BarrierPlan
-        Barriers that it would have.
-
-    Returns
-    -------
-    Push | None
-        None where there is no marked nest, where it runs more than once, its words are not of
-        four bytes, or anything else in the kernel needs a barrier.
+    None where there is no marked nest, where it runs more than once, its words are not of four
+    bytes, or anything else in the kernel needs a barrier.
     """
     remote = [each for each in kernel.accesses if not own_rank(each, kernel.buffers[each.buffer])]
     if not remote or len(plan.before) != 2 or plan.after or not all(map(_is_pushed, remote)):
@@ -124,7 +108,7 @@ def barrier_pointer(barrier: Any) -> Any:
 
 
 def push_word(address: Any, rank: Any, value: Any, pointer: Any) -> Any:
-    """Statement: store a value of four bytes at `address` of the slab of `rank`, counted."""
+    """Statement: store a value of four bytes at `address` of the slab of `rank`, counted there."""
     bits = ir.tirx.reinterpret("uint32", value)
     return _call("crossfuse_push_b32", address, rank, bits, pointer)
 

@@ -1,4 +1,4 @@
-"""Refusals of the lowering, and how they come back out of TVM.
+"""Refusals of the lowering, and how they get out of TVM.
 
 TVM's FFI rebuilds an exception that passes through it as a RuntimeError of the same text, and a
 pass runs inside it, as do the callbacks of a walk. So the last refusal is remembered.
@@ -28,15 +28,8 @@ def refuse(rule: str, where: str, *, found: object, limit: str, instead: str) ->
 def refusals(where: str) -> Iterator[None]:
     """Raise a refusal of one of our passes as itself, and any other failure as a refusal.
 
-    Parameters
-    ----------
-    where : str
-        What is lowered, for the refusal of a function that TVM's own passes fail on.
-
-    Raises
-    ------
-    LoweringRefused
-        The original one, or one with TVM's message.
+    `where` is what is lowered, for the refusal of a function that TVM's own passes fail on, which
+    has TVM's message.
     """
     _made.last = None
     try:

@@ -16,14 +16,10 @@ _COMMUTATIVE = (ir.tirx.Add, ir.tirx.Mul, ir.tirx.Max, ir.tirx.Min)
 def rotate_rings(body: Any) -> Any:
     """Rotate the slice loop of every ring stage by the rank of the CTA.
 
-    ``for r in range(n): f(r)`` inside the cluster-bound loop ``z`` becomes
-    ``for r in range(n): f((r + z) % n)``. The loop is a reduction, so its iterations commute.
-
-    Raises
-    ------
-    LoweringRefused
-        If the rank of the staged slice is not one serial loop, the reduction is initialised
-        inside that loop, or the order of its iterations matters.
+    ``for r in range(n): f(r)`` inside the cluster-bound loop ``z`` becomes ``for r in range(n):
+    f((r + z) % n)``. The loop is a reduction, so its iterations commute. Refused if the rank of the
+    staged slice is not one serial loop, the reduction is initialised inside that loop, or the order
+    of its iterations matters.
     """
     rotations: dict[Any, tuple[Any, int]] = {}
     for access in accesses(body):
@@ -109,14 +105,14 @@ def _check_order(loop: Any, block: Any) -> None:
 
 
 def _allocated(body: Any) -> dict[Any, None]:
-    """Buffers that are new in every iteration."""
+    """Buffers that are allocated anew in every iteration."""
     found: dict[Any, None] = {}
     ir.walk(body, (ir.SBlock, lambda block: found.update(dict.fromkeys(block.alloc_buffers))))
     return found
 
 
 def _by_slice(access: Access, loop: Any) -> bool:
-    """Whether iterations write distinct elements, told by a digit of an index."""
+    """Whether iterations write distinct elements, as a digit of an index shows."""
     count = ir.constant(loop.extent)
     known = analyzer((*access.loops, loop))
     for index in access.indices or ():

@@ -1,4 +1,4 @@
-"""What stands for a `shared.dsm` buffer while a kernel is lowered."""
+"""The buffers that replace a `shared.dsm` buffer while a kernel is lowered."""
 
 from __future__ import annotations
 
@@ -19,16 +19,11 @@ PEERS_SUFFIX, PUSHED_SUFFIX = "_peers", "_pushed"
 
 
 class Slabs:
-    """The CTA's own slab and the stand-in for those of its peers, for each DSM buffer.
+    """The CTA's own slab, and the stand-in for its peers' slabs, of each DSM buffer of a function.
 
-    The own slab has the shape without the rank. The stand-in is addressed by (rank in the
-    cluster, row-major element); it has no memory, and `lower_dsm_access` removes it. The two are
-    told to belong together by their names, which are unique in the function.
-
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        The function; DSM buffers are found in its blocks.
+    The own slab has the shape without the rank. The stand-in is addressed by (rank in the cluster,
+    row-major element); it has no memory, and `lower_dsm_access` removes it. The two are matched by
+    their names, which are unique in the function.
     """
 
     def __init__(self, func: Any) -> None:
@@ -43,7 +38,7 @@ class Slabs:
             self._images[buffer] = (_own_slab(buffer, name), _stand_in(buffer, name, PEERS_SUFFIX))
 
     def push(self, buffer: Any) -> None:
-        """Stores to peers' slabs are to be pushed, see `crossfuse.lower.push`."""
+        """Have stores to peers' slabs of a buffer pushed, see `crossfuse.lower.push`."""
         own, _ = self._images[buffer]
         self._images[buffer] = (own, _stand_in(buffer, str(own.name), PUSHED_SUFFIX))
 
@@ -60,7 +55,7 @@ class Slabs:
         return self._images[buffer][1], [rank, row_major(place, list(buffer.ty.shape)[1:])]
 
     def regions(self, region: Any) -> list[Any]:
-        """Regions that contain what a region of a DSM buffer has become."""
+        """The regions that replace a region of a DSM buffer, and contain it."""
         whole = ir.tvm.ir.Range.from_min_extent
         return [
             ir.tirx.BufferRegion(image, [whole(0, extent) for extent in image.ty.shape])
@@ -102,20 +97,12 @@ def _zero() -> Any:
     return ir.tirx.IntImm("int32", 0)
 
 
-# Keeps TVM's storage rewriting away from cluster kernels.
-
-
 def storage_rewrite_elsewhere() -> Any:
     """Pass: TVM's ``StorageRewrite`` on every function but cluster kernels.
 
-    It gives the memory of a dead shared buffer to the next one. A slab is not dead while peers
-    may read it, and the rewrite adds no synchronisation; `place_shared_memory` shares memory
-    where that is safe.
-
-    Returns
-    -------
-    tvm.ir.transform.Pass
-        A PrimFunc pass.
+    It gives the memory of a dead shared buffer to the next one. A slab is not dead while peers may
+    read it, and the rewrite adds no synchronisation; `place_shared_memory` shares memory where that
+    is safe.
     """
     rewrite = ir.tirx.transform.StorageRewrite()
 

@@ -1,4 +1,4 @@
-"""Which elements a store writes and who does it, by enumeration.
+"""Which elements a store writes and which thread writes them, by enumeration.
 
 TVM's affine analysis proves most stores distinct and gives up on some that are. Extents are
 constant, so what it cannot prove is counted.
@@ -25,22 +25,16 @@ MAX_ITERATIONS = 1 << 22
 
 @dataclass(frozen=True)
 class StoredElements:
-    """What a store writes.
+    """Pairs of an element that a store writes and the parallel iteration that writes it."""
 
-    Attributes
-    ----------
-    elements : numpy.ndarray
-        Index of an element by column.
-    actors : numpy.ndarray
-        Number of the parallel iteration that stores it.
-    """
-
+    #: Indices, one column for each element.
     elements: np.ndarray
+    #: Number of the parallel iteration, for each column.
     actors: np.ndarray
 
     @staticmethod
     def joined(stores: Sequence[StoredElements]) -> StoredElements:
-        """What several stores of the same parallel loops write."""
+        """The writes of several stores of the same parallel loops together."""
         import numpy as np
 
         return StoredElements(
@@ -64,24 +58,11 @@ def stored_elements(
     serial: Bounds,
     conditions: Iterable[Any],
 ) -> StoredElements | None:
-    """Enumerate what a store writes.
+    """Enumerate the elements that a store writes, and the parallel iterations that write them.
 
-    Parameters
-    ----------
-    indices : Sequence
-        Index expressions of the store.
-    parallel, serial : Mapping
-        Variables of loops with their first value and extent: of those bound to CTAs or threads,
-        and of others.
-    conditions : Iterable
-        Conditions under which the store is executed. Those of other variables are left out: more
-        may be found than is stored.
-
-    Returns
-    -------
-    StoredElements | None
-        None where there are too many iterations or no constant number of them, or an expression
-        has a node that this does not evaluate.
+    `parallel` loops are those bound to CTAs or threads. Conditions on other variables are left out,
+    so that more may be found than is stored. None where there are too many iterations or no
+    constant number of them, or an expression has a node that is not evaluated here.
     """
     import numpy as np
 
@@ -105,20 +86,7 @@ def stored_elements(
 
 
 def implies(premise: Any, conclusion: Any, loops: Bounds) -> bool:
-    """Whether a condition holds wherever another does, by enumeration.
-
-    Parameters
-    ----------
-    premise, conclusion : Any
-        Conditions in variables of loops.
-    loops : Mapping
-        Variables with their first value and extent.
-
-    Returns
-    -------
-    bool
-        False also where that cannot be enumerated.
-    """
+    """Whether enumeration shows that a condition holds wherever another does."""
     import numpy as np
 
     used = {var for each in (premise, conclusion) for var in ir.variables(each)}
@@ -140,7 +108,7 @@ def implies(premise: Any, conclusion: Any, loops: Bounds) -> bool:
 def _counters(
     variables: Iterable[Any], starts: Sequence[int], shape: tuple[int, ...]
 ) -> dict[Any, Any]:
-    """Values of each variable over all iterations, to be broadcast against each other."""
+    """Values of each variable over all iterations, in shapes that broadcast against each other."""
     import numpy as np
 
     counters = np.indices(shape, dtype=np.int64, sparse=True)
@@ -151,7 +119,7 @@ def _counters(
 
 
 def _decided(conditions: Iterable[Any], loops: Bounds) -> Any:
-    """The terms that variables of the loops decide."""
+    """The terms of conditions that depend on variables of the loops alone."""
     return ir.conjunction(
         term
         for condition in conditions
@@ -161,7 +129,7 @@ def _decided(conditions: Iterable[Any], loops: Bounds) -> Any:
 
 
 class _Unknown(Exception):
-    """An expression that is not evaluated here."""
+    """An expression has a node that is not evaluated here."""
 
 
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {

@@ -1,4 +1,4 @@
-"""Walking statements with what stands around them: loops, conditions, blocks."""
+"""Walks statements together with the loops, conditions and blocks around them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,11 @@ _SOURCE = re.compile(r', source_code="(?:[^"\\]|\\.)*"')
 
 @dataclass(frozen=True)
 class Site:
-    """A statement and what encloses it.
+    """A statement and what encloses it."""
 
-    Attributes
-    ----------
-    node : Any
-        The statement; of a compound one, only what it evaluates itself is meant.
-    path : tuple
-        Enclosing statements, outermost first.
-    """
-
+    #: Of a compound statement, only what it evaluates itself is meant.
     node: Any
+    #: Enclosing statements, outermost first.
     path: tuple[Any, ...]
 
     @property
@@ -55,24 +49,15 @@ class Site:
 
 @dataclass(frozen=True)
 class Access:
-    """One use of a buffer.
+    """One use of a buffer."""
 
-    Attributes
-    ----------
-    buffer : Any
-        The buffer; of a view made by ``match_buffer``, the buffer it looks at.
-    indices : tuple | None
-        Where; None if a pointer or a view hides it.
-    read, write : bool
-        What may be done.
-    site : Site
-        The statement.
-    """
-
+    #: Of a view made by ``match_buffer``, the buffer it looks at.
     buffer: Any
+    #: None if a pointer or a view hides them.
     indices: tuple[Any, ...] | None
     read: bool
     write: bool
+    #: The statement that uses it.
     site: Site
 
     @property

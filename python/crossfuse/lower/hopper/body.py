@@ -1,4 +1,4 @@
-"""What all roles of a kernel share, and the loops that they all go through."""
+"""What all roles of a kernel share: its memory and barriers, and the loops over tiles and steps."""
 
 from __future__ import annotations
 
@@ -24,69 +24,45 @@ from crossfuse.lower.hopper.timeline import Timeline
 
 @dataclass(frozen=True)
 class Body:
-    """What a kernel's roles work with.
-
-    Attributes
-    ----------
-    plan : KernelPlan
-        Its decisions.
-    where : Coordinates
-        Of the thread.
-    maps : dict
-        Tensor map parameters by name.
-    memory : Any
-        Shared memory, as bytes.
-    left, right : Ring
-        Barriers of left and right tiles.
-    exchange : ExchangeBarriers | None
-        If a reduction is split over the cluster.
-    paired : Any
-        Address of the barrier that completes when both CTAs of a pair have sent their halves.
-    gather : GatherBarriers | None
-        If an intermediate stays in the cluster.
-    summed : Any
-        Address of the barrier that completes when all parts of this CTA's tile are stored.
-    rows_made : Any
-        Address of the barrier that completes when the rows of its first left tile are made.
-    flags : Any
-        Buffer of flags in global memory; None if no phase follows another.
-    timeline : Timeline
-        Notes when it did what.
-    chunks : ChunkBarriers | None
-        If rows of the left operand are made chunk by chunk.
-    help : Help | None
-        If a CTA makes rows that others are late with.
-    factors : Any
-        Buffer of the factors of all rows in global memory, if the product has a head.
-    own_made : Any
-        Address of the barrier that completes when this CTA has made its own rows, if it has.
-    """
+    """The plan, coordinates, memory and barriers that a kernel's roles work with."""
 
     plan: KernelPlan
     where: Coordinates
+    #: Tensor map parameters by name.
     maps: dict[str, Any]
+    #: Shared memory, as bytes.
     memory: Any
     left: Ring
     right: Ring
+    #: If a reduction is split over the cluster.
     exchange: ExchangeBarriers | None
+    #: Address of the barrier that completes when both CTAs of a pair have sent their halves.
     paired: Any
+    #: If an intermediate stays in the cluster.
     gather: GatherBarriers | None
+    #: Address of the barrier that completes when all parts of this CTA's tile are stored.
     summed: Any
+    #: Address of the barrier that completes when the rows of its first left tile are made.
     rows_made: Any
+    #: Buffer of flags in global memory; None if no phase follows another.
     flags: Any
     timeline: Timeline
+    #: If rows of the left operand are made chunk by chunk.
     chunks: ChunkBarriers | None = None
+    #: If a CTA makes rows that others are late with.
     help: Help | None = None
+    #: Buffer of the factors of all rows in global memory, if the product has a head.
     factors: Any = None
+    #: Address of the barrier that completes when this CTA has made its own rows, if it has such.
     own_made: Any = None
 
     def region(self, name: str) -> Callable[[Any], Any]:
-        """A function from an offset in a region to an address."""
+        """A function from a byte offset in a region of shared memory to an address."""
         start = self.plan.arena[name].offset
         return lambda offset: self.memory.ptr_to([start + offset])
 
     def elements(self, name: str, dtype: str) -> Any:
-        """A region as elements of a type."""
+        """A region of shared memory as elements of a type."""
         region = self.plan.arena[name]
         buffer = ir.script.decl_buffer(
             (region.size * 8 // ir.tvm.DataType(dtype).bits,),
@@ -99,16 +75,16 @@ class Body:
         return buffer
 
     def places_of_sum(self, summed: SumProgram) -> dict[Any, Any]:
-        """Values of the places of the sum of partial tiles; a cluster has one tile."""
+        """Values of the places of the sum of partial tiles; each cluster has one tile."""
         return unravel(summed.places, self.where.cluster, self.where.rank)
 
     def placed(self, flags: Flags) -> PlacedFlags:
-        """Flags of a phase where they lie in memory."""
+        """Flags of a phase together with where they lie in memory."""
         return PlacedFlags(flags, self.flags, self.plan.first_flag(flags))
 
     @contextmanager
     def each_tile(self, phase: PhasePlan) -> Iterator[dict[Any, Any]]:
-        """Statements for each tile of this cluster; yields the values of all places."""
+        """Loop over the tiles of this cluster; yields the values of all places."""
         clusters, tiles = self.plan.clusters, phase.program.tiles
         cluster, places = self.where.cluster, self.where.places
         if clusters == tiles:
@@ -126,10 +102,10 @@ class Body:
     def each_step(
         self, phase: PhasePlan, first: int = 0, last: Any = None, *, unrolled: bool = False
     ) -> Iterator[tuple[dict[Any, Any], Any]]:
-        """Statements for each step of the reduction; yields the step variable's value, and number.
+        """Loop over the steps of the reduction; yields the step variable's value, and its number.
 
-        They differ where the CTAs of a cluster begin with their own slices. From a `first` one on,
-        and to one before `last`, if they are given.
+        The two differ where the CTAs of a cluster begin with their own slices. From step `first` up
+        to, not including, `last` if they are given.
         """
         contraction, gather = phase.program.contraction, phase.program.takes
         steps = contraction.steps

@@ -1,4 +1,4 @@
-"""The multiplying role: products of what is in the rings, then what becomes of their sums."""
+"""The multiplying role: products of the tiles in the rings, then the epilogue of their sums."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from crossfuse.lower.hopper.wgmma import (
 
 
 def emit_multiplying(body: Body) -> None:
-    """Write a warpgroup that multiplies."""
+    """Emit the role of a warpgroup that multiplies."""
     plan, where = body.plan, body.where
     warpgroup = where.warpgroup - 1
     accumulators = registers("accumulators", plan.accumulators, "float32")
@@ -77,7 +77,7 @@ def emit_multiplying(body: Body) -> None:
 
 
 def _meet_started(body: Body, warmup: Warmup) -> None:
-    """Wait for the cluster, in the warm-up: nothing has been sent or received before."""
+    """Wait for the cluster during the warm-up: nothing has been sent or received before."""
     if body.plan.cluster_size > 1:
         with when(hidden(warmup.turn) == 0):
             mbarrier.await_started()
@@ -85,7 +85,7 @@ def _meet_started(body: Body, warmup: Warmup) -> None:
 
 
 def _expect_slices(body: Body, warpgroup: Any) -> None:
-    """Say how much of what the cluster gathers will come, before anything can."""
+    """Announce the bytes that the cluster will gather, before any can arrive."""
     for phase in body.plan.phases:
         if phase.program.takes is not None and body.gather is not None:
             rank = body.where.places[phase.program.takes.place.var]
@@ -100,7 +100,7 @@ def _emit_tiles(
     end: TileEnd,
     head: Head | None,
 ) -> None:
-    """All tiles of a phase."""
+    """Multiply and finish all tiles of a phase."""
     plan, phase = body.plan, body.plan.phases[number]
     with body.each_tile(phase) as places:
         # Beside what is kept, or a block's sums beside another's, there is no room for
@@ -147,7 +147,7 @@ class _Side:
         self.cursor = Cursor(self.ring)
 
     def release(self, number: int) -> Release:
-        """How stages are handed back in a phase: to those who fill them."""
+        """How stages are released in a phase: to the CTAs that fill them."""
         program, fillers = self.body.plan.phases[number].program, self.plan.fillers[number]
         where, found = self.body.where, count(fillers)
         rank = sharing_rank(program, fillers, where, where.thread % found)
@@ -157,7 +157,7 @@ class _Side:
 def _multiply(
     body: Body, number: int, multiplier: Multiplier, rings: list[_Side], head: Head | None
 ) -> None:
-    """All steps of a tile: of raw rows first, if there is a head."""
+    """Multiply all steps of a tile; with a head, those of raw rows first."""
     steps = _Steps(body, number, multiplier, rings)
     first, last = 0, body.plan.phases[number].program.contraction.steps
     if head is not None:
@@ -174,7 +174,7 @@ def _multiply(
 
 
 class _Steps:
-    """Steps of a tile; a stage is handed back when the next one's products are under way.
+    """Steps of a tile; a stage is released once the next one's products are in flight.
 
     The last left stages are not, if boxes will take their place.
     """
@@ -187,7 +187,7 @@ class _Steps:
         self.kept_from = self.phase.program.contraction.steps - self.phase.store.pages
 
     def hand_back(self, number: Any = None) -> None:
-        """Hand back the stages before those of a step, or the last ones."""
+        """Release the stages before those of step `number`, or the last ones."""
         for ring, release in zip(self.rings, self.releases, strict=True):
             keeps = self.phase.store.pages and ring is self.left
             if keeps and number is None:
@@ -196,7 +196,7 @@ class _Steps:
                 release(ring.cursor.previous)
 
     def emit(self, first: int, last: Any) -> None:
-        """Write steps, from one on to one before another."""
+        """Emit the steps from `first` up to, not including, `last`."""
         body, phase, multiplier = self.body, self.phase, self.multiplier
         # Registers have no addresses: each step names its own.
         unrolled = phase.program.reuses
@@ -219,7 +219,7 @@ class _Steps:
 
 
 def _await_slice(body: Body, phase: PhasePlan, number: Any, step: Any) -> None:
-    """Wait for the slice that a step begins with, in ring order; the first one is the CTA's own."""
+    """Wait for the slice that a step begins with, in ring order; the first is the CTA's own."""
     gather = phase.program.takes
     if gather is None or not gather.ring or body.gather is None:
         return
@@ -230,7 +230,7 @@ def _await_slice(body: Body, phase: PhasePlan, number: Any, step: Any) -> None:
 
 
 def _boxes(body: Body, phase_number: int, warpgroup: Any, left: _Side) -> BoxPlace | None:
-    """Where the boxes of a phase are."""
+    """Where a phase's boxes lie in shared memory, or None."""
     phase = body.plan.phases[phase_number]
     if not phase.store.boxes:
         return None

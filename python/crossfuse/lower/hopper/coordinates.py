@@ -1,4 +1,4 @@
-"""Where a thread stands: CTA, cluster, warpgroup, lane, and the tile it works on."""
+"""Coordinates of a thread: CTA, cluster, warpgroup and lane, and the tile it works on."""
 
 from __future__ import annotations
 
@@ -15,47 +15,39 @@ from crossfuse.lower.hopper.statements import let
 
 @dataclass(frozen=True)
 class Coordinates:
-    """Coordinates of a thread.
+    """Coordinates of a thread, as expressions."""
 
-    Attributes
-    ----------
-    rank : Any
-        Of the CTA in its cluster.
-    cluster : Any
-        Index of the cluster.
-    warpgroup, thread : Any
-        Warpgroup in the CTA, and thread in the warpgroup.
-    places : dict
-        Values of the cluster's places of all phases, by variable.
-    """
-
+    #: Of the CTA in its cluster.
     rank: Any
     cluster: Any
+    #: In the CTA.
     warpgroup: Any
+    #: In the warpgroup.
     thread: Any
+    #: Values of the cluster's places of all phases, by variable.
     places: dict[Any, Any]
 
     @property
     def lane(self) -> Any:
-        """Of the thread in its warp."""
+        """Index of the thread in its warp."""
         return self.thread % 32
 
     @property
     def warp(self) -> Any:
-        """Of the thread in its warpgroup."""
+        """Index of the thread's warp in its warpgroup."""
         return self.thread // 32
 
 
 class Launched(Protocol):
-    """What a plan says of a kernel's launch."""
+    """What a plan must say about the launch of its kernel."""
 
     @property
     def cluster_size(self) -> int:
-        """CTAs of a cluster."""
+        """Number of CTAs in a cluster."""
 
     @property
     def clusters(self) -> int:
-        """Clusters."""
+        """Number of clusters."""
 
     @property
     def threads(self) -> int:
@@ -63,7 +55,7 @@ class Launched(Protocol):
 
     @property
     def phases(self) -> tuple[PhasePlan, ...]:
-        """Phases whose places the CTAs of a cluster tell apart."""
+        """Phases whose places distinguish the CTAs of a cluster."""
 
 
 def declare_coordinates(plan: Launched) -> Coordinates:
@@ -82,19 +74,19 @@ def declare_coordinates(plan: Launched) -> Coordinates:
 
 
 def grid_places(program: TileProgram, tile: Any) -> dict[Any, Any]:
-    """Values of the grid's places for a tile's number."""
+    """Values of the grid's places for the number of a tile."""
     return _unravel(program.grid, tile)
 
 
 def unravel(places: tuple[Place, ...], cluster: Any, rank: Any) -> dict[Any, Any]:
-    """Values of places of the grid and of the cluster."""
+    """Values of places of the grid and of the cluster, from linear indices of both."""
     inside = tuple(each for each in places if each.in_cluster)
     outside = tuple(each for each in places if not each.in_cluster)
     return _unravel(outside, cluster) | _unravel(inside, rank)
 
 
 def at(expression: Any, *values: dict[Any, Any]) -> Any:
-    """An expression with values for its variables."""
+    """An expression with values substituted for its variables."""
     known = {var: value for each in values for var, value in each.items()}
 
     def replace(var: Any) -> Any:

@@ -26,19 +26,13 @@ _COPY = "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"
 
 @dataclass(frozen=True)
 class GatherBarriers:
-    """What tells a multiplying warpgroup that other CTAs' slices of its rows are there.
+    """Barriers that complete when other CTAs' slices of a multiplying warpgroup's rows are there.
 
-    A barrier for all slices, or one for each slice in ring order.
-
-    Attributes
-    ----------
-    gather : Gather
-        The intermediate.
-    address : Callable
-        Function from the number of a barrier to its address.
+    One barrier for all slices, or one for each slice in ring order.
     """
 
     gather: Gather
+    #: From the number of a barrier to its address.
     address: Callable[[Any], Any]
 
     def of(self, warpgroup: Any, owner: Any) -> Any:
@@ -48,14 +42,14 @@ class GatherBarriers:
         return self.address(warpgroup * self.gather.place.extent + owner)
 
     def initialise(self, consumers: int, thread: Any) -> None:
-        """Set all of them up, one or several each thread of a warp."""
+        """Initialise all barriers, spread over the threads of a warp."""
         count = barrier_count(self.gather, consumers)
         for first in range(0, count, WARP):
             with when(thread < count - first):
                 mbarrier.initialise(self.address(thread + first), 1)
 
     def expect(self, warpgroup: Any, thread: Any, rank: Any) -> None:
-        """Say what will arrive; some of it may have arrived before. A warpgroup calls it."""
+        """Announce the bytes that will arrive; some may have before. A whole warpgroup calls it."""
         slices, size = self.gather.place.extent, slice_bytes(self.gather)
         if not self.gather.ring:
             with when(thread == 0):
@@ -69,31 +63,16 @@ class Giver:
     """Sends a warpgroup's part of a slice to the same warpgroup of all CTAs of the cluster.
 
     Each warp stores its 16 rows in its own CTA's shared memory by stmatrix, and sends them from
-    there in pieces of 16 bytes. DSM takes stores faster than bulk copies
-    (docs/hopper-measured.md), which need few instructions instead: one for each peer, when all
-    warps have stored their rows::
+    there in pieces of 16 bytes. DSM takes stores faster than bulk copies (docs/hopper-measured.md),
+    which need few instructions instead: one for each peer, when all warps have stored their rows::
 
         before                 push                         after, in every CTA
         CTA 0: h0              CTA 0 -- h0 --> 1, 2, 3
         CTA 1: h1              CTA 1 -- h1 --> 2, 3, 0      h0 | h1 | h2 | h3
         ...
 
-    Parameters
-    ----------
-    plan : PhasePlan
-        The phase that makes slices.
-    where : Coordinates
-        Of this thread.
-    warpgroup : Any
-        Index of the multiplying warpgroup.
-    accumulators : Any
-        Its registers.
-    buffer : Any
-        Function from a byte offset to an address in what is gathered.
-    barriers : GatherBarriers
-        Of the gather.
-    warmup : Warmup
-        In which nothing is sent.
+    `plan` is the phase that makes slices; `buffer` maps a byte offset in the gathered intermediate
+    to an address.
     """
 
     def __init__(
@@ -125,7 +104,7 @@ class Giver:
         self.rank = where.places[gather.place.var]
 
     def ahead(self, values: Mapping[Any, Any]) -> None:
-        """Read what the slice at the place that `values` tell needs besides its sums."""
+        """Prefetch what the slice's epilogue reads besides its sums; `values` place the slice."""
         self.further.start(*self._first(values))
 
     def _first(self, values: Mapping[Any, Any]) -> tuple[Any, Any]:
@@ -137,7 +116,7 @@ class Giver:
         return row + self.warpgroup * WARPGROUP_ROWS, column
 
     def give(self, values: Mapping[Any, Any]) -> None:
-        """Make the slice at the place that `values` tell, and send it."""
+        """Make a slice from the sums, and send it; `values` place the slice."""
         row, column = self._first(values)
         row = let("row", row)
         column = let("column", column)
@@ -167,7 +146,7 @@ class Giver:
             mbarrier.meet_warpgroup(self.warpgroup)
 
     def _store(self, packed: Any, row: Any, column: Any, group: int, start: Any) -> None:
-        """Sixteen columns of the warp's rows, as four matrices of eight rows and columns."""
+        """Store sixteen columns of the warp's rows, as four matrices of eight rows and columns."""
         first = group * _GROUP
         # Two matrices for each eight columns: both halves of the rows.
         made = min(4, max(0, self.made - first) // 4)
@@ -202,7 +181,7 @@ class Giver:
                 run(send(place, *[pieces[4 * group + each] for each in range(4)], arrival.value))
 
     def _copy(self, start: Any) -> None:
-        """Send the slice to all other CTAs, each warp to some of them."""
+        """Send the slice to all other CTAs by bulk copies, each warp to some of them."""
         extent = self.gather.place.extent
         target, arrival = Variable("target", "uint32"), Variable("arrival", "uint32")
         with (
@@ -218,7 +197,7 @@ class Giver:
                 run(copy(target.value, self.buffer(start), size, arrival.value))
 
     def _aim(self, target: Variable, arrival: Variable, start: Any, step: Any) -> None:
-        """Where something goes to in peer number `step`, and the barrier that it completes there.
+        """Set target and arrival barrier to those of peer number `step`.
 
         Each CTA begins with a neighbour: in ring order with the one that multiplies its slice next.
         """
@@ -231,16 +210,10 @@ class Giver:
 
 
 def await_slices(barriers: GatherBarriers, warpgroup: Any, owner: Any) -> None:
-    """Wait until a warpgroup has its rows of what a barrier counts, for wgmma to read.
+    """Wait until a warpgroup has its rows of the slices that a barrier counts, for wgmma to read.
 
-    Parameters
-    ----------
-    barriers : GatherBarriers
-        Of the gather.
-    warpgroup : Any
-        Which one.
-    owner : Any
-        The CTA whose slice is awaited, in ring order; else any.
+    In ring order `owner` is the CTA whose slice is awaited; otherwise one barrier counts all
+    slices.
     """
     if barriers.gather.place.extent == 1:
         return

@@ -24,21 +24,15 @@ _WARPS = WARPGROUP_ROWS // WARP_ROWS
 
 @dataclass(frozen=True)
 class ExchangeBarriers:
-    """Barriers of an exchange.
+    """Barriers of an exchange through DSM."""
 
-    Attributes
-    ----------
-    free : Any
-        Address of the one that completes when no CTA of the cluster needs its tiles any more.
-    received : Any
-        Address of the one that all partial sums complete.
-    """
-
+    #: Address of the one that completes when no CTA of the cluster needs its tiles any more.
     free: Any
+    #: Address of the one that all partial sums complete.
     received: Any
 
     def initialise(self, plan: PhasePlan) -> None:
-        """Set both up."""
+        """Initialise both barriers."""
         exchange = plan.program.exchange
         assert exchange is not None
         size = exchange.place.extent
@@ -58,22 +52,8 @@ class SplitReduction:
         CTA 0: p00 p01         CTA 0 <-- p00, p10          CTA 0: p00 + p10
         CTA 1: p10 p11         CTA 1 <-- p01, p11          CTA 1:           p01 + p11
 
-    Parameters
-    ----------
-    plan : PhasePlan
-        The phase.
-    where : Coordinates
-        Of this thread.
-    warpgroup : Any
-        Index of the multiplying warpgroup.
-    buffer : Any
-        Function from a byte offset to an address in the receive buffer.
-    barriers : ExchangeBarriers
-        Of the exchange.
-    warmup : Warmup
-        In which nothing is sent, awaited or stored.
-    note : Callable
-        Notes an event, see `timeline`.
+    `buffer` maps a byte offset in the receive buffer to an address; `note` records an event, see
+    `timeline`.
     """
 
     def __init__(
@@ -103,7 +83,7 @@ class SplitReduction:
         self.parts = [part for block in range(plan.blocks) for part in self._parts(block)]
 
     def _parts(self, below: int) -> list[_Part]:
-        """Neighbouring accumulators of a block of rows, with one owner and a place in its slice."""
+        """Contiguous accumulators of a block of rows, with one owner and a place in its slice."""
         index = self.warpgroup * self.plan.blocks + below
         warp = let("warp_of_tile", index * _WARPS + self.where.warp)
         start = self.plan.first_sum(below, 0)
@@ -111,7 +91,7 @@ class SplitReduction:
         return [replace(each, first=start + each.first) for each in parts]
 
     def _parts_of_rows(self, warp: Any) -> list[_Part]:
-        """Pairs of a row."""
+        """Parts that are pairs within a row."""
         rows = [
             let("row_of_tile", warp * WARP_ROWS + self.where.lane // 4 + 8 * half)
             for half in (0, 1)
@@ -134,7 +114,7 @@ class SplitReduction:
         return parts
 
     def _parts_of_warps(self, warp: Any) -> list[_Part]:
-        """Blocks of eight columns, in the layout of the fragments."""
+        """Parts that are blocks of eight columns, in the layout of the fragments."""
         warps = self.exchange.rows // WARP_ROWS
         blocks = self.plan.accumulators // 4
         owner = _Owner(self, let("owner", warp // warps))
@@ -142,7 +122,7 @@ class SplitReduction:
         return [_Part(4 * block, owner, start + block * (32 * 16), None) for block in range(blocks)]
 
     def _part_of_pair(self, rows: list[Any], first: int) -> _Part:
-        """Two accumulators of a row that several CTAs share."""
+        """Two neighbours of a row that slices divide, so that each pair has an owner of its own."""
         column = first // 4 * 8 + self.where.lane % 4 * 2
         elements = self.exchange.elements
         position = rows[first // 2 % 2] * self.exchange.width + column
@@ -151,11 +131,11 @@ class SplitReduction:
         return _Part(first, owner, position % elements * 4, exists)
 
     def _known(self, rank: Any) -> Any:
-        """A rank of the cluster: whoever has no owner sends nothing, so any will do."""
+        """A rank clamped to the cluster: without an owner nothing is sent, so any will do."""
         return ir.script.min(rank, self.size - 1)
 
     def _exists(self, inside: Any, column: Any) -> Any:
-        """Whether the tensor has an element of the tile."""
+        """Whether an element of the tile exists in the tensor."""
         if self.exchange.width >= self.plan.columns:
             return inside
         return ir.script.And(inside, column < self.exchange.width)
@@ -165,14 +145,8 @@ class SplitReduction:
     ) -> None:
         """Send partial sums to their owners; add and store the slice that this CTA owns.
 
-        Parameters
-        ----------
-        accumulators : Any
-            Registers with the partial sums.
-        values : Mapping
-            Values of the variables of the tile's origin.
-        leave : Callable | None
-            Called when this thread has sent everything.
+        `values` are those of the variables of the tile's origin. `leave` is called when this thread
+        has sent everything.
         """
         units = self._units(values)
         if self.elements.further:
@@ -208,7 +182,7 @@ class SplitReduction:
         return self.warpgroup * WARPGROUP + self.where.thread
 
     def _units(self, values: Mapping[Any, Any]) -> Units:
-        """What this CTA's slice reads besides its sums."""
+        """Prefetches what the epilogue of this CTA's slice reads besides its sums."""
         origin = self.plan.program.store.tile.origin
         row, column = (at(each, dict(values)) for each in origin)
         return Units(
@@ -221,7 +195,7 @@ class SplitReduction:
         )
 
     def _add(self, unit: Any, total: Any, received: Any) -> tuple[Any, ...]:
-        """Add what all CTAs sent of a unit: as many neighbours as a push has. Returns the sums."""
+        """Sums of a unit over all CTAs; a unit has as many contiguous elements as a push."""
         for slot in range(self.size):
             self._load(slot, unit, received if slot else total)
             for i in range(self.count) if slot else ():
@@ -229,7 +203,7 @@ class SplitReduction:
         return (total,)
 
     def _load(self, slot: int, unit: Any, target: Any) -> None:
-        """Load what a CTA sent of a unit."""
+        """Load the partial sums of a unit that one CTA sent."""
         address = self.buffer(slot * self.plan.slice_bytes + unit * (4 * self.count))
         load = ir.script.ptx[f"ld.shared.v{self.count}.f32"]
         with self.warmup.skipped():
@@ -247,13 +221,13 @@ class SplitReduction:
         return [(row + position // self.exchange.width, column + position % self.exchange.width)]
 
     def _store(self, unit: Any, row: Any, column: Any, sums: tuple[Any, ...], units: Units) -> None:
-        """Store the elements of a unit, from what its CTAs sent of them."""
+        """Store the elements of a unit, given their sums."""
         for number, (i, j) in enumerate(self._places(unit, row, column)):
             low, high = (tuple(each[2 * number + k] for each in sums) for k in (0, 1))
             self.elements.store_pair(i, j, low, high, self.warmup, units.pairs[number])
 
     def _announce(self) -> None:
-        """Tell all CTAs that this warpgroup has multiplied its tiles, and wait for theirs."""
+        """Signal all CTAs that this warpgroup has multiplied its tiles, and wait for theirs."""
         thread = self.where.thread
         with when(ir.script.And(self.warpgroup == 0, thread == 0)):
             # Nothing arrives before this thread too has said that the buffer is free.
@@ -272,7 +246,7 @@ class SplitReduction:
 
 
 class _Owner:
-    """The CTA that combines a part, and where this CTA's share goes in its buffer."""
+    """The CTA that combines a part, and where this CTA's contribution goes in its buffer."""
 
     def __init__(self, reduction: SplitReduction, rank: Any) -> None:
         target, arrival = Variable("target", "uint32"), Variable("arrival", "uint32")
@@ -286,50 +260,29 @@ class _Owner:
 
 @dataclass(frozen=True)
 class _Part:
-    """Neighbouring accumulators: the first one, their owner, and their offset in its slice.
+    """Contiguous accumulators that are sent to one CTA."""
 
-    `exists` is a condition where not all threads have such elements, else None.
-    """
-
+    #: The first accumulator.
     first: int
     owner: _Owner
+    #: In the slice of the owner.
     offset: Any
+    #: A condition where not all threads have such elements, else None.
     exists: Any
 
 
-# Two products of one tile, made by two CTAs, whose halves pass through DSM.
-
-
 class Pairing(SplitReduction):
-    """Push-and-multiply of one warpgroup's accumulators.
+    """Push-and-multiply of the two products of a tile, which a pair of CTAs makes.
 
-    As a split reduction, but what is received of both CTAs stays apart for the epilogue::
+    As in a split reduction, but what is received of both CTAs stays separate for the epilogue::
 
         before                 push                      after
         CTA 0: gate0 gate1     CTA 0 <-- gate0, up0      CTA 0: silu(gate0) * up0
         CTA 1: up0   up1       CTA 1 <-- gate1, up1      CTA 1: silu(gate1) * up1
 
     The receive buffer has a place of its own: right tiles of the next phase are loaded meanwhile.
-    So whoever has multiplied sends at once.
-
-    Parameters
-    ----------
-    plan : PhasePlan
-        The phase.
-    where : Coordinates
-        Of this thread.
-    warpgroup : Any
-        Index of the multiplying warpgroup.
-    buffer : Any
-        Function from a byte offset to an address in the receive buffer.
-    received : Any
-        Address of the barrier that both CTAs' halves complete.
-    warmup : Warmup
-        In which nothing is sent, awaited or stored.
-    note : Callable
-        Notes an event, see `timeline`.
-    writer : FlagWriter | None
-        Tells others that a tile is stored.
+    So a CTA sends as soon as it has multiplied. `received` is the address of the barrier that both
+    CTAs' halves complete; `writer`, if there is one, raises the flag of each tile.
     """
 
     def __init__(
@@ -348,12 +301,12 @@ class Pairing(SplitReduction):
         self.writer = writer
 
     def expect(self) -> None:
-        """Say what both CTAs will send; some of it may have arrived before."""
+        """Announce the bytes that both CTAs will send; some may have arrived before."""
         with when(ir.script.And(self.warpgroup == 0, self.where.thread == 0)):
             mbarrier.expect(self.barriers.received, self.size * self.plan.slice_bytes)
 
     def _announce(self) -> None:
-        """Nobody has to wait: nothing else is in the buffer."""
+        """Nothing to wait for: nothing else lies in the buffer."""
 
     def combine(
         self, accumulators: Any, values: Mapping[Any, Any], leave: Callable[[], None] | None
@@ -368,7 +321,7 @@ class Pairing(SplitReduction):
             publish_elements(self.writer, self.where, self.warpgroup, (row, column), self.warmup)
 
     def _add(self, unit: Any, total: Any, received: Any) -> tuple[Any, ...]:
-        """Both products of a unit."""
+        """Both products of a unit, not added."""
         for slot, target in enumerate((total, received)):
             self._load(slot, unit, target)
         return total, received

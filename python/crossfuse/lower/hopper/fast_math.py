@@ -71,7 +71,7 @@ def fast_tanh(value: Any) -> Any:
 
 
 def exp2(x: Any) -> Any:
-    """Two to the power of a float32, by the instruction; results below the normal ones are zero."""
+    """Two to the power of a float32, by one instruction that flushes subnormal results to zero."""
     return ir.cuda_func_call(
         "crossfuse_fast_exp2", x, source_code=_FAST_EXP2, return_type="float32"
     )

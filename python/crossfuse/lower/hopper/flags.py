@@ -15,8 +15,6 @@ from crossfuse.lower.hopper.statements import Variable, let, run, when
 from crossfuse.lower.image import BufferSpec
 from crossfuse.lower.refusal import refuse
 
-# Flags in global memory: which tiles of an intermediate have been stored, in this launch.
-
 #: Name, before the kernel's number, of the buffer with the flags of all phases, then the number of
 #: launches that each CTA has seen. Nothing is ever cleared: flags count on from launch to launch.
 FLAGS = "crossfuse_flags"
@@ -24,29 +22,19 @@ FLAGS = "crossfuse_flags"
 
 @dataclass(frozen=True)
 class Flags:
-    """A counter for each tile of a tensor.
-
-    Attributes
-    ----------
-    buffer : Any
-        The tensor.
-    rows, columns : int
-        Extents of its tiles.
-    down, across : int
-        Tiles along the rows and along the columns.
-    raisers : int
-        Warpgroups that store a part of a tile, or add to it; each counts once. Of what is made row
-        by row, rows of a tile; of what is made chunk by chunk, CTAs.
-    parts : int
-        Matrices of the tensor, if it holds several partial ones.
-    """
+    """Layout and meaning of the flags of one tensor: a counter for each of its tiles."""
 
     buffer: Any
+    #: Extents of a tile.
     rows: int
     columns: int
+    #: Number of tiles along the rows, and along the columns.
     down: int
     across: int
+    #: Warpgroups that store a part of a tile, or add to it; each counts once. For rows made one by
+    #: one, rows of a tile; for rows made chunk by chunk, CTAs.
     raisers: int
+    #: Matrices of the tensor, if it holds several partial ones.
     parts: int = 1
 
     @property
@@ -58,10 +46,7 @@ class Flags:
     def of(program: TileProgram, raisers: int) -> Flags:
         """Flags of the tiles that a program stores.
 
-        Raises
-        ------
-        LoweringRefused
-            If tiles do not start on multiples of their extents.
+        Refused if tiles do not start on multiples of their extents.
         """
         tile = program.store.tile
         down, across = (
@@ -83,13 +68,13 @@ class Flags:
 
     @staticmethod
     def of_rows(rows: RowProgram, tile: int) -> Flags:
-        """Flags of what is made row by row: a counter of rows for each tile of so many."""
+        """Flags of rows that are made one by one: a counter of rows for each `tile` of them."""
         down = -(-rows.rows // tile)
         return Flags(rows.buffer, tile, rows.columns, down, 1, tile)
 
     @staticmethod
     def of_chunks(rows: RowProgram, chunks: ChunkPlan) -> Flags:
-        """Flags of what is made chunk by chunk: a counter of CTAs for each chunk of a tile."""
+        """Flags of rows that are made chunk by chunk: a counter of CTAs for each tile's chunk."""
         down = -(-rows.rows // chunks.tile)
         loop = chunks.loop
         return Flags(rows.buffer, chunks.tile, loop.size, down, loop.count, chunks.sharers)
@@ -106,7 +91,7 @@ class Flags:
 
 
 def state(number: int, count: int, ctas: int) -> BufferSpec:
-    """The buffer of a kernel's `count` flags and of the launches that each CTA has seen."""
+    """The buffer of a kernel's `count` flags, and of the launches that each CTA has seen."""
     return BufferSpec(f"{FLAGS}_{number}", (count + ctas,), "uint32", True)
 
 
@@ -123,35 +108,21 @@ def _refuse(tile: Tile, found: str, limit: str) -> Exception:
 
 @dataclass(frozen=True)
 class PlacedFlags:
-    """Flags of a tensor and where they lie.
-
-    Attributes
-    ----------
-    flags : Flags
-        Of the tensor.
-    memory : Any
-        Buffer of all flags.
-    first : int
-        Where those of the tensor begin.
-    """
+    """Flags of a tensor and where they lie."""
 
     flags: Flags
+    #: Buffer of all flags of the kernel.
     memory: Any
+    #: Index of the tensor's first flag in it.
     first: int
 
     def address(self, index: Any) -> Any:
-        """Address of a flag of the tensor."""
+        """Address of one flag of the tensor."""
         return self.memory.ptr_to([self.first + index])
 
 
 class FlagWriter:
-    """Tells other CTAs that a warpgroup has stored its part of a tile.
-
-    Parameters
-    ----------
-    placed : PlacedFlags
-        Of the tensor.
-    """
+    """Signals other CTAs that a warpgroup has stored its part of a tile."""
 
     def __init__(self, placed: PlacedFlags) -> None:
         self.placed = placed
@@ -201,44 +172,33 @@ __device__ __forceinline__ void crossfuse_fence_copies() {
 
 
 def fence_copies() -> None:
-    """Order what threads store to global memory before copies by TMA that read it.
+    """Order stores of threads to global memory before copies by TMA that read them.
 
-    On either side of what tells of the stores.
+    It stands on either side of the flag that signals the stores.
     """
     run(ir.cuda_func_call("crossfuse_fence_copies", source_code=_FENCE))
 
 
-# Waiting for flags in global memory, and what else may end it.
-
-
 @dataclass(frozen=True)
 class Ending:
-    """What else than flags ends a wait for them: then all that they tell of is there.
+    """An event that ends a wait for flags early: then everything they stand for is there."""
 
-    Attributes
-    ----------
-    kind : str
-        End of the name of the function that waits.
-    functions, parameters : str
-        Text in front of that function, and at the end of its parameters.
-    given : tuple
-        Their values.
-    unless : str
-        Condition of a further look at the flags, the same for all lanes.
-    over : str
-        Statements where the wait is over without flags.
-    """
-
+    #: Suffix of the name of the function that waits.
     kind: str = ""
+    #: Text in front of that function.
     functions: str = ""
+    #: Text at the end of its parameters.
     parameters: str = ""
+    #: Arguments for these parameters.
     given: tuple[Any, ...] = ()
+    #: Condition of a further look at the flags, the same for all lanes.
     unless: str = ""
+    #: Statements for a wait that is over without flags.
     over: str = ""
 
     @property
     def words(self) -> dict[str, str]:
-        """What the text of the function takes."""
+        """Substitutions for the template of the function."""
         over = "    if (known <= last) {\n" + self.over + "      known = last + 1;\n    }\n"
         return {
             "functions": self.functions,
@@ -252,14 +212,7 @@ class Ending:
 class FlagReader:
     """Waits for the tiles of a row, in the order of its columns. A whole warp calls it.
 
-    Parameters
-    ----------
-    placed : PlacedFlags
-        Of the tensor.
-    launch : Any
-        Number of launches before this one.
-    ending : Ending | None
-        What ends the wait besides.
+    `launch` is the number of launches before this one: flags are never cleared, but count on.
     """
 
     def __init__(self, placed: PlacedFlags, launch: Any, ending: Ending | None = None) -> None:
@@ -295,7 +248,7 @@ class FlagReader:
             )
 
 
-# Lanes look at neighbouring flags, so that one round trip to L2 tells of many tiles.
+# Lanes look at neighbouring flags, so that one round trip to L2 answers for many tiles.
 _AWAIT = Template("""\
 ${functions}__device__ __forceinline__ int crossfuse_await_flags$kind(\
 const void* flags, int ready, int last,

@@ -8,7 +8,7 @@ TVM has the primitive for Blackwell alone. This variant makes products of a warp
     T.ptx.wgmma.wait_group.sync.aligned(0)
 
 The products run on after the call, which fences the registers that they use: the author commits
-them and waits, and reads `acc` by `waited_sums`. Layouts are those of `tile_layouts`.
+them and waits, and reads `acc` by `waited_sums`. Layouts are those of `wgmma_instruction`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ from crossfuse.lower.hopper.wgmma_instruction import (
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.boxes import ROW_BYTES
 
-# Reads the operands of `gemm_async`: where they lie, and what wgmma is told of it.
-
 _RULE = "gemm-async"
 #: Bytes of a row of a core matrix.
 _CHUNK = 16
@@ -48,25 +46,14 @@ _CHUNK = 16
 
 @dataclass(frozen=True)
 class Region:
-    """A box of a buffer.
+    """A box of a buffer: one operand of the call."""
 
-    Attributes
-    ----------
-    name : str
-        What messages call it.
-    buffer : Any
-        The buffer.
-    before : tuple
-        Indices of the dimensions before the last two.
-    origin : tuple[Any, Any]
-        Of the box in the last two dimensions.
-    shape : tuple[int, int]
-        Its extents.
-    """
-
+    #: Of the operand, for messages.
     name: str
     buffer: Any
+    #: Indices of the dimensions before the last two.
     before: tuple[Any, ...]
+    #: Of the box in the last two dimensions.
     origin: tuple[Any, Any]
     shape: tuple[int, int]
 
@@ -82,7 +69,7 @@ class Region:
 
     @property
     def where(self) -> str:
-        """How messages name it."""
+        """The operand, as messages name it."""
         return f"{self.name} '{self.buffer.name}'"
 
     @property
@@ -91,23 +78,17 @@ class Region:
         return tuple(int(each) for each in self.buffer.shape)
 
     def has_layout(self, layout: Any) -> bool:
-        """Whether the buffer lies as a layout says."""
+        """Whether the buffer has a layout equal to this one."""
         found = self.buffer.layout
         return found is not None and ir.same_layout(found, layout)
 
     def refuse(self, found: str, limit: str, instead: str) -> Exception:
-        """Make the refusal of this operand."""
+        """The refusal of this operand, to be raised."""
         return refuse(_RULE, self.where, found=found, limit=limit, instead=instead)
 
 
 def read_region(name: str, region: Any) -> Region:
-    """Read a region of a call.
-
-    Raises
-    ------
-    LoweringRefused
-        If it is no box of a matrix of constant extents.
-    """
+    """Read a region of a call; refused unless it is a box of a matrix of constant extents."""
     buffer, ranges = region.source, list(region.region)
     extents = [ir.constant(each.extent) for each in ranges]
     matrix = len(ranges) >= 2 and None not in extents and all(n == 1 for n in extents[:-2])
@@ -126,17 +107,8 @@ def read_region(name: str, region: Any) -> Region:
 class Descriptors:
     """Descriptors of a matrix in shared memory, one for each wgmma.
 
-    Parameters
-    ----------
-    region : Region
-        The matrix: [rows, k], or [k, columns] if it is transposed.
-    transposed : bool
-        Whether the reduction is the outer dimension.
-
-    Raises
-    ------
-    LoweringRefused
-        If wgmma cannot take it as it lies.
+    The region is [rows, k], or [k, columns] if `transposed`. Refused if wgmma cannot take it as it
+    lies.
     """
 
     def __init__(self, region: Region, *, transposed: bool = False) -> None:
@@ -184,13 +156,13 @@ class Descriptors:
         return _CHUNK if self.swizzle == NO_SWIZZLE else ROW_BYTES
 
     def _across(self, offset: int) -> int:
-        """Bytes to a column that is `offset` bytes behind the first one of its row."""
+        """Byte offset of a column that is `offset` bytes behind the first one of its row."""
         *_, rows, _ = self.region.extents
         block, rest = divmod(offset, self._row_bytes)
         return block * rows * self._row_bytes + rest
 
     def open(self) -> Callable[[int], Any]:
-        """Write the first descriptor; returns that of each wgmma along k."""
+        """Emit the first descriptor; returns a function to that of each wgmma along k."""
         region = self.region
         *_, rows, _ = region.extents
         address = region.buffer.ptr_to([*region.before, 0, 0])
@@ -205,7 +177,7 @@ class Descriptors:
         return descriptor
 
     def _step(self, part: int) -> int:
-        """Bytes from the first wgmma to another one."""
+        """Bytes from the first wgmma to number `part`."""
         if self.transposed:
             return part * (K_BYTES // self.item) * ROW_BYTES
         first = int(self.region.origin[1]) * self.item
@@ -213,17 +185,9 @@ class Descriptors:
 
 
 class Registers:
-    """A left operand in registers.
+    """A left operand [64, k] in registers.
 
-    Parameters
-    ----------
-    region : Region
-        The matrix, [64, k].
-
-    Raises
-    ------
-    LoweringRefused
-        If threads hold other parts of it than wgmma takes.
+    Refused if threads hold other parts of it than wgmma takes.
     """
 
     def __init__(self, region: Region) -> None:
@@ -247,7 +211,7 @@ class Registers:
         self.extent = region.shape[1]
 
     def open(self) -> Callable[[int], list[Any]]:
-        """Declare the registers and write them by here; returns those of each wgmma along k."""
+        """Declare the registers, written before this place; returns those of each wgmma along k."""
         registers = self.region.buffer.local().view("uint32")
         hold(registers, self.region.extents[1] * self.item // K_BYTES * GROUP_REGISTERS)
 
@@ -264,11 +228,12 @@ _INSTEAD = "multiply tiles of another form, or write wgmma by T.ptx"
 
 @dataclass(frozen=True)
 class _Call:
-    """A call that wgmma can do: the sums, both operands, and whether sums are kept."""
+    """A call that wgmma can do."""
 
     sums: Region
     left: Descriptors | Registers
     right: Descriptors
+    #: Whether the sums are added to rather than overwritten.
     accumulates: Any
 
     @property
@@ -283,38 +248,23 @@ class _Call:
 
 
 def lower_gemm_async(call: Any, context: Any) -> Any:
-    """Make the statements of one call.
+    """The function that replaces one call of the primitive.
 
-    Parameters
-    ----------
-    call : tvm.tirx.tile_primitive.TilePrimitiveCall
-        ``gemm_async(C, A, B, transA, transB, accum)``: ``C (+)= A B^T``, or ``A B`` if B is
-        transposed.
-    context : tvm.tirx.tile_primitive.DispatchContext
-        Which threads execute it, and for what target.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        What takes its place.
-
-    Raises
-    ------
-    LoweringRefused
-        Naming the operand that wgmma cannot take, with what it can.
+    ``gemm_async(C, A, B, transA, transB, accum)`` is ``C (+)= A B^T``, or ``A B`` if B is
+    transposed. A refusal names the operand that wgmma cannot take, and what it can.
     """
     _check_threads(context)
     return _emit(_read(call))
 
 
 def is_hopper(context: Any) -> tuple[bool, str]:
-    """Whether a call is lowered for sm_90a, and what else it is lowered for."""
+    """Whether a call is lowered for sm_90a, with the reason if it is not."""
     arch = str(context.target.attrs.get("arch", ""))
     return arch == "sm_90a", f"architecture {arch or 'unknown'}, expected sm_90a"
 
 
 def _check_threads(context: Any) -> None:
-    """All threads of one warpgroup execute a wgmma."""
+    """Refuse a call unless all threads of one warpgroup execute it, as wgmma wants."""
     found = {
         str(axis): [ir.constant(each) for each in span] for axis, span in context.intra.items()
     }
@@ -389,7 +339,7 @@ def _check_sums(sums: Region) -> None:
 
 
 def _check_extents(call: _Call) -> None:
-    """Rows, columns and the reduction of all three fit together."""
+    """Refuse operands whose rows, columns and reduction do not fit together."""
     left, right = call.left.region, call.right.region
     rows, columns = left.shape[0], right.shape[1 if call.right.transposed else 0]
     depth = call.left.extent
@@ -405,7 +355,7 @@ def _check_extents(call: _Call) -> None:
 
 
 def _emit(call: _Call) -> Any:
-    """Descriptors, the fence of all registers, the products."""
+    """Emit descriptors, the fence of all registers, then the products."""
     with ir.IRBuilder() as builder, ir.script.prim_func():
         ir.script.func_name("gemm_async")
         sums = call.sums.buffer.local()
@@ -430,15 +380,8 @@ def _emit(call: _Call) -> Any:
 def waited_sums(sums: Any) -> Any:
     """The registers of sums in the order of PTX, once the author has waited for their products.
 
-    Parameters
-    ----------
-    sums : tvm.tirx.Buffer
-        With the layout of `accumulator_layout`.
-
-    Returns
-    -------
-    tvm.tirx.Buffer
-        Of each thread, [columns / 2]. No read of them is moved before this place.
+    Each thread has [columns / 2] of them. No read is moved before this place. `sums` has the layout
+    of `accumulator_layout`.
     """
     registers = sums.local()
     hold(registers, int(sums.shape[1]) // 2)

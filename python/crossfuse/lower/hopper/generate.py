@@ -1,4 +1,4 @@
-"""From a tile program to a kernel image: the second way down."""
+"""From a tile program to a kernel image, past TVM's pipeline for general kernels."""
 
 from __future__ import annotations
 
@@ -40,31 +40,11 @@ def generate(
     name: str,
     timeline: bool = False,
 ) -> tuple[KernelImage, SharedMemoryPlan, tuple[tuple[str, ...], ...]]:
-    """Lower a scheduled tile program.
+    """Lower a scheduled tile program, which has a pipelined loop (see `recover`).
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        A function with a pipelined loop, see `recover`.
-    buffers : tuple[BufferSpec, ...]
-        Its parameters.
-    device : Device
-        What to lower for.
-    name : str
-        Name of the compiled function.
-    timeline : bool
-        Whether kernels note when they did what, in one more output each.
-
-    Returns
-    -------
-    tuple[KernelImage, SharedMemoryPlan, tuple[tuple[str, ...], ...]]
-        Generated CUDA with its launch, what lies where in shared memory, and with a timeline the
-        events of each kernel.
-
-    Raises
-    ------
-    LoweringRefused
-        If tensor cores or TMA cannot take the tiles.
+    `timeline` has kernels record when they did what, in one more output each. Gives CUDA with its
+    launches, the plan of shared memory, and with a timeline the events of each kernel. Refused if
+    tensor cores or TMA cannot take the tiles.
     """
     reduced = is_reduced(func)
     if is_stream(func) and not reduced:
@@ -118,7 +98,7 @@ def _generate_streams(
 def _kernels(
     emitters: list[Callable[[str], Any]], device: Device, name: str
 ) -> list[tuple[str, Any]]:
-    """Kernels with their names, behind TVM's pipeline."""
+    """Kernels with their names, after TVM's pipeline."""
     kernels: list[tuple[str, Any]] = []
     for number, emit in enumerate(emitters):
         of = name if len(emitters) == 1 else f"{name}_{number}"
@@ -133,13 +113,13 @@ def _launches(plans: Sequence[_Plan], kernels: list[tuple[str, Any]]) -> tuple[L
 
 
 def _spec(buffer: Any) -> BufferSpec:
-    """A buffer in global memory that is no parameter."""
+    """A buffer in global memory that is no parameter of the function."""
     shape = tuple(int(extent) for extent in buffer.ty.shape)
     return BufferSpec(identifier(buffer), shape, str(buffer.ty.dtype), True)
 
 
 def _shared_memory(plans: Sequence[_Plan]) -> SharedMemoryPlan:
-    """Regions of all kernels."""
+    """Regions of shared memory of all kernels."""
     placements = [
         Placement(region.name, region.offset, region.size, number, number)
         for number, plan in enumerate(plans)

@@ -1,4 +1,4 @@
-"""Composes a kernel of its parts: one warpgroup loads, the others multiply and store."""
+"""Composes a kernel of its roles: one warpgroup loads, the others multiply and store."""
 
 from __future__ import annotations
 
@@ -34,20 +34,7 @@ from crossfuse.markers import FAST
 
 
 def emit_kernel(plan: KernelPlan, name: str) -> Any:
-    """Write a kernel.
-
-    Parameters
-    ----------
-    plan : KernelPlan
-        From `plan_kernel`.
-    name : str
-        Name of the function.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        TIRx, before TVM's pipeline.
-    """
+    """Emit a kernel as TIRx, before TVM's pipeline."""
     with ir.IRBuilder() as builder, ir.script.prim_func():
         ir.script.func_name(name)
         if plan.rows is not None and plan.rows.fast:
@@ -100,7 +87,7 @@ def _emit_body(
 
 
 def _emit_roles(body: Body) -> None:
-    """All warps prepare the kernel, then each does its part."""
+    """All warps prepare the kernel, then each takes its role."""
     _prepare(body)
     meet_and_make_rows(body)
     body.timeline.stamp("cluster met")
@@ -116,7 +103,7 @@ def _emit_roles(body: Body) -> None:
 
 
 def _emit_roles_at_once(body: Body) -> None:
-    """The loading warps prepare the kernel while the others begin with rows; in a cluster."""
+    """In a cluster: the loading warps prepare the kernel while the others begin with rows."""
     fewer, more = body.plan.registers
     if body.plan.cluster_size == 1:
         _prepare(body)
@@ -139,7 +126,7 @@ def _emit_roles_at_once(body: Body) -> None:
 
 
 def _emit_beside_rows(body: Body) -> None:
-    """A warpgroup makes rows, the others multiply."""
+    """One warpgroup makes rows, the others multiply."""
     with branches(body.where.warpgroup > body.plan.consumers) as (making, multiplying):
         with making:
             set_registers("dec", BESIDE_HEAD[2])
@@ -152,7 +139,7 @@ def _emit_beside_rows(body: Body) -> None:
 
 
 def _begin(body: Body) -> None:
-    """Tell the cluster that these threads run; they wait for the others later."""
+    """Signal the cluster that these threads run; they wait for the others later."""
     if body.plan.cluster_size > 1:
         mbarrier.say_started()
 
@@ -174,7 +161,7 @@ def _let_next_begin() -> None:
 def _declared(
     plan: KernelPlan, where: Coordinates, maps: dict[str, Any], flags: Any, timeline: Timeline
 ) -> Body:
-    """The memory of a kernel, and its barriers in there."""
+    """Declare the shared memory of a kernel, with its barriers."""
     arena = plan.arena
     memory = ir.script.alloc_buffer((arena.size,), "uint8", scope="shared.dyn", align=1024)
     ir.IRBuilder.name("memory", memory)
@@ -209,7 +196,7 @@ def _declared(
 
 
 def _initialise(body: Body) -> None:
-    """A warp sets up all barriers."""
+    """Initialise all barriers, by one warp."""
     plan, thread = body.plan, body.where.thread
     body.left.initialise(plan.consumers * plan.left.sharers, thread)
     body.right.initialise(plan.consumers * plan.right.sharers, thread)

@@ -41,7 +41,7 @@ def ring_barriers(arena: Arena, memory: Any, name: str, stages: int, offset: int
 
 
 def fetch_descriptors(descriptors: tuple[TensorMap, ...], lane: Any, maps: dict[str, Any]) -> None:
-    """Bring all descriptors near, a lane each: the first copy would wait for its own."""
+    """Prefetch all descriptors, one by each lane: the first copy would wait for its own."""
     for number, each in enumerate(descriptors):
         with when(lane == number):
             address = ir.script.address_of(maps[each.name])
@@ -53,6 +53,6 @@ def fetch_descriptors(descriptors: tuple[TensorMap, ...], lane: Any, maps: dict[
 
 
 def set_registers(direction: str, count: int) -> None:
-    """Move registers between warpgroups."""
+    """Move registers between warpgroups (PTX ISA, setmaxnreg)."""
     if count:
         run(getattr(ir.script.ptx.setmaxnreg, direction).sync.aligned.u32(count))

@@ -11,7 +11,7 @@ from crossfuse.lower.hopper.statements import run
 
 
 def initialise(barrier: Any, arrivals: int) -> None:
-    """Set a barrier up for phases of so many arrivals."""
+    """Initialise a barrier for phases of `arrivals` arrivals."""
     run(ir.script.ptx.mbarrier.init.shared.b64(barrier, ir.script.uint32(arrivals)))
 
 
@@ -32,12 +32,12 @@ def expect(barrier: Any, size: Any) -> None:
 
 
 def wait_cluster(barrier: Any, parity: Any) -> None:
-    """Wait until the phase of this parity is complete, and see what other CTAs stored before."""
+    """Wait until the phase of this parity is complete, and acquire what other CTAs stored."""
     run(ir.script.cuda.mbarrier_wait_acquire_cluster(barrier, parity))
 
 
 def arrive(barrier: Any, count: int = 1) -> None:
-    """Arrive at a barrier of this CTA, once or as if several did."""
+    """Arrive at a barrier of this CTA, `count` times."""
     call = ir.script.ptx.mbarrier.arrive.shared.b64
     run(call(barrier) if count == 1 else call(barrier, ir.script.uint32(count)))
 
@@ -49,7 +49,7 @@ def arrive_remote(address: Any, count: int = 1) -> None:
 
 
 def cluster_address(destination: Any, pointer: Any, rank: Any) -> None:
-    """Store where `pointer` of this CTA lies in the CTA of a rank."""
+    """Store in `destination` the address that `pointer` of this CTA has in the CTA of a rank."""
     shared = ir.script.cuda.cvta_generic_to_shared(pointer)
     run(ir.script.ptx.mapa.shared__cluster.u32(destination, shared, ir.script.Cast("uint32", rank)))
 
@@ -57,23 +57,23 @@ def cluster_address(destination: Any, pointer: Any, rank: Any) -> None:
 def push(address: Any, values: Sequence[Any], barrier: Any) -> None:
     """Store two or four float32 in any CTA of the cluster, whose barrier counts their bytes.
 
-    Both by cluster addresses (PTX ISA, st.async).
+    Both are cluster addresses (PTX ISA, st.async).
     """
     call = ir.script.ptx.st_async.shared__cluster.mbarrier__complete_tx__bytes
     run(getattr(call, f"v{len(values)}").f32(address, *values, barrier))
 
 
 def meet_warpgroup(warpgroup: Any) -> None:
-    """The threads of a multiplying warpgroup meet; barrier 0 is that of the whole CTA."""
+    """Synchronise a multiplying warpgroup, by a barrier of its own: 0 is that of the whole CTA."""
     barrier = ir.script.Cast("uint32", 1 + warpgroup)
     run(ir.script.ptx.bar.sync(barrier, ir.script.uint32(WARPGROUP)))
 
 
 def meet_started(size: int) -> None:
-    """All threads of the cluster (of the CTA, if it is alone) meet, and order no memory.
+    """Synchronise all threads of the cluster (of a lone CTA, its own) without ordering memory.
 
-    The fence after the barriers' initialisation has published them. A release would wait until
-    the memory has answered, which costs half a microsecond.
+    The fence after the barriers' initialisation has published them. A release would wait until the
+    memory has answered, which costs half a microsecond.
     """
     if size == 1:
         run(ir.script.cuda.cta_sync())
@@ -83,20 +83,20 @@ def meet_started(size: int) -> None:
 
 
 def say_started() -> None:
-    """Tell the cluster that this CTA's barriers are initialised."""
+    """Signal the cluster that this CTA's barriers are initialised."""
     run(ir.script.ptx.barrier.cluster.arrive.relaxed.aligned())
 
 
 def await_started() -> None:
-    """Wait until all threads of the cluster have said so: now their CTAs may be reached."""
+    """Wait until all threads of the cluster have signalled it: now their CTAs may be reached."""
     run(ir.script.ptx.barrier.cluster.wait.acquire.aligned())
 
 
 def leave_cluster() -> None:
-    """Arrive at the last barrier: this thread reaches out to its peers no more."""
+    """Arrive at the last barrier: this thread does not access its peers any more."""
     run(ir.script.ptx.barrier.cluster.arrive.release.aligned())
 
 
 def await_left() -> None:
-    """Wait until all threads of the cluster have left: nobody reaches into this CTA any more."""
+    """Wait until all threads of the cluster have left: nobody accesses this CTA any more."""
     run(ir.script.ptx.barrier.cluster.wait.acquire.aligned())

@@ -1,4 +1,4 @@
-"""TVM's pipeline of TIRx functions, with what keeps its passes right.
+"""TVM's pipeline of TIRx functions, with what keeps its passes correct.
 
 The passes of ``tvm.tirx.compilation_pipeline.tirx_pipeline`` (TVM 0.27) in their order.
 """
@@ -13,7 +13,7 @@ from crossfuse.lower.flatten_buffers import flatten_buffers
 from crossfuse.lower.pack_registers import pack_registers
 from crossfuse.lower.passes import prim_func_pass
 
-# Divisions of what is not negative, told TVM as such.
+# Divisions of numbers that are never negative, in a form that shows it to TVM.
 #
 # The number of a warp is shuffled and that of a cluster is read from a register: TVM's analyzer
 # knows nothing of them but their type. Where such a number is in the dividend of a division that
@@ -39,10 +39,7 @@ _ROUNDED = {ir.tirx.FloorDiv: ir.tirx.Div, ir.tirx.FloorMod: ir.tirx.Mod}
 def round_towards_zero() -> Any:
     """Pass: round divisions towards zero whose dividends are not negative.
 
-    Returns
-    -------
-    tvm.ir.transform.Pass
-        A PrimFunc pass. It has to come after what puts named values where they are used.
+    It runs after named values are inlined where they are used.
     """
 
     def transform(func: Any) -> Any:
@@ -53,7 +50,10 @@ def round_towards_zero() -> Any:
 
 
 class _Numbers:
-    """What numbers of warps and clusters are equal to, in a launch of one dimension."""
+    """Expressions in ``threadIdx`` and ``blockIdx`` for numbers of warps and clusters.
+
+    For launches of one dimension.
+    """
 
     def __init__(self, body: Any) -> None:
         self.indices: dict[str, Any] = {}
@@ -69,7 +69,7 @@ class _Numbers:
         return self.indices["threadIdx.x"]
 
     def analyzer(self, first: int) -> Any:
-        """What is known of threads from the `first` one on."""
+        """An analyzer that knows the bounds of threads from the `first` one on."""
         known = ir.sym.Analyzer()
         for tag, index in self.indices.items():
             least = first if tag == "threadIdx.x" else 0
@@ -79,7 +79,7 @@ class _Numbers:
         return known
 
     def replaced(self, expression: Any) -> Any:
-        """An expression of indices of the launch."""
+        """An expression with numbers of warps and clusters replaced by indices of the launch."""
 
         def call(node: Any, mutator: Any) -> Any:
             number = self._number(node)
@@ -103,7 +103,7 @@ class _Numbers:
             self.names[node.var] = number
 
     def _number(self, call: Any) -> Any:
-        """What a call is equal to; None of other calls."""
+        """The expression that a call equals; None if it is another call."""
         if call.op.same_as(ir.Op.get(_SHUFFLE)):
             # All threads of a warp have the number that one of them tells.
             warp = ir.tirx.floordiv(self.thread, WARP)
@@ -134,7 +134,7 @@ class _Rounding:
         return ir.IfThenElse(node.condition, self.run(node.then_case), others)
 
     def _others(self, condition: Any) -> int:
-        """The first thread that may miss a condition: n of ``thread // n == 0``, or any."""
+        """The first thread that may fail a condition: n of ``thread // n == 0``, or any."""
         if not isinstance(condition, ir.tirx.EQ) or ir.constant(condition.b) != 0:
             return 0
         index = self.known.simplify(self.numbers.replaced(condition.a))
@@ -154,13 +154,7 @@ class _Rounding:
 
 
 def kernel_pipeline() -> Any:
-    """Passes from TIRx to kernels and their host functions.
-
-    Returns
-    -------
-    tvm.ir.transform.Pass
-        A module pass.
-    """
+    """The module pass from TIRx to kernels and their host functions."""
     s, x = ir.s_tir.transform, ir.tirx.transform
     return ir.tvm.ir.transform.Sequential(
         [

@@ -12,25 +12,17 @@ from crossfuse.lower.hopper.statements import Variable, let, when
 
 @dataclass(frozen=True)
 class Ring:
-    """Barriers of the stages.
-
-    Attributes
-    ----------
-    stages : int
-        Number of stages.
-    barriers : Any
-        Buffer of 64-bit barriers: `stages` that tell a stage is full, then `stages` that tell it
-        is empty.
-    """
+    """Full and empty barriers of the stages."""
 
     stages: int
+    #: Buffer of 64-bit mbarriers: one for each full stage, then one for each empty stage.
     barriers: Any
 
     def initialise(self, consumers: int, thread: Any) -> None:
-        """Set up all barriers, a stage each thread; it is empty once all `consumers` say so.
+        """Initialise all barriers, a stage each thread; `consumers` arrivals make a stage empty.
 
-        Instructions that run once cost their way from L2: one after another, they would keep the
-        cluster waiting for a microsecond.
+        Instructions that run once have to be fetched from L2: one after another, they would keep
+        the cluster waiting for a microsecond.
         """
         with when(thread < self.stages):
             mbarrier.initialise(self.full(thread), 1)
@@ -41,18 +33,12 @@ class Ring:
         return self.barriers.ptr_to([stage])
 
     def empty(self, stage: Any) -> Any:
-        """Address of the barrier that completes when a stage has been read by everybody."""
+        """Address of the barrier that completes when all consumers have read a stage."""
         return self.barriers.ptr_to([self.stages + stage])
 
 
 class Cursor:
-    """One role's way round a ring: it carries stage and parity, so that no one else counts.
-
-    Parameters
-    ----------
-    ring : Ring
-        The ring.
-    """
+    """One role's position in a ring: it carries stage and parity, so that no one else counts."""
 
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
@@ -61,16 +47,16 @@ class Cursor:
 
     @property
     def stage(self) -> Any:
-        """The stage it stands at."""
+        """The current stage."""
         return self._stage.value
 
     @property
     def previous(self) -> Any:
-        """The stage behind it."""
+        """The stage before the current one."""
         return self.before(1)
 
     def before(self, number: int) -> Any:
-        """The stage so many behind it, at most all of them."""
+        """The stage `number` before the current one, at most the length of the ring."""
         stages = self.ring.stages
         wraps = self.stage == 0 if number == 1 else self.stage < number
         wrapped = stages - 1 if number == 1 else self.stage + (stages - number)
@@ -81,7 +67,7 @@ class Cursor:
         mbarrier.wait(self.ring.full(self.stage), self._parity.value)
 
     def wait_empty(self) -> None:
-        """Wait until the stage may be overwritten. The first time round it is empty at once."""
+        """Wait until the stage may be overwritten. On the first round it is empty at once."""
         mbarrier.wait(self.ring.empty(self.stage), self._parity.value ^ 1)
 
     def advance(self) -> None:
@@ -93,23 +79,13 @@ class Cursor:
 
 
 class Throttle:
-    """Keeps a loader from asking for more than so many stages that have not arrived.
+    """Limits how many stages a loader has in flight, not yet arrived.
 
-    What a loader asks for is served in order: all that the CTA loads or stores later waits behind
-    it, while the memory needs to know of little more than what it delivers in its latency.
-
-    Parameters
-    ----------
-    ring : Ring
-        The ring.
-    most : int
-        Stages that may be on their way.
-    first : int
-        Stages that are asked for before `gate`; 0 for as many.
-    gate : Any
-        Address of a barrier that the others are asked for after; None for no such.
-    begin : tuple[int, int]
-        Stages that may be on their way at first, and until how many are asked for.
+    Loads are served in order: all that the CTA loads or stores later waits behind them, while the
+    memory needs to know of little more than what it delivers in its latency. At most `most` stages
+    are in flight, or fewer at first: ``begin = (few, end)`` allows `few` until `end` are issued.
+    The stages after number `first` are issued once the barrier at `gate` completes, if there is
+    one.
     """
 
     def __init__(
@@ -136,7 +112,7 @@ class Throttle:
             self._asked = Variable("asked_for", "int32", 0)
 
     def __call__(self) -> None:
-        """Wait until one more stage may be asked for."""
+        """Wait until one more stage may be issued."""
         if self.gate is not None:
             with when(self._asked.value == self.first):
                 mbarrier.wait(self.gate, 0)
@@ -151,20 +127,12 @@ class Throttle:
 
 
 class Release:
-    """How a warpgroup hands stages back to everybody who fills them.
+    """Hands stages of a warpgroup back to all CTAs that fill them.
 
-    Parameters
-    ----------
-    ring : Ring
-        The ring.
-    thread : Any
-        Index of the thread in its warpgroup.
-    fillers : tuple[int, Any]
-        CTAs that fill a stage of this one in this phase or a later one: how many, and the rank of
-        number `thread` of them.
-    weight : int
-        What each arrival counts. The barrier waits for as many in every phase: for all CTAs that
-        share a stage in the phase where most do.
+    `fillers` are the CTAs that fill a stage of this one in this phase or a later one: their number,
+    and the rank of number `thread` of them. Each arrival counts `weight`, so that the barrier
+    expects the same number in every phase: that of all CTAs that share a stage in the phase where
+    most do.
     """
 
     def __init__(self, ring: Ring, thread: Any, fillers: tuple[int, Any], weight: int) -> None:
@@ -177,7 +145,7 @@ class Release:
             mbarrier.cluster_address(self.remote.value, ring.empty(0), let("release_rank", rank))
 
     def __call__(self, stage: Any) -> None:
-        """Say that this warpgroup has read a stage."""
+        """Signal that this warpgroup has read a stage."""
         with when(self.thread < self.fillers):
             if self.fillers == 1:
                 mbarrier.arrive(self.ring.empty(stage), self.weight)

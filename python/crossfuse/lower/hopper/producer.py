@@ -1,7 +1,7 @@
 """The loading roles: one thread keeps the ring of right tiles full, another that of left tiles.
 
-Right tiles are weights, which nobody waits for: their thread runs ahead into the next phase while
-left tiles wait for the kernel before, or for flags of the phase before.
+Right tiles are weights, which depend on nothing: their thread runs on into the next phase while
+left tiles wait for the preceding kernel, or for flags of the preceding phase.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from crossfuse.lower.hopper.warmup import hidden
 
 
 def emit_loading(body: Body) -> None:
-    """Write the warpgroup that loads."""
+    """Emit the role of the warpgroup that loads."""
     thread = body.where.thread
     if body.chunks is not None:
         _emit_with_chunks(body)
@@ -54,7 +54,7 @@ def emit_loading(body: Body) -> None:
 
 
 def _emit_with_chunks(body: Body) -> None:
-    """Rows are made chunk by chunk: a warp raises flags, and one loads both operands."""
+    """Rows are made chunk by chunk: one warp raises flags, and another loads both operands."""
     (phase,) = body.plan.phases
     with when(body.where.warp == 0):
         _emit_both(body, phase)
@@ -67,7 +67,7 @@ def _emit_with_chunks(body: Body) -> None:
 
 
 def _emit_both(body: Body, phase: PhasePlan) -> None:
-    """Each step's right tile, and then its left one; the first right tiles before any left one."""
+    """Load each step's right tile, then its left one; the first right tiles before any left."""
     assert phase.left is not None
     launch = _launches_before(body)
     left, right = Cursor(body.left), Cursor(body.right)
@@ -101,7 +101,7 @@ def _emit_both(body: Body, phase: PhasePlan) -> None:
 
 
 def _start(reader: FlagReader, phase: PhasePlan, places: dict[Any, Any]) -> None:
-    """Begin with the flags of a tile."""
+    """Begin waiting with the flags of a tile."""
     assert phase.left is not None
     first = first_of_reduction(phase.program.contraction)
     row = at(phase.left.tile.origin[0], places)
@@ -183,10 +183,10 @@ def _emit_lefts(body: Body) -> None:
 
 
 def _emit_raw(body: Body, phase: PhasePlan, cursor: Cursor, places: dict[Any, Any]) -> int:
-    """Load the raw tiles of a head; returns how many.
+    """Load the raw tiles of a head; returns their number.
 
-    They wait for no other CTA, but for the rows of this one: who makes these needs the same
-    elements first, which are in L2 then.
+    They wait for no other CTA, but for the rows of this one: the warpgroup that makes these needs
+    the same elements first, which are in L2 then.
     """
     head = body.plan.head
     if head is None or phase.left is None:
@@ -203,7 +203,7 @@ def _emit_raw(body: Body, phase: PhasePlan, cursor: Cursor, places: dict[Any, An
 
 
 def _tell_once(body: Body, told: Variable) -> None:
-    """Say to who loads right tiles that the rows of the first left tile are there."""
+    """Signal the loader of right tiles that the rows of the first left tile are made."""
     with when(told.value == 0):
         told.set(1)
         with when(body.where.lane == 0):
@@ -219,7 +219,7 @@ def _load(
     values: dict[Any, Any],
     number: Any = None,
 ) -> None:
-    """Load tiles into the next stage of a ring, once everybody has read what it holds.
+    """Load tiles into the next stage of a ring, once all consumers have read what it holds.
 
     With the `number` of a step, the factors of its chunk too.
     """
@@ -253,7 +253,7 @@ def _load_tiles(
     full: Any,
     operands: tuple[Operand, ...],
 ) -> None:
-    """Load tiles one behind the other into a stage, which starts at an offset of the ring."""
+    """Load tiles back to back into a stage, which starts at an offset of the ring."""
     start = 0
     for operand in operands:
         first = stage + start

@@ -1,4 +1,4 @@
-"""Registers around wgmma: fences while it runs, and their way to shared memory (stmatrix)."""
+"""Registers around wgmma: fences while it runs, and their stores to shared memory (stmatrix)."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from crossfuse.planner.kernels.boxes import ROW_BYTES
 
 
 def hold(registers: Any, count: int) -> None:
-    """Keep what writes and reads the first registers of a buffer on its side of this place."""
+    """Fence reads and writes of the first `count` registers of a buffer at this place."""
     _each("hold", "", registers, count, "+")
 
 
 def forget(registers: Any, count: int) -> None:
-    """Tell the compiler that what they held is of no use any more."""
+    """Declare that the values of the registers are dead."""
     _each("forget", "", registers, count, "=")
 
 
 def clear(registers: Any, count: int) -> None:
-    """Set them to zero here: not before, as the compiler might with a constant."""
+    """Zero the registers here: not before, as the compiler might with a constant."""
     _each("clear", "mov.b32 %0, 0;", registers, count, "=")
 
 
 def _each(name: str, instruction: str, registers: Any, count: int, access: str) -> None:
-    """An instruction on each of them, or an empty one."""
+    """Emit an instruction for each register; an empty one is only a fence."""
     is_float = str(registers.ty.dtype) == "float32"
     name = f"crossfuse_{name}_{count}" if is_float else f"crossfuse_{name}_words_{count}"
     # Words may be pairs of smaller elements, with a pointer of that type.
@@ -44,9 +44,6 @@ def _each(name: str, instruction: str, registers: Any, count: int, access: str) 
     run(ir.cuda_func_call(name, registers.data, source_code=source))
 
 
-# Registers of a warp to shared memory: 8 x 8 matrices of 16-bit elements (PTX ISA, stmatrix).
-
-
 def scatter(
     where: Coordinates,
     matrices: list[Any],
@@ -54,24 +51,12 @@ def scatter(
     first: int,
     address: Callable[[Any], Any],
 ) -> None:
-    """Store matrices from a column of a box on; rows are swizzled as the tensor map says.
+    """Store 8 x 8 matrices from column `first` of a box on, swizzled as its tensor map says.
 
-    Each lane names a row of a matrix: the first 16 lanes those of two matrices one below the
-    other. Of two matrices alone, lanes above do not count.
-
-    Parameters
-    ----------
-    where : Coordinates
-        Of the thread.
-    matrices : list
-        Registers with two neighbours each: both halves of the rows of eight columns, then those of
-        the next eight.
-    pitch : int
-        Bytes of a row of the box.
-    first : int
-        The column.
-    address : Callable
-        Function from a byte in the box to its address.
+    Each lane names a row of a matrix: the first 16 lanes those of two matrices one below the other.
+    Of two matrices alone, lanes above do not count. `matrices` are registers with two neighbours
+    each: both halves of the rows of eight columns, then those of the next eight. `pitch` is the
+    bytes of a row of the box, `address` maps a byte in the box to an address (PTX ISA, stmatrix).
     """
     row = where.warp * WARP_ROWS + where.lane % WARP_ROWS
     chunk = first // 8 + (where.lane // WARP_ROWS if len(matrices) > 2 else 0)

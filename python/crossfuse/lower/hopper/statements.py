@@ -1,4 +1,4 @@
-"""Writing TIRx statements: the few forms that the parts are made of.
+"""Emits TIRx statements: the few forms that kernels are made of.
 
 Everything here adds to the function that `crossfuse._tvm.IRBuilder` is building.
 """
@@ -14,7 +14,7 @@ from crossfuse import _tvm as ir
 
 @contextmanager
 def when(condition: Any) -> Iterator[None]:
-    """Statements that are executed if a condition holds."""
+    """Context whose statements run if a condition holds."""
     with ir.script.If(condition), ir.script.Then():
         yield
 
@@ -27,12 +27,12 @@ def branches(condition: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def run(call: Any) -> None:
-    """A statement that is a call."""
+    """Emit a call as a statement."""
     ir.script.evaluate(call)
 
 
 def let(name: str, value: Any) -> Any:
-    """Name a value that does not change."""
+    """Bind an immutable value to a name."""
     if ir.constant(value) is not None:
         return value
     variable = ir.script.bind(value)
@@ -41,24 +41,14 @@ def let(name: str, value: Any) -> Any:
 
 
 def registers(name: str, count: int, dtype: str) -> Any:
-    """A buffer in registers of each thread."""
+    """Declare a buffer in registers of each thread."""
     buffer = ir.script.alloc_local((count,), dtype)
     ir.IRBuilder.name(name, buffer)
     return buffer
 
 
 class Variable:
-    """A variable in a register of each thread.
-
-    Parameters
-    ----------
-    name : str
-        Of the variable.
-    dtype : str
-        Its type.
-    value : Any
-        Its first value; None leaves it undefined.
-    """
+    """A mutable variable in a register of each thread; undefined where its first value is None."""
 
     def __init__(self, name: str, dtype: str, value: Any = None) -> None:
         self.buffer = registers(name, 1, dtype)
@@ -67,7 +57,7 @@ class Variable:
 
     @property
     def value(self) -> Any:
-        """What it holds."""
+        """The current value."""
         return self.buffer[0]
 
     def set(self, value: Any) -> None:

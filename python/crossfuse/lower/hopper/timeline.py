@@ -1,4 +1,4 @@
-"""When a kernel did what: an instrument for those who want to make it faster.
+"""Records when a kernel did what: an instrument for whoever wants to make it faster.
 
 A kernel that is lowered with a timeline stores the global timer at each event, for each CTA, into
 one more output. It costs a few stores; kernels without a timeline have none of it.
@@ -58,7 +58,7 @@ def events(plan: KernelPlan) -> tuple[str, ...]:
 
 
 def _missing(phase: PhasePlan) -> set[str]:
-    """Events that do not happen in a phase."""
+    """Events that do not occur in a phase."""
     missing = set()
     if phase.program.exchange is None:
         missing |= {"peers multiplied", "received"}
@@ -70,23 +70,13 @@ def _missing(phase: PhasePlan) -> set[str]:
 
 
 def timeline_buffer(plan: KernelPlan) -> BufferSpec:
-    """The output that the events of all CTAs go to: nanoseconds, 0 for what did not happen."""
+    """The output for the events of all CTAs: nanoseconds, 0 for what did not occur."""
     ctas = plan.clusters * plan.cluster_size
     return BufferSpec(f"{TIMELINE}_{plan.number}", (ctas, len(events(plan))), "int64", True)
 
 
 class Timeline:
-    """Stamps of one kernel.
-
-    Parameters
-    ----------
-    plan : KernelPlan
-        The kernel.
-    where : Coordinates
-        Of the thread.
-    buffer : Any
-        The output; None writes nothing.
-    """
+    """Emits the stamps of one kernel; without a buffer it emits nothing."""
 
     def __init__(self, plan: KernelPlan, where: Coordinates, buffer: Any) -> None:
         self.events = events(plan)
@@ -97,7 +87,7 @@ class Timeline:
         self.maker = plan.makers.start
 
     def begin(self) -> None:
-        """Clear the row of this CTA, each event by the thread that notes it; stamp the first."""
+        """Clear the row of this CTA, each event by the thread that records it; stamp the first."""
         if self.buffer is None:
             return
         for thread in (self._multiplying, self._loading, self._making):
@@ -108,13 +98,13 @@ class Timeline:
         self.stamp("begin")
 
     def stamp(self, event: str, phase: int | None = None) -> None:
-        """Note that the first thread that multiplies has come here."""
+        """Record that the first thread that multiplies has reached this place."""
         if self.buffer is not None:
             with self._multiplying():
                 self.stamp_here(event, phase)
 
     def stamp_here(self, event: str, phase: int | None = None) -> None:
-        """Note that the one thread that executes this has come here."""
+        """Record that the one thread that executes this has reached this place."""
         if self.buffer is None:
             return
         index = self.events.index(event if phase is None else f"{event} {phase}")
@@ -122,13 +112,13 @@ class Timeline:
         run(ir.cuda_func_call("crossfuse_stamp", place, source_code=_STAMP))
 
     def stamp_rows(self, event: str) -> None:
-        """Note that the first thread that makes rows has come here."""
+        """Record that the first thread that makes rows has reached this place."""
         if self.buffer is not None:
             with self._making():
                 self.stamp_here(event)
 
     def _noting(self, event: str) -> Any:
-        """Which thread notes an event."""
+        """Which thread records an event."""
         if event in _ROWS:
             return self._making
         return self._loading if event.startswith(_ASKED) else self._multiplying

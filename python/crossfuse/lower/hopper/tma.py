@@ -13,20 +13,16 @@ from crossfuse.lower.hopper.program.tile import Place, Tile, WindowTile
 from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.hopper.statements import run
 
-# Names of the instructions that copy boxes of tensors (PTX ISA, cp.async.bulk.tensor).
-
 
 def load_name(rank: int) -> str:
-    """A load of a box to shared memory, by a tensor map of so many dimensions."""
+    """Instruction that loads a box to shared memory, by a tensor map of `rank` dimensions."""
     return f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes"
 
 
 def store_name(rank: int) -> str:
-    """A store of a box from shared memory."""
+    """Instruction that stores a box from shared memory, by a tensor map of `rank` dimensions."""
     return f"cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group"
 
-
-# The loading role: one thread keeps the ring full by TMA.
 
 #: Cache policy of lines that nobody loads again: what `createpolicy.fractional.L2::evict_first`
 #: makes, as CUTLASS spells it (include/cute/arch/copy_sm90_desc.hpp, TMA::CacheHintSm90).
@@ -43,24 +39,11 @@ def load_tile(
     stage: Any,
     barrier: Any,
 ) -> None:
-    """Load this CTA's part of an operand's tile, for all CTAs that share it.
+    """Load this CTA's part of an operand's tile, multicast to all CTAs that share it.
 
-    Parameters
-    ----------
-    program : TileProgram
-        The phase.
-    operand : Operand
-        What is loaded.
-    descriptor : Any
-        The tensor map parameter.
-    where : Coordinates
-        Of this thread.
-    values : Mapping
-        Values of all variables of the tile's origin.
-    stage : Any
-        Address in shared memory of the stage's tile.
-    barrier : Any
-        Completed by the bytes, in each receiving CTA.
+    `descriptor` is the tensor map parameter, `values` are those of all variables of the tile's
+    origin, `stage` gives addresses in shared memory of the stage's tile. The bytes complete
+    `barrier` in each receiving CTA.
     """
     row, column = (at(each, dict(values)) for each in operand.tile.origin)
     part = _part(operand, where)
@@ -104,7 +87,7 @@ def _copy(
 def _pixels(
     tile: Tile, coordinates: tuple[Any, Any], *, tail: bool
 ) -> tuple[tuple[Any, ...], list[Any]]:
-    """The first pixel that is walked to, channel first, and its offset: across, then down.
+    """The first pixel of a walk, channel first, and its offset: across, then down.
 
     With a `tail`, rows may lie behind the last pixel. PTX says of no walk that it may begin there,
     so it begins with the last pixel: nobody reads these rows.
@@ -120,7 +103,7 @@ def _pixels(
 
 
 def _part(operand: Operand, where: Coordinates) -> Any:
-    """Which part of the tile this CTA loads: its place among the sharers."""
+    """Index of the part of the tile that this CTA loads: its place among the sharers."""
     part: Any = 0
     for place in operand.shared_by:
         part = part * place.extent + where.places[place.var]
@@ -130,7 +113,7 @@ def _part(operand: Operand, where: Coordinates) -> Any:
 def sharing_rank(
     program: TileProgram, shared_by: tuple[Place, ...], where: Coordinates, number: Any
 ) -> Any:
-    """Rank of one of the CTAs that differ from this one in some places alone, by its number."""
+    """Rank of CTA `number` among those that differ from this one only in places `shared_by`."""
     steps = strides(program.cluster)
     rank = _first_sharer(program, shared_by, where)
     for place in reversed(shared_by):
@@ -140,9 +123,9 @@ def sharing_rank(
 
 
 def _first_sharer(program: TileProgram, shared_by: tuple[Place, ...], where: Coordinates) -> Any:
-    """Rank of the first CTA that differs from this one in some places alone.
+    """Rank of the first CTA that differs from this one only in the places `shared_by`.
 
-    A sum of what is never negative: TVM refuses to cast what might be.
+    Written as a sum of what is never negative: TVM refuses to cast what might be.
     """
     steps = strides(program.cluster)
     shared = [place.var for place in shared_by]
@@ -154,7 +137,7 @@ def _first_sharer(program: TileProgram, shared_by: tuple[Place, ...], where: Coo
 
 
 def _mask(program: TileProgram, operand: Operand, where: Coordinates) -> Any:
-    """Ranks of the sharers, as bits."""
+    """Bit mask of the ranks of the sharers."""
     steps = strides(program.cluster)
     moves = [
         [value * steps[place.var] for value in range(place.extent)] for place in operand.shared_by

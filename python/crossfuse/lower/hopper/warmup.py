@@ -1,10 +1,10 @@
-"""Code that runs once is fetched before it is needed.
+"""A dry run that fetches code before it is needed.
 
 What follows a product runs once in a kernel of one tile a CTA: several thousand instructions one
 after another, each new line of them from L2, behind all weights that are being loaded. So its
 warpgroups go through all code twice. The first time, the warm-up, nothing is multiplied, stored or
-waited for; it takes place while the first tiles are on their way. On an H100 small FFNs took 4 us
-less with it (docs/hopper-measured.md).
+waited for; it takes place while the first tiles are in flight. On an H100 small FFNs took 4 us less
+with it (docs/hopper-measured.md).
 """
 
 from __future__ import annotations
@@ -26,23 +26,20 @@ __device__ __forceinline__ int crossfuse_hide(int value) {
 
 
 class Warmup:
-    """Tells the warm-up from what counts.
+    """Distinguishes the warm-up from the real run, by guards around statements.
 
-    Parameters
-    ----------
-    turn : Any
-        0 in the warm-up, 1 after it; None where there is none.
+    `turn` is 0 in the warm-up and 1 after it; None where there is no warm-up.
     """
 
     def __init__(self, turn: Any = None) -> None:
         self.turn = turn
 
     def conditions(self) -> list[Any]:
-        """Conditions of statements that only count."""
+        """Guards for statements of the real run alone; none without a warm-up."""
         return [] if self.turn is None else [hidden(self.turn) > 0]
 
     def turns(self, count: int) -> Any:
-        """How often a loop runs that counts to `count`: once in the warm-up."""
+        """Iterations of a loop up to `count`: one in the warm-up."""
         return count if self.turn is None else hidden(self.turn) * (count - 1) + 1
 
     def skipped(self) -> Any:
@@ -52,7 +49,7 @@ class Warmup:
 
 @contextmanager
 def warmed_up(wanted: bool) -> Iterator[Warmup]:
-    """Statements that run twice if `wanted`, once if not."""
+    """Emit statements that run twice if `wanted`, once if not."""
     if not wanted:
         yield Warmup()
         return
@@ -62,5 +59,5 @@ def warmed_up(wanted: bool) -> Iterator[Warmup]:
 
 
 def hidden(value: Any) -> Any:
-    """A value of which the compiler knows nothing, and which it does not compute ahead of time."""
+    """A value that is opaque to the compiler, which therefore does not compute with it early."""
     return ir.cuda_func_call("crossfuse_hide", value, source_code=_HIDE, return_type="int32")

@@ -1,4 +1,4 @@
-"""Tiles multiplied by a warpgroup, asynchronously (PTX ISA, wgmma)."""
+"""Asynchronous products of tiles by a warpgroup (PTX ISA, wgmma)."""
 
 from __future__ import annotations
 
@@ -26,20 +26,12 @@ from crossfuse.lower.hopper.wgmma_instruction import (
 )
 from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
 
-# Sums of a warpgroup times a factor of each row.
-
 
 def scale(registers: Any, count: int, above: Any, below: Any) -> None:
-    """Multiply a thread's sums of one block of 64 rows, of which it has two.
+    """Multiply a thread's sums of one block of 64 rows by a factor for each of its two rows.
 
-    Parameters
-    ----------
-    registers : Any
-        Float32 sums: those of ``4 j + 2 h + q`` are of row h.
-    count : int
-        How many.
-    above, below : Any
-        The factors of its first row, and of that 8 rows further down.
+    Sums ``4 j + 2 h + q`` are of row h: `above` is the factor of the first row, `below` that of the
+    row 8 further down.
     """
     name = f"crossfuse_scale_{count}"
     source = (
@@ -50,9 +42,7 @@ def scale(registers: Any, count: int, above: Any, below: Any) -> None:
     run(ir.cuda_func_call(name, registers.data, above, below, source_code=source))
 
 
-# Left operands of wgmma: registers, or tiles in shared memory as matrix descriptors tell them.
-#
-# PTX ISA, wgmma.
+# Left operands of wgmma: registers, or tiles in shared memory named by matrix descriptors.
 
 #: What names the operand of one wgmma: a tile, the number of the wgmma in it, and the block of 64
 #: rows.
@@ -63,32 +53,25 @@ class LeftOperand(Protocol):
     """Where one warpgroup's left tiles are."""
 
     def open(self) -> Operands:
-        """Write what is needed once; returns how a wgmma names its operand."""
+        """Emit what is needed once; returns a function to the operand of each wgmma."""
 
     def hold(self) -> None:
-        """Keep the compiler from using the operand's registers for anything else before here."""
+        """Keep the compiler from reusing the operand's registers before this place."""
 
 
 @dataclass(frozen=True)
 class LeftTiles:
-    """Left tiles of one warpgroup in shared memory, K-major.
+    """Left tiles of one warpgroup in shared memory, K-major."""
 
-    Attributes
-    ----------
-    descriptor : Callable
-        Writes the descriptor of the first tile; returns the variable.
-    pitch : int
-        Bytes from one tile to the next.
-    step : int
-        Bytes from one wgmma to the next, along k.
-    """
-
+    #: Emits the descriptor of the first tile; returns the variable.
     descriptor: Callable[[], Variable]
+    #: Bytes from one tile to the next.
     pitch: int
+    #: Bytes from one wgmma to the next, along k.
     step: int
 
     def open(self) -> Operands:
-        """Write the first tile's descriptor."""
+        """Emit the first tile's descriptor."""
         first = self.descriptor()
 
         def operands(tile: Any, part: int, block: int) -> list[Any]:
@@ -98,29 +81,22 @@ class LeftTiles:
         return operands
 
     def hold(self) -> None:
-        """Shared memory has barriers."""
+        """Nothing to do: shared memory is guarded by barriers."""
 
 
 @dataclass(frozen=True)
 class LeftRegisters:
-    """Left tiles of one warpgroup in its registers, see `kept`.
+    """Left tiles of one warpgroup in its registers, see `KeptTile`."""
 
-    Attributes
-    ----------
-    registers : Any
-        All of them, in the order of the columns.
-    count : int
-        Their number.
-    depth : int
-        Columns of a tile.
-    """
-
+    #: Of all tiles, in the order of the columns.
     registers: Any
+    #: Number of registers.
     count: int
+    #: Columns of a tile.
     depth: int
 
     def open(self) -> Operands:
-        """Nothing is needed."""
+        """Nothing to emit."""
 
         def operands(tile: Any, part: int, block: int) -> list[Any]:
             first = (tile * (self.depth // GROUP) + part) * GROUP_REGISTERS
@@ -129,14 +105,14 @@ class LeftRegisters:
         return operands
 
     def hold(self) -> None:
-        """All of them are in use until here."""
+        """All registers are in use until here."""
         hold(self.registers, self.count)
 
 
 def ring_tiles(
     ring: RingPlan, region: Callable[[Any], Any], warpgroup: Any, rows: int
 ) -> LeftTiles:
-    """Tiles of a ring, by stage: as many rows as the warpgroup multiplies."""
+    """Tiles of a ring, one in each stage, with the rows that the warpgroup multiplies."""
     start = warpgroup * (rows * ROW_BYTES)
     return LeftTiles(lambda: swizzled("left_tile", region(start)), ring.pitch, K_BYTES)
 
@@ -144,7 +120,7 @@ def ring_tiles(
 def gathered_tiles(
     gather: Gather, depth: int, region: Callable[[Any], Any], warpgroup: Any
 ) -> LeftTiles:
-    """Tiles of what a cluster has gathered, by step of `depth` columns."""
+    """Tiles of the intermediate that a cluster has gathered, one for each `depth` columns."""
 
     def descriptor() -> Variable:
         address = region(warpgroup * share_bytes(gather))
@@ -156,18 +132,8 @@ def gathered_tiles(
 class Multiplier:
     """One warpgroup's products: its blocks of 64 rows of the left tile by all of each right one.
 
-    Parameters
-    ----------
-    plan : PhasePlan
-        The phase.
-    left : LeftOperand
-        Where this warpgroup's left tiles are.
-    ring : RingPlan
-        Of right tiles.
-    region : Callable
-        Function from a byte offset to an address in that ring.
-    accumulators : Any
-        Registers of all phases; this one uses the first.
+    `ring` holds right tiles, and `region` maps a byte offset in it to an address. `accumulators`
+    are registers of all phases, of which this one uses the first.
     """
 
     def __init__(
@@ -191,7 +157,7 @@ class Multiplier:
         self._k = OPERAND_TYPES[plan.program.contraction.left.dtype][1]
 
     def start(self, left: Any, right: Any, first: Any) -> None:
-        """Multiply a left tile and a stage; `first` clears what was accumulated before."""
+        """Multiply a left tile by a stage; `first` discards what was accumulated before."""
         self.hold()
         run(ir.script.ptx.wgmma.fence.sync.aligned())
         offset = right * self.ring.pitch
@@ -206,14 +172,14 @@ class Multiplier:
         run(ir.script.ptx.wgmma.commit_group.sync.aligned())
 
     def _right(self, number: int, offset: Any, part: int) -> Any:
-        """The descriptor of a right tile, `offset` bytes behind that of the first stage."""
+        """The descriptor of a right tile, `offset` bytes after that of the first stage."""
         step = _step(self.plan.rights[number])
         return self._rights[number].value + words(offset + part * step)
 
     def _multiply(
         self, which: tuple[int, int], together: int, left: list[Any], right: Any, keep: Any
     ) -> None:
-        """One wgmma: of a block of rows, and of products from one on."""
+        """One wgmma, for a block of rows and some consecutive products."""
         count, operand = together * self.plan.accumulators, self.plan.rights[which[1]]
         types = self.plan.program.contraction.left.dtype, operand.tile.dtype
         first = self.plan.first_sum(*which)
@@ -221,14 +187,14 @@ class Multiplier:
         multiply(types, registers, left, right, keep, transposed=not operand.k_major)
 
     def wait(self, pending: int) -> None:
-        """Wait until at most `pending` stages are still being multiplied."""
+        """Wait until at most `pending` stages are still in flight."""
         run(ir.script.ptx.wgmma.wait_group.sync.aligned(pending))
         if pending == 0:
             self.hold()
             self.left.hold()
 
     def scale(self, above: Any, below: Any) -> None:
-        """Multiply the sums of either row of a thread, of which none are under way, by a factor."""
+        """Multiply the sums of either row of a thread by a factor; none may be in flight."""
         scale(self.accumulators, self.plan.sums, above, below)
         self.hold()
 
@@ -237,7 +203,7 @@ class Multiplier:
         hold(self.accumulators, self.plan.sums)
 
     def forget(self) -> None:
-        """Tell the compiler that what the accumulators held is of no use any more."""
+        """Declare that the values of the accumulators are dead."""
         forget(self.accumulators, self.plan.sums)
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""One wgmma instruction: its shape and types, and the layouts of its operands."""
+"""One wgmma instruction: its shape and types, matrix descriptors and layouts of operands."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.statements import Variable, run
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.boxes import ROW_BYTES
-
-# One wgmma: its text, and the matrix descriptors that tell where operands lie (PTX ISA, wgmma).
 
 #: Element types of operands, with the type's name in PTX and the k of its wgmma.
 OPERAND_TYPES = {
@@ -39,22 +37,11 @@ def multiply(
     *,
     transposed: bool = False,
 ) -> None:
-    """Write one wgmma: 64 rows by two columns for each accumulator.
+    """Emit one wgmma: 64 rows by two columns for each float32 register of `accumulators`.
 
-    Parameters
-    ----------
-    types : tuple[str, str]
-        Element types of both operands, keys of `OPERAND_TYPES`.
-    accumulators : list
-        Float32 registers.
-    left : list
-        One descriptor, or four 32-bit registers.
-    right : Any
-        A descriptor.
-    keep : Any
-        0 if what the accumulators held does not count.
-    transposed : bool
-        Whether the right operand is stored as [k, n].
+    `types` of both operands are keys of `OPERAND_TYPES`. `left` is one descriptor or four 32-bit
+    registers, `right` a descriptor; `transposed` says that the right operand is stored as [k, n].
+    With `keep` 0, what the accumulators held is discarded.
     """
     (first, k), (second, _) = (OPERAND_TYPES[each] for each in types)
     shape = f"m64n{2 * len(accumulators)}k{k}"
@@ -73,18 +60,10 @@ def swizzled(name: str, address: Any, leading: int = 16, row_bytes: int = ROW_BY
 
 
 def described(name: str, address: Any, leading: int, stride: int, swizzle: int) -> Variable:
-    """Descriptor of a tile, in a variable of its own.
+    """Descriptor of a tile at an address in shared memory, in a variable of its own.
 
-    Parameters
-    ----------
-    name : str
-        Of the variable.
-    address : Any
-        Of the tile in shared memory.
-    leading, stride : int
-        Bytes between neighbours, as PTX has them for this swizzle.
-    swizzle : int
-        `NO_SWIZZLE`, `SWIZZLE_128` or one of the narrower ones.
+    `leading` and `stride` are bytes between neighbouring patterns, as PTX defines them for this
+    swizzle.
     """
     descriptor = Variable(name, "uint64")
     run(
@@ -96,7 +75,7 @@ def described(name: str, address: Any, leading: int, stride: int, swizzle: int) 
 
 
 def words(offset: Any) -> Any:
-    """An offset in bytes in a descriptor's units of 16."""
+    """A byte offset in the descriptor's units of 16."""
     return ir.script.Cast("uint64", offset // 16)
 
 
@@ -112,18 +91,10 @@ ROWS = 64
 
 
 def accumulator_layout(columns: int) -> Any:
-    """Where a warpgroup's threads hold sums of shape [64, columns], float32.
+    """Layout of a warpgroup's float32 sums of shape [64, columns] in scope ``local``.
 
-    Parameters
-    ----------
-    columns : int
-        A multiple of 8.
-
-    Returns
-    -------
-    tvm.tirx.layout.TileLayout
-        For a buffer in scope ``local``. Register ``4 j + 2 h + q`` of lane ``4 g + t`` of warp w is
-        element (16 w + 8 h + g, 8 j + 2 t + q). PTX ISA, wgmma, register fragments for D.
+    Register ``4 j + 2 h + q`` of lane ``4 g + t`` of warp w is element (16 w + 8 h + g, 8 j + 2 t +
+    q); `columns` is a multiple of 8. PTX ISA, wgmma, register fragments for D.
     """
     axes = ir.layout_axes
     return ir.tile_layout(
@@ -133,20 +104,10 @@ def accumulator_layout(columns: int) -> Any:
 
 
 def operand_layout(columns: int, dtype: str) -> Any:
-    """Where a warpgroup's threads hold a left operand of shape [64, columns].
+    """Layout of a warpgroup's left operand of shape [64, columns] in scope ``local``.
 
-    Parameters
-    ----------
-    columns : int
-        A multiple of 32 bytes.
-    dtype : str
-        Element type, of 16 or 8 bits.
-
-    Returns
-    -------
-    tvm.tirx.layout.TileLayout
-        For a buffer in scope ``local``; neighbours of a row share a register. PTX ISA, wgmma,
-        register fragments for A.
+    Rows are a multiple of 32 bytes, of 16- or 8-bit elements; neighbours in a row share a register.
+    PTX ISA, wgmma, register fragments for A.
     """
     each = 32 // int(ir.tvm.DataType(dtype).bits)  # elements of a register
     axes = ir.layout_axes
@@ -157,27 +118,11 @@ def operand_layout(columns: int, dtype: str) -> Any:
 
 
 def shared_layout(dtype: str, shape: Sequence[int], *, swizzled: bool = True) -> Any:
-    """How tiles lie in shared memory: stages first, the last two dimensions are a tile's.
+    """Layout of tiles in shared memory: stages first, the last two dimensions are a tile's.
 
-    Parameters
-    ----------
-    dtype : str
-        Element type.
-    shape : Sequence[int]
-        Of the buffer.
-    swizzled : bool
-        Blocks of 128 bytes of all rows, as TMA stores them with the 128-byte swizzle; otherwise 16
-        bytes of all rows, then the next ones.
-
-    Returns
-    -------
-    tvm.tirx.layout.Layout
-        For a buffer in scope ``shared`` or ``shared.dyn``.
-
-    Raises
-    ------
-    LoweringRefused
-        If rows or columns do not fill whole patterns.
+    `swizzled` are blocks of 128 bytes of all rows, as TMA stores them with the 128-byte swizzle;
+    otherwise 16 bytes of all rows, then the next ones. Refused if rows or columns do not fill whole
+    patterns.
     """
     *_, rows, columns = shape
     span = columns * int(ir.tvm.DataType(dtype).bits) // 8

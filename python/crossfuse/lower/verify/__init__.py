@@ -1,4 +1,4 @@
-"""Checks on a kernel before it is lowered: what would be a wrong kernel is refused here."""
+"""Checks before a kernel is lowered: schedules that would become wrong kernels are refused."""
 
 from __future__ import annotations
 
@@ -21,13 +21,7 @@ from crossfuse.markers import is_cluster_function
 
 
 def verify_structure() -> Any:
-    """Pass: check a scheduled function before TVM renames and moves its loops.
-
-    Returns
-    -------
-    tvm.ir.transform.Pass
-        A PrimFunc pass that changes nothing; functions without our marks are not looked at.
-    """
+    """Pass: check a scheduled function before TVM renames and moves its loops."""
 
     def transform(func: Any) -> Any:
         if is_cluster_function(func):
@@ -38,13 +32,7 @@ def verify_structure() -> Any:
 
 
 def verify_ownership() -> Any:
-    """Pass: check who touches what, where allocations are placed but loops not yet merged.
-
-    Returns
-    -------
-    tvm.ir.transform.Pass
-        A PrimFunc pass that changes nothing; functions without our marks are not looked at.
-    """
+    """Pass: check who touches what, after allocations are placed and before loops are merged."""
 
     def transform(func: Any) -> Any:
         if not is_cluster_function(func):
@@ -61,13 +49,7 @@ def verify_ownership() -> Any:
 
 
 def verify_vectors() -> Any:
-    """Pass: check that every vector has a CUDA type, where nothing is rewritten any more.
-
-    Returns
-    -------
-    tvm.ir.transform.Pass
-        A PrimFunc pass that changes nothing; functions without our marks are not looked at.
-    """
+    """Pass: check that every vector has a CUDA type, after the last rewrite."""
 
     def transform(func: Any) -> Any:
         if was_lowered(func):
@@ -78,17 +60,6 @@ def verify_vectors() -> Any:
 
 
 def verify_kernel(kernel: ClusterKernel) -> None:
-    """Check a kernel whose loops are merged and whose buffers are compacted.
-
-    Parameters
-    ----------
-    kernel : ClusterKernel
-        Facts of the kernel, ring orders rotated.
-
-    Raises
-    ------
-    LoweringRefused
-        By the first check that fails.
-    """
+    """Check a kernel whose loops are merged, buffers compacted and ring orders rotated."""
     check_limits(kernel)
     check_distinct_stores(kernel)

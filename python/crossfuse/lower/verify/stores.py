@@ -1,4 +1,4 @@
-"""Checks of stores: no two threads or CTAs write one element, and peers read what they may."""
+"""Checks of stores: no two threads or CTAs write one element, and peers read only what they may."""
 
 from __future__ import annotations
 
@@ -26,11 +26,8 @@ _TRUE = ir.tirx.IntImm("bool", 1)
 def check_distinct_stores(kernel: ClusterKernel) -> None:
     """No two threads store to one element by the same statement.
 
-    Raises
-    ------
-    LoweringRefused
-        If a store is not provably injective in the loops bound to CTAs and threads, or threads of
-        the kernel execute it together because no loop around it is bound to them.
+    Refused if a store is not provably injective in the loops bound to CTAs and threads, or if
+    threads of the kernel execute it together because no loop around it is bound to them.
     """
     everywhere = _coordinates(kernel.body)
     for access in kernel.uses:
@@ -86,7 +83,7 @@ def _coordinates(body: Any) -> dict[str, int]:
 
 
 def _shared_by(kernel: ClusterKernel, buffer: Any) -> tuple[str, ...]:
-    """Coordinates (or their beginnings) over whose places memory of a buffer is shared."""
+    """Coordinates (or their prefixes) along which memory of a buffer is shared."""
     scope = str(buffer.scope())
     if scope == "global":
         return ("blockIdx.", "cluster.", "threadIdx.")
@@ -133,9 +130,9 @@ def _injective(indices: list[Any], ranges: dict[Any, Any], predicate: Any) -> bo
 
 
 def _is_spread(indices: list[Any], ranges: dict[Any, Any]) -> bool:
-    """Whether each variable steps over all that smaller steps reach, in one dimension or another.
+    """Whether each variable's step exceeds all that smaller steps reach, in some dimension.
 
-    Then different values give different places, also where places between are left out.
+    Then different values give different places, even where places between are left out.
     """
     variables = list(ranges)
     if any(ir.constant(each.extent) is None for each in ranges.values()):
@@ -189,20 +186,11 @@ def extents(loops: tuple[Any, ...]) -> dict[str, int | None]:
 
 
 def stray_access(mine: list[Access], tag: str) -> Access | None:
-    """An access that may touch an element of another place on a coordinate of the grid.
+    """An access to one buffer that may touch an element of another place along a grid coordinate.
 
-    Parameters
-    ----------
-    mine : list[Access]
-        All accesses to one buffer, one at least.
-    tag : str
-        The coordinate, such as ``"cluster.x"``.
-
-    Returns
-    -------
-    Access | None
-        None if one function of the index gives the coordinate at every access: then each element
-        is touched by one place only.
+    `mine` are all accesses to the buffer, at least one; `tag` is such as ``"cluster.x"``. None if
+    one function of the index gives the coordinate at every access: then each element is touched by
+    one place only.
     """
     for access in mine:
         if access.indices is None or coordinate_loop(access.loops, tag) is None:
@@ -217,7 +205,7 @@ def stray_access(mine: list[Access], tag: str) -> Access | None:
 
 
 def _owners(access: Access, tag: str) -> list[Projection]:
-    """Functions of the index that might give the coordinate, read off one access."""
+    """Functions of the index that may give the coordinate, read off one access."""
     loop = coordinate_loop(access.loops, tag)
     count = ir.constant(loop.extent)
     if count is None:
@@ -255,22 +243,12 @@ def _agrees(access: Access, tag: str, owner: Projection) -> bool:
     return bool(analyzer(access.loops).can_prove_equal(place, loop.loop_var))
 
 
-# Global memory is no way between the CTAs of a kernel: one thread touches each element.
-
-
 def check_global_memory(kernel: ClusterKernel) -> None:
     """Global stores stand under loops over all CTAs of a cluster; what is stored stays private.
 
-    Parameters
-    ----------
-    kernel : ClusterKernel
-        Facts of the kernel, its loops as they were scheduled.
-
-    Raises
-    ------
-    LoweringRefused
-        If several CTAs of a cluster would execute a store, or a thread may touch an element that
-        another one writes.
+    Global memory is not ordered between the threads of a kernel, so it is refused if several CTAs
+    of a cluster would execute a store, or a thread may touch an element that another one writes.
+    Loops are those of the schedule.
     """
     written = {
         each.buffer: None for each in kernel.uses if each.write and each.buffer.scope() == "global"
@@ -324,28 +302,13 @@ def _check_owner(buffer: Any, mine: list[Access]) -> None:
             )
 
 
-# Buffers that CTAs or threads have copies of must not carry values from one to another.
-
-
 def check_private_buffers(kernel: ClusterKernel, part: Part) -> None:
     """Every element of a private buffer is touched by one CTA (of registers, by one thread).
 
-    Sequentially there is one such buffer; on the chip every CTA has its own, and a value written
-    by rank 0 does not appear in the copy of rank 1. Where a buffer is allocated inside the loop
-    over CTAs, there is nothing to check; elsewhere, a function of the index must tell the CTA.
-    The rank of a `shared.dsm` buffer tells its cluster axis.
-
-    Parameters
-    ----------
-    kernel : ClusterKernel
-        Facts of the kernel, its loops as they were scheduled.
-    part : Part
-        The kernel with the buffers of the root block that it holds.
-
-    Raises
-    ------
-    LoweringRefused
-        Naming the buffer, the coordinate and a statement.
+    Sequentially there is one such buffer; on the chip every CTA has its own, and a value written by
+    rank 0 does not appear in the copy of rank 1. Where a buffer is allocated inside the loop over
+    CTAs, there is nothing to check; elsewhere, a function of the index must give the CTA. The rank
+    of a `shared.dsm` buffer gives its cluster axis.
     """
     for buffer, outside in _allocations(part).items():
         is_slab = buffer.scope() == DSM_SCOPE
@@ -376,7 +339,7 @@ def _allocations(part: Part) -> dict[Any, tuple[Any, ...]]:
 def _shared_coordinates(
     kernel: ClusterKernel, buffer: Any, mine: list[Access], outside: tuple[Any, ...]
 ) -> list[str]:
-    """Coordinates of whose places each has a copy, and that write between them."""
+    """Coordinates along which each place has a copy, and along which the buffer is written."""
     written: dict[str, int | None] = {}
     for access in mine:
         if access.write:
@@ -394,7 +357,7 @@ def _shared_coordinates(
 
 
 def _is_allreduced(kernel: ClusterKernel, buffer: Any) -> bool:
-    """Whether TVM made a register of a thread for a reduction over threads."""
+    """Whether TVM made a thread's register for a reduction over threads."""
     found: list[Any] = []
 
     def visit(call: Any) -> None:

@@ -1,4 +1,4 @@
-"""Checks of a scheduled function by its form: loops, threads, vectors, limits of the device."""
+"""Checks of a scheduled function's form: loops, threads, vectors, limits of the device."""
 
 from __future__ import annotations
 
@@ -20,21 +20,11 @@ from crossfuse.markers import (
     thread_tag,
 )
 
-# Checks of a function as it was scheduled, before any pass renames or moves its loops.
-
 
 def check_structure(func: Any) -> None:
-    """Loops are bound to clusters by `cluster_bind`, and no block uses two of a thread.
+    """Loops are bound to clusters by `cluster_bind`, and no block uses two loops of one coordinate.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        A scheduled function.
-
-    Raises
-    ------
-    LoweringRefused
-        Naming the user's loop.
+    On the function as it was scheduled, so that an error names the user's loop.
     """
     _visit(func.body, ())
 
@@ -72,7 +62,7 @@ def _check_mark(loop: Any) -> None:
 
 
 def _check_twice(loop: Any, around: list[Any]) -> None:
-    """Threads may go through a loop inside their own again, to load together; CTAs may not."""
+    """A loop may be bound to threads again inside their own, to load together; not so to CTAs."""
     for outer in around:
         extents = ir.constant(outer.extent), ir.constant(loop.extent)
         if cluster_axis(loop) is not None:
@@ -113,13 +103,7 @@ MAX_THREADS = Device("").max_threads
 
 
 def check_limits(kernel: ClusterKernel) -> None:
-    """Cluster size, grid extents, threads of a CTA, element types of slabs.
-
-    Raises
-    ------
-    LoweringRefused
-        Naming the extents and what to split.
-    """
+    """Cluster size, grid extents, threads of a CTA and types of slabs are within the limits."""
     shape = " x ".join(f"{axis}={extent}" for axis, extent in kernel.cluster.items())
     if kernel.size > MAX_CLUSTER:
         raise refuse(
@@ -174,18 +158,8 @@ MAX_APART = 4
 def check_vectors(func: Any) -> None:
     """No access gathers more elements than CUDA has a vector for.
 
-    A contiguous access of any width has one index, its first; a vectorised loop that runs over
-    the end of a row, or over rows, has one for each element.
-
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        A function whose loops are vectorised.
-
-    Raises
-    ------
-    LoweringRefused
-        Naming the statement.
+    A contiguous access of any width has one index, its first; a vectorised loop that runs over the
+    end of a row, or over rows, has one for each element.
     """
     for site in sites(func.body):
         stored = [*site.node.indices] if isinstance(site.node, ir.BufferStore) else []
@@ -230,8 +204,6 @@ def _lanes_apart(index: Any) -> int:
     return lanes if lanes > 1 else 0
 
 
-# Virtual threads go through all of a kernel, or none of it.
-
 _TAG = "vthread"
 
 
@@ -239,17 +211,7 @@ def check_virtual_threads(kernel: ClusterKernel) -> None:
     """Every store stands inside the virtual threads of its kernel.
 
     TVM draws a ``vthread`` loop around the whole kernel and repeats for each what stands outside
-    it; an accumulation would be done several times.
-
-    Parameters
-    ----------
-    kernel : ClusterKernel
-        A kernel whose buffers are not compacted yet.
-
-    Raises
-    ------
-    LoweringRefused
-        Naming the tag and a store outside.
+    it; an accumulation would be done several times. Buffers are not compacted yet.
     """
     tags = {
         thread_tag(loop)
@@ -269,16 +231,10 @@ def check_virtual_threads(kernel: ClusterKernel) -> None:
                 )
 
 
-# `grid_stage` is for pipelined kernels: general ones have no flags between CTAs.
-
-
 def check_grid_stage(function: Any) -> None:
     """Refuse a staged intermediate in a function that has no pipelined loop.
 
-    Raises
-    ------
-    LoweringRefused
-        Naming the block.
+    General kernels have no flags by which CTAs could wait for each other's stores.
     """
     for block in staged_blocks(function):
         raise refuse(

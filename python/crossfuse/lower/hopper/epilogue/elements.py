@@ -1,4 +1,4 @@
-"""Elements of a phase's output: what the epilogue makes of their sums, and plain stores of them."""
+"""Elements of a phase's output: their value by the epilogue, and plain stores of them."""
 
 from __future__ import annotations
 
@@ -17,25 +17,19 @@ from crossfuse.lower.hopper.warmup import Warmup
 
 
 class Storing(Protocol):
-    """What stores elements: a phase, or the sum of partial tiles."""
+    """A plan that stores elements: of a phase, or of the sum of partial tiles."""
 
     @property
     def program(self) -> TileProgram | SumProgram:
-        """Its store, and the buffers of the sums that this reads."""
+        """The program with the store, and the buffers of sums that this reads."""
 
     @property
     def tails(self) -> tuple[bool, bool]:
-        """Whether tiles reach beyond the rows and the columns of the output."""
+        """Whether tiles reach beyond the rows and beyond the columns of the output."""
 
 
 class Elements:
-    """The elements of one phase's output.
-
-    Parameters
-    ----------
-    plan : Storing
-        The phase.
-    """
+    """Emits the epilogue's values for elements of one phase's output, and their stores."""
 
     def __init__(self, plan: Storing) -> None:
         self.plan = plan
@@ -47,7 +41,7 @@ class Elements:
         self._part: Any = None
 
     def begin(self, values: Mapping[Any, Any]) -> Any:
-        """Take the part that the next elements belong to; `values` are those of places."""
+        """Select the part that the next elements belong to; `values` are those of places."""
         part = self.plan.program.store.part
         self._part = None if part is None else let("part", at(part, dict(values)))
         return self._part
@@ -56,15 +50,15 @@ class Elements:
         return [i, j] if self._part is None else [self._part, i, j]
 
     def registers_of_pair(self) -> tuple[Pair, ...]:
-        """Declare registers for what two neighbours of a row read besides their sums."""
+        """Declare registers for the further operands of two neighbours in a row."""
         return tuple(map(Pair, self.further))
 
     def load(self, pairs: Sequence[Pair], i: Any, j: Any, warmup: Warmup) -> None:
-        """Read what elements (i, j) and (i, j + 1) need of all further operands."""
+        """Load all further operands of elements (i, j) and (i, j + 1)."""
         read_all([self.read(each, i, j) for each in pairs], warmup)
 
     def read(self, pair: Pair, i: Any, j: Any) -> Read:
-        """What elements (i, j) and (i, j + 1) need of an operand."""
+        """The load of one further operand of elements (i, j) and (i, j + 1)."""
         store = self.plan.program.store
         return Read(
             pair,
@@ -105,7 +99,7 @@ class Elements:
     def inside(self, i: Any, j: Any) -> list[Any]:
         """Conditions that an element belongs to the tensor; none if every one of a tile does.
 
-        Of fewer rows than it has, those that are left out belong to it.
+        In a call of fewer rows, those that are left out still belong to it.
         """
         return [each for each in self._tails(i, j, None) if each is not None]
 
@@ -114,7 +108,7 @@ class Elements:
         return [each for each in self._tails(i, j, self.tile.buffer) if each is not None]
 
     def _tails(self, i: Any, j: Any, buffer: Any) -> list[Any]:
-        """The condition on the row and that on the column; None for one that always holds.
+        """The conditions on the row and on the column; None for one that always holds.
 
         Rows end where those of `buffer` do.
         """
@@ -139,13 +133,16 @@ class Elements:
         high: tuple[Any, ...],
         pairs: Sequence[Pair] = (),
     ) -> None:
-        """Two neighbours of a row in one register; `pairs` hold what they read."""
+        """Pack the values of two neighbours in a row into one register.
+
+        `pairs` hold their further operands.
+        """
         convert = getattr(ir.script.ptx.cvt.rn, PACKED_TYPES[self.tile.dtype]).f32
         first, second = map(_as_float, self._values(i, j, low, high, pairs))
         run(convert(target, self._or_zero(j + 1, second), self._or_zero(j, first)))
 
     def _or_zero(self, j: Any, value: Any) -> Any:
-        """A value of column j of what the next product multiplies: zero beyond its columns."""
+        """A value in column j of the next product's left operand: zero beyond its columns."""
         beyond = self.plan.program.store.zeros_from
         if beyond is None:
             return value
@@ -162,7 +159,7 @@ class Elements:
     ) -> None:
         """Store elements (i, j) and (i, j + 1), each if it belongs to the output.
 
-        `pairs` hold what they read besides their sums.
+        `pairs` hold their further operands.
         """
         if self.tile.dtype == "float32" and self.tile.extents[1] % 2 == 0:
             with _when_all([*warmup.conditions(), *self._stored(i, j)]):
@@ -196,32 +193,18 @@ def _when_all(conditions: list[Any]) -> Any:
 
 
 def _as_float(value: Any) -> Any:
-    """The float32 that is rounded to the output's type by the conversion of a pair."""
+    """The value as the float32 that the conversion of a pair rounds to the output's type."""
     if isinstance(value, ir.tirx.Cast) and str(value.value.ty) == "float32":
         return value.value
     return value.astype("float32")
 
 
-# Further operands of elements that the threads of a CTA take in turns.
-
-
 class Units:
-    """What units of neighbours read besides their sums, one turn ahead.
+    """Prefetches further operands for units of neighbours, which threads take in turn.
 
-    Parameters
-    ----------
-    elements : Elements
-        Of the output.
-    count : int
-        Units of a CTA.
-    threads : int
-        Threads that take them in turns.
-    pairs : int
-        Pairs of neighbours in a unit.
-    places : Callable
-        Function from a unit to the first element, row and column, of each of its pairs.
-    warmup : Warmup
-        In which nothing is read.
+    A CTA has `count` units of `pairs` pairs each, and `threads` threads that go through them;
+    operands are read one iteration early. `places` maps a unit to row and column of the first
+    element of each of its pairs.
     """
 
     def __init__(
@@ -241,12 +224,12 @@ class Units:
         self.pairs: list[tuple[Pair, ...]] = [elements.registers_of_pair() for _ in range(pairs)]
 
     def start(self, first: Any) -> None:
-        """Read what the first turn needs; `first` is this thread's unit in it."""
+        """Read the operands of this thread's `first` unit."""
         if self.elements.further:
             self._read(first, self.count < self.threads)
 
     def advance(self, unit: Any) -> None:
-        """Read what the turn after that of `unit` needs, if there is one."""
+        """Read the operands of this thread's unit after `unit`, if there is one."""
         if self.elements.further and self.count > self.threads:
             self._read(let("unit_ahead", unit + self.threads), True)
 

@@ -1,7 +1,7 @@
 """Operands of an epilogue besides the sums: numbers, rows and matrices in global memory.
 
 They are read by instructions that stay where they are written. As loads of C++ they could become
-loads of constants, which the compiler moves in front of waits, and which the kernel before may
+loads of constants, which the compiler moves in front of waits, and which the preceding kernel may
 still be writing when this one has started early.
 """
 
@@ -37,24 +37,17 @@ _LOADS = {
 
 @dataclass(frozen=True)
 class Further:
-    """A further operand, as the epilogue's expression reads it.
+    """A further operand, as the epilogue's expression reads it."""
 
-    Attributes
-    ----------
-    load : tvm.ir.TensorLoad
-        The first of the equal loads in the expression.
-    by_row, by_column : bool
-        Whether the place that is read depends on the element's row, and on its column.
-    beside : bool
-        Whether neighbours of a row of the output are neighbours here.
-    paired : bool
-        Whether one aligned load reads what two neighbours of a row need.
-    """
-
+    #: The first of the equal loads in the expression.
     load: Any
+    #: Whether the place that is read depends on the element's row.
     by_row: bool
+    #: Whether the place that is read depends on the element's column.
     by_column: bool
+    #: Whether neighbours in a row of the output are neighbours here.
     beside: bool
+    #: Whether one aligned load reads what two neighbours in a row need.
     paired: bool
 
     @property
@@ -64,21 +57,21 @@ class Further:
 
     @property
     def form(self) -> tuple[str, str, int]:
-        """The instruction that reads it, type and number of the registers that this fills."""
+        """The instruction that reads it, with the type and number of registers that it fills."""
         return _LOADS[READ_TYPES[self.dtype]][self.paired]
 
     @property
     def loads(self) -> int:
-        """Loads for two neighbours of a row; the second of two is for the second neighbour."""
+        """Number of loads for two neighbours in a row; a second one is for the second neighbour."""
         return 2 if self.by_column and not self.paired else 1
 
     @property
     def registers(self) -> int:
-        """Registers for two neighbours of a row."""
+        """Number of registers for two neighbours in a row."""
         return self.loads * self.form[2]
 
     def address(self, store: Store, i: Any, j: Any) -> Any:
-        """Where what the element at row `i` and column `j` needs is."""
+        """Address of what the element at row `i` and column `j` needs."""
         place = {store.row: i, store.column: j}
         indices = (
             ir.substitute(each, lambda var: place.get(var, var)) for each in self.load.indices
@@ -86,7 +79,7 @@ class Further:
         return self.load.source.ptr_to(list(indices))
 
     def is_read_by(self, load: Any) -> bool:
-        """Whether a load in the expression reads it."""
+        """Whether a load in the expression reads this operand."""
         equal = ir.tvm_ffi.structural_equal
         return load.source.same_as(self.load.source) and bool(
             equal(list(load.indices), list(self.load.indices))
@@ -94,7 +87,7 @@ class Further:
 
 
 def further_of(program: TileProgram | SumProgram) -> tuple[Further, ...]:
-    """What the epilogue of a program reads besides its sums, each once."""
+    """The further operands of a program's epilogue, each once."""
     store = program.store
     found: list[Further] = []
 
@@ -133,13 +126,7 @@ def _neighbours(load: Any, column: Any) -> tuple[bool, bool]:
 
 
 class Pair:
-    """Registers for what two neighbours of a row read of one further operand.
-
-    Parameters
-    ----------
-    further : Further
-        The operand.
-    """
+    """Registers for what two neighbours in a row read of one further operand."""
 
     def __init__(self, further: Further) -> None:
         self.further = further
@@ -147,19 +134,19 @@ class Pair:
         self.registers = registers("further", further.registers, self.dtype)
 
     def clear(self, load: int) -> None:
-        """Make what a load would read zeros: some threads read nothing."""
+        """Zero the registers of a load, for threads that read nothing."""
         for number in range(self.width):
             zero = ir.tirx.const(0, self.dtype)
             ir.script.buffer_store(self.registers, zero, [load * self.width + number])
 
     def load(self, load: int, address: Any) -> None:
-        """Do a load."""
+        """Emit load number `load` of the pair."""
         targets = [self.registers[load * self.width + number] for number in range(self.width)]
         run(ir.script.ptx[self.instruction](*targets, address))
 
     @property
     def values(self) -> tuple[Any, Any]:
-        """Both as float32."""
+        """The values for both neighbours, in float32."""
         further = self.further
         low = self._float(0, 0)
         if not further.by_column:
@@ -184,40 +171,27 @@ class Pair:
 
 @dataclass(frozen=True)
 class Read:
-    """What two neighbours of a row need of an operand, before it is read.
-
-    Attributes
-    ----------
-    pair : Pair
-        Registers.
-    address : Callable
-        Function from 0 or 1, for either neighbour, to the place to read.
-    inside : Callable
-        Function from 0 or 1 to the conditions that the row and the column are the output's; None
-        for one that always is. Nothing is read beyond the output's own extents.
-    """
+    """A pending load of one further operand for two neighbours in a row."""
 
     pair: Pair
+    #: From 0 or 1, for either neighbour, to the place to read.
     address: Callable[[int], Any]
+    #: From 0 or 1 to the conditions that the row and the column are the output's; None for one that
+    #: always holds. Nothing is read beyond the output's own extents.
     inside: Callable[[int], Sequence[Any]]
 
     def conditions(self, load: int) -> list[Any]:
-        """Conditions of a load: those that depend on what the operand depends on."""
+        """Guards of a load: the conditions on the indices that the operand depends on."""
         further = self.pair.further
         tails = zip(self.inside(load), (further.by_row, further.by_column), strict=True)
         return [term for term, depends in tails if depends and term is not None]
 
 
 def read_all(reads: Sequence[Read], warmup: Warmup) -> None:
-    """Read several operands, one load after another.
+    """Emit several reads, one load after another.
 
-    Parameters
-    ----------
-    reads : Sequence[Read]
-        What to read.
-    warmup : Warmup
-        In which nothing is read: the kernel before may still be writing it, and what is read once
-        stays in the SM's cache.
+    The warm-up reads nothing: the preceding kernel may still be writing the operand, and what is
+    read once stays in the SM's cache.
     """
     loads = [(each, load) for each in reads for load in range(each.pair.further.loads)]
     for each, load in loads:

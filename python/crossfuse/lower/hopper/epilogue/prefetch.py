@@ -1,4 +1,4 @@
-"""What an epilogue reads besides sums: loaded ahead of its use, a fragment in registers."""
+"""Further operands of an epilogue, prefetched into registers for the fragments of a tile."""
 
 from __future__ import annotations
 
@@ -16,22 +16,12 @@ from crossfuse.lower.hopper.statements import let
 from crossfuse.lower.hopper.warmup import Warmup
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
-# The registers that wgmma leaves a tile in, seen from one thread.
-
 
 class Fragment:
-    """A warpgroup's accumulators as elements of a tile.
+    """A warpgroup's accumulators as elements of a tile, seen from one thread.
 
-    The indices of each block of 64 rows follow those of the block above.
-
-    Parameters
-    ----------
-    plan : PhasePlan
-        The phase.
-    where : Coordinates
-        Of this thread.
-    accumulators : Any
-        Registers, those of each product after those of the one before.
+    Indices of each block of 64 rows follow those of the block above, and stand for one sum of each
+    product: `PhasePlan.first_sum` gives the registers.
     """
 
     def __init__(self, plan: PhasePlan, where: Coordinates, accumulators: Any) -> None:
@@ -41,10 +31,10 @@ class Fragment:
         self.elements = Elements(plan)
 
     def place(self, row: Any, column: Any, index: int) -> tuple[Any, Any]:
-        """Where an accumulator belongs, in a tile of this warpgroup that begins at row and column.
+        """Row and column of an accumulator, in a warpgroup's tile that begins at `row`, `column`.
 
-        Accumulator ``4 j + 2 h + q`` of a thread is element (warp * 16 + lane / 4 + 8 h,
-        8 j + 2 (lane % 4) + q) of the block. PTX ISA, wgmma, register fragments for D.
+        Accumulator ``4 j + 2 h + q`` of a thread is element (warp * 16 + lane / 4 + 8 h, 8 j + 2
+        (lane % 4) + q) of the block. PTX ISA, wgmma, register fragments for D.
         """
         below, index = divmod(index, self.plan.accumulators)
         block, half, pair = index // 4, index // 2 % 2, index % 2
@@ -53,7 +43,7 @@ class Fragment:
         return i, column + (block * 8 + self.where.lane % 4 * 2 + pair)
 
     def sums(self, index: int) -> tuple[Any, ...]:
-        """An accumulator of each product."""
+        """The sum of each product at an accumulator's index."""
         below, index = divmod(index, self.plan.accumulators)
         return tuple(
             self.accumulators[self.plan.first_sum(below, number) + index]
@@ -68,10 +58,10 @@ class Fragment:
         first: int,
         read: Callable[[int], Sequence[Pair]],
     ) -> None:
-        """Blocks of 8 columns in the order of stmatrix: both halves of the rows of each.
+        """Pack blocks of 8 columns in the order of stmatrix: both halves of the rows of each.
 
-        The columns of a block of rows follow those of the one above it.
-        `read` tells of an accumulator what it and the next one read besides their sums.
+        The columns of a block of rows follow those of the one above it. `read` gives the further
+        operands of an accumulator and the next one.
         """
         for number, register in enumerate(matrices):
             index = first // 2 + number * 2
@@ -80,12 +70,10 @@ class Fragment:
             self.elements.pack(register, i, j, low, high, read(index))
 
 
-# Further operands of a fragment's epilogue, read before they are needed.
-#
-# A load takes as long as a round trip to L2, and between two boxes of a tile all warps meet. So
-# rows and numbers are read before the tile is multiplied, and matrices one group of columns ahead
-# of the one that is stored, in the registers of sums that have been; all where there are registers
-# for them.
+# Further operands of a fragment's epilogue are read before they are needed: a load takes as long as
+# a round trip to L2, and between two boxes of a tile all warps meet. So rows and numbers are read
+# before the tile is multiplied, and matrices one group of columns before the one that is stored, in
+# registers of sums that have been stored; all where there are registers for them.
 
 #: Registers that a thread can have.
 _MOST_REGISTERS = 255
@@ -106,16 +94,9 @@ __device__ __forceinline__ unsigned long long crossfuse_hide_address(const void*
 
 
 class Ahead:
-    """What a warpgroup's part of a tile reads besides its sums.
+    """Prefetches the further operands of a warpgroup's part of a tile.
 
-    Parameters
-    ----------
-    fragment : Fragment
-        The accumulators.
-    groups : tuple
-        First column and number of columns of what is stored together, in order.
-    warmup : Warmup
-        In which nothing is read.
+    `groups` are first column and number of columns of what is stored together, in order.
     """
 
     def __init__(
@@ -149,32 +130,32 @@ class Ahead:
             self.advance()
 
     def advance(self) -> None:
-        """Read what a group needs besides, if there is one left; called before each is stored."""
+        """Read the operands of the next group, if there is one; called before each is stored."""
         if self.elements.further and self._next < len(self.groups):
             group = self.groups[self._next]
             read_all([*self._rows(*group), *self._matrices(*group)], self.warmup)
             self._next += 1
 
     def pairs(self, index: int) -> tuple[Pair, ...]:
-        """What accumulators `index` and the one after it read."""
+        """Operands of accumulators `index` and the one after it."""
         return tuple(
             self._pairs[self._key(number, each, index)]
             for number, each in enumerate(self.elements.further)
         )
 
     def _room(self) -> int:
-        """Registers that are free while the sums of a whole tile are held."""
+        """Registers that are free while a thread holds the sums of a whole tile."""
         plan = self.fragment.plan
         held = registers_beside(plan.program.rows)[plan.consumers][1] or _MOST_REGISTERS
         return held - plan.sums - _OTHERS
 
     def _row_registers(self) -> int:
-        """Registers for the rows of a whole tile."""
+        """Registers that the rows of a whole tile take."""
         rows = [each for each in self.elements.further if each.by_column and not each.by_row]
         return self.fragment.plan.columns // 8 * sum(each.registers for each in rows)
 
     def _rows(self, first: int, columns: int) -> list[Read]:
-        """What some columns need of rows and numbers, if it is not there yet."""
+        """Reads of rows and numbers for some columns, as far as they are not there yet."""
         return self._needed(first, columns, matrices=False)
 
     def _matrices(self, first: int, columns: int) -> list[Read]:
@@ -191,7 +172,7 @@ class Ahead:
         return needed
 
     def _read(self, number: int, pair: Pair, index: int) -> Read:
-        """What accumulators `index` and the one after it need of an operand."""
+        """The read of one operand for accumulators `index` and the one after it."""
         i, j = self.fragment.place(self.row, self.column, index)
         read = self.elements.read(pair, i, j)
         if not pair.further.beside:
@@ -202,7 +183,7 @@ class Ahead:
         return replace(read, address=lambda load: base + ir.script.uint64((first + load) * size))
 
     def _base(self, number: int, further: Further, index: int) -> Any:
-        """Address of what this thread's first column of a row needs.
+        """Address of this thread's first column in a row of an operand.
 
         Others are counted from it: an address each would need more registers than the elements.
         """
@@ -218,7 +199,7 @@ class Ahead:
         return self._bases[number, below, half]
 
     def _key(self, number: int, further: Further, index: int) -> _Key:
-        """An operand, and which of its pairs an accumulator needs: of which columns and rows."""
+        """Which pair of an operand an accumulator needs: of which columns and rows."""
         columns = index % self.fragment.plan.accumulators // 4
         rows = self._rows_of(index) if further.by_row else (0, 0)
         return number, columns if further.by_column else 0, *rows

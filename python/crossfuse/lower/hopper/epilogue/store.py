@@ -23,54 +23,43 @@ from crossfuse.lower.hopper.tma import store_name
 from crossfuse.lower.hopper.warmup import Warmup, hidden
 from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
 
-# Where the boxes of a warpgroup lie in shared memory until TMA has copied them.
-
 
 class BoxPlace(Protocol):
-    """A warpgroup's boxes."""
+    """Where a warpgroup's boxes lie in shared memory until TMA has copied them."""
 
     def open(self, batch: int, thread: Any) -> None:
         """Wait until boxes of a batch may be filled; all threads of the warpgroup call it."""
 
     def filling(self, warmup: Warmup) -> AbstractContextManager[Any]:
-        """A context for statements that write boxes."""
+        """Context for statements that write boxes."""
 
     def address(self, offset: int, inside: Any = 0) -> Any:
-        """Address of a byte in the box at an offset, see `StoreBox`."""
+        """Address of byte `inside` of the box at an offset, see `StoreBox`."""
 
     def close(self, thread: Any, warmup: Warmup) -> None:
-        """Hand the place back once all boxes have left, if somebody waits for that."""
+        """Release the place once all boxes have left, if somebody waits for that."""
 
 
 @dataclass(frozen=True)
 class OwnPlace:
-    """A place that nothing else is in; the warm-up may fill it too.
-
-    Attributes
-    ----------
-    store : StorePlan
-        The boxes.
-    region : Callable
-        Function from a byte offset among all boxes to an address.
-    pitch : int
-        Bytes from the boxes of a warpgroup to those of the next.
-    warpgroup : Any
-        Index of the multiplying warpgroup.
-    """
+    """A place that holds nothing but boxes; the warm-up may fill it too."""
 
     store: StorePlan
+    #: From a byte offset among all boxes to an address.
     region: Callable[[Any], Any]
+    #: Bytes from the boxes of a warpgroup to those of the next.
     pitch: int
+    #: Index of the multiplying warpgroup.
     warpgroup: Any
 
     def open(self, batch: int, thread: Any) -> None:
-        """Boxes that lay there before have left."""
+        """Wait until the boxes that lay there before have left."""
         with when(thread == 0):
             run(ir.script.ptx.cp.async_.bulk.wait_group.read(self.store.pending(batch)))
         mbarrier.meet_warpgroup(self.warpgroup)
 
     def filling(self, warmup: Warmup) -> AbstractContextManager[Any]:
-        """Any time."""
+        """No guard: boxes may be written at any time."""
         return nullcontext()
 
     def address(self, offset: int, inside: Any = 0) -> Any:
@@ -78,7 +67,7 @@ class OwnPlace:
         return self.region(self.warpgroup * self.pitch + (offset + inside))
 
     def close(self, thread: Any, warmup: Warmup) -> None:
-        """Nobody waits for it."""
+        """Nothing to do: nobody waits for the place."""
 
 
 @dataclass
@@ -86,35 +75,26 @@ class PlaceInStages:
     """A warpgroup's rows of the left stages that it multiplied last.
 
     It multiplies all of its rows before it writes the first box, and no other warpgroup reads them.
-    Stages that hold boxes are handed back when these have left: whoever loads the next left tiles
-    waits, in a persistent kernel for flags anyway. In the warm-up tiles are on their way there.
-
-    Attributes
-    ----------
-    store : StorePlan
-        The boxes.
-    ring : RingPlan
-        Of left tiles.
-    region : Callable
-        Function from a byte offset in that ring to an address.
-    warpgroup : Any
-        Index of the multiplying warpgroup.
-    cursor : Cursor
-        Of the warpgroup, behind the stage that it multiplied last.
-    release : Callable
-        Writes how stages are handed back.
+    Stages that hold boxes are released when these have left: the loader of the next left tiles
+    waits, which it does in a persistent kernel for flags anyway. In the warm-up tiles are in flight
+    there.
     """
 
     store: StorePlan
+    #: Of left tiles.
     ring: RingPlan
+    #: From a byte offset in that ring to an address.
     region: Callable[[Any], Any]
+    #: Index of the multiplying warpgroup.
     warpgroup: Any
+    #: Of the warpgroup, behind the stage that it multiplied last.
     cursor: Cursor
+    #: Emits how stages are released.
     release: Callable[[], Release]
     _starts: list[Any] = field(default_factory=list)
 
     def open(self, batch: int, thread: Any) -> None:
-        """The whole warpgroup has multiplied what lies there; pages begin with the last stage.
+        """Wait until the warpgroup has multiplied its rows; pages begin with the last stage.
 
         Each batch has a place of its own, and the stages are those of this tile.
         """
@@ -128,17 +108,17 @@ class PlaceInStages:
         ]
 
     def filling(self, warmup: Warmup) -> AbstractContextManager[Any]:
-        """When the tiles there have been multiplied."""
+        """Skips the warm-up, when tiles are in flight there."""
         context: AbstractContextManager[Any] = warmup.skipped()
         return context
 
     def address(self, offset: int, inside: Any = 0) -> Any:
-        """No box lies in two pages."""
+        """Address in the page that holds the whole box: none lies in two."""
         page, rest = divmod(offset, self.store.page)
         return self.region(self._starts[page] + (rest + inside))
 
     def close(self, thread: Any, warmup: Warmup) -> None:
-        """Hand all stages with boxes back."""
+        """Release all stages with boxes once these have left."""
         with warmup.skipped():
             with when(thread == 0):
                 run(ir.script.ptx.cp.async_.bulk.wait_group.read(0))
@@ -148,40 +128,24 @@ class PlaceInStages:
                 release(self.cursor.before(number + 1))
 
 
-#: Columns of which further operands are read at once, where no box tells.
+#: Columns of which further operands are read at once, where there are no boxes.
 _GROUP = 32
 
 
 def publish_elements(
     writer: FlagWriter, where: Coordinates, warpgroup: Any, place: tuple[Any, ...], warmup: Warmup
 ) -> None:
-    """Raise the flag of the tile that starts at `place`, when a warpgroup's stores are done."""
+    """Raise the flag of the tile that starts at `place`, once a warpgroup's stores are done."""
     mbarrier.meet_warpgroup(warpgroup)
     with warmup.skipped(), when(where.thread == 0):
         writer.raise_flag(*place)
 
 
 class Epilogue:
-    """The epilogue of one multiplying warpgroup.
+    """The epilogue of one multiplying warpgroup, by boxes of TMA or element by element.
 
-    Parameters
-    ----------
-    plan : PhasePlan
-        The phase.
-    where : Coordinates
-        Of this thread.
-    warpgroup : Any
-        Index of the multiplying warpgroup.
-    accumulators : Any
-        Its registers.
-    boxes : BoxPlace | None
-        Where this warpgroup's boxes are in shared memory; None without boxes.
-    descriptors : Mapping
-        Tensor maps by name.
-    warmup : Warmup
-        In which nothing is stored.
-    note : Callable
-        Notes an event, see `timeline`.
+    `boxes` is None where elements are stored directly; `descriptors` are tensor maps by name;
+    `note` records an event, see `timeline`.
     """
 
     def __init__(
@@ -207,7 +171,7 @@ class Epilogue:
         self.further = Ahead(self.fragment, self._groups(), warmup)
 
     def _groups(self) -> tuple[tuple[int, int], ...]:
-        """First column and number of columns of what is stored together.
+        """First column and number of columns of each group that is stored together.
 
         The columns of a block of rows follow those of the one above it, as accumulators do.
         """
@@ -237,13 +201,13 @@ class Epilogue:
         return box.block * self.plan.columns + box.first
 
     def ahead(self, values: Mapping[Any, Any]) -> None:
-        """Read what is needed besides the sums of the tile at the place that `values` tell."""
+        """Prefetch further operands of the tile that `values` place."""
         if not self._late:
             self._start(values)
 
     @property
     def _late(self) -> bool:
-        """Whether this kernel makes what is read: it is there when left tiles are, not before."""
+        """Whether this kernel makes the further operands: they are there when left tiles are."""
         rows = self.plan.program.rows
         sources = [each.load.source for each in self.elements.further]
         return rows is not None and any(o.same_as(e) for o in rows.beside for e in sources)
@@ -261,14 +225,9 @@ class Epilogue:
         values: Mapping[Any, Any],
         writer: FlagWriter | None = None,
     ) -> None:
-        """Store the tile at the place that `values` tell.
+        """Store the tile that `values` place, and have `writer` raise its flag.
 
-        Parameters
-        ----------
-        values : Mapping
-            Values of the variables of the tile's origin.
-        writer : FlagWriter | None
-            Tells others once it is stored.
+        `values` are those of the variables of the tile's origin.
         """
         if self._late:
             self._start(values)
@@ -315,7 +274,7 @@ class Epilogue:
                 self.elements.store_pair(i, j, low, high, self.warmup, pairs)
 
     def _store_boxes(self, row: Any, column: Any, place: BoxPlace) -> None:
-        """Boxes of 64 rows: registers, swizzled shared memory, TMA."""
+        """Store boxes of 64 rows: registers, then swizzled shared memory, then TMA."""
         for number, batch in enumerate(self.plan.store.batches):
             place.open(number, self.where.thread)
             for box in batch:
@@ -347,7 +306,7 @@ class Epilogue:
         run(call(address, column + box.first, below, place.address(box.offset)))
 
     def _scatter(self, matrices: list[Any], box: StoreBox, first: int, place: BoxPlace) -> None:
-        """Store 8 x 8 matrices from a column of a box on."""
+        """Store 8 x 8 matrices into a box from column `first` on."""
 
         def address(inside: Any) -> Any:
             return place.address(box.offset, inside)
@@ -355,15 +314,13 @@ class Epilogue:
         scatter(self.where, matrices, box.pitch, first, address)
 
 
-# Partial tiles of several clusters added by TMA: float32 boxes, added to one sum in L2.
-
 _TMA_ADD = "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group"
 #: Bytes that the swizzle moves as one.
 _CHUNK = 16
 
 
 class Accumulation(Epilogue):
-    """Adds the tile of a multiplying warpgroup to what other clusters add to.
+    """Adds the tile of a multiplying warpgroup to a sum in L2 that other clusters add to as well.
 
     ::
 
@@ -374,12 +331,12 @@ class Accumulation(Epilogue):
               +-----------------------+---------------> flag, once for each part
 
     Boxes are those of a store by TMA, but of float32, and each element is added in L2: in which
-    order is not said. A box reaches beyond no tensor: what lies there is not added. The flag is
+    order is not defined. A box reaches beyond no tensor: what lies there is not added. The flag is
     raised when the additions are done (`wait_group 0`), not when their boxes have been read.
     """
 
     def _fill_box(self, box: StoreBox, row: Any, column: Any, place: BoxPlace) -> None:
-        """Two neighbours of a row are one store of eight bytes; rows are swizzled."""
+        """Write a swizzled box: two neighbours in a row are one store of eight bytes."""
         # Hidden, or addresses are computed ahead of all products and kept in registers.
         thread = let("thread_of_box", hidden(self.where.thread))
         lane = thread % WARP

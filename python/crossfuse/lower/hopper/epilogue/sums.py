@@ -18,7 +18,7 @@ from crossfuse.lower.hopper.program.tile_program import UNIT, SumProgram
 from crossfuse.lower.hopper.statements import let, registers, run, when
 from crossfuse.lower.hopper.warmup import Warmup
 
-#: What stands in an instruction for so many neighbours.
+#: Vector suffix of an instruction, by the number of neighbours.
 _VECTORS = {4: "v4.", 2: "v2.", 1: ""}
 # A lane for each part; what all of them saw is known to the lane that goes on.
 _AWAIT = """\
@@ -38,17 +38,10 @@ __device__ __forceinline__ void crossfuse_await_parts(const void* flags, int pit
 
 @dataclass(frozen=True)
 class SumPlan:
-    """What `Elements` needs to know of a sum.
-
-    Attributes
-    ----------
-    program : SumProgram
-        The sum.
-    tails : tuple[bool, bool]
-        Whether elements may lie beyond the output's rows, and its columns.
-    """
+    """The sum of partial tiles as `Elements` needs it."""
 
     program: SumProgram
+    #: Whether elements may lie beyond the output's rows, and beyond its columns.
     tails: tuple[bool, bool]
 
 
@@ -57,16 +50,8 @@ def await_parts(
 ) -> None:
     """Wait until all parts of this CTA's tile are stored; a whole warp calls it.
 
-    Parameters
-    ----------
-    program : SumProgram
-        The sum.
-    placed : PlacedFlags
-        Flags of the partial tiles.
-    launch : Any
-        Number of launches before this one.
-    values : Mapping
-        Values of the variables of places.
+    `launch` is the number of launches before this one, `values` are those of the variables of
+    places.
     """
     flags = placed.flags
     row, column = (at(each, dict(values)) for each in program.first)
@@ -95,7 +80,7 @@ def await_parts(
 
 
 class Sum:
-    """Adds a CTA's slice of all parts and stores what the epilogue makes of it.
+    """Adds a CTA's slice of all parts, and stores the epilogue's values of it.
 
     ::
 
@@ -104,20 +89,10 @@ class Sum:
         part 1: tile [64, 96]          1, 2, ... in this order      out: tile [64, 96]
         ...
 
-    Tiles that TMA adds (`accumulate`) are one sum when the flag is up. It is read, and zero again
-    behind it. The next launch on the same memory adds to it once it has loaded left tiles, which
-    it does when this launch is over (`griddepcontrol.wait` where it starts early): it finds zeros.
-
-    Parameters
-    ----------
-    program : SumProgram
-        The sum.
-    where : Coordinates
-        Of this thread.
-    threads : int
-        Threads of a CTA that multiply.
-    warmup : Warmup
-        In which nothing is loaded or stored.
+    Tiles that TMA adds (`accumulate`) are one sum when the flag is up. It is read, and then zeroed.
+    The next launch on the same memory adds to it once it has loaded left tiles, which it does when
+    this launch is over (`griddepcontrol.wait` where it starts early): it finds zeros. `threads` are
+    those of a CTA that multiply.
     """
 
     def __init__(
@@ -161,7 +136,7 @@ class Sum:
         return let("row", row), let("column", column)
 
     def _units(self, values: Mapping[Any, Any]) -> Units:
-        """What this CTA's slice reads besides its sums."""
+        """Prefetches the further operands of this CTA's slice."""
 
         def places(unit: Any) -> list[tuple[Any, Any]]:
             row, column = self._place(unit, values)
@@ -171,7 +146,7 @@ class Sum:
         return Units(self.elements, count, self.threads, UNIT // 2, places, self.warmup)
 
     def _add(self, row: Any, column: Any, total: Any, part: Any) -> None:
-        """Add a unit of all parts; several loads are on their way at once."""
+        """Add a unit of all parts; several loads are in flight at once."""
         for each in range(UNIT):
             ir.script.buffer_store(total, ir.script.float32(0), [each])
         for offset in range(0, UNIT, self.width):
@@ -195,7 +170,7 @@ class Sum:
         run(load(*[registers[each] for each in into], place))
 
     def _clear(self, row: Any, column: Any) -> None:
-        """Make a unit of the sums zero again, which the next launch adds to."""
+        """Zero a unit of the sums, which the next launch adds to."""
         zeros = [ir.script.float32(0)] * self.width
         store = ir.script.ptx[f"st.global.{_VECTORS[self.width]}f32"]
         for offset in range(0, UNIT, self.width):
@@ -204,7 +179,7 @@ class Sum:
 
     @contextmanager
     def _existing(self, row: Any, column: Any) -> Iterator[None]:
-        """Statements for what begins within the output, outside the warm-up."""
+        """Context for statements on what begins within the output, outside the warm-up."""
         inside = self.elements.inside(row, column)
         with self.warmup.skipped(), when(ir.conjunction(inside)) if inside else nullcontext():
             yield

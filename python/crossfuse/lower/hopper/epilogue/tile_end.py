@@ -1,4 +1,4 @@
-"""What becomes of a tile's sums: stored, added to others', or kept for the next product."""
+"""The end of a tile: its sums are stored, added to others', or held for the next product."""
 
 from __future__ import annotations
 
@@ -21,11 +21,9 @@ from crossfuse.lower.hopper.statements import let
 from crossfuse.lower.hopper.warmup import Warmup
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
-# Sums become the left operand of the next product, in the registers of the same thread.
-
 
 class Keeper:
-    """Rounds a warpgroup's sums and keeps them for its next product.
+    """Rounds a warpgroup's sums to the left operand of its next product, in registers.
 
     ::
 
@@ -33,20 +31,8 @@ class Keeper:
         row g      c c+1        c+8 c+9        0           2
         row g + 8  c c+1        c+8 c+9        1           3
 
-    Parameters
-    ----------
-    plan : PhasePlan
-        The phase that makes the tile.
-    where : Coordinates
-        Of this thread.
-    warpgroup : Any
-        Index of the multiplying warpgroup.
-    accumulators : Any
-        Its sums.
-    kept : Any
-        Registers that hold the operand.
-    warmup : Warmup
-        In which nothing is read.
+    Each thread holds just the elements that wgmma wants of it. `plan` is the phase that makes the
+    tile, `kept` the registers that hold the operand.
     """
 
     def __init__(
@@ -67,7 +53,7 @@ class Keeper:
         self.further = Ahead(self.fragment, groups, warmup)
 
     def ahead(self, values: Mapping[Any, Any]) -> None:
-        """Read what the tile at the place that `values` tell needs besides its sums."""
+        """Prefetch further operands of the tile that `values` place."""
         self.further.start(*self._first(values))
 
     def _first(self, values: Mapping[Any, Any]) -> tuple[Any, Any]:
@@ -77,7 +63,7 @@ class Keeper:
         return row + self.warpgroup * WARPGROUP_ROWS, column
 
     def keep(self, values: Mapping[Any, Any]) -> None:
-        """Make the tile at the place that `values` tell."""
+        """Round the tile that `values` place."""
         row, column = self._first(values)
         row, column = let("row", row), let("column", column)
         for group in range(self.width // GROUP):
@@ -89,27 +75,11 @@ class Keeper:
 
 
 class TileEnd:
-    """What becomes of the sums of a phase, in one of four ways.
+    """Ends each tile of a phase, in one of four ways.
 
-    The cluster adds its parts, a pair of CTAs or all; a slice is given to the cluster; a thread
-    keeps them as an operand; or an epilogue stores them.
-
-    Parameters
-    ----------
-    body : Body
-        Of the kernel.
-    number : int
-        The phase.
-    warpgroup : Any
-        Index of the multiplying warpgroup.
-    accumulators : Any
-        Its sums.
-    kept : Any
-        Registers for the next product's left operand; None without one.
-    boxes : BoxPlace | None
-        Where boxes are filled that TMA copies.
-    warmup : Warmup
-        In which nothing is stored.
+    The cluster adds its parts, a pair of CTAs or all; a slice is sent to the whole cluster; a
+    thread holds the sums as an operand; or an epilogue stores them. `kept` are registers for the
+    next product's left operand, None without one; `boxes` is where TMA's boxes are filled.
     """
 
     def __init__(
@@ -167,15 +137,15 @@ class TileEnd:
         return leave_by(phase, *part, self.boxes, body.maps, self.warmup, note)
 
     def ahead(self, places: dict[Any, Any]) -> None:
-        """Read what the tile needs besides its sums, before it is multiplied."""
+        """Prefetch further operands of a tile, before it is multiplied."""
         for way in (self.giver, self.keeper, self.epilogue):
             if way is not None:
                 way.ahead(places)
 
     def tile(self, places: dict[Any, Any], leave: Callable[[], None] | None) -> None:
-        """Store a tile, from one CTA's sums or from those of the cluster.
+        """Finish a tile, from one CTA's sums or from those of the cluster.
 
-        `leave`, if given, is called when peers will hear no more of this thread.
+        `leave`, if given, is called when this thread sends no more to its peers.
         """
         if self.reduction is not None:
             self.reduction.combine(self.accumulators, places, leave)
@@ -192,6 +162,6 @@ class TileEnd:
                 self.boxes.close(self.thread, self.warmup)
 
     def finish(self) -> None:
-        """Wait for what is still being stored."""
+        """Wait for stores that are still in flight."""
         if self.epilogue is not None:
             self.epilogue.finish()

@@ -1,1 +1,1 @@
-"""Decides everything that a kernel needs to know, before any of it is written."""
+"""Makes every decision about a kernel before any of it is emitted."""

@@ -1,4 +1,4 @@
-"""Decides everything that a kernel needs to know, before any of it is written."""
+"""Plans a whole kernel: phases, memory, launch and flags, before any of it is emitted."""
 
 from __future__ import annotations
 
@@ -20,45 +20,34 @@ from crossfuse.planner.kernels.memory import BEFORE_ROWS, ON_THEIR_WAY
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """A kernel's decisions.
+    """All decisions about a kernel."""
 
-    Attributes
-    ----------
-    phases : tuple[PhasePlan, ...]
-        What it computes, one after another. Phases after the first wait for flags of earlier ones.
-    left, right : RingPlan
-        Rings of left tiles, and of the right tiles of all products.
-    arena : Arena
-        Shared memory: ``left``, ``right``, ``boxes`` (if stored by TMA), ``gathered`` (if an
-        intermediate stays in the cluster), ``paired`` (if two CTAs make a product each),
-        ``received`` (if a reduction is split), ``row_states`` (if warps that make a row pass one
-        another states), ``barriers``.
-        What is received lies where right tiles were; where left tiles were too, if it needs more.
-    clusters : int
-        Clusters launched; each goes through tiles ``c, c + clusters, ...`` of a phase.
-    early : bool
-        Whether it starts before the kernel before it is over: right tiles are loaded meanwhile.
-    number : int
-        Of the kernel in its function.
-    timed : bool
-        Whether it notes when it did what, see `timeline`.
-    head : HeadPlan | None
-        If its product begins with raw rows, and a warpgroup of its own makes the others.
-    """
-
+    #: In the order of execution. Phases after the first wait for flags of earlier ones.
     phases: tuple[PhasePlan, ...]
+    #: Ring of left tiles.
     left: RingPlan
+    #: Ring of the right tiles of all products.
     right: RingPlan
+    #: Shared memory: ``left``, ``right``, ``boxes`` (if stored by TMA), ``gathered`` (if an
+    #: intermediate stays in the cluster), ``paired`` (if two CTAs make a product each),
+    #: ``received`` (if a reduction is split), ``row_states`` (if warps that make a row pass one
+    #: another states), ``barriers``. What is received lies where right tiles were; where left tiles
+    #: were too, if it needs more.
     arena: Arena
+    #: Clusters launched; each goes through tiles ``c, c + clusters, ...`` of a phase.
     clusters: int
+    #: Whether it starts before the preceding kernel is over, to load right tiles meanwhile.
     early: bool = False
+    #: Of the kernel in its function.
     number: int = 0
+    #: Whether it records when it did what, see `timeline`.
     timed: bool = False
+    #: If its product begins with raw rows, and a warpgroup of its own makes the others.
     head: HeadPlan | None = None
 
     @property
     def consumers(self) -> int:
-        """Warpgroups that multiply; one more loads, and beside a head one makes rows."""
+        """Number of warpgroups that multiply; one more loads, and beside a head one makes rows."""
         return self.phases[0].consumers
 
     @property
@@ -68,7 +57,7 @@ class KernelPlan:
 
     @property
     def makers(self) -> range:
-        """Numbers of the warpgroups that make rows, where warpgroups do."""
+        """Indices of the warpgroups that make rows, where warpgroups do."""
         return range(1 if self.head is None else self.consumers + 1, self.threads // WARPGROUP)
 
     @property
@@ -78,12 +67,12 @@ class KernelPlan:
 
     @property
     def cluster_size(self) -> int:
-        """CTAs of a cluster."""
+        """Number of CTAs in a cluster."""
         return self.phases[0].program.cluster_size
 
     @property
     def rows(self) -> RowProgram | None:
-        """What makes the left operand of the first phase, row by row."""
+        """The program that makes the left operand of the first phase, row by row."""
         return self.phases[0].program.rows
 
     @property
@@ -107,10 +96,8 @@ class KernelPlan:
     def box_pitch(self) -> int:
         """Bytes from the boxes of a warpgroup to the next one's: the most of all phases.
 
-        0 if they lie in left stages.
-
-        The place is the same in all phases, since another warpgroup's boxes of the phase before may
-        not have left yet.
+        0 if they lie in left stages. The place is the same in all phases, since another warpgroup's
+        boxes of the preceding phase may not have left yet.
         """
         return box_bytes(self.phases)
 
@@ -129,10 +116,10 @@ class KernelPlan:
 
     @property
     def helps(self) -> bool:
-        """Whether a CTA that has waited for long makes the rows of its tile itself, see `helping`.
+        """Whether a CTA that has waited long makes the rows of its tile itself, see `helping`.
 
-        The warpgroups that make rows have nothing else to do before their first tile; a second one
-        they would not wait for with their hands free.
+        The warpgroups that make rows have nothing else to do before their first tile; for a second
+        one they would not be free while they wait.
         """
         phase, rows = self.phases[0], self.rows
         alone = len(self.phases) == 1 and phase.raises is None and self.summed is None
@@ -142,17 +129,17 @@ class KernelPlan:
 
     @property
     def on_their_way(self) -> int:
-        """Stages of right tiles that are asked for before the first of them has arrived."""
+        """Stages of right tiles that may be in flight before the first of them has arrived."""
         if not all(operand.streamed for each in self.phases for operand in each.rights):
             return self.right.stages  # what L2 has comes soon enough
         return min(self.right.stages, max(2, -(-ON_THEIR_WAY // self._asked_for)))
 
     @property
     def on_their_way_first(self) -> int:
-        """The same before the rows of the first left tile are made.
+        """Stages of right tiles in flight before the rows of the first left tile are made.
 
         Rows that are made meanwhile, their stores and their flags would wait behind all of them;
-        of rows that come by chunks the first are waited for less long.
+        where rows are made chunk by chunk, the wait for the first is shorter.
         """
         if self.rows is None or self.rows.chunks is not None:
             return self.on_their_way
@@ -160,17 +147,17 @@ class KernelPlan:
 
     @property
     def holds_weights_back(self) -> bool:
-        """Whether right tiles are asked for after rows are made, but for the first ones."""
+        """Whether all right tiles but the first are loaded after rows are made."""
         return self.on_their_way_first < self.on_their_way
 
     @property
     def _asked_for(self) -> int:
-        """Bytes of a stage of right tiles without what peers ask for, which comes by itself."""
+        """Bytes of a stage of right tiles that this CTA loads itself, without its peers' parts."""
         return max(sum(x.size // x.sharers for x in each.rights) for each in self.phases)
 
     @property
     def is_awaited_by_all(self) -> bool:
-        """Whether those who multiply wait for the kernel before, too.
+        """Whether the warpgroups that multiply wait for the preceding kernel, too.
 
         It may still be writing what epilogues read besides the sums: nothing says that these are
         constant, and they are read before the first left tile has come.
@@ -182,31 +169,31 @@ class KernelPlan:
 
     @property
     def leaves_early(self) -> bool:
-        """Whether what CTAs send one another ends before the last tile is stored."""
+        """Whether the exchange between CTAs ends before the last tile is stored."""
         return self.cluster_size > 1 and self.clusters == self.phases[-1].program.tiles
 
     @property
     def summed(self) -> SumProgram | None:
-        """What adds the partial tiles of the last phase."""
+        """The program that adds the partial tiles of the last phase."""
         return self.phases[-1].program.summed
 
     @property
     def sums(self) -> tuple[Any, ...]:
-        """Buffers that TMA adds partial tiles in: zero before the first launch, and after each."""
+        """Buffers in which TMA adds partial tiles: zero before the first launch, and after each."""
         return () if self.summed is None or not self.summed.accumulated else (self.summed.partial,)
 
     @property
     def flag_count(self) -> int:
-        """Flags of all phases."""
+        """Number of flags of all phases."""
         return sum(each.count for each in self.flags)
 
     def first_flag(self, flags: Flags) -> int:
-        """Where the flags of a phase begin."""
+        """Index of the first flag of a phase."""
         return sum(each.count for each in self.flags[: self.flags.index(flags)])
 
     @property
     def state(self) -> tuple[BufferSpec, ...]:
-        """What the kernel keeps from launch to launch."""
+        """Buffers whose contents live from launch to launch."""
         ctas = self.clusters * self.cluster_size
         return (state(self.number, self.flag_count, ctas),) if self.is_persistent else ()
 
@@ -219,31 +206,15 @@ class KernelPlan:
 
     @property
     def workspaces(self) -> tuple[BufferSpec, ...]:
-        """What the kernel keeps in global memory for itself, for one launch."""
+        """Buffers in global memory for the kernel itself, for one launch."""
         return () if self.head is None else (self.head.factors,)
 
 
 def plan_kernel(programs: tuple[TileProgram, ...], device: Device, number: int = 0) -> KernelPlan:
-    """Plan a kernel.
+    """Plan a kernel from its phases, as `recover` reads them; refused if they do not fit together.
 
-    Parameters
-    ----------
-    programs : tuple[TileProgram, ...]
-        Its phases, from `recover`.
-    device : Device
-        Its shared memory and SMs.
-    number : int
-        Of the kernel in its function.
-
-    Returns
-    -------
-    KernelPlan
-        For `kernel`.
-
-    Raises
-    ------
-    LoweringRefused
-        If tensor cores or TMA cannot take the tiles, or phases do not fit together.
+    Also refused if tensor cores or TMA cannot take the tiles. `number` is that of the kernel in its
+    function.
     """
     phases = plan_phases(programs)
     clusters = _clusters(phases, device)
@@ -258,7 +229,7 @@ def plan_kernel(programs: tuple[TileProgram, ...], device: Device, number: int =
 
 
 def _with_head(plan: KernelPlan, device: Device) -> KernelPlan:
-    """The plan, with a head if rows would be waited for and help one another."""
+    """The plan, with a head if rows would be waited for and CTAs help one another."""
     if not plan.helps or not plan.holds_weights_back or plan.is_awaited_by_all:
         return plan
     ctas = plan.clusters * plan.cluster_size
@@ -270,7 +241,7 @@ def _with_head(plan: KernelPlan, device: Device) -> KernelPlan:
 
 
 def _clusters(phases: tuple[PhasePlan, ...], device: Device) -> int:
-    """Clusters that find room; as many as tiles where a cluster has to compute just one."""
+    """Number of clusters that are resident; that of tiles where a cluster computes just one."""
     room = device.resident_clusters(phases[0].program.cluster_size)
     if any(each.program.gives or each.program.keeps for each in phases):
         # A cluster has room for what it gathers or keeps once; others take their turn on the GPU.

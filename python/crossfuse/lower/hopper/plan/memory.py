@@ -1,4 +1,4 @@
-"""Divides a CTA's shared memory: rings, receive buffers, and the arena that all lies in."""
+"""Divides a CTA's shared memory: rings, receive buffers, and the arena that holds all."""
 
 from __future__ import annotations
 
@@ -15,20 +15,10 @@ from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.memory import ALIGNMENT, LEAST_STAGES, divide
 
-# Places what a CTA keeps in shared memory.
-
 
 @dataclass(frozen=True)
 class Region:
-    """A piece of shared memory.
-
-    Attributes
-    ----------
-    name : str
-        What it holds.
-    offset, size : int
-        In bytes.
-    """
+    """A named piece of shared memory, in bytes."""
 
     name: str
     offset: int
@@ -42,13 +32,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Arena:
-    """Regions one after another, and some in the place of others.
-
-    Attributes
-    ----------
-    regions : tuple[Region, ...]
-        In the order in which they were added.
-    """
+    """Regions one after another, in the order of their addition, and aliases in their place."""
 
     regions: tuple[Region, ...] = ()
 
@@ -64,38 +48,24 @@ class Arena:
         return next(each for each in self.regions if each.name == name)
 
     def with_region(self, name: str, size: int, alignment: int) -> Arena:
-        """Return an arena that has one more region.
+        """An arena that has one more region, of `size` bytes.
 
-        Parameters
-        ----------
-        name : str
-            What it holds.
-        size : int
-            Bytes.
-        alignment : int
-            Of its offset: 1024 for tiles with a 128-byte swizzle, 8 for barriers.
+        The `alignment` of its offset is 1024 for tiles with a 128-byte swizzle, 8 for barriers.
         """
         offset = -(-self.size // alignment) * alignment
         return Arena((*self.regions, Region(name, offset, size)))
 
     def with_alias(self, name: str, other: str, size: int) -> Arena:
-        """Return an arena with a region that begins where another does, at another time.
+        """An arena with a region that begins where another does, which is not in use any more then.
 
-        Parameters
-        ----------
-        name : str
-            What it holds.
-        other : str
-            Region that is not used any more then.
-        size : int
-            Bytes, at most those of the other one.
+        At most of its size.
         """
         return Arena((*self.regions, Region(name, self[other].offset, size)))
 
 
-# Who fills the stages of a CTA's ring, and so has to hear that one is empty.
+# Fillers: the CTAs that fill stages of a CTA's ring, and so must be signalled that one is empty.
 #
-# CTAs that share a tile fill stages of one another. All phases go round one ring, so what is loaded
+# CTAs that share a tile fill stages of one another. All phases share one ring, so what is loaded
 # next into a stage may belong to the next phase, where more CTAs share:
 #
 # ```
@@ -103,7 +73,7 @@ class Arena:
 # CTA 0 multiplies stage 3    <--   CTA 8 loads its half of a tile into stage 3 of both
 # ```
 #
-# CTA 8 must have heard of the stage from CTA 0 in phase 0 already.
+# CTA 0 must have signalled the stage to CTA 8 in phase 0 already.
 
 #: Places in the cluster; CTAs that differ in these alone fill stages of one another.
 Fillers = tuple[Place, ...]
@@ -112,17 +82,9 @@ Fillers = tuple[Place, ...]
 def fillers_of(
     phases: Iterable[tuple[TileProgram, tuple[Operand, ...]]],
 ) -> tuple[Fillers, ...]:
-    """Say for each phase who fills a stage in it or in a later one.
+    """The CTAs that fill a stage in each phase or in a later one, as places of its own cluster.
 
-    Parameters
-    ----------
-    phases : Iterable[tuple[TileProgram, tuple[Operand, ...]]]
-        What each loads into the ring.
-
-    Returns
-    -------
-    tuple[tuple[Place, ...], ...]
-        Places of each phase's own cluster. The first phase has the most.
+    The first phase has the most. `phases` are those operands of each that the ring holds.
     """
     axes: set[str] = set()
     found: list[Fillers] = []
@@ -133,11 +95,9 @@ def fillers_of(
 
 
 def count(fillers: Fillers) -> int:
-    """CTAs that fill a stage."""
+    """Number of CTAs that fill a stage."""
     return prod(each.extent for each in fillers)
 
-
-# Divides a CTA's shared memory among the rings of a kernel and what else it keeps.
 
 #: Alignment of what TMA copies to shared memory without a swizzle.
 _COPY = 128
@@ -147,25 +107,17 @@ _HELP = 3 * 8
 
 @dataclass(frozen=True)
 class RingPlan:
-    """A ring of stages that all phases go round.
-
-    Attributes
-    ----------
-    stages : int
-        Number of stages.
-    pitch : int
-        Bytes from one to the next: the most that any phase loads in a step.
-    fillers : tuple[tuple[Place, ...], ...]
-        For each phase, the CTAs that hear of an empty stage.
-    """
+    """A ring of stages that all phases use in turn."""
 
     stages: int
+    #: Bytes from one stage to the next: the most that any phase loads in a step.
     pitch: int
+    #: For each phase, the CTAs that are told of an empty stage.
     fillers: tuple[Fillers, ...]
 
     @property
     def sharers(self) -> int:
-        """CTAs that fill stages of one another, in the phase where most do."""
+        """Number of CTAs that fill stages of one another, in the phase where most do."""
         return max(map(count, self.fillers))
 
     @property
@@ -175,24 +127,10 @@ class RingPlan:
 
 
 def plan_memory(phases: tuple[PhasePlan, ...], device: Device) -> tuple[RingPlan, RingPlan, Arena]:
-    """Divide shared memory: as many stages as fit, or as many as were asked for.
+    """Divide shared memory into the rings of left and right tiles and an arena that holds all.
 
-    Parameters
-    ----------
-    phases : tuple[PhasePlan, ...]
-        Of the kernel.
-    device : Device
-        Its shared memory.
-
-    Returns
-    -------
-    tuple[RingPlan, RingPlan, Arena]
-        Rings of left and of right tiles, and where everything lies.
-
-    Raises
-    ------
-    LoweringRefused
-        If two stages do not fit, or fewer are asked for than can work.
+    As many stages as fit, or as many as were asked for. Refused if two do not fit, or fewer are
+    asked for than can work.
     """
     wanted = _wanted_stages(phases)
     left = _ring([(each.program, each.lefts) for each in phases])
@@ -222,7 +160,7 @@ def plan_memory(phases: tuple[PhasePlan, ...], device: Device) -> tuple[RingPlan
 
 
 def _wanted_stages(phases: tuple[PhasePlan, ...]) -> int:
-    """Stages that the schedule asks for; 0 leaves them open."""
+    """Stages that the schedule asks for; 0 if it leaves them open."""
     wanted = max(each.program.contraction.stages for each in phases)
     steps = max(each.program.contraction.steps for each in phases)
     if not 0 < wanted < min(LEAST_STAGES, steps):
@@ -238,7 +176,7 @@ def _wanted_stages(phases: tuple[PhasePlan, ...]) -> int:
 
 
 def _ring(loaded: list[tuple[TileProgram, tuple[Operand, ...]]]) -> RingPlan:
-    """The ring of some operands of each phase, without its stages."""
+    """The ring of some operands of each phase, its number of stages still open."""
     pitch = max(sum(operand.size for operand in each) for _, each in loaded)
     return RingPlan(0, pitch, fillers_of(loaded))
 
@@ -292,12 +230,12 @@ def _arena(phases: tuple[PhasePlan, ...], left: RingPlan, right: RingPlan) -> Ar
 
 
 def box_bytes(phases: tuple[PhasePlan, ...]) -> int:
-    """What a warpgroup stages of its tiles in a place for that alone, in any phase."""
+    """Bytes of a warpgroup's boxes in a place of their own, the most of any phase."""
     return max(each.store.own_bytes for each in phases)
 
 
 def _received_bytes(phase: PhasePlan) -> int:
-    """What the CTAs of the cluster send to one of partial sums."""
+    """Bytes of partial sums that the CTAs of the cluster send to one of them."""
     exchange = phase.program.exchange
     if exchange is None or exchange.pair:
         return 0
@@ -305,7 +243,7 @@ def _received_bytes(phase: PhasePlan) -> int:
 
 
 def _paired_bytes(phase: PhasePlan) -> int:
-    """What two CTAs send to each of them, while right tiles of the next phase are loaded."""
+    """Bytes that two CTAs send to each of them, while right tiles of the next phase are loaded."""
     exchange = phase.program.exchange
     if exchange is None or not exchange.pair:
         return 0

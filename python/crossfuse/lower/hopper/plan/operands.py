@@ -23,44 +23,31 @@ from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.boxes import ROW_BYTES, box_columns
 from crossfuse.planner.kernels.registers import REGISTERS, REGISTERS_OF_THREE
 
-# How a tile of an operand lies in a stage, and who loads which part of it.
-
-#: Rows of a box at most. PTX ISA, cp.async.bulk.tensor.
+#: Most rows of a box. PTX ISA, cp.async.bulk.tensor.
 MAX_BOX = 256
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A tile of a product's operand in shared memory.
+    """How a tile of a product's operand lies in a stage, and who loads which part of it.
 
     The tile is cut into boxes along its inner dimension. A K-major operand has one box in a stage,
     with rows of 128 bytes; one that is stored as [k, n] has one for every 64 or, where that leaves
     less beside the tile, 32 or 16 columns, each with the rows of the whole stage.
-
-    Attributes
-    ----------
-    tile : Tile
-        What is loaded.
-    map : TensorMap
-        Descriptor of one copy.
-    k_major : bool
-        Whether the reduction is the inner dimension.
-    boxes : int
-        Boxes of a stage.
-    size : int
-        Bytes of a stage.
-    shared_by : tuple[Place, ...]
-        Places in the cluster whose CTAs want the same tile: each loads its part for all of them.
-    streamed : bool
-        Whether each tile is loaded by one cluster alone, so that nobody finds it in L2 again.
     """
 
     tile: Tile
+    #: Descriptor of one copy.
     map: TensorMap
+    #: Whether the reduction is the inner dimension.
     k_major: bool
+    #: Boxes of a stage.
     boxes: int
+    #: Bytes of a stage.
     size: int
+    #: Places in the cluster whose CTAs need the same tile: each loads its part for all of them.
     shared_by: tuple[Place, ...]
+    #: Whether each tile is loaded by one cluster alone, so that nobody finds it in L2 again.
     streamed: bool = False
 
     @property
@@ -70,7 +57,7 @@ class Operand:
 
     @property
     def sharers(self) -> int:
-        """CTAs that want the same tile."""
+        """Number of CTAs that need the same tile."""
         return prod(each.extent for each in self.shared_by)
 
     @property
@@ -80,7 +67,7 @@ class Operand:
 
     @property
     def copies(self) -> int:
-        """Copies that one CTA issues in a step."""
+        """Number of copies that one CTA issues in a step."""
         return self.size // (self.box_bytes * self.sharers)
 
 
@@ -94,10 +81,7 @@ def make_operand(
 ) -> Operand:
     """Decide how a tile is loaded; CTAs that differ in place `apart` share nothing.
 
-    Raises
-    ------
-    LoweringRefused
-        If TMA or wgmma cannot take the tensor as it is stored.
+    Refused if TMA or wgmma cannot take the tensor as it is stored.
     """
     item = item_bytes(tile.dtype)
     width = ROW_BYTES // item
@@ -134,7 +118,7 @@ def make_operand(
 
 
 def _check_stored(tile: Tile, k_major: bool) -> None:
-    """Refuse what wgmma cannot multiply as it is stored."""
+    """Refuse operands whose storage order or type wgmma cannot multiply."""
     item, columns = item_bytes(tile.dtype), tile.shape[1]
     width = ROW_BYTES // item
     if k_major and columns != width:
@@ -154,13 +138,7 @@ def _check_stored(tile: Tile, k_major: bool) -> None:
 
 
 def tensor_map(tile: Tile, box: tuple[int, int], swizzle: int, fetch: int = ROW_BYTES) -> TensorMap:
-    """Descriptor of copies of a row-major matrix.
-
-    Raises
-    ------
-    LoweringRefused
-        If its rows do not start on multiples of 16 bytes.
-    """
+    """Descriptor of copies of a row-major matrix; its rows must start on multiples of 16 bytes."""
     rows, columns = tile.extents
     pitch = columns * item_bytes(tile.dtype)
     if pitch % TMA_PITCH:
@@ -182,7 +160,7 @@ def _sharing(program: TileProgram, tile: Tile) -> tuple[Place, ...]:
 def _is_streamed(program: TileProgram, tile: Tile, whole: bool) -> bool:
     """Whether nobody else loads the tile; boxes that are not `whole` reach into a neighbour's.
 
-    Windows overlap: their pixels are loaded again.
+    Windows of a convolution overlap: their pixels are loaded again.
     """
     if isinstance(tile, WindowTile) and not tile.is_plain:
         return False
@@ -251,18 +229,12 @@ def slice_bytes(gather: Gather) -> int:
 
 
 def barrier_count(gather: Gather, consumers: int) -> int:
-    """Barriers of all warpgroups: one each, or one for each slice in ring order."""
+    """Number of barriers of all warpgroups: one each, or one for each slice in ring order."""
     return consumers * (gather.place.extent if gather.ring else 1)
 
 
 def check_gather(gather: Gather, dtype: str) -> None:
-    """Refuse slices that wgmma cannot take.
-
-    Raises
-    ------
-    LoweringRefused
-        If slices are no whole groups of 16 columns, or elements no 16-bit floats.
-    """
+    """Refuse slices that are no whole groups of 16 columns of 16-bit floats."""
     if gather.width % _GROUP or dtype not in _TYPES:
         raise refuse(
             "tile-gather",
@@ -275,38 +247,28 @@ def check_gather(gather: Gather, dtype: str) -> None:
 
 @dataclass(frozen=True)
 class Element:
-    """An element of a matrix that is loaded.
-
-    Attributes
-    ----------
-    source : Any
-        The buffer.
-    indices : tuple
-        Row and column.
-    """
+    """An element of a matrix that is loaded, in the form of a buffer's load."""
 
     source: Any
+    #: Row and column.
     indices: tuple[Any, ...]
 
 
 def side_by_side(gather: Gather, indices: Any) -> tuple[Any, ...]:
-    """Row and column of an element of slices that lie side by side."""
+    """Row and column of an element in the matrix of slices that lie side by side."""
     rank, *_, row, column = indices
     return row, ir.sym.Analyzer().simplify(rank * gather.width + column)
 
 
 def gathered(tile: Tile, gather: Gather) -> GatheredTile:
-    """A tile of that matrix."""
+    """A tile of the matrix that slices make side by side."""
     return GatheredTile(tile.buffer, tile.origin, tile.shape, gather)
 
 
 def check_depth(gather: Gather, depth: int) -> None:
-    """Refuse steps that do not divide what is gathered: there is nothing behind it to multiply.
+    """Refuse steps that do not divide the gathered matrix: behind it there is nothing to multiply.
 
-    Raises
-    ------
-    LoweringRefused
-        If a step is left over, or is no whole group of columns.
+    Steps must be whole groups of columns, too.
     """
     columns = gather.width if gather.ring else gather.extents[1]
     if columns % depth or depth % _GROUP:
@@ -328,7 +290,7 @@ def check_depth(gather: Gather, depth: int) -> None:
 
 #: Columns that one wgmma multiplies, and the registers of a thread that hold them.
 GROUP, GROUP_REGISTERS = 16, 4
-#: Registers of a thread for what is kept and for the sums beside it, by the number of multiplying
+#: Registers of a thread for the operand and for the sums beside it, by the number of multiplying
 #: warpgroups; the others hold addresses.
 _MAX_REGISTERS = {1: REGISTERS, 2: REGISTERS, 3: REGISTERS_OF_THREE}
 
@@ -341,10 +303,7 @@ def kept_registers(columns: int) -> int:
 def check_kept(tile: Tile) -> None:
     """Refuse tiles that wgmma cannot take from registers.
 
-    Raises
-    ------
-    LoweringRefused
-        If it is no whole number of groups of columns, or elements are no 16-bit floats.
+    Columns must be whole groups, and elements 16-bit floats.
     """
     if tile.shape[1] % GROUP or tile.dtype not in _TYPES:
         raise refuse(
@@ -358,19 +317,9 @@ def check_kept(tile: Tile) -> None:
 
 
 def check_kept_room(contraction: Contraction, consumers: int) -> None:
-    """Refuse a product of what is kept that does not fit in registers.
+    """Refuse a product whose left operand and sums do not fit in registers together.
 
-    Parameters
-    ----------
-    contraction : Contraction
-        The product.
-    consumers : int
-        Warpgroups that multiply.
-
-    Raises
-    ------
-    LoweringRefused
-        If there are too few registers, or steps are no whole groups of columns.
+    `consumers` are the warpgroups that multiply. Steps must be whole groups of columns, too.
     """
     kept = kept_registers(contraction.steps * contraction.depth)
     sums = contraction.columns // 2 * len(contraction.products)

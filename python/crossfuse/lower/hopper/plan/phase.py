@@ -1,4 +1,4 @@
-"""One phase of a kernel: a tile program, with how its tiles are loaded, multiplied and stored."""
+"""Plans one phase of a kernel: how the tiles of a program are loaded, multiplied and stored."""
 
 from __future__ import annotations
 
@@ -26,25 +26,17 @@ from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.reduced.program import RowReductions
 
-# How the rows of a tile are divided among the warpgroups that multiply.
-
 
 @dataclass(frozen=True)
 class Warpgroups:
-    """Warpgroups that multiply a tile.
+    """How the rows of a tile are divided among the warpgroups that multiply.
 
-    A wgmma has 64 rows. More than three warpgroups leave a thread 112 registers, so of larger
-    tiles each warpgroup multiplies several blocks of 64 rows, one below the other.
-
-    Attributes
-    ----------
-    count : int
-        Warpgroups.
-    blocks : int
-        Blocks of 64 rows of each.
+    A wgmma has 64 rows. More than three warpgroups leave a thread 112 registers, so of larger tiles
+    each warpgroup multiplies several blocks of 64 rows, one below the other.
     """
 
     count: int
+    #: Blocks of 64 rows of each.
     blocks: int = 1
 
     @property
@@ -69,13 +61,7 @@ _DIVISIONS = {
 
 
 def share_rows(program: TileProgram) -> Warpgroups:
-    """Divide the rows of a program's tiles.
-
-    Raises
-    ------
-    LoweringRefused
-        If there is no such division, or registers do not hold the sums.
-    """
+    """Divide the rows of a program's tiles; refused if registers would not hold the sums."""
     contraction = program.contraction
     rows, columns = contraction.rows, contraction.columns
     warpgroups, sums = _DIVISIONS.get(rows, (Warpgroups(0), 0))
@@ -95,7 +81,7 @@ def share_rows(program: TileProgram) -> Warpgroups:
 
 
 def _check_blocks(program: TileProgram, warpgroups: Warpgroups) -> None:
-    """Refuse what only warpgroups of one block do."""
+    """Refuse programs that need warpgroups of one block each."""
     exchange = program.exchange
     others = {
         "a product of each of two paired CTAs": exchange is not None and exchange.pair,
@@ -115,20 +101,12 @@ def _check_blocks(program: TileProgram, warpgroups: Warpgroups) -> None:
             )
 
 
-# Whether registers have room for the rows of a tile.
-
 #: Warpgroups that multiply at most: threads of more have 160 registers, or sums of several blocks.
 _WARPGROUPS = 2
 
 
 def check_reduced(reduced: RowReductions, warpgroups: Warpgroups) -> None:
-    """Refuse tiles beside whose sums there is no room for what is selected from them.
-
-    Raises
-    ------
-    LoweringRefused
-        Naming the product.
-    """
+    """Refuse tiles whose sums leave no registers for the elements selected from their rows."""
     if warpgroups.count > _WARPGROUPS or warpgroups.blocks > 1:
         raise refuse(
             "tile-shape",
@@ -141,48 +119,31 @@ def check_reduced(reduced: RowReductions, warpgroups: Warpgroups) -> None:
 
 #: Rows of a warpgroup's tile that each of its warps holds.
 WARP_ROWS = 16
-#: Columns of a wgmma at most.
+#: Most columns of a wgmma.
 _MAX_COLUMNS = 256
 
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """Decisions about one tile program.
-
-    Attributes
-    ----------
-    program : TileProgram
-        What it computes.
-    left : Operand | None
-        How the left tile is loaded; None if it is there: gathered by the cluster in shared memory,
-        or kept in registers.
-    rights : tuple[Operand, ...]
-        How each product's right tile is loaded.
-    store : StorePlan
-        How the result is stored.
-    warpgroups : Warpgroups
-        Those that multiply.
-    tails : tuple[bool, bool]
-        Whether tiles of the output reach beyond its rows, and beyond its columns.
-    raises : Flags | None
-        What tells other CTAs that a tile is stored, if they load it in a later phase.
-    awaits : Flags | None
-        Flags of the tiles that make up the left operand, if an earlier phase stores it.
-    others : tuple[Operand, ...]
-        What the second CTA of a pair loads in place of `rights`; none without pairs.
-    chunks : ChunkPlan | None
-        If rows of the left operand are made chunk by chunk.
-    """
+    """All decisions about one tile program."""
 
     program: TileProgram
+    #: None if the left tile is there already: gathered by the cluster in shared memory, or held in
+    #: registers.
     left: Operand | None
+    #: One for each product.
     rights: tuple[Operand, ...]
     store: StorePlan
     warpgroups: Warpgroups
+    #: Whether tiles of the output reach beyond its rows, and beyond its columns.
     tails: tuple[bool, bool]
+    #: Flags of the tiles that it stores, if other CTAs load them in a later phase.
     raises: Flags | None = None
+    #: Flags of the tiles that make up the left operand, if an earlier phase stores it.
     awaits: Flags | None = None
+    #: Right tiles of the second CTA of a pair, in place of `rights`; none without pairs.
     others: tuple[Operand, ...] = ()
+    #: If rows of the left operand are made chunk by chunk.
     chunks: ChunkPlan | None = None
 
     @property
@@ -197,12 +158,12 @@ class PhasePlan:
 
     @property
     def consumers(self) -> int:
-        """Warpgroups that multiply."""
+        """Number of warpgroups that multiply."""
         return self.warpgroups.count
 
     @property
     def blocks(self) -> int:
-        """Blocks of 64 rows that each of them multiplies, one below the other."""
+        """Blocks of 64 rows that each warpgroup multiplies, one below the other."""
         return self.warpgroups.blocks
 
     @property
@@ -227,14 +188,14 @@ class PhasePlan:
 
     @property
     def kept(self) -> int:
-        """Registers of a thread that hold the left operand, if the phase before has kept it."""
+        """Registers of a thread that hold the left operand, if the preceding phase made it."""
         contraction = self.program.contraction
         columns = contraction.steps * contraction.depth
         return kept_registers(columns) if self.program.reuses else 0
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """Everything that is loaded."""
+        """All operands that are loaded."""
         return (*self.lefts, *self.rights, *self.others)
 
     @property
@@ -269,24 +230,9 @@ class PhasePlan:
 
 
 def plan_phase(program: TileProgram, awaits: Flags | None = None) -> PhasePlan:
-    """Plan a phase.
+    """Plan one phase; refused if tensor cores or TMA cannot take its tiles.
 
-    Parameters
-    ----------
-    program : TileProgram
-        From `recover`.
-    awaits : Flags | None
-        What an earlier phase raises for its left operand.
-
-    Returns
-    -------
-    PhasePlan
-        For `plan_kernel`.
-
-    Raises
-    ------
-    LoweringRefused
-        If tensor cores or TMA cannot take the tiles.
+    `awaits` are the flags that an earlier phase raises for its left operand.
     """
     contraction = program.contraction
     for product in contraction.products:
@@ -331,14 +277,14 @@ def plan_phase(program: TileProgram, awaits: Flags | None = None) -> PhasePlan:
 
 
 def _right(program: TileProgram, product: Product) -> Operand:
-    """How a product's right tile is loaded; CTAs of a pair load different ones."""
+    """How a product's right tile is loaded; the CTAs of a pair load different ones."""
     exchange = program.exchange
     apart = exchange.place if exchange is not None and exchange.pair else None
     return make_operand(program, product.right, k_major=not product.is_transposed, apart=apart)
 
 
 def _check_own(rights: tuple[Operand, ...]) -> None:
-    """CTAs that take slices in orders of their own load their own right tiles."""
+    """Refuse shared right tiles where each CTA takes slices in an order of its own."""
     for operand in rights:
         if operand.sharers > 1:
             raise refuse(
@@ -384,27 +330,12 @@ def _check_types(left: str, product: Product) -> None:
         )
 
 
-# The phases of a kernel: planned one after another, so that they fit together.
-
-
 def plan_phases(programs: tuple[TileProgram, ...]) -> tuple[PhasePlan, ...]:
-    """Plan the phases of a kernel, each with the flags that it waits for.
+    """Plan the phases of a kernel in order, each with the flags that it waits for.
 
-    Parameters
-    ----------
-    programs : tuple[TileProgram, ...]
-        One for each phase, in order.
-
-    Returns
-    -------
-    tuple[PhasePlan, ...]
-        In the same order; descriptors that differ have names that differ.
-
-    Raises
-    ------
-    LoweringRefused
-        If tensor cores or TMA cannot take the tiles of a phase, it does not read what an earlier
-        one makes, or phases have tiles of different rows or clusters of different sizes.
+    Descriptors that differ have names that differ. Refused if tensor cores or TMA cannot take the
+    tiles of a phase, it does not read what an earlier one makes, or phases have tiles of different
+    rows or clusters of different sizes.
     """
     phases: list[PhasePlan] = []
     for program in programs:
@@ -439,7 +370,7 @@ def plan_phases(programs: tuple[TileProgram, ...]) -> tuple[PhasePlan, ...]:
 
 
 def _with_distinct_maps(phases: tuple[PhasePlan, ...]) -> tuple[PhasePlan, ...]:
-    """Descriptors of one tensor with different boxes get names of their own."""
+    """Give descriptors of one tensor with different boxes names of their own."""
     names: dict[TensorMap, str] = {}
 
     def named(map_: TensorMap) -> TensorMap:

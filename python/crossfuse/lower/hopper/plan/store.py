@@ -1,4 +1,4 @@
-"""How a tile leaves registers: the boxes that TMA stores it in, and where they wait for it."""
+"""How a tile leaves registers: the boxes by which TMA stores it, and where they lie meanwhile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.image import TensorMap
 from crossfuse.planner.kernels.boxes import ROW_BYTES, SLOTS, WARPGROUP_ROWS, WIDTHS, box_widths
 
-#: Types of which two are converted into one register, by what PTX calls the pair.
+#: Types of which two are converted into one register, with PTX's name of the pair.
 PACKED_TYPES = {"bfloat16": "bf16x2", "float16": "f16x2"}
 #: Boxes of float32 sums in shared memory at once where one warpgroup multiplies: 32 KiB at most.
 #: Where there are two, ptxas spills the addresses of so many: they take turns.
@@ -22,27 +22,19 @@ _SLOTS_OF_SUMS = 4
 
 @dataclass(frozen=True)
 class StoreBox:
-    """What one copy stores: some columns of a block of 64 rows.
+    """What one copy stores: some columns of a block of 64 rows."""
 
-    Attributes
-    ----------
-    first, columns : int
-        First column in the tile, and number of columns.
-    pitch : int
-        Bytes of a row: the span of the swizzle, or 16 without one.
-    map : TensorMap
-        Descriptor of the copy.
-    offset : int
-        Bytes from the first box of a warpgroup to this one. Boxes of one offset take turns.
-    block : int
-        Number of the block among those of the warpgroup.
-    """
-
+    #: First column in the tile.
     first: int
+    #: Number of columns.
     columns: int
+    #: Bytes of a row: the span of the swizzle, or 16 without one.
     pitch: int
+    #: Descriptor of the copy.
     map: TensorMap
+    #: Bytes from the first box of a warpgroup to this one. Boxes of one offset take turns.
     offset: int
+    #: Number of the block among those of the warpgroup.
     block: int = 0
 
     @property
@@ -53,25 +45,19 @@ class StoreBox:
 
 @dataclass(frozen=True)
 class StorePlan:
-    """How a tile leaves registers.
+    """How a tile leaves registers: by boxes, or element by element."""
 
-    Attributes
-    ----------
-    boxes : tuple[StoreBox, ...]
-        Staged in shared memory and stored by TMA, block by block in the order of their columns;
-        none stores elements directly.
-    page : int
-        Bytes of a warpgroup's share of a left stage, if boxes lie in the stages that it multiplied
-        last: offsets count through one page after another, and no box lies in two. 0 if boxes have
-        a place of their own.
-    """
-
+    #: Staged in shared memory and stored by TMA, block by block in the order of their columns;
+    #: without any, elements are stored directly.
     boxes: tuple[StoreBox, ...] = ()
+    #: Bytes of a warpgroup's share of a left stage, if boxes lie in the stages that it multiplied
+    #: last: offsets count through one page after another, and no box lies in two. 0 if boxes have a
+    #: place of their own.
     page: int = 0
 
     @property
     def slots(self) -> int:
-        """Boxes of a warpgroup that are in shared memory at a time."""
+        """Number of a warpgroup's boxes that are in shared memory at a time."""
         return len({each.offset for each in self.boxes})
 
     @property
@@ -81,17 +67,17 @@ class StorePlan:
 
     @property
     def pages(self) -> int:
-        """Left stages whose places boxes take."""
+        """Number of left stages in whose place boxes lie."""
         return -(-self.slot_bytes // self.page) if self.page else 0
 
     @property
     def own_bytes(self) -> int:
-        """Bytes of a place of their own of one warpgroup's boxes."""
+        """Bytes of one warpgroup's boxes in a place of their own."""
         return 0 if self.page else self.slot_bytes
 
     @property
     def batches(self) -> tuple[tuple[StoreBox, ...], ...]:
-        """Boxes that leave together: those of a block if there is room for all, else each alone."""
+        """Boxes that leave together: those of a block if there is room for all, else one by one."""
         if self.slots == len(self.boxes):
             blocks = groupby(self.boxes, key=lambda each: each.block)
             return tuple(tuple(boxes) for _, boxes in blocks)
@@ -103,13 +89,7 @@ class StorePlan:
         return tuple(dict.fromkeys(each.map for each in self.boxes))
 
     def pending(self, batch: int) -> int:
-        """Batches before one that may still be read while it is filled.
-
-        Parameters
-        ----------
-        batch : int
-            Number of the one that is filled.
-        """
+        """How many preceding batches may still be read by TMA while `batch` is filled."""
         if self.slots == len(self.boxes):
             return batch  # all of this tile, and none of the one before
         # An odd number of boxes ends with the slot that the next tile begins with.
@@ -117,7 +97,7 @@ class StorePlan:
         return 0 if again else self.slots - 1
 
     def with_maps(self, change: Callable[[TensorMap], TensorMap]) -> StorePlan:
-        """Return the same boxes with other descriptors."""
+        """The same boxes with other descriptors."""
         boxes = tuple(replace(each, map=change(each.map)) for each in self.boxes)
         return replace(self, boxes=boxes)
 
@@ -125,15 +105,10 @@ class StorePlan:
 def plan_store(program: TileProgram, blocks: int = 1) -> StorePlan:
     """Plan a store: by TMA where elements are 16 bits wide and rows of the output can be copied.
 
-    Parameters
-    ----------
-    program : TileProgram
-        The program that stores; the columns of its tile are a multiple of 8.
-    blocks : int
-        Blocks of 64 rows of each warpgroup. Tiles of several leave no room for boxes beside the
-        rings, so these lie in left stages. So do those of tiles whose rows are made first: while
-        rows are made, memory delivers no more weights than there are stages for. A norm before
-        256 x 4096 by 12288 took 44.8 us instead of 46.5 on an H100.
+    The columns of a tile are a multiple of 8. Tiles of several `blocks` of 64 rows for each
+    warpgroup leave no room for boxes beside the rings, so these lie in left stages. So do those of
+    tiles whose rows are made first: while rows are made, memory delivers no more weights than there
+    are stages for. A norm before 256 x 4096 by 12288 took 44.8 us instead of 46.5 on an H100.
     """
     tile = program.store.tile
     pitch = tile.extents[1] * item_bytes(tile.dtype)
@@ -159,8 +134,8 @@ def plan_store(program: TileProgram, blocks: int = 1) -> StorePlan:
 def _in_stages(program: TileProgram, blocks: int) -> StorePlan:
     """Boxes of all blocks in the left stages that were multiplied last.
 
-    Nobody else reads a warpgroup's rows of a stage, and it hands the stage back once the boxes in
-    it have left. What a tile does not multiply is not its to use: tiles of fewer steps than their
+    Nobody else reads a warpgroup's rows of a stage, and it releases the stage once the boxes in it
+    have left. What a tile does not multiply is not its to use: tiles of fewer steps than their
     boxes need are stored without any.
     """
     tile, contraction = program.store.tile, program.contraction
@@ -186,9 +161,9 @@ def _plan_addition(tile: Tile, in_turns: bool) -> StorePlan:
 
 
 def _placed(tile: Tile, widths: tuple[int, ...], slots: int) -> tuple[StoreBox, ...]:
-    """Boxes side by side that go round the slots; the first ones, the widest, are their sizes.
+    """Boxes side by side that use the slots in turn; the first ones, the widest, set their sizes.
 
-    Widths are counted as elements of 16 bits.
+    Widths are counted in elements of 16 bits.
     """
     columns = {each: 2 * each // item_bytes(tile.dtype) for each in widths}
     firsts = accumulate((columns[each] for each in widths), initial=0)

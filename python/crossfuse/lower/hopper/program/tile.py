@@ -1,4 +1,4 @@
-"""Coordinates of CTAs, boxes of tensors that are written in them, and stores of such boxes."""
+"""Coordinates of CTAs, the boxes of tensors that depend on them, and stores of such boxes."""
 
 from __future__ import annotations
 
@@ -15,45 +15,28 @@ _Tile = TypeVar("_Tile", bound="Tile")
 
 @dataclass(frozen=True)
 class Place:
-    """A coordinate of a CTA.
+    """A coordinate of a CTA, in the grid or in its cluster."""
 
-    Attributes
-    ----------
-    tag : str
-        ``"blockIdx.x"`` or ``"cluster.x"``, with the other axes.
-    var : tvm.ir.Var
-        The loop variable, which origins of tiles are written in.
-    extent : int
-        Its number of values.
-    """
-
+    #: Such as ``"blockIdx.x"`` or ``"cluster.y"``.
     tag: str
+    #: The loop variable, in which origins of tiles are written.
     var: Any
     extent: int
 
     @property
     def in_cluster(self) -> bool:
-        """Whether it tells CTAs of one cluster apart."""
+        """Whether it distinguishes CTAs of one cluster."""
         return self.tag.startswith("cluster.")
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A box of a tensor in global memory.
-
-    Attributes
-    ----------
-    buffer : Any
-        The tensor, a parameter of the function.
-    origin : tuple
-        Index of the first element, in the variables of places and of the reduction's step.
-    shape : tuple[int, int]
-        Extents of the box. It may reach beyond the tensor: loads find zeros there, and nothing is
-        stored.
-    """
+    """A box of a tensor in global memory, which is a parameter of the function."""
 
     buffer: Any
+    #: Index of the first element, in the variables of places and of the reduction's step.
     origin: tuple[Any, ...]
+    #: The box may reach beyond the tensor: loads find zeros there, and nothing is stored.
     shape: tuple[int, int]
 
     @property
@@ -67,33 +50,24 @@ class Tile:
         return str(self.buffer.ty.dtype)
 
     def with_parameters(self: _Tile, images: Mapping[Any, Any]) -> _Tile:
-        """The same box of the image of its buffer, if it has one."""
+        """The same box of the buffer that replaces its own in `images`, if one does."""
         return replace(self, buffer=images.get(self.buffer, self.buffer))
 
 
 @dataclass(frozen=True)
 class Gather:
-    """An intermediate that stays in a cluster: each CTA makes a slice, all of them get the whole.
+    """An intermediate that stays in a cluster: each CTA makes a slice, and all get the whole."""
 
-    Attributes
-    ----------
-    place : Place
-        The cluster axis whose CTAs make the slices, in the order of their ranks.
-    slab : Any
-        The buffer of slices, [rank, row, column] or [rank, part, row, column] where clusters make
-        different parts, in scope ``shared.dsm``.
-    whole : Any
-        The buffer in each CTA's shared memory that all slices are copied to.
-    ring : bool
-        Whether slices are multiplied as they arrive: CTA r begins with slice r.
-    bulk : bool
-        Whether they are sent by bulk copies; else by stores from registers.
-    """
-
+    #: The cluster axis whose CTAs make the slices, in the order of their ranks.
     place: Place
+    #: The buffer of slices in scope ``shared.dsm``, [rank, row, column] or, where clusters make
+    #: different parts, [rank, part, row, column].
     slab: Any
+    #: The buffer in each CTA's shared memory that all slices are copied to.
     whole: Any
+    #: Whether slices are multiplied as they arrive: CTA r begins with slice r.
     ring: bool = False
+    #: Whether they are sent by bulk copies; else by stores from registers.
     bulk: bool = False
 
     @property
@@ -109,13 +83,7 @@ class Gather:
 
 @dataclass(frozen=True)
 class GatheredTile(Tile):
-    """A box of what a cluster gathers, as if slices lay side by side in one matrix.
-
-    Attributes
-    ----------
-    gather : Gather
-        The intermediate.
-    """
+    """A box of what a cluster gathers, as if slices lay side by side in one matrix."""
 
     gather: Gather
 
@@ -132,70 +100,53 @@ class KeptTile(Tile):
 
 @dataclass(frozen=True)
 class Rows:
-    """Kernels run on fewer rows than the function has.
+    """The rows of a call, which may have fewer than the function."""
 
-    Attributes
-    ----------
-    count : tvm.ir.Var
-        How many there are in a call: a parameter of kernels that ask for it.
-    tensors : tuple
-        Parameters of the function that have as many.
-    """
-
+    #: The number of rows: a parameter of kernels that need it.
     count: Any
+    #: Parameters of the function that have as many.
     tensors: tuple[Any, ...]
 
     def end(self, buffer: Any) -> Any:
-        """Where the rows of a buffer end; None if all of them are there."""
+        """Where the rows of a buffer end; None if a call has all of them."""
         return self.count if any(buffer.same_as(each) for each in self.tensors) else None
 
     def with_parameters(self, images: Mapping[Any, Any]) -> Rows:
-        """The same, of buffers with their images."""
+        """The same rows, with buffers replaced by `images`."""
         tensors = tuple(images.get(each, each) for each in self.tensors)
         return Rows(images.get(self.count, self.count), tensors)
 
 
 @dataclass(frozen=True)
 class Store:
-    """What leaves registers.
+    """The values that leave registers, and where they go."""
 
-    Attributes
-    ----------
-    tile : Tile
-        Where it goes: the whole tile of the product.
-    row, column : tvm.ir.Var
-        Variables that `value` is written in: the element's index in the tensor.
-    value : Any
-        Expression over the accumulator and further tensors at that index.
-    part : Any
-        Index of the matrix among several partial ones, [part, row, column]; None for one matrix.
-    adds : int
-        Number of clusters that add a tile each to the same one, which is zero before; 0 where each
-        tile is stored once.
-    zeros_from : int | None
-        Column from which on elements are zero: the tile stays in the cluster or in registers, and
-        reaches beyond the intermediate. None if it does not.
-    rows : Rows | None
-        Of functions that take fewer rows.
-    """
-
+    #: The whole tile of the product.
     tile: Tile
+    #: The element's index in the tensor, as variables that `value` is written in.
     row: Any
     column: Any
+    #: Expression over the accumulator and further tensors at that index.
     value: Any
+    #: Index of the matrix among several partial ones, [part, row, column]; None for one matrix.
     part: Any = None
+    #: Number of clusters that add a tile each to the same one, which is zero before; 0 where each
+    #: tile is stored once.
     adds: int = 0
+    #: Column from which on elements are zero: the tile stays in the cluster or in registers, and
+    #: reaches beyond the intermediate. None if it does not.
     zeros_from: int | None = None
+    #: Of functions that accept fewer rows.
     rows: Rows | None = None
 
     def with_parameters(self, images: Mapping[Any, Any]) -> Store:
-        """The same store, of buffers with their images."""
+        """The same store, with buffers replaced by `images`."""
         value = ir.substitute(self.value, lambda var: images.get(var, var))
         rows = None if self.rows is None else self.rows.with_parameters(images)
         return replace(self, tile=self.tile.with_parameters(images), value=value, rows=rows)
 
     def end_of_rows(self, buffer: Any) -> Any:
-        """Where the rows of a buffer end in a call of fewer; None if all of them are there."""
+        """Where the rows of a buffer end in a call of fewer; None if a call has all of them."""
         return None if self.rows is None else self.rows.end(buffer)
 
 
@@ -209,32 +160,26 @@ def covers(tile: Tile, wanted: Tile, known: Any) -> bool:
     )
 
 
-# Tiles of the windows of a convolution, which are rows of a matrix that is nowhere stored.
-
-#: Offsets of a pixel in its window at most, and steps from the image to the corner of the box of
+#: Most offsets of a pixel in its window, and steps from the image to the corner of the box of
 #: pixels. PTX ISA, im2col mode; a tensor of four dimensions has 8 bits for either.
 _MAX_WINDOW = 255
 
 
 @dataclass(frozen=True)
 class WindowTile(Tile):
-    """A box of the windows of images as a matrix.
+    """A box of a convolution's windows, as rows of a matrix that is stored nowhere.
 
     The buffer holds images [batch, H, W, channels]. Row ``(n * H + y) * W + x`` of the matrix is
     the window around pixel (y, x) of image n; its column ``(r * k + s) * channels + c`` is channel
     c of pixel (y + r - k // 2, x + s - k // 2), or 0 beyond the image.
-
-    Attributes
-    ----------
-    window : int
-        k: rows and columns of a window, odd.
     """
 
+    #: k: rows and columns of a window, odd.
     window: int
 
     @property
     def images(self) -> tuple[int, int, int, int]:
-        """Images, their rows, columns and channels."""
+        """Number of images, and their rows, columns and channels."""
         batch, height, width, channels = (int(each) for each in self.buffer.ty.shape)
         return batch, height, width, channels
 
@@ -246,7 +191,7 @@ class WindowTile(Tile):
 
     @property
     def is_plain(self) -> bool:
-        """Whether windows are pixels, so that the images themselves are the matrix."""
+        """Whether a window is one pixel, so that the images themselves are the matrix."""
         return self.window == 1
 
     def corner(self, row: Any) -> tuple[Any, Any, Any]:
@@ -263,23 +208,10 @@ class WindowTile(Tile):
 
 
 def window_map(tile: WindowTile, channels: int, rows: int, item: int, swizzle: int) -> TensorMap:
-    """Descriptor of copies of windows, `channels` of one pixel of as many windows as `rows`.
+    """Descriptor of copies of windows: `channels` of one pixel, of as many windows as `rows`.
 
-    Parameters
-    ----------
-    tile : WindowTile
-        What is loaded.
-    channels, rows : int
-        What one copy moves.
-    item : int
-        Bytes of an element.
-    swizzle : int
-        Of the rows in shared memory.
-
-    Raises
-    ------
-    LoweringRefused
-        If steps of the reduction are no pixels' parts, or windows too large for TMA.
+    `item` is the bytes of an element, `swizzle` that of the rows in shared memory. Refused if steps
+    of the reduction are not parts of a pixel, or windows are too large for TMA.
     """
     batch, height, width, depth = tile.images
     if depth % channels:

@@ -1,4 +1,4 @@
-"""A block of a tile program, with the loops of its tile."""
+"""Reads one block of a tile program, with the loops of its tile."""
 
 from __future__ import annotations
 
@@ -14,19 +14,11 @@ from crossfuse.lower.tree import analyzer, bounds, children
 
 @dataclass(frozen=True)
 class TileNest:
-    """A block with the loops of its tile, and those around them.
+    """A block with the loops of its tile, and those around them."""
 
-    Attributes
-    ----------
-    around : tuple
-        Loops outside the tile, outermost first.
-    loops : tuple
-        Serial loops of the tile.
-    realize : Any
-        The block's realization.
-    """
-
+    #: Loops outside the tile, outermost first.
     around: tuple[Any, ...]
+    #: Serial loops of the tile.
     loops: tuple[Any, ...]
     realize: Any
 
@@ -37,16 +29,16 @@ class TileNest:
 
     @property
     def block(self) -> Any:
-        """The block."""
+        """The block without the values of its iterators."""
         return self.realize.block
 
     @property
     def where(self) -> str:
-        """How messages name it."""
+        """The nest, as messages name it."""
         return f"block '{self.block.name_hint}'"
 
     def placed(self, index: Any) -> Any:
-        """An index in the block's variables, in those of loops."""
+        """An index in the block's variables, rewritten in those of loops."""
         values = dict(
             zip((each.var for each in self.block.iter_vars), self.realize.iter_values, strict=True)
         )
@@ -59,7 +51,7 @@ class TileNest:
         return _longest(followed)
 
     def tile(self, buffer: Any, indices: Any) -> Tile:
-        """The box that the nest's loops go through."""
+        """The box of a matrix that the nest's loops traverse."""
         origin: list[Any] = []
         shape: list[int] = []
         for index in indices:
@@ -76,10 +68,7 @@ class TileNest:
     def along(self, buffer: Any, index: Any) -> tuple[Any, Any]:
         """The first value of an index of a buffer in the tile, and the loop that it follows.
 
-        Raises
-        ------
-        LoweringRefused
-            If it follows several loops, or not one by one.
+        Refused if it follows several loops, or not with step 1.
         """
         known = self.known
         placed = self.placed(index)
@@ -99,7 +88,7 @@ class TileNest:
         return zero if any(var.same_as(loop.loop_var) for loop in self.loops) else var
 
     def check_predicate(self, buffer: Any) -> None:
-        """The block runs for every element of its domain: only tails of tensors are left out.
+        """Refuse a predicate that does more than leave out the tails of tensors.
 
         A sum leaves out terms beyond its operands: those that a kernel adds are zero.
         """
@@ -131,13 +120,7 @@ class TileNest:
 
 
 def tile_nest(node: Any, around: tuple[Any, ...]) -> TileNest:
-    """Read a nest: serial loops around one block.
-
-    Raises
-    ------
-    LoweringRefused
-        If there is anything else.
-    """
+    """Read a nest: serial loops around one block; refuse anything else."""
     loops: list[Any] = []
     while isinstance(node, ir.For):
         if int(node.kind) != int(ir.ForKind.SERIAL) or ir.constant(node.extent) is None:
@@ -165,7 +148,7 @@ def check_start(loop: Any) -> None:
 
 
 def _longest(loops: list[Any]) -> Any:
-    """The loop with most turns: beside it, others may do one."""
+    """The loop with most iterations: beside it, others may have one."""
     return max(loops, key=lambda each: ir.constant(each.extent) or 0, default=None)
 
 
@@ -174,7 +157,7 @@ def _occurs(var: Any, expression: Any) -> bool:
 
 
 def refuse_program(where: str, found: str, limit: str) -> Exception:
-    """Make the refusal of a function that is no tile program."""
+    """The refusal of a function that is no tile program, to be raised."""
     return refuse(
         "tile-program",
         where,

@@ -14,50 +14,38 @@ if TYPE_CHECKING:
     from crossfuse.lower.hopper.reduced.program import RowReductions
     from crossfuse.lower.hopper.rows.program import RowProgram
 
-# A reduction that is split over clusters: each CTA adds a slice of all partial tiles.
 
-#: Neighbours of a row that a thread loads at once.
+#: Neighbours in a row that a thread loads at once.
 UNIT = 4
 
 
 @dataclass(frozen=True)
 class SumProgram:
-    """The last phase of a kernel whose phase before stores partial tiles.
+    """The last phase of a reduction that is split over clusters: adds the partial tiles.
 
-    Attributes
-    ----------
-    places : tuple[Place, ...]
-        Coordinates of CTAs, outermost first: of the phase before, too.
-    partial : Any
-        Partial sums in global memory, [part, row, column].
-    parts : int
-        Number of parts.
-    element : tvm.ir.Var
-        Counts the elements of a CTA's slice.
-    elements : int
-        Their number, a multiple of `UNIT`.
-    index : tuple
-        Row and column of an element in the output.
-    sums : Any
-        The buffer that the epilogue reads.
-    store : Store
-        The epilogue.
-    parameters : tuple
-        Everything in global memory.
-    accumulated : bool
-        Whether the parts are added already: `partial` is their sum, [row, column], which has to be
-        zero again behind this phase.
+    Each CTA adds a slice of all of them.
     """
 
+    #: Outermost first, as in the preceding phase.
     places: tuple[Place, ...]
+    #: Partial sums in global memory, [part, row, column].
     partial: Any
+    #: Number of parts.
     parts: int
+    #: Counts the elements of a CTA's slice.
     element: Any
+    #: Their number, a multiple of `UNIT`.
     elements: int
+    #: Row and column of an element in the output.
     index: tuple[Any, Any]
+    #: The buffer that the epilogue reads.
     sums: Any
+    #: The epilogue.
     store: Store
+    #: All buffers in global memory.
     parameters: tuple[Any, ...]
+    #: Whether the parts are added already: `partial` is their sum, [row, column], which has to be
+    #: zero again after this phase.
     accumulated: bool = False
 
     @property
@@ -85,17 +73,17 @@ class SumProgram:
         return known
 
     def has_tail(self, dimension: int) -> bool:
-        """Whether elements may lie beyond the output: rows are 0, columns 1."""
+        """Whether elements may lie beyond the output: dimension 0 is rows, 1 columns."""
         inside = self.index[dimension] < self.store.tile.extents[dimension]
         return not self.analyzer.can_prove(inside)
 
     def begins_inside(self, dimension: int) -> bool:
-        """Whether all slices begin within the output: rows are 0, columns 1."""
+        """Whether all slices begin within the output: dimension 0 is rows, 1 columns."""
         inside = self.first[dimension] < self.store.tile.extents[dimension]
         return bool(self.analyzer.can_prove(inside))
 
     def with_parameters(self, images: Mapping[Any, Any]) -> SumProgram:
-        """Return the program on other buffers than the function's parameters."""
+        """The program on other buffers than the function's parameters."""
         return replace(
             self,
             partial=images[self.partial],
@@ -106,32 +94,24 @@ class SumProgram:
 
 @dataclass(frozen=True)
 class Product:
-    """One product of a contraction: ``accumulator[m, n] += left[m, k] * right[n, k]``.
+    """One product of a contraction: ``accumulator[m, n] += left[m, k] * right[n, k]``."""
 
-    Attributes
-    ----------
-    right : Tile
-        What is loaded in each step.
-    is_transposed : bool
-        Whether the right tile is stored as [k, n] rather than [n, k].
-    accumulator : Any
-        The float32 buffer in registers.
-    instead : Product | None
-        What the second CTA of a pair makes, while the first one makes this.
-    """
-
+    #: Loaded in each step.
     right: Tile
+    #: Whether the right tile is stored as [k, n] rather than [n, k].
     is_transposed: bool
+    #: The float32 buffer in registers.
     accumulator: Any
+    #: The product that the second CTA of a pair makes, while the first one makes this.
     instead: Product | None = None
 
     @property
     def both(self) -> tuple[Product, ...]:
-        """The product of either CTA of a pair; else the one that there is."""
+        """The products of either CTA of a pair; else this one alone."""
         return (self,) if self.instead is None else (self, self.instead)
 
     def with_parameters(self, images: Mapping[Any, Any]) -> Product:
-        """Return the product of other buffers than the function's parameters."""
+        """The product of other buffers than the function's parameters."""
         instead = None if self.instead is None else self.instead.with_parameters(images)
         return replace(self, right=self.right.with_parameters(images), instead=instead)
 
@@ -143,52 +123,33 @@ class Product:
 
 @dataclass(frozen=True)
 class Correction:
-    """Sums of row i so far are multiplied by ``factors[c, i]`` where chunk c begins.
+    """Sums of row i so far are multiplied by ``factors[c, i]`` where chunk c begins."""
 
-    Attributes
-    ----------
-    factors : Any
-        A float32 matrix in global memory.
-    chunk : int
-        Elements of the reduction in a chunk.
-    """
-
+    #: A float32 matrix in global memory.
     factors: Any
+    #: Elements of the reduction in a chunk.
     chunk: int
 
 
 @dataclass(frozen=True)
 class Contraction:
-    """A loop that multiplies tiles, once or several times by the same left one.
+    """A loop that multiplies tiles, once or several times by the same left one."""
 
-    Attributes
-    ----------
-    step : tvm.ir.Var
-        Variable of the loop over the reduction.
-    steps : int
-        Its extent.
-    stages : int
-        Stages of the pipeline; 0 for as many as fit.
-    left : Tile
-        The left tile, loaded in each step.
-    products : tuple[Product, ...]
-        What it is multiplied by.
-    constant : bool
-        Whether no kernel that may still be running writes the right tiles.
-    offset : Any
-        What to add to a column of the left tensor for its place in the right one: other than 0
-        where a cluster has gathered a part of the columns.
-    correction : Correction | None
-        What sums so far are multiplied by where a chunk of the reduction begins.
-    """
-
+    #: Variable of the loop over the reduction.
     step: Any
+    #: Its extent.
     steps: int
+    #: Stages of the pipeline; 0 for as many as fit.
     stages: int
+    #: Loaded in each step.
     left: Tile
     products: tuple[Product, ...]
+    #: Whether no kernel that may still be running writes the right tiles.
     constant: bool = False
+    #: What to add to a column of the left tensor for its place in the right one: other than 0 where
+    #: a cluster has gathered a part of the columns.
     offset: Any = 0
+    #: Factors for the sums so far where a chunk of the reduction begins.
     correction: Correction | None = None
 
     @property
@@ -207,7 +168,7 @@ class Contraction:
         return self.left.shape[1]
 
     def result(self, buffer: Any) -> Tile:
-        """What a product computes, as a tile of `buffer`."""
+        """The result of a product, as a tile of `buffer`."""
         product = self.products[0]
         columns = product.right.origin[1 if product.is_transposed else 0]
         return Tile(buffer, (self.left.origin[0], columns), (self.rows, self.columns))
@@ -218,26 +179,18 @@ class Exchange:
     """Tiles of several CTAs that belong together: each CTA combines a slice of all of them.
 
     They are partial sums of a reduction that is split, or the two products of a pair of CTAs.
-
-    Attributes
-    ----------
-    place : Place
-        The cluster axis.
-    elements : int
-        Of a slice; CTA r combines elements ``r * elements`` to ``(r + 1) * elements`` of the tile,
-        counted row by row.
-    width : int
-        Columns of the tile; fewer than the product's if the tensor has fewer.
-    combined : Any
-        The buffer of sums that the epilogue reads; None for a pair: it reads both products.
-    pair : bool
-        Whether CTAs make different products.
     """
 
+    #: The cluster axis.
     place: Place
+    #: Of a slice; CTA r combines elements ``r * elements`` to ``(r + 1) * elements`` of the tile,
+    #: counted row by row.
     elements: int
+    #: Columns of the tile; fewer than the product's if the tensor has fewer.
     width: int
+    #: The buffer of sums that the epilogue reads; None for a pair: it reads both products.
     combined: Any
+    #: Whether CTAs make different products.
     pair: bool = False
 
     @property
@@ -248,45 +201,29 @@ class Exchange:
 
 @dataclass(frozen=True)
 class TileProgram:
-    """A kernel: for each place, one contraction and the store of its results.
+    """A kernel: for each place, one contraction and the store of its results."""
 
-    Attributes
-    ----------
-    places : tuple[Place, ...]
-        Coordinates of CTAs, outermost first.
-    contraction : Contraction
-        The products.
-    exchange : Exchange | None
-        If their reduction is split over the cluster.
-    store : Store
-        Its epilogue.
-    parameters : tuple
-        Everything in global memory: parameters of the function, then intermediates.
-    follows : bool
-        Whether its left operand, and nothing else that it loads, is an intermediate.
-    staged : bool
-        Whether what it stores is loaded by a later phase of the same kernel, see `grid_stage`.
-    summed : SumProgram | None
-        What adds the partial tiles that it stores.
-    reduced : RowReductions | None
-        What is made of the rows of its sums, and stored in their place.
-    rows : RowProgram | None
-        What makes its left operand in the same kernel, row by row.
-    """
-
+    #: Outermost first.
     places: tuple[Place, ...]
     contraction: Contraction
+    #: If the reduction is split over the cluster, or a pair of CTAs makes a product each.
     exchange: Exchange | None
     store: Store
+    #: All buffers in global memory: parameters of the function, then intermediates.
     parameters: tuple[Any, ...]
+    #: Whether its left operand, and nothing else that it loads, is an intermediate.
     follows: bool = False
+    #: Whether a later phase of the same kernel loads what it stores, see `grid_stage`.
     staged: bool = False
+    #: Adds the partial tiles that it stores.
     summed: SumProgram | None = None
+    #: Reductions of the rows of its sums, which are stored in place of these.
     reduced: RowReductions | None = None
+    #: Makes its left operand in the same kernel, row by row.
     rows: RowProgram | None = None
 
     def with_parameters(self, images: Mapping[Any, Any]) -> TileProgram:
-        """Return the program on other buffers than the function's parameters."""
+        """The program on other buffers than the function's parameters."""
         loop = self.contraction
         products = tuple(each.with_parameters(images) for each in loop.products)
         correction = loop.correction
@@ -304,31 +241,31 @@ class TileProgram:
         )
 
     def has_tail(self, dimension: int) -> bool:
-        """Whether tiles of the output may reach beyond it: rows are 0, columns 1."""
+        """Whether tiles of the output may reach beyond it: dimension 0 is rows, 1 columns."""
         tile = self.store.tile
         end = tile.origin[dimension] + tile.shape[dimension]
         return not self.analyzer.can_prove(end <= tile.extents[dimension])
 
     @property
     def gives(self) -> Gather | None:
-        """What its store goes to, if that stays in the cluster."""
+        """The gather that its store goes to, if the result stays in the cluster."""
         tile = self.store.tile
         return tile.gather if isinstance(tile, GatheredTile) else None
 
     @property
     def takes(self) -> Gather | None:
-        """What its left operand comes from, if the cluster's phase before has made it."""
+        """The gather that its left operand comes from, if the cluster's preceding phase made it."""
         tile = self.contraction.left
         return tile.gather if isinstance(tile, GatheredTile) else None
 
     @property
     def keeps(self) -> bool:
-        """Whether what it stores stays in registers, for the next phase."""
+        """Whether its result stays in registers, for the next phase."""
         return isinstance(self.store.tile, KeptTile)
 
     @property
     def reuses(self) -> bool:
-        """Whether its left operand is in registers, from the phase before."""
+        """Whether its left operand is in registers, from the preceding phase."""
         return isinstance(self.contraction.left, KeptTile)
 
     @property
@@ -360,10 +297,10 @@ class TileProgram:
 
     @property
     def cluster_size(self) -> int:
-        """CTAs in a cluster."""
+        """Number of CTAs in a cluster."""
         return prod(each.extent for each in self.cluster)
 
     @property
     def tiles(self) -> int:
-        """Tiles that clusters compute."""
+        """Number of tiles that clusters compute."""
         return prod(each.extent for each in self.grid)
