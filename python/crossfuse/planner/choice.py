@@ -1,4 +1,4 @@
-"""Which kernel computes a chain, and why that one, as values that travel as text.
+"""Chosen kernel of a chain with the reasons for it, as values that travel as text.
 
 What reads them, such as `crossfuse.planner.explain`, needs nothing else of a plan.
 """
@@ -23,23 +23,14 @@ Kind = TypeVar("Kind", bound="Choice")
 
 @dataclass(frozen=True)
 class Runner:
-    """A plan that was not chosen.
+    """A plan that was not chosen."""
 
-    Attributes
-    ----------
-    family : str
-        See `Choice`.
-    tiles : Mapping[str, Any]
-        See `Choice`.
-    microseconds : float
-        Estimated time.
-    loses : Mapping[str, float]
-        Microseconds by term that it takes more than the chosen plan, the largest first.
-    """
-
+    #: As in `Choice`.
     family: str
     tiles: Mapping[str, Any]
+    #: Estimated.
     microseconds: float
+    #: Microseconds by term that it takes more than the chosen plan, the largest first.
     loses: Mapping[str, float]
 
 
@@ -125,7 +116,7 @@ class Choice:
 
 
 class Timed(Protocol):
-    """What plans of chains and of cascades have in common."""
+    """Fields that plans of chains and of cascades share."""
 
     @property
     def family(self) -> str:
@@ -145,7 +136,7 @@ class Timed(Protocol):
 
 
 def plain_numbers(terms: Mapping[str, Any]) -> dict[str, float]:
-    """Times by term as plain numbers; what takes no time is left out."""
+    """Convert times by term to plain numbers; what takes no time is left out."""
     return {name: float(each) for name, each in terms.items() if float(each)}
 
 

@@ -23,7 +23,7 @@ Share: TypeAlias = "float | np.ndarray[Any, Any]"
 
 
 def ceil_div(count: Count, size: Count) -> Count:
-    """How many of `size` cover `count`."""
+    """Number of `size` that cover `count`."""
     if _plain(count, size):
         return -(-count // size)
     quotient: np.ndarray = np.divide(count, size)
@@ -31,7 +31,7 @@ def ceil_div(count: Count, size: Count) -> Count:
 
 
 def floor_div(count: Count, size: Count) -> Count:
-    """How many of `size` fit into `count`."""
+    """Number of `size` that fit into `count`."""
     if _plain(count, size):
         return count // size
     quotient: np.ndarray = np.divide(count, size)

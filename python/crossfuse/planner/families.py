@@ -1,4 +1,4 @@
-"""Names of the ways to compute a chain or a cascade."""
+"""Names of the families of kernels that compute a chain or a cascade."""
 
 from __future__ import annotations
 

@@ -15,32 +15,16 @@ from crossfuse.planner.counts import Flag
 from crossfuse.planner.kernels.every import Kernel, count, every, fitting, legal, possible, select
 from crossfuse.planner.kernels.shape import Shape
 
-#: Tiles of a family, the best by the estimate, that are corrected by what was learned.
+#: Tiles of a family, the best by the estimate, that are corrected by trees.
 _NEAR = 4000
 
 
 def fastest(
     kernels: Kernel, shape: Shape, device: Device, rates: Rates, keep: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Find the kernels with the least corrected time.
+    """Find at most `keep` kernels with the least corrected time: their indices, and microseconds.
 
-    Parameters
-    ----------
-    kernels : Kernel
-        Legal tiles of one family, as arrays; at least one.
-    shape : Shape
-        What is computed.
-    device : Device
-        Its limits.
-    rates : Rates
-        What it does.
-    keep : int
-        How many, at most.
-
-    Returns
-    -------
-    tuple[np.ndarray, np.ndarray]
-        Their indices, the fastest first, and their microseconds.
+    The kernels are legal tiles of one family as arrays, at least one; the fastest comes first.
     """
     # What trees say costs more than the estimate: only those near the best are worth it.
     found = with_own(estimate(kernels, shape, device, rates), rates.own, kernels, shape, device)
@@ -58,25 +42,10 @@ def fill_tiles(
     given: Mapping[str, int],
     allowed: Callable[[Any], Flag],
 ) -> Kernel | None:
-    """Choose the tiles that a caller left open.
+    """Choose the tiles of ``"registers"`` or ``"dsm"`` that a caller did not give.
 
-    Parameters
-    ----------
-    family : str
-        ``"registers"`` or ``"dsm"``.
-    shape : Shape
-        What is computed.
-    device : Device
-        Its limits.
-    given : Mapping[str, int]
-        Fields of the rule's tiles that the caller names.
-    allowed : Callable
-        Which of many kernels the rule would take, beyond those that are legal.
-
-    Returns
-    -------
-    Kernel | None
-        Plain numbers: the kernel with the least corrected time; None if no tiles are legal.
+    `allowed` flags those of many kernels that the rule would take, beyond those that are legal. The
+    result is of plain numbers; None if no tiles are legal.
     """
     found = possible(family, shape, given)
     found = select(found, legal(found, shape, device))
@@ -96,17 +65,7 @@ def fill_tiles(
 def family_times(
     shape: Shape, device: Device, families: tuple[str, ...]
 ) -> tuple[tuple[str, float], ...]:
-    """Microseconds of the fastest kernel of each family that has any, the fastest first.
-
-    Parameters
-    ----------
-    shape : Shape
-        What is computed.
-    device : Device
-        Its limits.
-    families : tuple[str, ...]
-        Some of `crossfuse.planner.families.FAMILIES`.
-    """
+    """Microseconds of the fastest kernel of each family that has any, the fastest first."""
     rates, found = rates_of(device), []
     for family in families:
         kernels = every(family, shape, device)

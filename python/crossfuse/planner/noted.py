@@ -13,20 +13,7 @@ if TYPE_CHECKING:
 
 
 def noted(plan: Plan | CascadePlan, eager: float | None) -> dict[str, Any]:
-    """What a plan was, as values that JSON has words for.
-
-    Parameters
-    ----------
-    plan : Plan | CascadePlan
-        The plan.
-    eager : float | None
-        Estimated microseconds of not fusing, see `not_fusing`.
-
-    Returns
-    -------
-    dict[str, Any]
-        Family, tiles and estimated microseconds.
-    """
+    """Summarise a plan for JSON; `eager` is the time of `not_fusing`."""
     return {
         "family": plan.family,
         "tiles": dict(plan.tiles),
@@ -37,12 +24,9 @@ def noted(plan: Plan | CascadePlan, eager: float | None) -> dict[str, Any]:
 
 
 def not_fusing(plans: Sequence[Plan | CascadePlan]) -> float | None:
-    """Estimated microseconds of a library's kernels, where they were planned too.
+    """Estimated microseconds of a library's kernels, None where they were not planned.
 
-    Parameters
-    ----------
-    plans : Sequence[Plan | CascadePlan]
-        The fastest first.
+    Plans come with the fastest first, which has the others as runners.
     """
     every = [(each.family, each.microseconds) for each in plans]
     every += [(each.family, each.microseconds) for each in plans[0].runners]

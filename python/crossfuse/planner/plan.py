@@ -191,14 +191,9 @@ def ranked(
 
 
 def in_order(plans: Sequence[Plan], *, fused: bool) -> list[Plan]:
-    """Plans with the fastest first, which has the best of each other family as its runners.
+    """Sort plans of a chain, the fastest first, with the best of each other family as its runners.
 
-    Parameters
-    ----------
-    plans : Sequence[Plan]
-        Of one chain.
-    fused : bool
-        See `ranked`.
+    With `fused`, not fusing is a runner at most.
     """
     every = sorted(plans, key=lambda each: each.microseconds)
     first = {each.family: each for each in reversed(every)}
@@ -214,14 +209,14 @@ def in_order(plans: Sequence[Plan], *, fused: bool) -> list[Plan]:
 
 
 def _padded(workload: Any) -> Any:
-    """The function on padded operands that a spec is compiled as, if it is."""
+    """Function on padded operands that a spec is compiled as, if it is."""
     from crossfuse.workload.suites import resolve
 
     return aligned_function(resolve(workload) if isinstance(workload, str) else workload)
 
 
 def _read_workload(workload: Any, k_major: bool) -> tuple[Chain, bool]:
-    """A chain, and whether its weights are stored as [n, k]."""
+    """Read a chain, and whether its weights are stored as [n, k]."""
     if isinstance(workload, Chain):
         return workload, k_major
     if isinstance(workload, str):
@@ -303,7 +298,7 @@ def _check(wanted: Sequence[str]) -> None:
         )
 
 
-# Plans of chains whose rows TMA does not copy: those of padded copies, and what copies take.
+# Plans of chains whose rows TMA cannot copy: those of padded copies, and the time of copies.
 
 #: Part of the memory's rate that copies to padded rows reach: 2.9 TB/s of an H200's 4.8, from what
 #: chains on copies took beyond their estimate (7 shapes).
@@ -311,18 +306,7 @@ _COPIED = 0.6
 
 
 def aligned_function(spec: Any) -> Any:
-    """The function of a spec on padded operands; None where TMA copies its rows as they are.
-
-    Parameters
-    ----------
-    spec : WorkloadSpec | ConvChainSpec
-        A chain.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc | None
-        See `crossfuse.workload.aligned.aligned`.
-    """
+    """Function of a chain's spec on padded operands; None where TMA copies its rows as they are."""
     from crossfuse.workload.spec import WorkloadSpec
 
     if not isinstance(spec, WorkloadSpec):
@@ -337,23 +321,9 @@ def aligned_function(spec: Any) -> Any:
 
 
 def with_copies(func: Any, plans: list[Plan], target: Device, rates: Rates) -> list[Plan]:
-    """Plans of a function of padded inputs, with the time that their copies take.
+    """Add the time of padding copies to plans of a function of padded inputs, in the same order.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        See `crossfuse.workload.aligned.aligned`.
-    plans : list[Plan]
-        Of its chain.
-    target : Device
-        What they are for.
-    rates : Rates
-        What it does.
-
-    Returns
-    -------
-    list[Plan]
-        In the same order; not to fuse takes what it takes of rows without padding.
+    Not fusing takes what it takes of rows without padding.
     """
     from crossfuse import _tvm as ir
     from crossfuse.blocks.chain import read_chain
@@ -381,6 +351,6 @@ def with_copies(func: Any, plans: list[Plan], target: Device, rates: Rates) -> l
 
 
 def _taking(plan: Plan, terms: Mapping[str, Any]) -> Plan:
-    """The plan with other terms."""
+    """Replace the terms of a plan."""
     plain = plain_numbers(terms)
     return replace(plan, microseconds=sum(plain.values()), terms=plain, runners=())

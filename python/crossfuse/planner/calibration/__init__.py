@@ -1,4 +1,4 @@
-"""What the cost model counts with: one measured record for each device, and how it is measured.
+"""Measured record of each device, which the cost model reads, and how it is measured.
 
 The CUDA programs are in ``cuda/``; `crossfuse.bench.calibrate` compiles and runs them.
 """

@@ -1,4 +1,4 @@
-"""The micro-benchmarks, and what their output is called in a record."""
+"""The micro-benchmarks of a calibration, and the fields of a record that their output fills."""
 
 from __future__ import annotations
 
@@ -12,25 +12,18 @@ from crossfuse.errors import EnvironmentRefused, RefusedError, refuse
 from crossfuse.planner.calibration.record import VERSION, Measured, read
 from crossfuse.schema import Damaged, typed
 
-# CUDA text of wgmma instructions for the benchmark of the tensor cores, one for each width.
+# The benchmark of the tensor cores: CUDA text of a wgmma instruction for each tile width.
 
 
 @dataclass(frozen=True)
 class ElementType:
-    """An element type of wgmma's operands.
+    """An element type of wgmma's operands."""
 
-    Attributes
-    ----------
-    ptx : str
-        Its name in PTX.
-    k : int
-        Elements of the reduction in an instruction: 32 bytes.
-    numbers : int
-        Bits of a random word that may be set: two or four numbers below 2 in magnitude.
-    """
-
+    #: Name in PTX.
     ptx: str
+    #: Elements that one instruction reduces over: always 32 bytes.
     k: int
+    #: Bits of a random word that may be set: two or four numbers below 2 in magnitude.
     numbers: int
 
 
@@ -47,18 +40,9 @@ COLUMNS = (8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256)
 def products(dtype: str, columns: tuple[int, ...] = COLUMNS) -> str:
     """Write the header ``products.cuh`` of one element type.
 
-    Parameters
-    ----------
-    dtype : str
-        A key of `TYPES`.
-    columns : tuple[int, ...]
-        Columns of the tiles to measure: multiples of 8 up to 256.
-
-    Returns
-    -------
-    str
-        CUDA C++: a class template ``Product<columns>`` whose ``run`` is one wgmma (PTX ISA 8.0,
-        wgmma.mma_async), the columns that are measured, and what the type is called.
+    It has a class template ``Product<columns>`` whose ``run`` is one wgmma (PTX ISA 8.0,
+    wgmma.mma_async), the measured widths and the name of the type. Tiles are multiples of 8 columns
+    wide, up to 256.
     """
     kind = TYPES[dtype]
     head = f"""\
@@ -109,20 +93,12 @@ _DSM_CLUSTER = 4
 
 @dataclass(frozen=True)
 class Program:
-    """One program: a file of `SOURCES`, and headers that are written beside it.
+    """One CUDA program: a file of `SOURCES`, and headers that are written beside it."""
 
-    Attributes
-    ----------
-    name : str
-        Its name in messages, and of the executable.
-    source : str
-        File in `SOURCES`.
-    headers : Mapping[str, str]
-        Text by file name.
-    """
-
+    #: Of the executable, and in messages.
     name: str
     source: str
+    #: Text by file name.
     headers: Mapping[str, str]
 
 
@@ -160,7 +136,7 @@ _TABLES = {
 
 @dataclass(frozen=True)
 class _Line:
-    """What every line says."""
+    """Fields of every line of output; lines of tables have their keys besides."""
 
     name: str
     value: float
@@ -168,24 +144,9 @@ class _Line:
 
 
 def parse(text: str, program: str) -> list[dict[str, Any]]:
-    """Read what a program printed.
+    """Read the lines that a program printed: one JSON object each, see ``cuda/harness.h``.
 
-    Parameters
-    ----------
-    text : str
-        A JSON object in each line, see ``cuda/harness.h``.
-    program : str
-        Its name, for refusals.
-
-    Returns
-    -------
-    list[dict[str, Any]]
-        The lines.
-
-    Raises
-    ------
-    EnvironmentRefused
-        If a line is no JSON object with a name, a value and a spread, or there is none.
+    No line at all is refused too: the program must have failed. `program` is its name in refusals.
     """
     lines: list[dict[str, Any]] = []
     for line in filter(str.strip, text.splitlines()):
@@ -203,26 +164,10 @@ def parse(text: str, program: str) -> list[dict[str, Any]]:
 def assemble(
     device: str, lines: Iterable[Mapping[str, Any]], machine: Mapping[str, Any]
 ) -> Measured:
-    """Make the record of a device from what all programs printed.
+    """Make the record of a device from the lines of all programs.
 
-    Parameters
-    ----------
-    device : str
-        Target name.
-    lines : Iterable[Mapping[str, Any]]
-        From `parse`.
-    machine : Mapping[str, Any]
-        Where they were measured.
-
-    Returns
-    -------
-    Measured
-        The record.
-
-    Raises
-    ------
-    EnvironmentRefused
-        If a number is missing or absurd, see `crossfuse.planner.calibration.record.read`.
+    The spread of a table is that of its worst row. Missing and absurd numbers are refused by
+    `crossfuse.planner.calibration.record.read`.
     """
     found: dict[str, Any] = {}
     spread: dict[str, float] = {}
@@ -240,7 +185,7 @@ def assemble(
 
 
 def _entry(line: Mapping[str, Any]) -> tuple[str | None, Any]:
-    """Field of a record that a line belongs to, and its number or row there."""
+    """Find the field of a record that a line fills, and its number or row; None if not used."""
     name, value = line["name"], line["value"]
     if name in _SCALARS:
         return name, value

@@ -52,84 +52,64 @@ _LIMITS = {
 
 @dataclass(frozen=True)
 class Measured:
-    """What one GPU model can do. Rates of "one SM" are with all SMs at work, if not said.
+    """What one GPU model can do.
 
-    Attributes
-    ----------
-    name : str
-        Target name, see `crossfuse.hardware.device`.
-    provisional : bool
-        Whether numbers are published or derived instead of measured on this device.
-    hbm_read, hbm_write, l2_read, l2_write : float
-        Bytes a microsecond over all SMs, by ordinary accesses.
-    sm_ingest : float
-        Bytes a microsecond that one SM takes in by TMA from L2, the others idle.
-    sm_ingest_all, hbm_ingest_all : float
-        The same of all SMs together, from L2 and from HBM.
-    multicast_ingest, multicast_ingest_one : tuple[tuple[int, float], ...]
-        Cluster size, and bytes a microsecond that arrive at one SM when each CTA loads its share
-        for all; clusters on all SMs, and one cluster alone.
-    dsm_push, dsm_push_bulk : tuple[tuple[int, float], ...]
-        Cluster size, and bytes a microsecond that one SM sends to peers by st.async, and by bulk
-        copies.
-    tensor : tuple[tuple[int, int, str, float], ...]
-        Rows and columns of a CTA's tile, element type, floating-point operations a microsecond of
-        one SM, operands in shared memory.
-    hbm, l2, dsm : float
-        Microseconds of a load that the next one waits for; DSM in a cluster of 4.
-    cluster_barrier : tuple[tuple[int, float], ...]
-        Cluster size, and microseconds of arrive.release and wait.acquire.
-    flag : float
-        Microseconds from a store and release on one SM to acquire and load on another, through L2.
-    launch, early_launch : float
-        Microseconds from one empty kernel to the next in a CUDA graph, and with programmatic
-        dependent launch.
-    resident : tuple[tuple[int, int], ...]
-        Cluster size, and clusters that run at once with all shared memory of an SM for each CTA.
-    spread : Mapping[str, float]
-        By field: (largest - smallest) / median of the repeats, the worst of its entries.
-    machine : Mapping[str, Any]
-        Where it comes from: device name, clocks, driver, CUDA version, date, commit; of a
-        provisional record the sources.
-    fitted : Mapping[str, Any]
-        Constants that no micro-benchmark gives, fitted to measured kernels by the cost model.
-    version : int
-        Of the schema.
+    Rates are bytes, or floating-point operations, per microsecond; times are microseconds. Rates of
+    one SM are with all SMs at work, unless said otherwise. Tables have the cluster size first.
     """
 
+    #: Target name, see `crossfuse.hardware.device`.
     name: Annotated[str, FileName]
+    #: Whether numbers are published or derived instead of measured on this device.
     provisional: bool
+    #: Memory and L2: over all SMs, by ordinary accesses.
     hbm_read: float
     hbm_write: float
     l2_read: float
     l2_write: float
+    #: What one SM takes in by TMA from L2 while the others idle.
     sm_ingest: float
+    #: The same of all SMs together, from L2 and from HBM.
     sm_ingest_all: float
     hbm_ingest_all: float
+    #: What arrives at one SM when each CTA of a cluster loads its share for all: with clusters on
+    #: all SMs, and with one cluster alone.
     multicast_ingest: tuple[tuple[Extent, float], ...]
     multicast_ingest_one: tuple[tuple[Extent, float], ...]
+    #: What one SM sends to its peers, by st.async and by bulk copies.
     dsm_push: tuple[tuple[Extent, float], ...]
     dsm_push_bulk: tuple[tuple[Extent, float], ...]
+    #: Rows and columns of a CTA's tile, element type, and operations of one SM with operands in
+    #: shared memory.
     tensor: tuple[tuple[Extent, Extent, str, float], ...]
+    #: Latencies of dependent loads; of DSM in a cluster of 4.
     hbm: float
     l2: float
     dsm: float
+    #: From arrive.release to the end of wait.acquire.
     cluster_barrier: tuple[tuple[Extent, float], ...]
+    #: From a store and release on one SM to acquire and load on another, through L2.
     flag: float
+    #: From one empty kernel to the next in a CUDA graph, and with programmatic dependent launch.
     launch: float
     early_launch: float
+    #: Clusters that run at once when each CTA takes all shared memory of an SM.
     resident: tuple[tuple[Extent, int], ...]
+    #: By field: (largest - smallest) / median of the repeats, of the worst entry.
     spread: Mapping[str, float] = field(default_factory=dict)
+    #: Provenance: device name, clocks, driver, CUDA version, date, commit; of a provisional record
+    #: its sources.
     machine: Mapping[str, Any] = field(default_factory=dict)
+    #: Constants that no micro-benchmark gives, fitted to measured kernels.
     fitted: Mapping[str, Any] = field(default_factory=dict)
     version: int = VERSION
 
     def to_json(self) -> dict[str, Any]:
-        """As a value that `json` can write."""
+        """Convert to a value that `json` can write."""
         return asdict(self)
 
     def text(self) -> str:
-        """As the JSON text of a file, with a row of a table on each line."""
+        """Format as the JSON text of a file, with each row of a table on a line of its own."""
         parts = (f"  {json.dumps(key)}: {_lines(value)}" for key, value in self.to_json().items())
         return "{\n" + ",\n".join(parts) + "\n}\n"
 
@@ -141,25 +121,10 @@ def _lines(value: object) -> str:
 
 
 def read(value: object, where: str = "record") -> Measured:
-    """Read and check what `Measured.to_json` and JSON made of a record.
+    """Read a record from the value that `Measured.to_json` gave, and check it.
 
-    Parameters
-    ----------
-    value : object
-        Fields by name.
-    where : str
-        File or name that refusals show.
-
-    Returns
-    -------
-    Measured
-        The record.
-
-    Raises
-    ------
-    EnvironmentRefused
-        If it is of another version of the schema, a field is missing or unknown, or a value is
-        not one that a Hopper GPU can have.
+    Refused are other versions of the schema, missing and unknown fields, and values that no Hopper
+    GPU can have. `where` is the file or name in refusals.
     """
     if isinstance(value, Mapping) and value.get("version") != VERSION:
         raise _refuse(
@@ -208,23 +173,12 @@ def load(path: Path) -> Measured:
 
 @lru_cache(maxsize=8)
 def shipped(name: str) -> Measured:
-    """Load the record of a device that comes with the package.
-
-    Parameters
-    ----------
-    name : str
-        One of `crossfuse.hardware.DEVICES`.
-
-    Returns
-    -------
-    Measured
-        Its record; `provisional` says whether it was measured elsewhere.
-    """
+    """Load the record of one of `crossfuse.hardware.DEVICES` that comes with the package."""
     return load(DIRECTORY / f"{name}.json")
 
 
 def _checked(name: str, value: Any, where: str) -> Any:
-    """A number, or the rows of a table in order, within the limits of a field."""
+    """Check a number, or the rows of a table, against the limits of a field, and sort the rows."""
     if not isinstance(value, tuple):
         return _number(name, value, where)
     if not value:
@@ -255,27 +209,11 @@ def _refuse(fault: str, where: str, found: object, limit: str) -> RefusedError:
     )
 
 
-# The record of a device: its user's, the packaged one, or that of the nearest one, scaled.
-
-
 def measured(target: str | Device | None = None) -> Measured:
-    """What is known of a device: its record.
+    """Find the record of a device: its user's, the packaged one, or the nearest one scaled.
 
-    Parameters
-    ----------
-    target : str | Device | None
-        See `crossfuse.hardware.device`.
-
-    Returns
-    -------
-    Measured
-        The record that its user made (``crossfuse calibrate``), else the packaged one, else that of
-        the nearest packaged device, scaled, with a warning; `provisional` says so.
-
-    Raises
-    ------
-    EnvironmentRefused
-        If the device is unknown, or the record is not sound.
+    A user's is made by ``crossfuse calibrate``. Where neither that nor a packaged one exists, the
+    nearest packaged record is scaled, with a warning, and is `provisional`.
     """
     spec = device(target)
     if spec.record:
@@ -285,7 +223,10 @@ def measured(target: str | Device | None = None) -> Measured:
 
 @lru_cache(maxsize=8)
 def _of_user(name: str, _digest: str) -> Measured:
-    """The record of a user. What no microbenchmark gives is that of the nearest packaged one."""
+    """Load a user's record; constants that were fitted come from the nearest packaged one.
+
+    The digest is the cache key: a record that was measured anew is read again.
+    """
     found = load(record_path(name))
     packaged = shipped(name if name in DEVICES else nearest(device(name)).name)
     return replace(found, fitted={**packaged.fitted, **found.fitted})
@@ -293,25 +234,10 @@ def _of_user(name: str, _digest: str) -> Measured:
 
 @lru_cache(maxsize=8)
 def scaled(target: Device) -> Measured:
-    """Derive a record, and warn once that it is none.
+    """Derive a provisional record from the nearest measured device, and warn once about it.
 
-    Rates of memory go with the width of its bus and its clock; those of an SM with the clock of the
-    SMs, and those of all SMs with their number too. Latencies stay, and so does what was fitted.
-
-    Parameters
-    ----------
-    target : Device
-        Of a name without a record.
-
-    Returns
-    -------
-    Measured
-        A provisional record.
-
-    Warns
-    -----
-    UserWarning
-        With what it is scaled from, and how to measure.
+    Rates of memory scale with bus width and memory clock, those of an SM with the SM clock, and
+    those of all SMs with their number too. Latencies and fitted constants do not scale.
     """
     base = nearest(target)
     record = shipped(base.name)
@@ -349,12 +275,12 @@ def scaled(target: Device) -> Measured:
 
 
 def nearest(target: Device) -> Device:
-    """The measured device whose memory is the most alike."""
+    """Find the packaged device with the most similar memory bandwidth."""
     return min(DEVICES.values(), key=lambda each: abs(log(_memory(target) / _memory(each))))
 
 
 def _memory(target: Device) -> int:
-    """Bits of its memory's bus times its clock: the rate, but for what all have in common."""
+    """Bus width in bits times memory clock: the bandwidth up to a factor that all devices share."""
     return target.memory_bits * target.memory_mhz
 
 

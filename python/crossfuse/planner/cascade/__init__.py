@@ -1,1 +1,1 @@
-"""Cascades of reductions: which stream computes one, and why that one."""
+"""Plans of cascades of reductions: which kernel computes one, and why that one."""

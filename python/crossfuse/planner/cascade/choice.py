@@ -1,4 +1,4 @@
-"""Which kernel computes a cascade, and why that one, as values that travel as text."""
+"""Chosen kernel of a cascade with the reasons for it, as values that travel as text."""
 
 from __future__ import annotations
 
@@ -23,89 +23,58 @@ Kind = TypeVar("Kind", bound="CascadeChoice")
 
 @dataclass(frozen=True)
 class Taken:
-    """What a kernel of a cascade takes of the device.
+    """Resources of the device that a kernel of a cascade takes."""
 
-    Attributes
-    ----------
-    ctas, cluster, threads : int
-        Of the grid, of a cluster, of a CTA.
-    side : int
-        CTAs that a multiprocessor holds.
-    registers : int
-        Of a thread, estimated; of tiles those of scores and sums alone.
-    shared_bytes : int
-        Of a CTA, at least.
-    waves : float
-        Rounds of CTAs that the device makes.
-    """
-
+    #: CTAs of the grid and of a cluster, threads of a CTA.
     ctas: int
     cluster: int
     threads: int
+    #: CTAs that an SM holds at once.
     side: int
+    #: Per thread, estimated; for tiles only those of scores and sums.
     registers: int
+    #: Per CTA, at least.
     shared_bytes: int
+    #: Rounds of CTAs that the device makes: a fraction, 1 at least.
     waves: float
 
 
 @dataclass(frozen=True)
 class CascadeChoice:
-    """How a cascade is computed: the values of `crossfuse.planner.cascade.plan.CascadePlan`.
-
-    Attributes
-    ----------
-    shape : CascadeShape
-        What is computed.
-    device : str
-        Target name.
-    family : str
-        One of `crossfuse.planner.families.CASCADE_FAMILIES`, or `EAGER`: separate kernels.
-    tiles : Mapping[str, Any]
-        Fields of `StreamTiles`, `CascadeTiles` or `RowsTiles`.
-    microseconds : float
-        Estimated time from the end of the kernel before.
-    terms : Mapping[str, float]
-        What it is made of; they add up to it.
-    bound : str
-        The stream that takes longest, or ``latency`` where none takes half of the time.
-    bytes : Mapping[str, int]
-        Moved by level.
-    alone : Mapping[str, float]
-        Microseconds of each stream as if there were no other.
-    place : str
-        Where what outlives a sweep or a CTA is kept: see `crossfuse.planner.cascade.plan`.
-    taken : Taken | None
-        What the kernel takes; None of separate kernels.
-    runners : tuple[Runner, ...]
-        The best plan of each other place, and not fusing, the fastest first.
-    """
+    """How a cascade is computed: the values of `crossfuse.planner.cascade.plan.CascadePlan`."""
 
     shape: CascadeShape
+    #: Target name.
     device: str
+    #: One of `crossfuse.planner.families.CASCADE_FAMILIES`, or `EAGER`: separate kernels.
     family: str
+    #: Fields of `StreamTiles`, `CascadeTiles` or `RowsTiles`.
     tiles: Mapping[str, Any]
+    #: Estimated, from the end of the kernel before.
     microseconds: float
+    #: Parts of the time; they add up to it.
     terms: Mapping[str, float]
+    #: The stream that takes longest, or ``latency`` where none takes half of the time.
     bound: str
+    #: Traffic by memory level.
     bytes: Mapping[str, int]
+    #: Microseconds of each stream as if there were no other.
     alone: Mapping[str, float]
+    #: Where what outlives a sweep or a CTA is stored, in words: see `place_of` of
+    #: `crossfuse.planner.cascade.plan`.
     place: str
+    #: None of separate kernels.
     taken: Taken | None = None
+    #: The best plan of each other place, and not fusing, the fastest first.
     runners: tuple[Runner, ...] = ()
 
     def to_json(self) -> str:
-        """The values as text that `from_json` reads."""
+        """Write the values as text that `from_json` reads."""
         return json.dumps({"version": VERSION, "kind": "cascade", **asdict(self)}, indent=1)
 
     @classmethod
     def from_json(cls: type[Kind], text: str) -> Kind:
-        """Read what `to_json` wrote.
-
-        Raises
-        ------
-        PlanRefused
-            If the text is no plan of a cascade of this version.
-        """
+        """Read what `to_json` wrote; refuses plans of chains and other versions."""
         try:
             document = parse(text)
             if isinstance(document, dict) and document.pop("kind", None) != "cascade":
@@ -115,15 +84,15 @@ class CascadeChoice:
             raise no_plan(error.found, error.limit) from None
 
 
-# Not fusing a cascade: one kernel after another, each of which reads and writes memory.
+# The alternative to fusing: one kernel after another, each of which reads and writes memory.
 
 
 def pass_times(passes: Sequence[Pass], device: Device, rates: Rates) -> list[dict[str, float]]:
-    """Microseconds of each pass by memory and by tensor cores, as if there were no other.
+    """Microseconds of each unfused pass, by memory and by tensor cores, as if there were no other.
 
     Reductions and outputs reach the measured rate of memory, as two-pass kernels of torch.compile
-    do (cross entropy 684 us of 671, moments of inertia 682 of 686); products what cuBLAS was fitted
-    to (`Fitted.eager`, `eager_tensor`).
+    do (cross entropy 684 us of 671, moments of inertia 682 of 686); products reach what cuBLAS was
+    fitted to (`Fitted.eager`, `eager_tensor`).
     """
     found = []
     measured, fitted = rates.measured, rates.fitted
@@ -136,7 +105,7 @@ def pass_times(passes: Sequence[Pass], device: Device, rates: Rates) -> list[dic
 
 
 def eager_estimate(passes: Sequence[Pass], device: Device, rates: Rates) -> Estimate:
-    """Estimate separate kernels in a CUDA graph."""
+    """Estimate the separate kernels of an unfused cascade in a CUDA graph."""
     terms = {"hbm": 0.0, "tensor": 0.0}
     busy = dict(terms)
     for each in pass_times(passes, device, rates):

@@ -1,4 +1,4 @@
-"""A kernel of a cascade, of whichever family: its tiles and what is launched."""
+"""A kernel of a cascade, of whichever family: its tiles, and the kernels it launches."""
 
 from __future__ import annotations
 
@@ -16,14 +16,9 @@ Tiles: TypeAlias = "StreamTiles | CascadeTiles | RowsTiles"
 
 @dataclass(frozen=True)
 class CascadeKernel:
-    """A kernel of a cascade as terms of one's own see it: `crossfuse.planner.cost.own.OwnTerm`.
+    """A kernel of a cascade as a user's own terms see it: `crossfuse.planner.cost.own.OwnTerm`."""
 
-    Attributes
-    ----------
-    tiles : StreamTiles | CascadeTiles | RowsTiles
-        Of one candidate; those of rows before a product may be of many, with arrays as fields.
-    """
-
+    #: Of one candidate; those of rows before a product may be of many, with arrays as fields.
     tiles: Tiles
 
     @property
@@ -33,6 +28,6 @@ class CascadeKernel:
         return kinds[type(self.tiles)]
 
     def kernels(self, shape: CascadeShape) -> tuple[str, ...]:
-        """Name what is launched, as kernels of chains list theirs: see `TiledKernel.kernels`."""
+        """Name the launched kernels, in the form of those of chains: see `TiledKernel.kernels`."""
         stored = isinstance(self.tiles, CascadeTiles) and self.tiles.in_memory
         return (self.family, "merge") if stored else (self.family,)

@@ -1,4 +1,4 @@
-"""Plans of cascades: which stream computes one, in which tiles, and whether to fuse at all."""
+"""Plans of cascades: which kernel computes one, in which tiles, and whether to fuse at all."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from crossfuse.planner.space.count import Step
 if TYPE_CHECKING:
     from crossfuse.planner.explain.cascade import CascadeReasons
 
-# Where a kernel of a cascade keeps what outlives a sweep or a CTA, and what it takes.
+# Where a kernel stores what outlives a sweep or a CTA, and the resources it takes.
 
 #: Places of elements that outputs need again, by `StreamTiles.resident`.
 _RESIDENT = {"registers": "registers", "shared": "shared memory", "none": "L2"}
 
 
 def place_of(shape: CascadeShape, tiles: Tiles) -> str:
-    """Where states and elements are: words that tell kinds of kernels apart.
+    """Describe where states and elements are stored, in words that tell kinds of kernels apart.
 
     States of a CTA are in registers, those of a cluster go through DSM, those that a second kernel
-    merges through global memory. Elements that outputs over
-    the axis need again are in registers or shared memory, or come from L2 as far as it has them.
+    merges through global memory. Elements that outputs over the axis need again are in registers or
+    shared memory, or come from L2 as far as it has them.
     """
     if isinstance(tiles, RowsTiles):
         return "chunks of rows in L2" if tiles.chunk else "rows in L2"
@@ -54,7 +54,7 @@ def place_of(shape: CascadeShape, tiles: Tiles) -> str:
 
 
 def taken(shape: CascadeShape, tiles: Tiles, device: Device) -> Taken:
-    """What a kernel takes of the device."""
+    """Resources of the device that a kernel takes."""
     if isinstance(tiles, RowsTiles):
         return _taken_by_rows(shape, tiles, device)
     size = tiles.cluster
@@ -87,7 +87,7 @@ def taken(shape: CascadeShape, tiles: Tiles, device: Device) -> Taken:
 
 
 def _taken_by_rows(shape: CascadeShape, tiles: RowsTiles, device: Device) -> Taken:
-    """What the product takes; the warps that make rows are there anyway."""
+    """Resources of the product's kernel; the warps that make rows are part of it anyway."""
     assert shape.product is not None
     (found,) = resources(tiles.kernel, shape.product.shape, device)
     (phase,) = tiles.kernel.phases(shape.product.shape)
@@ -114,18 +114,7 @@ class CascadePlan(CascadeChoice):
     """How a cascade is computed; see `crossfuse.planner.cascade.choice.CascadeChoice`."""
 
     def explain(self, target: str | Device | None = None) -> CascadeReasons:
-        """Say why this is the plan.
-
-        Parameters
-        ----------
-        target : str | Device | None
-            See `crossfuse.planner.explain.cascade.explain_plan`.
-
-        Returns
-        -------
-        CascadeReasons
-            Values, with ``text`` and ``svg``.
-        """
+        """Say why this is the plan: see `crossfuse.planner.explain.cascade.explain_plan`."""
         from crossfuse.planner.explain.cascade import explain_plan
 
         return explain_plan(self, target=target)
@@ -140,36 +129,12 @@ def ranked_cascade(
     keep: int = 0,
     fused: bool = False,
 ) -> list[CascadePlan]:
-    """Plans of a cascade, the best first.
+    """Rank the plans of a cascade, the best first; at least one, else refused.
 
-    Parameters
-    ----------
-    workload : str | CascadeSpec | CascadeShape
-        What is computed.
-    target : str | Device | None
-        Device.
-    only : Sequence[str]
-        Of ``"stream"``, ``"tiles"``, ``"rows"`` and ``"eager"``; all where it is empty.
-    rates : Rates | None
-        What the device does; None takes its packaged record.
-    keep : int
-        Kernels at most; 0 for all, but of rows before a product the eight best.
-    fused : bool
-        Whether a kernel of ours is asked for: not to fuse is a runner then, and never a plan.
-
-    Returns
-    -------
-    list[CascadePlan]
-        At least one; the first has the best of the other places, and not fusing, as
-        `CascadeChoice.runners`. Where clusters share an axis, a merge by a second kernel is among
-        these, and never a plan: see `crossfuse.planner.cascade.plan`.
-
-    Raises
-    ------
-    PlanRefused
-        If no kernel of these families fits.
-    WorkloadRefused, CascadeRefused
-        For what is no cascade, or cannot stream.
+    An empty `only` allows all families, `keep` of 0 all kernels (but the eight best of rows before
+    a product). With `fused`, not fusing is only a runner. The first plan carries the best of the
+    other places as `runners`; a merge by a second kernel, where clusters share an axis, is one of
+    these and never a plan.
     """
     spec = device(target)
     shape = workload if isinstance(workload, CascadeShape) else shape_of_cascade(workload)
@@ -208,39 +173,22 @@ def plan_cascade(
     only: Sequence[str] = (),
     rates: Rates | None = None,
 ) -> CascadePlan:
-    """The best of `ranked_cascade`.
-
-    Examples
-    --------
-    >>> plan_cascade("R7").family
-    'stream'
-    """
+    """Choose the best of `ranked_cascade`."""
     return ranked_cascade(workload, target, only=only, rates=rates, keep=1)[0]
 
 
 def parted_plans(shape: CascadeShape, spec: Device, rates: Rates, merge: str) -> list[CascadePlan]:
-    """Plans of tiles whose axis several CTAs share, the best first.
-
-    Parameters
-    ----------
-    shape : CascadeShape
-        What is computed.
-    spec : Device
-        Limits.
-    rates : Rates
-        What the device does.
-    merge : str
-        Where states merge: see `crossfuse.cascade.rewrite.tiled.sizes.CascadeTiles.merge`.
-    """
+    """Rank the plans of tiles whose axis several CTAs share; `merge` as `CascadeTiles.merge`."""
     found = parted(shape, spec, rates, merge)
     return [_of_kernel(shape, TILES, each, spec, rates) for each in found]
 
 
 def tried(plans: Sequence[CascadePlan]) -> list[CascadePlan]:
-    """Plans that are worth lowering one after another.
+    """Select the plans that are worth lowering one after another.
 
     Of streams all: what the planner expects to fit does. Of tiles, whose expressions may need more
-    registers than is estimated, those with clusters of a size that need fewer and fewer.
+    registers than estimated, only those that need fewer registers than all before them of the same
+    cluster size.
     """
     least: dict[tuple[int, int], int] = {}
     found = []
@@ -256,7 +204,7 @@ def tried(plans: Sequence[CascadePlan]) -> list[CascadePlan]:
 
 
 def _runners(plans: Sequence[CascadePlan], fused: bool) -> tuple[Runner, ...]:
-    """The first of each place but that of the best, the fastest first."""
+    """Find the best plan of each place other than that of the chosen one, the fastest first."""
     kinds: dict[str, CascadePlan] = {}
     for each in plans:
         kinds.setdefault(each.place, each)
@@ -298,7 +246,7 @@ def _of_passes(shape: CascadeShape, spec: Device, rates: Rates) -> CascadePlan:
 
 
 def _frame(shape: CascadeShape, spec: Device, found: Estimate) -> CascadePlan:
-    """A plan not to fuse, with the times of an estimate."""
+    """Make a plan not to fuse, with the times of an estimate; fused plans replace the rest."""
     terms = plain_numbers(found.terms)
     total = sum(terms.values())
     alone = plain_numbers(found.busy)
@@ -337,7 +285,7 @@ def _none_fits(
     )
 
 
-# Plans of cascades that keep states in one place: what a comparison of places compiles.
+# Plans restricted to one place of the states, for comparisons of places.
 
 #: Where states merge in each of `STATE_PLACES`; None without merging.
 _MERGES: dict[str, str | None] = dict(zip(STATE_PLACES, (None, DSM, KERNEL), strict=True))
@@ -346,32 +294,11 @@ _MERGES: dict[str, str | None] = dict(zip(STATE_PLACES, (None, DSM, KERNEL), str
 def placed_cascade(
     workload: Any, place: str, target: str | Device | None = None, *, rates: Rates | None = None
 ) -> list[CascadePlan]:
-    """Plans that keep the states of a cascade in one place, the best first.
+    """Rank the plans that keep the states of a cascade in one place; at least one, else refused.
 
-    Parameters
-    ----------
-    workload : str | CascadeSpec | CascadeShape
-        What is computed.
-    place : str
-        ``"registers"``: one CTA has a row's whole axis. ``"dsm"``: clusters share it, and merge
-        through distributed shared memory, also where rows alone would fill the device.
-        ``"global"``: CTAs share it, and a second kernel merges their states.
-    target : str | Device | None
-        Device.
-    rates : Rates | None
-        What the device does; None takes its packaged record.
-
-    Returns
-    -------
-    list[CascadePlan]
-        At least one.
-
-    Raises
-    ------
-    PlanRefused
-        If there is no such kernel.
-    WorkloadRefused, CascadeRefused
-        For what is no cascade, or cannot stream.
+    In ``"registers"`` one CTA has a row's whole axis. In ``"dsm"`` clusters share it and merge
+    through distributed shared memory, even where rows alone would fill the device. In ``"global"``
+    CTAs share it, and a second kernel merges their states.
 
     Examples
     --------

@@ -1,6 +1,6 @@
-"""What multiprocessors compute beside products: special functions, and plain arithmetic.
+"""Throughput of SMs beside products: special functions, and plain arithmetic.
 
-Both run at the clock that products leave. The measured rate of these tells how low it falls: a
+Both run at the clock that products leave. The measured rate of products tells how low it falls: a
 dense product of 16-bit floats takes 4096 operations of an SM in a cycle (NVIDIA H100 white paper:
 989 TFLOP/s of 132 SMs at 1830 MHz).
 """
@@ -20,14 +20,9 @@ SPECIAL, LANES = 16, 128
 
 
 def clock(rates: Rates, *, dense: float = 0.0) -> float:
-    """Cycles of a microsecond.
+    """Cycles per microsecond under load; `dense` is the part of the time with tensor cores at work.
 
-    Parameters
-    ----------
-    rates : Rates
-        Of the device.
-    dense : float
-        Part of the time in which tensor cores are at work: all of it leaves about 1600.
+    With tensor cores at work all the time it falls to about 1600.
     """
     loaded = float(rates.tensor_rate(128, 256, 2)) / _PER_CYCLE
     return BOOST - (BOOST - loaded) * dense

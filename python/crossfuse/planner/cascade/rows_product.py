@@ -16,23 +16,15 @@ CHUNK = 512
 
 @dataclass(frozen=True)
 class RowsProduct:
-    """Rows, and the product that loads them.
+    """Rows that a cascade makes, and the product that loads them."""
 
-    Attributes
-    ----------
-    chain : Chain
-        One product, of the rows and of weights.
-    k_major : bool
-        Whether weights are stored as [n, k].
-    rows : Work
-        Of what makes the rows.
-    chunk : int
-        Elements of the chunks that rows can be made in; 0 if they are made as a whole alone.
-    """
-
+    #: One product, of the rows and of weights.
     chain: Chain
+    #: Whether weights are stored as [n, k].
     k_major: bool
+    #: Work of the cascade that makes the rows.
     rows: Work
+    #: Elements of the chunks that rows can be made in; 0 if they are made as a whole alone.
     chunk: int = 0
 
     @cached_property
@@ -42,7 +34,7 @@ class RowsProduct:
 
     @property
     def hbm_bytes(self) -> int:
-        """Inputs and output, once each: what makes the rows instead of the rows."""
+        """Bytes of inputs and output, once each: what makes the rows counts instead of the rows."""
         chain, rows = self.chain, self.rows
         left = chain.products[0].left
         ends = [each for each in chain.tensors if each.name != left]
@@ -51,19 +43,15 @@ class RowsProduct:
 
     @property
     def left_bytes(self) -> int:
-        """Of the rows, as they are stored for the product."""
+        """Bytes of the rows as they are stored for the product."""
         return self.rows.rows * self.rows.length * self.rows.written
 
 
 def chunk_of(parts: Any, site: Any, derivation: Any) -> int:
-    """Elements of a chunk by which rows can be made; 0 if they cannot.
+    """Elements of a chunk by which the rows of a function can be made; 0 if they cannot.
 
-    Parameters
-    ----------
-    parts : crossfuse.cascade.rewrite.rows_first.RowsFirst
-        The function.
-    site, derivation
-        The cascade of its rows.
+    `parts` is a `crossfuse.cascade.rewrite.rows_first.RowsFirst`, the others the cascade of its
+    rows.
     """
     from crossfuse.cascade.rewrite.row_chunks import row_chunks
     from crossfuse.errors import CascadeRefused
@@ -75,17 +63,9 @@ def chunk_of(parts: Any, site: Any, derivation: Any) -> int:
 
 
 def rows_product_of(func: Any) -> RowsProduct | None:
-    """Count a function whose last product reads rows that a cascade makes.
+    """Count an unscheduled function whose last product reads rows that a cascade makes.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        In s_tir form, unscheduled.
-
-    Returns
-    -------
-    RowsProduct | None
-        None of a function of another form, and of rows that do not stream.
+    None of a function of another form, and of rows that do not stream.
     """
     from crossfuse import _tvm as ir
     from crossfuse.blocks.chain import read_chain

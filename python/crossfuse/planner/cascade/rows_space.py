@@ -1,4 +1,4 @@
-"""Tiles of a product whose rows its kernel makes first, and the rules that they keep."""
+"""Kernels of a product that make its rows first: their tiles, rules and estimates."""
 
 from __future__ import annotations
 
@@ -36,12 +36,7 @@ _MANY = 8
 class RowsTiles:
     """Tiles of the product; how rows are made follows from the device.
 
-    Attributes
-    ----------
-    rows, columns, cluster, split, across : int
-        See `crossfuse.schedule.rules.tensor_tiles.TensorTiles`.
-    chunk : int
-        Elements of a chunk of a row, which the product takes in as they come; 0 makes whole rows.
+    All but the chunk are those of `crossfuse.schedule.rules.tensor_tiles.TensorTiles`.
     """
 
     rows: Tile = 128
@@ -49,6 +44,7 @@ class RowsTiles:
     cluster: Tile = 1
     split: Tile = 1
     across: Tile = 1
+    #: Elements of a chunk of a row, which the product takes in as they come; 0 makes whole rows.
     chunk: Tile = 0
 
     @property
@@ -65,21 +61,9 @@ class RowsTiles:
 
 
 def rows_kernels(product: RowsProduct, device: Device) -> tuple[tuple[Step, ...], TiledKernel]:
-    """List the kernels of the product that have room for warps that make rows.
+    """List the kernels of the product with room for warps that make rows, as one kernel of arrays.
 
-    Parameters
-    ----------
-    product : RowsProduct
-        What is computed.
-    device : Device
-        Limits.
-
-    Returns
-    -------
-    tuple[Step, ...]
-        How many tiles each rule leaves.
-    TiledKernel
-        Of arrays, all that keep every rule.
+    The steps tell how many tiles each rule leaves.
     """
     shape = product.shape
     found = every(_GEMM, shape, device)
@@ -108,12 +92,12 @@ def rows_kernels(product: RowsProduct, device: Device) -> tuple[tuple[Step, ...]
 
 
 def listed(kernels: TiledKernel) -> tuple[RowsTiles, ...]:
-    """Kernels of arrays as tiles, one by one."""
+    """Split kernels of arrays into tiles, one by one."""
     return tuple(RowsTiles(**select(kernels, each).tiles()) for each in range(count(kernels)))
 
 
 def together(kernels: TiledKernel, chunk: int = 0) -> RowsTiles:
-    """Kernels of arrays as tiles of arrays, all with rows in chunks of one size."""
+    """Join kernels of arrays into tiles of arrays, all with rows in chunks of one size."""
     split = choose(kernels.split, kernels.size, 1)
     fields: Any = {
         "rows": kernels.rows,
@@ -128,7 +112,7 @@ def together(kernels: TiledKernel, chunk: int = 0) -> RowsTiles:
 def by_chunks(
     product: RowsProduct, device: Device, tiles: Sequence[RowsTiles]
 ) -> tuple[RowsTiles, ...]:
-    """The same tiles, of those that can take rows chunk by chunk, where a CTA has many rows."""
+    """Select the tiles that can take rows chunk by chunk, where a CTA has many rows."""
     if not product.chunk or product.rows.rows < _MANY * device.sms:
         return ()
     fits = (each for each in tiles if _takes_chunks(each.kernel, product))
@@ -141,7 +125,7 @@ def _takes_chunks(kernel: TiledKernel, product: RowsProduct) -> bool:
 
 
 def ordered(times: Sequence[tuple[float, RowsTiles]]) -> list[tuple[float, RowsTiles]]:
-    """Tiles by their times, the best first; of equal ones those of fewer rows."""
+    """Sort tiles by their times, the best first; of equal ones those of fewer rows."""
     best = min((time for time, _ in times), default=1.0)
 
     def key(pair: tuple[float, RowsTiles]) -> tuple[float, ...]:
@@ -162,7 +146,7 @@ def ordered(times: Sequence[tuple[float, RowsTiles]]) -> list[tuple[float, RowsT
 #         tensor   by the wait
 #         rows     a stream of its own: all rows of the busiest warp
 #
-# Rows that multiplying warpgroups make are told as those of warps: a row of 8 KiB is made 5.1 us
+# Rows that multiplying warpgroups make count as those of warps: a row of 8 KiB is made 5.1 us
 # after a CTA began, for 4.7 to 5.5 of a warp, most of it behind the sum: its stores and its flag.
 
 #: Warps of a CTA that make rows, see `crossfuse.lower.hopper.rows.emit`.
@@ -188,26 +172,10 @@ def rows_estimate(
     rates: Rates,
     chunked: bool = False,
 ) -> Estimate:
-    """Estimate kernels that make rows and multiply them.
+    """Estimate kernels that make rows and multiply them: that of the product, with a term ``rows``.
 
-    Parameters
-    ----------
-    product : RowsProduct
-        What is computed.
-    kernel : TiledKernel
-        Of one candidate, or of many.
-    device : Device
-        Its limits.
-    rates : Rates
-        What it was measured to do.
-    chunked : bool
-        Whether rows are made chunk by chunk.
-
-    Returns
-    -------
-    Estimate
-        That of the product, with the term ``rows``; without the user's own terms, which are of the
-        whole kernel.
+    The user's own terms are left out here: they are of the whole kernel, and added by the caller.
+    `kernel` is one candidate, or many as arrays; `chunked` rows are made chunk by chunk.
     """
     found = corrected(kernel, product.shape, device, replace(rates, own=()))
     active = least(kernel.clusters(product.shape, device)[0], resident(device, kernel.cluster))
@@ -233,7 +201,7 @@ def rows_estimate(
 
 
 def _by_chunks(product: RowsProduct, found: Estimate, rates: Rates) -> Estimate:
-    """Products that take rows in as they come: later by the first chunk, and slower throughout."""
+    """Estimate products that take rows in as they come: late by a chunk, and slower throughout."""
     first = ROW + product.chunk * product.rows.read / BYTES + rates.measured.flag
     added = TOGETHER + first + (BESIDE_CHUNKS - 1) * sum(found.terms.values())
     terms = {**found.terms, ROWS: _plain(added)}
@@ -241,7 +209,7 @@ def _by_chunks(product: RowsProduct, found: Estimate, rates: Rates) -> Estimate:
 
 
 def _plain(time: Share) -> Share:
-    """One kernel's as a float."""
+    """Convert the time of a single kernel to a float."""
     return time if np.ndim(time) else float(time)
 
 
@@ -254,7 +222,7 @@ def rows_memory(product: RowsProduct, kernel: TiledKernel, device: Device) -> Me
 def _weights(
     product: RowsProduct, kernel: TiledKernel, device: Device, rates: Rates, ctas: Share
 ) -> tuple[Share, Share]:
-    """Microseconds of memory for the weights that are on their way, and for all that rings hold."""
+    """Microseconds of memory for the weights that are in flight, and for all that rings hold."""
     (phase,) = kernel.phases(product.shape)
     speed = memory_speed(rates) * phase.right_sharers / ctas
     speed = np.minimum(ingest_speed(rates), speed)

@@ -19,23 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CascadeShape:
-    """What is computed.
+    """Counted work of a cascade, fused and unfused."""
 
-    Attributes
-    ----------
-    name : str
-        Text of the spec, or what else it is called.
-    work : Work | TileWork
-        Of a stream of threads, or of tiles with products.
-    passes : tuple[Pass, ...]
-        The kernels of those that are not fused.
-    product : RowsProduct | None
-        The same as rows and a product of them, where it has that form.
-    """
-
+    #: Text of the spec, or what else it is called.
     name: str
+    #: Of a stream of threads, or of tiles with products.
     work: Work | TileWork
+    #: The kernels that compute it if it is not fused.
     passes: tuple[Pass, ...] = ()
+    #: The same as rows and a product of them; None of a cascade of another form.
     product: RowsProduct | None = None
 
     @property
@@ -50,27 +42,12 @@ class CascadeShape:
 
     @property
     def separate(self) -> int:
-        """Kernels that compute it if it is not fused."""
+        """Number of kernels that compute it if it is not fused."""
         return len(self.passes)
 
 
 def cascade_shape(site: Site, derivation: Derivation, name: str = "cascade") -> CascadeShape:
-    """Count a cascade of a function.
-
-    Parameters
-    ----------
-    site : Site
-        The cascade in its function.
-    derivation : Derivation
-        How it streams.
-    name : str
-        What it is called.
-
-    Raises
-    ------
-    CascadeRefused
-        If it has products, and no tile form.
-    """
+    """Count the work of a cascade in its function; refuses products without a tile form."""
     from crossfuse.cascade.rewrite.passes import passes_of
     from crossfuse.cascade.rewrite.tiled.operands import has_products
     from crossfuse.cascade.rewrite.tiled.work import tile_work_of
@@ -82,18 +59,7 @@ def cascade_shape(site: Site, derivation: Derivation, name: str = "cascade") -> 
 
 
 def shape_of_cascade(source: str | CascadeSpec) -> CascadeShape:
-    """Count a packaged cascade.
-
-    Parameters
-    ----------
-    source : str | CascadeSpec
-        Such as ``"R7"`` or ``"softmax:rows=64,cols=1024"``.
-
-    Raises
-    ------
-    WorkloadRefused, CascadeRefused
-        For what is no cascade, or cannot stream.
-    """
+    """Count a packaged cascade, such as ``"R7"`` or ``"softmax:rows=64,cols=1024"``."""
     from crossfuse.cascade.algebra import derive
     from crossfuse.cascade.detect import detect
     from crossfuse.workload.cascade_build import prim_func

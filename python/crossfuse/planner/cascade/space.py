@@ -43,16 +43,9 @@ Timed: TypeAlias = "tuple[float, Tiles]"
 def candidates(
     shape: CascadeShape, device: Device, family: str = ""
 ) -> tuple[tuple[Step, ...], tuple[Tiles, ...]]:
-    """Tiles of a cascade that keep all rules, and how many each rule leaves.
+    """List tiles of a cascade that keep all rules, and how many tiles each rule leaves.
 
-    Parameters
-    ----------
-    shape : CascadeShape
-        What is computed.
-    device : Device
-        Limits.
-    family : str
-        One of its families; that of the whole if it is left out.
+    An empty family is that of the whole.
     """
     if family == ROWS:
         assert shape.product is not None
@@ -65,7 +58,7 @@ def candidates(
 
 
 def estimate(shape: CascadeShape, tiles: Tiles, device: Device, rates: Rates) -> Estimate:
-    """Estimate one kernel of a cascade, with a user's own terms; its tiles keep the rules."""
+    """Estimate one kernel of a cascade, with a user's own terms; its tiles must keep the rules."""
     found = _estimate(shape, tiles, device, rates)
     return with_own(found, rates.own, CascadeKernel(tiles), shape, device)
 
@@ -98,7 +91,7 @@ def moved(shape: CascadeShape, tiles: Tiles, device: Device) -> dict[str, int]:
 def timed(
     shape: CascadeShape, device: Device, rates: Rates, family: str = ""
 ) -> tuple[tuple[Step, ...], tuple[Timed, ...]]:
-    """Tiles of a family with their times, the best first, and how many each rule leaves."""
+    """Time the tiles of a family, the best first; also how many tiles each rule leaves."""
     if family == ROWS:
         return _timed_rows(shape, device, rates)
     steps, found = candidates(shape, device)
@@ -111,7 +104,7 @@ def timed(
 def parted(
     shape: CascadeShape, device: Device, rates: Rates, merge: str
 ) -> tuple[CascadeTiles, ...]:
-    """Tiles whose axis several CTAs share, the best first; none of a cascade without them."""
+    """Order tiles whose axis several CTAs share, the best first; none of a cascade without them."""
     if isinstance(shape.work, Work):
         return ()
     found = tile_space.parted_tiles(shape.work, device, merge)
@@ -122,7 +115,7 @@ def parted(
 def _timed_rows(
     shape: CascadeShape, device: Device, rates: Rates
 ) -> tuple[tuple[Step, ...], tuple[Timed, ...]]:
-    """All at once: what was learned of products is slow to ask for one by one."""
+    """Time all tiles of rows at once: asking the learned trees one by one is slow."""
     assert shape.product is not None
     steps, kernels = rows_kernels(shape.product, device)
     tiles = listed(kernels)
@@ -152,24 +145,18 @@ def _rows_times(
 def in_order(
     shape: CascadeShape, device: Device, rates: Rates, family: str = ""
 ) -> tuple[tuple[Step, ...], tuple[Tiles, ...]]:
-    """Tiles of a family, the best by the estimate first, and how many each rule leaves."""
+    """Order the tiles of a family, the best first; also how many tiles each rule leaves."""
     steps, found = timed(shape, device, rates, family)
     return steps, tuple(tiles for _, tiles in found)
 
 
 def tile_fields(tiles: Tiles) -> dict[str, Any]:
-    """Fields of tiles as plans and candidates name them; a merge in DSM goes without saying."""
+    """Fields of tiles as plans and candidates name them; the default merge in DSM is left out."""
     return {name: each for name, each in asdict(tiles).items() if (name, each) != ("merge", DSM)}
 
 
 def read_tiles(family: str, given: Mapping[str, Any]) -> Tiles:
-    """Make tiles of their fields; what is left out is as in the class.
-
-    Raises
-    ------
-    PlanRefused
-        For fields that there are not.
-    """
+    """Make tiles of their fields; those left out are as in the class, unknown ones are refused."""
     kinds: dict[str, Any] = {STREAM: StreamTiles, ROWS: RowsTiles}
     kind = kinds.get(family, CascadeTiles)
     try:

@@ -12,8 +12,8 @@ Constants were fitted to streams on H100s and H200s (CUDA graph, cold L2, median
 cascade-candidates-h100.jsonl, rows-candidates-h100.jsonl and rows-candidates-h200.jsonl of
 benchmarks/results). Of rows with outputs those near the best are 2 and 5 % off in the median, the
 first choice 3 and 6 % behind the best that was measured, on the H200 most of it where all rows
-together take 5 us. Sums alone are told 17 % too short on an H200 where rows are few, 1 % on an
-H100. See docs/cascade-lowering.md.
+together take 5 us. Estimates of sums alone are 17 % too short on an H200 where rows are few, 1 % on
+an H100. See docs/cascade-lowering.md.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ USED_L2, LOST_L2 = 0.4, 1.5
 
 @dataclass(frozen=True)
 class _Waves:
-    """CTAs of a stream: `side` on a multiprocessor, `places` groups of rows at once."""
+    """CTAs of a stream: `side` on an SM, `places` groups of rows at once."""
 
     side: int
     groups: int
@@ -104,24 +104,7 @@ class _Waves:
 
 
 def stream_estimate(work: Work, tiles: StreamTiles, device: Device, rates: Rates) -> Estimate:
-    """Estimate a stream of threads.
-
-    Parameters
-    ----------
-    work : Work
-        The cascade.
-    tiles : StreamTiles
-        Sizes that fit, see `crossfuse.planner.cascade.stream_space.ctas`.
-    device : Device
-        Limits.
-    rates : Rates
-        Of the device.
-
-    Returns
-    -------
-    Estimate
-        Terms in microseconds.
-    """
+    """Estimate a stream of threads with tiles that fit: see `ctas` of `stream_space`."""
     waves = _waves(work, tiles, device)
     if work.outputs:
         return _with_outputs(work, tiles, waves, device, rates)
@@ -193,20 +176,20 @@ def _with_outputs(
 
 
 def _rounds(launched: int, together: int, device: Device) -> float:
-    """How often a multiprocessor takes `together` CTAs, the last time fewer of them run."""
+    """Waves of `together` CTAs of an SM; a last wave that is not full costs more than its share."""
     count = max(1.0, launched / (device.sms * together))
     return count + LAST_WAVE * (ceil(count) - count)
 
 
 def _operations(work: Work, tiles: StreamTiles) -> float:
-    """Instructions of an element."""
+    """Instructions per element."""
     reuses = work.reused and tiles.resident == "registers" and steps(work, tiles) <= tiles.unroll
     found = PER_OPERATION * (work.operations - (work.spared if reuses else 0))
     return found + PER_EXPONENTIAL * work.exponentials + UNPACK * work.unpacked
 
 
 def _computed(work: Work, tiles: StreamTiles, together: int, device: Device, rates: Rates) -> float:
-    """Microseconds in which `together` CTAs of a multiprocessor compute."""
+    """Microseconds in which `together` CTAs of an SM compute."""
     threads = -(-tiles.threads * tiles.rows // WARP) * WARP
     lanes = max(together * threads, FEWEST) * device.sms
     elements = steps(work, tiles) * work.vector
@@ -223,7 +206,7 @@ def _waited(work: Work, tiles: StreamTiles) -> float:
 
 
 def _longer(one: float, other: float) -> float:
-    """Both at once: hardly more than the longer."""
+    """Time of two things at once: hardly more than the longer."""
     return float((one**SHARPNESS + other**SHARPNESS) ** (1 / SHARPNESS))
 
 
@@ -262,7 +245,7 @@ def _memory(work: Work, tiles: StreamTiles, waves: _Waves, rates: Rates, device:
 
 
 def _instructions(work: Work, tiles: StreamTiles) -> float:
-    """Of all threads: elements of all rows, and states that merge."""
+    """Instructions of all threads: elements of all rows, and states that merge."""
     threads = tiles.threads * tiles.cluster
     merged = threads * log2(tiles.threads) * work.slots * EXCHANGE
     return work.rows * (work.length * work.operations + merged)
@@ -277,9 +260,9 @@ def _missed(work: Work, tiles: StreamTiles, waves: _Waves, device: Device) -> fl
 
 
 def _alone(work: Work, tiles: StreamTiles, together: int) -> float:
-    """Microseconds of a CTA for its rows where it waits for its own loads only.
+    """Microseconds of a CTA for its rows if it waits only for its own loads.
 
-    `together` CTAs share what a multiprocessor takes in.
+    `together` CTAs share what an SM takes in.
     """
     total = steps(work, tiles)
     batches = -(-total // tiles.unroll)

@@ -11,7 +11,7 @@ from crossfuse.cascade.rewrite.work import Work
 from crossfuse.hardware import WARP, Device
 from crossfuse.planner.space.count import Step
 
-# What a stream takes of a multiprocessor: registers, shared memory, and so CTAs at once.
+# Resources of an SM that a stream takes: registers, shared memory, and so CTAs at once.
 
 #: Registers beyond those of data and of a state of four numbers, and how many more than estimated
 #: a kernel may need; with more than the limit it would spill.
@@ -25,22 +25,10 @@ _RESERVED = 1024
 
 
 def registers(work: Work, tiles: StreamTiles, least: bool = False) -> int:
-    """Registers of a thread, estimated to what nvcc took for streams at the packaged sizes.
+    """Estimate the registers of a thread, as nvcc took them for streams at the packaged sizes.
 
-    Parameters
-    ----------
-    work : Work
-        The cascade.
-    tiles : StreamTiles
-        Sizes.
-    least : bool
-        Whether kept elements stay packed; nvcc unpacks them all if registers allow, and nothing
-        stands between what it moves: in clusters CTAs wait for each other there.
-
-    Returns
-    -------
-    int
-        What loads in flight, kept elements and the state take.
+    With `least`, elements kept in registers stay packed. nvcc unpacks them all if registers allow,
+    unless something stands between what it moves: in clusters CTAs wait for each other there.
     """
     kept = work.held * steps(work, tiles) if tiles.resident == "registers" else 0
     if kept and work.reused and steps(work, tiles) <= tiles.unroll:
@@ -69,22 +57,7 @@ def steps(work: Work, tiles: StreamTiles) -> int:
 
 
 def ctas(work: Work, tiles: StreamTiles, device: Device) -> int:
-    """CTAs that a multiprocessor holds; 0 where a kernel would spill or not fit.
-
-    Parameters
-    ----------
-    work : Work
-        The cascade.
-    tiles : StreamTiles
-        Sizes.
-    device : Device
-        Limits.
-
-    Returns
-    -------
-    int
-        By threads, registers and shared memory.
-    """
+    """CTAs that an SM holds at once; 0 where a kernel would spill or not fit."""
     threads = max(32, tiles.threads * tiles.rows)
     limit = min(_MAX_REGISTERS, device.registers // threads)
     if registers(work, tiles, least=True) * MARGIN > limit:
@@ -136,26 +109,11 @@ Rule = tuple[str, str, Callable[[StreamTiles], bool]]
 
 
 def stream_tiles(work: Work, device: Device) -> tuple[tuple[Step, ...], tuple[StreamTiles, ...]]:
-    """List tiles that a stream can have.
+    """List the tiles that a stream can have without spills, and how many tiles each rule leaves.
 
     Several rows share a CTA where one keeps no full CTA at work. Several CTAs share a row where
-    there are too few rows to fill the multiprocessors, or where elements that outputs need again
-    stay in more room than a CTA has. No thread is without elements, if one of
-    half as many is not.
-
-    Parameters
-    ----------
-    work : Work
-        The cascade.
-    device : Device
-        Limits.
-
-    Returns
-    -------
-    tuple[Step, ...]
-        How many tiles each rule leaves.
-    tuple[StreamTiles, ...]
-        All that keep every rule; none of them is expected to spill registers.
+    there are too few rows to fill the SMs, or where elements that outputs need again stay in more
+    room than a CTA has. No thread is without elements, if one of half as many is not.
     """
     left = _all(work)
     counts = [Step("all", "tiles that are tried", len(left))]
@@ -168,7 +126,7 @@ def stream_tiles(work: Work, device: Device) -> tuple[tuple[Step, ...], tuple[St
 def ordered(
     work: Work, times: Sequence[tuple[float, StreamTiles]]
 ) -> list[tuple[float, StreamTiles]]:
-    """Tiles by their times, the best first.
+    """Sort tiles by their times, the best first.
 
     Of equal times those without clusters come first, then the most usual CTAs. Rows that stay in
     registers are loaded by as many threads as there can be, unless each load is a narrow one.
@@ -202,7 +160,7 @@ def _all(work: Work) -> list[StreamTiles]:
 
 
 def _rows(work: Work, threads: int, cluster: int) -> tuple[int, ...]:
-    """Rows of a CTA."""
+    """Numbers of rows that a CTA can have."""
     if cluster > 1 or threads >= _LONG:
         return (1,)
     return tuple(sorted({gcd(work.rows, max(1, size // threads)) for size in _SIDE_BY_SIDE}))

@@ -6,8 +6,8 @@
             + store (of each tile) + merge and barrier (of clusters),
               or merge and relaunch (of a second kernel)
 
-Products wait for the first keys (fill), and the last values for their product (drain). What a step
-takes is in `crossfuse.planner.cascade.tile_cost`.
+Products wait for the first keys (fill), and the last values for their product (drain). The time of
+a step is that of `step_time`.
 
 Constants were fitted to `benchmarks/results/cascade-candidates-h100.jsonl` (44 kernels of R1, R2
 and R3) and to the masks and widths of `attention-variants-h100.txt`.
@@ -62,55 +62,31 @@ LARGE, LONGER = 128, 1.05
 
 @dataclass(frozen=True)
 class Step:
-    """Microseconds of one step of a CTA, part by part.
+    """Microseconds of one step of a CTA, part by part."""
 
-    Attributes
-    ----------
-    tensor, special, issue : float
-        Products, exponentials, and other arithmetic of elements.
-    own : float
-        What nothing hides: rescaled sums, barriers.
-    masks : float
-        Masks, where they are computed.
-    hiding : float
-        How well products hide the rest.
-    """
-
+    #: Products, exponentials, and other arithmetic of elements.
     tensor: float
     special: float
     issue: float
+    #: What nothing hides: rescaled sums, barriers.
     own: float
     masks: float
+    #: How well products hide the rest; an exponent as `OVERLAP`.
     hiding: float
 
     def whole(self, *, special: bool = True, issue: bool = True) -> float:
-        """Products with some of what goes on beside them."""
+        """Time of products with some of what goes on beside them."""
         beside = self.special * special + self.issue * issue
         return float((self.tensor**self.hiding + beside**self.hiding) ** (1 / self.hiding))
 
     def at_pace(self, pace: float) -> Step:
-        """The same step in cycles that are so much longer."""
+        """Stretch the step to cycles that are `pace` times as long."""
         names = ("tensor", "special", "issue", "own", "masks")
         return replace(self, **{each: getattr(self, each) * pace for each in names})
 
 
 def step_time(work: TileWork, sizes: CascadeTiles, rates: Rates) -> Step:
-    """Time one step.
-
-    Parameters
-    ----------
-    work : TileWork
-        The cascade.
-    sizes : CascadeTiles
-        Tiles, all chosen.
-    rates : Rates
-        Of the device.
-
-    Returns
-    -------
-    Step
-        In microseconds.
-    """
+    """Estimate one step; the tiles are all chosen."""
     elements = sizes.rows * sizes.elements
     cycle = clock(rates, dense=1.0)
     found = Step(
@@ -155,24 +131,7 @@ class _Ends:
 
 
 def tile_estimate(work: TileWork, tiles: CascadeTiles, device: Device, rates: Rates) -> Estimate:
-    """Estimate a stream of tiles.
-
-    Parameters
-    ----------
-    work : TileWork
-        The cascade.
-    tiles : CascadeTiles
-        Sizes.
-    device : Device
-        Limits.
-    rates : Rates
-        Of the device.
-
-    Returns
-    -------
-    Estimate
-        Terms in microseconds.
-    """
+    """Estimate a stream of tiles."""
     found = steps_of(work, tiles)
     step, size, room = step_time(work, found.sizes, rates), tiles.cluster, at_once(tiles, device)
     streams_of = found.places * tiles.alone
@@ -249,7 +208,7 @@ def _serial(found: Steps, room: int, tiles: CascadeTiles) -> float:
 def _memory(
     work: TileWork, found: Steps, moved: dict[str, int], serial: float, rates: Rates
 ) -> dict[str, float]:
-    """Times of memory, L2 and of what the busiest CTA takes in, each alone."""
+    """Microseconds of memory, of L2 and of what the busiest CTA takes in, each alone."""
     measured = rates.measured
     written = moved["hbm"] - work.inputs
     own = serial * _pieces(work, found.sizes) * step_bytes(work, found.sizes)
@@ -275,14 +234,14 @@ def _ends(work: TileWork, found: Steps, step: Step, rates: Rates, clusters: int)
 
 
 def _pieces(work: TileWork, sizes: CascadeTiles) -> int:
-    """Parts in which the depth of the first product is brought."""
+    """Number of pieces in which the depth of the first product is loaded."""
     return -(-work.depth // sizes.depth) if sizes.depth else 1
 
 
 def _merged(
     work: TileWork, found: Steps, cluster: int, turns: int, rates: Rates
 ) -> dict[str, float]:
-    """States of a cluster: sent through DSM, met for, and merged."""
+    """Microseconds for the states of a cluster: sent through DSM, the barrier, and the merge."""
     state = _state_bytes(work, found)
     sent = state * (cluster - 1) / cluster / float(at(rates.measured.dsm_push, cluster))
     meeting = float(at(rates.measured.cluster_barrier, cluster))
@@ -290,9 +249,9 @@ def _merged(
 
 
 def _stored(work: TileWork, found: Steps, rates: Rates) -> dict[str, float]:
-    """States that a second kernel merges: written and read through L2, and its launch.
+    """Microseconds for states that a second kernel merges: written and read through L2, its launch.
 
-    That was not timed alone: it is what kernels of two products take from one to the next.
+    The launch was not timed alone: it is what kernels of two products take from one to the next.
     """
     states = _state_bytes(work, found) * found.places * found.sizes.cluster
     passed = 2 * states / (rates.fitted.l2 * rates.measured.l2_read)

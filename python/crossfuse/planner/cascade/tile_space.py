@@ -14,7 +14,7 @@ from crossfuse.cascade.rewrite.tiled.work import TileWork
 from crossfuse.hardware import Device
 from crossfuse.planner.space.count import Step
 
-# What a stream of tiles takes of a multiprocessor.
+# Resources of an SM that a stream of tiles takes.
 #
 # The lowering (`crossfuse.lower.hopper.stream.plan.kernel`) has the last word: it knows how many
 # arrays of scores an expression needs, where here one is assumed.
@@ -28,7 +28,7 @@ _STAGES = 2
 
 
 def sum_registers(work: TileWork, sizes: CascadeTiles) -> int:
-    """Float32 registers of a thread: scores, their weights, and sums.
+    """Float32 registers of a thread for scores, their weights, and sums.
 
     Sums of more columns than a warpgroup holds are shared by two.
     """
@@ -43,9 +43,9 @@ def registers_fit(work: TileWork, sizes: CascadeTiles) -> bool:
 
 
 def at_once(tiles: CascadeTiles, device: Device) -> int:
-    """Tiles of rows that a device works on at once, one CTA on a multiprocessor.
+    """Tiles of rows that a device works on at once, one CTA on an SM.
 
-    Where a second kernel merges, parts of tiles, which wait for no others.
+    Where a second kernel merges, these are parts of tiles, which wait for no others.
     """
     return tiles.share * device.resident_clusters(tiles.ctas_of_cluster)
 
@@ -74,7 +74,7 @@ def shared_size(work: TileWork, sizes: CascadeTiles) -> int:
 
 
 def step_bytes(work: TileWork, sizes: CascadeTiles) -> int:
-    """Bytes that a step brings into a CTA: tiles of both right operands, and of loaded elements.
+    """Bytes that a step loads into a CTA: tiles of both right operands, and of loaded elements.
 
     Where a product's depth is cut, a step is one piece of it.
     """
@@ -85,49 +85,25 @@ def step_bytes(work: TileWork, sizes: CascadeTiles) -> int:
 
 
 def value_bytes(work: TileWork, sizes: CascadeTiles) -> int:
-    """Bytes of them that the second product takes alone."""
+    """Bytes of a step that only the second product takes; 0 where both share an operand."""
     return 0 if work.same else sizes.elements * sizes.columns * work.value
 
 
 def holds_left(work: TileWork, sizes: CascadeTiles) -> bool:
     """Whether the left operand of the first product stays in shared memory.
 
-    Parameters
-    ----------
-    work : TileWork
-        The cascade.
-    sizes : CascadeTiles
-        Tiles, all chosen.
-
-    Returns
-    -------
-    bool
-        False where one product makes whole rows: both its operands are brought together.
+    Not where one product makes whole rows: both its operands are loaded together.
     """
     all_depth = bool(work.depth) and sizes.depth == work.depth
     return all_depth and not sizes.makes_whole_rows(work.length)
 
 
-# Steps of tiles of rows: which tiles of the axis each of them needs, and which are masked.
+# Steps of tiles of rows: the tiles of the axis that each of them needs, and which are masked.
 
 
 @dataclass(frozen=True)
 class Steps:
-    """What the CTAs of a stream of tiles do.
-
-    Attributes
-    ----------
-    sizes : CascadeTiles
-        The tiles, all chosen.
-    places : int
-        Tiles of all rows and columns.
-    total : int
-        Steps of all of them together.
-    longest : int
-        Of the tile with most.
-    masked : int
-        Steps, of all, in which masks are computed.
-    """
+    """Steps of all CTAs of a stream of tiles: tiles of the axis against tiles of rows."""
 
     sizes: CascadeTiles
     places: int
@@ -137,20 +113,12 @@ class Steps:
 
     @property
     def even(self) -> bool:
-        """Whether all tiles have as many steps."""
+        """Whether all tiles have equally many steps."""
         return self.total == self.places * self.longest
 
 
 def steps_of(work: TileWork, tiles: CascadeTiles) -> Steps:
-    """Count steps.
-
-    Parameters
-    ----------
-    work : TileWork
-        The cascade.
-    tiles : CascadeTiles
-        Sizes; what they leave open is chosen as for the kernel.
-    """
+    """Count the steps of tiles; what `tiles` leave open is chosen as for the kernel."""
     sizes = tiles.complete(work.rows, work.length, work.columns, work.depth)
     tall = -(-work.rows // sizes.rows)
     wide = -(-work.columns // sizes.columns) if sizes.columns else 1
@@ -204,22 +172,7 @@ Rule = tuple[str, str, Callable[[CascadeTiles], bool]]
 def cascade_tiles(
     work: TileWork, device: Device
 ) -> tuple[tuple[Step, ...], tuple[CascadeTiles, ...]]:
-    """List tiles that a stream with products can have.
-
-    Parameters
-    ----------
-    work : TileWork
-        The cascade.
-    device : Device
-        Limits.
-
-    Returns
-    -------
-    tuple[Step, ...]
-        How many tiles each rule leaves.
-    tuple[CascadeTiles, ...]
-        All that keep every rule.
-    """
+    """List the tiles that a stream with products can have, and how many tiles each rule leaves."""
     chosen = CascadeTiles().complete(work.rows, work.length, work.columns, work.depth)
     elements = sorted({*_ELEMENTS, chosen.elements})
     left = [
@@ -234,21 +187,9 @@ def cascade_tiles(
 
 
 def parted_tiles(work: TileWork, device: Device, merge: str) -> tuple[CascadeTiles, ...]:
-    """List tiles whose axis several CTAs share, also where tiles of rows fill the device.
+    """List tiles whose axis several CTAs share, even where tiles of rows fill the device.
 
-    Parameters
-    ----------
-    work : TileWork
-        The cascade.
-    device : Device
-        Limits.
-    merge : str
-        Where states merge, see `CascadeTiles.merge`.
-
-    Returns
-    -------
-    tuple[CascadeTiles, ...]
-        Those that keep the rules; none where sums are in no registers to merge.
+    None where sums are in no registers to merge. `merge` is that of `CascadeTiles.merge`.
     """
     if not splits_axis(work):
         return ()
@@ -264,7 +205,7 @@ def parted_tiles(work: TileWork, device: Device, merge: str) -> tuple[CascadeTil
 
 
 def ordered(times: Sequence[tuple[float, CascadeTiles]]) -> list[tuple[float, CascadeTiles]]:
-    """Tiles by their times, the best first; of equal ones those of fewer CTAs, of larger tiles."""
+    """Sort tiles by their times, the best first; of equal ones few CTAs and large tiles first."""
     if not times:
         return []
     best = min(time for time, _ in times)

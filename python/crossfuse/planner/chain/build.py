@@ -13,7 +13,7 @@ from crossfuse.workload.dtypes import float_type
 from crossfuse.workload.epilogue import affine, further_operands
 from crossfuse.workload.spec import WorkloadSpec
 
-# Chains put together from their products, with one way to name everything.
+# Chains assembled from their products, with one scheme of names.
 #
 # Dims are m, k, n and l, and b before them for a batch; from three products on they are m, k, n0,
 # n1 and so on. Tensors are A to E; from three products on A, B0, C0, B1, C1 and so on. Two weights
@@ -25,78 +25,48 @@ PARTS = ("batch", "row", "column", "summed")
 
 @dataclass(frozen=True)
 class Operand:
-    """An input.
+    """An input of a product, before it has a name and dims."""
 
-    Attributes
-    ----------
-    item : int
-        Bytes of an element.
-    repeats : int
-        See `Tensor`.
-    batched : bool
-        Whether each matrix of the batch has its own.
-    """
-
+    #: Bytes of an element.
     item: int
+    #: See `Tensor`.
     repeats: int = 1
+    #: Whether each matrix of the batch has its own.
     batched: bool = False
 
 
 @dataclass(frozen=True)
 class Further:
-    """A further input of a product.
+    """A further input of a product, such as a bias."""
 
-    Attributes
-    ----------
-    parts : tuple[str, ...]
-        Of `PARTS`, what indexes it.
-    item, repeats : int
-        See `Tensor`.
-    """
-
+    #: Dims that index it, by their names in `PARTS`.
     parts: tuple[str, ...]
+    #: See `Tensor`.
     item: int
     repeats: int = 1
 
 
 @dataclass(frozen=True)
 class Reduced:
-    """A reduction of what a product makes, or of the first left operand; see `Reduction`.
-
-    Attributes
-    ----------
-    name, combine : str
-        As there.
-    parts : tuple[str, ...]
-        Of `PARTS`, of the tensor that is reduced.
-    """
+    """A reduction of what a product makes, or of the first left operand; see `Reduction`."""
 
     name: str
     combine: str
+    #: Dims that are reduced, by their names in `PARTS`.
     parts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One product.
+    """One product of a chain to assemble."""
 
-    Attributes
-    ----------
-    width : int
-        Columns of what it makes.
-    weights : tuple[Operand, ...]
-        One, or gate and up.
-    item : int
-        Bytes of an element of what it makes, as stored.
-    further : tuple[Further, ...]
-        What else it reads.
-    reduced : tuple[Reduced, ...]
-        Reductions of what it makes.
-    """
-
+    #: Columns of the result.
     width: int
+    #: One, or gate and up.
     weights: tuple[Operand, ...]
+    #: Bytes of an element of the result, as stored.
     item: int
+    #: Inputs that are read besides, and reductions of the result.
     further: tuple[Further, ...] = ()
     reduced: tuple[Reduced, ...] = ()
 
@@ -110,30 +80,11 @@ def assemble(
     batch: int = 0,
     reduced: Sequence[Reduced] = (),
 ) -> Chain:
-    """Make a chain of its products.
+    """Make a chain from its products; the comment above tells how all is named.
 
-    Parameters
-    ----------
-    rows, depth : int
-        Of the first left operand; rows of one matrix if there is a batch.
-    left : Operand
-        The first left operand; it has the batch if there is one.
-    layers : Sequence[Layer]
-        At least one.
-    batch : int
-        Matrices of a batch; 0 for no batch dim.
-    reduced : Sequence[Reduced]
-        Reductions of the first left operand, of its rows or of what it sums.
-
-    Returns
-    -------
-    Chain
-        See the module for its names.
-
-    Raises
-    ------
-    PlanRefused
-        Without layers; see `Chain`.
+    `rows` are those of one matrix if there is a batch; `batch` of 0 makes no batch dim, else the
+    left operand has it. `reduced` are reductions of the left operand, of its rows or of its depth.
+    No layers are refused, and what `Chain` refuses.
     """
     count = len(layers)
     if not count:
@@ -252,37 +203,13 @@ def matrix_chain(
     repeats: int = 1,
     further: Mapping[int, Sequence[Further]] = _NOTHING,
 ) -> Chain:
-    """Make a chain of products of any length.
+    """Make a chain of products of any length, named as `assemble` does.
 
-    Parameters
-    ----------
-    rows : int
-        Rows of all left operands.
-    widths : Sequence[int]
-        Columns of the first left operand, then of what each product makes.
-    batch : int
-        Matrices in a batch; 0 for no batch dim.
-    batched_weights : bool
-        Whether each matrix of the batch has weights of its own.
-    gated : bool
-        Whether the first product has two weights.
-    item, out : int
-        Bytes of an element, and of one of the output where that differs.
-    repeats : int
-        See `Tensor`, of the first left operand.
-    further : Mapping[int, Sequence[Further]]
-        What products read besides, by their index.
-
-    Returns
-    -------
-    Chain
-        With the names of `crossfuse.planner.chain.build`.
-
-    Raises
-    ------
-    PlanRefused
-        No product, weights in a batch without a batch, further inputs of a product that there is
-        not, or extents that are not positive.
+    `widths` are the columns of the first left operand, then of each product's result; `batch` of 0
+    makes no batch dim. `gated` gives the first product two weights. `item` and `out` are bytes of
+    an element, `out` of one of the output where it differs (0 if not). `further` has the inputs
+    that products read besides, by their index from 0. Refused are no product, batched weights
+    without a batch, and an index of `further` without a product.
     """
     if len(widths) < 2:
         raise refused(

@@ -21,97 +21,61 @@ from math import prod
 
 from crossfuse.errors import PlanRefused, RefusedError, refuse
 
-# What chains are made of: dims, tensors, products, and which has which.
-
 
 @dataclass(frozen=True)
 class Dim:
-    """A loop of a chain.
-
-    Attributes
-    ----------
-    name : str
-        Such as ``"m"``.
-    extent : int
-        Iterations.
-    """
+    """A loop of a chain."""
 
     name: str
+    #: Iterations.
     extent: int
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A matrix, or a batch of them.
+    """A matrix, or a batch of them."""
 
-    Attributes
-    ----------
-    name : str
-        Such as ``"B_gate"``.
-    dims : tuple[str, ...]
-        Names of the dims that index it.
-    item : int
-        Bytes of an element as stored.
-    role : str
-        ``"input"``, ``"intermediate"`` or ``"output"``.
-    repeats : int
-        Times that each stored element stands in the tensor: the windows of a convolution repeat
-        every pixel k * k times. Memory has elements / repeats of them.
-    """
-
+    #: Such as ``"B_gate"``.
     name: str
+    #: Names of the dims that index it.
     dims: tuple[str, ...]
+    #: Bytes of an element as stored.
     item: int
+    #: ``"input"``, ``"intermediate"`` or ``"output"``.
     role: str
+    #: Times that each stored element stands in the tensor: the windows of a convolution repeat
+    #: every pixel k * k times. Memory has elements / repeats of them.
     repeats: int = 1
 
 
 @dataclass(frozen=True)
 class Product:
-    """One contraction.
+    """One contraction."""
 
-    Attributes
-    ----------
-    output : str
-        The tensor it makes, after its activation or the combination of gate and up.
-    left : str
-        The operand that comes down the chain.
-    rights : tuple[str, ...]
-        Weights. Two of them each multiply `left`, and what they make is combined element by
-        element.
-    reduction : str
-        The dim that is summed.
-    further : tuple[str, ...]
-        Inputs that are read besides, by the epilogue or with an operand. Those that the summed dim
-        indexes are read with the operands, others once for each element of a result.
-    """
-
+    #: The tensor it makes, after its activation or the combination of gate and up.
     output: str
+    #: The operand that comes down the chain.
     left: str
+    #: Weights. Two of them each multiply `left`, and their results are combined element by element.
     rights: tuple[str, ...]
+    #: The dim that is summed.
     reduction: str
+    #: Inputs that are read besides, by the epilogue or with an operand. Those that the summed dim
+    #: indexes are read with the operands, others once for each element of a result.
     further: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """A reduction of a tensor that is no product.
+    """A reduction of a tensor that is no product."""
 
-    Attributes
-    ----------
-    name : str
-        Of the block that makes it.
-    tensor : str
-        The tensor that it reads, after whatever is done to its elements.
-    combine : str
-        ``"sum"``, ``"product"``, ``"max"`` or ``"min"``.
-    dims : tuple[str, ...]
-        Dims of the tensor that are reduced.
-    """
-
+    #: Of the block that makes it.
     name: str
+    #: The tensor that it reads, after whatever is done to its elements.
     tensor: str
+    #: ``"sum"``, ``"product"``, ``"max"`` or ``"min"``.
     combine: str
+    #: Dims of the tensor that are reduced.
     dims: tuple[str, ...]
 
 
@@ -129,16 +93,13 @@ class Links:
         return {each.name: each for each in self.tensors}
 
     def tensor(self, name: str) -> Tensor:
-        """The tensor of a name."""
+        """Look up a tensor by name."""
         return self._tensors[name]
 
     def loops(self, index: int) -> tuple[str, ...]:
-        """Dims that a product runs over: of its output, then the one that it sums."""
+        """Dims that a product runs over: those of its output, then the one that it sums."""
         product = self.products[index]
         return (*self.tensor(product.output).dims, product.reduction)
-
-
-# Refusals of chains that cannot be.
 
 
 def refused(where: str, found: object, limit: str, instead: str) -> RefusedError:
@@ -146,7 +107,7 @@ def refused(where: str, found: object, limit: str, instead: str) -> RefusedError
     return refuse(PlanRefused, "chain", where, found=found, limit=limit, instead=instead)
 
 
-# What a chain must be for the analysis to hold.
+# Checks of what the analysis of chains takes for granted.
 
 #: What a cluster calls the weights of the first product, beside the dims of the chain.
 TERMS = "terms"
@@ -155,20 +116,12 @@ _LARGEST = 2**25
 
 
 def check_chain(chain: Links) -> None:
-    """Refuse what is not a chain of products.
+    """Refuse what is not a chain of products, naming the first fault.
 
-    Parameters
-    ----------
-    chain : Links
-        As its constructor got it.
-
-    Raises
-    ------
-    PlanRefused
-        Names that are used twice or unknown, extents and sizes below 1, dims and tensors that
-        nothing uses, a left operand that the product before did not make, a sum over a dim that an
-        operand lacks or the output has, outputs with other dims than the operands leave, further
-        inputs with dims that their product lacks, reductions of unknown tensors.
+    These are names used twice or unknown, extents and sizes below 1, dims and tensors that nothing
+    uses, a left operand that the product before did not make, a sum over a dim that an operand
+    lacks or the output has, outputs with other dims than the operands leave, further inputs with
+    dims that their product lacks, and reductions of unknown tensors.
     """
     if not chain.products:
         raise refused("products", "none", "at least one product", "add the products in order")
@@ -183,18 +136,7 @@ def check_chain(chain: Links) -> None:
 
 
 def refuse_reductions(chain: Links) -> None:
-    """Refuse a chain whose reductions are not all sums of products.
-
-    Parameters
-    ----------
-    chain : Links
-        What is about to be analysed.
-
-    Raises
-    ------
-    PlanRefused
-        Naming the first of its `Chain.reductions`.
-    """
+    """Refuse a chain with a reduction that is no product: nothing says what it moves."""
     if chain.reductions:
         first = chain.reductions[0]
         raise refused(
@@ -247,7 +189,7 @@ def _check_sizes(chain: Links) -> None:
 
 
 def _check_links(chain: Links, index: int) -> None:
-    """Each product's left operand and the roles of its tensors."""
+    """Check each product's left operand and the roles of its tensors."""
     product, where = chain.products[index], f"product of {chain.products[index].output}"
     if index and product.left != chain.products[index - 1].output:
         limit = f"{chain.products[index - 1].output}, which the product before makes"
@@ -293,7 +235,7 @@ def _check_dims(chain: Links, product: Product) -> None:
 
 
 def _check_further(chain: Links, index: int) -> None:
-    """Further inputs are read at elements of their product."""
+    """Check that further inputs are indexed by dims of their product."""
     product, loops = chain.products[index], chain.loops(index)
     for name in product.further:
         odd = [each for each in chain.tensor(name).dims if each not in loops]
@@ -318,7 +260,7 @@ def _check_reductions(chain: Links) -> None:
 
 
 def _check_use(chain: Links) -> None:
-    """Dims and tensors without a use; outputs that are made twice."""
+    """Check for dims and tensors without a use, and for tensors that are made twice."""
     indexed = {dim for tensor in chain.tensors for dim in tensor.dims}
     for dim in chain.dims:
         if dim.name not in indexed:
@@ -338,7 +280,7 @@ def _check_use(chain: Links) -> None:
 
 
 def _twice(names: Iterable[str]) -> str:
-    """A name that stands twice; empty if there is none."""
+    """Find a name that stands twice; empty if there is none."""
     seen: set[str] = set()
     for name in names:
         if name in seen:

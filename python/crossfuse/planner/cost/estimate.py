@@ -55,7 +55,7 @@ UNALIGNED, UNALIGNED_ROWS = 1.55, 0.24
 
 @dataclass(frozen=True)
 class _Work:
-    """One estimate's constants."""
+    """Constants of one estimate, and the parts that all families share; times are microseconds."""
 
     kernel: Kernel
     shape: Shape
@@ -73,7 +73,7 @@ class _Work:
         return Load(self.kernel.cluster, self.active, fresh, ahead)
 
     def run(self, clock: Clock, phase: Phase, load: Load) -> Share:
-        """Add a phase's loop, and the epilogue of its last tiles."""
+        """Add a phase's loop, and the epilogue of its last tiles; both together are returned."""
         epilogue = self.epilogue(phase)
         turns = turns_of(phase, load.active)
         found = streams(phase, load, self.shape.item, self.rates, self.device.sms)
@@ -82,7 +82,7 @@ class _Work:
         return whole + epilogue
 
     def epilogue(self, phase: Phase) -> Share:
-        """Of one tile. A CTA that sums a slice of it makes that alone."""
+        """Time of one tile's epilogue; a CTA that sums a slice of a tile makes that alone."""
         fitted = self.rates.fitted
         column = fitted.gated if phase.products > 1 else fitted.column
         return column * phase.columns * phase.rows / 64 / phase.split
@@ -102,7 +102,7 @@ class _Work:
         return np.minimum(ingest_speed(self.rates), memory_speed(self.rates) / ctas)
 
     def exchange(self, clock: Clock, phase: Phase) -> None:
-        """Partial sums through DSM, where a reduction is split over a cluster."""
+        """Add partial sums through DSM, where a reduction is split over a cluster."""
         split = phase.split
         sent = phase.received * (split - 1) / split
         sent = sent / (self.rates.fitted.push * at(self.rates.measured.dsm_push, split))
@@ -113,7 +113,7 @@ class _Work:
         clock.add("barrier", where(split > 1, turns * barrier, 0.0))
 
     def again(self, clock: Clock, phase: Phase) -> None:
-        """Clusters of a split reduction make one tile: those that find no room begin anew."""
+        """Add later waves of clusters that split a reduction, which make one tile each."""
         turns = turns_of(phase, self.active)
         clock.add(
             "waves",
@@ -122,18 +122,18 @@ class _Work:
 
     @cached_property
     def start(self) -> Share:
-        """From the launch to the first tiles."""
+        """Time from the launch to the first tiles."""
         return start_time(self.rates, self.kernel.cluster, self.active * self.kernel.cluster)
 
     def spills(self, clock: Clock, first: Phase, second: Phase) -> None:
-        """Sums of both products in the registers of one warpgroup, where there are too many."""
+        """Add spills, where one warpgroup has too few registers for the sums of both products."""
         fewest, full = _SUMS[self.kernel.family]
         most = np.clip((first.sums + second.sums - fewest) / (full - fewest), 0, 1)
         spilt = most * (first.rows == 64) * turns_of(second, self.active)
         clock.add("spills", self.rates.fitted.spill * spilt * second.steps * second.depth)
 
     def sums(self, clock: Clock, phase: Phase, parts: Count) -> None:
-        """Partial sums through L2, of several parts."""
+        """Add partial sums through L2, where there are several parts."""
         fitted, rates = self.rates.fitted, self.rates.measured
         rows = least(phase.rows, self.shape.m)
         moved = phase.tiles * self.kernel.cluster * rows * phase.columns * 4.0
@@ -145,26 +145,11 @@ class _Work:
 def estimate(
     kernel: Kernel, shape: Shape, device: Device, rates: Rates, room: Memory | None = None
 ) -> Estimate:
-    """Estimate the time of kernels from the end of the kernel before to their own end.
+    """Estimate the time of kernels, from the end of the kernel before to their own end.
 
-    Parameters
-    ----------
-    kernel : Kernel
-        Tiles of one candidate, or of many; legal ones.
-    shape : Shape
-        What is computed.
-    device : Device
-        Its limits.
-    rates : Rates
-        What it was measured to do.
-    room : Memory | None
-        Shared memory of its last kernel, if it is known already.
-
-    Returns
-    -------
-    Estimate
-        Named terms, each a number or an array. Weights and what epilogues read are taken to come
-        from memory, and the input to be in L2.
+    Tiles are legal ones, of one candidate or as arrays of many; terms are numbers or arrays alike.
+    Weights and what epilogues read are taken to come from memory, and the input to be in L2.
+    `room`, the shared memory of the last kernel, is computed where it is None.
     """
     room = room or memories(kernel, shape, device)[-1]
     work, clock = _Work(kernel, shape, device, rates, room), Clock()
@@ -266,14 +251,10 @@ def _largest(clusters: tuple[Count, ...]) -> Count:
     return found
 
 
-# The streams of a kernel one by one, as if there were no other.
-
-
 def alone(kernel: Kernel, shape: Shape, device: Device, rates: Rates) -> dict[str, Share]:
     """Microseconds that each stream of the loops would take if there were no other.
 
-    Unlike `crossfuse.planner.cost.estimate.Estimate.busy`, with what is loaded while the
-    intermediate passes.
+    Unlike `Estimate.busy`, with what is loaded while the intermediate passes.
     """
     clusters = reduce(most, kernel.clusters(shape, device))
     active = least(clusters, resident(device, kernel.cluster))
@@ -287,25 +268,17 @@ def alone(kernel: Kernel, shape: Shape, device: Device, rates: Rates) -> dict[st
     return found
 
 
-# The estimate with what was learned from measured kernels.
+# The estimate corrected by trees that were learned from measured kernels.
 #
 # ``time = estimate * exp(correction)``. What the correction adds or takes is a term of its own, so
 # that a plan still says which part of its time is explained and which is experience.
 
 
 def corrected(kernel: Kernel, shape: Shape, device: Device, rates: Rates) -> Estimate:
-    """Estimate the time of kernels, and correct it by trees if the rates have any.
+    """Estimate the time of kernels like `estimate`, and correct it by trees if the rates have any.
 
-    Parameters
-    ----------
-    kernel, shape, device, rates
-        See `crossfuse.planner.cost.estimate.estimate`.
-
-    Returns
-    -------
-    Estimate
-        With a term ``"learned"``, which is negative where kernels were faster than estimated, and
-        the user's own terms, which were not learned from.
+    The term ``"learned"`` is negative where kernels were faster than estimated. The user's own
+    terms come after the correction, which was not learned from them.
     """
     room = memories(kernel, shape, device)[-1]
     found = estimate(kernel, shape, device, rates, room)

@@ -17,67 +17,35 @@ OVERLAP = 4.0
 
 @dataclass(frozen=True)
 class Streams:
-    """Times of what goes on at once in a phase, each as if alone; us.
+    """Microseconds of what goes on at once in a phase, each stream as if alone."""
 
-    Attributes
-    ----------
-    hbm : Share
-        What memory delivers to all SMs.
-    l2 : Share
-        What L2 delivers, each tile once for all CTAs that share it.
-    ingest : Share
-        What the busiest SM takes in.
-    tensor : Share
-        What the busiest SM multiplies.
-    even : tuple[Share, Share]
-        The last two if all SMs of the device had as much to do.
-    """
-
+    #: What memory delivers to all SMs.
     hbm: Share
+    #: What L2 delivers, each tile once for all CTAs that share it.
     l2: Share
+    #: What the busiest SM takes in, and what it multiplies.
     ingest: Share
     tensor: Share
+    #: The last two if work were spread evenly over all SMs of the device.
     even: tuple[Share, Share]
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a phase is loaded by.
+    """The clusters that run a phase, and how much of its operands must still come from memory."""
 
-    Attributes
-    ----------
-    cluster : Count
-        CTAs of a cluster.
-    active : Count
-        Clusters that run at the same time.
-    fresh : Share
-        Bytes that are not in L2 yet.
-    ahead : Share
-        Bytes that each CTA has loaded before the phase begins.
-    """
-
+    #: CTAs of a cluster.
     cluster: Count
+    #: Clusters that run at the same time.
     active: Count
+    #: Bytes that are not in L2 yet.
     fresh: Share
+    #: Bytes that each CTA has loaded before the phase begins.
     ahead: Share = 0.0
 
 
 def streams(phase: Phase, load: Load, item: int, rates: Rates, sms: int) -> Streams:
-    """Time the streams of a phase.
-
-    Parameters
-    ----------
-    phase : Phase
-        The phase.
-    load : Load
-        Who loads it.
-    item : int
-        Bytes of an element.
-    rates : Rates
-        Of the device.
-    sms : int
-        Of the device.
-    """
+    """Time the streams of a phase; `item` are bytes of an element."""
     fitted = rates.fitted
     turns = turns_of(phase, load.active)
     own = phase.steps * (phase.left + phase.right)
@@ -116,29 +84,20 @@ def memory_speed(rates: Rates) -> float:
 def ingest_speed(rates: Rates) -> float:
     """Bytes a microsecond that an SM takes in, of its own tiles or of those that others share.
 
-    As much by multicast as alone (`Measured.multicast_ingest`): what all SMs take in together is
-    bound by L2, which is another stream.
+    It is the same by multicast as alone (`Measured.multicast_ingest`): what all SMs take in
+    together is bound by L2, which is another stream.
     """
     return rates.fitted.ingest * rates.measured.sm_ingest
 
 
 def overlapped(*times: Share) -> Share:
-    """How long several streams take together: a soft maximum."""
+    """Time that several streams take together: a soft maximum."""
     total = sum(np.maximum(each, 0.0) ** OVERLAP for each in times)
     return np.power(total, 1 / OVERLAP)
 
 
-# Adds the terms of an estimate up, phase by phase.
-
-
 class Clock:
-    """Adds terms up.
-
-    Attributes
-    ----------
-    terms, busy : dict[str, Any]
-        See `crossfuse.planner.cost.terms.Estimate`.
-    """
+    """Adds up the terms of one `crossfuse.planner.cost.terms.Estimate`, phase by phase."""
 
     def __init__(self) -> None:
         self.terms: dict[str, Any] = {}
@@ -154,9 +113,10 @@ class Clock:
         self.busy[name] = self.busy.get(name, 0.0) + time
 
     def loop(self, found: Streams, between: Share) -> Share:
-        """Add a phase's loop; `between` of its tiles their epilogues are in the way of wgmma.
+        """Add a phase's loop, in which epilogues of its tiles block wgmma for `between` in all.
 
-        Each stream is told by what it adds to those before it, so that all of them are the whole.
+        The term of each stream is what it adds to those before it, so that the terms sum to the
+        whole.
         """
         before: Share = 0.0
         even = (found.hbm, found.l2, *found.even)
@@ -172,7 +132,7 @@ class Clock:
         return whole
 
 
-# From the launch of a kernel to its first tiles or rows, for kernels of every kind.
+# From the launch of a kernel to its first tiles or rows.
 
 #: Microseconds of a start beyond the latency of memory, and for each time that there are twice as
 #: many CTAs, of kernels that load rows: fitted to streams on H100s and H200s.
@@ -182,19 +142,10 @@ OF_ROWS = (0.68, 0.0623)
 def start_time(
     rates: Rates, cluster: Count, ctas: Count, own: tuple[float, float] | None = None
 ) -> Share:
-    """Microseconds until what is asked for first is there.
+    """Microseconds until the first loads of a kernel arrive, of `ctas` that begin at the same time.
 
-    Parameters
-    ----------
-    rates : Rates
-        Of the device.
-    cluster : Count
-        CTAs of a cluster, which meet.
-    ctas : Count
-        That begin at the same time.
-    own : tuple[float, float] | None
-        Microseconds beyond the latency of memory, and for each time that there are twice as many
-        CTAs; None takes those that were fitted to kernels with rings of tiles.
+    The CTAs of a cluster meet first. `own` are microseconds beyond the latency of memory, and for
+    each doubling of the CTAs; None takes those that were fitted to kernels with rings of tiles.
     """
     fitted, measured = rates.fitted, rates.measured
     late, crowd = own or (fitted.start, fitted.crowd)

@@ -80,19 +80,7 @@ def with_own(
     shape: Shape | CascadeShape,
     device: Device,
 ) -> Estimate:
-    """Add a user's terms to an estimate.
-
-    Parameters
-    ----------
-    found : Estimate
-        Of these kernels.
-    own : Sequence[OwnTerm]
-        The terms, see `crossfuse.planner.cost.rates.Rates.own`.
-    kernel : Kernel | CascadeKernel | None
-        Tiles of one candidate, or of many; None for separate kernels.
-    shape, device
-        See `crossfuse.planner.cost.estimate.estimate`.
-    """
+    """Add a user's terms to an estimate; the kernel is None for separate kernels."""
     if not own:
         return found
     times = {each.name: each.time(kernel, shape, device) for each in own}

@@ -1,4 +1,4 @@
-"""What a device does in a microsecond, and how long it takes to begin: numbers for the cost model.
+"""Rates and latencies of a device for the cost model.
 
 The record of a device has two parts: what microbenchmarks measure (``crossfuse calibrate``), and
 what was fitted to the times of whole kernels (`scripts/fit_costs.py`).
@@ -25,77 +25,56 @@ from crossfuse.schema import Damaged, Positive, typed
 
 @dataclass(frozen=True)
 class Fitted:
-    """What no microbenchmark gives: least squares over measured kernels.
+    """Constants that no microbenchmark gives: least squares over measured kernels.
 
-    Attributes
-    ----------
-    start : float
-        From the end of the kernel before to the first tiles in shared memory, beside the latencies
-        of the record; us.
-    crowd : float
-        How much longer that takes for each doubling of the CTAs that begin; us.
-    hbm, l2, ingest, tensor : float
-        Share of the measured rates that kernels reach.
-    step : float
-        Least time of a step of the ring; us.
-    copy : float
-        Time to ask for a copy, of which a step has one for each box of a tile; us.
-    again : float
-        Share of the bytes that tiles one below the other read in common which come from memory
-        again.
-    spill : float
-        Of the second product in a cluster, for an element of its reduction, where registers do not
-        hold the sums; us.
-    column, gated : float
-        Epilogue of a column of 64 rows: of a plain activation, and of gate and up; us.
-    flag : float
-        From a stored tile of an intermediate to the first one that another SM has loaded; us.
-    relaunch : float
-        The same from one kernel to the next; us.
-    queue : float
-        Share of the weights on their way to an SM that it waits for then.
-    imbalance : float
-        By which share of a phase its last CTA is behind where others wait for it.
-    exchange : float
-        Partial sums through DSM beside their bytes, for each CTA that shares a sum; us.
-    push : float
-        Share of the measured rate at which partial sums are sent and added.
-    gather : float
-        Slices of an intermediate through DSM, likewise; us.
-    sums, part : float
-        Partial sums through L2, likewise, and for each part; us.
-    summed : float
-        Time of a CTA's partial sums through L2, in times of taking in as many bytes.
-    store : float
-        From the last sum to the end of the kernel; us.
-    eager, eager_tensor, eager_kernel : float
-        Kernels of cuBLAS: shares of memory's rate and of the tensor cores' that they reach; time
-        for each, in a graph; us.
+    Times are microseconds; shares are of the measured rates.
     """
 
+    #: From the end of the kernel before to the first tiles in shared memory, beside the latencies
+    #: of the record, and what each doubling of the CTAs that begin adds.
     start: Positive = 0.5
     crowd: Positive = 0.2
+    #: Shares of the measured rates that kernels reach.
     hbm: Positive = 1.0
     l2: Positive = 1.0
     ingest: Positive = 0.8
     tensor: Positive = 0.8
+    #: Least time of a step of the ring.
     step: Positive = 0.05
+    #: Time to issue a copy; a step has one for each box of a tile.
     copy: Positive = 0.03
+    #: Share of the bytes that tiles one below the other read in common which come from memory
+    #: again.
     again: Positive = 0.3
+    #: Of the second product in a cluster, for an element of its reduction, where registers do not
+    #: hold the sums.
     spill: Positive = 0.08
+    #: Epilogue of a column of 64 rows: of a plain activation, and of gate and up.
     column: Positive = 0.01
     gated: Positive = 0.02
+    #: From a stored tile of an intermediate to the first one that another SM has loaded, and the
+    #: same from one kernel to the next.
     flag: Positive = 2.0
     relaunch: Positive = 3.0
+    #: Share of the weights in flight to an SM that such a tile waits for.
     queue: Positive = 0.2
+    #: By which share of a phase its last CTA is behind where others wait for it.
     imbalance: Positive = 0.1
+    #: Partial sums through DSM beside their bytes, for each CTA that shares a sum.
     exchange: Positive = 0.1
+    #: Share of the measured rate at which partial sums are sent and added.
     push: Positive = 0.6
+    #: Slices of an intermediate through DSM, beside their bytes.
     gather: Positive = 1.0
+    #: Partial sums through L2, beside their bytes, and for each part.
     sums: Positive = 2.5
     part: Positive = 0.1
+    #: Time of a CTA's partial sums through L2, in times of taking in as many bytes.
     summed: Positive = 1.0
+    #: From the last sum to the end of the kernel.
     store: Positive = 1.0
+    #: Kernels of cuBLAS: shares of the rates of memory and of tensor cores that they reach, and
+    #: time for each in a graph.
     eager: Positive = 0.8
     eager_tensor: Positive = 0.6
     eager_kernel: Positive = 2.5
@@ -156,20 +135,14 @@ class Rates:
 
 
 def at(curve: Sequence[tuple[float, float]], size: Count) -> Share:
-    """A measured curve at a size: between two points a line, beyond them the last one."""
+    """Interpolate a measured curve at a size; beyond its ends it is constant."""
     sizes, values = zip(*curve, strict=True)
     found = np.interp(size, sizes, values)
     return found if isinstance(size, np.ndarray) else float(found)
 
 
 def rates_from(measured: Measured) -> Rates:
-    """Rates of a record; constants that it lacks are as they were before any fit.
-
-    Raises
-    ------
-    EnvironmentRefused
-        If a constant is no positive number.
-    """
+    """Take the rates of a record; constants that it lacks are as they were before any fit."""
     known = {each.name for each in fields(Fitted)}
     try:
         fitted = typed(Fitted, {key: each for key, each in measured.fitted.items() if key in known})
@@ -213,32 +186,14 @@ def rates_of(device: Device) -> Rates:
     return replace(rates_from(measured(device)), trees=trees_of(device.name))
 
 
-# Rates of a record that ``crossfuse calibrate`` wrote, in the place of the packaged ones.
+# Rates of a record that ``crossfuse calibrate`` wrote, instead of the packaged ones.
 
 
 def rates_of_file(path: Path, target: str | Device) -> Rates:
-    """Read the rates of a device from a file.
+    """Read the rates of a device from a record; refused if it is another device's.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-        A record, see `crossfuse.planner.calibration.record`.
-    target : str | Device
-        The device that is planned for.
-
-    Returns
-    -------
-    Rates
-        What the record says. Constants fitted to kernels are the packaged ones, unless the record
-        has its own. What was learned beyond them goes with them: other constants leave other
-        errors.
-
-    Raises
-    ------
-    EnvironmentRefused
-        If the file is unreadable, stale or corrupt.
-    PlanRefused
-        If it is another device's.
+    Constants fitted to kernels are the packaged ones, unless the record has its own. What was
+    learned beyond them goes with them: other constants leave other errors.
     """
     spec, record = device(target), load(path)
     if record.name != spec.name:

@@ -9,7 +9,7 @@ from crossfuse.planner.counts import Share
 
 #: Term of what was learned from measured kernels, see `crossfuse.planner.cost.estimate`.
 LEARNED = "learned"
-#: Names of terms, in the order in which they are told.
+#: Names of terms, in the order in which they are shown.
 TERMS = (
     "start",
     "hbm",
@@ -31,7 +31,7 @@ TERMS = (
     LEARNED,
 )
 _ROWS = "rows"
-#: Names of terms of cascades, in the order in which they are told; those of chains are features of
+#: Names of terms of cascades, in the order in which they are shown; those of chains are features of
 #: what was learned, and stay as they are.
 CASCADE_TERMS = (
     "start",
@@ -58,7 +58,7 @@ CASCADE_TERMS = (
 
 
 def told(terms: Mapping[str, Share]) -> list[str]:
-    """Names of terms in the order in which they are told; a user's own come last."""
+    """Names of terms in the order in which they are shown; a user's own come last."""
     order = dict.fromkeys((*CASCADE_TERMS, *TERMS))
     own = [each for each in terms if each not in order]
     # A product may have rows made before it.
@@ -69,23 +69,17 @@ def told(terms: Mapping[str, Share]) -> list[str]:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Time of one candidate, or of many.
+    """Time of one candidate, or of many."""
 
-    Attributes
-    ----------
-    terms : Mapping[str, Share]
-        Microseconds by name, of those in `TERMS`, or in `CASCADE_TERMS`, that there are. What a
-        stream of a loop takes beyond those told before it counts as its own.
-    busy : Mapping[str, Share]
-        Microseconds that each stream would take alone.
-    """
-
+    #: Microseconds by name, of those in `TERMS`, or in `CASCADE_TERMS`, that there are. What a
+    #: stream of a loop takes beyond those shown before it counts as its own.
     terms: Mapping[str, Share]
+    #: Microseconds that each stream would take alone.
     busy: Mapping[str, Share] = field(default_factory=dict)
 
     @property
     def microseconds(self) -> Share:
-        """All terms together."""
+        """Sum of all terms."""
         return sum(self.terms.values())
 
     @property

@@ -25,7 +25,7 @@ from crossfuse.planner.kernels.phase import Phase
 from crossfuse.planner.kernels.shape import Shape
 from crossfuse.schema import Between, Count, Damaged
 
-# What learned corrections are told of kernels: the estimate's terms, tiles, and bytes by level.
+# Features of kernels that corrections are learned from: terms, tiles, and bytes by level.
 
 _SHAPE = ("m", "n", "k", "l", "products", "item", "k_major")
 _FIELDS = (
@@ -62,27 +62,11 @@ NAMES = (
 def features(
     kernel: Kernel, shape: Shape, device: Device, estimate: Estimate, room: Memory
 ) -> np.ndarray:
-    """Describe kernels by numbers.
+    """Describe kernels by numbers: float32 of [candidate, name], named by `NAMES`.
 
-    Parameters
-    ----------
-    kernel : Kernel
-        Tiles of one candidate, or of many.
-    shape : Shape
-        What is computed.
-    device : Device
-        Its limits.
-    estimate : Estimate
-        Their times, without any correction.
-    room : Memory
-        Shared memory of the last kernel.
-
-    Returns
-    -------
-    np.ndarray
-        float32 of [candidate, name], by `NAMES`. Shares of the estimate and families are from 0 to
-        1; everything else is on a scale of logarithms to the base 2 of one more, times in
-        microseconds.
+    Shares of the estimate and families are from 0 to 1; everything else is log2 of one more, times
+    in microseconds. The estimate must be uncorrected, `room` is the shared memory of the last
+    kernel.
     """
     total = np.maximum(np.asarray(estimate.microseconds, np.float64), 1e-9)
     clusters = kernel.clusters(shape, device)[-1]
@@ -134,7 +118,7 @@ _Leaf = Annotated[float, Between(-50, 50)]
 
 @dataclass(frozen=True)
 class _Stored:
-    """What a file of them says: of each tree its features, thresholds and leaves."""
+    """Content of a file of trees: of each tree its features, thresholds and leaves."""
 
     device: str
     kernels: Count
@@ -144,47 +128,30 @@ class _Stored:
 
 @dataclass(frozen=True, eq=False)
 class Trees:
-    """Complete binary trees of one depth, whose leaves add up.
+    """Complete binary trees of one depth, whose leaves add up."""
 
-    Attributes
-    ----------
-    device : str
-        Target name of the device that the kernels were measured on.
-    kernels : int
-        How many of them there were.
-    feature : np.ndarray
-        int64 of [tree, node]: the column of `crossfuse.planner.cost.trees` that a node asks for.
-        The nodes below node i are 2 i + 1 (less than the threshold) and 2 i + 2.
-    threshold : np.ndarray
-        float32 of [tree, node].
-    leaf : np.ndarray
-        float32 of [tree, leaf], from left to right.
-    """
-
+    #: Target name of the device that the kernels were measured on.
     device: str
+    #: Number of measured kernels that were learned from.
     kernels: int
+    #: int64 of [tree, node]: the column of `features` that a node asks for. The nodes below node i
+    #: are 2 i + 1 (less than the threshold) and 2 i + 2.
     feature: np.ndarray
+    #: float32 of [tree, node].
     threshold: np.ndarray
+    #: float32 of [tree, leaf], from left to right.
     leaf: np.ndarray
 
     def sum(self, rows: np.ndarray) -> np.ndarray:
-        """Add up the leaves that rows of features end in.
+        """Add up the leaves that rows of features end in: float32 of [candidate, feature].
 
-        Parameters
-        ----------
-        rows : np.ndarray
-            float32 of [candidate, feature].
-
-        Returns
-        -------
-        np.ndarray
-            float64 of [candidate]: the logarithm of measured over estimated time.
+        The sums, float64 of [candidate], are logarithms of measured over estimated time.
         """
         parts = [self._sum(rows[at : at + _AT_ONCE]) for at in range(0, len(rows), _AT_ONCE)]
         return np.concatenate(parts) if parts else np.zeros(0)
 
     def _sum(self, rows: np.ndarray) -> np.ndarray:
-        """Of some rows, in all trees at once: most plans are priced one by one."""
+        """Add up the leaves of a few rows, in all trees at once: most plans are estimated alone."""
         trees, nodes = self.feature.shape
         tree = np.arange(trees)[:, None]
         first, row = tree * nodes, np.arange(len(rows)) * rows.shape[1]
@@ -199,7 +166,7 @@ class Trees:
         return np.add.accumulate(leaves, axis=0, dtype=np.float64)[-1]
 
     def text(self) -> str:
-        """As JSON, a tree a line."""
+        """Format as JSON, with a tree on each line."""
         head = {
             "version": VERSION,
             "device": self.device,
@@ -215,24 +182,14 @@ class Trees:
 
 
 def _short(values: np.ndarray) -> np.ndarray:
-    """As float64 whose text has the digits that a float32 tells apart."""
+    """Round float32 to float64 whose text has only the digits that tell float32 apart."""
     return np.array([[float(f"{each:.9g}") for each in row] for row in values])
 
 
 def read(text: str, where: str) -> Trees:
-    """Read what `Trees.text` wrote.
+    """Read what `Trees.text` wrote; refuses trees that were learned from other features.
 
-    Parameters
-    ----------
-    text : str
-        JSON.
-    where : str
-        File or name that refusals show.
-
-    Raises
-    ------
-    EnvironmentRefused
-        If it is damaged, or was learned from other features than there are now.
+    `where` is the file or name in refusals.
     """
     try:
         found = schema.read(_Stored, text, version=VERSION, key="version")
@@ -251,13 +208,7 @@ def read(text: str, where: str) -> Trees:
 
 
 def trees_of(name: str) -> Trees | None:
-    """The trees that come with the package, of one device; None if none were learned.
-
-    Parameters
-    ----------
-    name : str
-        Target name, such as ``"nvidia-h100"``.
-    """
+    """Load the packaged trees of a device, such as ``"nvidia-h100"``; None if none were learned."""
     path = DIRECTORY / f"{name}.json"
     return _packaged(path) if path.exists() else None
 

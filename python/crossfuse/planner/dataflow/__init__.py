@@ -1,1 +1,1 @@
-"""What moves: loop schedules, footprints, volumes, exchanges and places, by formula and by walk."""
+"""Data movement of chains: loop schedules, tiles, footprints, volumes and exchanges, by formula."""

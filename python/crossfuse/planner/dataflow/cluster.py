@@ -44,21 +44,14 @@ MAX_CLUSTER = Device.max_cluster
 
 @dataclass(frozen=True)
 class Lanes:
-    """CTAs of one row of a cluster, as one product sees them.
+    """CTAs of one row of a cluster, as one product sees them."""
 
-    Attributes
-    ----------
-    columns : Count
-        Tiles of the output side by side.
-    split : Count
-        Shares of the sum, times terms; ``columns * split`` is the same for all products.
-    shuffle : Count
-        Tiles of the left operand that a CTA multiplies: its own and those of the other CTAs of its
-        shuffle group. 1 for the first product, which loads its operand.
-    """
-
+    #: Tiles of the output side by side.
     columns: Count
+    #: Shares of the sum, times terms; ``columns * split`` is the same for all products.
     split: Count
+    #: Tiles of the left operand that a CTA multiplies: its own and those of the other CTAs of its
+    #: shuffle group. 1 for the first product, which loads its operand.
     shuffle: Count
 
 
@@ -71,19 +64,9 @@ def row_lanes(chain: Chain, cluster: Mapping[str, Count]) -> Count:
 
 
 def cluster_lanes(chain: Chain, cluster: Mapping[str, Count]) -> tuple[Lanes, ...]:
-    """Divide the products of a chain between the CTAs of a row.
+    """Divide each product of a chain between the CTAs of a row; the cluster must be legal.
 
-    Parameters
-    ----------
-    chain : Chain
-        What is computed.
-    cluster : Mapping[str, Count]
-        CTAs along each dim, and of ``"terms"``; 1 where absent. Must be legal, see `legal_cluster`.
-
-    Returns
-    -------
-    tuple[Lanes, ...]
-        One for each product.
+    A cluster is CTAs along each dim, and of ``"terms"``; 1 where absent.
     """
     split, first = _shares(chain, cluster), cluster.get(chain.column(0), 1)
     lanes, row = [Lanes(first, split, 1)], first * split
@@ -110,21 +93,9 @@ def legal_cluster(chain: Chain, cluster: Mapping[str, Count], limit: int = MAX_C
 def check_cluster(chain: Chain, cluster: Mapping[str, int], limit: int = MAX_CLUSTER) -> None:
     """Refuse a cluster that cannot be; `legal_cluster` says the same of many at once.
 
-    Parameters
-    ----------
-    chain : Chain
-        What is computed.
-    cluster : Mapping[str, int]
-        CTAs along each dim; 1 where absent.
-    limit : int
-        CTAs at most.
-
-    Raises
-    ------
-    PlanRefused
-        Dims that the chain lacks, extents below 1, too many CTAs, terms that do not divide the
-        weights, and columns that do not divide the CTAs of a row (cls_reduce) or are no multiple of
-        the shares before (cls_shuffle).
+    These are dims that the chain lacks, extents below 1, more CTAs than `limit`, terms that do not
+    divide the weights, and columns that do not divide the CTAs of a row (cls_reduce) or are no
+    multiple of the shares before (cls_shuffle).
     """
     terms = len(chain.products[0].rights)
     for dim, extent in cluster.items():

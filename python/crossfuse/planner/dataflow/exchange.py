@@ -1,4 +1,4 @@
-"""What the CTAs of a cluster send each other, and what clusters add through L2.
+"""Traffic between the CTAs of a cluster, and what clusters add through L2.
 
 With the letters of `crossfuse.planner.dataflow.cluster`, e elements of a tile, b bytes of a stored
 element and a bytes of a partial sum:
@@ -52,18 +52,12 @@ METHODS = ("scatter", "naive")
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes over DSM.
+    """Bytes over DSM."""
 
-    Attributes
-    ----------
-    leaving, arriving : Count
-        Of the CTA with the most, in one exchange of whole tiles.
-    total : Count
-        Of all CTAs together.
-    """
-
+    #: Of the CTA with the most, in one exchange of whole tiles.
     leaving: Count
     arriving: Count
+    #: Of all CTAs together.
     total: Count
 
 
@@ -75,29 +69,12 @@ def all_exchange(
     accumulator: int = ACCUMULATOR,
     method: str = "scatter",
 ) -> Traffic:
-    """All of `split` CTAs combine their partial tiles, and have the result whole.
+    """Count the traffic by which `split` CTAs combine their partial tiles, and all have the result.
 
-    Parameters
-    ----------
-    elements : Count
-        Of the tile.
-    split : Count
-        CTAs that share it: shares of the sum, or two for gate and up.
-    item, accumulator : int
-        Bytes of an element of the result, and of a partial one.
-    method : str
-        ``"scatter"``: a reduce-scatter of partial sums, then an all-gather of results.
-        ``"naive"``: each sends its partial tile to each other and all combine, in one step.
-
-    Returns
-    -------
-    Traffic
-        Of one tile.
-
-    Raises
-    ------
-    PlanRefused
-        For other methods.
+    `split` are shares of the sum, or two for gate and up; `item` and `accumulator` are bytes of an
+    element of the result, and of a partial one. ``"scatter"`` is a reduce-scatter of partial sums,
+    then an all-gather of results; with ``"naive"`` each sends its partial tile to each other and
+    all combine, in one step.
     """
     if method not in METHODS:
         raise refuse(
@@ -130,49 +107,26 @@ def all_exchange(
 def combined_bytes(
     elements: Count, split: Count, item: int, accumulator: Count, method: str = "scatter"
 ) -> Count:
-    """The total of an `all_exchange`, or of many: of `elements` in tiles of any size."""
+    """Total of an `all_exchange`, or of many: of `elements` in tiles of any size."""
     if method == "naive":
         return split * (split - 1) * elements * accumulator
     return (split - 1) * elements * (accumulator + item)
 
 
 def shuffle(elements: Count, group: Count, *, item: int) -> Traffic:
-    """All CTAs of a shuffle group get the tiles of the others.
+    """Count the traffic of a shuffle group whose CTAs get the tiles of all others.
 
-    Parameters
-    ----------
-    elements : Count
-        Of each CTA's tile.
-    group : Count
-        CTAs of the group, cls_shuffle.
-    item : int
-        Bytes of an element.
-
-    Returns
-    -------
-    Traffic
-        Of one group.
+    `group` is cls_shuffle, `elements` are those of each CTA's tile, and `item` bytes of one.
     """
     one = (group - 1) * elements * item
     return Traffic(one, one, one * group)
 
 
 def reduce_scatter(elements: Count, split: Count, *, accumulator: int = ACCUMULATOR) -> Traffic:
-    """`split` CTAs add their partial tiles; each keeps a slice of the sum.
+    """Count the traffic by which CTAs add their partial tiles, and each keeps a slice of the sum.
 
-    Parameters
-    ----------
-    elements : Count
-        Of the tile.
-    split : Count
-        CTAs that share it, cls_reduce.
-    accumulator : int
-        Bytes of a partial sum.
-
-    Returns
-    -------
-    Traffic
-        Of one tile.
+    `split` is cls_reduce, `elements` are those of the tile, and `accumulator` bytes of a partial
+    sum.
     """
     peers = split - 1
     leaving = (elements - floor_div(elements, split)) * accumulator
@@ -182,23 +136,17 @@ def reduce_scatter(elements: Count, split: Count, *, accumulator: int = ACCUMULA
 
 @dataclass(frozen=True)
 class Exchanges:
-    """All bytes that the CTAs of all clusters send each other over a run, by primitive.
+    """Bytes that the CTAs of all clusters send each other over a whole run, by primitive."""
 
-    Attributes
-    ----------
-    all_exchange, shuffle : Mapping[str, Count]
-        By intermediate.
-    reduce_scatter : Count
-        Of the output.
-    """
-
+    #: By intermediate.
     all_exchange: Mapping[str, Count]
     shuffle: Mapping[str, Count]
+    #: Of the output.
     reduce_scatter: Count
 
     @property
     def total(self) -> Count:
-        """All of them."""
+        """Sum over all primitives."""
         parts = (*self.all_exchange.values(), *self.shuffle.values(), self.reduce_scatter)
         total: Count = 0
         for each in parts:
@@ -214,26 +162,10 @@ def exchanges(
     *,
     method: str = "scatter",
 ) -> Exchanges:
-    """Count what a whole run exchanges.
+    """Count what a whole run exchanges; `made` are the nests of clusters, see `nests` of `volume`.
 
-    Parameters
-    ----------
-    chain : Chain
-        What is computed.
-    cluster : Mapping[str, Count]
-        CTAs along each dim, and of ``"terms"``.
-    made : tuple[Nest, ...]
-        Nests of clusters, see `crossfuse.planner.dataflow.volume.nests`.
-    residency : Residency
-        As for the nests. An intermediate that is grid-wide goes through L2: each CTA stores the
-        slice that it reduced, so that there is neither an all-gather nor a shuffle.
-    method : str
-        See `all_exchange`.
-
-    Returns
-    -------
-    Exchanges
-        Bytes.
+    A grid-wide intermediate goes through L2: each CTA stores the slice that it reduced, so that
+    there is neither an all-gather nor a shuffle.
     """
     lanes = cluster_lanes(chain, cluster)
     combined: dict[str, Count] = {}

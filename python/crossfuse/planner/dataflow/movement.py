@@ -37,11 +37,11 @@ from crossfuse.planner.dataflow.volume import (
     region_elements,
 )
 
-# Tensors that loops move, each with its loops, and what they write.
+# Tensors that loops read and write, each with its loops.
 
 
 def operands(chain: Chain, made: tuple[Nest, ...]) -> list[tuple[Nest, Tensor]]:
-    """Operands of products, intermediates too."""
+    """Pair the operands of products, intermediates too, with the loops that read them."""
     return [
         (nest, chain.tensor(name))
         for nest, product in zip(made, chain.products, strict=True)
@@ -50,7 +50,7 @@ def operands(chain: Chain, made: tuple[Nest, ...]) -> list[tuple[Nest, Tensor]]:
 
 
 def further(chain: Chain, made: tuple[Nest, ...]) -> list[tuple[Nest, Tensor]]:
-    """Further inputs, with the loops that read them."""
+    """Pair further inputs with the loops that read them."""
     return [
         (replace(nest, own=chain.further_loops(index, name)), chain.tensor(name))
         for index, (nest, product) in enumerate(zip(made, chain.products, strict=True))
@@ -59,13 +59,16 @@ def further(chain: Chain, made: tuple[Nest, ...]) -> list[tuple[Nest, Tensor]]:
 
 
 def inputs(chain: Chain, made: tuple[Nest, ...]) -> list[tuple[Nest, Tensor]]:
-    """All that no product of the chain makes."""
+    """Pair all that no product of the chain makes with the loops that read it."""
     given = [each for each in operands(chain, made) if each[1].role == "input"]
     return [*given, *further(chain, made)]
 
 
 def written_bytes(chain: Chain, nest: Nest, hold: int, adds: bool) -> Count:
-    """Bytes of the output: whole sums as stored, partial ones in full and as often as they come."""
+    """Bytes of the output: whole sums as stored, partial ones in float32 and as often as they come.
+
+    Unless L2 adds them, partial sums are read back too.
+    """
     tensor = chain.output
     elements = elements_moved(nest, tensor.dims, hold)
     partial = elements * ACCUMULATOR
@@ -75,7 +78,7 @@ def written_bytes(chain: Chain, nest: Nest, hold: int, adds: bool) -> Count:
     return choose(elements > chain.elements(tensor.name), partial, elements * tensor.item)
 
 
-# What a chain moves between HBM and L2, which keeps what the loops inside some position touch.
+# Traffic between HBM and L2, which keeps what the loops inside some position touch.
 
 
 def through_hbm(
@@ -83,19 +86,8 @@ def through_hbm(
 ) -> dict[str, Count]:
     """Count bytes by tensor: what L2 cannot keep comes again; what fits moves once, or not at all.
 
-    Parameters
-    ----------
-    chain, residency
-        See `crossfuse.planner.dataflow.movement.movement`.
-    made : tuple[Nest, ...]
-        Of the grid, from `crossfuse.planner.dataflow.volume.nests`.
-    l2_bytes : int
-        L2 for tiles that are read again.
-
-    Returns
-    -------
-    dict[str, Count]
-        An intermediate that fits does not move.
+    `made` are the nests of the grid, `l2_bytes` the L2 for tiles that are read again. Only
+    intermediates that fit do not move.
     """
     inner = len(made[0].schedule.order)
     given = inputs(chain, made)
@@ -138,7 +130,7 @@ def _from_hbm(nest: Nest, tensor: Tensor, hold: int) -> Count:
 
 
 def _in_memory(elements: Count, tensor: Tensor) -> Count:
-    """Bytes that elements take in memory, where those that repeat stand once."""
+    """Bytes that elements take in memory, where repeated ones are stored once."""
     size = elements * tensor.item
     return ceil_div(size, tensor.repeats) if tensor.repeats > 1 else size
 
@@ -148,43 +140,28 @@ MEMORIES = ("registers", "shared", "dsm", "l2", "hbm")
 
 @dataclass(frozen=True)
 class Machine:
-    """What the analysis must know of a kernel beside its tiles.
+    """Properties of a kernel and its device that the analysis needs beside tiles."""
 
-    Attributes
-    ----------
-    l2_bytes : int
-        L2 for tiles that are read again.
-    rows, columns : int
-        Of the output tile of one instruction: 64 by at most 256 for wgmma.
-    method : str
-        How partial sums are combined, see `crossfuse.planner.dataflow.exchange.all_exchange`.
-    adds : bool
-        Whether L2 adds partial sums of the output; else they are read back and written again.
-    spilled : Mapping[str, Share]
-        Part of each intermediate, 0 to 1, that clusters keep in L2 for want of room.
-    """
-
+    #: L2 for tiles that are read again.
     l2_bytes: int
+    #: Of the output tile of one instruction: 64 by at most 256 for wgmma.
     rows: int = 64
     columns: int = 256
+    #: How partial sums are combined, see `crossfuse.planner.dataflow.exchange.all_exchange`.
     method: str = "scatter"
+    #: Whether L2 adds partial sums of the output; else they are read back and written again.
     adds: bool = True
+    #: Part of each intermediate, 0 to 1, that clusters keep in L2 for want of room.
     spilled: Mapping[str, Share] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Movement:
-    """Bytes of a run.
+    """Bytes of a run, by level and tensor."""
 
-    Attributes
-    ----------
-    bytes : Mapping[str, Mapping[str, Count]]
-        By level, one of `MEMORIES`, and tensor. The output counts what is written and read back.
-    exchanged : Exchanges
-        What ``bytes["dsm"]`` is made of.
-    """
-
+    #: Levels are those of `MEMORIES`. The output counts what is written and read back.
     bytes: Mapping[str, Mapping[str, Count]]
+    #: Parts of ``bytes["dsm"]``.
     exchanged: Exchanges
 
     def total(self, level: str) -> Count:
@@ -265,18 +242,9 @@ def _registers(chain: Chain, made: tuple[Nest, ...], machine: Machine) -> dict[s
 def arrivals(
     chain: Chain, made: tuple[Nest, ...], residency: Residency, cluster: Mapping[str, Count]
 ) -> dict[str, Count]:
-    """Count the bytes that arrive in shared memory, by operand.
+    """Count the bytes that arrive in shared memory, by operand; `made` are the nests of CTAs.
 
     Of an intermediate, each CTA gets what it multiplies: its own and its peers'.
-
-    Parameters
-    ----------
-    chain, residency
-        See `movement`.
-    made : tuple[Nest, ...]
-        Of CTAs, from `crossfuse.planner.dataflow.volume.nests`.
-    cluster : Mapping[str, Count]
-        See `crossfuse.planner.dataflow.tiling.Tiling`.
     """
     found = {
         tensor.name: _moved(nest, tensor, residency) * tensor.item
@@ -291,12 +259,8 @@ def through_l2(
 ) -> dict[str, Count]:
     """Count the bytes that clusters read from L2 and write to it, by tensor.
 
-    Parameters
-    ----------
-    chain, residency, machine
-        See `movement`. Nothing of the machine makes it less than one that adds and spills nothing.
-    made : tuple[Nest, ...]
-        Of clusters, from `crossfuse.planner.dataflow.volume.nests`.
+    `made` are the nests of clusters. No machine makes these less than one that adds and spills
+    nothing.
     """
     found = {
         tensor.name: _moved(nest, tensor, residency) * tensor.item

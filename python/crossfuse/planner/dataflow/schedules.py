@@ -25,18 +25,12 @@ from crossfuse.planner.chain.spec import Chain, Tensor
 
 @dataclass(frozen=True)
 class LoopSchedule:
-    """A partition of the dims, and an order.
+    """A partition of the dims into spatial and temporal ones, and an order of the latter."""
 
-    Attributes
-    ----------
-    spatial : tuple[str, ...]
-        Dims along which clusters stand.
-    order : tuple[str, ...]
-        Temporal dims, outermost first. A *position* is an index into it; ``len(order)`` is inside
-        all loops.
-    """
-
+    #: Dims along which clusters stand.
     spatial: tuple[str, ...]
+    #: Temporal dims, outermost first. A *position* is an index into it; ``len(order)`` is inside
+    #: all loops.
     order: tuple[str, ...]
 
     def position(self, dim: str) -> int:
@@ -44,22 +38,12 @@ class LoopSchedule:
         return self.order.index(dim) if dim in self.order else -1
 
     def __str__(self) -> str:
-        """Spatial dims, a bar, temporal dims; `read_schedule` reads it back."""
+        """Format as spatial dims, a bar, temporal dims; `read_schedule` reads it back."""
         return " ".join((*self.spatial, "|", *self.order))
 
 
 def loop_schedules(dims: Sequence[str]) -> Iterator[LoopSchedule]:
-    """All schedules of some dims, those with few spatial ones first.
-
-    Parameters
-    ----------
-    dims : Sequence[str]
-        Names, such as those of a chain's dims.
-
-    Yields
-    ------
-    LoopSchedule
-        `schedule_count` of them, each once.
+    """List all schedules of some dims, those with few spatial ones first, each once.
 
     Examples
     --------
@@ -74,29 +58,14 @@ def loop_schedules(dims: Sequence[str]) -> Iterator[LoopSchedule]:
 
 
 def schedule_count(dims: int) -> int:
-    """How many schedules some dims have; see the module."""
+    """Number of schedules of some dims; see the module."""
     return sum(comb(dims, s) * factorial(dims - s) for s in range(1, dims + 1))
 
 
 def read_schedule(text: str, chain: Chain) -> LoopSchedule:
-    """Read a schedule from text.
+    """Read a schedule of a chain's dims from text such as ``"m n | l k"``.
 
-    Parameters
-    ----------
-    text : str
-        Spatial dims, a bar, temporal dims, outermost first: ``"m n | l k"``.
-    chain : Chain
-        Whose dims it has.
-
-    Returns
-    -------
-    LoopSchedule
-        The value.
-
-    Raises
-    ------
-    PlanRefused
-        Without the bar, with unknown, repeated or missing dims, or without a spatial one.
+    Refused without the bar, with unknown, repeated or missing dims, or without a spatial one.
     """
     spatial, bar, order = text.partition("|")
     schedule = LoopSchedule(tuple(spatial.split()), tuple(order.split()))
@@ -136,22 +105,16 @@ def read_schedule(text: str, chain: Chain) -> LoopSchedule:
 
 @dataclass(frozen=True)
 class Residency:
-    """What stays for how long.
+    """How long each tensor stays in its buffer, and which are made for all clusters."""
 
-    Attributes
-    ----------
-    hold : Mapping[str, int]
-        Position by tensor; ``len(order)`` where absent. See the module.
-    grid_wide : frozenset[str]
-        Intermediates that are made once for all clusters, and that clusters read from L2 or HBM.
-        Others are made by each cluster that needs them.
-    """
-
+    #: Position by tensor; ``len(order)`` where absent. See above.
     hold: Mapping[str, int] = field(default_factory=dict)
+    #: Intermediates that are made once for all clusters, and that clusters read from L2 or HBM.
+    #: Others are made by each cluster that needs them.
     grid_wide: frozenset[str] = frozenset()
 
     def position(self, tensor: Tensor, schedule: LoopSchedule) -> int:
-        """The hold of a tensor."""
+        """Position from which a tensor is held."""
         return self.hold.get(tensor.name, len(schedule.order))
 
 
@@ -173,18 +136,10 @@ def kept(chain: Chain, schedule: LoopSchedule) -> Residency:
 
 
 def check_residency(chain: Chain, schedule: LoopSchedule, residency: Residency) -> None:
-    """Refuse what cannot stay so.
+    """Refuse a residency that cannot be.
 
-    Parameters
-    ----------
-    chain, schedule, residency
-        What is checked.
-
-    Raises
-    ------
-    PlanRefused
-        Unknown tensors, positions outside the order, intermediates that are held for less than
-        their reduction, and grid-wide tensors that are no intermediates.
+    These are unknown tensors, positions outside the order, intermediates that are held for less
+    than their reduction, and grid-wide tensors that are no intermediates.
     """
     names = {each.name for each in chain.tensors}
     for name, position in residency.hold.items():

@@ -38,32 +38,18 @@ PIECE = 16384
 
 @dataclass(frozen=True)
 class Tiling:
-    """Extents of tiles, of one candidate or of many.
+    """Extents of tiles, of one candidate or of many."""
 
-    Attributes
-    ----------
-    block : Mapping[str, Count]
-        Extent that a CTA takes along each dim; the reduction of a later product takes
-        cls_shuffle of them.
-    cluster : Mapping[str, Count]
-        CTAs along each dim, and for gate and up (``"terms"``); 1 where absent.
-    """
-
+    #: Extent that a CTA takes along each dim; the reduction of a later product takes cls_shuffle of
+    #: them.
     block: Mapping[str, Count]
+    #: CTAs along each dim, and for gate and up (``"terms"``); 1 where absent.
     cluster: Mapping[str, Count]
 
     def pieces(self, size: int = PIECE) -> Iterator[Tiling]:
         """Cut many candidates into pieces that stay in a core's cache while they are analysed.
 
-        Parameters
-        ----------
-        size : int
-            Candidates of a piece.
-
-        Yields
-        ------
-        Tiling
-            In order; at least one.
+        `size` is candidates of a piece; they come in order, and there is at least one.
         """
         present = (*self.block.values(), *self.cluster.values())
         count = max((len(each) for each in present if isinstance(each, np.ndarray)), default=1)
@@ -80,20 +66,13 @@ def _cut(extents: Mapping[str, Count], part: slice) -> dict[str, Count]:
 
 @dataclass(frozen=True)
 class Grain:
-    """One dim at one level.
+    """What a unit of one level takes along one dim."""
 
-    Attributes
-    ----------
-    extent : int
-        Iterations of the dim.
-    tile : Count
-        Iterations that a unit takes at a time.
-    side : Count | None
-        Units side by side; None for as many as there are tiles.
-    """
-
+    #: Iterations of the dim.
     extent: int
+    #: Iterations that a unit takes at a time.
     tile: Count
+    #: Units side by side; None for as many as there are tiles.
     side: Count | None
 
     @cached_property
@@ -108,7 +87,7 @@ class Grain:
 
     @cached_property
     def lanes(self) -> Count:
-        """Units side by side, those without a tile too."""
+        """Units side by side, including those without a tile."""
         return self.tiles if self.side is None else self.side
 
     @cached_property
@@ -134,18 +113,10 @@ View: TypeAlias = "tuple[dict[str, Grain], ...]"
 
 
 def grains(chain: Chain, schedule: LoopSchedule, tiling: Tiling) -> dict[str, View]:
-    """Say what a unit of each level takes along each dim.
+    """What a unit of each of `LEVELS` takes along each dim, product by product.
 
-    Parameters
-    ----------
-    chain, schedule, tiling
-        The candidates.
-
-    Returns
-    -------
-    dict[str, tuple[dict[str, Grain], ...]]
-        By level, one of `LEVELS`, and product: the dims of the chain. Dims that a product does not
-        run over have the grain of clusters, which is what it is repeated by.
+    Dims that a product does not run over have the grain of clusters, which is what it is repeated
+    by.
     """
     extents, lanes = chain.extents, cluster_lanes(chain, tiling.cluster)
     wide = {dim: tiling.block[dim] * tiling.cluster.get(dim, 1) for dim in extents}
@@ -175,19 +146,9 @@ def grains(chain: Chain, schedule: LoopSchedule, tiling: Tiling) -> dict[str, Vi
 
 
 def check_tiling(chain: Chain, tiling: Tiling) -> None:
-    """Refuse tiles of one candidate that cannot be.
+    """Refuse tiles of one candidate with missing, unknown or non-positive blocks, or a bad cluster.
 
-    Parameters
-    ----------
-    chain : Chain
-        What is computed.
-    tiling : Tiling
-        Of plain integers.
-
-    Raises
-    ------
-    PlanRefused
-        Blocks that are missing, unknown or below 1; see `check_cluster` for the cluster.
+    Extents must be plain integers here; see `check_cluster` for the cluster.
     """
     odd = [dim for dim in (*chain.extents, *tiling.block) if not _block(chain, tiling, dim)]
     if odd:

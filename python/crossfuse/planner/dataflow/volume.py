@@ -36,45 +36,24 @@ from crossfuse.planner.dataflow.tiling import Grain, Tiling, View, grains
 
 @dataclass(frozen=True)
 class Nest:
-    """The loops of one product at one level.
-
-    Attributes
-    ----------
-    schedule : LoopSchedule
-        Their order.
-    own : tuple[str, ...]
-        Dims that the product runs over.
-    grains : Mapping[str, Grain]
-        What a unit takes along each dim.
-    repeats : Mapping[str, Flag]
-        Dims of later products that this one is repeated by, and for which candidates.
-    """
+    """The loops of one product at one level."""
 
     schedule: LoopSchedule
+    #: Dims that the product runs over.
     own: tuple[str, ...]
+    #: What a unit takes along each dim.
     grains: Mapping[str, Grain]
+    #: Dims of later products that this one is repeated by, and for which candidates.
     repeats: Mapping[str, Flag]
 
 
 def nests(
     chain: Chain, schedule: LoopSchedule, tiling: Tiling, residency: Residency
 ) -> dict[str, tuple[Nest, ...]]:
-    """Make the nest of each product at each level.
+    """Make the nest of each product at each of `crossfuse.planner.dataflow.tiling.LEVELS`.
 
-    Parameters
-    ----------
-    chain, schedule, tiling, residency
-        The candidates, see `check_tiling` and `check_residency` for what they must be.
-
-    Returns
-    -------
-    dict[str, tuple[Nest, ...]]
-        By level, one of `crossfuse.planner.dataflow.tiling.LEVELS`, in the order of the products.
-
-    Raises
-    ------
-    PlanRefused
-        If the chain has reductions that are no products: nothing says what they move.
+    The candidates must pass `check_tiling` and `check_residency`. Chains with reductions that are
+    no products are refused: nothing says what they move.
     """
     refuse_reductions(chain)
     views = grains(chain, schedule, tiling)
@@ -95,7 +74,7 @@ def _nests(
 
 
 def _repeats(chain: Chain, index: int, consumer: Nest, residency: Residency) -> dict[str, Flag]:
-    """Dims that a product is repeated by: those of its consumer during which its result goes."""
+    """Dims that a product is repeated by: those of its consumer during which its result is lost."""
     schedule, tensor = consumer.schedule, chain.tensor(chain.products[index].output)
     hold, own = residency.position(tensor, schedule), chain.loops(index)
     found: dict[str, Flag] = {}
@@ -119,23 +98,9 @@ def elements_moved(
 ) -> Count:
     """Count the elements of an operand or result that move in or out of the units of a level.
 
-    Parameters
-    ----------
-    nest : Nest
-        Of the product that has the tensor.
-    dims : tuple[str, ...]
-        The tensor's.
-    hold : int
-        Its position, see `crossfuse.planner.dataflow.schedules`.
-    padded : bool
-        Whether tiles at the edge count as whole ones.
-    first : bool
-        Whether only the first time counts that a unit has an element.
-
-    Returns
-    -------
-    Count
-        Elements, of all units together, over the whole run.
+    They are of all units together, over the whole run. `hold` is the tensor's position, see
+    `crossfuse.planner.dataflow.schedules`. With `padded`, tiles at the edge count as whole ones;
+    with `first`, only the first time that a unit has an element counts.
     """
     schedule, count = nest.schedule, _side_by_side(nest, dims, padded)
     gone: Flag = False
@@ -154,7 +119,7 @@ def elements_moved(
 
 
 def _side_by_side(nest: Nest, dims: tuple[str, ...], padded: bool) -> Count:
-    """What the spatial dims contribute."""
+    """Factor of the count that spatial dims contribute."""
     count: Count = 1
     for dim in nest.schedule.spatial:
         grain = nest.grains[dim]
@@ -166,20 +131,9 @@ def _side_by_side(nest: Nest, dims: tuple[str, ...], padded: bool) -> Count:
 
 
 def elements_made(nest: Nest, dims: tuple[str, ...]) -> Count:
-    """Count the elements of its result that a product makes.
+    """Count the elements of its result that a product makes, with the dims of the result.
 
-    Parameters
-    ----------
-    nest : Nest
-        Of the product.
-    dims : tuple[str, ...]
-        Of its result.
-
-    Returns
-    -------
-    Count
-        Elements: as often as the product is repeated, once for each unit that has a share of the
-        sum.
+    They count as often as the product is repeated, once for each unit that has a share of the sum.
     """
     count: Count = 1
     for dim in nest.own:
@@ -188,7 +142,7 @@ def elements_made(nest: Nest, dims: tuple[str, ...]) -> Count:
 
 
 def _times(nest: Nest) -> Count:
-    """How often a product runs as a whole."""
+    """Number of times that a product runs as a whole."""
     count: Count = 1
     for dim, flag in nest.repeats.items():
         grain = nest.grains[dim]
@@ -198,24 +152,11 @@ def _times(nest: Nest) -> Count:
 
 
 def operand_reads(nest: Nest, dims: tuple[str, ...], pieces: Mapping[str, int]) -> Count:
-    """Count the elements that tensor cores read of an operand in shared memory.
+    """Count the elements that tensor cores read of an operand in shared memory, over a whole run.
 
     Nothing stays in the tensor cores: each instruction reads its operands, so that a tile of 128
-    rows in instructions of 64 reads its right operand twice.
-
-    Parameters
-    ----------
-    nest : Nest
-        Of the product, of CTAs.
-    dims : tuple[str, ...]
-        The operand's.
-    pieces : Mapping[str, int]
-        What an instruction takes along dims that do not index the operand; 1 where absent.
-
-    Returns
-    -------
-    Count
-        Elements, of all CTAs together, over the whole run.
+    rows in instructions of 64 reads its right operand twice. `pieces` is what an instruction takes
+    along dims that do not index the operand; 1 where absent.
     """
     count: Count = 1
     for dim, grain in nest.grains.items():
@@ -229,28 +170,16 @@ def operand_reads(nest: Nest, dims: tuple[str, ...], pieces: Mapping[str, int]) 
     return count * _times(nest)
 
 
-# How much room tiles and held regions take in one unit of a level.
+# Footprints of tiles and held regions in one unit of a level.
 
 #: Bytes of a partial sum.
 ACCUMULATOR = 4
 
 
 def region_elements(nest: Nest, dims: tuple[str, ...], hold: int) -> Count:
-    """Count the elements of a tensor that a unit has at once.
+    """Count the elements of a tensor that a unit has at once, of the largest region.
 
-    Parameters
-    ----------
-    nest : Nest
-        Of a product that has the tensor.
-    dims : tuple[str, ...]
-        The tensor's.
-    hold : int
-        Its position: dims from there on are in the unit with all their tiles, others with one.
-
-    Returns
-    -------
-    Count
-        Elements of the largest region.
+    Dims from the position `hold` on are in the unit with all their tiles, others with one.
     """
     count: Count = 1
     for dim in dims:
@@ -260,22 +189,10 @@ def region_elements(nest: Nest, dims: tuple[str, ...], hold: int) -> Count:
 
 
 def footprints(chain: Chain, made: tuple[Nest, ...], residency: Residency) -> dict[str, Count]:
-    """Say how many bytes a unit has of each tensor, as stored.
+    """Bytes that a unit of the level of the nests has of each tensor, as stored.
 
-    Parameters
-    ----------
-    chain : Chain
-        What is computed.
-    made : tuple[Nest, ...]
-        Its `nests` at a level.
-    residency : Residency
-        As for the nests.
-
-    Returns
-    -------
-    dict[str, Count]
-        Bytes by tensor: of an intermediate as the product has it that makes it, which at the level
-        of CTAs is its own part.
+    An intermediate counts as the product has it that makes it, which at the level of CTAs is its
+    own part.
     """
     found: dict[str, Count] = {}
     for nest, product in zip(made, chain.products, strict=True):
@@ -297,7 +214,7 @@ def gathered(chain: Chain, made: tuple[Nest, ...], index: int, hold: int) -> Cou
 
 
 def sums_of(chain: Chain, cluster: Mapping[str, Count], index: int) -> Count:
-    """Sums that a CTA has for each element of the result of a product: of its weights."""
+    """Number of sums that a CTA has for each element of a product's result: one for each weight."""
     terms = len(chain.products[index].rights)
     return terms if index else floor_div(terms, cluster.get(TERMS, 1))
 

@@ -1,1 +1,1 @@
-"""Why a plan is the plan: bytes, times, places, resources, rules, and who lost on what."""
+"""Why a plan was chosen: bytes, times, places, resources, rules, and what others lose on."""

@@ -1,4 +1,4 @@
-"""Planning and explaining at once."""
+"""Planning and explaining in one call, and devices with lowered limits."""
 
 from __future__ import annotations
 
@@ -23,20 +23,7 @@ def explain_best(
     rates: Rates | None = None,
     top: int = 1,
 ) -> Explanation:
-    """Plan a workload and explain the plan, beside those that come next.
-
-    Parameters
-    ----------
-    workload, target, only, rates
-        See `crossfuse.planner.plan.plan`.
-    top : int
-        Plans to compare, with the chosen one.
-
-    Raises
-    ------
-    PlanRefused
-        If nothing fits, or fewer than one plan is asked for.
-    """
+    """Plan a workload and explain the plan, compared with the `top` - 1 plans that come next."""
     _check(top)
     plans = ranked(workload, target, only=only, rates=rates, keep=top)
     return explain(plans[0], target=target, rates=rates, best=plans[1:top])
@@ -50,7 +37,7 @@ def explain_best_cascade(
     rates: Rates | None = None,
     top: int = 1,
 ) -> CascadeReasons:
-    """The same of a cascade of reductions; see `explain_best`."""
+    """Plan and explain a cascade of reductions; see `explain_best`."""
     _check(top)
     plans = ranked_cascade(workload, target, only=only, rates=rates, keep=top)
     return explain_plan(plans[0], target=target, rates=rates, best=plans[1:top])
@@ -68,32 +55,10 @@ def _check(top: int) -> None:
         )
 
 
-# A device of which a plan may use a part only.
-
-
 def limited(target: str | Device | None, *, max_cluster: int = 0, shared_bytes: int = 0) -> Device:
-    """Take a device's limits down.
+    """Lower the limits of a device; 0 leaves one as it is, more than it has is refused.
 
-    Parameters
-    ----------
-    target : str | Device | None
-        The device.
-    max_cluster : int
-        CTAs of a cluster at most; 0 leaves it. Up to 8 are portable.
-    shared_bytes : int
-        Shared memory of a CTA at most; 0 leaves it.
-
-    Returns
-    -------
-    Device
-        With these limits.
-
-    Raises
-    ------
-    PlanRefused
-        If the device has less.
-    EnvironmentRefused
-        If it is unknown.
+    `max_cluster` is CTAs of a cluster, of which up to 8 are portable, `shared_bytes` of a CTA.
     """
     spec = device(target)
     given = {"max_cluster": max_cluster, "max_shared_bytes": shared_bytes}

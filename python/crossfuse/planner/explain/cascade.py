@@ -1,4 +1,4 @@
-"""Why a plan of a cascade is the plan: levels, terms, separate kernels, other places, rules."""
+"""Why a plan of a cascade was chosen: levels, terms, separate kernels, other places, rules."""
 
 from __future__ import annotations
 
@@ -33,33 +33,22 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class CascadeReasons:
-    """Why a plan of a cascade is the plan.
-
-    Attributes
-    ----------
-    plan : CascadeChoice
-        The plan.
-    levels : tuple[Level, ...]
-        What it moves and computes.
-    passes : tuple[tuple[Pass, float], ...]
-        The kernels of those that are not fused, with their microseconds.
-    best : tuple[Runner, ...]
-        The next best plans, if they were asked for.
-    pruned : Mapping[str, tuple[Step, ...]]
-        Tiles that each rule leaves, by family.
-    provisional : bool
-        Whether the device's rates are not all measured.
-    """
+    """Reasons for a plan of a cascade, as values."""
 
     plan: CascadeChoice
+    #: What the plan moves and computes.
     levels: tuple[Level, ...]
+    #: The separate kernels if it is not fused, with their microseconds.
     passes: tuple[tuple[Pass, float], ...]
+    #: The next best plans, if they were asked for.
     best: tuple[Runner, ...]
+    #: Tiles that each rule leaves, by family.
     pruned: Mapping[str, tuple[Step, ...]]
+    #: Whether the device's rates are not all measured.
     provisional: bool
 
     def to_json(self) -> dict[str, Any]:
-        """As a value that `json` can write; ``plan`` is what `CascadePlan.from_json` reads."""
+        """Convert to a value that `json` can write; `CascadePlan.from_json` reads its ``plan``."""
         passes = [{**asdict(each), "microseconds": time} for each, time in self.passes]
         pruned = {name: list(map(asdict, steps)) for name, steps in self.pruned.items()}
         return {
@@ -73,7 +62,7 @@ class CascadeReasons:
         }
 
     def render(self) -> list[RenderableType]:
-        """All tables, in reading order."""
+        """Build all tables, in reading order."""
         from crossfuse.planner.explain import tables
 
         plan = self.plan
@@ -92,13 +81,13 @@ class CascadeReasons:
         return [each for each in parts if each is not None]
 
     def text(self, width: int = 100) -> str:
-        """As tables of plain text, of lines with `width` columns at most."""
+        """Format as tables of plain text, of lines with `width` columns at most."""
         from crossfuse.planner.explain.tables import printed
 
         return printed(self.render(), width)
 
     def svg(self) -> str:
-        """As a picture: time by level and by term."""
+        """Draw time by level and by term as SVG."""
         from crossfuse.planner.explain.picture import times_picture
 
         return times_picture(self.plan, self.plan.device, self.plan.bound, self.levels)
@@ -111,18 +100,10 @@ def explain_plan(
     rates: Rates | None = None,
     best: Sequence[CascadeChoice] = (),
 ) -> CascadeReasons:
-    """Say why a plan of a cascade is what it is.
+    """Explain a plan of a cascade, beside the next `best` ones.
 
-    Parameters
-    ----------
-    plan : CascadeChoice
-        From `crossfuse.planner.cascade.plan.plan_cascade`.
-    target : str | Device | None
-        Device that it was made for, if its limits were not those of the name in the plan.
-    rates : Rates | None
-        What the plan was made with; None takes the device's packaged record.
-    best : Sequence[CascadeChoice]
-        Further plans to compare it with.
+    `target` is the device that it was made for, if its limits were not those of the name in the
+    plan. `rates` are those that it was made with; None takes the device's record.
     """
     spec = device(target or plan.device)
     known = rates or rates_of(spec)

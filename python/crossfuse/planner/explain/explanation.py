@@ -1,4 +1,4 @@
-"""A plan with everything that says why: see `explain`."""
+"""A plan of a chain with all reasons for it: see `explain`."""
 
 from __future__ import annotations
 
@@ -60,30 +60,11 @@ def explain(
     rates: Rates | None = None,
     best: Sequence[Choice] = (),
 ) -> Explanation:
-    """Say why a plan is what it is.
+    """Explain a plan of a chain, beside the next `best` ones as `ranked` gives them.
 
-    Parameters
-    ----------
-    plan : Choice
-        From `crossfuse.planner.plan.plan`.
-    target : str | Device | None
-        Device that it was made for, if its limits were not those of the name in the plan.
-    rates : Rates | None
-        What the plan was made with; None takes the device's packaged record.
-    best : Sequence[Choice]
-        Further plans to compare it with, as `crossfuse.planner.plan.ranked` gives them.
-
-    Returns
-    -------
-    Explanation
-        Values; `Explanation.text`, `to_json` and `svg` show them.
-
-    Raises
-    ------
-    PlanRefused
-        If the plan's tiles are not those of its family, or the device has no rates.
-    EnvironmentRefused
-        If the device is unknown.
+    `target` is the device that it was made for, if its limits were not those of the name in the
+    plan. `rates` are those that it was made with; None takes the device's record. A plan whose
+    tiles are not those of its family is refused.
     """
     spec = device(target or plan.device)
     known = rates or rates_of(spec)

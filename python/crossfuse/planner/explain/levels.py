@@ -1,4 +1,4 @@
-"""What a plan moves and multiplies, level by level, with the time that each would take alone."""
+"""Traffic and work of a plan level by level, with the time that each would take alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from crossfuse.planner.kernels.shape import Shape
 
 #: Instructions of cascades, which have levels of their own.
 SPECIAL, PLAIN = "exponentials", "issue"
-#: Levels in the order in which they are told, with what is counted.
+#: Levels in the order in which they are shown, with what is counted.
 LEVELS = {
     "tensor": "multiplications and additions",
     "registers": "operands that wgmma reads from shared memory",
@@ -40,26 +40,19 @@ CASCADE_LEVELS = {
 
 @dataclass(frozen=True)
 class Level:
-    """One level of a plan.
+    """Traffic or work of a plan at one level."""
 
-    Attributes
-    ----------
-    name : str
-        One of `LEVELS`, or of `CASCADE_LEVELS`.
-    amount : int
-        Bytes; of ``"tensor"`` floating-point operations, of `SPECIAL` and `PLAIN` instructions.
-    microseconds : float | None
-        As if nothing else took time. None for registers, since the measured rates of tensor cores
-        contain what wgmma reads.
-    """
-
+    #: One of `LEVELS`, or of `CASCADE_LEVELS`.
     name: str
+    #: Bytes; of ``"tensor"`` floating-point operations, of `SPECIAL` and `PLAIN` instructions.
     amount: int
+    #: As if nothing else took time. None for registers, since the measured rates of tensor cores
+    #: contain what wgmma reads.
     microseconds: float | None
 
     @property
     def text(self) -> str:
-        """The amount as a person reads it."""
+        """Format the amount for people."""
         units = {"tensor": "Gflop", SPECIAL: "G", PLAIN: "G"}
         if self.name in units:
             return f"{self.amount / 1e9:.2f} {units[self.name]}"
@@ -67,7 +60,7 @@ class Level:
 
 
 def size_text(size: float) -> str:
-    """Bytes as a person reads them."""
+    """Format bytes for people."""
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -86,20 +79,9 @@ def levels(
 ) -> tuple[Level, ...]:
     """List the levels of a plan.
 
-    Parameters
-    ----------
-    chain, shape : Chain, Shape
-        What is computed.
-    kernel : Kernel | None
-        Of one candidate; None of a library's kernels, of which only HBM and flops are known.
-    moved : Mapping[str, int]
-        See `crossfuse.planner.choice.Choice.bytes`.
-    times : Mapping[str, float]
-        See `crossfuse.planner.cost.estimate.alone`.
-    rates : Rates
-        Of the device.
-    ctas : int
-        That send to peers at the same time.
+    `kernel` is None for a library's kernels, of which only HBM and flops are known. `moved` is
+    `Choice.bytes`, `times` comes from `crossfuse.planner.cost.estimate.alone`, and `ctas` send to
+    peers at the same time.
     """
     found = [Level("tensor", chain.flops, times["tensor"])]
     if kernel is not None:
@@ -115,7 +97,7 @@ def levels(
 
 
 def arriving_bytes(kernel: Kernel, shape: Shape) -> int:
-    """Bytes of tiles that TMA brings into the shared memory of all CTAs of one candidate."""
+    """Bytes of tiles that TMA loads into the shared memory of all CTAs of one candidate."""
     size = int(kernel.cluster)
     phases = kernel.phases(shape)
     return sum(int(each.tiles * size * each.steps * (each.left + each.right)) for each in phases)
@@ -136,7 +118,7 @@ def operand_bytes(kernel: Kernel, shape: Shape) -> int:
     return total
 
 
-# Which rows, columns and share of the reduction each CTA of a cluster has, phase by phase.
+# The rows, columns and share of the reduction of each CTA of a cluster, phase by phase.
 
 #: From the first one to the one after the last.
 Range = tuple[int, int]
@@ -144,29 +126,21 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class Share:
-    """What one CTA of the first cluster computes of its first tile.
+    """The part of its first tile that one CTA of the first cluster computes."""
 
-    Attributes
-    ----------
-    phase : int
-        0 for the first products, 1 for the second product.
-    cta : int
-        Rank in the cluster.
-    rows, columns : tuple[int, int]
-        Of the phase's output, clipped to it; empty where a tile lies beyond.
-    reduction : tuple[int, int]
-        Of what it sums.
-    """
-
+    #: 0 for the first products, 1 for the second product.
     phase: int
+    #: Rank in the cluster.
     cta: int
+    #: Of the phase's output, clipped to it; empty where a tile lies beyond.
     rows: Range
     columns: Range
+    #: Range of the reduction that it sums.
     reduction: Range
 
 
 def layout(kernel: Kernel, shape: Shape) -> tuple[Share, ...]:
-    """Say what the CTAs of the first cluster have, of one candidate.
+    """Find the share of each CTA of the first cluster, of one candidate.
 
     Ranks count along the cluster's first axis, then along its second one, as the schedule rules
     bind them.
@@ -217,44 +191,25 @@ def _range(index: int, size: int, extent: int) -> Range:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor, or the partial sums of one, lives between what makes it and what reads it.
-
-    Attributes
-    ----------
-    tensor : str
-        Its name.
-    role : str
-        ``"input"``, ``"intermediate"``, ``"output"``, or ``"sums"``: partial sums of the tensor.
-    bytes : int
-        Of the whole tensor as stored; of sums what a CTA holds.
-    level : str
-        ``"registers"``, ``"shared"``, ``"dsm"``, ``"l2"`` or ``"hbm"``.
-    text : str
-        How it gets there.
-    """
+    """Where a tensor, or its partial sums, lives between what makes it and what reads it."""
 
     tensor: str
+    #: ``"input"``, ``"intermediate"``, ``"output"``, or ``"sums"``: partial sums of the tensor.
     role: str
+    #: Of the whole tensor as stored; of sums those that a CTA holds.
     bytes: int
+    #: ``"registers"``, ``"shared"``, ``"dsm"``, ``"l2"`` or ``"hbm"``.
     level: str
+    #: How it gets there.
     text: str
 
 
 def places(
     chain: Chain, kernel: Kernel | None, shape: Shape, rooms: Sequence[Memory], device: Device
 ) -> tuple[Place, ...]:
-    """Say where every tensor of a chain lives, in the order in which they are used.
+    """Find where every tensor of a chain lives, in the order in which they are used.
 
-    Parameters
-    ----------
-    chain, shape : Chain, Shape
-        What is computed.
-    kernel : Kernel | None
-        Of one candidate; None of a library's kernels.
-    rooms : Sequence[Memory]
-        Shared memory of each kernel; of a library's none.
-    device : Device
-        Whose L2 it is.
+    `kernel` is None for a library's kernels, whose shared memory (`rooms`, by kernel) is not known.
     """
     found = []
     for index, product in enumerate(chain.products):
@@ -315,7 +270,7 @@ def _between(kernel: Kernel | None, shape: Shape, size: int, device: Device) -> 
 
 
 def _sums(kernel: Kernel, shape: Shape, index: int, name: str) -> list[Place]:
-    """Sums of a product, and partial sums that are exchanged."""
+    """Places of the sums of a product, and of partial sums that are exchanged."""
     phase = kernel.phases(shape)[index]
     tile = int(phase.rows * phase.columns) * phase.products * 4
     found = [Place(name, "sums", tile, "registers", f"{int(phase.sums)} of each thread")]

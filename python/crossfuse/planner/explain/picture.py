@@ -1,4 +1,4 @@
-"""An explanation as SVG: times by level, terms on one bar, and who has what in a cluster.
+"""An explanation as SVG: times by level, terms on one bar, and the shares of a cluster's CTAs.
 
 Written as a tree of elements, so that it is well-formed and can be read back by tests.
 """
@@ -13,23 +13,13 @@ from crossfuse.planner.cost.terms import told
 from crossfuse.planner.explain.levels import Level, Range, Share
 from crossfuse.planner.explain.tables import Reasons, by_tile, range_text
 
-# Pictures as trees of SVG elements, so that they are well-formed and tests can read them.
-
 WIDTH, MARGIN, LINE = 760, 16, 22
 #: Colours that differ in lightness too, after Okabe and Ito.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999", "#f0e442")
 
 
 class Page:
-    """Elements from the top down.
-
-    Attributes
-    ----------
-    root : xml.etree.ElementTree.Element
-        The picture.
-    y : float
-        Where the next line begins.
-    """
+    """An SVG picture that is filled from the top down; `y` is where the next line begins."""
 
     def __init__(self) -> None:
         self.root = ElementTree.Element(
@@ -47,7 +37,7 @@ class Page:
     def box(
         self, box: tuple[float, float, float, float], title: str, kind: str, **style: str
     ) -> None:
-        """Draw a rectangle (left, top, width, height); pointers show its title."""
+        """Draw a rectangle (left, top, width, height) with a title as tooltip."""
         names = zip(("x", "y", "width", "height"), box, strict=True)
         place = {name: f"{each:.1f}" for name, each in names}
         found = ElementTree.SubElement(self.root, "rect", {**place, "class": kind, **_named(style)})
@@ -60,7 +50,7 @@ class Page:
         self.y += 10
 
     def finished(self) -> str:
-        """The text of an SVG file."""
+        """Write the text of an SVG file."""
         height = self.y + MARGIN
         self.root.set("viewBox", f"0 0 {WIDTH} {height:g}")
         self.root.set("width", str(WIDTH))
@@ -80,18 +70,10 @@ _LETTER = 5.5
 
 
 def picture(reasons: Reasons) -> str:
-    """Draw an explanation.
+    """Draw an explanation as SVG text.
 
-    Parameters
-    ----------
-    reasons : Reasons
-        What is drawn: bars of class ``level`` and ``term``, and tiles of class ``tile``, each with
-        a title that says its numbers.
-
-    Returns
-    -------
-    str
-        The text of an SVG file.
+    Bars have class ``level`` or ``term``, tiles class ``tile``; each has a title with its numbers,
+    which tests read.
     """
     plan = reasons.plan
     page = _page(plan, plan.device, plan.bound, reasons.levels)
@@ -102,12 +84,12 @@ def picture(reasons: Reasons) -> str:
 
 
 def times_picture(plan: Timed, device: str, bound: str, levels: Sequence[Level]) -> str:
-    """Draw the levels and terms of a plan: the text of an SVG file."""
+    """Draw the levels and terms of a plan as SVG text."""
     return _page(plan, device, bound, levels).finished()
 
 
 def _page(plan: Timed, device: str, bound: str, levels: Sequence[Level]) -> Page:
-    """A page with a title, levels and terms."""
+    """Make a page with a title, levels and terms."""
     page = Page()
     title = f"{plan.family} on {device}: {plan.microseconds:.2f} us estimated, bound by {bound}"
     page.text(MARGIN, page.y + 4, title, font_size="15")
@@ -118,7 +100,7 @@ def _page(plan: Timed, device: str, bound: str, levels: Sequence[Level]) -> Page
 
 
 def _levels(page: Page, levels: Sequence[Level], total: float) -> None:
-    """A bar for the time of each level alone, and a line where the estimate ends."""
+    """Draw a bar for the time of each level alone, and a line where the estimate ends."""
     page.heading("each level alone, us; the line is the whole estimate")
     known = [each for each in levels if each.microseconds is not None]
     longest = max(total, *(each.microseconds or 0.0 for each in known))
@@ -142,7 +124,7 @@ def _levels(page: Page, levels: Sequence[Level], total: float) -> None:
 
 
 def _terms(page: Page, terms: Mapping[str, float]) -> None:
-    """All terms on one bar, and a legend; what was learned may take back from the others."""
+    """Draw all terms on one bar, and a legend; what was learned may take back from the others."""
     page.heading("terms of the estimate, us")
     scale = (WIDTH - 2 * MARGIN) / sum(each for each in terms.values() if each > 0)
     x = float(MARGIN)
@@ -171,7 +153,7 @@ def _terms(page: Page, terms: Mapping[str, float]) -> None:
 
 
 def _tiles(page: Page, layout: Sequence[Share], phase: int, name: str) -> None:
-    """The tiles that a cluster makes of one output, side by side as they lie in it."""
+    """Draw the tiles that a cluster makes of one output, side by side as they lie in it."""
     tiles = by_tile(layout, phase)
     rows = sorted({each for each, _ in tiles})
     columns = sorted({each for _, each in tiles})
@@ -194,7 +176,7 @@ def _tiles(page: Page, layout: Sequence[Share], phase: int, name: str) -> None:
 def _tile(
     page: Page, place: tuple[float, float], tile: tuple[Range, Range], shares: Sequence[Share]
 ) -> None:
-    """One tile; CTAs that sum parts of it stand in it side by side."""
+    """Draw one tile; CTAs that sum parts of it stand in it side by side."""
     left, width = place
     each_width = (width - 4) / len(shares)
     for number, share in enumerate(shares):

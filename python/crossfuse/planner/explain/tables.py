@@ -18,7 +18,7 @@ from crossfuse.schema import parse
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-# Everything that says why a plan is the plan, as values: what tables and pictures show.
+# The reasons for a plan as values, which tables and pictures show.
 
 #: Version of the JSON form.
 VERSION = 1
@@ -26,77 +26,54 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Usage:
-    """What a kernel takes beyond `crossfuse.planner.kernels.every.Resources`.
+    """Resources of a kernel beyond `crossfuse.planner.kernels.every.Resources`."""
 
-    Attributes
-    ----------
-    shared : Mapping[str, int]
-        Bytes of a CTA's shared memory by use; they add up to all of it.
-    clusters : int
-        That are launched.
-    resident : int
-        Clusters of this size that the device runs at once, one CTA an SM.
-    waves : tuple[int, ...]
-        Tiles that the busiest cluster makes, phase by phase.
-    idle_sms : int
-        SMs without work.
-    """
-
+    #: Bytes of a CTA's shared memory by use; they add up to all of it.
     shared: Mapping[str, int]
+    #: Launched in all.
     clusters: int
+    #: Clusters of this size that the device runs at once, one CTA an SM.
     resident: int
+    #: Tiles that the busiest cluster makes, phase by phase.
     waves: tuple[int, ...]
+    #: SMs without work.
     idle_sms: int
 
 
 @dataclass(frozen=True)
 class Reasons:
-    """Why a plan is the plan.
-
-    Attributes
-    ----------
-    plan : Choice
-        The plan.
-    levels : tuple[Level, ...]
-        What it moves and multiplies.
-    places : tuple[Place, ...]
-        Where each tensor lives.
-    usage : tuple[Usage, ...]
-        Of each of its kernels, in the order of `Plan.kernels`; empty of a library's.
-    layout : tuple[Share, ...]
-        What the CTAs of the first cluster have.
-    best : tuple[Runner, ...]
-        The next best plans of any family, the fastest first, if they were asked for.
-    pruned : Mapping[str, tuple[Step, ...]]
-        Tiles that each rule leaves, by family.
-    published : tuple[Step, ...]
-        Candidates that the published rules leave of the published space, for comparison.
-    provisional : bool
-        Whether the device's rates are not all measured.
-    """
+    """Reasons for a plan of a chain, as values."""
 
     plan: Choice
+    #: What the plan moves and multiplies.
     levels: tuple[Level, ...]
+    #: Where each tensor lives.
     places: tuple[Place, ...]
+    #: Of each of its kernels, in the order of `Plan.kernels`; empty for a library's.
     usage: tuple[Usage, ...]
+    #: Shares of the CTAs of the first cluster.
     layout: tuple[Share, ...]
+    #: The next best plans of any family, the fastest first, if they were asked for.
     best: tuple[Runner, ...]
+    #: Tiles that each rule leaves, by family.
     pruned: Mapping[str, tuple[Step, ...]]
+    #: Candidates that the published rules leave of the published space, for comparison.
     published: tuple[Step, ...]
+    #: Whether the device's rates are not all measured.
     provisional: bool
 
     def to_json(self) -> dict[str, Any]:
-        """As a value that `json` can write.
+        """Convert to a value that `json` can write.
 
-        ``version``; ``plan``, which `Plan.from_json` reads as text; and the other fields by name,
-        each a list or object of the fields of what it holds.
+        ``plan`` is what `Plan.from_json` reads as text; the other fields by name are lists or
+        objects of the fields of what they hold.
         """
         fields = asdict(self)
         fields["plan"] = parse(self.plan.to_json())
         return {"version": VERSION, **fields}
 
 
-#: Terms of a runner-up that are told.
+#: Terms of a runner-up that are shown.
 _MOST_TERMS = 3
 
 
@@ -106,7 +83,7 @@ def plain(reasons: Reasons, width: int) -> str:
 
 
 def printed(parts: Iterable[RenderableType], width: int) -> str:
-    """Tables as plain text, without colour."""
+    """Print tables as plain text, without colour."""
     from rich.console import Console
 
     file = io.StringIO()
@@ -125,7 +102,7 @@ def printed(parts: Iterable[RenderableType], width: int) -> str:
 
 
 def render(reasons: Reasons) -> list[RenderableType]:
-    """All tables, in reading order."""
+    """Build all tables, in reading order."""
     parts: list[RenderableType] = [
         _head(reasons),
         levels_table(reasons.levels, reasons.plan.microseconds, LEVELS),
@@ -144,7 +121,7 @@ def render(reasons: Reasons) -> list[RenderableType]:
 
 
 def tiles_text(tiles: Mapping[str, Any]) -> str:
-    """Tiles as ``key=value``; those of two products as two groups."""
+    """Format tiles as ``key=value``; those of two products as two groups."""
     groups = [each for each in tiles.values() if isinstance(each, Mapping)]
     if groups:
         return " | ".join(map(tiles_text, groups))
@@ -169,7 +146,7 @@ def _head(reasons: Reasons) -> RenderableType:
 
 
 def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
-    """A table under its title; columns whose heading ends with a space stand on the right."""
+    """Build a table under its title; columns whose heading ends with a space are right-aligned."""
     from rich import box
     from rich.console import Group
     from rich.table import Table
@@ -186,7 +163,7 @@ def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) ->
 
 
 def levels_table(levels: Sequence[Level], total: float, texts: Mapping[str, str]) -> RenderableType:
-    """What is moved and computed; `texts` say what is counted."""
+    """Tabulate what is moved and computed; `texts` say what is counted."""
     rows = []
     for each in levels:
         alone = each.microseconds
@@ -197,7 +174,7 @@ def levels_table(levels: Sequence[Level], total: float, texts: Mapping[str, str]
 
 
 def terms_table(terms: Mapping[str, float]) -> RenderableType:
-    """What an estimate is made of."""
+    """Tabulate the terms of an estimate."""
     total = sum(terms.values())
     rows = [
         (name, f"{terms[name]:.2f}", f"{100 * terms[name] / total:.0f} %") for name in told(terms)
@@ -216,7 +193,7 @@ def _places(reasons: Reasons) -> RenderableType:
 
 
 def _kernels(reasons: Reasons) -> RenderableType:
-    """What each kernel takes: a column for each."""
+    """Tabulate the resources of the kernels, a column for each."""
     columns = [
         _kernel(taken, usage)
         for taken, usage in zip(reasons.plan.kernels, reasons.usage, strict=True)
@@ -259,12 +236,12 @@ def _layout(reasons: Reasons) -> RenderableType:
 
 
 def range_text(each: Range) -> str:
-    """From where to where."""
+    """Format a range."""
     return f"{each[0]}..{each[1]}" if each[0] < each[1] else "nothing"
 
 
 def by_tile(layout: Sequence[Share], phase: int) -> dict[tuple[Range, Range], list[Share]]:
-    """Shares of a phase by the tile that they make, or make a part of."""
+    """Group the shares of a phase by the tile that they make, or make a part of."""
     found: dict[tuple[Range, Range], list[Share]] = {}
     for each in layout:
         if each.phase == phase:
@@ -273,7 +250,7 @@ def by_tile(layout: Sequence[Share], phase: int) -> dict[tuple[Range, Range], li
 
 
 def runners_table(title: str, runners: Sequence[Runner]) -> RenderableType:
-    """Plans that were not chosen, and by what they take longer."""
+    """Tabulate plans that were not chosen, and the terms that they lose on."""
     rows = []
     for each in runners:
         terms = list(each.loses.items())[:_MOST_TERMS]
@@ -284,7 +261,7 @@ def runners_table(title: str, runners: Sequence[Runner]) -> RenderableType:
 
 
 def pruned_table(pruned: Mapping[str, Sequence[Step]]) -> RenderableType:
-    """How many tiles each rule leaves."""
+    """Tabulate how many tiles each rule leaves."""
     rows = []
     for family, steps in pruned.items():
         before = steps[0].candidates

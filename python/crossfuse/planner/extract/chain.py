@@ -14,28 +14,13 @@ if TYPE_CHECKING:
 
 
 def chain_from(func: PrimFunc) -> Chain:
-    """Extract the chain of products that a function computes.
+    """Extract the chain of products that an unscheduled function computes, or refuse it.
 
     Names, the order of blocks and equal extents mean nothing: what reads what, and through which
     affine indices, says which loops are rows, columns and sums. Element-wise blocks and reshapes
-    are looked through.
-
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        In s_tir form, unscheduled, with constant shapes.
-
-    Returns
-    -------
-    Chain
-        Equal to `crossfuse.planner.chain.build.chain_of` of the spec that the function was built
-        from. Rows that share all weights are one dim, however many loops they are. Reductions that
-        are no products are in `Chain.reductions`.
-
-    Raises
-    ------
-    PlanRefused
-        If the function is no chain of products: the reason, with block and buffer.
+    are looked through. Rows that share all weights become one dim, so that the chain equals
+    `crossfuse.planner.chain.build.chain_of` of the function's spec. Reductions that are no products
+    are in `Chain.reductions`. Shapes must be constant; refusals name block and buffer.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What the loops of a product are to the chain: rows, a batch, columns, or its sum."""
+"""Roles of the loops of a product in the chain: rows, a batch, columns, or its sum."""
 
 from __future__ import annotations
 
@@ -17,27 +17,14 @@ from crossfuse.planner.extract.product import is_product, products
 from crossfuse.planner.extract.reads import Program, Read, distinct, item_of_buffer, refused
 from crossfuse.planner.extract.stages import Reader, Stage, mapped
 
-# A function as blocks that read each other: what it takes, and the one thing that it makes.
+# A function as blocks that read each other, with its inputs and its one output.
 
 
 def read_program(func: Any) -> Program:
-    """Read a function.
+    """Read an unscheduled function as its blocks, by what they write.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        In s_tir form, unscheduled.
-
-    Returns
-    -------
-    Program
-        Its blocks, by what they write.
-
-    Raises
-    ------
-    PlanRefused
-        Buffers that several blocks write or that are read before they are written, results that
-        nothing reads, and any number of outputs but one; see `read_blocks`.
+    Refused are buffers that several blocks write or that are read before they are written, results
+    that nothing reads, and any number of outputs but one.
     """
     if not isinstance(func, ir.PrimFunc):
         found = f"a {type(func).__name__}"
@@ -103,22 +90,10 @@ def batch_of(stage: Stage) -> frozenset[Any]:
 
 
 def row_parts(stages: Sequence[Stage]) -> list[RowParts]:
-    """Say of the rows of each product whether they are rows, matrices of a batch, or both.
+    """Find which rows of each product are ``"row"``, ``"batch"``, or both, by coordinate.
 
-    Parameters
-    ----------
-    stages : Sequence[Stage]
-        All products, first to last.
-
-    Returns
-    -------
-    list[dict]
-        For each product ``"row"`` and ``"batch"`` by coordinate; nothing for one that is always 0.
-
-    Raises
-    ------
-    PlanRefused
-        If two products have weights for different matrices.
+    `stages` are all products, first to last. A coordinate that is always 0 is neither. Weights of
+    two products for different matrices are refused.
     """
     batched = [index for index, each in enumerate(stages) if batch_of(each)]
     if not batched:
@@ -173,16 +148,9 @@ def _check_same(first: Stage, later: Stage, seen: RowParts) -> None:
 
 
 class Parts:
-    """A product with the part that each of its variables has in the chain.
+    """A product with the role that each of its variables has in the chain.
 
-    Parameters
-    ----------
-    stage : Stage
-        The product.
-    rows : dict
-        Parts of its rows, see `row_parts`.
-    batch : int
-        Matrices of the chain's batch; 0 for none.
+    `rows` are those of `row_parts`, `batch` the matrices of the chain's batch; 0 for none.
     """
 
     def __init__(self, stage: Stage, rows: RowParts, batch: int) -> None:
@@ -216,14 +184,14 @@ class Parts:
         return tuple(each for each in PARTS if each in found)
 
     def operand(self, read: Read, followed: Sequence[str]) -> tuple[int, int]:
-        """Bytes of an element of an input, and how often each stands in what parts go through."""
+        """Bytes of an input's element, and how often each is repeated along `followed` parts."""
         elements = prod(self.sizes[each] for each in followed)
         shape = shape_of(read.buffer, self.stage.blocks[0].where)
         reached = access.reached(read.indices, shape, self.stage.domain)
         return item_of_buffer(read.buffer), max(elements // reached, 1)
 
     def further(self, program: Program, besides: Sequence[Read]) -> list[Further]:
-        """What the product reads besides its operands, in the order of the parameters."""
+        """Inputs of the product besides its operands, in the order of the parameters."""
         stage = self.stage
         after = [each for each in stage.reader.reads if not program.is_made(each)]
         moved = [each.moved(stage.inside, self._coordinates) for each in after]
@@ -242,7 +210,7 @@ class Parts:
         return Further(parts, *self.operand(read, parts))
 
 
-# Reductions that are no products, with the tensors of the chain that they read.
+# Reductions that are no products, and the tensors of the chain that they read.
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,24 +224,10 @@ class FoundReduction:
 def find_reductions(
     program: Program, parts: Sequence[Parts]
 ) -> tuple[list[FoundReduction], list[list[FoundReduction]]]:
-    """Find all reductions of a function that are no products.
+    """Find all reductions of a function that are no products, in program order.
 
-    Parameters
-    ----------
-    program : Program
-        The function.
-    parts : Sequence[Parts]
-        Its products, first to last.
-
-    Returns
-    -------
-    tuple[list, list[list]]
-        Those of the first left operand, and those of each product's result; in program order.
-
-    Raises
-    ------
-    PlanRefused
-        If one reduces something else.
+    Those of the first left operand come first, then those of each product's result. Reductions of
+    anything else are refused.
     """
     at_first: list[FoundReduction] = []
     at_stages: list[list[FoundReduction]] = [[] for _ in parts]
@@ -315,7 +269,7 @@ def _of_product(program: Program, block: Block, part: Parts, made: set[Any]) -> 
 
 
 def _of_input(program: Program, block: Block, part: Parts) -> FoundReduction:
-    """A reduction of the first left operand, such as the mean of its squares."""
+    """Read a reduction of the first left operand, such as the mean of its squares."""
     split = part.stage.splits[0]
     reads = program.reads(block)
     same = [each for each in reads if each.buffer.same_as(split.main.buffer)]

@@ -13,29 +13,18 @@ from crossfuse.planner.extract.reads import OUTLINE, Factor, Program, Read, dist
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """The operands of a product, in the variables of its block.
+    """The operands of a product, in the variables of its block."""
 
-    Attributes
-    ----------
-    left : tuple[Read, ...]
-        What the left operand is made of.
-    item : int
-        Bytes of an element of it, as stored.
-    main : Read
-        The read of `left` that has its elements.
-    weight : Read
-        The read of the right operand that has its elements.
-    further : tuple[Read, ...]
-        What the sum reads besides.
-    columns : frozenset
-        Coordinates that the right operand brings in.
-    """
-
+    #: Reads that the left operand is made of.
     left: tuple[Read, ...]
+    #: Bytes of an element of the left operand, as stored.
     item: int
+    #: The reads that have the elements of the left and of the right operand.
     main: Read
     weight: Read
+    #: Reads of the sum besides.
     further: tuple[Read, ...]
+    #: Coordinates that the right operand adds.
     columns: frozenset[Any]
 
 
@@ -52,7 +41,7 @@ def is_product(program: Program, block: Block) -> bool:
 
 
 def products(program: Program, reads: Sequence[Read]) -> list[Read]:
-    """Those reads that are of products."""
+    """Select the reads that are of products."""
     return [
         each
         for each in reads
@@ -66,33 +55,11 @@ def split(
     columns: frozenset[Any] | None,
     order: Sequence[Any],
 ) -> Split:
-    """Tell the operands of a product apart.
+    """Tell the operands of a product apart; refused if it is no product of rows and a weight.
 
-    The left operand is what comes down the chain. In the first product, the right operand has the
-    coordinates that the next product sums; if there is none, the left operand has what the output
-    is indexed by first, of that which not both have.
-
-    Parameters
-    ----------
-    program : Program
-        The function.
-    block : Block
-        A product.
-    columns : frozenset | None
-        Coordinates that the next product sums; None without a next one.
-    order : Sequence
-        Coordinates as they index the output.
-
-    Returns
-    -------
-    Split
-        The operands.
-
-    Raises
-    ------
-    PlanRefused
-        Two operands that are computed, sums over rows, and values that depend on rows, columns and
-        the sum at once.
+    The left operand is what comes down the chain. In the first product, the right operand has
+    `columns`, the coordinates that the next product sums; if there is none (None), the left operand
+    has what the output is indexed by first (`order`), of that which not both have.
     """
     factors = program.factors(block)
     mains = {id(each): _main(program, block, each) for each in factors}
@@ -145,7 +112,7 @@ def _first_operands(
     columns: frozenset[Any] | None,
     order: Sequence[Any],
 ) -> tuple[list[Factor], list[Factor]]:
-    """Operands of a product of inputs."""
+    """Tell the operands of a product of inputs apart."""
     if columns is None:
         left = _leading(program, block, able, order)
     else:
@@ -181,7 +148,7 @@ def _leading(
 
 
 def _main(program: Program, block: Block, factor: Factor) -> Read | None:
-    """The read of a factor that has its elements: it follows all that is summed."""
+    """Find the read of a factor that has its elements: it follows all that is summed."""
     summed = _loops(block, block.summed)
     able = [each for each in factor.reads if summed <= each.variables]
     down = products(program, able)
@@ -197,7 +164,7 @@ def _known(program: Program, block: Block, factor: Factor) -> Read:
 
 
 def _largest(program: Program, block: Block, reads: Sequence[Any]) -> Read:
-    """The read of most elements; of equals the first parameter."""
+    """Find the read of most elements; of equals the first parameter."""
     return max(reads, key=lambda each: (_reached(program, block, each), -_place(program, each)))
 
 
@@ -211,7 +178,7 @@ def _reached(program: Program, block: Block, read: Read) -> int:
 
 
 def _loops(block: Block, variables: Sequence[Any]) -> frozenset[Any]:
-    """Variables that count further than 0: indices do not follow the others."""
+    """Select variables that count further than 0: indices do not follow the others."""
     return frozenset(each for each in variables if block.domain[each] > 1)
 
 
@@ -245,7 +212,7 @@ def _check_weights(program: Program, block: Block, rights: Sequence[Factor]) -> 
 
 
 def _check_further(block: Block, found: Split) -> None:
-    """What depends on rows, columns and the sum is no operand of a matrix product."""
+    """Refuse what depends on rows, columns and the sum: it is no operand of a matrix product."""
     batch = found.weight.variables
     rows = _loops(block, block.coordinates) - found.columns - batch
     for each in found.further:
@@ -255,7 +222,7 @@ def _check_further(block: Block, found: Split) -> None:
 
 
 def _check_factors(block: Block, able: Sequence[Factor]) -> None:
-    """No factor has the rows of one and the columns of another."""
+    """Refuse a factor that has the rows of one and the columns of another."""
     followed = [_variables(each) & set(block.coordinates) for each in able]
     for each, own in zip(able, followed, strict=True):
         inside = [other for other in followed if other < own]

@@ -12,27 +12,17 @@ from crossfuse.blocks.placement import shape_of
 from crossfuse.blocks.read import Block
 from crossfuse.errors import RefusedError
 
-# Loops that are several in one: where indices take a quotient and a remainder of one.
+# Loops that stand for several: where indices take a quotient and a remainder of one.
 #
 # A loop over ``i`` whose indices have ``i // 4`` and ``i % 4`` is two loops: one of them may be a
 # batch, and the other the rows of its matrices.
 
 
 def radices(indices: Iterable[Any], domain: access.Domain) -> dict[Any, tuple[int, ...]]:
-    """Say where loops fall apart.
+    """Strides of the parts that each loop of a domain falls into, from the largest to 1.
 
-    Parameters
-    ----------
-    indices : Iterable[Any]
-        All that a block reads at, in their simplest form.
-    domain : Mapping[Any, int]
-        Its loops.
-
-    Returns
-    -------
-    dict[Any, tuple[int, ...]]
-        Strides of the parts of each loop, from the largest to 1; loops that are whole, and those
-        whose parts overlap, are left out.
+    Indices are all that a block reads at, in their simplest form. Loops that are whole, and those
+    whose parts overlap, are left out.
     """
     cuts: dict[Any, set[int]] = {}
     for index in indices:
@@ -49,7 +39,7 @@ def radices(indices: Iterable[Any], domain: access.Domain) -> dict[Any, tuple[in
 
 
 def _note(cuts: dict[Any, set[int]], node: Any) -> None:
-    """Where a quotient or remainder cuts its variable: after strides that divide each other."""
+    """Note the stride at which a quotient or remainder cuts its variable."""
     inner, size = node.a, ir.constant(node.b)
     if size is None:
         return
@@ -62,19 +52,9 @@ def _note(cuts: dict[Any, set[int]], node: Any) -> None:
 
 
 def taken_apart(block: Block, strides: Mapping[Any, Sequence[int]]) -> Block:
-    """A block over the parts of its loops.
+    """Rewrite a block over the parts of its loops, given the strides of `radices`.
 
-    Parameters
-    ----------
-    block : Block
-        Its coordinates are those of its buffer.
-    strides : Mapping
-        From `radices`.
-
-    Returns
-    -------
-    Block
-        With a coordinate for each part; `Block.strides` says how they make up the buffer's.
+    It gets a coordinate for each part; `Block.strides` says how they make up the buffer's.
     """
     values: dict[Any, Any] = {}
     domain: dict[Any, int] = {}
@@ -99,7 +79,7 @@ def taken_apart(block: Block, strides: Mapping[Any, Sequence[int]]) -> Block:
 
 
 def apart(block: Block, indices: Sequence[Any]) -> list[Any]:
-    """Indices of a block's buffer as indices of its coordinates."""
+    """Convert indices of a block's buffer to indices of its coordinates."""
     if not block.strides:
         return list(indices)
     found = []
@@ -112,14 +92,12 @@ def apart(block: Block, indices: Sequence[Any]) -> list[Any]:
     return found
 
 
-# Refusals of functions that are no chain.
-
 #: What to do with a function that has more, or something else, in it.
 OUTLINE = "outline such a chain first (crossfuse.relax.outline), or leave the function unfused"
 
 
 def refused(where: str, found: object, limit: str, instead: str = OUTLINE) -> RefusedError:
-    """Build the refusal of a function; see `crossfuse.errors.Refusal`."""
+    """Build the refusal of a function that is no chain; see `crossfuse.errors.Refusal`."""
     return refusal.refused(where, found, limit, instead)
 
 
@@ -129,17 +107,10 @@ _POINTERS = ("tirx.address_of", "tirx.tvm_access_ptr", "tirx.buffer_data")
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """A read of an input, or of what a reduction makes.
-
-    Attributes
-    ----------
-    buffer : Any
-        What is read.
-    indices : tuple
-        Where, in variables of the reader.
-    """
+    """A read of an input, or of what a reduction makes."""
 
     buffer: Any
+    #: In variables of the reader.
     indices: tuple[Any, ...]
 
     @property
@@ -153,54 +124,40 @@ class Read:
         return access.variables(self.indices)
 
     def moved(self, values: Mapping[Any, Any], domain: access.Domain) -> Read:
-        """The same read by a reader of other variables."""
+        """Express the read in the variables of another reader."""
         return replace(self, indices=access.replaced(self.indices, values, domain))
 
 
 @dataclass(frozen=True, eq=False)
 class Factor:
-    """One of the values that a term is the product of.
-
-    Attributes
-    ----------
-    reads : tuple[Read, ...]
-        What it is made of.
-    item : int
-        Bytes of the narrowest type that it has on the way to the term.
-    """
+    """One of the values that a term is the product of."""
 
     reads: tuple[Read, ...]
+    #: Bytes of the narrowest type that it has on the way to the term.
     item: int
 
 
 @dataclass(eq=False)
 class Program:
-    """Blocks by the buffer that they write, with what each reads.
+    """Blocks by the buffer that they write, with what each reads."""
 
-    Attributes
-    ----------
-    blocks : dict
-        In program order.
-    inputs : dict
-        Place of each input among the parameters.
-    output : Any
-        The buffer of the result.
-    """
-
+    #: In program order.
     blocks: dict[Any, Block]
+    #: Place of each input among the parameters.
     inputs: dict[Any, int]
+    #: The buffer of the result.
     output: Any
     _reads: dict[Any, tuple[Read, ...]] = field(default_factory=dict)
     _factors: dict[Any, tuple[Factor, ...]] = field(default_factory=dict)
 
     def reads(self, block: Block) -> tuple[Read, ...]:
-        """What a block is made of, in its own variables, each read once."""
+        """Reads that a block is made of, in its own variables, each once."""
         if block.buffer not in self._reads:
             self._reads[block.buffer] = self._read(block.value, block)
         return self._reads[block.buffer]
 
     def factors(self, block: Block) -> tuple[Factor, ...]:
-        """What the value of a block is the product of, in its own variables."""
+        """Factors of the value of a block, in its own variables."""
         if block.buffer not in self._factors:
             self._factors[block.buffer] = self._split(block.value, block)
         return self._factors[block.buffer]
@@ -213,7 +170,7 @@ class Program:
         return tuple(made.domain[each] for each in made.coordinates)
 
     def take_apart(self) -> None:
-        """Have the loops of reductions be those that their indices are made of."""
+        """Split the loops of reductions into those that their indices are made of."""
         for buffer, block in self.blocks.items():
             if block.combine:
                 indices = [index for each in self.reads(block) for index in each.indices]
@@ -293,23 +250,17 @@ class Program:
 
 
 def distinct(reads: Iterable[Read]) -> tuple[Read, ...]:
-    """Reads, each once."""
+    """Reads without repetitions."""
     return tuple({each.key: each for each in reads}.values())
 
 
 def item_of(value: Any) -> int:
-    """Bytes of an element of a value's type.
-
-    Raises
-    ------
-    PlanRefused
-        For types that are no whole number of bytes.
-    """
+    """Bytes of an element of a value's type; refused where these are no whole number."""
     return _bytes(str(value.ty))
 
 
 def item_of_buffer(buffer: Any) -> int:
-    """Bytes of an element of a buffer; raises as `item_of`."""
+    """Bytes of an element of a buffer; refuses as `item_of`."""
     return _bytes(str(buffer.ty.dtype))
 
 

@@ -16,57 +16,36 @@ from crossfuse.planner.extract.reads import Program, Read, distinct, item_of_buf
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """What reads the result of a product: the output, the next product, or a reduction.
+    """Whatever reads the result of a product: the output, the next product, or a reduction."""
 
-    Attributes
-    ----------
-    where : str
-        How messages name it.
-    reads : tuple[Read, ...]
-        All that it reads.
-    domain : Mapping
-        Its variables.
-    summed : frozenset | None
-        Those that it sums, which make up the columns of the product; None for the output.
-    item : int
-        Bytes of an element of the result, as the reader gets it.
-    """
-
+    #: Name in messages.
     where: str
     reads: tuple[Read, ...]
+    #: Extents of its variables.
     domain: Mapping[Any, int]
+    #: Variables that it sums, which make up the columns of the product; None for the output.
     summed: frozenset[Any] | None
+    #: Bytes of an element of the result, as the reader gets it.
     item: int
 
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """A product, or two that are combined.
-
-    Attributes
-    ----------
-    blocks : tuple[Block, ...]
-        One, or two.
-    splits : tuple[Split, ...]
-        Operands of each, in the variables of the first block; by the place of the weight among the
-        parameters.
-    reader : Reader
-        What reads the result.
-    index : tuple
-        Coordinates of the result in the reader's variables.
-    inside : Mapping
-        The reader's variables in terms of the coordinates.
-    """
+    """A product, or two that are combined."""
 
     blocks: tuple[Block, ...]
+    #: Operands of each block, in the variables of the first; by the place of the weight among the
+    #: parameters.
     splits: tuple[Split, ...]
+    #: What reads the result.
     reader: Reader
+    #: Coordinates of the result in the reader's variables, and the inverse.
     index: tuple[Any, ...]
     inside: Mapping[Any, Any]
 
     @property
     def columns(self) -> frozenset[Any]:
-        """Coordinates that the weights bring in."""
+        """Coordinates that the weights add."""
         return self.splits[0].columns
 
     @property
@@ -76,28 +55,12 @@ class Stage:
 
     @property
     def domain(self) -> Mapping[Any, int]:
-        """Variables of the first block."""
+        """Extents of the variables of the first block."""
         return self.blocks[0].domain
 
 
 def find_stages(program: Program) -> list[Stage]:
-    """Find the products of a function, first to last.
-
-    Parameters
-    ----------
-    program : Program
-        The function.
-
-    Returns
-    -------
-    list[Stage]
-        At least one.
-
-    Raises
-    ------
-    PlanRefused
-        If the function is no chain; see the module and `split`.
-    """
+    """Find the products of a function, first to last; refused if it is no chain of them."""
     _check_uses(program)
     reader = output_reader(program)
     stages: list[Stage] = []
@@ -112,7 +75,7 @@ def find_stages(program: Program) -> list[Stage]:
 
 
 def _no_product(program: Program, reader: Reader) -> Exception:
-    """The refusal of an output that no product is read for."""
+    """Build the refusal of an output that no product is read for."""
     made = [program.blocks[each.buffer] for each in reader.reads if program.is_made(each)]
     found = "an output that is no element-wise function of a product"
     if made:
@@ -122,7 +85,7 @@ def _no_product(program: Program, reader: Reader) -> Exception:
 
 
 def output_reader(program: Program) -> Reader:
-    """The output of a function as a reader of what its block is made of."""
+    """View the output of a function as a reader of what its block is made of."""
     block = program.blocks[program.output]
     reads: tuple[Read, ...] = program.reads(block)
     if block.combine:
@@ -132,7 +95,7 @@ def output_reader(program: Program) -> Reader:
 
 
 def next_reader(stage: Stage) -> Reader:
-    """A stage as the reader of its left operand."""
+    """View a stage as the reader of its left operand."""
     block, first = stage.blocks[0], stage.splits[0]
     own = {var: extent for var, extent in block.domain.items() if var not in stage.columns}
     return Reader(block.where, first.left, own, frozenset(block.summed), first.item)
@@ -141,12 +104,9 @@ def next_reader(stage: Stage) -> Reader:
 def mapped(
     reader: Reader, read: Read, coordinates: Mapping[Any, int]
 ) -> tuple[tuple[Any, ...], Mapping[Any, Any]]:
-    """How a reader goes through a result: its index, and the inverse.
+    """Index by which a reader goes through a result, and its inverse.
 
-    Raises
-    ------
-    PlanRefused
-        If it does not read every element once.
+    Refused if the reader does not read every element once.
     """
     inside = access.inverse(read.indices, coordinates, reader.domain)
     if inside is None:
@@ -204,7 +164,7 @@ def _columns(reader: Reader, block: Block, index: Sequence[Any]) -> frozenset[An
 
 
 def _order(reader: Reader, block: Block, index: Sequence[Any]) -> list[Any]:
-    """Coordinates of a result as its reader goes through them."""
+    """Coordinates of a result in the order in which its reader goes through them."""
     pairs = list(zip(block.coordinates, index, strict=True))
     follow = {coordinate: access.variables([expression]) for coordinate, expression in pairs}
     found = [each for var in reader.domain for each in block.coordinates if var in follow[each]]
@@ -219,9 +179,10 @@ def _aligned(
     second: Split,
     values: Mapping[Any, Any],
 ) -> Split:
-    """The operands of a second product in the variables of the first, of equal left operand.
+    """Express a second product's operands in the variables of the first.
 
-    `values` are its coordinates in those of the first.
+    Both must have the same left operand. `values` are coordinates of the second in those of the
+    first.
     """
     wanted = {each.key for each in first.left}
     for summed in _summed_alike(program, block, first, other, second):
@@ -240,7 +201,7 @@ def _aligned(
 def _summed_alike(
     program: Program, block: Block, first: Split, other: Block, second: Split
 ) -> Iterator[dict[Any, Any]]:
-    """What the summed loops of one product may be in those of another.
+    """Candidates for the summed loops of one product in terms of those of another.
 
     They are what they must be for the left operands to be equal, if each of its elements belongs to
     one iteration. If not, as with windows, they may stand in any order.
@@ -260,7 +221,7 @@ def _summed_alike(
 
 
 def _check_uses(program: Program) -> None:
-    """What reads a result goes one way: no reader of it follows from another one."""
+    """Refuse an intermediate with two readers, one of which follows from the other."""
     output = program.blocks[program.output]
     steps = [each for each in program.blocks.values() if is_product(program, each)]
     users = {id(each): [] for each in (*steps, output)}  # type: dict[int, list[Block]]
@@ -282,7 +243,7 @@ def _check_uses(program: Program) -> None:
 
 
 def _check_all(program: Program, stages: Sequence[Stage]) -> None:
-    """Each product is in the chain."""
+    """Refuse products beside the chain."""
     known = [block for stage in stages for block in stage.blocks]
     for block in program.blocks.values():
         if is_product(program, block) and not any(block is each for each in known):

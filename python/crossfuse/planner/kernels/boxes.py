@@ -25,20 +25,10 @@ _MOST = 256
 
 
 def box_widths(columns: int, *, staged: bool) -> tuple[int, ...]:
-    """Cut a tile into boxes, from wide to narrow.
+    """Cut a tile of 16-bit elements, a multiple of 8 columns, into widths of boxes, wide to narrow.
 
-    Parameters
-    ----------
-    columns : int
-        Of the tile, counted as elements of 16 bits: a multiple of 8.
-    staged : bool
-        Whether all boxes are in shared memory at once. The fewest are best then; others take turns,
-        and narrow ones of one width need the least room.
-
-    Returns
-    -------
-    tuple[int, ...]
-        Columns of each box.
+    Where boxes are `staged`, all of them are in shared memory at once and the fewest are best;
+    others take turns, and narrow ones of one width need the least room.
     """
     *swizzled, _ = WIDTHS
     equal = next((each for each in swizzled if columns % each == 0), 0)
@@ -54,16 +44,8 @@ def box_widths(columns: int, *, staged: bool) -> tuple[int, ...]:
 def box_columns(columns: int, most: int, sharers: int) -> int:
     """Columns of a box of a tile that is stored as [k, n]: those with which least is loaded.
 
-    Rows of a quarter pattern are for the narrowest tiles alone.
-
-    Parameters
-    ----------
-    columns : int
-        Of the tile.
-    most : int
-        Columns that the widest pattern spans.
-    sharers : int
-        CTAs that want the same tile, and each load some boxes of it.
+    `most` columns are spanned by the widest pattern; rows of a quarter pattern are for the
+    narrowest tiles alone. `sharers` CTAs want the same tile, and each load some boxes of it.
     """
 
     def cost(width: int) -> float:
@@ -75,20 +57,15 @@ def box_columns(columns: int, most: int, sharers: int) -> int:
 
 
 def stored_bytes(columns: Count, *, staged: bool) -> Count:
-    """Bytes of shared memory of a warpgroup's boxes of 16-bit elements.
+    """Bytes of shared memory of a warpgroup's boxes of 16-bit elements; `staged` as `box_widths`.
 
-    Parameters
-    ----------
-    columns : Count
-        Of the tile: a multiple of 8 up to 256.
-    staged : bool
-        See `box_widths`.
+    Columns are a multiple of 8 up to 256.
     """
     return _look_up(_stored(staged), columns)
 
 
 def pages(columns: Count) -> Count:
-    """Left stages that hold a warpgroup's tile of two blocks of 64 rows on its way out."""
+    """Left stages that hold a warpgroup's tile of two blocks of 64 rows until it is stored."""
     return _look_up(_pages(), columns)
 
 
@@ -130,7 +107,7 @@ def _loaded(sharers: int) -> np.ndarray:
 
 @cache
 def _pages() -> np.ndarray:
-    """Boxes one behind the other, none of them in two pages; a page is 128 rows of 128 bytes."""
+    """Tabulate pages of 128 rows of 128 bytes: boxes lie one behind the other, each in one page."""
     page = 2 * WARPGROUP_ROWS * ROW_BYTES
     table = np.zeros(_MOST + 1, np.int64)
     for columns in range(8, _MOST + 1, 8):

@@ -30,23 +30,15 @@ MAX_GATHERED = 128 << 10
 
 @dataclass(frozen=True)
 class ClusteredKernel(PartedKernel):
-    """Tiles of one candidate, or of many.
+    """Tiles of one candidate, or of many."""
 
-    Attributes
-    ----------
-    rows : Count
-        Rows of a cluster's tile: 64 for each warpgroup.
-    size : Count
-        CTAs of a cluster.
-    parts : Count
-        Parts of the intermediate's columns.
-    multiple : int
-        Columns that slices are multiples of.
-    """
-
+    #: Rows of a cluster's tile: 64 for each warpgroup.
     rows: Count
+    #: CTAs of a cluster.
     size: Count
+    #: Parts of the intermediate's columns.
     parts: Count
+    #: Columns that slices are multiples of.
     multiple: int = SLICE
 
     @property
@@ -72,7 +64,7 @@ class ClusteredKernel(PartedKernel):
         return ceil_div(shape.l, self.size * BOX) * BOX
 
     def rows_of_sum(self, shape: Shape) -> Count:
-        """Rows of a tile of which each part adds as many elements."""
+        """Rows of a tile, padded so that each part adds equally many elements."""
         inside = least(self.rows, shape.m)
         return rows_in_parts(inside, self.columns(shape), self.parts)
 
@@ -84,7 +76,7 @@ class ClusteredKernel(PartedKernel):
         return whole & exact & (self.size * self.columns(shape) == shape.l)
 
     def phases(self, shape: Shape) -> tuple[Phase, ...]:
-        """What CTAs do, one after another."""
+        """Phases of a CTA, one after another."""
         share = self.share(shape)
         readers = ceil_div(shape.m, self.rows)
         first = self.first_phase(shape, self.width(shape), readers)
@@ -93,7 +85,7 @@ class ClusteredKernel(PartedKernel):
         return replace(first, gathers=True), replace(second, gathered=gathered)
 
     def rules(self, shape: Shape, device: Device) -> tuple[TileRule, ...]:
-        """What the rule and the lowering ask of the tiles, but for shared memory."""
+        """Conditions of the rule and of the lowering on tiles, other than shared memory."""
         width, columns, share = self.width(shape), self.columns(shape), self.share(shape)
         single = self.parts == 1
         most = 256 // shape.products
@@ -123,7 +115,7 @@ class ClusteredKernel(PartedKernel):
         )
 
     def tiles(self) -> dict[str, Any]:
-        """The fields of `ClusterTiles`, of one candidate."""
+        """Fields of `ClusterTiles`, of one candidate."""
         names = {"rows": self.rows, "cluster": self.size, "parts": self.parts}
         return {name: int(each) for name, each in names.items()}
 

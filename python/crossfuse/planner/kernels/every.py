@@ -27,7 +27,7 @@ _K = TypeVar("_K", bound="TiledKernel | ClusteredKernel | RegisterKernel")
 _ROWS = (64.0, 128.0, 192.0, 256.0)
 _CLUSTERS = (1.0, 2.0, 4.0, 8.0, 16.0)
 _PARTS = 32
-#: No tiles are given: all of them are tried.
+#: No given tiles: all of them are tried.
 NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
@@ -37,22 +37,7 @@ def families(shape: Shape) -> tuple[str, ...]:
 
 
 def every(family: str, shape: Shape, device: Device) -> Kernel:
-    """All legal tiles of a family, as arrays with an entry for each.
-
-    Parameters
-    ----------
-    family : str
-        One of `FAMILIES`.
-    shape : Shape
-        What is computed.
-    device : Device
-        Its limits.
-
-    Returns
-    -------
-    Kernel
-        Of arrays; they are empty where nothing fits.
-    """
+    """List all legal tiles of a family as arrays, which are empty where nothing fits."""
     found = possible(family, shape)
     found = select(found, legal(found, shape, device))
     if count(found) == 0:
@@ -61,16 +46,9 @@ def every(family: str, shape: Shape, device: Device) -> Kernel:
 
 
 def possible(family: str, shape: Shape, given: Mapping[str, int] = NOTHING) -> Kernel:
-    """All tiles of a family before any rule, as arrays.
+    """List all tiles of a family before any rule, as arrays.
 
-    Parameters
-    ----------
-    family : str
-        One of `FAMILIES`.
-    shape : Shape
-        What is computed.
-    given : Mapping[str, int]
-        Of ``registers`` and ``dsm``: fields of the rule's tiles that are not tried, but are this.
+    Fields of the tiles that are `given`, of ``registers`` and ``dsm``, are not tried but fixed.
     """
     if family == "registers":
         return _registers(shape, given)
@@ -78,13 +56,13 @@ def possible(family: str, shape: Shape, given: Mapping[str, int] = NOTHING) -> K
 
 
 def legal(kernel: Kernel, shape: Shape, device: Device) -> np.ndarray:
-    """Which of many keep all rules but for shared memory."""
+    """Flag those of many kernels that keep all rules but for shared memory."""
     found = np.asarray(kernel.legal(shape, device), bool)
     return np.broadcast_to(found, (count(kernel),))
 
 
 def fitting(kernel: Kernel, shape: Shape, device: Device) -> np.ndarray:
-    """Which of many have room in shared memory for two stages of each ring."""
+    """Flag those of many kernels that have shared memory for two stages of each ring."""
     fits = np.ones(count(kernel), bool)
     for each in memories(kernel, shape, device):
         fits &= np.asarray(each.fits, bool)
@@ -92,7 +70,7 @@ def fitting(kernel: Kernel, shape: Shape, device: Device) -> np.ndarray:
 
 
 def memories(kernel: Kernel, shape: Shape, device: Device) -> tuple[Memory, ...]:
-    """Shared memory of each of its kernels."""
+    """Shared memory of each kernel that a candidate launches."""
     summed: Any = False
     if isinstance(kernel, RegisterKernel):
         summed = (kernel.parts > 1) & (kernel.size == 1)
@@ -108,7 +86,7 @@ def count(kernel: Kernel) -> int:
 
 
 def select(kernel: _K, which: Any) -> _K:
-    """Some of the candidates: a mask, indices, or one index, which gives plain numbers."""
+    """Select some candidates by a mask, by indices, or by one index, which gives plain numbers."""
     chosen: dict[str, Any] = {}
     for each in fields(kernel):
         value = getattr(kernel, each.name)
@@ -159,7 +137,7 @@ def _registers(shape: Shape, given: Mapping[str, int]) -> RegisterKernel:
 
 
 def _given(given: Mapping[str, int], name: str, options: Sequence[float]) -> Sequence[float]:
-    """What a field of the tiles may be: what is given, or each option."""
+    """Options of a field of the tiles: only what is given, or each option."""
     return (float(given[name]),) if name in given else options
 
 
@@ -181,7 +159,7 @@ def _counts(most: int) -> tuple[float, ...]:
 
 
 def _grid(*axes: Sequence[float]) -> list[np.ndarray]:
-    """Every combination, as one flat array for each axis."""
+    """Build every combination, as one flat array for each axis."""
     return [each.ravel() for each in np.meshgrid(*map(np.asarray, axes), indexing="ij")]
 
 
@@ -191,18 +169,8 @@ def _grid(*axes: Sequence[float]) -> list[np.ndarray]:
 def read_kernel(family: str, tiles: Mapping[str, Any]) -> Kernel:
     """Make a kernel of the fields of its rule's tiles, the inverse of ``tiles()``.
 
-    Parameters
-    ----------
-    family : str
-        One of `FAMILIES`.
-    tiles : Mapping[str, Any]
-        Fields of `RegisterTiles`, `ClusterTiles` or `TensorTiles`; of l2 and global those of
-        ``first`` and ``second``. All of them are given.
-
-    Raises
-    ------
-    PlanRefused
-        An unknown family, or a field that is missing.
+    These are `RegisterTiles`, `ClusterTiles` or `TensorTiles`; of l2 and global those of ``first``
+    and ``second``. All of them must be given, else they are refused.
     """
     if family not in FAMILIES:
         raise refuse(
@@ -231,7 +199,7 @@ def read_kernel(family: str, tiles: Mapping[str, Any]) -> Kernel:
 
 
 def _extents(tiles: Mapping[str, Any], *names: str) -> tuple[int, ...]:
-    """Fields of tiles, which all have to be given."""
+    """Read fields of tiles, which all have to be given."""
     if missing := [each for each in names if each not in tiles]:
         raise Damaged(f"no {missing[0]}", "all fields")
     return tuple(typed(Extent, tiles[each]) for each in names)
@@ -258,7 +226,7 @@ def _read_tiled(place: str, tiles: Mapping[str, Any]) -> TiledKernel:
 
 
 def stack(kernels: Sequence[Kernel]) -> Kernel:
-    """Kernels of one family as one struct of arrays."""
+    """Join kernels of one family into one struct of arrays."""
     chosen: dict[str, Any] = {}
     for each in fields(kernels[0]):
         values = [getattr(kernel, each.name) for kernel in kernels]
@@ -270,26 +238,10 @@ def stack(kernels: Sequence[Kernel]) -> Kernel:
     return replace(kernels[0], **chosen)
 
 
-# How many tiles of a family each rule leaves.
-
-
 def pruned(family: str, shape: Shape, device: Device) -> tuple[Step, ...]:
-    """Count the tiles that are left after each rule in turn.
+    """Count the tiles of a family that are left after each rule in turn.
 
-    Parameters
-    ----------
-    family : str
-        One of `crossfuse.planner.families.FAMILIES`.
-    shape : Shape
-        What is computed.
-    device : Device
-        Its limits.
-
-    Returns
-    -------
-    tuple[Step, ...]
-        ``"all"``, the family's rules, and ``"shared"``. After the last one as many are left as
-        `crossfuse.planner.kernels.every.every` makes.
+    The steps are ``"all"``, the family's rules, and ``"shared"``, which leaves as many as `every`.
     """
     found = possible(family, shape)
     left = np.ones(count(found), bool)
@@ -304,7 +256,7 @@ def pruned(family: str, shape: Shape, device: Device) -> tuple[Step, ...]:
 
 
 def why_none(family: str, shape: Shape, device: Device) -> str:
-    """Why a family has no tiles that fit: the rule after which none were left."""
+    """Say why a family has no tiles that fit: the rule after which none were left."""
     if family not in families(shape):
         return f"{family} has no kernels of {'two products' if shape.l else 'one product'}"
     steps = pruned(family, shape, device)
@@ -312,43 +264,31 @@ def why_none(family: str, shape: Shape, device: Device) -> str:
     return f"'{last.text}' leaves {last.candidates} of {steps[0].candidates} tiles of {family}"
 
 
-# What a kernel takes of the device, and the bytes that it moves between levels.
+# Resources of kernels, and the bytes that they move between levels.
 
 
 @dataclass(frozen=True)
 class Resources:
-    """One kernel of a candidate.
+    """Resources of the device that one kernel of a candidate takes."""
 
-    Attributes
-    ----------
-    ctas : int
-        Of the grid.
-    cluster : int
-        CTAs of a cluster.
-    threads : int
-        Of a CTA: warpgroups that multiply, and one that loads.
-    shared_bytes : int
-        Of a CTA.
-    left_stages, right_stages : int
-        Stages of the rings.
-    sums : int
-        Float32 registers of a thread that the widest phase sums in.
-    busy : int
-        SMs that have a CTA at the same time.
-    """
-
+    #: CTAs of the grid, and of a cluster.
     ctas: int
     cluster: int
+    #: Of a CTA: warpgroups that multiply, and one that loads.
     threads: int
+    #: Of a CTA.
     shared_bytes: int
+    #: Stages of the rings.
     left_stages: int
     right_stages: int
+    #: Float32 registers of a thread that the widest phase sums in.
     sums: int
+    #: SMs that have a CTA at the same time.
     busy: int
 
 
 def resources(kernel: Kernel, shape: Shape, device: Device) -> tuple[Resources, ...]:
-    """What each kernel of one candidate takes."""
+    """Resources of each kernel of one candidate."""
     size = int(kernel.cluster)
     found = []
     launched = kernel.clusters(shape, device)
@@ -372,7 +312,7 @@ def resources(kernel: Kernel, shape: Shape, device: Device) -> tuple[Resources, 
 def moved_bytes(kernel: Kernel, shape: Shape) -> dict[str, int]:
     """Bytes that one candidate moves through L2, and between the CTAs of clusters.
 
-    Tiles count whole, also where they reach beyond a tensor, since that is what is asked for.
+    Tiles count whole, even where they reach beyond a tensor, since whole ones are loaded.
     """
     size = int(kernel.cluster)
     l2 = shape.m * (shape.l or shape.n) * shape.out

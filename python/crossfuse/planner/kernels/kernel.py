@@ -1,4 +1,4 @@
-"""What kernels of every family say of themselves."""
+"""Interface that kernels of every family share."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class TileKernel(ABC):
 
     @abstractmethod
     def phases(self, shape: Shape) -> tuple[Phase, ...]:
-        """What CTAs do, one after another."""
+        """Phases of a CTA, one after another."""
 
     def kernels(self, shape: Shape) -> tuple[tuple[Phase, ...], ...]:
-        """The phases of each kernel; of most families there is one."""
+        """Phases of each launched kernel; most families have one kernel."""
         return (self.phases(shape),)
 
     @abstractmethod
@@ -39,7 +39,7 @@ class TileKernel(ABC):
 
     @abstractmethod
     def rules(self, shape: Shape, device: Device) -> tuple[TileRule, ...]:
-        """What the rule and the lowering ask of the tiles, but for shared memory."""
+        """Conditions of the rule and of the lowering on tiles, other than shared memory."""
 
     def legal(self, shape: Shape, device: Device) -> Flag:
         """Whether the tiles keep all `rules`."""
@@ -47,7 +47,7 @@ class TileKernel(ABC):
 
     @abstractmethod
     def tiles(self) -> dict[str, Any]:
-        """The fields of the rule's tiles, of one candidate."""
+        """Fields of the rule's tiles, of one candidate."""
 
 
 # Kernels of one launch whose intermediate never leaves its cluster, in parts of its columns.
@@ -57,20 +57,13 @@ class TileKernel(ABC):
 
 
 class PartedKernel(TileKernel):
-    """Tiles of a chain whose intermediate lies in parts.
+    """Tiles of a chain whose intermediate lies in parts of its columns."""
 
-    Attributes
-    ----------
-    rows : Count
-        Rows of a tile.
-    parts : Count
-        Parts of the intermediate's columns.
-    size : Count
-        CTAs of a cluster.
-    """
-
+    #: Rows of a tile.
     rows: Count
+    #: Parts of the intermediate's columns.
     parts: Count
+    #: CTAs of a cluster.
     size: Count
 
     @property
@@ -80,7 +73,7 @@ class PartedKernel(TileKernel):
 
     @abstractmethod
     def tile_count(self, shape: Shape) -> Count:
-        """Tiles of the output, each once for every part: what clusters are launched for."""
+        """Tiles of the output, each once for every part: one for each launched cluster."""
 
     def clusters(self, shape: Shape, device: Device) -> tuple[Count, ...]:
         """Clusters that the kernel is launched with: one for each tile."""
@@ -91,21 +84,14 @@ class PartedKernel(TileKernel):
         return self.tile_count(shape) <= resident(device, self.size)
 
     def has_equal_parts(self, shape: Shape, share: Count) -> TileRule:
-        """The rule on parts of so many columns of the intermediate."""
+        """Make the rule on parts of `share` columns of the intermediate."""
         fine = (self.parts == 1) | has_equal_shares(shape.n, self.parts, share)
         return TileRule("parts", "each part has columns of the intermediate", fine)
 
     def first_phase(self, shape: Shape, width: Count, readers: Count) -> Phase:
-        """Make so many columns of the intermediate in each CTA.
+        """Make the phase in which each CTA makes `width` columns of the intermediate.
 
-        Parameters
-        ----------
-        shape : Shape
-            What is computed.
-        width : Count
-            Columns of a CTA's tile.
-        readers : Count
-            Clusters that read each of the weights.
+        `readers` clusters read each of the weights.
         """
         left, sharing = left_tile(self.rows, self.size)
         right, _ = right_tile(shape, width, shape.depth, 1)
@@ -124,16 +110,9 @@ class PartedKernel(TileKernel):
         )
 
     def second_phase(self, shape: Shape, columns: Count, share: Count) -> Phase:
-        """Multiply what is there of the intermediate.
+        """Make the phase in which each CTA multiplies `share` columns of the intermediate.
 
-        Parameters
-        ----------
-        shape : Shape
-            What is computed.
-        columns : Count
-            Columns of a CTA's tile of the output.
-        share : Count
-            Columns of the intermediate that a CTA multiplies.
+        It makes `columns` of the output.
         """
         depth = shape.depth if shape.k_major else shape.depth // 2
         steps = ceil_div(share, depth)

@@ -1,6 +1,6 @@
-"""Shared memory of a CTA: as many stages as fit beside what else it keeps.
+"""Shared memory of a CTA: as many stages as fit beside everything else in it.
 
-The lowering divides it by the same `divide`. What else a CTA keeps, it places region by region, see
+The lowering divides it by the same `divide`. It places everything else region by region, see
 `crossfuse.lower.hopper.plan.memory`; here are the sums of that, over arrays. Tests hold the two
 together.
 """
@@ -21,12 +21,12 @@ from crossfuse.planner.kernels.phase import Phase
 ALIGNMENT = 1024
 #: Stages at least, without which no tile is loaded while another is multiplied, and at most.
 LEAST_STAGES, _MAX_STAGES = 2, 12
-#: Bytes of weights that a CTA has on their way at least: 3 TB/s through 132 SMs for 3 us, the
+#: Bytes of weights that a CTA has in flight at least: 3 TB/s through 132 SMs for 3 us, the
 #: latency of a busy memory. Measured, see docs/hopper-measured.md.
 ON_THEIR_WAY = 72 << 10
 #: The same before the rows of the first left tile are made, which wait behind it; all others are
 #: asked for once these are there. Of a norm before 256 x 4096 by 12288 on an H100 the first tiles
-#: came at 6.7 us where 12 KiB at a time were on their way until the ring was full, and at 4.3 so.
+#: came at 6.7 us where 12 KiB at a time were in flight until the ring was full, and at 4.3 so.
 BEFORE_ROWS = 12 << 10
 #: Stages of left tiles that cover the latency of L2, from which they mostly come.
 _LEFT_STAGES = 4
@@ -34,27 +34,20 @@ _LEFT_STAGES = 4
 
 @dataclass(frozen=True)
 class Memory:
-    """Shared memory of a kernel's CTA.
+    """Shared memory of a kernel's CTA."""
 
-    Attributes
-    ----------
-    left, right : Count
-        Stages of left and of right tiles.
-    size : Count
-        Bytes in all.
-    fits : Flag
-        Whether two stages fit.
-    """
-
+    #: Stages of left and of right tiles.
     left: Count
     right: Count
+    #: Bytes in all.
     size: Count
+    #: Whether two stages of each fit.
     fits: Flag
 
 
 @dataclass(frozen=True)
 class _Needs:
-    """What a CTA keeps whatever the stages, and the bytes of a stage."""
+    """Bytes of a CTA that do not depend on the stages, and bytes of a stage."""
 
     left: Count
     right: Count
@@ -65,7 +58,7 @@ class _Needs:
     held: Count
 
     def size(self, left: Count, right: Count) -> Count:
-        """Bytes with so many stages."""
+        """Bytes with these numbers of stages."""
         tiles = right * self.right
         room = most(tiles, self.received - choose(self.over(right), left * self.left, 0))
         end = self.before + left * self.left + room
@@ -73,27 +66,15 @@ class _Needs:
         return end + 16 * (left + right)
 
     def over(self, right: Count) -> Flag:
-        """Whether what is received takes the place of left tiles too."""
+        """Whether received sums take the place of left tiles too."""
         return self.spread & (self.received > right * self.right)
 
 
 def memory(phases: Sequence[Phase], device: Device, *, waits: Flag = False) -> Memory:
-    """Divide shared memory among the rings of a kernel.
+    """Divide shared memory among the rings of a kernel with the given phases.
 
-    Parameters
-    ----------
-    phases : Sequence[Phase]
-        Of one kernel.
-    device : Device
-        Its shared memory.
-    waits : Flag
-        Whether there is one more barrier: for partial tiles that CTAs add at the end, or for rows
-        that are made before right tiles are asked for.
-
-    Returns
-    -------
-    Memory
-        What `divide` finds.
+    `waits` is whether there is one more barrier: for partial tiles that CTAs add at the end, or for
+    rows that are made before right tiles are loaded.
     """
     needs = _needs(phases, waits)
     left, right = divide(needs.size, needs.held, device.max_shared_bytes)
@@ -102,24 +83,12 @@ def memory(phases: Sequence[Phase], device: Device, *, waits: Flag = False) -> M
 
 
 def divide(size: Callable[[Count, Count], Count], held: Count, limit: int) -> tuple[Count, Count]:
-    """Choose the stages of left and of right tiles.
+    """Choose the stages of left and of right tiles; 0 where no two of each fit in `limit` bytes.
 
     Right tiles come from far away: as many of their stages as fit with four left ones, for which L2
-    is near enough; then as many left ones as fit beside them.
-
-    Parameters
-    ----------
-    size : Callable[[Count, Count], Count]
-        Bytes of shared memory with so many left and right stages.
-    held : Count
-        Left stages at least, in which tiles wait for their store.
-    limit : int
-        Bytes that there are.
-
-    Returns
-    -------
-    tuple[Count, Count]
-        Left and right stages, at least as many of the right ones; 0 where no two of each fit.
+    is near enough; then as many left ones as fit beside them, but no more than right ones. `held`
+    is the least number of left stages, in which tiles wait for their store; `size` are bytes by
+    left and right stages.
     """
     right: Count = 0
     for stages in range(LEAST_STAGES, _MAX_STAGES + 1):
@@ -134,15 +103,7 @@ def divide(size: Callable[[Count, Count], Count], held: Count, limit: int) -> tu
 
 
 def uses(phases: Sequence[Phase], room: Memory) -> dict[str, int]:
-    """What takes the shared memory of one candidate's CTA; bytes by use, which add up to its size.
-
-    Parameters
-    ----------
-    phases : Sequence[Phase]
-        Of one kernel, of one candidate.
-    room : Memory
-        How it is divided.
-    """
+    """Break down the shared memory of one candidate's CTA: bytes by use, which add up to all."""
     needs = _needs(phases, False)
     left, right = int(room.left * needs.left), int(room.right * needs.right)
     over = bool(needs.over(room.right))
@@ -175,18 +136,10 @@ def _needs(phases: Sequence[Phase], waits: Flag) -> _Needs:
     )
 
 
-# Clusters that run at the same time.
-
-
 def resident(device: Device, size: Count) -> Count:
-    """Clusters of a size that find room at once, one CTA an SM.
+    """Clusters of a size that run at once, one CTA an SM; see `Device.resident_clusters`.
 
-    Parameters
-    ----------
-    device : Device
-        What was counted there, see `Device.resident_clusters`.
-    size : Count
-        CTAs of a cluster, up to 16; 1 cluster is assumed of more.
+    Sizes go up to 16 CTAs; of larger clusters, which rules leave out, 1 is assumed.
     """
     table = _table(device)
     if isinstance(size, np.ndarray):

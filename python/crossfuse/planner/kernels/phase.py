@@ -1,4 +1,4 @@
-"""A phase of a kernel as numbers: what each CTA loads, multiplies, exchanges and keeps.
+"""A phase of a kernel as numbers: what each CTA loads, multiplies, exchanges and stores.
 
 All families are made of the same phases, as in the lowering: a loop over tiles in which a ring of
 left tiles and one of right tiles are filled by TMA and emptied by wgmma. So shared memory and time
@@ -39,59 +39,40 @@ _PATTERN = 8
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase, of one candidate or of many.
+    """One phase, of one candidate or of many."""
 
-    Attributes
-    ----------
-    rows, columns : Count
-        Of a CTA's tile, of one product.
-    products : int
-        Right tiles that a left tile is multiplied by.
-    depth : Count
-        Elements of the reduction in a step.
-    steps : Count
-        Steps of a CTA for a tile.
-    tiles : Count
-        Tiles that a cluster makes at a time, in the whole phase.
-    left, right : Count
-        Bytes of a stage; 0 for a left operand that is gathered, or in registers.
-    left_sharers, right_sharers : Count
-        CTAs that each load a part of a tile for all of them.
-    copies : Count
-        Copies that a CTA asks for in a step.
-    readers : Count
-        Clusters that read each of the weights: tiles one below the other.
-    split : Count
-        CTAs of a cluster that each sum a part of the reduction.
-    boxes : Count
-        Bytes of a place for the tiles that a warpgroup stores.
-    pages : Count
-        Left stages in which tiles of 256 rows wait for their store instead.
-    received : Count
-        Bytes of partial sums that the CTAs of a cluster send to one of them.
-    gathered : Count
-        Bytes of the intermediate in each CTA.
-    gathers, keeps : bool
-        Whether it makes slices that the cluster gathers, or an intermediate in registers.
-    """
-
+    #: Of a CTA's tile, of one product.
     rows: Count
     columns: Count
+    #: Right tiles that a left tile is multiplied by.
     products: int
+    #: Elements of the reduction in a step.
     depth: Count
+    #: Steps of a CTA for a tile.
     steps: Count
+    #: Tiles that a cluster makes at a time, in the whole phase.
     tiles: Count
+    #: Bytes of a stage; 0 for a left operand that is gathered, or in registers.
     left: Count
     right: Count
+    #: CTAs that each load a part of a tile for all of them.
     left_sharers: Count = 1
     right_sharers: Count = 1
+    #: Copies that a CTA issues in a step.
     copies: Count = 2
+    #: Clusters that read each of the weights: tiles one below the other.
     readers: Count = 1
+    #: CTAs of a cluster that each sum a part of the reduction.
     split: Count = 1
+    #: Bytes of a place for the tiles that a warpgroup stores.
     boxes: Count = 0
+    #: Left stages in which tiles of 256 rows wait for their store instead.
     pages: Count = 0
+    #: Bytes of partial sums that the CTAs of a cluster send to one of them.
     received: Count = 0
+    #: Bytes of the intermediate in each CTA.
     gathered: Count = 0
+    #: Whether it makes slices that the cluster gathers, or an intermediate in registers.
     gathers: bool = False
     keeps: bool = False
 
@@ -102,7 +83,7 @@ class Phase:
 
     @property
     def blocks(self) -> Count:
-        """Blocks of 64 rows of each of them."""
+        """Blocks of 64 rows of each warpgroup."""
         return choose(self.rows > 192, 2, 1)
 
     @property
@@ -112,7 +93,7 @@ class Phase:
 
 
 def hold_both(first: Phase, second: Phase) -> TileRule:
-    """The rule that registers hold the sums of two products of one kernel."""
+    """Make the rule that registers hold the sums of two products of one kernel."""
     groups = first.warpgroups
     most = choose(groups > 2, BOTH_OF_THREE, choose(groups > 1, BOTH_OF_TWO, BOTH_OF_ONE))
     text = "registers hold the sums of both products"
@@ -124,16 +105,8 @@ def stored(
 ) -> tuple[Count, Count]:
     """Bytes of the boxes of a warpgroup, and left stages that they lie in.
 
-    Parameters
-    ----------
-    rows, columns : Count
-        Of the tile.
-    steps : Count
-        Steps of a tile: tiles of fewer than their boxes need are stored without any.
-    item : int
-        Bytes of an element; only those of 16 bits leave by TMA.
-    staged : bool
-        Whether others wait for the tile.
+    Tiles of fewer `steps` than their boxes need stages are stored without any. `item` is bytes of
+    an element; only those of 16 bits leave by TMA. `staged` is whether others wait for the tile.
     """
     if item != 2:
         return 0, 0
@@ -149,15 +122,7 @@ def widest(rows: int, products: int = 1) -> int:
 
 
 def widest_of(rows: Count, products: int = 1) -> Count:
-    """`widest` of many.
-
-    Parameters
-    ----------
-    rows : Count
-        Rows of the tile, of 64, 128, 192 or 256.
-    products : int
-        Products of a tile.
-    """
+    """`widest` of many, whose rows are 64, 128, 192 or 256."""
     return choose(rows <= 128, widest(64, products), widest(256, products))
 
 
@@ -178,7 +143,7 @@ def right_tile(shape: Shape, columns: Count, depth: Count, sharers: Count) -> tu
 
 
 def copies_of(shape: Shape, columns: Count, sharers: Count) -> Count:
-    """Copies of a right tile in a step that one of the CTAs which share it asks for."""
+    """Copies of a right tile in a step that one of the CTAs which share it issues."""
     if shape.k_major:
         return 1
     boxes: Any = load_boxes(columns, 1)
@@ -186,7 +151,7 @@ def copies_of(shape: Shape, columns: Count, sharers: Count) -> Count:
 
 
 def _as_stored(shape: Shape, columns: Count, depth: Count, sharers: Count) -> tuple[Count, Count]:
-    """The same of weights stored as [k, n], whose boxes have widths of their own."""
+    """`right_tile` of weights stored as [k, n], whose boxes have widths of their own."""
     if not isinstance(sharers, np.ndarray):
         width, boxes = loaded_columns(columns, sharers), load_boxes(columns, sharers)
         return width * depth * shape.item, choose(boxes % sharers == 0, sharers, 1)
@@ -203,16 +168,8 @@ def _as_stored(shape: Shape, columns: Count, depth: Count, sharers: Count) -> tu
 def sums_received(shape: Shape, rows: Count, columns: Count, width: Count, split: Count) -> Count:
     """Bytes of float32 partial sums that a CTA receives of all CTAs of its cluster.
 
-    Parameters
-    ----------
-    shape : Shape
-        Whose rows there are.
-    rows, columns : Count
-        Of the tile.
-    width : Count
-        Columns of the output.
-    split : Count
-        CTAs that share the reduction; nothing is sent where it is 1.
+    `width` is columns of the output, `split` the CTAs that share the reduction; nothing is sent
+    where it is 1.
     """
     inside = least(rows, shape.m)
     # Of one row, each CTA sums some columns; of several, as many rows as the others.

@@ -28,23 +28,15 @@ REGISTERS_OF_THREE = 112
 
 @dataclass(frozen=True)
 class RegisterKernel(PartedKernel):
-    """Tiles of one candidate, or of many.
+    """Tiles of one candidate, or of many."""
 
-    Attributes
-    ----------
-    rows : Count
-        Rows of a CTA's tiles: 64 for each warpgroup.
-    columns : Count
-        Columns of a tile of the output.
-    parts : Count
-        Parts of the intermediate's columns.
-    size : Count
-        CTAs of a cluster: 1, or as many as parts.
-    """
-
+    #: Rows of a CTA's tiles: 64 for each warpgroup.
     rows: Count
+    #: Columns of a tile of the output.
     columns: Count
+    #: Parts of the intermediate's columns.
     parts: Count
+    #: CTAs of a cluster: 1, or as many as parts.
     size: Count
 
     @property
@@ -62,7 +54,7 @@ class RegisterKernel(PartedKernel):
         return ceil_div(shape.n, self.parts * STEP) * STEP
 
     def rows_of_sum(self, shape: Shape) -> Count:
-        """Rows of a tile of which each part adds as many elements, through L2."""
+        """Rows of a tile, padded so that each part adds equally many elements through L2."""
         return rows_in_parts(least(self.rows, shape.m), self.columns, self.parts)
 
     def divides(self, shape: Shape) -> Flag:
@@ -73,7 +65,7 @@ class RegisterKernel(PartedKernel):
         return exact & ((self.parts == 1) | (whole & (shape.l % self.columns == 0)))
 
     def phases(self, shape: Shape) -> tuple[Phase, ...]:
-        """What CTAs do, one after another."""
+        """Phases of a CTA, one after another."""
         width = self.width(shape)
         readers = ceil_div(shape.m, self.rows) * ceil_div(shape.l, self.columns)
         first = self.first_phase(shape, width, readers)
@@ -82,7 +74,7 @@ class RegisterKernel(PartedKernel):
         return replace(first, keeps=True), replace(second, split=self.size, received=received)
 
     def rules(self, shape: Shape, device: Device) -> tuple[TileRule, ...]:
-        """What the rule and the lowering ask of the tiles, but for shared memory."""
+        """Conditions of the rule and of the lowering on tiles, other than shared memory."""
         width, single = self.width(shape), self.parts == 1
         most = choose(self.rows > 128, REGISTERS_OF_THREE, REGISTERS)
         narrow = (self.columns % 8 == 0) & (self.columns <= widest_of(self.rows))
@@ -108,7 +100,7 @@ class RegisterKernel(PartedKernel):
         )
 
     def _in_l2(self, shape: Shape, device: Device) -> Flag:
-        """Whether all parts find room at once, and divide the rows of a sum."""
+        """Whether all parts run at once, and divide the rows of a sum."""
         return (self.rows_of_sum(shape) <= self.rows) & self.has_room(shape, device)
 
     def _in_cluster(self, shape: Shape, device: Device) -> Flag:
@@ -124,7 +116,7 @@ class RegisterKernel(PartedKernel):
         return (self.size == self.parts) & (self.size <= device.max_cluster) & equal
 
     def tiles(self) -> dict[str, Any]:
-        """The fields of `RegisterTiles`, of one candidate."""
+        """Fields of `RegisterTiles`, of one candidate."""
         names = {
             "rows": self.rows,
             "columns": self.columns,

@@ -1,4 +1,4 @@
-"""What a kernel computes: the extents of a chain of one product or two, and how weights lie."""
+"""Extents of a chain of one product or two, layout of its weights, and rules on tiles."""
 
 from __future__ import annotations
 
@@ -20,31 +20,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shape:
-    """Extents of ``C[m,n] = act(A[m,k] B)`` and ``E[m,l] = C[m,n] D``.
+    """Extents of ``C[m,n] = act(A[m,k] B)`` and ``E[m,l] = C[m,n] D``."""
 
-    Attributes
-    ----------
-    m, n, k, l : int
-        Rows, columns of the first products, their reduction, and columns of the second product; l
-        is 0 where there is none.
-    products : int
-        First products: 2 for gate and up.
-    item, out : int
-        Bytes of an element of the operands, and of the output.
-    k_major : bool
-        Whether weights are stored as [n, k]; else as [k, n].
-    further : int
-        Bytes of what is read besides operands: scales, biases, a residual.
-    """
-
+    #: Rows, columns of the first products, their reduction, and columns of the second product; l is
+    #: 0 where there is none.
     m: int
     n: int
     k: int
     l: int  # noqa: E741  (the field's name for the width of the second product)
+    #: First products: 2 for gate and up.
     products: int = 1
+    #: Bytes of an element of the operands, and of the output.
     item: int = 2
     out: int = 2
+    #: Whether weights are stored as [n, k]; else as [k, n].
     k_major: bool = True
+    #: Bytes of what is read besides operands: scales, biases, a residual.
     further: int = 0
 
     @property
@@ -65,19 +56,9 @@ class Shape:
 
 
 def shape_of(chain: Chain, *, k_major: bool = True) -> Shape:
-    """Read the extents of a chain.
+    """Read the extents of a chain of one product or two, without a batch; others are refused.
 
-    Parameters
-    ----------
-    chain : Chain
-        One product, or two.
-    k_major : bool
-        See `Shape`: a chain does not say how its tensors lie in memory.
-
-    Raises
-    ------
-    PlanRefused
-        If no rule builds kernels of such a chain: a batch, or more than two products.
+    A chain does not say how its weights lie in memory: `k_major` does.
     """
     if len(chain.products) > 2 or len(chain.rows) != 1:
         raise refuse(
@@ -105,7 +86,7 @@ def shape_of(chain: Chain, *, k_major: bool = True) -> Shape:
 
 
 def shape_of_blocks(chain: blocks.Chain) -> Shape:
-    """Read the extents of a chain of which the blocks are at hand."""
+    """Read the extents of a chain whose blocks are known."""
     products = len(chain.first)
     kept = (chain.item, chain.out, chain.k_major, chain.further)
     return Shape(chain.m, chain.n, chain.k, chain.l, products, *kept)
@@ -117,25 +98,17 @@ def _further_bytes(chain: Chain) -> int:
     return sum(chain.elements(each.name) * each.item // each.repeats for each in found)
 
 
-# Rules that tiles must keep, each with a name, so that what they leave out can be counted.
+# Rules on tiles, each with a name, so that what they leave out can be counted.
 
 
 @dataclass(frozen=True)
 class TileRule:
-    """One reason not to build a kernel.
-
-    Attributes
-    ----------
-    name : str
-        A word.
-    text : str
-        What it keeps, in a few words.
-    keeps : Flag
-        Whether a candidate, or each of many, keeps it.
-    """
+    """One condition that tiles must keep for their kernel to be built."""
 
     name: str
+    #: What the rule asks for, in a few words.
     text: str
+    #: Whether a candidate, or each of many, keeps it.
     keeps: Flag
 
 
@@ -145,25 +118,16 @@ def all_kept(rules: Sequence[TileRule]) -> Flag:
     return reduce(both, (each.keeps for each in rules), start)
 
 
-# How a reduction, or a sum of parts, is divided among CTAs.
+# Division of a reduction, or of a sum of parts, among CTAs.
 
 #: Neighbours that a thread adds at once.
 _UNIT = 4
 
 
 def has_equal_shares(extent: Count, size: Count, depth: Count) -> Flag:
-    """Whether each of `size` CTAs has a share of a reduction, of as many steps as the others.
+    """Whether each of `size` CTAs has a share of a reduction, of equally many steps of `depth`.
 
     The last share may reach beyond the reduction, where operands are zero, but begins within.
-
-    Parameters
-    ----------
-    extent : Count
-        Elements of the reduction.
-    size : Count
-        CTAs.
-    depth : Count
-        Elements of a step.
     """
     share = ceil_div(extent, size * depth) * depth
     return (size - 1) * share < extent
@@ -175,7 +139,7 @@ def divides_equally(extent: int, size: int, depth: int) -> bool:
 
 
 def rows_in_parts(rows: Count, columns: Count, parts: Count) -> Count:
-    """Rows of a tile, so many at least, of which each part adds as many neighbours."""
+    """Least number of rows, at least `rows`, of which each part adds equally many neighbours."""
     unit = parts * _UNIT
     if isinstance(unit, np.ndarray) or isinstance(columns, np.ndarray):
         common = np.gcd(np.asarray(unit, np.int64), np.asarray(columns, np.int64))

@@ -34,34 +34,23 @@ PLACES = ("gemm", "l2", "global")
 
 @dataclass(frozen=True)
 class TiledKernel(TileKernel):
-    """Tiles of one candidate, or of many.
+    """Tiles of one candidate, or of many."""
 
-    Attributes
-    ----------
-    place : str
-        One of `PLACES`.
-    rows, columns : Count
-        Of a tile of the first products, of each of them.
-    columns2 : Count
-        Columns of a tile of the second product; it has as many rows. 0 without one.
-    size : Count
-        CTAs of a cluster along its first axis.
-    across : Count
-        Tiles side by side in a cluster, each by `size` CTAs.
-    stacked : Flag
-        Whether clusters of the first phase stand along the rows, and share weights; else they lie
-        along the columns, and share rows of A.
-    split, split2 : Flag
-        Whether the CTAs of a cluster sum a part of the reduction each, in either phase.
-    """
-
+    #: One of `PLACES`.
     place: str
+    #: Of a tile of the first products, of each of them.
     rows: Count
     columns: Count
+    #: Columns of a tile of the second product; it has as many rows. 0 without one.
     columns2: Count = 0
+    #: CTAs of a cluster along its first axis.
     size: Count = 1
+    #: Tiles side by side in a cluster, each by `size` CTAs.
     across: Count = 1
+    #: Whether clusters of the first phase stand along the rows, and share weights; else they lie
+    #: along the columns, and share rows of A.
     stacked: Flag = False
+    #: Whether the CTAs of a cluster sum a part of the reduction each, in either phase.
     split: Flag = False
     split2: Flag = False
 
@@ -76,12 +65,12 @@ class TiledKernel(TileKernel):
         return self.size * self.across
 
     def phases(self, shape: Shape) -> tuple[Phase, ...]:
-        """What CTAs do, one after another."""
+        """Phases of a CTA, one after another."""
         first = self._first(shape)
         return (first,) if self.place == "gemm" else (first, self._second(shape))
 
     def kernels(self, shape: Shape) -> tuple[tuple[Phase, ...], ...]:
-        """The phases of each kernel."""
+        """Phases of each launched kernel."""
         phases = self.phases(shape)
         return tuple((each,) for each in phases) if self.place == "global" else (phases,)
 
@@ -157,7 +146,7 @@ class TiledKernel(TileKernel):
         return tuple(found)
 
     def rules(self, shape: Shape, device: Device) -> tuple[TileRule, ...]:
-        """What the rule and the lowering ask of the tiles, but for shared memory."""
+        """Conditions of the rule and of the lowering on tiles, other than shared memory."""
         split = _flag(self.split)
         most = f"at most {device.max_cluster} CTAs"
         wide = (self.columns % 8 == 0) & (self.columns <= widest_of(self.rows, shape.products))
@@ -187,7 +176,7 @@ class TiledKernel(TileKernel):
         return (TileRule("stacked", "clusters stand along the rows, or split", fine),)
 
     def _later(self, shape: Shape, device: Device) -> tuple[TileRule, ...]:
-        """What the second product asks for."""
+        """Conditions that the second product adds."""
         wide = (self.columns2 <= widest_of(self.rows)) & (self.columns2 % 8 == 0)
         shares = _splits(self.split2, shape, shape.n, self.rows, self.columns2, self.size)
         rules = (
@@ -212,7 +201,7 @@ class TiledKernel(TileKernel):
         )
 
     def tiles(self) -> dict[str, Any]:
-        """The fields of `TensorTiles`, of one candidate; of a chain as ``first`` and ``second``."""
+        """Fields of `TensorTiles`, of one candidate; of a chain as ``first`` and ``second``."""
         split = int(self.size) if self.split else 1
         first = {
             "rows": int(self.rows),

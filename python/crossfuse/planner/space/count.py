@@ -20,7 +20,7 @@ from crossfuse.planner.dataflow.cluster import MAX_CLUSTER, row_lanes
 from crossfuse.planner.dataflow.schedules import LoopSchedule, kept, loop_schedules
 from crossfuse.planner.dataflow.volume import ACCUMULATOR
 
-# What a candidate may choose from: loop schedules, block tiles, and extents of clusters.
+# Domains of candidates: loop schedules, block tiles, and extents of clusters.
 #
 # A candidate is a schedule, a block extent for each dim and a cluster extent for each dim. These
 # are independent of each other until a rule ties them together, so that a space is counted without
@@ -36,20 +36,12 @@ Extents = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Domain:
-    """Three independent choices.
-
-    Attributes
-    ----------
-    schedules : tuple[LoopSchedule, ...]
-        Loop orders.
-    blocks : Mapping[str, tuple[int, ...]]
-        Extents of a CTA's tile, by dim.
-    clusters : Mapping[str, np.ndarray]
-        CTAs along each dim, an entry for each cluster.
-    """
+    """Three independent choices."""
 
     schedules: tuple[LoopSchedule, ...]
+    #: Extents of a CTA's tile, by dim.
     blocks: Mapping[str, tuple[int, ...]]
+    #: CTAs along each dim, an entry for each cluster.
     clusters: Extents
 
     @property
@@ -81,7 +73,7 @@ def grid(choices: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
 
 
 def chosen(extents: Extents, keep: np.ndarray) -> dict[str, np.ndarray]:
-    """The entries that a flag or an index picks."""
+    """Select the entries that a flag or an index picks."""
     return {name: each[keep] for name, each in extents.items()}
 
 
@@ -90,19 +82,8 @@ def published(
 ) -> Domain:
     """Make the space that FlashFuser starts from (arXiv 2512.12949, section on the search engine).
 
-    Parameters
-    ----------
-    chain : Chain
-        Of any number of products.
-    step : int
-        Blocks are its multiples, up to the extent; one block at least.
-    cluster_extents : Iterable[int]
-        CTAs along each dim.
-
-    Returns
-    -------
-    Domain
-        All schedules, times clusters, times extent / step blocks for each dim.
+    It is all schedules, times clusters of `cluster_extents` CTAs along each dim, times the
+    multiples of `step` up to the extent, at least one, for each dim.
     """
     names, sizes = list(chain.extents), tuple(cluster_extents)
     clusters = grid(dict.fromkeys(names, sizes))
@@ -119,7 +100,7 @@ def blocks_of(chain: Chain, step: int = STEP) -> dict[str, tuple[int, ...]]:
     }
 
 
-# Rules that candidates must keep, each a predicate on arrays with a name of its own.
+# Rules on candidates, each a named predicate on arrays.
 #
 # ```
 # on         predicate of                            keeps
@@ -139,28 +120,20 @@ _REGISTER = 4
 
 @dataclass(frozen=True)
 class Rule:
-    """One reason to leave candidates out.
+    """One condition that candidates must keep."""
 
-    Attributes
-    ----------
-    name : str
-        Such as ``"R1"``.
-    text : str
-        What it keeps, in a few words.
-    on : str
-        One of `KINDS`; see the module.
-    keep : Callable
-        The predicate; it returns a flag, or an array of them.
-    """
-
+    #: Such as ``"R1"``.
     name: str
+    #: What the rule asks for, in a few words.
     text: str
+    #: One of `KINDS`; see above.
     on: str
+    #: The predicate; it returns a flag, or an array of them.
     keep: Callable[..., Any]
 
 
 def divides(chain: Chain, dim: str, blocks: np.ndarray) -> np.ndarray:
-    """Multiples of 16 that divide the dim; any divisors of a batch."""
+    """Flag multiples of 16 that divide the dim; any divisors of a batch."""
     step = 1 if dim in chain.rows[:-1] else STEP
     found: np.ndarray = (blocks % step == 0) & (chain.extents[dim] % blocks == 0)
     return found
@@ -173,7 +146,7 @@ def ctas_of(chain: Chain, clusters: Extents) -> np.ndarray:
 
 
 def several_ctas(chain: Chain, clusters: Extents) -> np.ndarray:
-    """2 to 16 CTAs, and whole shuffle groups: cls_l is a multiple of cls_k."""
+    """Flag clusters of 2 to 16 CTAs with whole shuffle groups: cls_l is a multiple of cls_k."""
     ctas = ctas_of(chain, clusters)
     found = (ctas > 1) & (ctas <= MAX_CLUSTER)
     share = clusters[chain.products[0].reduction]
@@ -183,46 +156,39 @@ def several_ctas(chain: Chain, clusters: Extents) -> np.ndarray:
 
 
 def sum_before_use(chain: Chain, schedule: LoopSchedule) -> bool:
-    """The first reduction is innermost or spatial: sums are whole before they are activated."""
+    """Whether the first reduction is innermost or spatial: sums are whole when activated."""
     dim = chain.products[0].reduction
     return dim in schedule.spatial or schedule.order[-1] == dim
 
 
 def tiles_walked(chain: Chain, schedule: LoopSchedule) -> bool:
-    """As `sum_before_use`, and another loop is walked."""
+    """Whether `sum_before_use` holds, and another loop is walked."""
     others = [each for each in schedule.order if each != chain.products[0].reduction]
     return bool(others) and sum_before_use(chain, schedule)
 
 
 def columns_in_a_cluster(chain: Chain, schedule: LoopSchedule) -> bool:
-    """Columns of later products are not spatial: other clusters have none of the intermediate."""
+    """Whether no columns of later products are spatial: other clusters have no intermediate."""
     later = (chain.column(index) for index in range(1, len(chain.products)))
     return not any(each in schedule.spatial for each in later)
 
 
 @dataclass(frozen=True)
 class Room:
-    """Each tensor alone fits the lowest memory that it may spill to.
+    """Predicate that each tensor alone fits the lowest memory that it may spill to.
 
-    Inputs: a tile in shared memory. Intermediates: what is held, as sums in float32, in the shared
-    memory of all CTAs together. The output: the sums that are partial at once, in registers. The
-    fields make other readings of it.
-
-    Attributes
-    ----------
-    sums : bool
-        Whether intermediates take the bytes of sums; else those of stored elements.
-    held : bool
-        Whether all that is held at once counts; else one tile.
-    cluster : bool
-        Whether an intermediate has the shared memory of the cluster; else that of one CTA.
-    output : bool
-        Whether the output has a limit.
+    Inputs: a tile in shared memory. Intermediates: all held elements, as float32 sums, in the
+    shared memory of all CTAs together. The output: the sums that are partial at once, in registers.
+    The fields make other readings of it.
     """
 
+    #: Whether intermediates take the bytes of sums; else those of stored elements.
     sums: bool = True
+    #: Whether all that is held at once counts; else one tile.
     held: bool = True
+    #: Whether an intermediate has the shared memory of the cluster; else that of one CTA.
     cluster: bool = True
+    #: Whether the output has a limit.
     output: bool = True
 
     def __call__(
@@ -275,16 +241,9 @@ PUBLISHED = (R1, R2, R3, R4, R5)
 
 @dataclass(frozen=True)
 class Step:
-    """Candidates after a rule.
+    """Number of candidates after a rule."""
 
-    Attributes
-    ----------
-    name, text : str
-        The rule's; ``"all"`` before the first one.
-    candidates : int
-        That are left.
-    """
-
+    #: The rule's; ``"all"`` before the first one.
     name: str
     text: str
     candidates: int
@@ -296,28 +255,9 @@ def count(
     rules: Sequence[Rule] = PUBLISHED,
     domain: Domain | None = None,
 ) -> tuple[Step, ...]:
-    """Count the candidates that are left after each rule in turn.
+    """Count the candidates that are left after each rule in turn, and before the first.
 
-    Parameters
-    ----------
-    chain : Chain
-        Of any number of products.
-    device : Device
-        Whose room it is.
-    rules : Sequence[Rule]
-        In order, those on room last.
-    domain : Domain | None
-        Where they start from; the `published` one unless told.
-
-    Returns
-    -------
-    tuple[Step, ...]
-        One more than there are rules.
-
-    Raises
-    ------
-    PlanRefused
-        For kinds of rules that there are none of, and other rules after one on room.
+    Rules on room must come last. The default domain is the `published` one.
 
     Examples
     --------
@@ -343,7 +283,7 @@ def count(
 
 
 def narrowed(chain: Chain, domain: Domain, rule: Rule) -> Domain:
-    """What a rule that is not on room leaves of a domain."""
+    """Restrict a domain by a rule that is not on room."""
     if rule.on == "block":
         blocks = {
             dim: tuple(int(each) for each in _kept(chain, rule, dim, values))
@@ -365,7 +305,7 @@ def with_room(
     tiles: Extents,
     sizes: np.ndarray,
 ) -> dict[float, np.ndarray]:
-    """Say which tiles have room under a schedule, by CTAs of a cluster."""
+    """Flag the tiles that have room under a schedule, by CTAs of a cluster."""
     # All sizes at once: what is held of a tensor is the same for all of them.
     keep = np.ones((len(sizes), len(next(iter(tiles.values())))), dtype=bool)
     for rule in rules:

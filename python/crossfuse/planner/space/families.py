@@ -65,30 +65,25 @@ from crossfuse.planner.space.count import (
 
 
 def candidates_of(tiling: Tiling) -> int:
-    """Candidates of a tiling whose blocks are arrays."""
+    """Number of candidates of a tiling whose blocks are arrays."""
     return len(np.atleast_1d(next(iter(tiling.block.values()))))
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Combinations of tiles and clusters, all of them.
+    """All combinations of tiles with clusters."""
 
-    Attributes
-    ----------
-    tiles, clusters : Mapping[str, np.ndarray]
-        An entry for each tile, and for each cluster.
-    """
-
+    #: An entry for each tile, and for each cluster.
     tiles: Extents
     clusters: Extents
 
     @property
     def size(self) -> int:
-        """Candidates."""
+        """Number of candidates."""
         return len(next(iter(self.tiles.values()))) * len(next(iter(self.clusters.values())))
 
     def piece(self, start: int, size: int = PIECE) -> Tiling:
-        """Make those from `start` on, at most `size`; the clusters of a tile follow each other."""
+        """Make at most `size` candidates from `start` on; clusters of a tile follow each other."""
         index = np.arange(start, min(start + size, self.size))
         tile, cluster = np.divmod(index, len(next(iter(self.clusters.values()))))
         return Tiling(chosen(self.tiles, tile), chosen(self.clusters, cluster))
@@ -96,20 +91,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class Group:
-    """Candidates that differ in tiles and clusters only.
+    """Candidates that differ in tiles and clusters only."""
 
-    Attributes
-    ----------
-    family : str
-        Where they come from, such as ``"published"``.
-    schedule : LoopSchedule
-        Of all of them.
-    residency : Residency
-        Of all of them.
-    batches : tuple[Batch, ...]
-        The candidates.
-    """
-
+    #: Where they come from, such as ``"published"``.
     family: str
     schedule: LoopSchedule
     residency: Residency
@@ -117,11 +101,11 @@ class Group:
 
     @property
     def size(self) -> int:
-        """Candidates."""
+        """Number of candidates."""
         return sum(each.size for each in self.batches)
 
     def pieces(self, size: int = PIECE) -> Iterator[Tiling]:
-        """All candidates, at most `size` at once."""
+        """Make all candidates, at most `size` at once."""
         for batch in self.batches:
             for start in range(0, batch.size, size):
                 yield batch.piece(start, size)
@@ -134,26 +118,11 @@ def ruled(
     rules: Sequence[Rule],
     family: str,
 ) -> tuple[Group, ...]:
-    """Make what rules leave of a domain, each intermediate made once by its cluster.
+    """Make the candidates that rules leave of a domain, a group for each schedule that has any.
 
-    Clusters that no chain can run on are left out also where the rules leave them in: cls_l that
-    exceeds the CTAs of a row, say, which the published rules keep.
-
-    Parameters
-    ----------
-    chain, device
-        What runs, and where.
-    domain : Domain
-        Where they start from.
-    rules : Sequence[Rule]
-        As for `crossfuse.planner.space.count.count`.
-    family : str
-        Name of the groups.
-
-    Returns
-    -------
-    tuple[Group, ...]
-        One for each schedule that has candidates.
+    Each cluster makes an intermediate once. Clusters that no chain can run on are left out even
+    where the rules leave them in: cls_l that exceeds the CTAs of a row, say, which the published
+    rules keep.
     """
     check_rules(rules)
     for rule in (each for each in rules if each.on != "room"):
@@ -174,25 +143,9 @@ def combined(
     tiles: Extents,
     clusters: Extents,
 ) -> tuple[Group, ...]:
-    """Combine tiles and clusters under each schedule, those of them that have room.
+    """Combine tiles and clusters that have room, a group for each schedule that has candidates.
 
-    Parameters
-    ----------
-    chain, device
-        What runs, and where.
-    family : str
-        Name of the groups.
-    residencies : Mapping[LoopSchedule, Residency]
-        The schedules, and how long tensors stay under each.
-    room : Sequence[Rule]
-        Rules on room.
-    tiles, clusters : Mapping[str, np.ndarray]
-        To combine; all clusters can run.
-
-    Returns
-    -------
-    tuple[Group, ...]
-        One for each schedule that has candidates.
+    The clusters must all be able to run; `room` are the rules on room.
     """
     ctas = ctas_of(chain, clusters) * clusters.get(TERMS, 1)
     sizes, found = np.unique(ctas), []
@@ -208,7 +161,7 @@ def combined(
     return tuple(found)
 
 
-# Block extents along one dim, without those that another extent makes needless.
+# Block extents along one dim, without those that another extent makes redundant.
 #
 # Of two extents with as many tiles, the smaller one moves no more on any level: cluster tiles,
 # lanes and steps follow from the number of tiles, `ceil(ceil(x / b) / c) = ceil(x / (b c))`, and
@@ -234,19 +187,9 @@ def dividing(chain: Chain, step: int = STEP) -> dict[str, tuple[int, ...]]:
 
 
 def even(chain: Chain, step: int = STEP) -> dict[str, tuple[int, ...]]:
-    """Extents that no other one makes needless, by dim, those that divide too.
+    """Extents that no other one makes redundant, by dim, ascending, including those that divide.
 
-    Parameters
-    ----------
-    chain : Chain
-        Of any number of products.
-    step : int
-        Extents are its multiples.
-
-    Returns
-    -------
-    dict[str, tuple[int, ...]]
-        Ascending; about 2 sqrt(extent / step) of them, where there are extent / step in all.
+    There are about 2 sqrt(extent / step) of them, where there are extent / step in all.
     """
     sizes = _instructions(chain)
     return {
@@ -280,41 +223,30 @@ ResidencyRule = Callable[[Chain, LoopSchedule], "Residency | None"]
 
 @dataclass(frozen=True)
 class Family:
-    """Candidates that give one restriction up.
-
-    Attributes
-    ----------
-    name, text : str
-        See the module.
-    uneven : bool
-        Tiles of which one at least does not divide its dim; else all divide.
-    ctas : str
-        ``"one"``; ``"powers"`` of two, 2 to 16; or ``"odd"``: 2 to 16 with another extent.
-    columns : bool | None
-        Whether columns of later products are spatial; None for either.
-    residency : Callable
-        Of (chain, schedule); None where the family has no candidates.
-    terms : bool
-        Whether gate and up are on two CTAs.
-    """
+    """Candidates that give one restriction up; see the module."""
 
     name: str
     text: str
+    #: Tiles of which one at least does not divide its dim; else all divide.
     uneven: bool = False
+    #: ``"one"``; ``"powers"`` of two, 2 to 16; or ``"odd"``: 2 to 16 with another extent.
     ctas: str = "powers"
+    #: Whether columns of later products are spatial; None for either.
     columns: bool | None = False
+    #: None of a schedule for which the family has no candidates.
     residency: ResidencyRule = kept
+    #: Whether gate and up are on two CTAs.
     terms: bool = False
 
 
 def through_l2(chain: Chain, schedule: LoopSchedule) -> Residency | None:
-    """All intermediates are grid-wide."""
+    """Residency with all intermediates grid-wide; None without intermediates."""
     names = frozenset(each.name for each in chain.intermediates)
     return replace(kept(chain, schedule), grid_wide=names) if names else None
 
 
 def only_recomputed(chain: Chain, schedule: LoopSchedule) -> Residency | None:
-    """Intermediates that are held for less than `kept` holds them."""
+    """Residency of intermediates held for less than `kept` holds them; None if that is the same."""
     found = recomputed(chain, schedule)
     return None if found == kept(chain, schedule) else found
 
@@ -332,23 +264,7 @@ FAMILIES = (
 
 
 def family(name: str) -> Family:
-    """The family of a name.
-
-    Parameters
-    ----------
-    name : str
-        Such as ``"uneven"``.
-
-    Returns
-    -------
-    Family
-        One of `FAMILIES`.
-
-    Raises
-    ------
-    PlanRefused
-        For other names.
-    """
+    """Look up one of `FAMILIES`, such as ``"uneven"``."""
     known = {each.name: each for each in FAMILIES}
     if name not in known:
         raise refuse(
@@ -363,19 +279,9 @@ def family(name: str) -> Family:
 
 
 def groups_of(chain: Chain, device: Device, member: Family) -> tuple[Group, ...]:
-    """Make the candidates of a family.
+    """Make the candidates of a family, a group for each schedule that has any.
 
-    Parameters
-    ----------
-    chain, device
-        What runs, and where.
-    member : Family
-        See `FAMILIES`.
-
-    Returns
-    -------
-    tuple[Group, ...]
-        One for each schedule that has candidates; none for gate and up apart without a gate.
+    Gate and up apart have none without a gate.
     """
     clusters = _clusters(chain, member)
     if not len(next(iter(clusters.values()))):

@@ -1,4 +1,4 @@
-"""A search through groups of candidates: each is analysed and scored, and the best few are kept."""
+"""A search through groups of candidates: each is analysed and scored, the best few are returned."""
 
 from __future__ import annotations
 
@@ -22,20 +22,15 @@ from crossfuse.planner.dataflow.tiling import PIECE, Tiling
 from crossfuse.planner.dataflow.volume import nests
 from crossfuse.planner.space.families import Group, candidates_of
 
-# A stand-in for a cost model: bytes of each level over its bandwidth, and the largest of them.
+# Roofline as a simple cost model: bytes of each level over its bandwidth, and the largest of them.
 
 
 @dataclass(frozen=True)
 class Roof:
-    """Levels overlap entirely, and each runs at its bandwidth (Chimera's objective).
+    """Roofline: levels overlap entirely, and each runs at its bandwidth (Chimera's objective)."""
 
-    Attributes
-    ----------
-    bandwidths : Mapping[str, float]
-        Bytes in a microsecond of all multiprocessors together, by level of
-        `crossfuse.planner.dataflow.movement.MEMORIES`; levels that are absent cost nothing.
-    """
-
+    #: Bytes in a microsecond of all SMs together, by level of
+    #: `crossfuse.planner.dataflow.movement.MEMORIES`; levels that are absent cost nothing.
     bandwidths: Mapping[str, float]
 
     def score(self, moved: Movement, group: Group, tiling: Tiling) -> np.ndarray:
@@ -44,7 +39,7 @@ class Roof:
         return np.maximum.reduce([np.asarray(each) for each in np.broadcast_arrays(*times)])
 
 
-# Reasons not to analyse a candidate, each of which leaves a best one in.
+# Lower bounds by which candidates are skipped; each of them leaves a best one in.
 #
 # ```
 # idle loop     a dim is walked in one step. The schedule with this dim spatial moves no more on any
@@ -62,30 +57,24 @@ _ANY = Machine(0)
 
 @dataclass(frozen=True)
 class Bound:
-    """A reason to leave candidates out.
+    """A reason to leave candidates out."""
 
-    Attributes
-    ----------
-    name : str
-        To count by.
-    stages : tuple[Callable, ...]
-        Of (Group, Tiling) to an array of numbers that the score is nowhere below; infinite for
-        candidates that another one stands for. Each is asked of what those before it left in.
-    """
-
+    #: Name to count by.
     name: str
+    #: Of (Group, Tiling) to an array of numbers that the score is nowhere below; infinite for
+    #: candidates that another one stands for. Each is asked of what those before it left in.
     stages: tuple[Callable[[Group, Tiling], np.ndarray], ...]
 
     def least(self, group: Group, tiling: Tiling) -> np.ndarray:
-        """What all stages say of the same candidates."""
+        """Bound of all stages for the same candidates."""
         return np.maximum.reduce([each(group, tiling) for each in self.stages])
 
 
 def least_bytes(chain: Chain, roof: Roof) -> Bound:
     """Bound the time by what each level moves at least.
 
-    From memory every input and the output come once. What goes through L2 and into shared memory is
-    what `movement` says; it costs a part of it to know. A machine that spills, or that has to read
+    From memory every input and the output come once. Traffic through L2 and into shared memory is
+    that of `movement`, of which it costs only a part. A machine that spills, or that has to read
     partial sums back, moves more.
     """
     compulsory = sum(
@@ -133,7 +122,7 @@ def idle_loops(chain: Chain, groups: Sequence[Group]) -> Bound:
 
 
 def spatial_twin(schedule: LoopSchedule, dim: str, chain: Chain) -> LoopSchedule:
-    """The schedule with a dim spatial that this one walks."""
+    """Make the schedule with a dim spatial that this one walks."""
     spatial = {*schedule.spatial, dim}
     return LoopSchedule(
         tuple(each for each in chain.extents if each in spatial),
@@ -148,41 +137,27 @@ _SCORED = "scored"
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run a chain.
+    """One way to run a chain."""
 
-    Attributes
-    ----------
-    score : float
-        As the caller scored it.
-    family : str
-        Of its group.
-    schedule, residency, tiling
-        What it is; the tiling has plain integers.
-    """
-
+    #: As the caller scored it.
     score: float
+    #: Of its group.
     family: str
     schedule: LoopSchedule
     residency: Residency
+    #: Of plain integers.
     tiling: Tiling
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found.
+    """Result of a search."""
 
-    Attributes
-    ----------
-    best : tuple[Candidate, ...]
-        Best first. Equal scores are in the order of the groups.
-    scored : int
-        Candidates that were analysed.
-    bounded : Mapping[str, int]
-        Candidates that each bound left out, by its name.
-    """
-
+    #: Best first. Equal scores are in the order of the groups.
     best: tuple[Candidate, ...]
+    #: Number of candidates that were analysed.
     scored: int
+    #: Number of candidates that each bound left out, by its name.
     bounded: Mapping[str, int]
 
 

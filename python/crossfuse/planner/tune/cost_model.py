@@ -1,4 +1,4 @@
-"""The analytical estimate, corrected by what was measured.
+"""The analytical estimate, corrected by measurements.
 
 ``time = estimate * exp(correction)``. The correction is the mean of what is known, and, from some
 measurements on, what trees (xgboost) add to it by the features of a kernel.
@@ -29,19 +29,9 @@ from crossfuse.schema import Between, Damaged, read
 
 
 def features(space: Space, points: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Describe kernels by numbers.
+    """Describe points of a `KernelSpace` by numbers: see `crossfuse.planner.cost.trees.features`.
 
-    Parameters
-    ----------
-    space : Space
-        Whose points they are: a `KernelSpace`; kernels of cascades have no features.
-    points : Sequence[int]
-        Which.
-
-    Returns
-    -------
-    np.ndarray
-        float32 of [point, name], see `crossfuse.planner.cost.trees`.
+    Kernels of cascades have no features.
     """
     assert isinstance(space, KernelSpace), "cascades are searched without a model"
     found = np.zeros((len(points), len(NAMES)), np.float32)
@@ -77,7 +67,7 @@ _ROUNDS = 80
 
 @dataclass(frozen=True)
 class _Learned:
-    """What is kept of a model, besides its trees."""
+    """Content of a saved model, besides its trees."""
 
     seed: Annotated[int, Between(0, 2**31 - 1)]
     names: Sequence[str]
@@ -86,14 +76,10 @@ class _Learned:
 
 
 class CostModel:
-    """Predicts times of kernels, by the estimate alone until something was measured.
+    """Predicts times of kernels of chains, by the estimate alone until something was measured.
 
-    Measurements of all chains teach one model: their extents are among the features.
-
-    Parameters
-    ----------
-    seed : int
-        Of xgboost.
+    Measurements of all chains teach one model: their extents are among the features. The seed is
+    that of xgboost.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -104,24 +90,11 @@ class CostModel:
         self._trees: Any = None
 
     def __len__(self) -> int:
-        """Measurements that it knows."""
+        """Number of measurements that it learned from."""
         return len(self._rows)
 
     def predict(self, space: Space, points: np.ndarray) -> np.ndarray:
-        """Predict times.
-
-        Parameters
-        ----------
-        space : Space
-            Whose points they are: kernels of a chain.
-        points : np.ndarray
-            Which.
-
-        Returns
-        -------
-        np.ndarray
-            Microseconds.
-        """
+        """Predict the microseconds of kernels of a chain."""
         prior = space.prior[np.asarray(points, np.int64)]
         if not self._rows:
             return prior
@@ -134,17 +107,7 @@ class CostModel:
     def update(
         self, space: Space, points: Sequence[int], microseconds: Sequence[float | None]
     ) -> None:
-        """Learn from measurements.
-
-        Parameters
-        ----------
-        space : Space
-            Whose points they are: kernels of a chain.
-        points : Sequence[int]
-            What was measured.
-        microseconds : Sequence[float | None]
-            Times; None of what does not work.
-        """
+        """Learn from measured microseconds of kernels of a chain; None of what does not work."""
         given = np.asarray(points, np.int64)
         if not given.size:
             return
@@ -161,13 +124,8 @@ class CostModel:
     ) -> None:
         """Write what was learned.
 
-        Parameters
-        ----------
-        path : path
-            A JSON file, with the measurements; the trees go beside it, with the further suffix
-            ``.ubj``, in xgboost's own format.
-        write : Callable
-            Writes a file, such as `crossfuse.files.write_atomically`.
+        The JSON file has the measurements; the trees go beside it, with the further suffix
+        ``.ubj``, in xgboost's own format. `write` may be `crossfuse.files.write_atomically`.
         """
         document = {
             "version": VERSION,
@@ -180,12 +138,8 @@ class CostModel:
     def load(self, path: str | Path) -> None:
         """Read what `save` wrote; what was known before is forgotten.
 
-        Trees that are missing or damaged are grown again from the measurements.
-
-        Raises
-        ------
-        ArtefactRefused
-            If the file is none, damaged, or of other features.
+        Trees that are missing or damaged are grown again from the measurements. Measurements that
+        are damaged, or of other features, are refused.
         """
         try:
             found = read(_Learned, read_text(Path(path)), version=VERSION, key="version")
@@ -219,7 +173,7 @@ def _trees_beside(path: str | Path) -> Path:
 
 
 def _read_trees(path: Path) -> Any:
-    """The trees of a file; None where there are none that can be read."""
+    """Read the trees of a file; None where there are none that can be read."""
     try:
         data = bytearray(read_bytes(path))
     except Damaged:
@@ -234,7 +188,7 @@ def _read_trees(path: Path) -> Any:
 
 
 def require_xgboost() -> Any:
-    """The package; refused where it is not installed."""
+    """Import xgboost; refused where it is not installed."""
     try:
         import xgboost
     except ImportError as error:

@@ -16,7 +16,7 @@ from crossfuse.planner.tune.strategy import (
     Strategy,
 )
 
-#: Measures points; None of what does not work.
+#: Measures points: microseconds, None of what does not work.
 Measure: TypeAlias = Callable[[Sequence[int]], Sequence[float | None]]
 
 STRATEGIES: dict[str, type[Strategy]] = {
@@ -28,20 +28,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
 
 
 def make_strategy(name: str, space: Space, model: Model | None = None, seed: int = 0) -> Strategy:
-    """Make a search.
-
-    Parameters
-    ----------
-    name : str
-        A key of `STRATEGIES`.
-    space, model, seed
-        See `Strategy`.
-
-    Raises
-    ------
-    PlanRefused
-        If there is none of that name.
-    """
+    """Make a search of `STRATEGIES` by name."""
     if name not in STRATEGIES:
         raise refuse(
             PlanRefused,
@@ -64,23 +51,8 @@ def drive(
 ) -> int | None:
     """Measure what a search proposes, and let it and its model learn.
 
-    Parameters
-    ----------
-    strategy : Strategy
-        The search.
-    measure : Measure
-        Measures a batch.
-    trials : int
-        Points to measure.
-    batch : int
-        Points that are measured between two proposals.
-    stop : Callable
-        Asked before each batch whether to leave the rest.
-
-    Returns
-    -------
-    int | None
-        The fastest point; None where nothing works.
+    `trials` points are measured, `batch` between two proposals; before each batch, `stop` is asked
+    whether to leave the rest. The result is the fastest point; None where nothing works.
     """
     left = trials
     while left > 0 and not stop():

@@ -35,23 +35,12 @@ from crossfuse.planner.tune.space import Group, Space
 
 @dataclass(frozen=True)
 class KernelSpace(Space):
-    """All kernels of a chain that fit a device.
-
-    Attributes
-    ----------
-    shape : Shape
-        What is computed.
-    device : Device
-        Its limits.
-    rates : Rates
-        What it does in a microsecond.
-    groups : tuple[Group, ...]
-        Families that have points.
-    """
+    """All kernels of a chain that fit a device."""
 
     shape: Shape
     device: Device
     rates: Rates
+    #: Families that have points.
     groups: tuple[Group, ...]
 
     @cached_property
@@ -66,7 +55,7 @@ class KernelSpace(Space):
         return np.concatenate(found)
 
     def kernel(self, point: int) -> Kernel:
-        """The kernel of one point, of plain numbers."""
+        """Kernel of one point, of plain numbers."""
         group = self.group(point)
         return select(group.kernels, int(point) - group.first)
 
@@ -76,7 +65,7 @@ class KernelSpace(Space):
         return kernel.family, kernel.tiles()
 
     def find(self, family: str, tiles: Mapping[str, Any]) -> int | None:
-        """The point of some tiles; None where they are not among the points."""
+        """Find the point of some tiles; None where they are not among the points."""
         try:
             kernel = read_kernel(family, tiles)
         except RefusedError:
@@ -91,29 +80,7 @@ class KernelSpace(Space):
 def space_of(
     shape: Shape, device: Device, rates: Rates, *, only: Sequence[str] = ()
 ) -> KernelSpace:
-    """List the kernels of a chain.
-
-    Parameters
-    ----------
-    shape : Shape
-        What is computed.
-    device : Device
-        Its limits.
-    rates : Rates
-        What it does in a microsecond.
-    only : Sequence[str]
-        Families; all that there are where it is empty.
-
-    Returns
-    -------
-    KernelSpace
-        At least one point.
-
-    Raises
-    ------
-    PlanRefused
-        If no tiles fit.
-    """
+    """List the kernels of a chain, of the families `only` or of all; refused if no tiles fit."""
     groups: list[Group] = []
     first = 0
     for family in families(shape):
@@ -147,29 +114,15 @@ _AXES = {
 
 @dataclass(frozen=True)
 class CascadeSpace(Space):
-    """All kernels of a cascade that fit a device.
-
-    Attributes
-    ----------
-    shape : CascadeShape
-        What is computed.
-    device : Device
-        Its limits.
-    rates : Rates
-        What it does in a microsecond.
-    listed : tuple[StreamTiles | CascadeTiles | RowsTiles, ...]
-        The points.
-    times : tuple[float, ...]
-        Their estimated microseconds.
-    groups : tuple[Group, ...]
-        Its families.
-    """
+    """All kernels of a cascade that fit a device."""
 
     shape: CascadeShape
     device: Device
     rates: Rates
+    #: The points, and their estimated microseconds.
     listed: tuple[Tiles, ...]
     times: tuple[float, ...]
+    #: Families that have points.
     groups: tuple[Group, ...]
 
     @cached_property
@@ -192,7 +145,7 @@ class CascadeSpace(Space):
         return self.group(int(point)).family, tile_fields(self.listed[int(point)])
 
     def find(self, family: str, tiles: Mapping[str, Any]) -> int | None:
-        """The point of some tiles; None where they are not among the points."""
+        """Find the point of some tiles; None where they are not among the points."""
         if family not in self.shape.families:
             return None
         try:
@@ -202,13 +155,7 @@ class CascadeSpace(Space):
 
 
 def cascade_space_of(shape: CascadeShape, device: Device, rates: Rates) -> CascadeSpace:
-    """List the kernels of a cascade.
-
-    Raises
-    ------
-    PlanRefused
-        If no tiles fit.
-    """
+    """List the kernels of a cascade; refused if no tiles fit."""
     found: list[Timed] = []
     groups: list[Group] = []
     for family in shape.families:
@@ -231,7 +178,7 @@ def cascade_space_of(shape: CascadeShape, device: Device, rates: Rates) -> Casca
 
 
 def _columns(family: str, listed: Sequence[Tiles]) -> Any:
-    """The fields that are searched as arrays; places of elements as their number."""
+    """Convert the fields that are searched to arrays; places of elements as their number."""
     kind = make_dataclass("Columns", _AXES[family], frozen=True)
     rows = [[_number(getattr(tiles, name)) for name in _AXES[family]] for tiles in listed]
     return kind(*np.array(rows, np.float64).T)

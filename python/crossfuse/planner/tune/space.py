@@ -37,25 +37,17 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """The points of one family.
-
-    Attributes
-    ----------
-    family : str
-        Its name.
-    kernels : Any
-        A dataclass of arrays with an entry for each point.
-    first : int
-        Number of the first of them.
-    """
+    """The points of one family."""
 
     family: str
+    #: A dataclass of arrays with an entry for each point.
     kernels: Any
+    #: Number of the first point.
     first: int
 
     @cached_property
     def size(self) -> int:
-        """Points."""
+        """Number of points."""
         return count(self.kernels)
 
     @cached_property
@@ -92,11 +84,11 @@ class Group:
         return dict(zip(self.axes, self.values[:, entry].tolist(), strict=True))
 
     def entry(self, values: Iterable[float]) -> int | None:
-        """The entry whose fields are these."""
+        """Find the entry whose fields are these."""
         return self._entries.get(tuple(values))
 
     def nearest(self, wanted: Mapping[str, float], pinned: str = "") -> int | None:
-        """The entry nearest to some fields; that named `pinned` must be equal."""
+        """Find the entry nearest to some fields; that named `pinned` must be equal."""
         axes = [number for number, each in enumerate(self.axes) if each in wanted]
         if not self.size or not axes:
             return None
@@ -141,7 +133,7 @@ class Space(ABC):
 
     @abstractmethod
     def find(self, family: str, tiles: Mapping[str, Any]) -> int | None:
-        """The point of some tiles; None where they are not among the points."""
+        """Find the point of some tiles; None where they are not among the points."""
 
     @cached_property
     def order(self) -> np.ndarray:
@@ -149,7 +141,7 @@ class Space(ABC):
         return np.argsort(self.prior, kind="stable")
 
     def group(self, point: int) -> Group:
-        """The family of a point."""
+        """Find the family of a point."""
         return next(each for each in reversed(self.groups) if point >= each.first)
 
     def by_group(self, points: Sequence[int] | np.ndarray) -> list[tuple[Group, np.ndarray]]:
@@ -163,7 +155,7 @@ class Space(ABC):
         return found
 
     def ways(self, point: int) -> list[Move]:
-        """The steps that there may be from a point."""
+        """Steps that may be possible from a point."""
         group = self.group(point)
         found = []
         for axis, known, value in zip(
@@ -175,7 +167,7 @@ class Space(ABC):
         return found + [Move(group.family, "family", each) for each in others]
 
     def follow(self, point: int, move: Move) -> int | None:
-        """Where a step leads; None where nothing is."""
+        """Point that a step leads to; None where there is none."""
         group = self.group(point)
         here = group.fields_of(point - group.first)
         if move.axis == "family":
@@ -189,12 +181,12 @@ class Space(ABC):
         return None if to is None else to + group.first
 
     def moves(self, point: int) -> dict[Move, int]:
-        """All steps from a point, and where they lead."""
+        """All steps from a point, and the points that they lead to."""
         found = {each: self.follow(point, each) for each in self.ways(point)}
         return {move: to for move, to in found.items() if to is not None}
 
     def cross(self, one: int, other: int) -> int:
-        """The point nearest to the first phase of one, and the second phase of another."""
+        """Find the point nearest to the first phase of one, and the second phase of another."""
         group, second = self.group(one), self.group(other)
         wanted = group.fields_of(one - group.first)
         given = second.fields_of(other - second.first)

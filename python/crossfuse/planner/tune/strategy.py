@@ -1,4 +1,4 @@
-"""What all searches share: they propose points, are told what became of them, and never repeat."""
+"""Searches: they propose points, learn from their measurements, and never propose one twice."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _RANKS = 64
 
 
 class Model(Protocol):
-    """What predicts, and learns; see `crossfuse.planner.tune.cost_model.CostModel`."""
+    """Predicts times and learns; see `crossfuse.planner.tune.cost_model.CostModel`."""
 
     def predict(self, space: Space, points: np.ndarray) -> np.ndarray:
-        """Microseconds of points."""
+        """Predict the microseconds of points."""
 
     def update(
         self, space: Space, points: Sequence[int], microseconds: Sequence[float | None]
@@ -32,27 +32,21 @@ class Prior:
     """The analytical estimate alone, which learns nothing."""
 
     def predict(self, space: Space, points: np.ndarray) -> np.ndarray:
-        """Microseconds of points."""
+        """Predict the microseconds of points."""
         found: np.ndarray = space.prior[points]
         return found
 
     def update(
         self, space: Space, points: Sequence[int], microseconds: Sequence[float | None]
     ) -> None:
-        """Nothing."""
+        """Ignore measurements."""
 
 
 class Strategy(ABC):
-    """A search. Subclasses say in `choose` what to measure next.
+    """A search. Subclasses decide in `choose` what to measure next.
 
-    Parameters
-    ----------
-    space : Space
-        Where to search.
-    model : Model | None
-        What predicts times; None for the analytical estimate.
-    seed : int
-        The same seed and the same measurements give the same proposals.
+    Without a model, the analytical estimate predicts. The same seed and the same measurements give
+    the same proposals.
     """
 
     def __init__(self, space: Space, model: Model | None = None, seed: int = 0) -> None:
@@ -70,7 +64,7 @@ class Strategy(ABC):
         return min(works, key=self.measured.__getitem__, default=None)
 
     def propose(self, count: int) -> list[int]:
-        """Points to measure: at most so many, none of them twice; none when all are used up."""
+        """Propose at most `count` points to measure, none of them twice; none when all are used."""
         chosen: list[int] = []
         for each in self.choose(min(count, len(self.space) - len(self._proposed))):
             if len(chosen) < count and each not in self._proposed:
@@ -80,14 +74,9 @@ class Strategy(ABC):
         return chosen
 
     def observe(self, points: Sequence[int], microseconds: Sequence[float | None]) -> None:
-        """Take note of measurements, also of points that another search proposed.
+        """Record measurements, even of points that another search proposed.
 
-        Parameters
-        ----------
-        points : Sequence[int]
-            What was measured.
-        microseconds : Sequence[float | None]
-            Times; None of what does not compile, hangs, dies or is wrong.
+        A time is None if the point does not compile, hangs, dies or is wrong.
         """
         for point, time in zip(points, microseconds, strict=True):
             self.measured[int(point)] = math.inf if time is None else float(time)
@@ -95,19 +84,19 @@ class Strategy(ABC):
 
     @abstractmethod
     def choose(self, count: int) -> Iterable[int]:
-        """Points in the order in which they are wanted; some may be known."""
+        """List points in the order in which they are wanted; some may be known."""
 
     def is_new(self, point: int) -> bool:
         """Whether a point was neither proposed nor measured."""
         return int(point) not in self._proposed
 
     def predict(self, points: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Microseconds of points, as the model has it."""
+        """Predict the microseconds of points by the model."""
         given = np.asarray(points, np.int64)
         return self.model.predict(self.space, given) if given.size else np.zeros(0)
 
     def first_of_families(self) -> list[int]:
-        """The best points by the estimate: the first of each family, the second of each, ..."""
+        """Rank points by the estimate: the first of each family, the second of each, ..."""
         order = self.space.order
         ranks = []
         for group in self.space.groups:
@@ -119,7 +108,7 @@ class Strategy(ABC):
         return [point for _, _, point in sorted(ranks)]
 
     def _others(self, count: int) -> list[int]:
-        """What is left, by the estimate, where a search has no more ideas."""
+        """List what is left, by the estimate, where a search has no more ideas."""
         found: list[int] = []
         if count <= 0:
             return found
@@ -145,23 +134,11 @@ class Annealing(Strategy):
 
     As FlexTensor does (Zheng et al., ASPLOS 2020, section 5.1): a starting point is drawn from all
     that were measured, with probability exp(-(t - best) / (best T)), and the direction that is
-    expected to gain most is taken, or one at random with some probability. What a direction gains
-    is learned from measurements: here a table of mean gains (logarithms of times before and after)
-    for each family, field and way, that begins with what the model expects of the step.
-
-    Parameters
-    ----------
-    space, model, seed
-        See `Strategy`.
-    temperature : float
-        Share of the best time; it falls by `cooling` with each proposal.
-    cooling : float
-        Factor.
-    curiosity : float
-        Probability of a random direction.
-    restart : float
-        Probability of a new starting point, the best by the estimate of those that are left,
-        instead of a step.
+    expected to gain most is taken, or with probability `curiosity` one at random; T falls by the
+    factor `cooling` with each proposal. With probability `restart`, the best point by the estimate
+    of those that are left starts anew instead. The gain of a direction is learned from
+    measurements: here a table of mean gains (logarithms of times before and after) for each family,
+    field and way, that begins with what the model expects of the step.
     """
 
     def __init__(
@@ -206,7 +183,7 @@ class Annealing(Strategy):
             yield to
 
     def observe(self, points: Sequence[int], microseconds: Sequence[float | None]) -> None:
-        """Take note of measurements, and of what the moves to them have gained."""
+        """Record measurements, and what the moves to them have gained."""
         super().observe(points, microseconds)
         for each in points:
             if each not in self._from:
@@ -218,20 +195,12 @@ class Annealing(Strategy):
             self._gains[move] = (total + gain, times + 1)
 
     def expected(self, move: Move, predicted: float) -> float:
-        """What a move is expected to gain, as a logarithm.
-
-        Parameters
-        ----------
-        move : Move
-            The kind of step.
-        predicted : float
-            What the model expects of this one.
-        """
+        """Expected gain of a kind of step, as a logarithm, if the model expects `predicted`."""
         total, times = self._gains.get(move, (0.0, 0))
         return (_TRUST * predicted + total) / (_TRUST + times)
 
     def _fresh(self, taken: set[int]) -> list[int]:
-        """The best point by the estimate that is neither known nor taken."""
+        """Find the best point by the estimate that is neither known nor taken."""
         order = (int(each) for each in self.space.order)
         return list(islice((each for each in order if self.is_new(each) and each not in taken), 1))
 
@@ -270,19 +239,10 @@ _BETTER = 0.05
 class Evolution(Strategy):
     """Mutations and crossovers of what was measured and of what is predicted to be fast.
 
-    The first proposals are the best of each family by the estimate. Then a population of the
-    fastest points measured and the best by the model lives through some generations, the fittest by
-    the model staying. Of the proposals about half are the fittest of all, and half those next to
+    The first proposals are the best of each family by the estimate. Then a `population` of the
+    fastest points measured and the best by the model lives through some `generations`, the fittest
+    by the model staying. Of the proposals about half are the fittest of all, and half those next to
     what was measured to be fastest, so that a model that is wrong does not lead all of them astray.
-
-    Parameters
-    ----------
-    space, model, seed
-        See `Strategy`.
-    population : int
-        Points that live at once.
-    generations : int
-        Rounds of mutation between two proposals.
     """
 
     def __init__(
@@ -312,7 +272,7 @@ class Evolution(Strategy):
         return sorted(works, key=self.measured.__getitem__)[:count]
 
     def _around(self, count: int) -> set[int]:
-        """Everything one step away from the fastest."""
+        """All points one step away from the fastest."""
         return {to for each in self._elite(count) for to in self.space.moves(each).values()}
 
     def _evolved(self) -> set[int]:
