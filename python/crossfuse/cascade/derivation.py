@@ -89,7 +89,7 @@ class Step:
     correction: sympy.Expr | None
     #: How the separation was shown, in words.
     proof: str
-    #: What else a reader should know: guards, identities, stable forms.
+    #: Remarks for a reader: guards, identities, stable forms.
     notes: tuple[str, ...] = ()
 
 

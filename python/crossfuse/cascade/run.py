@@ -85,7 +85,7 @@ class Plain:
     terms: dict[str, sympy.Expr]
     results: dict[str, sympy.Expr]
     rows: dict[str, sympy.Expr]
-    #: What stands in for each stage's result, as `Slot.guard`.
+    #: Stand-ins for the stages' results, as `Slot.guard`.
     guards: dict[str, sympy.Expr | None]
     #: The result of no elements.
     inits: dict[str, sympy.Expr]
@@ -122,7 +122,7 @@ def plain(cascade: Cascade) -> Plain:
 
 #: Arrays by the names of elements and invariants. The length and the index are known.
 Data = Mapping[str, Any]
-#: What is known of symbols: arrays of the shape (rows, 1), (rows, k) or (rows, length).
+#: Values of symbols: arrays of the shape (rows, 1), (rows, k) or (rows, length).
 Values = dict[sympy.Symbol, Any]
 
 

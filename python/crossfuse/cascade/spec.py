@@ -26,9 +26,9 @@ import sympy
 
 #: Reductions whose state is one number.
 SCALAR = ("sum", "prod", "max", "min", "logaddexp")
-#: Reductions whose state is a number and where it stood.
+#: Reductions whose state is a number and its position.
 INDEXED = ("argmax", "argmin")
-#: Reductions whose state is the k largest numbers and where they stood.
+#: Reductions whose state is the k largest numbers and their positions.
 RANKED = ("topk",)
 
 

@@ -19,7 +19,7 @@ _MEANING = {
     "all-gather": "all-gather: every CTA takes all {n} slabs in order",
     "": "taken as its readers say",
 }
-#: Which way elements pass between neighbours. In a ring, CTA r takes from CTA r + 1.
+#: Direction in which elements pass between neighbours. In a ring, CTA r takes from CTA r + 1.
 _ARROW = {"ring": " <-- "}
 _BOTH_WAYS = " <-> "
 
@@ -64,7 +64,7 @@ class ClusterLayout:
         return prod(extent for _, extent in self.axes)
 
     def picture(self) -> str:
-        """Draw in text who holds what and which way it passes, at most 80 columns wide.
+        """Draw in text which CTA holds which slab and how slabs pass, at most 80 columns wide.
 
         A buffer is a row of boxes, one for each CTA; of many CTAs the middle is left out.
         """

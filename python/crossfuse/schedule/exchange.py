@@ -231,8 +231,8 @@ def _declare_whole_tile(
 ) -> None:
     """Let `consumer`, of which each CTA runs a slice, read the whole tile.
 
-    ``compute_at`` recomputes the region that the consumer reads, which would be just the slice. It
-    is for a tile of sampled size: a declared region cannot name random variables.
+    ``compute_at`` recomputes the region that the consumer reads, which would be just the slice. A
+    tile of sampled size stays so: a declared region cannot name random variables.
     """
     axes = _sliced(sch, consumer, block, nest)
     if reduction.sampled or not axes:

@@ -30,7 +30,7 @@ class Mean:
     stage: str
     #: The stage that sums weights; empty where elements are counted.
     weight: str
-    #: What is averaged.
+    #: The averaged expression.
     element: sympy.Expr
     #: The sum is this times the sum of weights times the mean; over stages and invariants.
     scale: sympy.Expr
@@ -45,7 +45,7 @@ class Mean:
 class Centre:
     """A reference point of distances: a mean in the state, or a largest or least element."""
 
-    #: What is averaged or compared.
+    #: The averaged or compared expression.
     element: sympy.Expr
     #: Its slot.
     symbol: sympy.Symbol

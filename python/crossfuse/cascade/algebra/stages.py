@@ -26,7 +26,7 @@ from crossfuse.cascade.spec import INDEXED, MAX, RANKED, Cascade, Monoid, Stage
 class Affine:
     """``factor * element + addend``, or ``factor * exp(element) + addend``; the factor is >= 0."""
 
-    #: What is chosen among.
+    #: The compared expression.
     element: sympy.Expr
     #: Over results and invariants, as the addend.
     factor: sympy.Expr
@@ -47,7 +47,7 @@ class Affine:
 
 
 def affine(progress: Progress, stage: Stage, term: sympy.Expr) -> Affine:
-    """Write a stage's term as an increasing function of what changes along the axis.
+    """Write a stage's term as an increasing function of an element of the axis.
 
     The stage is a maximum, a minimum, a top-k, or a log of a sum of exponentials. It is refused if
     its term is no such function, or the factor's sign is not proved.
@@ -151,7 +151,7 @@ PAIRS = (
 
 
 def pair_of(monoid: Monoid, added: bool) -> str:
-    """The name of a pair: its operator is an addition, or a multiplication by what is >= 0."""
+    """The name of a pair: its operator is an addition, or a multiplication by a number >= 0."""
     operator = "+" if added else "*"
     found = next(p for p in PAIRS if (p.reduction, p.operator) == (monoid.name, operator))
     return found.text + (f" ({found.condition})" if found.condition else "")

@@ -60,7 +60,7 @@ class Kept:
         )
 
     def guard(self) -> sympy.Expr | None:
-        """What stands in for the new value where it has no inverse; None if that is never used."""
+        """The stand-in for the new value where that has no inverse; None if none is used."""
         if not self.stands_in:
             return None
         symbol = new(self.name)
@@ -104,7 +104,7 @@ class State:
         return None
 
     def fresh(self, wanted: str) -> str:
-        """Take a name like the wanted one that nothing has yet."""
+        """Take a free name like the wanted one."""
         number, name = 0, wanted
         while name in self.taken:
             number += 1

@@ -79,7 +79,7 @@ def _same(one: Any, other: Any) -> bool:
     return bool(ir.tvm_ffi.structural_equal(one, other))
 
 
-#: What to do with a function whose reductions do not share an axis.
+#: Advice for a function whose reductions do not share an axis.
 SPLIT = "split the function there, and fuse each part by itself"
 
 

@@ -14,7 +14,7 @@ from crossfuse.cascade.detect.ranks import with_selections
 from crossfuse.cascade.detect.selection import Selection, read_several
 
 #: Attribute of a function: names of parameters that hold no negative number, such as weights of a
-#: mean. What is derived from it needs fewer corrections.
+#: mean. Derivations then need fewer corrections.
 NONNEGATIVE = "crossfuse.nonnegative"
 
 

@@ -26,7 +26,7 @@ from crossfuse.errors import CascadeRefused
 
 _OTHER, _OWN = sympy.symbols("other own", real=True)
 _OTHER_AT, _OWN_AT = sympy.symbols("other_at own_at", integer=True)
-#: Values and places of an element and of another one, and whether the other one stands before it.
+#: Values and places of another element and of an own one, and whether the other one ranks first.
 _CASES = (
     ((9, 1, 5, 3), 1),
     ((9, 4, 5, 3), 1),

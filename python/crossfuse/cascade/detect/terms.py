@@ -125,7 +125,7 @@ class Symbols:
         return sympy.Symbol(self.name(name), **known)
 
 
-#: Results that are rounded below these bits are what they are rounded to.
+#: Elements that are rounded to fewer bits are symbols of their own.
 _KEPT_BITS = 16
 #: Largest relative distance of a float32 constant from the fraction that it stands for.
 _CLOSE = sympy.Rational(1, 2**22)

@@ -13,11 +13,11 @@ from crossfuse import _tvm as ir
 from crossfuse.cascade.expressions.fence import fenced_product, fenced_sum, settled
 from crossfuse.cascade.expressions.functions import OF_OPERATOR, refused, trunc
 
-#: Gives the value of a load or of a variable.
+#: From a load or a variable to its value.
 Leaf = Callable[[Any], sympy.Expr]
-#: Gets a type and the value that is rounded to it; gives what stands for the rounded value.
+#: From a type and a value that is rounded to it to the rounded value.
 Rounded = Callable[[str, sympy.Expr], sympy.Expr]
-#: Gives the value of a part that is not to be taken apart; None for all others.
+#: From a part to its value, if it is not to be taken apart; None for all others.
 Whole = Callable[[Any], "sympy.Expr | None"]
 
 

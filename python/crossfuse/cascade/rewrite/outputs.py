@@ -21,7 +21,7 @@ from crossfuse.cascade.site import OutputSite
 
 
 class Outputs:
-    """Writes what one thread stores, at a place: row, CTA and thread.
+    """Writes the stores of one thread, at a place: row, CTA and thread.
 
     `state` is the finished state of the row; `before` that of the thread before states merged,
     needed where contributions are used again.

@@ -48,7 +48,7 @@ def _is_count(slot: Slot) -> bool:
 
 
 def _is_mass(slot: Slot, slots: Sequence[Slot]) -> bool:
-    """Whether a sum takes in 1 where a slot before it is largest."""
+    """Whether a slot sums exponentials below a maximum of an earlier slot, so one term is 1."""
     if slot.monoid.name != "sum":
         return False
     shown = _unmasked(slot.contribution, sympy.S.Zero)
@@ -264,7 +264,7 @@ def combined(monoid: Monoid, left: Any, right: Any, dtype: str) -> Any:
 
 
 class Definitions:
-    """Values of symbols, extended by what is computed on the way."""
+    """Values of symbols, to which intermediate values are added."""
 
     def __init__(self, values: Mapping[sympy.Symbol, Any], dtype: str) -> None:
         self.values = dict(values)

@@ -203,7 +203,7 @@ class _Writer:
                     self._chunk()
 
     def _regions(self) -> None:
-        """State what the block of a row reads and writes, since it holds other blocks."""
+        """Declare what the block of a row reads and writes, since it holds other blocks."""
         row, site = self.row, self.chunks.site
         length = int(site.extents[site.axis])
         read = dict.fromkeys(each.source for each in ir.buffer_loads(*site.reads.values()))

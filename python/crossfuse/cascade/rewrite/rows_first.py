@@ -25,7 +25,7 @@ class RowsFirst:
     rows: Any
     #: The rest, of which `passed` are parameters.
     product: Any
-    #: What the first function makes for the second, in program order.
+    #: Results of the first function that the second reads, in program order.
     passed: tuple[Any, ...]
 
 

@@ -70,7 +70,7 @@ class Segment:
 
 
 class _Tile:
-    """Writes how one tile is taken in."""
+    """Writes the reduction of one tile into the state."""
 
     def __init__(
         self, segment: Segment, tiling: Tiling, first: Any, number: int, fresh: bool

@@ -1,4 +1,4 @@
-"""Counts what a stream moves, holds and computes, for the planner's estimates."""
+"""Counts the bytes, registers and operations of a stream, for the planner's estimates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 #: Bytes of a register.
 _REGISTER = 4
-#: The type of which `crossfuse.lower.pack_registers` keeps two in a register.
+#: The type of which `crossfuse.lower.pack_registers` packs two into a register.
 _PACKED = "bfloat16"
 
 
@@ -63,7 +63,7 @@ class Work:
 
 
 def work_of(site: Site, derivation: Derivation) -> Work:
-    """Count what a cascade moves, holds and computes as a stream."""
+    """Count the bytes, registers and operations of a cascade as a stream."""
     from crossfuse.cascade.rewrite.counting import exponentials, operations
     from crossfuse.cascade.rewrite.frame import frame_of
     from crossfuse.cascade.rewrite.numbers import numbers

@@ -23,9 +23,9 @@ class Product:
     symbol: sympy.Symbol
     #: Where the cascade reads it, over variables of the site.
     result: Any
-    #: Of the row, over variables of the site and `depth`.
+    #: Operand of the row, over variables of the site and `depth`.
     left: Any
-    #: Of the axis, over the same.
+    #: Operand of the axis, over the same.
     right: Any
     #: Loops that are summed.
     depth: tuple[Any, ...]

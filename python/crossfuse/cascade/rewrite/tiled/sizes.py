@@ -41,8 +41,8 @@ class CascadeTiles:
     elements: Tile = 0
     #: Columns of a tile of the result; all of them if there are few.
     columns: Tile = 0
-    #: Elements that the product of a step sums at a time; all of them if they fit into shared
-    #: memory and other products follow, or the axis has several tiles.
+    #: Depth that the product that makes the elements sums at a time; all of it if it fits into
+    #: shared memory and other products follow, or the axis has several tiles.
     depth: Tile = 0
     #: Stages in shared memory; 0 for as many as fit.
     stages: Tile = 0

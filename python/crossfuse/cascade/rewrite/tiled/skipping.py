@@ -176,8 +176,8 @@ def limited(
 ) -> tuple[Slot, ...]:
     """Mask the elements for which a condition such as ``l < N`` does not hold.
 
-    `zeros` are elements that are 0 there: slots that zeros do not change stay as they are. The term
-    of a maximum is masked wherever it stands, so that it is computed in one way.
+    `zeros` are elements that are 0 there: if these change no slot, all slots stay as they are. The
+    term of a maximum is masked wherever it stands, so that it is computed in one way.
     """
     at_zero = dict.fromkeys(zeros, sympy.S.Zero)
 

@@ -82,7 +82,7 @@ def kept(name: str) -> sympy.Symbol:
 
 
 def steps(slots: Sequence[Slot], columns: frozenset[sympy.Symbol]) -> tuple[Statement, ...]:
-    """List what a tile does to the state, in order.
+    """List the statements that update the state with a tile, in order.
 
     `columns` are elements that change from column to column of a result. A contribution to a slot
     with columns that is no product of a number of the row and one of the column is refused.

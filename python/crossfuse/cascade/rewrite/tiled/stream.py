@@ -195,7 +195,7 @@ class Stream(State):
             _WRITERS[type(statement)](self, statement)
 
     def _load(self, statement: Statement) -> None:
-        """Stage or compute what a statement reads of the tile, unless it is there."""
+        """Stage or compute the operands of a statement that are not there yet."""
         for symbol in sorted(_symbols(statement), key=lambda each: each.name):
             made = next((e for e in self.frame.products if e.symbol == symbol), None)
             read = self.frame.read(symbol)

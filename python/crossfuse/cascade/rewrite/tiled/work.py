@@ -1,4 +1,4 @@
-"""Counts what a cascade with products moves and computes, for the planner's estimates."""
+"""Counts the bytes and operations of a cascade with products, for the planner's estimates."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TileWork:
 
 
 def tile_work_of(site: Site, derivation: Derivation) -> TileWork:
-    """Count what a cascade with products moves and computes; refused if it has no tile form."""
+    """Count the bytes and operations of a cascade with products; refused without a tile form."""
     from crossfuse import _tvm as ir
     from crossfuse.cascade.rewrite.tiled.frame import frame_of
     from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
