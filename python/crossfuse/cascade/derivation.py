@@ -1,4 +1,4 @@
-"""What a cascade becomes: a state, and how it is begun, updated, merged and finished.
+"""Derivations: the state of a cascade, and how it is initialised, updated, merged and finished.
 
 The state is a tuple of slots. Expressions of a slot use
 
@@ -26,37 +26,26 @@ from crossfuse.cascade.spec import Cascade, Monoid
 
 @dataclass(frozen=True)
 class Slot:
-    """One number of the state (of ``topk``: k numbers and their indices).
+    """One number of the state (of ``topk``: k numbers and their indices)."""
 
-    Attributes
-    ----------
-    name : str
-        Such as ``"m"``.
-    monoid : Monoid
-        What carry and contributions are combined with.
-    contribution : sympy.Expr
-        What one element brings, over elements, invariants, new values of earlier slots and values
-        so far.
-    carry : sympy.Expr
-        The value so far as seen from the new values of earlier slots: ``s*exp(m - m')``. The
-        slot's own symbol alone where nothing is to be corrected.
-    merge : sympy.Expr | None
-        The merged value, over `left`, `right` and new values of earlier slots; None for
-        ``argmax``, ``argmin`` and ``topk``, whose states merge as their elements do.
-    init : sympy.Expr
-        The value of no elements.
-    guard : sympy.Expr | None
-        What other slots, results and rows use in place of the slot's new value, over `new` of the
-        slot: 0 where a maximum is -oo, 1 where a largest magnitude is 0. None: the value itself.
-        Expressions name it `guarded`.
-    """
-
+    #: Such as ``"m"``.
     name: str
+    #: Combines carry and contributions.
     monoid: Monoid
+    #: That of one element, over elements, invariants, new values of earlier slots and values so
+    #: far.
     contribution: sympy.Expr
+    #: The value so far as seen from the new values of earlier slots: ``s*exp(m - m')``. The slot's
+    #: own symbol alone where nothing is to be corrected.
     carry: sympy.Expr
+    #: The merged value, over `left`, `right` and new values of earlier slots; None for ``argmax``,
+    #: ``argmin`` and ``topk``, whose states merge as their elements do.
     merge: sympy.Expr | None
+    #: The value of no elements.
     init: sympy.Expr
+    #: What other slots, results and rows use in place of the slot's new value, over `new` of the
+    #: slot: 0 where a maximum is -oo, 1 where a largest magnitude is 0. None: the value itself.
+    #: Expressions name it `guarded`.
     guard: sympy.Expr | None = None
 
     @property
@@ -66,60 +55,41 @@ class Slot:
 
     @property
     def corrected(self) -> bool:
-        """Whether a step changes what is there before it adds."""
+        """Whether a step corrects the value so far before it adds to it."""
         return self.carry != self.symbol
 
 
 @dataclass(frozen=True)
 class Factor:
-    """One term ``G(x) * H(d)`` of a stage's term.
+    """One product ``G(x) * H(d)`` of a stage's term."""
 
-    Attributes
-    ----------
-    element : sympy.Expr
-        G, over elements and invariants.
-    context : sympy.Expr
-        H, over results of earlier stages and invariants.
-    slot : str
-        The slot that reduces G, in whatever gauge it keeps.
-    """
-
+    #: G, over elements and invariants.
     element: sympy.Expr
+    #: H, over results of earlier stages and invariants.
     context: sympy.Expr
+    #: The slot that reduces G, in whatever gauge.
     slot: str
 
 
 @dataclass(frozen=True)
 class Step:
-    """How one stage was derived.
+    """How one stage was derived."""
 
-    Attributes
-    ----------
-    stage : str
-        Its name.
-    pair : str
-        The distributive pair, as text: ``"sum, *"``; empty for a stage of no earlier results.
-    factors : tuple[Factor, ...]
-        One for a separable term, several for a sum that was split.
-    gauge : tuple[str, ...]
-        Earlier results that correct the state while it streams.
-    hoisted : tuple[str, ...]
-        Earlier results that are applied once, to the finished state.
-    correction : sympy.Expr | None
-        The factor (or addend) of the carry, over `value` and `new`; None without one.
-    proof : str
-        How the separation was shown, in words.
-    notes : tuple[str, ...]
-        What else a reader should know: guards, identities, stable forms.
-    """
-
+    #: Its name.
     stage: str
+    #: The distributive pair, as text: ``"sum, *"``; empty for a stage of no earlier results.
     pair: str
+    #: One for a separable term, several for a sum that was split.
     factors: tuple[Factor, ...]
+    #: Earlier results that correct the state while it streams.
     gauge: tuple[str, ...]
+    #: Earlier results that are applied once, to the finished state.
     hoisted: tuple[str, ...]
+    #: The factor (or addend) of the carry, over `value` and `new`; None without one.
     correction: sympy.Expr | None
+    #: How the separation was shown, in words.
     proof: str
+    #: Remarks for a reader: guards, identities, stable forms.
     notes: tuple[str, ...] = ()
 
 
@@ -184,25 +154,25 @@ class Derivation:
 
 
 def value(name: str) -> sympy.Symbol:
-    """The slot in the state so far, or in the finished state."""
+    """The symbol of a slot in the state so far, or in the finished state."""
     return sympy.Symbol(name, real=True)
 
 
 def new(name: str) -> sympy.Symbol:
-    """The slot after the step that is being made."""
+    """The symbol of a slot after the current step."""
     return sympy.Symbol(f"{name}'", real=True)
 
 
 def guarded(name: str) -> sympy.Symbol:
-    """The new value, or what stands in for it where it has no inverse."""
+    """The symbol of a slot's new value, or of what stands in for it where it has no inverse."""
     return sympy.Symbol(f"{name}~", real=True)
 
 
 def left(name: str) -> sympy.Symbol:
-    """The slot of the first of two states."""
+    """The symbol of a slot of the first of two merged states."""
     return sympy.Symbol(f"{name}_a", real=True)
 
 
 def right(name: str) -> sympy.Symbol:
-    """The slot of the second of two states."""
+    """The symbol of a slot of the second of two merged states."""
     return sympy.Symbol(f"{name}_b", real=True)

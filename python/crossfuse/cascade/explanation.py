@@ -1,4 +1,4 @@
-"""What becomes of a cascade, as text and as plain values."""
+"""Explains how a cascade streams, as text and as plain values."""
 
 from __future__ import annotations
 
@@ -12,27 +12,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CascadeExplanation:
-    """A cascade and its derivation.
+    """The derivation of a cascade, to print or to serialise."""
 
-    Attributes
-    ----------
-    workload : str
-        Text of the spec.
-    derivation : Derivation
-        How it streams.
-    """
-
+    #: Text of the spec.
     workload: str
     derivation: Derivation
 
     def text(self) -> str:
-        """As a person would write it down."""
+        """The derivation as a person would write it down."""
         from crossfuse.cascade.algebra.explain import explain
 
         return f"{self.workload}\n{explain(self.derivation)}"
 
     def to_json(self) -> dict[str, Any]:
-        """As a value that `json` can write; expressions are sympy's text."""
+        """A value that `json` can write; expressions are sympy's text."""
         slots = [
             {
                 "name": each.name,
@@ -56,22 +49,9 @@ class CascadeExplanation:
 
 
 def explain_cascade(source: str | CascadeSpec) -> CascadeExplanation:
-    """Derive a packaged cascade.
+    """Derive a packaged cascade, such as ``"R7"`` or ``"softmax:rows=64,cols=1024"``.
 
-    Parameters
-    ----------
-    source : str | CascadeSpec
-        Such as ``"R7"`` or ``"softmax:rows=64,cols=1024"``.
-
-    Returns
-    -------
-    CascadeExplanation
-        Its text and values.
-
-    Raises
-    ------
-    WorkloadRefused, CascadeRefused
-        For what is no cascade, or cannot stream.
+    Refused is a source that is no cascade, or a cascade that cannot stream.
     """
     from crossfuse.cascade.algebra import derive
     from crossfuse.cascade.detect import detect

@@ -1,4 +1,4 @@
-"""Expressions as functions of arrays, true infinities included."""
+"""Compiles expressions to functions of numpy arrays, true infinities included."""
 
 from __future__ import annotations
 
@@ -10,19 +10,10 @@ import sympy
 
 
 def function(symbols: Sequence[sympy.Symbol], expression: sympy.Expr) -> Callable[..., Any]:
-    """Make a function of arrays, which are broadcast against each other.
+    """Compile an expression to a function of arrays, which are broadcast against each other.
 
-    Parameters
-    ----------
-    symbols : Sequence[sympy.Symbol]
-        Arguments, in order.
-    expression : sympy.Expr
-        Over these symbols only. Constants take the arrays' type.
-
-    Returns
-    -------
-    Callable
-        Of numpy arrays; all sides of choices are computed.
+    The symbols are its arguments, in order. Constants take the arrays' type; all sides of choices
+    are computed.
     """
     return _made(tuple(symbols), expression)
 
@@ -42,7 +33,7 @@ def _made(symbols: tuple[sympy.Symbol, ...], expression: sympy.Expr) -> Callable
 
 
 def _erf(x: Any) -> Any:
-    """The error function, which numpy has not."""
+    """The error function, which numpy lacks."""
     import math
 
     import numpy as np
@@ -55,7 +46,7 @@ def _printer() -> Any:
     from sympy.printing.numpy import NumPyPrinter
 
     class Printer(NumPyPrinter):
-        """Maxima and conditions of arrays of any shapes, in pairs, and numbers of any size."""
+        """Prints maxima and conditions of arrays in pairs, and numbers of any size."""
 
         def _pairs(self, name: str, expr: Any) -> str:
             *rest, last = expr.args

@@ -1,4 +1,4 @@
-"""Cascades on numpy arrays: the two-pass definition, the stream, and the tree of merges.
+"""Runs cascades on numpy arrays: the two-pass definition, the stream, and the tree of merges.
 
 Arrays of elements have the shape (rows, length), those of invariants (rows,) or none. Results have
 the shape (rows,), of a top-k (rows, k); rows have that of elements.
@@ -20,27 +20,14 @@ from crossfuse.cascade.derivation import Derivation, Slot, guarded, left, new, r
 from crossfuse.cascade.numeric import function
 from crossfuse.cascade.spec import INDEXED, RANKED, Cascade, Monoid
 
-# Reductions of numpy arrays by the operators of cascades: of elements, and of two results.
-#
-# What keeps positions is a pair of arrays: values, and where they stood.
+# Reductions of numpy arrays. One that keeps positions is a pair of arrays: values and positions.
 
 
 def reduced(monoid: Monoid, brought: Any, positions: Any) -> Any:
-    """Reduce elements along rows.
+    """Reduce elements, (rows, count), along rows.
 
-    Parameters
-    ----------
-    monoid : Monoid
-        The operator.
-    brought : numpy.ndarray
-        Elements, (rows, count).
-    positions : numpy.ndarray
-        Where they stand.
-
-    Returns
-    -------
-    numpy.ndarray | tuple
-        (rows, 1); of ``topk`` (rows, k); with positions of the same shape, if these are kept.
+    The result is (rows, 1), of ``topk`` (rows, k); a pair with positions of the same shape where
+    the reduction keeps these.
     """
     nothing = float(monoid.identity)
     if monoid.name in (*INDEXED, *RANKED):
@@ -73,17 +60,8 @@ def combined(monoid: Monoid, one: Any, other: Any) -> Any:
 def chosen(monoid: Monoid, brought: Any, positions: Any) -> tuple[Any, Any]:
     """The best elements and their positions, of equals the first; where there are too few, none.
 
-    Parameters
-    ----------
-    monoid : Monoid
-        One of `INDEXED` or `RANKED`.
-    brought, positions : numpy.ndarray
-        Elements and where they stand, (rows, count); the count may be 0.
-
-    Returns
-    -------
-    tuple[numpy.ndarray, numpy.ndarray]
-        Both (rows, k), k of an argmax 1.
+    Both are (rows, k), where k is 1 for an argmax; the inputs are (rows, count), where count may be
+    0.
     """
     count = max(monoid.k, 1)
     nothing = float(monoid.identity)
@@ -97,32 +75,24 @@ def chosen(monoid: Monoid, brought: Any, positions: Any) -> tuple[Any, Any]:
     return np.take_along_axis(brought, order, axis=1), places
 
 
-# The two-pass definition, made to say what masked and zero rows give.
+# The two-pass definition, completed for masked and zero rows.
 
 
 @dataclass(frozen=True)
 class Plain:
-    """A cascade whose expressions use `value` and `guarded` of stages.
-
-    Attributes
-    ----------
-    terms, results, rows : dict[str, sympy.Expr]
-        As in `Cascade`, by name.
-    guards : dict[str, sympy.Expr | None]
-        What stands in for each stage's result, as `Slot.guard`.
-    inits : dict[str, sympy.Expr]
-        The result of no elements.
-    """
+    """A cascade whose expressions use `value` and `guarded` of stages; dictionaries are by name."""
 
     terms: dict[str, sympy.Expr]
     results: dict[str, sympy.Expr]
     rows: dict[str, sympy.Expr]
+    #: Stand-ins for the stages' results, as `Slot.guard`.
     guards: dict[str, sympy.Expr | None]
+    #: The result of no elements.
     inits: dict[str, sympy.Expr]
 
 
 def plain(cascade: Cascade) -> Plain:
-    """Give a definition its values where a maximum is -oo or a divisor 0.
+    """Define a cascade where a maximum is -oo or a divisor 0.
 
     The rules are those of derivations (`State.usable`, `State.finished`): a maximum of nothing
     counts as 0 within terms, and within exponents of results; a divisor that is proved not to be
@@ -152,25 +122,15 @@ def plain(cascade: Cascade) -> Plain:
 
 #: Arrays by the names of elements and invariants. The length and the index are known.
 Data = Mapping[str, Any]
-#: What is known of symbols: arrays of the shape (rows, 1), (rows, k) or (rows, length).
+#: Values of symbols: arrays of the shape (rows, 1), (rows, k) or (rows, length).
 Values = dict[sympy.Symbol, Any]
 
 
 def two_pass(cascade: Cascade, data: Data) -> dict[str, Any]:
-    """Run a cascade as it is defined, a pass over the elements for each stage.
+    """Run a cascade as it is defined, one pass over the elements for each stage.
 
-    Parameters
-    ----------
-    cascade : Cascade
-        The definition.
-    data : Mapping[str, numpy.ndarray]
-        Elements and invariants.
-
-    Returns
-    -------
-    dict[str, numpy.ndarray]
-        Stages, results and rows by name. A maximum of nothing counts as 0 within expressions; a
-        divisor that is never negative counts as 1 where it is 0.
+    Returns stages, results and rows by name. A maximum of nothing counts as 0 within expressions; a
+    divisor that is never negative counts as 1 where it is 0.
     """
     known = _Inputs(cascade, data)
     made, values, defined = {}, known.whole(), plain(cascade)
@@ -225,26 +185,8 @@ def merge_tree(
 ) -> dict[str, Any]:
     """Run a derivation on segments, and merge their states pair by pair.
 
-    Parameters
-    ----------
-    derivation : Derivation
-        How the cascade streams.
-    data : Mapping[str, numpy.ndarray]
-        Elements and invariants.
-    segments : Sequence[int]
-        Their lengths, 0 too; all elements are in them.
-    tile : int
-        Elements taken in at a time.
-
-    Returns
-    -------
-    dict[str, numpy.ndarray]
-        As `two_pass`.
-
-    Raises
-    ------
-    ValueError
-        If the segments are not all elements.
+    Segments are lengths, 0 too, that must sum to all elements (else a ValueError); a tile is the
+    number of elements that a step takes in. The result is as of `two_pass`.
     """
     known = _Inputs(derivation.cascade, data)
     if sum(segments) != known.length:
@@ -316,7 +258,7 @@ def _note(
     guard: sympy.Expr | None,
     side: Any = value,
 ) -> None:
-    """Make a reduction's value known, and what stands in for it."""
+    """Register a reduction's value, and what stands in for it."""
     if isinstance(found, tuple):
         values[sympy.Symbol(f"{name}_index", integer=True, nonnegative=True)] = found[1]
     values[side(name)] = values[guarded(name)] = _first(found)
@@ -347,7 +289,7 @@ def _streamed(
 def _step(
     derivation: Derivation, known: _Inputs, state: Mapping[str, Any], start: int, end: int
 ) -> dict[str, Any]:
-    """Take in a tile."""
+    """Update a state with a tile."""
     values = {**known.tile(start, end), **known.invariants}
     values |= {value(name): _first(each) for name, each in state.items()}
     following = {}

@@ -1,7 +1,7 @@
-"""Where a cascade stands in a function: what its symbols read, what its results are stored to.
+"""Sites: where a cascade stands in a function, with what its symbols read and its results write.
 
-Expressions of TVM are over the site's own variables: `Site.rows`, `Site.axis`, and the columns of
-a stage or an output.
+Expressions of TVM are over the site's own variables: `Site.rows`, `Site.axis`, and the columns of a
+stage or an output.
 """
 
 from __future__ import annotations
@@ -17,45 +17,29 @@ from crossfuse.cascade.spec import Cascade
 
 @dataclass(frozen=True, eq=False)
 class StageSite:
-    """A stage in the function.
+    """A stage in the function."""
 
-    Attributes
-    ----------
-    block : str
-        Name of its block.
-    buffer : tvm.tirx.Buffer
-        What it writes.
-    columns : tuple[tvm.tirx.Var, ...]
-        Loops of its result beyond the rows: the head dimension of attention, n of a product.
-    dtype : str
-        Type that the function accumulates in.
-    """
-
+    #: Name of its block.
     block: str
+    #: The buffer that it writes.
     buffer: Any
+    #: Loops of its result beyond the rows: the head dimension of attention, n of a product.
     columns: tuple[Any, ...]
+    #: Type that the function accumulates in.
     dtype: str
 
 
 @dataclass(frozen=True, eq=False)
 class OutputSite:
-    """A buffer of the function's outputs and what is stored there.
+    """An output buffer of the function and where a result is stored there."""
 
-    Attributes
-    ----------
-    name : str
-        The key in `Cascade.results` or `Cascade.rows`.
-    buffer : tvm.tirx.Buffer
-        A parameter.
-    indices : tuple
-        Where, over rows, columns and (of `Cascade.rows`) the axis.
-    columns : tuple[tvm.tirx.Var, ...]
-        Loops beyond the rows and the axis; for ``topk`` the last stands for the place.
-    """
-
+    #: The key in `Cascade.results` or `Cascade.rows`.
     name: str
+    #: A parameter.
     buffer: Any
+    #: Over rows, columns and (of `Cascade.rows`) the axis.
     indices: tuple[Any, ...]
+    #: Loops beyond the rows and the axis; for ``topk`` the last stands for the place.
     columns: tuple[Any, ...]
 
 

@@ -1,13 +1,13 @@
-"""A cascade as a value: reductions over one axis, each of whose terms may use earlier results.
+"""Specifies a cascade: reductions over one axis, each of whose terms may use earlier results.
 
 Terms are sympy expressions over real symbols of three kinds:
 
 elements
-    What changes along the axis: one number of a tensor, already read, and the axis's own index.
+    Change along the axis: one number of a tensor, already read, and the axis's own index.
 invariants
-    What does not: tensors of the rows, scalars, indices of the rows. Columns of a result (the
-    head dimension of the output of attention) are no matter of the algebra: each column is a
-    cascade of its own that shares the other stages.
+    Do not: tensors of the rows, scalars, indices of the rows. Columns of a result (the head
+    dimension of the output of attention) do not matter to the algebra: each column is a cascade
+    of its own that shares the other stages.
 results
     Of earlier stages, named as the stage.
 
@@ -22,35 +22,29 @@ from dataclasses import dataclass, field
 
 import sympy
 
-# What a reduction combines elements with.
+# Reduction operators.
 
 #: Reductions whose state is one number.
 SCALAR = ("sum", "prod", "max", "min", "logaddexp")
-#: Reductions whose state is a number and where it stood.
+#: Reductions whose state is a number and its position.
 INDEXED = ("argmax", "argmin")
-#: Reductions whose state is the k largest numbers and where they stood.
+#: Reductions whose state is the k largest numbers and their positions.
 RANKED = ("topk",)
 
 
 @dataclass(frozen=True)
 class Monoid:
-    """A reduction operator: associative, commutative, with an identity.
+    """A reduction operator: associative, commutative, with an identity."""
 
-    Attributes
-    ----------
-    name : str
-        One of `SCALAR`, `INDEXED` and `RANKED`.
-    k : int
-        How many numbers ``topk`` keeps, in descending order; 0 for others. Of equal numbers that of
-        the lower index comes first.
-    """
-
+    #: One of `SCALAR`, `INDEXED` and `RANKED`.
     name: str
+    #: The number of results of ``topk``, in descending order; 0 for others. Of equal numbers that
+    #: of the lower index comes first.
     k: int = 0
 
     @property
     def identity(self) -> sympy.Expr:
-        """What changes nothing: 0, 1 or an infinity."""
+        """The value that changes nothing: 0, 1 or an infinity."""
         return {
             "sum": sympy.S.Zero,
             "prod": sympy.S.One,
@@ -68,23 +62,7 @@ class Monoid:
         return self.name not in ("sum", "prod", "logaddexp")
 
     def combine(self, left: sympy.Expr, right: sympy.Expr) -> sympy.Expr:
-        """Two scalar states as one expression.
-
-        Parameters
-        ----------
-        left, right : sympy.Expr
-            States of a reduction of `SCALAR`.
-
-        Returns
-        -------
-        sympy.Expr
-            Such as ``left + right``.
-
-        Raises
-        ------
-        ValueError
-            For a state that is more than one number.
-        """
+        """Combine two states of a `SCALAR` reduction in one expression; of others a ValueError."""
         if self.name == "sum":
             return left + right
         if self.name == "prod":
@@ -108,31 +86,21 @@ ARGMIN = Monoid("argmin")
 
 
 def topk(k: int) -> Monoid:
-    """The reduction that keeps the `k` largest."""
+    """The reduction to the `k` largest numbers."""
     return Monoid("topk", k)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One reduction.
+    """One reduction of a cascade."""
 
-    Attributes
-    ----------
-    name : str
-        Of its result. Where it stood, of ``argmax``, ``argmin`` and ``topk``, is ``name_index``.
-    monoid : Monoid
-        What it combines with.
-    term : sympy.Expr
-        What it reduces, over elements, invariants and results of earlier stages.
-    cast : str
-        Type that the term is rounded to before it is reduced or multiplied, such as
-        ``"float8_e4m3fn"``; empty where nothing is rounded that an exact derivation would not
-        round.
-    """
-
+    #: Of its result. The position of ``argmax``, ``argmin`` and ``topk`` is ``name_index``.
     name: str
     monoid: Monoid
+    #: The reduced expression, over elements, invariants and results of earlier stages.
     term: sympy.Expr
+    #: Type that the term is rounded to before it is reduced or multiplied, such as
+    #: ``"float8_e4m3fn"``; empty where nothing is rounded that an exact derivation would not round.
     cast: str = ""
 
     @property
@@ -142,7 +110,7 @@ class Stage:
 
     @property
     def index_symbol(self) -> sympy.Symbol | None:
-        """Where the result stood, if the reduction keeps that."""
+        """The position of the result, if the reduction has one; else None."""
         if self.monoid.name in (*INDEXED, *RANKED):
             return sympy.Symbol(f"{self.name}_index", integer=True, nonnegative=True)
         return None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class _Callable(ModuleType):
-    """A package that schedules when it is called."""
+    """The package as a callable, which schedules a workload by a plan."""
 
     def __call__(self, workload: Any, plan: Plan, *, constant_weights: bool = False) -> Any:
         """Schedule a workload by a plan."""

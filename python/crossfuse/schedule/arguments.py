@@ -1,4 +1,4 @@
-"""What primitives are called with: live blocks and loops of this schedule."""
+"""Checks of the arguments of primitives: live blocks and loops of this schedule."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _check(sch: Any, rule: str, role: str, item: Any, kind: str, expected: type)
 
 
 def _missing(sch: Any, item: Any, kind: str) -> str:
-    """Why a random variable stands for nothing; empty if it stands for something."""
+    """Why a random variable stands for nothing; empty if it is live."""
     try:
         sch.get(item)
     except IndexError:

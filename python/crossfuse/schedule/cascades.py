@@ -1,4 +1,4 @@
-"""The kernels of a cascade: a stream of threads or of tiles, with tiles as plans name them."""
+"""Schedules cascades by family, with tiles as plans name them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,7 @@ if TYPE_CHECKING:
 
 
 def only_site(func: Any) -> Site:
-    """The one cascade of a function.
-
-    Raises
-    ------
-    CascadeRefused
-        If there are several.
-    """
+    """The one cascade of a function; several are refused."""
     from crossfuse.cascade.detect import detect
 
     sites = detect(func)
@@ -45,32 +39,12 @@ def schedule_cascade(
     *,
     constant_weights: bool = False,
 ) -> Any:
-    """Write a cascade as a stream, and schedule it.
+    """Write a cascade as a stream, and schedule it by one of `CASCADE_FAMILIES`.
 
-    Parameters
-    ----------
-    site : Site
-        The cascade in its function.
-    derivation : Derivation
-        How it streams.
-    family : str
-        One of `crossfuse.planner.families.CASCADE_FAMILIES`.
-    tiles : Mapping[str, Any]
-        Fields of `StreamTiles`, `CascadeTiles` or `RowsTiles`; what is left out is as in the class.
-    constant_weights : bool
-        Of family ``rows``: whether no kernel that may still be running writes the weights.
-
-    Returns
-    -------
-    tvm.s_tir.Schedule
-        The schedule, with its trace, which replays on the stream and not on the function.
-
-    Raises
-    ------
-    ScheduleRefused
-        If the family is not one of a cascade.
-    PlanRefused, CascadeRefused
-        If the tiles are no fields of the family's, or the cascade has no such form.
+    Tiles are fields of `StreamTiles`, `CascadeTiles` or `RowsTiles`, with the class's defaults;
+    `constant_weights` is of family ``rows``: no kernel that may still be running writes the
+    weights. The trace replays on the stream, not on the function. Refused are other families and
+    fields, and a cascade that has no such form.
     """
     from crossfuse.planner.cascade.space import read_tiles
 
@@ -101,7 +75,7 @@ def schedule_cascade(
 def schedule_cascade_of(
     func: Any, family: str, tiles: Mapping[str, Any], *, constant_weights: bool = False
 ) -> Any:
-    """The same of a function that holds one cascade; see `schedule_cascade`."""
+    """Schedule the only cascade of a function; see `schedule_cascade`."""
     from crossfuse.cascade.algebra import derive
 
     site = only_site(func)
@@ -111,7 +85,7 @@ def schedule_cascade_of(
 
 
 def _rows_first(site: Site, tiles: RowsTiles, constant: bool) -> Any:
-    """Rows in warps of their product's kernel."""
+    """Schedule rows in warps of their product's kernel."""
     from crossfuse.cascade.algebra import derive
     from crossfuse.cascade.rewrite.rows_first import rows_first
     from crossfuse.schedule.rules.rows_gemm import schedule_rows_gemm

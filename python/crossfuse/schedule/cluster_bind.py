@@ -1,4 +1,4 @@
-"""`cluster_bind`: the iterations of a parallel loop become the CTAs of a thread-block cluster."""
+"""`cluster_bind`: binds the iterations of a parallel loop to the CTAs of a thread-block cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every cluster-bound loop of a function must agree on: axes, extents, nesting."""
+"""Checks on which all cluster-bound loops of a function must agree: axes, extents, nesting."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def check_extent(rule: str, where: str, extent: int) -> None:
 
 
 def check_agreement(sch: Any, rule: str, where: str, loop: Any, axis: str, extent: int) -> None:
-    """Refuse an extent that other cluster-bound loops contradict, alone or taken together."""
+    """Refuse an extent that contradicts other cluster-bound loops, one by one or as a cluster."""
     known = {other.axis: other for other in cluster_loops(function(sch, loop))}
     check_same(rule, where, known, ClusterLoop(axis, "", extent))
     check_cluster(rule, where, known)
 
 
 def check_same(rule: str, where: str, known: dict[str, ClusterLoop], loop: ClusterLoop) -> None:
-    """Refuse a loop of another extent than the known one on its axis; else it becomes known."""
+    """Refuse a loop of another extent than the known one on its axis; a first one becomes known."""
     other = known.setdefault(loop.axis, loop)
     if other.extent != loop.extent:
         raise refuse(
@@ -73,7 +73,7 @@ def check_cluster(rule: str, where: str, known: dict[str, ClusterLoop]) -> None:
 
 
 def check_not_within(rule: str, where: str, nest: list[Any], axis: str) -> None:
-    """Refuse when a ``For`` of the same nest is bound to `axis` already."""
+    """Refuse a nest in which a ``For`` is bound to `axis` already."""
     for loop in nest:
         if cluster_axis(loop) == axis:
             raise refuse(

@@ -1,4 +1,4 @@
-"""`cluster_layout`: reads off a schedule what it keeps in which CTA of a cluster."""
+"""`cluster_layout`: reads off a schedule which buffers lie in which CTA of a cluster."""
 
 from __future__ import annotations
 

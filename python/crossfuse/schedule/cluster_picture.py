@@ -1,4 +1,4 @@
-"""Who holds what in a cluster, as values and as a picture in text."""
+"""The layout of buffers in a cluster, as values and as a picture in text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from crossfuse.blocks.scheduled import ClusterLoop
 
 WIDTH = 80
 _ELIDED = "..."
-#: Characters of a shape in a box, so that two boxes and what is left out fit.
+#: Most characters of a shape in a box, so that two boxes and the gap between them fit.
 _LONGEST = 24
 _MEANING = {
     "scatter": "reduce-scatter: CTA r combines slice r of all {n} slabs",
@@ -19,63 +19,43 @@ _MEANING = {
     "all-gather": "all-gather: every CTA takes all {n} slabs in order",
     "": "taken as its readers say",
 }
-#: Which way elements pass between neighbours. In a ring, CTA r takes from CTA r + 1.
+#: Direction in which elements pass between neighbours. In a ring, CTA r takes from CTA r + 1.
 _ARROW = {"ring": " <-- "}
 _BOTH_WAYS = " <-> "
 
 
 @dataclass(frozen=True)
 class Slabs:
-    """A buffer of which each CTA along a cluster axis holds one slab.
-
-    Attributes
-    ----------
-    name : str
-        Of the buffer.
-    dtype : str
-        Of its elements.
-    axis : str
-        Cluster axis; "" if no cluster-bound loop fills the slabs.
-    count : int
-        Slabs.
-    shape : tuple[int, ...]
-        Of one slab, as it is allocated in a CTA's shared memory.
-    size : int
-        Bytes of one slab.
-    writers, readers : tuple[str, ...]
-        Names of the blocks that fill the slabs and of those that take from them.
-    exchange : str
-        "scatter" or "all-exchange" of `dsm_reduce`, "ring" or "all-gather" of `dsm_shuffle`, ""
-        if the readers say nothing.
-    """
+    """A buffer of which each CTA along a cluster axis holds one slab."""
 
     name: str
     dtype: str
+    #: Cluster axis; "" if no cluster-bound loop fills the slabs.
     axis: str
+    #: Number of slabs.
     count: int
+    #: Of one slab, as it is allocated in a CTA's shared memory.
     shape: tuple[int, ...]
+    #: Bytes of one slab.
     size: int
+    #: Names of the blocks that fill the slabs.
     writers: tuple[str, ...]
+    #: Names of the blocks that read them.
     readers: tuple[str, ...]
+    #: "scatter" or "all-exchange" of `dsm_reduce`, "ring" or "all-gather" of `dsm_shuffle`, "" if
+    #: the readers are not annotated.
     exchange: str
 
 
 @dataclass(frozen=True)
 class ClusterLayout:
-    """Clusters of a scheduled function.
+    """Clusters of a scheduled function; loops and buffers are in program order."""
 
-    Attributes
-    ----------
-    axes : tuple[tuple[str, int], ...]
-        Cluster axes in use with their extents, x first; empty without clusters.
-    loops : tuple[ClusterLoop, ...]
-        The loops bound to them, in program order.
-    buffers : tuple[Slabs, ...]
-        Buffers that are spread over CTAs, in program order.
-    """
-
+    #: Cluster axes in use with their extents, x first; empty without clusters.
     axes: tuple[tuple[str, int], ...]
+    #: The loops bound to the axes.
     loops: tuple[ClusterLoop, ...]
+    #: Buffers that are spread over CTAs.
     buffers: tuple[Slabs, ...]
 
     @property
@@ -84,12 +64,9 @@ class ClusterLayout:
         return prod(extent for _, extent in self.axes)
 
     def picture(self) -> str:
-        """Draw in text who holds what and which way it passes, at most 80 columns wide.
+        """Draw in text which CTA holds which slab and how slabs pass, at most 80 columns wide.
 
-        Returns
-        -------
-        str
-            A row of boxes for each buffer, one box a CTA; of many CTAs the middle is left out.
+        A buffer is a row of boxes, one for each CTA; of many CTAs the middle is left out.
         """
         return _draw(self)
 
@@ -116,14 +93,14 @@ def _caption(slabs: Slabs, layout: ClusterLayout) -> list[str]:
 
 
 def meaning(slabs: Slabs) -> str:
-    """What an exchange does, in words."""
+    """An exchange in words."""
     if slabs.count == 1:
         return "one CTA, so nothing is exchanged"
     return _MEANING[slabs.exchange].format(n=slabs.count)
 
 
 def _row(slabs: Slabs, several_axes: bool) -> list[str]:
-    """One box a CTA, the middle left out where they do not fit."""
+    """One box for each CTA, without the middle ones where they do not fit."""
     prefix = f"{slabs.axis}=" if several_axes else "CTA "
     shape = _shape(slabs)
     if len(shape) > _LONGEST:
@@ -150,7 +127,7 @@ def _row(slabs: Slabs, several_axes: bool) -> list[str]:
 
 
 def _return_path(slabs: Slabs, width: int) -> list[str]:
-    """The way from the first CTA round to the last, which closes a ring."""
+    """The line from the first CTA round to the last, which closes a ring."""
     if slabs.exchange != "ring" or slabs.count < 3:
         return []
     return ["  " + " " * 3 + "|" + "_" * (width - 9) + "^"]

@@ -1,4 +1,4 @@
-"""Where TVM puts each buffer of a scheduled function, and how large it makes it."""
+"""Places the buffers of a scheduled function, and sizes them, as TVM does."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ _REDUCTIONS = "s_tir.LowerCrossThreadReduction"
 def placement_passes() -> list[Any]:
     """TVM's passes from a scheduled function to opaque blocks with exact buffers.
 
-    Returns
-    -------
-    list[tvm.ir.transform.Pass]
-        The beginning of TVM's `s_tir` pipeline.
+    They are the beginning of TVM's `s_tir` pipeline.
     """
     s = ir.s_tir.transform
     return [
@@ -33,17 +30,10 @@ def placement_passes() -> list[Any]:
 
 
 def compacted(func: Any) -> Any:
-    """Give the buffers of a function their final places and shapes; a millisecond's work.
+    """Give the buffers of a scheduled function their final places and shapes.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        A scheduled function.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        In opaque blocks, every allocation of the extent that its uses need.
+    The result is in opaque blocks, every allocation of the extent that its uses need. It takes a
+    millisecond.
     """
     passes = placement_passes()
     if _merges(func):

@@ -1,4 +1,4 @@
-"""`dsm_reduce`: a reduction is split over the CTAs of a cluster and combined through DSM."""
+"""`dsm_reduce`: splits a reduction over the CTAs of a cluster and combines it through DSM."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def _scatter(sch: Any, block: Any, reduction: Reduction, whole_rows: bool) -> No
 
 
 def _drives_reduction(sch: Any, block: Any, loop: Any) -> bool:
-    """Whether a loop drives the reduction over ranks; a unit loop that nothing uses does not."""
+    """Whether a loop drives the reduction over ranks; an unused unit loop does not."""
     variable = sch.get(loop).loop_var
     users = [each for each, value in bindings(sch, block) if binds(variable, value)]
     return bool(users) and all(is_reduction(each) for each in users)

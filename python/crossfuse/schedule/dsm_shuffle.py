@@ -1,4 +1,4 @@
-"""`dsm_shuffle`: a producer's tile stays in the cluster and its slices pass through DSM."""
+"""`dsm_shuffle`: leaves a producer's tile in the cluster and passes its slices through DSM."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def dsm_shuffle(
 
 
 def _lay_out(sch: Any, producer: Any, slices: Slices) -> None:
-    """Give the intermediate the rank as its leading dimension, one slab a CTA."""
+    """Make the rank the leading dimension of the intermediate, one slab for each CTA."""
     count, columns = slices.count, slices.columns
     # Divides exactly: `read_slices` refuses any other.
     width = columns // count if isinstance(count, int) else ir.tirx.floordiv(columns, count)
@@ -146,7 +146,7 @@ def _lay_out(sch: Any, producer: Any, slices: Slices) -> None:
 
 
 def _stage(sch: Any, consumer: Any, index: int, at: Any, ring: bool) -> Any:
-    """Let the consumer copy what it reads of the slabs to its own shared memory."""
+    """Let the consumer copy the slices that it reads to its own shared memory."""
     stage = sch.cache_read(consumer, index, "shared.dyn", consumer_blocks=[consumer])
     sch.compute_at(stage, at, preserve_unit_loops=True)
     sch.annotate(stage, DSM_SHUFFLE, "ring" if ring else "all-gather")
@@ -154,7 +154,7 @@ def _stage(sch: Any, consumer: Any, index: int, at: Any, ring: bool) -> Any:
 
 
 def _place_producer(sch: Any, producer: Any, consumer: Any, slices: Slices) -> None:
-    """Compute the producer in front of the consumer's cluster nest, one slice a CTA."""
+    """Compute the producer in front of the consumer's cluster nest, one slice in each CTA."""
     if slices.cluster:
         outer = sch.get_loops(consumer)[slices.cluster - 1]
         sch.compute_at(producer, outer, preserve_unit_loops=True)

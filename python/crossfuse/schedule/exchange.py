@@ -1,4 +1,4 @@
-"""All-exchange of `dsm_reduce`: every CTA combines the whole tile."""
+"""The all-exchange of `dsm_reduce`, after which every CTA has the whole tile."""
 
 from __future__ import annotations
 
@@ -26,13 +26,10 @@ from crossfuse.schedule.rehearsal import refusing
 
 
 def check_exchange(sch: Any, rule: str, block: Any, reduction: Reduction) -> None:
-    """Refuse what all-exchange cannot place.
+    """Refuse a reduction that all-exchange cannot place.
 
-    Raises
-    ------
-    ScheduleRefused
-        If an output tile does not divide into slices, if an intermediate has no consumer in a
-        cluster-bound loop of the axis, or if the ranks' shares of its reduction differ.
+    That is one whose output tile does not divide into slices, whose intermediate has no consumer in
+    a cluster-bound loop of the axis, or whose ranks have unequal shares of the reduction.
     """
     if reduction.output:
         _slice_factors(rule, reduction)
@@ -114,8 +111,8 @@ def exchange_intermediate(
 def check_whole_tile(sch: Any, rule: str, block: Any, reduction: Reduction) -> None:
     """Refuse, after the change, a tile that TVM would place differently in each CTA.
 
-    Each CTA allocates what its loops need of the tile. Where slices begin in the middle of a row
-    TVM bounds that region by an expression of the rank, of the wrong size.
+    Each CTA allocates the part of the tile that its loops need. Where slices begin in the middle of
+    a row TVM bounds that region by an expression of the rank, of the wrong size.
     """
     if reduction.sampled:
         return
@@ -147,7 +144,7 @@ def check_whole_tile(sch: Any, rule: str, block: Any, reduction: Reduction) -> N
 
 
 def _slice(sch: Any, tile: list[Any], reduction: Reduction) -> Any:
-    """Split the loops of a tile into slices, one a CTA, and the elements of a slice."""
+    """Split the loops of a tile into slices, one for each CTA, and the elements of a slice."""
     outer: list[Any] = []
     for dimension, factor in _slice_factors("dsm_reduce", reduction).items():
         if dimension is None:
@@ -161,7 +158,7 @@ def _slice(sch: Any, tile: list[Any], reduction: Reduction) -> Any:
 
 
 def _slice_factors(rule: str, reduction: Reduction) -> dict[int | None, Any]:
-    """Into how many parts to cut each tile dimension, so that there is one slice for each CTA.
+    """The number of parts of each tile dimension, so that there is one slice for each CTA.
 
     Slices are boxes, because TVM bounds others too loosely, see `check_whole_tile`. A tile of
     sampled size is cut as one row of elements (dimension None), which every mutation can be.
@@ -234,8 +231,8 @@ def _declare_whole_tile(
 ) -> None:
     """Let `consumer`, of which each CTA runs a slice, read the whole tile.
 
-    ``compute_at`` recomputes what the consumer reads; it would else combine just the slice. That
-    is what it does for a tile of sampled size: a declared region cannot name random variables.
+    ``compute_at`` recomputes the region that the consumer reads, which would be just the slice. A
+    tile of sampled size stays so: a declared region cannot name random variables.
     """
     axes = _sliced(sch, consumer, block, nest)
     if reduction.sampled or not axes:

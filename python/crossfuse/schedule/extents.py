@@ -1,7 +1,7 @@
 """Loop extents as the trace knows them, so that a sampled size stays mutable.
 
-``sch.get(loop).extent`` is a number: baked into a later instruction it would survive a mutation
-of the decision it came from. The factor given to ``split`` is the random variable itself.
+``sch.get(loop).extent`` is a number: baked into a later instruction it would survive a mutation of
+the decision it came from. The factor given to ``split`` is the random variable itself.
 """
 
 from __future__ import annotations
@@ -16,25 +16,9 @@ from crossfuse.errors import ScheduleRefused, refuse
 def symbolic_extent(sch: Any, rule: str, loop: Any) -> Any:
     """Extent of `loop` as a random variable where the trace has one, else as an int.
 
-    Parameters
-    ----------
-    sch : tvm.s_tir.Schedule
-        A schedule, with or without a trace.
-    rule : str
-        The primitive that asks.
-    loop : LoopRV
-        A live loop.
-
-    Returns
-    -------
-    ExprRV | int
-        The factor of the ``split`` that made the loop, if it was given; the number otherwise.
-
-    Raises
-    ------
-    ScheduleRefused
-        If the extent follows from a sampled factor without being one: a trace has no expressions
-        of random variables, so a number would be recorded, and be wrong after a mutation.
+    The variable is the factor of the ``split`` that made the loop, if one was given. An extent that
+    follows from a sampled factor without being one is refused: a trace has no expressions of random
+    variables, so a number would be recorded, and be wrong after a mutation.
     """
     number = constant_extent(sch, rule, loop)
     output = _made_by_split(sch, loop)
@@ -57,7 +41,7 @@ def symbolic_extent(sch: Any, rule: str, loop: Any) -> Any:
 
 
 def is_sampled(sch: Any, loop: Any) -> bool:
-    """Whether the extent of `loop` is a sampled factor, or what such factors leave over."""
+    """Whether the extent of `loop` is a sampled factor, or inferred from such factors."""
     output = _made_by_split(sch, loop)
     if output is None:
         return False
@@ -89,7 +73,7 @@ def _is_live(sch: Any, output: Any, target: Any) -> bool:
 
 
 def _maker(sch: Any, loop: Any) -> tuple[Any, int]:
-    """The instruction that made a loop variable, live or not, and which output it is."""
+    """The instruction that made a loop variable, live or not, and the index among its outputs."""
     for instruction in _instructions(sch):
         for index, output in enumerate(instruction.outputs):
             if output.same_as(loop):

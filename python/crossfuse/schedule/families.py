@@ -1,4 +1,4 @@
-"""The rule of each family of kernels, with tiles as plans and candidates name them."""
+"""Schedules functions by family of kernels, with tiles as plans and candidates name them."""
 
 from __future__ import annotations
 
@@ -36,33 +36,12 @@ def schedule_family(
     constant_weights: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Schedule a function as a kernel of a family.
+    """Schedule a canonical function as a kernel of one of `crossfuse.planner.families.FAMILIES`.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        A canonical function, see `crossfuse.workload.prim_func`.
-    family : str
-        One of `crossfuse.planner.families.FAMILIES`.
-    tiles : Mapping[str, Any]
-        Fields of `TensorTiles`, `RegisterTiles` or `ClusterTiles`; of ``l2`` and ``global`` those
-        of `TensorTiles` for ``"first"`` and ``"second"``. What is left out is chosen.
-    target : str | Device
-        What the rules count CTAs of.
-    constant_weights : bool
-        Whether no kernel that may still be running writes the weights.
-    options : Mapping[str, Any] | None
-        Further arguments of the rule.
-
-    Returns
-    -------
-    tvm.s_tir.Schedule
-        The schedule, with its trace.
-
-    Raises
-    ------
-    ScheduleRefused
-        If the tiles are no fields of the family's, or the rule has no such schedule.
+    Tiles are fields of `TensorTiles`, `RegisterTiles` or `ClusterTiles`; of ``l2`` and ``global``
+    those of `TensorTiles` for ``"first"`` and ``"second"``. Others are refused, and those left out
+    are chosen for `target`, whose CTAs the rules count. No kernel that may still be running writes
+    weights that are `constant_weights`; `options` are further arguments of the rule.
     """
     further = dict(options or {}, constant_weights=constant_weights)
     made = partial(_tiles, family)

@@ -27,7 +27,7 @@ PRIMITIVES = {
 
 
 class _Lazy:
-    """A method that is loaded when it is first looked up, and then takes its own place."""
+    """A method that is loaded on first use, and then replaced by the function itself."""
 
     def __init__(self, name: str) -> None:
         self.name = name

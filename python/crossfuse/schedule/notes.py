@@ -1,7 +1,7 @@
-"""The note in a trace that says which plan a schedule follows.
+"""Records in a trace which plan a schedule follows.
 
-An annotation of the root block, in JSON. It is part of the trace, so that it outlives the database,
-and the lowering passes it by::
+The note is an annotation of the root block, in JSON. It is part of the trace, so that it outlives
+the database, and the lowering ignores it::
 
     sch.annotate("root", "crossfuse.plan", '{"family": "dsm", "tiles": {"rows": 64, ...}}')
 """
@@ -20,43 +20,21 @@ NOTE = "crossfuse.plan"
 
 
 def annotate_plan(sch: Any, family: str, tiles: Mapping[str, Any]) -> None:
-    """Write down which plan a schedule of one function follows.
-
-    Parameters
-    ----------
-    sch : tvm.s_tir.Schedule
-        The schedule.
-    family : str
-        Of the plan.
-    tiles : Mapping[str, Any]
-        Its tiles, as plain values.
-    """
+    """Record which plan a schedule of one function follows; tiles are plain values."""
     text = json.dumps(asdict(Note(family, dict(tiles))))
     sch.annotate(sch.get_sblock("root"), NOTE, text)
 
 
 @dataclass(frozen=True)
 class Note:
-    """What a note says.
-
-    Attributes
-    ----------
-    family, tiles
-        See `annotate_plan`.
-    """
+    """The contents of a note; see `annotate_plan`."""
 
     family: str
     tiles: Mapping[str, Any]
 
 
 def read_note(text: str) -> Note:
-    """Read the note of a trace.
-
-    Raises
-    ------
-    Damaged
-        If it is none.
-    """
+    """Read the note of a trace; any other text is `Damaged`."""
     return read(Note, text)
 
 

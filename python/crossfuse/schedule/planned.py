@@ -1,4 +1,4 @@
-"""From a plan to a schedule: the rule of its family, with its tiles."""
+"""Schedules a plan by the rule of its family, with its tiles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from crossfuse.planner.kernels.shape import Shape, shape_of, shape_of_blocks
 from crossfuse.planner.plan import Plan, aligned_function, in_order, ranked, with_copies
 from crossfuse.schedule.families import schedule_family
 
-#: What a function must have in common with the chain that was planned.
+#: Extents that a function must have in common with the planned chain.
 _EXTENTS = ("m", "n", "k", "l", "products")
 
 
@@ -61,12 +61,12 @@ def schedule_workload(workload: Any, plan: Plan, *, constant_weights: bool = Fal
 
 
 def is_of(plan: Plan, func: Any) -> bool:
-    """Whether a plan is of the extents of a canonical function."""
+    """Whether a plan is for the extents of a canonical function."""
     return not _differ(func, plan)[0]
 
 
 def _differ(func: Any, plan: Plan) -> tuple[list[str], Shape, Shape]:
-    """Extents in which function and plan differ, and what each has."""
+    """Extents in which function and plan differ, and the shapes of both."""
     from crossfuse import _tvm as ir
 
     found, wanted = shape_of_blocks(read_chain(ir.Schedule(func))), shape_of(plan.chain)
@@ -74,7 +74,7 @@ def _differ(func: Any, plan: Plan) -> tuple[list[str], Shape, Shape]:
 
 
 def _check_chain(func: Any, plan: Plan) -> None:
-    """Refuse a plan of other extents: its tiles may fit, but were not chosen for these."""
+    """Refuse a plan for other extents: its tiles may fit, but were not chosen for these."""
     differ, found, wanted = _differ(func, plan)
     if differ:
         raise refuse(
@@ -89,28 +89,11 @@ def _check_chain(func: Any, plan: Plan) -> None:
 
 
 def rank_function(func: Any, target: Device, *, keep: int = 1, fused: bool = False) -> list[Plan]:
-    """Plan a canonical function, see `crossfuse.planner.plan.ranked`.
+    """Plan a canonical function for a device, the fastest plan first; one at least is our kernel.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        A chain in canonical form, see `crossfuse.workload.build`.
-    target : Device
-        What to plan for.
-    keep : int
-        Plans of a family.
-    fused : bool
-        Whether not to fuse is no plan.
-
-    Returns
-    -------
-    list[Plan]
-        The fastest first, at least one of them of a kernel of ours.
-
-    Raises
-    ------
-    PlanRefused
-        If the function is no chain, or no kernel of ours fits.
+    At most `keep` plans are of a family; `fused` leaves out the plan not to fuse. Refused is a
+    function that is no chain, or for which no kernel of ours fits. See
+    `crossfuse.planner.plan.ranked`.
     """
     from crossfuse import _tvm as ir
     from crossfuse.planner.extract.chain import chain_from
@@ -130,26 +113,10 @@ def rank_function(func: Any, target: Device, *, keep: int = 1, fused: bool = Fal
 
 
 def schedule_planned(func: Any, plan: Plan, *, constant_weights: bool = False) -> Any:
-    """Schedule a function as a plan says.
+    """Schedule the canonical function that a plan is for.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        The canonical function that the plan is of, see `crossfuse.workload.prim_func`.
-    plan : Plan
-        From `crossfuse.planner.plan.plan`.
-    constant_weights : bool
-        Whether no kernel that may still be running writes the weights.
-
-    Returns
-    -------
-    tvm.s_tir.Schedule
-        The schedule, with its trace.
-
-    Raises
-    ------
-    ScheduleRefused
-        If the plan is not to fuse, or the function is not what it is of.
+    A plan not to fuse, or one for another function, is refused. No kernel that may still be running
+    writes weights that are `constant_weights`.
     """
     _check_chain(func, plan)
     if plan.family in FAMILIES:

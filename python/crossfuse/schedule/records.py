@@ -1,4 +1,4 @@
-"""Opening a database of tuning records, with errors that name the file and the line.
+"""Opens databases of tuning records, with errors that name the file and the line.
 
 MetaSchedule's own constructor parses lines in threads: a broken one ends in an error without file
 or line, and a blank one ends the process.
@@ -19,22 +19,10 @@ RECORDS = "database_tuning_record.json"
 
 
 def read_database(work_dir: str | Path) -> Any:
-    """Open the JSON database of a tuning session.
+    """Open the JSON database in the directory of a tuning session, with all its records.
 
-    Parameters
-    ----------
-    work_dir : str | Path
-        The session's directory; files that it does not have yet are made.
-
-    Returns
-    -------
-    tvm.s_tir.meta_schedule.database.JSONDatabase
-        With all records; what is committed to it is appended to the files.
-
-    Raises
-    ------
-    ArtefactRefused
-        Naming the first line that is no record, or whose trace does not fit its workload.
+    Files that do not exist yet are made, and commits are appended to them. The first line that is
+    no record, or whose trace does not fit its workload, is refused by its number.
     """
     from tvm.s_tir.meta_schedule.database import JSONDatabase
 
@@ -81,7 +69,7 @@ def _pair(path: Path, number: int, line: str) -> list[Any]:
 
 
 def _explain(directory: Path, workloads: list[list[Any]], records: list[list[Any]]) -> None:
-    """Parse line by line what could not be parsed as a whole, and refuse the first that fails."""
+    """Parse line by line after a failure, and refuse the first line that fails."""
     from tvm.s_tir.meta_schedule.database import TuningRecord, Workload
 
     known = []
@@ -122,7 +110,7 @@ def _unknown_instruction(record: Any) -> str:
 
 
 def _mismatch(record: Any, workload: Any) -> str:
-    """What a schedule says to a record's trace; TVM loads records without rendering it."""
+    """The error of applying a record's trace; TVM loads records without it. Empty if none."""
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import Trace
 

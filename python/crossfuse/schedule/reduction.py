@@ -1,4 +1,4 @@
-"""What `dsm_reduce` must know about a reduction, and the refusals of what it cannot split."""
+"""Analyses a reduction for `dsm_reduce`, and refuses those that it cannot split."""
 
 from __future__ import annotations
 
@@ -29,38 +29,25 @@ from crossfuse.schedule.tiles import check_dtype, is_sampled_tile, tile_extents
 
 @dataclass(frozen=True)
 class Reduction:
-    """A reduction and the loop that becomes the rank, read before anything is changed.
+    """A reduction and the loop that becomes the rank, read before anything is changed."""
 
-    Attributes
-    ----------
-    where : str
-        Block and loop, as refusals name them.
-    axis : str
-        Cluster axis of the ranks.
-    depth : int
-        Loops outside the rank loop; they walk over tiles.
-    ranks : ExprRV | int
-        CTAs, as the trace knows the number.
-    count : int
-        CTAs, as a number.
-    extents : tuple[int, ...]
-        Of the tile, by dimension of the result.
-    sampled : bool
-        Whether a mutation of the trace may change them.
-    output : bool
-        Whether the block writes a parameter of the function.
-    exact : bool
-        Whether every rank has the same share of the reduction, so that no iteration is masked.
-    """
-
+    #: Block and loop, as refusals name them.
     where: str
+    #: Cluster axis of the ranks.
     axis: str
+    #: Loops outside the rank loop; they walk over tiles.
     depth: int
+    #: CTAs, as the trace knows the number.
     ranks: Any
+    #: CTAs, as a number.
     count: int
+    #: Of the tile, by dimension of the result.
     extents: tuple[int, ...]
+    #: Whether a mutation of the trace may change them.
     sampled: bool
+    #: Whether the block writes a parameter of the function.
     output: bool
+    #: Whether every rank has the same share of the reduction, so that no iteration is masked.
     exact: bool
 
     @property
@@ -70,13 +57,10 @@ class Reduction:
 
 
 def read_reduction(sch: Any, rule: str, block: Any, loop: Any, axis: str) -> Reduction:
-    """Collect the facts.
+    """Analyse a reduction and the loop that becomes the rank.
 
-    Raises
-    ------
-    ScheduleRefused
-        If the block is no reduction that can be split, or the loop not one of its reduction
-        loops with an extent that fits the cluster.
+    Refused is a block that is no reduction that can be split, and a loop that is not one of its
+    reduction loops with an extent that fits the cluster.
     """
     loops, depth = position(sch, rule, block, loop)
     where = f"{name_of(sch, block)}, {name_of(sch, loop)}"
@@ -179,7 +163,7 @@ def _is_output(sch: Any, block: Any) -> bool:
 
 
 def _is_exact(sch: Any, block: Any) -> bool:
-    """Whether the block's predicate leaves its reduction alone."""
+    """Whether the block's predicate does not mask its reduction."""
     predicate = realize(sch, block).predicate
     reduced = [value for each, value in bindings(sch, block) if is_reduction(each)]
     return not any(

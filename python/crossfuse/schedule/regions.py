@@ -1,4 +1,4 @@
-"""Read regions that a block declares, larger than what one of its iterations touches."""
+"""Declares read regions of a block that are larger than one of its iterations touches."""
 
 from __future__ import annotations
 
@@ -13,21 +13,12 @@ _READ = 0
 def declare_read(
     sch: Any, block: Any, index: int, region: Callable[..., list[tuple[Any, Any]]]
 ) -> None:
-    """Declare what a block reads of a buffer, as a recorded instruction.
+    """Declare the region of a buffer that a block reads, as a recorded instruction.
 
     ``Schedule.annotate_buffer_access`` does the same, but wants as many ranges as the block has
     iteration variables, which a reduction block has more of than its operand has dimensions.
-
-    Parameters
-    ----------
-    sch : tvm.s_tir.Schedule
-        The schedule.
-    block : SBlockRV
-        The reading block.
-    index : int
-        Which of its reads.
-    region : Callable
-        Gets the block's iteration variables; returns (begin, end) for each buffer dimension.
+    `index` is that of the read; `region` takes the block's iteration variables and returns (begin,
+    end) for each buffer dimension.
     """
     variables = [each.var for each in sch.get(block).iter_vars]
     bounds = [bound for pair in region(*variables) for bound in pair]

@@ -1,4 +1,4 @@
-"""A primitive either does all of its work or leaves the schedule as it was."""
+"""Rehearsal: a primitive either does all of its work or leaves the schedule as it was."""
 
 from __future__ import annotations
 
@@ -20,29 +20,14 @@ def rehearsed(
     change: Callable[[Any, Facts], Result],
     check: Callable[[Any, Facts, Result], None],
 ) -> Result:
-    """Read and check facts, make a composite change and check its result: on a copy, then do it.
+    """Read facts, make a composite change and check its result: on a copy, then on the schedule.
 
     TVM has no way back from a recorded instruction, and records questions such as ``get_loops``
-    too, so what refuses half way has to refuse before the first of them. A copy shares all nodes
-    but those that change and keeps the random variables: the rehearsal costs what the change
-    costs.
-
-    Parameters
-    ----------
-    sch : tvm.s_tir.Schedule
-        Changed last, if nothing refused. The copy takes its seed from the schedule's random
-        state, which moves on by one step.
-    read : Callable
-        Gets the copy; returns what `change` needs to know, without random variables of the copy.
-    change : Callable
-        Gets the schedule to change and the facts.
-    check : Callable
-        Gets the changed copy, the facts and what `change` returned; raises to refuse.
-
-    Returns
-    -------
-    Any
-        What `change` returned for `sch`.
+    too, so a refusal half way has to come before the first of them. A copy shares all nodes but
+    those that change and keeps the random variables: the rehearsal costs what the change costs. It
+    takes its seed from the schedule's random state, which moves on by one step. `read` returns
+    facts without random variables of the copy, and `check` gets the changed copy with the result of
+    `change`, and raises to refuse.
     """
     trial = sch.copy()
     facts = read(trial)
@@ -52,7 +37,7 @@ def rehearsed(
 
 @contextmanager
 def refusing(rule: str, where: str, *, limit: str, instead: str) -> Iterator[None]:
-    """Turn TVM's schedule errors into a refusal that says what to do instead."""
+    """Turn TVM's schedule errors into a refusal with an alternative."""
     try:
         yield
     except ir.ScheduleError as error:

@@ -1,4 +1,4 @@
-"""Which CTAs have a share of a reduction whose extent their number does not divide."""
+"""Shares of a reduction over a number of CTAs that does not divide its extent."""
 
 from __future__ import annotations
 
@@ -10,22 +10,9 @@ from crossfuse import _tvm as ir
 def has_last_share(predicate: Any, rank: Any, loops: list[Any]) -> bool:
     """Whether the last rank has at least one iteration of a masked reduction.
 
-    A rank without one would not initialise its partial result either: TVM masks the
-    initialisation together with the update.
-
-    Parameters
-    ----------
-    predicate : Expr
-        Mask of the block.
-    rank : For
-        The loop over the ranks.
-    loops : list[For]
-        All loops around the block.
-
-    Returns
-    -------
-    bool
-        False only if the mask rules out the first iteration of the last rank.
+    A rank without one would not initialise its partial result either: TVM masks the initialisation
+    together with the update. False only if the block's predicate rules out the first iteration of
+    the last rank; `rank` is the loop over ranks, `loops` are all loops around the block.
     """
     first = {loop.loop_var: loop.min for loop in loops}
     first[rank.loop_var] = rank.min + rank.extent - 1

@@ -1,4 +1,4 @@
-"""The `shared.dsm` buffers of a scheduled function, and the cluster axis that owns their slabs."""
+"""Finds the `shared.dsm` buffers of a function, and the cluster axis that owns their slabs."""
 
 from __future__ import annotations
 
@@ -12,30 +12,19 @@ from crossfuse.markers import DSM_SCOPE, cluster_axis
 
 @dataclass(frozen=True)
 class SlabUse:
-    """A block that touches a `shared.dsm` buffer.
-
-    Attributes
-    ----------
-    block : tvm.s_tir.SBlock
-        The block.
-    write : bool
-        Whether it writes the buffer; a block that writes it may read its own slab as well.
-    axes : tuple[str, ...]
-        Cluster axes whose loops the accessed rank is bound to.
-    """
+    """A block that accesses a `shared.dsm` buffer."""
 
     block: Any
+    #: Whether it writes the buffer; a block that writes it may read its own slab as well.
     write: bool
+    #: Cluster axes whose loops the accessed rank is bound to.
     axes: tuple[str, ...]
 
 
 def slab_uses(sch: Any) -> dict[Any, list[SlabUse]]:
     """Find the uses of every `shared.dsm` buffer, in program order; records nothing.
 
-    Returns
-    -------
-    dict
-        Buffer to uses; a buffer that nothing uses has an empty list.
+    A buffer without uses has an empty list.
     """
     uses: dict[Any, list[SlabUse]] = {}
     blocks: list[Any] = []

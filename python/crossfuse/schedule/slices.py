@@ -1,4 +1,4 @@
-"""What `dsm_shuffle` must know about an intermediate, and the refusals of what it cannot slice."""
+"""Analyses an intermediate for `dsm_shuffle`, and refuses those that it cannot slice."""
 
 from __future__ import annotations
 
@@ -26,45 +26,31 @@ from crossfuse.schedule.tiles import check_dtype
 
 @dataclass(frozen=True)
 class Slices:
-    """How an intermediate is cut into one slice a CTA, read before anything is changed.
+    """How an intermediate is cut into one slice for each CTA, read before anything is changed."""
 
-    Attributes
-    ----------
-    where : str
-        Producer, consumer and staging loop, as refusals name them.
-    axis : str
-        Cluster axis whose CTAs own the slices.
-    count : ExprRV | int
-        Slices, as the trace knows the number.
-    columns : int
-        Extent of the sliced dimension.
-    dimension : int
-        Which dimension of the intermediate is sliced.
-    column : int
-        Which iteration variable of the producer walks over it.
-    cluster : int
-        Loops around the consumer's cluster-bound loop.
-    """
-
+    #: Producer, consumer and staging loop, as refusals name them.
     where: str
+    #: Cluster axis whose CTAs own the slices.
     axis: str
+    #: Slices, as the trace knows the number.
     count: Any
+    #: Extent of the sliced dimension.
     columns: int
+    #: Index of the dimension of the intermediate that is sliced.
     dimension: int
+    #: Index of the iteration variable of the producer that walks over it.
     column: int
+    #: Loops around the consumer's cluster-bound loop.
     cluster: int
 
 
 def read_slices(
     sch: Any, rule: str, producer: Any, consumer: Any, index: int, at: Any, *, ring: bool
 ) -> Slices:
-    """Collect the facts.
+    """Analyse how a consumer reads an intermediate in slices.
 
-    Raises
-    ------
-    ScheduleRefused
-        If the consumer does not take the intermediate slice by slice on the CTAs of a cluster,
-        or the producer does not write it column by column.
+    Refused is a consumer that does not take it slice by slice on the CTAs of a cluster, or a
+    producer that does not write it column by column.
     """
     loops, depth = position(sch, rule, consumer, at)
     where = f"{name_of(sch, producer)} -> {name_of(sch, consumer)}, {name_of(sch, at)}"
@@ -232,10 +218,10 @@ def _check_contiguous(
 
 
 def _column(sch: Any, rule: str, where: str, producer: Any, dimension: int, *, placed: bool) -> int:
-    """Which iteration variable of the producer walks over the columns.
+    """The index of the producer's iteration variable that walks over the columns.
 
-    `placed` says that compute_at will make the producer's loops anew; otherwise they stay, and
-    one of them must walk over all columns.
+    `placed` says that compute_at will make the producer's loops anew; otherwise they stay, and one
+    of them must walk over all columns.
     """
     start = sch.get(producer).writes[0].region[dimension].min
     for index, (each, value) in enumerate(bindings(sch, producer)):

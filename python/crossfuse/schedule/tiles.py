@@ -1,4 +1,4 @@
-"""The tile of a buffer that one iteration of a loop works on."""
+"""Measures the tile of a buffer that one iteration of a loop works on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def written_starts(sch: Any, block: Any) -> list[Any]:
 
 
 def tile_extents(sch: Any, block: Any, loop: Any) -> tuple[int, ...]:
-    """Extents of what a block writes in one iteration of `loop`, by buffer dimension."""
+    """Extents of the region that a block writes in one iteration of `loop`, by buffer dimension."""
     inner = [sch.get(each) for each in _inside(sch, block, loop)]
     return tuple(span(start, inner) for start in written_starts(sch, block))
 
@@ -55,7 +55,7 @@ def check_dtype(rule: str, where: str, buffer: Any) -> None:
 
 
 def check_slab(sch: Any, rule: str, where: str, block: Any, rank: Any) -> None:
-    """Refuse a slab that no CTA can hold: what `block` writes in one iteration of loop `rank`."""
+    """Refuse a slab, written by `block` in one iteration of loop `rank`, that no CTA can hold."""
     dtype = str(written_buffer(sch, block).ty.dtype)
     # The leading extent is the rank's: one, in one iteration.
     extents = tile_extents(sch, block, rank)[1:]

@@ -1,4 +1,4 @@
-"""The tiles that a rule chooses for a workload, as a planner holds them."""
+"""The tiles that a rule chooses for a workload, in the planner's form."""
 
 from __future__ import annotations
 
@@ -17,26 +17,10 @@ _FIELDS = ("rows", "columns", "cluster", "split", "across", "stacked")
 
 
 def chosen_tiles(spec: Any, family: str, target: str | Device | None = None) -> dict[str, Any]:
-    """Complete a rule's tiles with nothing given.
+    """Complete the tiles of a family with nothing given, for a device whose clusters are counted.
 
-    Parameters
-    ----------
-    spec : WorkloadSpec
-        The workload.
-    family : str
-        ``"gemm"``, ``"registers"``, ``"dsm"``, ``"l2"`` or ``"global"``.
-    target : str | Device | None
-        Device whose clusters are counted.
-
-    Returns
-    -------
-    dict
-        See `crossfuse.planner.kernels.every.read_kernel`.
-
-    Raises
-    ------
-    ScheduleRefused
-        Where the rule has no tiles for it.
+    The families are ``"gemm"``, ``"registers"``, ``"dsm"``, ``"l2"`` and ``"global"``; the result
+    is for `crossfuse.planner.kernels.every.read_kernel`. Refused where the rule has no tiles.
     """
     sch, on = ir.Schedule(prim_func(spec)), device(target)
     chain = read_chain(sch)

@@ -1,4 +1,4 @@
-"""Traces as JSON text: TVM's ``as_json`` leaves integer nodes that ``json`` has no word for."""
+"""Traces as JSON text: TVM's ``as_json`` leaves integer nodes that ``json`` cannot write."""
 
 from __future__ import annotations
 
@@ -9,18 +9,7 @@ from crossfuse import _tvm as ir
 
 
 def trace_json(trace: Any) -> str:
-    """Render a trace as JSON text.
-
-    Parameters
-    ----------
-    trace : tvm.s_tir.schedule.Trace
-        Of a schedule.
-
-    Returns
-    -------
-    str
-        Text that ``json.loads`` and then ``Trace.apply_json_to_schedule`` take.
-    """
+    """Render a trace as text for ``json.loads`` and then ``Trace.apply_json_to_schedule``."""
     return json.dumps(trace.as_json(), default=_plain)
 
 

@@ -1,4 +1,4 @@
-"""`verify_cluster`: whether what a schedule says of clusters holds together."""
+"""`verify_cluster`: checks that the cluster annotations of a schedule are consistent."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Sums that were split or brought out of, tried on rows whose parts cancel or leave the range.
+"""Tests split and hoisted sums numerically, on rows where their parts cancel or leave the range.
 
 ``sum (x - s)`` is ``sum x - n s`` in real arithmetic; in float32 the two may leave nothing of a
 small difference of large numbers. Distances avoid that where ``s`` is a mean or an extreme of x.
-``sum (x/s)**2`` is ``sum x**2 / s**2``, but squares of large numbers are none. For what no identity
-says how large it is, the derivation is run on rows far from zero, with very large and with very
-small numbers, and refused if two passes are more exact.
+``sum (x/s)**2`` is ``sum x**2 / s**2``, but squares of large numbers are none. Where no identity
+bounds the error, the derivation is run on rows far from zero, with very large and with very small
+numbers, and refused if two passes are more exact.
 """
 
 from __future__ import annotations
@@ -19,45 +19,35 @@ from crossfuse.cascade.algebra.proof import refused
 from crossfuse.cascade.derivation import Derivation
 from crossfuse.cascade.spec import Cascade, Stage
 
-#: From a stage, the kind of rows, the error there and what is allowed to the refusal.
+#: Makes a refusal of the stage, the kind of rows, the error there and the allowed error.
 _Refusal = Callable[[str, str, float, float], Exception]
-#: Where numbers lie, and how far apart: together with zero, what a row may be about.
+#: Where the numbers of a row lie, and how far apart they are.
 _PLACES = ((0.0, 1.0), (1.0, 1e-3), (100.0, 1.0), (1e4, 1.0), (1e4, 1e-2), (-1e3, 1.0))
-#: What one element of a row is besides, in rows with an outlier.
+#: The one element of a row that is an outlier.
 _OUTLIER = 1e6
-#: What is brought out of a sum that is not of distances, or of a product (`Step.pair`).
+#: Pairs (`Step.pair`) that hoist a factor out of a sum that is not of distances, or of a product.
 _DISTRIBUTED = ("sum, *", "prod, *")
-#: Such an element whose square is out of range, and scales of rows whose powers are.
+#: An outlier whose square is out of range, and scales of rows whose powers are.
 _HUGE, _SCALES = 1e37, (1e13, 1e30, 1e-13, 1e-30)
 #: Rows of each kind, and elements of a row.
 _ROWS, _LENGTH = 3, 96
-#: How elements come: three threads, 16 at a time.
+#: How trials stream: segments of three threads, tiles of 16 elements.
 _SEGMENTS, _TILE = (32, 32, 32), 16
-#: How many times the error of separate passes is taken for cancellation: that costs digits, where
-#: other differences of rounding, of three rows, are within this.
+#: Multiple of the error of separate passes that counts as cancellation, which costs digits: other
+#: differences of rounding, in three rows, stay within this.
 _FACTOR = 3
-#: Error of separate passes, of what is summed, at which they have no digit to lose: a maximum of
-#: 1e13 is subtracted from what was rounded otherwise.
+#: Error of separate passes, relative to the summed magnitudes, at which they have no digit to lose:
+#: a maximum of 1e13 is subtracted from elements that were rounded otherwise.
 _DIGIT = 0.3
-#: Units of rounding that sums of these many elements may differ by when only their order does.
+#: Units of rounding by which sums of this many elements may differ when only their order does.
 _UNITS = 4
 
 
 def check(derivation: Derivation, split: Sequence[str]) -> None:
     """Refuse a derivation that loses digits which two passes keep.
 
-    Parameters
-    ----------
-    derivation : Derivation
-        What is tried.
-    split : Sequence[str]
-        Stages that were split.
-
-    Raises
-    ------
-    CascadeRefused
-        Naming the first of them that loses digits, or the first whose sum is out of range where
-        what is divided first is not.
+    The refusal names the first stage of `split` that loses digits, or the first hoisted sum that is
+    out of range where dividing its elements first is not.
     """
     free = _free(derivation.cascade)
     if split:
@@ -70,7 +60,7 @@ def check(derivation: Derivation, split: Sequence[str]) -> None:
 def _try(
     derivation: Derivation, names: Sequence[str], kinds: Sequence[_Kind], refusal: _Refusal
 ) -> None:
-    """Hold stages on rows of some kinds against separate passes."""
+    """Compare stages with separate passes, on rows of each kind."""
     import numpy as np
 
     from crossfuse.cascade.run import merge_tree, two_pass
@@ -98,7 +88,7 @@ def _try(
 
 
 def _worst(rows: Any) -> Any:
-    """The largest number of the rows of each kind."""
+    """The largest number of each kind's rows."""
     return rows.reshape(-1, _ROWS).max(axis=1)
 
 
@@ -127,7 +117,7 @@ def _overflows(name: str, where: str, error: float, allowed: float) -> Exception
 
 
 def _magnitudes(cascade: Cascade, name: str) -> Cascade:
-    """The cascade in which one stage sums magnitudes."""
+    """The cascade up to one stage, which sums magnitudes: what rounding is relative to."""
 
     def changed(stage: Stage) -> Stage:
         return replace(stage, term=sympy.Abs(stage.term)) if stage.name == name else stage
@@ -139,12 +129,16 @@ def _magnitudes(cascade: Cascade, name: str) -> Cascade:
 
 @dataclass(frozen=True)
 class _Kind:
-    """Rows of one kind: where some elements lie, how far apart, whether nearly equal to others."""
+    """Rows of one kind, for a trial in float32."""
 
+    #: Where the elements of `moved` lie.
     about: float
+    #: How far apart they are.
     spread: float
     moved: tuple[sympy.Symbol, ...]
+    #: Whether all elements are nearly equal to each other.
     alike: bool = False
+    #: One element of a row is this instead; 0: none.
     outlier: float = 0.0
 
     @property
@@ -156,12 +150,12 @@ class _Kind:
 
 
 def _free(cascade: Cascade) -> tuple[sympy.Symbol, ...]:
-    """Elements that may be any number."""
+    """Elements whose values a trial may choose: no positions, no integers."""
     return tuple(e for e in cascade.elements if e != cascade.index and not e.is_integer)
 
 
 def _kinds(free: Sequence[sympy.Symbol]) -> list[_Kind]:
-    """Rows far from zero, with outliers, or nearly equal."""
+    """Kinds of rows in which a split sum may cancel: far from 0, with outliers, or nearly equal."""
     found = [_Kind(*place, tuple(free)) for place in _PLACES]
     found += [_Kind(0.0, 1.0, (each,), outlier=_OUTLIER) for each in free]
     if len(free) > 1:
@@ -171,13 +165,13 @@ def _kinds(free: Sequence[sympy.Symbol]) -> list[_Kind]:
 
 
 def _far_kinds(free: Sequence[sympy.Symbol]) -> list[_Kind]:
-    """Rows whose powers are out of range."""
+    """Kinds of rows whose powers are out of range."""
     found = [_Kind(0.0, 1.0, (each,), outlier=_HUGE) for each in free]
     return found + [_Kind(0.0, scale, (each,)) for each in free for scale in _SCALES]
 
 
 def _data(cascade: Cascade, kinds: Sequence[_Kind]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Rows of some kinds in float32, and the same numbers in float64."""
+    """Draw rows of each kind in float32, and give the same numbers in float64."""
     import numpy as np
 
     rng = np.random.default_rng(7)

@@ -1,4 +1,4 @@
-"""Means in the state, and sums of polynomials of distances from them."""
+"""Means as slots of the state, and sums of polynomials of distances from them."""
 
 from __future__ import annotations
 
@@ -19,43 +19,27 @@ from crossfuse.cascade.spec import SUM, Stage
 
 _PAIR = "sum, shift of the mean"
 _PROOF = "later stages use it by distances from the mean"
-#: Multiples of lower moments, by the powers of how far each centre moved that they are times.
+#: Lower moments and their factors, by the exponents of the centres' moves that multiply them.
 Lower = dict[tuple[int, ...], list[tuple[sympy.Expr, sympy.Expr]]]
 
 
 @dataclass(frozen=True)
 class _Moment:
-    """A sum of a polynomial of distances, which is to be kept.
+    """A sum of a polynomial of distances that becomes a slot."""
 
-    Attributes
-    ----------
-    name : str
-        Of its slot.
-    centres : tuple[Centre, ...]
-        What distances are from.
-    gauge : Gauge
-        What it is kept in.
-    lower : Lower
-        What it becomes more by when they move.
-    even : bool
-        Whether it is never negative.
-    """
-
+    #: Of its slot.
     name: str
+    #: What its distances are from.
     centres: tuple[Centre, ...]
     gauge: gauges.Gauge
+    #: Lower moments, which add to this one when the centres move.
     lower: Lower
+    #: Whether it is never negative.
     even: bool
 
 
 class Centres:
-    """Keeps means, and moments about them.
-
-    Parameters
-    ----------
-    progress : Progress
-        Where they go to.
-    """
+    """Turns means, and moments about them, into slots of a derivation."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
@@ -64,7 +48,7 @@ class Centres:
         return self.progress.state.of(centre.symbol).name
 
     def take(self, stage: Stage, mean: Mean) -> None:
-        """Derive a stage that is kept as a mean."""
+        """Derive a stage whose sum becomes a mean in the state."""
         if mean.signed:
             self._take_signed(stage, mean)
             return
@@ -86,7 +70,10 @@ class Centres:
         progress.done(stage, scale * centre.symbol, step)
 
     def _take_signed(self, stage: Stage, mean: Mean) -> None:
-        """Keep distances from the mean by weights' magnitudes: sums of signed ones may cross 0."""
+        """Derive a mean of signed weights, whose sum may cross 0.
+
+        Distances are from the mean by the weights' magnitudes instead.
+        """
         progress, state = self.progress, self.progress.state
         weights = progress.cascade.stage(mean.weight)
         size = progress.keep(state.fresh(f"{weights.name}_size"), SUM, sympy.Abs(weights.term))
@@ -111,12 +98,12 @@ class Centres:
         progress.done(stage, result, step)
 
     def _mean(self, wanted: Mean, mass: sympy.Symbol, name: str) -> Centre:
-        """Keep a mean, and the first moment about it, which is what rounding leaves.
+        """Add the slots of a mean and of the first moment about it, which is what rounding leaves.
 
-        A mean that is large against the deviation is rounded to some part of it, and higher
-        moments move by that times how far the mean moves: so much is known instead of lost.
-        The sum of weights says how sums are carried and merged; both slots put theirs in its place.
-        An infinite mean that is seen stays as it is: the first moment about it is no number.
+        A mean that is large against the deviation is rounded to some part of it, and higher moments
+        move by that times how far the mean moves: so much is known instead of lost. The sum of
+        weights says how sums are carried and merged; both slots put theirs in its place. An
+        infinite mean that is visible stays as it is: the first moment about it is no number.
         """
         state, element = self.progress.state, wanted.element
         kept, rest = state.of(mass), state.fresh(f"{name}_rest")
@@ -140,7 +127,7 @@ class Centres:
         return self._centre(element, mean, mass, first)
 
     def _reference(self, element: sympy.Expr, mass: sympy.Symbol, name: str) -> Centre:
-        """Keep a mean as a place to take distances from: where exactly it is does not matter."""
+        """Add the slot of a mean that is only a reference point: any place near it would do."""
         state = self.progress.state
         kept = state.of(mass)
         below = state.usable(1 / mass, new) ** -1
@@ -158,17 +145,17 @@ class Centres:
         mass: sympy.Symbol,
         rest: sympy.Symbol | None = None,
     ) -> Centre:
-        """Note a mean that is kept."""
+        """Register a mean that has its slot."""
         name = self.progress.state.of(symbol).name
         centre = Centre(element, symbol, mass, sympy.Dummy(f"{name}_distance", real=True), rest)
         self.progress.centres.append(centre)
         return centre
 
     def extreme(self, symbol: sympy.Symbol, term: sympy.Expr) -> Centre | None:
-        """A largest or least element, to take distances from in a term.
+        """The largest or least element as a reference point for the distances of a term.
 
         None where the term counts elements that the extreme leaves out: a tile that has no others
-        knows no place to take distances from, and what is far from 0 would cancel.
+        knows no reference point, and what is far from 0 would cancel.
         """
         kept = self.progress.state.of(symbol)
         element = kept.contribution
@@ -183,7 +170,7 @@ class Centres:
         return Centre(element, symbol, None, sympy.Dummy(f"{kept.name}_distance", real=True))
 
     def _mass(self, mean: Mean) -> sympy.Symbol:
-        """The slot of weights."""
+        """The slot that sums the weights of a mean, or counts its elements."""
         if not mean.weight:
             return self.progress.count()
         result = self.progress.known[self.progress.cascade.stage(mean.weight).symbol]
@@ -195,24 +182,12 @@ class Centres:
     def moment(
         self, name: str, gauge: gauges.Gauge, element: sympy.Expr, *, fresh: bool = False
     ) -> sympy.Expr:
-        """Keep a sum of elements and distances; gives it over slots.
+        """Accumulate a sum of a polynomial in distances; returns it over slots.
 
-        Parameters
-        ----------
-        name : str
-            Of the slot, if it needs one.
-        gauge : Gauge
-            What its weight is kept in.
-        element : sympy.Expr
-            A polynomial in distances, with factors over elements.
-        fresh : bool
-            Whether it is a lower moment: its slot has a fresh name like that, and it is what it is
-            in floating point, not 0 where it would be in real arithmetic.
-
-        Returns
-        -------
-        sympy.Expr
-            0, a slot's symbol, or a multiple of it.
+        That is 0, a slot's symbol, or a multiple of it; factors of `element` may be over elements.
+        `name` is that of the slot, if it needs one. A lower moment is `fresh`: its slot gets a new
+        name like that, and it is what it is in floating point, not 0 where it would be in real
+        arithmetic.
         """
         state = self.progress.state
         centres = self.progress.centres_in(element)
@@ -245,17 +220,17 @@ class Centres:
         return self.progress.note_moment(symbol)
 
     def _spelt(self, centre: Centre) -> sympy.Expr:
-        """The distance of an element: taken before anything is added to it.
+        """The distance of an element, computed before anything is added to it.
 
-        The element is added up first, as it was where the place of the distance comes from: what
-        rounding took there of the least one would else be missing in every distance.
+        The element is added up first, as it was where the reference point comes from: what rounding
+        took there of the least one would else be missing in every distance.
         """
         return Fence(fenced_sum(centre.element, -self.progress.state.within(centre.symbol, new)))
 
     def _own(
         self, gauge: gauges.Gauge, element: sympy.Expr, centres: list[Centre]
     ) -> tuple[Centre, sympy.Expr] | None:
-        """The mean whose own first moment a sum is a multiple of, and what multiple."""
+        """The mean whose first moment a sum is a multiple of, and the multiple; or None."""
         if len(centres) != 1 or centres[0].mass is None:
             return None
         weight = sympy.cancel(element / centres[0].distance)
@@ -270,7 +245,7 @@ class Centres:
     def _lower(
         self, name: str, gauge: gauges.Gauge, element: sympy.Expr, centres: list[Centre]
     ) -> Lower:
-        """Lower moments, by the powers of each centre's move that they are times."""
+        """The lower moments that a moment needs when its centres move, by the binomial formula."""
         moves = {each.distance: each.move for each in centres}
         flat = opened(element, moves)
         shifted = flat.xreplace({each: each + moves[each] for each in moves})
@@ -287,7 +262,7 @@ class Centres:
         return found
 
     def _at(self, made: _Moment, side: Side) -> sympy.Expr:
-        """The moment of a side about the new mean, in the side's own gauge."""
+        """The moment of one side about the new mean, in the side's own gauge."""
         state = self.progress.state
         powers = {
             exponents: sympy.Add(*(number * state.raw(slot, side) for number, slot in parts))
@@ -296,10 +271,10 @@ class Centres:
         return self._shifted(made, side, side(made.name), powers)
 
     def _scaled(self, made: _Moment, side: Side) -> sympy.Expr:
-        """As `_at`, in the gauge of new values.
+        """The moment of one side about the new centres, in the gauge of new values.
 
-        Sums come to be in it before they meet how far an extreme moved: from the least number of
-        a type, which masks, that is too far for any sum but one that is 0 by then.
+        Unlike in `_at`, sums are rescaled before they meet how far an extreme moved: from the least
+        number of a type, which masks, that is too far for any sum but one that is 0 by then.
         """
         state, gauge = self.progress.state, made.gauge
 
@@ -321,7 +296,7 @@ class Centres:
         own: sympy.Expr,
         powers: Mapping[tuple[int, ...], sympy.Expr],
     ) -> sympy.Expr:
-        """A moment, and what the moves of its centres add to it.
+        """A moment plus what the moves of its centres add to it.
 
         What is infinite stays so: infinite lower moments would make NaN of it. Counts, and what
         rounding leaves of a mean, are finite where the mean is.
@@ -340,7 +315,7 @@ class Centres:
         return _unless_infinite([side(made.name)], found)
 
     def _moved(self, centre: Centre, side: Side) -> sympy.Expr:
-        """How far a centre moves; of nothing to a first element any way will do."""
+        """How far a centre moves; from nothing to a first element, any distance will do."""
         state = self.progress.state
         kept = state.of(centre.symbol)
         before = side(kept.name)
@@ -350,18 +325,18 @@ class Centres:
 
 
 def _unless_infinite(sides: Sequence[sympy.Expr], found: sympy.Expr) -> sympy.Expr:
-    """What was found, or the sum of sides where one of them is infinite."""
+    """An expression, but the plain sum of sides where one of them is infinite."""
     largest = sympy.Max(*(magnitude(each) for each in sides))
     return chosen(largest, sympy.oo, sympy.Add(*sides), found)
 
 
 def _carried(mass: Kept, instead: sympy.Expr) -> sympy.Expr:
-    """How a sum of weights is carried, something else of the same weights in its place."""
+    """The carry of a sum of weights, with another sum of the same weights in its place."""
     return mass.carry.xreplace({value(mass.name): instead})
 
 
 def _merged(mass: Kept, one: sympy.Expr, other: sympy.Expr) -> sympy.Expr:
-    """How sums of weights are merged, something else of the same weights in their places."""
+    """The merge of two sums of weights, with other sums of the same weights in their places."""
     assert mass.merge is not None
     return mass.merge.xreplace({left(mass.name): one, right(mass.name): other})
 
@@ -369,7 +344,7 @@ def _merged(mass: Kept, one: sympy.Expr, other: sympy.Expr) -> sympy.Expr:
 def _horner(
     powers: Mapping[tuple[int, ...], sympy.Expr], moves: Sequence[sympy.Expr]
 ) -> sympy.Expr:
-    """A polynomial in moves, no power of which is computed alone: it may be out of range."""
+    """A polynomial in moves by Horner's rule: a power computed alone may be out of range."""
     if not moves:
         return sympy.Add(*powers.values())
     move, *others = moves

@@ -1,4 +1,4 @@
-"""From a cascade to its derivation, stage by stage."""
+"""Derives a cascade stage by stage."""
 
 from __future__ import annotations
 
@@ -16,21 +16,11 @@ from crossfuse.cascade.algebra.stages import Deriver
 from crossfuse.cascade.derivation import Derivation
 from crossfuse.cascade.spec import Cascade, Stage
 
-# Which sums of a cascade are means of later stages.
-
 
 def means(cascade: Cascade) -> dict[str, Mean]:
-    """Find sums that later stages take distances from.
+    """Find the sums that later stages take distances from, by stage.
 
-    Parameters
-    ----------
-    cascade : Cascade
-        The definition.
-
-    Returns
-    -------
-    dict[str, Mean]
-        By stage. A later stage depends on each by ``element - mean`` only.
+    A later stage depends on each by ``element - mean`` only.
     """
     found: dict[str, Mean] = {}
     for stage in cascade.stages:
@@ -45,7 +35,7 @@ def means(cascade: Cascade) -> dict[str, Mean]:
 
 
 def ordered(cascade: Cascade, found: dict[str, Mean]) -> list[Stage]:
-    """Stages in an order in which weights come before the means that they weigh."""
+    """Sort stages so that weights come before the means that they weigh."""
     waiting, done = list(cascade.stages), []
     symbols = {each.symbol: each.name for each in cascade.stages}
     names: set[str] = set()
@@ -95,7 +85,7 @@ def _is_used(cascade: Cascade, later: Stage, stage: Stage, mean: Mean) -> bool:
 
 
 def _is_visible(cascade: Cascade, stage: Stage, about: Sequence[Stage]) -> bool:
-    """Whether a mean is seen where no sum about it is: as `Mean.visible`."""
+    """Whether a mean shows up anywhere but in sums about it; see `Mean.visible`."""
     sums = {each.symbol for each in about}
     terms = [each.term for each in cascade.stages if each not in about]
     shown = [each.free_symbols for each in (*terms, *cascade.results.values())]
@@ -115,22 +105,10 @@ _MOST_KNOWN = 512
 
 @checked
 def derive(cascade: Cascade) -> Derivation:
-    """Derive how a cascade streams in one loop.
+    """Derive how a cascade streams in one loop; the work behind `crossfuse.cascade.algebra.derive`.
 
-    Parameters
-    ----------
-    cascade : Cascade
-        The plain definition.
-
-    Returns
-    -------
-    Derivation
-        State, updates, merge and results, with the proofs' words.
-
-    Raises
-    ------
-    CascadeRefused
-        Naming the stage, and what couples elements and results there.
+    Derivations are cached by what a cascade is made of. A refusal names the stage, and what couples
+    elements and results there.
     """
     key = _key(cascade)
     if key not in _KNOWN:

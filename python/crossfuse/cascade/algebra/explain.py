@@ -1,4 +1,4 @@
-"""A derivation as a person would write it down."""
+"""Writes a derivation as a person would write it down."""
 
 from __future__ import annotations
 
@@ -13,18 +13,9 @@ _REDUCED = {"sum": "Σ", "prod": "Π"}
 
 
 def explain(derivation: Derivation) -> str:
-    """Write a derivation as text.
+    """Explain a derivation as text: stages with proofs, state, merge, and the final results.
 
-    Parameters
-    ----------
-    derivation : Derivation
-        What to tell.
-
-    Returns
-    -------
-    str
-        Stages with their proofs, the state, how states merge, and what is made of the final one.
-        Lines end without spaces, the text without a line break.
+    Lines end without spaces, the text without a line break.
     """
     cascade = derivation.cascade
     lines = [_title(derivation), "", "Stages"]

@@ -1,6 +1,7 @@
-"""Products that neither overflow nor underflow on the way.
+"""Rewrites products so that no intermediate value overflows or underflows; proves signs.
 
-``exp(x - m)``, never ``exp(x) * exp(-m)``; ``(x / a)**2``, never ``x**2 / a**2``.
+``exp(x - m)``, never ``exp(x) * exp(-m)``; ``(x / a)**2``, never ``x**2 / a**2``. All rewrites give
+an equal expression.
 """
 
 from __future__ import annotations
@@ -11,23 +12,12 @@ import sympy
 
 from crossfuse.cascade.expressions.fence import Fence
 
-#: Multiples that are taken for what sympy makes of an epsilon.
+#: Least multiple that is taken for a denominator, which sympy made of an epsilon.
 _LARGE = 100
 
 
 def joined(expression: sympy.Basic) -> sympy.Basic:
-    """Join the exponentials of every product in an expression.
-
-    Parameters
-    ----------
-    expression : sympy.Basic
-        Any.
-
-    Returns
-    -------
-    sympy.Basic
-        Equal to it.
-    """
+    """Join the exponentials of every product in an expression."""
     if not expression.has(sympy.exp):
         return expression
     if isinstance(expression, sympy.Piecewise):
@@ -60,7 +50,7 @@ def natural(expression: sympy.Basic) -> sympy.Basic:
 
 
 def unlogged(expression: sympy.Basic) -> sympy.Basic:
-    """Write logarithms of products as exponents and logarithms of the rest.
+    """Write logarithms of products as exponents and logarithms of the other factors.
 
     Taken apart otherwise, ``log(exp(x - m) / s)`` is a sum of ``x`` and ``log(exp(-m) / s)``, which
     leaves the range of numbers.
@@ -85,16 +75,6 @@ def rescaled(expression: sympy.Basic) -> sympy.Basic:
     """Write powers of ``1e12 x + 1`` as those of ``x + 1e-12``, so that no large x overflows.
 
     Sympy brings sums over a common denominator where it takes magnitudes of quotients.
-
-    Parameters
-    ----------
-    expression : sympy.Basic
-        Any.
-
-    Returns
-    -------
-    sympy.Basic
-        Equal to it.
     """
     if not expression.has(sympy.Pow):
         return expression
@@ -116,7 +96,7 @@ def rescaled(expression: sympy.Basic) -> sympy.Basic:
 
 
 def _scale(base: sympy.Basic) -> sympy.Expr:
-    """What the terms of a sum that has a number in it are large multiples of; else 1."""
+    """The large number that the terms of a sum with a constant are multiples of; else 1."""
     if not isinstance(base, sympy.Add) or not any(each.is_Number for each in base.args):
         return sympy.S.One
     found = [each.as_coeff_Mul()[0] for each in base.args if not each.is_Number]
@@ -125,17 +105,9 @@ def _scale(base: sympy.Basic) -> sympy.Expr:
 
 
 def ratios(expression: sympy.Basic) -> sympy.Basic:
-    """Join equal powers above and below of every product in an expression.
+    """Join equal powers in numerator and denominator of every product in an expression.
 
-    Parameters
-    ----------
-    expression : sympy.Basic
-        Any.
-
-    Returns
-    -------
-    sympy.Basic
-        Equal to it; a ratio is a `sympy.UnevaluatedExpr`, which sympy does not take apart again.
+    A ratio is a `sympy.UnevaluatedExpr`, which sympy does not take apart again.
     """
     if isinstance(expression, sympy.UnevaluatedExpr) or not expression.has(sympy.Pow):
         return expression
@@ -161,22 +133,8 @@ def ratios(expression: sympy.Basic) -> sympy.Basic:
     return sympy.Mul(*parts)
 
 
-# Proofs that an expression has no negative value.
-
-
 def nonnegative(expression: sympy.Expr) -> bool:
-    """Whether an expression is proved not to be negative, by its symbols' assumptions.
-
-    Parameters
-    ----------
-    expression : sympy.Expr
-        Over symbols whose assumptions are trusted.
-
-    Returns
-    -------
-    bool
-        False where nothing is proved.
-    """
+    """Whether the assumptions on its symbols prove that an expression is not negative."""
     if isinstance(expression, Fence):
         return nonnegative(expression.args[0])
     if isinstance(expression, sympy.Piecewise):

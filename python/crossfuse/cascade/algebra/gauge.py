@@ -1,8 +1,8 @@
-"""Which results correct the state while it streams, and which are applied once, at the end.
+"""Decides which results correct the state while it streams, and which are applied once at the end.
 
-``sum G(x) * H(d)`` with the final ``d`` needs no correction: the sum of G is kept, and H is applied
-to it once. Only what G needs in order to stay in range is kept in the *gauge*, that is in
-contributions and in the state: the maximum under an exponential, the largest magnitude under a
+``sum G(x) * H(d)`` with the final ``d`` needs no correction: the sum of G is accumulated, and H is
+applied to it once. Only what G needs in order to stay in range belongs to the *gauge*, that is to
+contributions and to the state: the maximum under an exponential, the largest magnitude under a
 power, and a scale in front of a rounding. Where H has no inverse, what stands in for the result
 (`Slot.guard`) is used in the state and in contributions alike.
 """
@@ -19,7 +19,7 @@ from crossfuse.cascade.algebra.state import Kept, State, chosen
 from crossfuse.cascade.derivation import left, new, right, value
 from crossfuse.cascade.expressions.fence import Fence, opened
 
-# Masks as factors, and factors as masks.
+# Masks: as factors in products, as choices in code.
 #
 # A sum skips an element by ``Piecewise((v, condition), (0, True))``. As a factor that is 1 or 0 the
 # mask takes part in products like any weight; in what is computed it is a choice again, so that
@@ -52,7 +52,7 @@ def as_choices(term: sympy.Basic) -> sympy.Basic:
 
 
 def quotient(above: sympy.Expr, below: sympy.Expr) -> sympy.Expr | None:
-    """A quotient of what is masked alike; None if what is divided by is masked otherwise."""
+    """The quotient of two terms that are masked alike; None if only the divisor has a mask."""
     over = list(sympy.Mul.make_args(as_factors(above)))
     under = list(sympy.Mul.make_args(as_factors(below)))
     for mask in filter(_is_mask, tuple(under)):
@@ -88,30 +88,23 @@ def _is_mask(term: sympy.Basic) -> bool:
 
 @dataclass(frozen=True)
 class Gauge:
-    """The part of H that the state and contributions have in them.
+    """The part of H that scales the state and the contributions."""
 
-    Attributes
-    ----------
-    exponents : sympy.Expr
-        Of ``exp``.
-    powers : tuple[tuple[sympy.Symbol, sympy.Expr], ...]
-        Slots, or maxima of them and positive numbers, and the powers of them that are divided by.
-    vanishes : bool
-        Whether the sum so far is proved to be 0 where a slot of the gauge has no inverse.
-    """
-
+    #: Of ``exp``.
     exponents: sympy.Expr = sympy.S.Zero
+    #: Slots, or maxima of them and positive numbers, and the powers of them that are divided by.
     powers: tuple[tuple[sympy.Expr, sympy.Expr], ...] = ()
+    #: Whether the sum so far is proved to be 0 where a slot of the gauge has no inverse.
     vanishes: bool = True
 
     @property
     def free(self) -> bool:
-        """Whether there is nothing in it."""
+        """Whether the gauge is empty."""
         return self.exponents == 0 and not self.powers
 
     @property
     def factor(self) -> sympy.Expr:
-        """The part of H."""
+        """The gauge as a factor of H."""
         return sympy.Mul(sympy.exp(self.exponents), *(base**-power for base, power in self.powers))
 
 
@@ -122,25 +115,10 @@ def split(
     elements: frozenset[sympy.Symbol],
     rounded: bool,
 ) -> tuple[Gauge, sympy.Expr]:
-    """Part H into gauge and what is applied at the end.
+    """Split H into the gauge, which streams, and the rest, which is applied once at the end.
 
-    Parameters
-    ----------
-    element, context : sympy.Expr
-        G and H, H over slots of `state`.
-    state : State
-        Slots so far.
-    elements : frozenset[sympy.Symbol]
-        What changes along the axis.
-    rounded : bool
-        Whether what is reduced is rounded to a narrow type first, so that it must be scaled.
-
-    Returns
-    -------
-    gauge : Gauge
-        What streams.
-    rest : sympy.Expr
-        What is applied once.
+    G and H are `element` and `context`, H over slots of `state`; `elements` change along the axis.
+    Terms that are `rounded` to a narrow type must be scaled before that.
     """
     exponents: list[sympy.Expr] = []
     powers: list[tuple[sympy.Expr, sympy.Expr]] = []
@@ -170,7 +148,7 @@ def _divides(power: sympy.Expr) -> bool:
 
 
 def contribution(gauge: Gauge, element: sympy.Expr, state: State) -> sympy.Expr:
-    """What one element brings: G in the gauge of new values, exponents joined."""
+    """The contribution of one element: G in the gauge of new values, exponents joined."""
     made = element
     for base, power in gauge.powers:
         below = state.usable(1 / base, new) ** -1
@@ -181,12 +159,12 @@ def contribution(gauge: Gauge, element: sympy.Expr, state: State) -> sympy.Expr:
 
 
 def carry(gauge: Gauge, kept: sympy.Expr, state: State) -> sympy.Expr:
-    """A value so far in the gauge of new values."""
+    """Rescale a value so far to the gauge of new values."""
     return moved(gauge, kept, state, value)
 
 
 def merged(gauge: Gauge, parts: Sequence[sympy.Expr], state: State) -> sympy.Expr:
-    """The sum of the values of two sides, `parts`, in the gauge of the merged state."""
+    """The sum of the values of two sides in the gauge of the merged state."""
     sides = zip(parts, (left, right), strict=True)
     return sympy.Add(*(moved(gauge, part, state, side) for part, side in sides))
 
@@ -205,7 +183,7 @@ def correction(gauge: Gauge, state: State, side: object = value) -> sympy.Expr:
 
 
 def times(element: sympy.Expr, factor: sympy.Expr) -> sympy.Expr:
-    """A product with an exponential, which meets the exponentials that it makes small."""
+    """Multiply by an exponential, pairing it with the exponentials that it makes small."""
     if isinstance(element, sympy.Piecewise):
         sides = [(times(each, factor) if each != 0 else each, test) for each, test in element.args]
         return sympy.Piecewise(*sides)
@@ -230,7 +208,7 @@ def _others(product: sympy.Mul, one: sympy.Expr) -> list[sympy.Expr]:
 
 
 def moved(gauge: Gauge, part: sympy.Expr, state: State, side: object) -> sympy.Expr:
-    """What a side has in its own gauge, in that of new values."""
+    """Rescale the value of a side from its own gauge to that of new values."""
     if gauge.free:
         return part
     scaled = part * correction(gauge, state, side)
@@ -265,7 +243,10 @@ def _added(kept: Kept, exponent: sympy.Expr, state: State) -> bool:
 
 
 def _bounded(kept: Kept, element: sympy.Expr, elements: frozenset[sympy.Symbol]) -> bool:
-    """Whether exponentials are 0 wherever the slot is infinite, as multiples of its terms are."""
+    """Whether exponentials are 0 wherever the slot is infinite.
+
+    Their exponents must be positive multiples of its terms, under the same mask.
+    """
     bound, shown = kept.contribution, None
     if isinstance(bound, sympy.Piecewise) and bound.args[-1][0] == -sympy.oo:
         (bound, shown), *more = bound.args
@@ -287,7 +268,7 @@ def _bounded(kept: Kept, element: sympy.Expr, elements: frozenset[sympy.Symbol])
 def _exponents(
     element: sympy.Expr, elements: frozenset[sympy.Symbol], test: sympy.Basic = sympy.true
 ) -> list[tuple[sympy.Expr, sympy.Basic]]:
-    """Exponents over elements, and the conditions under which they are used."""
+    """Exponents over elements, each with the condition under which it is used."""
     if isinstance(element, sympy.exp):
         return [(element.args[0], test)] if element.free_symbols & elements else []
     if isinstance(element, sympy.Piecewise):
@@ -307,12 +288,12 @@ def _scales(base: sympy.Expr, element: sympy.Expr, power: sympy.Expr, state: Sta
 
 
 def _is_largest(kept: Kept) -> bool:
-    """Whether it is a largest magnitude."""
+    """Whether a slot is a largest magnitude."""
     return not kept.signed and kept.monoid.name == "max"
 
 
 def _vanishes(element: sympy.Expr, kept: Kept, power: sympy.Expr) -> bool:
-    """Whether an element has what the slot is the largest of as a factor, so that both are 0."""
+    """Whether an element has the slot's own term as a factor, so that both are 0 together."""
     known = sympy.Mul.make_args(kept.contribution)
     inside = sympy.Mul(*(each.args[0] if isinstance(each, sympy.Abs) else each for each in known))
     for candidate in (kept.contribution, inside):

@@ -6,11 +6,11 @@ the binomial formula: with ``d = mean - mean'``
     sum of w P(u - mean') = sum of w P((u - mean) + d)
 
 whose terms are powers of d times sums of lower degree. Those of degree one, with the mean's own
-weight, would be 0 if the mean were not rounded: they are kept (`Centre.rest`), and correct the mean
-at the next step. Those of degree zero are sums of weights. No difference of large numbers is ever
-taken, unlike by ``sum x**2 - n * mean**2``. The same holds of distances from a largest or least
-element, such as ``log(p)`` has in the entropy of a softmax: ``sum e**(u - m) * (u - m)`` moves by
-d times the sum of exponentials.
+weight, would be 0 if the mean were not rounded: they have a slot (`Centre.rest`), and correct the
+mean at the next step. Those of degree zero are sums of weights. No difference of large numbers is
+ever taken, unlike by ``sum x**2 - n * mean**2``. The same holds of distances from a largest or
+least element, such as ``log(p)`` has in the entropy of a softmax: ``sum e**(u - m) * (u - m)``
+moves by d times the sum of exponentials.
 """
 
 from __future__ import annotations
@@ -24,88 +24,54 @@ from crossfuse.cascade.expressions.fence import Fence, opened
 
 @dataclass(frozen=True)
 class Mean:
-    """A sum that later stages use as a mean.
+    """A sum that later stages use as a mean."""
 
-    Attributes
-    ----------
-    stage : str
-        The sum.
-    weight : str
-        The stage that sums weights; empty where elements are counted.
-    element : sympy.Expr
-        What is averaged.
-    scale : sympy.Expr
-        The sum is this times the sum of weights times the mean; over stages and invariants.
-    signed : bool
-        Whether weights may be negative, so that the mean may not exist before the end.
-    visible : bool
-        Whether anything but sums about the mean shows it: an infinite one is then to stay
-        infinite, where those sums, and what is computed from them, are no numbers.
-    """
-
+    #: The stage that sums.
     stage: str
+    #: The stage that sums weights; empty where elements are counted.
     weight: str
+    #: The averaged expression.
     element: sympy.Expr
+    #: The sum is this times the sum of weights times the mean; over stages and invariants.
     scale: sympy.Expr
+    #: Whether weights may be negative, so that the mean may not exist before the end.
     signed: bool = False
+    #: Whether anything but sums about the mean shows it: an infinite one is then to stay infinite,
+    #: where those sums, and what is computed from them, are no numbers.
     visible: bool = False
 
 
 @dataclass(frozen=True)
 class Centre:
-    """A mean in the state, or a largest or least element.
+    """A reference point of distances: a mean in the state, or a largest or least element."""
 
-    Attributes
-    ----------
-    element : sympy.Expr
-        What is averaged or compared.
-    symbol : sympy.Symbol
-        Its slot.
-    mass : sympy.Symbol | None
-        The slot of weights; None of an element.
-    distance : sympy.Dummy
-        Stands for an element's distance from the mean.
-    rest : sympy.Symbol | None
-        The slot of the first moment about it, which only rounding keeps from being 0; None where
-        distances are from the mean, but no moments are taken about it.
-    move : sympy.Dummy
-        Stands for how far the mean moves.
-    """
-
+    #: The averaged or compared expression.
     element: sympy.Expr
+    #: Its slot.
     symbol: sympy.Symbol
+    #: The slot of weights; None of an extreme.
     mass: sympy.Symbol | None
+    #: Stands for an element's distance from the centre.
     distance: sympy.Dummy
+    #: The slot of the first moment about it, which only rounding keeps from being 0; None where
+    #: distances are from the mean, but no moments are taken about it.
     rest: sympy.Symbol | None = None
+    #: Stands for how far the centre moves.
     move: sympy.Dummy = field(default_factory=lambda: sympy.Dummy("move", real=True))
 
     @property
     def kind(self) -> str:
-        """What distances are from, in words."""
+        """The reference point in words."""
         return "an extreme" if self.mass is None else "the mean"
 
 
 def centred(
     term: sympy.Expr, reference: sympy.Symbol, element: sympy.Expr, distance: sympy.Symbol
 ) -> sympy.Expr | None:
-    """Write a term over distances from a mean or an extreme.
+    """Rewrite a term over distances of an element from a mean or an extreme, the reference.
 
-    Parameters
-    ----------
-    term : sympy.Expr
-        Over elements and results.
-    reference : sympy.Symbol
-        The mean, or the extreme.
-    element : sympy.Expr
-        What it is one of.
-    distance : sympy.Symbol
-        What stands for the element's distance from it.
-
-    Returns
-    -------
-    sympy.Expr | None
-        The reference may be left as a factor; None if distances do not take its place anywhere, or
-        it is still added to elements.
+    The reference may be left as a factor. None if distances do not take its place anywhere, or it
+    is still added to elements.
     """
     joined = _joined(term, reference, element, distance)
     if _mixed(joined, reference, element):
@@ -126,7 +92,7 @@ def _mixed(part: sympy.Basic, reference: sympy.Symbol, element: sympy.Expr) -> b
 
 
 def _flat(part: sympy.Basic, reference: sympy.Symbol, element: sympy.Expr) -> sympy.Basic:
-    """Sums of elements and the reference without the fences between the two."""
+    """Multiply out sums of elements and the reference, without the fences between the two."""
     if not _has_both(part, reference, element):
         return part
     if isinstance(part, sympy.Add):
@@ -142,7 +108,7 @@ def _has_both(part: sympy.Basic, reference: sympy.Symbol, element: sympy.Expr) -
 def _joined(
     part: sympy.Basic, reference: sympy.Symbol, element: sympy.Expr, distance: sympy.Symbol
 ) -> sympy.Basic:
-    """Differences of an element and the reference as distances, wherever they are spelt out."""
+    """Replace differences of an element and the reference by distances wherever they occur."""
     if reference not in part.free_symbols or part.is_Atom:
         return part
     if isinstance(part, sympy.Add):
@@ -156,7 +122,7 @@ def _joined(
 
 
 def _cancels(part: sympy.Add, apart: sympy.Expr, element: sympy.Expr) -> bool:
-    """Whether there is less of an element in a sum from which its distance was taken.
+    """Whether taking the distance out of a sum leaves less of the element in it.
 
     Of an element that is itself a sum, all addends are to be there: that `x - mean` is a distance
     of `x + y` less `y` is true, and has the rounding of the larger of the two.

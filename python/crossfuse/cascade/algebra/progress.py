@@ -1,4 +1,4 @@
-"""What is derived so far: the state, what stages became, and the words for it."""
+"""A derivation in the making: the state so far, what stages became, and how."""
 
 from __future__ import annotations
 
@@ -18,28 +18,7 @@ from crossfuse.cascade.spec import INDEXED, RANKED, SUM, Cascade, Monoid, Stage
 
 
 class Progress:
-    """A derivation in the making, which the rules for each kind of stage read and add to.
-
-    Parameters
-    ----------
-    cascade : Cascade
-        The definition.
-
-    Attributes
-    ----------
-    state : State
-        Slots so far.
-    centres : list[Centre]
-        Means among them.
-    known : dict[sympy.Symbol, sympy.Expr]
-        Results of stages over slots.
-    direct : dict[sympy.Symbol, sympy.Expr]
-        Results of choices as they are, -oo of nothing too.
-    steps : list[Step]
-        How stages were derived.
-    split : list[str]
-        Sums that became several, whose parts may cancel.
-    """
+    """A derivation in the making, which the rules for each kind of stage read and extend."""
 
     def __init__(self, cascade: Cascade) -> None:
         self.cascade = cascade
@@ -47,21 +26,26 @@ class Progress:
         taken = {each.name for each in (*cascade.elements, *cascade.invariants)}
         taken |= {each.name for each in cascade.stages} | set(cascade.results) | set(cascade.rows)
         self.state = State(frozenset(taken))
+        #: Means among the slots.
         self.centres: list[Centre] = []
+        #: Results of stages over slots.
         self.known: dict[sympy.Symbol, sympy.Expr] = {}
+        #: Results of choices as they are, including the -oo of an empty choice.
         self.direct: dict[sympy.Symbol, sympy.Expr] = {}
         self.places = {each.index_symbol for each in cascade.stages} - {None}
+        #: How stages were derived.
         self.steps: list[Step] = []
+        #: Stages whose sum became several, whose parts may cancel.
         self.split: list[str] = []
         self._moments: set[sympy.Symbol] = set()
 
     def results(self, term: sympy.Expr) -> list[sympy.Symbol]:
-        """What a term uses of earlier stages."""
+        """The results of earlier stages that a term uses."""
         found = term.free_symbols & (self.state.symbols | self.places)
         return sorted(found, key=lambda each: str(each.name))
 
     def separated(self, stage: Stage, term: sympy.Expr) -> list[Product]:
-        """A term as products; refuses."""
+        """Separate a term into products, or refuse the stage."""
         results = self.results(term)
         try:
             return products(term, self.moving(), results, near=self.distances | self.moments)
@@ -75,7 +59,7 @@ class Progress:
 
     @property
     def distances(self) -> frozenset[sympy.Symbol]:
-        """What stands for distances from means."""
+        """Symbols that stand for distances from means."""
         return frozenset(each.distance for each in self.centres)
 
     @property
@@ -84,12 +68,12 @@ class Progress:
         return frozenset(self._moments)
 
     def note_moment(self, symbol: sympy.Symbol) -> sympy.Symbol:
-        """Note that a slot is a moment; gives its symbol."""
+        """Register a slot as a moment; returns its symbol."""
         self._moments.add(symbol)
         return symbol
 
     def moving(self) -> frozenset[sympy.Symbol]:
-        """Elements, and distances of elements from means."""
+        """What changes along the axis: elements, and their distances from means."""
         return self.elements | self.distances
 
     def centres_in(self, expression: sympy.Expr) -> list[Centre]:
@@ -97,7 +81,7 @@ class Progress:
         return [each for each in self.centres if each.distance in expression.free_symbols]
 
     def spelt(self, expression: sympy.Basic) -> sympy.Basic:
-        """An expression over slots as messages show it; distances as differences."""
+        """An expression over slots as messages show it, with distances as differences."""
         apart = {
             each.distance: each.element - value(self.state.of(each.symbol).name)
             for each in self.centres
@@ -107,7 +91,10 @@ class Progress:
     def keep(
         self, name: str, monoid: Monoid, element: sympy.Expr, *, always: bool = False
     ) -> sympy.Symbol:
-        """Keep a reduction that needs no correction; gives its symbol."""
+        """Add the slot of a reduction that needs no correction, or reuse an equal one.
+
+        Returns the slot's symbol. With `always`, an equal slot is not reused.
+        """
         same = None if always else self.state.same(monoid, element)
         if same is not None:
             return same
@@ -120,7 +107,10 @@ class Progress:
     def accumulate(
         self, name: str, gauge: gauges.Gauge, g: sympy.Expr, *, fresh: bool = False
     ) -> sympy.Symbol:
-        """Keep a sum in a gauge, under a name or a fresh one like it; gives its symbol."""
+        """Add the slot of a sum in a gauge, or reuse an equal one; returns its symbol.
+
+        With `fresh`, the slot gets a new name like `name`.
+        """
         brought = as_choices(gauges.contribution(gauge, g, self.state))
         same = self.state.same(SUM, brought)
         if same is not None:
@@ -131,7 +121,7 @@ class Progress:
         return self.state.add(name, SUM, brought, carry, merge, no_sign=nonnegative(g))
 
     def count(self) -> sympy.Symbol:
-        """The slot that counts elements."""
+        """The symbol of the slot that counts elements."""
         same = self.state.same(SUM, sympy.S.One)
         return same if same is not None else self.keep(self.state.fresh("n"), SUM, sympy.S.One)
 
@@ -140,11 +130,11 @@ class Progress:
         return stage.name if count == 1 else self.state.fresh(f"{stage.name}_{number}")
 
     def names(self, parts: Sequence[sympy.Expr]) -> tuple[str, ...]:
-        """Slots in expressions, in their order."""
+        """Names of the slots in expressions, in the order of the state."""
         free = set().union(*(each.free_symbols for each in parts)) if parts else set()
         return tuple(each.name for each in self.state.kept if self.state.among(each, free))
 
     def done(self, stage: Stage, result: sympy.Expr, step: Step) -> None:
-        """Note what a stage became."""
+        """Record what a stage became."""
         self.known[stage.symbol] = result
         self.steps.append(step)

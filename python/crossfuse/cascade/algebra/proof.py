@@ -1,4 +1,4 @@
-"""What is checked of a separation, and what is said of a term that has none."""
+"""Checks of a separation, and refusals of terms that have none."""
 
 from __future__ import annotations
 
@@ -11,31 +11,18 @@ from crossfuse.cascade.algebra.writing import written
 from crossfuse.cascade.spec import Stage
 from crossfuse.errors import CascadeRefused, RefusedError, refuse
 
-# Refusals of cascades, as values that name the stage and the obstacle.
-
 
 def refused(rule: str, stage: str, *, found: object, limit: str, instead: str) -> RefusedError:
-    """Build the refusal of a stage.
+    """The refusal of a stage, to raise.
 
-    Parameters
-    ----------
-    rule : str
-        ``"cascade-separable"``, ``"cascade-sign"`` or ``"cascade-form"``.
-    stage : str
-        Name of the stage.
-    found, limit, instead
-        See `crossfuse.errors.Refusal`.
-
-    Returns
-    -------
-    RefusedError
-        To raise.
+    Rules are ``"cascade-separable"``, ``"cascade-sign"`` and ``"cascade-form"``; for the texts see
+    `crossfuse.errors.Refusal`.
     """
     where = f"stage {stage}"
     return refuse(CascadeRefused, rule, where, found=found, limit=limit, instead=instead)
 
 
-# The rank of a term on a random sample: a filter before proofs, and a word in refusals.
+# The rank of a term on a random sample: a filter before proofs, and a hint in refusals.
 
 #: Samples of elements, and of results.
 SIZE = 24
@@ -46,19 +33,9 @@ _SMALL = 1e-9
 def sample_rank(
     term: sympy.Expr, elements: Sequence[sympy.Symbol], results: Sequence[sympy.Symbol]
 ) -> int | None:
-    """The rank of the matrix of a term's values, elements in its rows and results in its columns.
+    """The rank of a term's values, with elements in rows of the matrix and results in its columns.
 
-    Parameters
-    ----------
-    term : sympy.Expr
-        A stage's term.
-    elements, results : Sequence[sympy.Symbol]
-        What is drawn for each row, and for each column. Other symbols are drawn once.
-
-    Returns
-    -------
-    int | None
-        At most `SIZE`; None where a value is no finite number.
+    It is at most `SIZE`; None where a value is no finite number. Other symbols are drawn once.
     """
     import numpy as np
 
@@ -88,7 +65,7 @@ def _draw(rng: object, symbol: sympy.Symbol, shape: tuple[int, int]) -> object:
     return rng.normal(0.0, 1.0, shape)
 
 
-#: Products that a sum is split into at most.
+#: Most products that a sum is split into.
 MOST_PRODUCTS = 16
 
 
@@ -99,20 +76,11 @@ def checked(
     elements: Iterable[sympy.Symbol],
     results: Sequence[sympy.Symbol],
 ) -> int | None:
-    """Check a separation against a sample of the term.
+    """Check a separation against a sample of the term, whose rank it returns.
 
-    The products are equal to the term by identities; a rank above their number would mean that
-    one of these was applied where it does not hold.
-
-    Returns
-    -------
-    int | None
-        The rank of the sample.
-
-    Raises
-    ------
-    CascadeRefused
-        If the products are too many, or fewer than the sample's rank.
+    The products are equal to the term by identities; a rank above their number would mean that one
+    of these was applied where it does not hold. Such a stage is refused, as is one of more than
+    `MOST_PRODUCTS` products.
     """
     used = sorted(term.free_symbols & set(elements), key=lambda each: str(each.name))
     rank = sample_rank(term, used, results)
@@ -129,7 +97,7 @@ def checked(
 
 
 def words(rank: int | None, count: int) -> str:
-    """The proof of a separation, for `Step`."""
+    """The proof of a separation in words, for `Step`."""
     sampled = "not sampled" if rank is None else f"rank {rank} on a {SIZE} x {SIZE} sample"
     products = "one product" if count == 1 else f"{count} products"
     return f"taken apart by identities into {products}; {sampled}"
@@ -143,25 +111,10 @@ def coupled(
     results: Sequence[sympy.Symbol],
     spelt: Callable[[sympy.Basic], sympy.Basic],
 ) -> RefusedError:
-    """The refusal of a term in which elements and results cannot be told apart.
+    """The refusal of a term whose elements and results cannot be separated.
 
-    Parameters
-    ----------
-    stage : Stage
-        Whose term it is.
-    term : sympy.Expr
-        Over elements and slots.
-    part : sympy.Basic
-        The smallest part that couples them.
-    elements, results : Sequence[sympy.Symbol]
-        What it couples.
-    spelt : Callable
-        Writes expressions for messages.
-
-    Returns
-    -------
-    RefusedError
-        To raise.
+    `part` is the smallest part that couples them; `spelt` writes expressions over slots for
+    messages.
     """
     try:
         rank = sample_rank(term, elements, results)

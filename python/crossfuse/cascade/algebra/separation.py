@@ -1,6 +1,6 @@
-"""Terms as sums of products ``G(x) * H(d)``, taken apart by identities.
+"""Separates terms into sums of products ``G(x) * H(d)`` by identities.
 
-Every rule is an identity of real numbers, so that what comes out is proved to equal what went in:
+Every rule is an identity of real numbers, so that the products are proved to equal the term:
 
 * ``exp(u + v) = exp(u) * exp(v)``, ``b**(u + v)`` likewise;
 * ``(u * v)**p = u**p * v**p`` for integer ``p``, or where ``v`` is proved not to be negative;
@@ -22,18 +22,12 @@ from crossfuse.cascade.expressions.fence import Fence
 #: One ``G(x) * H(d)``.
 Product = tuple[sympy.Expr, sympy.Expr]
 
-#: Largest power of a sum that is multiplied out, and most products that are looked at.
+#: Largest power of a sum that is multiplied out, and most products that are tried.
 _LARGEST_POWER, _MOST_PRODUCTS = 8, 512
 
 
 class Coupled(Exception):
-    """Something that elements and results take part in together.
-
-    Parameters
-    ----------
-    part : sympy.Expr
-        The smallest part of the term that no rule takes apart.
-    """
+    """A part of a term that couples elements and results: the smallest that no rule takes apart."""
 
     def __init__(self, part: sympy.Basic) -> None:
         super().__init__(str(part))
@@ -47,28 +41,13 @@ def products(
     *,
     near: Iterable[sympy.Symbol] | None = None,
 ) -> list[Product]:
-    """Take a term apart into as few products as grouping gives.
+    """Separate a term into as few products as grouping gives.
 
-    Parameters
-    ----------
-    term : sympy.Expr
-        What a stage reduces.
-    elements, results : Iterable[sympy.Symbol]
-        Symbols that change along the axis, and those of earlier stages. Others are invariant.
-    near : Iterable[sympy.Symbol], optional
-        Elements that are distances, and results that are moments of them. If given, sums that may
-        be of either sign are multiplied by each other only if they are of distances: of others
-        large numbers may cancel, of which the sums were small.
-
-    Returns
-    -------
-    list[tuple[sympy.Expr, sympy.Expr]]
-        Each over elements and invariants, and over results and invariants.
-
-    Raises
-    ------
-    Coupled
-        If no rule applies.
+    Each is one of `elements` and one of `results` of earlier stages; other symbols are invariant
+    and may stand in both. `near` holds elements that are distances, and results that are moments of
+    them. If given, sums that may be of either sign are multiplied by each other only if they are of
+    distances: of others large numbers may cancel, of which the sums were small. A part that no rule
+    separates raises `Coupled`.
     """
     parts = _Parts(
         frozenset(elements), frozenset(results), None if near is None else frozenset(near)
@@ -154,9 +133,9 @@ class _Parts:
         return self.grouped([(g * k, h * m) for g, h in left for k, m in right])
 
     def cancels(self, parts: list[Product]) -> bool:
-        """Whether sums of these may be small beside what they are sums of.
+        """Whether the sum of these parts may be small beside the parts.
 
-        Distances are not, nor what is a moment of them.
+        Distances do not cancel so, nor do moments of them.
         """
         if self.near is None or has_one_sign(g * h for g, h in parts):
             return False
@@ -196,7 +175,7 @@ class _Parts:
         return [(sympy.exp(g), sympy.exp(h))]
 
     def addends(self, term: sympy.Expr) -> Product:
-        """A sum as one of elements and one of results; not products of both."""
+        """A sum as one over elements and one over results; products of both are coupled."""
         ours, theirs = sympy.S.Zero, sympy.S.Zero
         for g, h in self.grouped(self.take(term)):
             if not h.free_symbols & self.results:

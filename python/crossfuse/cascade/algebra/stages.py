@@ -1,4 +1,4 @@
-"""How each kind of stage is derived."""
+"""Derives each kind of stage."""
 
 from __future__ import annotations
 
@@ -19,35 +19,24 @@ from crossfuse.cascade.algebra.writing import written
 from crossfuse.cascade.derivation import Factor, Step, value
 from crossfuse.cascade.spec import INDEXED, MAX, RANKED, Cascade, Monoid, Stage
 
-# Stages that choose among elements: increasing functions of a number come out of the choice.
+# Stages that choose among elements: an increasing function commutes with the choice.
 
 
 @dataclass(frozen=True)
 class Affine:
-    """``factor * element + addend``, or ``factor * exp(element) + addend``; the factor is >= 0.
+    """``factor * element + addend``, or ``factor * exp(element) + addend``; the factor is >= 0."""
 
-    Attributes
-    ----------
-    element : sympy.Expr
-        What is chosen among.
-    factor, addend : sympy.Expr
-        Over results and invariants.
-    exponential : bool
-        Whether the element stands in an exponent.
-    proof : str
-        In words.
-    notes : tuple[str, ...]
-        What else to know.
-    term : sympy.Expr | None
-        The whole, if the element stands in it as it is and nothing else changes along the axis.
-    """
-
+    #: The compared expression.
     element: sympy.Expr
+    #: Over results and invariants, as the addend.
     factor: sympy.Expr
     addend: sympy.Expr
+    #: Whether the element stands in an exponent.
     exponential: bool
+    #: In words.
     proof: str
     notes: tuple[str, ...] = ()
+    #: The whole, if the element stands in it as it is and nothing else changes along the axis.
     term: sympy.Expr | None = None
 
     def result(self, chosen: sympy.Expr) -> sympy.Expr:
@@ -58,26 +47,10 @@ class Affine:
 
 
 def affine(progress: Progress, stage: Stage, term: sympy.Expr) -> Affine:
-    """Write a term as an increasing function of what changes along the axis.
+    """Write a stage's term as an increasing function of an element of the axis.
 
-    Parameters
-    ----------
-    progress : Progress
-        Whose elements and results the term is over.
-    stage : Stage
-        A maximum, a minimum, a top-k, or a log of a sum of exponentials.
-    term : sympy.Expr
-        Its term.
-
-    Returns
-    -------
-    Affine
-        Its parts.
-
-    Raises
-    ------
-    CascadeRefused
-        If it is no such function, or the factor's sign is not proved.
+    The stage is a maximum, a minimum, a top-k, or a log of a sum of exponentials. It is refused if
+    its term is no such function, or the factor's sign is not proved.
     """
     masked = _unmasked(stage, term)
     if masked is not None:
@@ -125,7 +98,7 @@ def _signed(stage: Stage, product: Product, addend: sympy.Expr, progress: Progre
 
 
 def _unmasked(stage: Stage, term: sympy.Expr) -> tuple[sympy.Expr, sympy.Basic] | None:
-    """The term and its mask, if what is masked is the identity."""
+    """A term and its mask, if masked elements are the identity of the reduction; else None."""
     if not isinstance(term, sympy.Piecewise) or len(term.args) != 2:
         return None
     (inner, test), (other, _) = term.args
@@ -138,37 +111,28 @@ _ADDED = "an addend is the same for all elements: it does not change the order"
 _SCALED = "a factor is proved not to be negative: it does not change the order"
 
 
-# Pairs of operators: what distributes over what, and why.
+# Distributive laws.
 
 
 @dataclass(frozen=True)
 class Pair:
-    """An operator that comes out of a reduction.
+    """A distributive pair: an operator that can be pulled out of a reduction."""
 
-    Attributes
-    ----------
-    reduction : str
-        Name of the monoid.
-    operator : str
-        ``"+"``, ``"*"`` or ``"increasing"``.
-    law : str
-        What makes it so.
-    condition : str
-        What must be proved of the operand; empty if nothing.
-    """
-
+    #: Name of the monoid.
     reduction: str
+    #: ``"+"``, ``"*"`` or ``"increasing"``.
     operator: str
     law: str
+    #: What must be proved of the operand; empty if nothing.
     condition: str = ""
 
     @property
     def text(self) -> str:
-        """How steps name it."""
+        """The pair as steps name it."""
         return f"{self.reduction}, {self.operator}"
 
 
-#: All that is used.
+#: Every law that derivations use.
 PAIRS = (
     Pair("sum", "*", "a*c + b*c = (a + b)*c"),
     Pair("max", "+", "max(a + c, b + c) = max(a, b) + c"),
@@ -187,22 +151,14 @@ PAIRS = (
 
 
 def pair_of(monoid: Monoid, added: bool) -> str:
-    """The name of a pair: the operator is an addition, or a multiplication by what is >= 0."""
+    """The name of a pair: its operator is an addition, or a multiplication by a number >= 0."""
     operator = "+" if added else "*"
     found = next(p for p in PAIRS if (p.reduction, p.operator) == (monoid.name, operator))
     return found.text + (f" ({found.condition})" if found.condition else "")
 
 
 class Deriver:
-    """Derives stages in order; holds the state so far.
-
-    Parameters
-    ----------
-    cascade : Cascade
-        The definition.
-    means : Mapping[str, Mean]
-        Sums that are kept as means.
-    """
+    """Derives stages in order, by the rule for their kind; `means` are sums that become means."""
 
     def __init__(self, cascade: Cascade, means: Mapping[str, Mean]) -> None:
         self.progress = Progress(cascade)
@@ -211,7 +167,7 @@ class Deriver:
         self.sums = Sums(self.progress, self.centres)
 
     def take(self, stage: Stage) -> None:
-        """Derive a stage; those that it uses are derived."""
+        """Derive a stage; those that it uses are derived already."""
         progress = self.progress
         ranked = {each.symbol for each in progress.cascade.stages if each.monoid.name in RANKED}
         if stage.term.free_symbols & ranked:
@@ -237,7 +193,7 @@ class Deriver:
             self._ordered(stage, term)
 
     def _plain(self, stage: Stage, term: sympy.Expr) -> None:
-        """A stage that uses no results."""
+        """Derive a stage that uses no results."""
         progress = self.progress
         always = stage.monoid.name in (*INDEXED, *RANKED)
         symbol = progress.keep(stage.name, stage.monoid, term, always=always)
@@ -276,7 +232,7 @@ class Deriver:
         progress.done(stage, symbol * h**count, step)
 
     def _logaddexp(self, stage: Stage, term: sympy.Expr) -> None:
-        """A maximum and a sum of exponentials below it."""
+        """Derive a log of a sum of exponentials: a maximum, and a sum of exponentials below it."""
         progress = self.progress
         element, addend = term, sympy.S.Zero
         if progress.results(term):

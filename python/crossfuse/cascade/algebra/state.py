@@ -1,8 +1,8 @@
-"""The state while it is derived: slots, and expressions over them as seen from each side.
+"""The state while it is derived: slots, and expressions over them as each side sees them.
 
 Inside the derivation a slot is a symbol of its own kind (`Kept.symbol`) whose sign is known. Only
-when an expression goes into a slot, a result or a row does it become the value so far, the new
-one, or what stands in for it.
+when an expression goes into a slot, a result or a row does it become the value so far, the new one,
+or what stands in for it.
 """
 
 from __future__ import annotations
@@ -22,30 +22,16 @@ Side = Callable[[str], sympy.Symbol]
 
 @dataclass(eq=False)
 class Kept:
-    """A slot in the making.
-
-    Attributes
-    ----------
-    name : str
-        Of the slot.
-    monoid : Monoid
-        What it combines with.
-    contribution : sympy.Expr
-        As in `Slot`.
-    carry, merge : sympy.Expr | None
-        As in `Slot`.
-    symbol : sympy.Dummy
-        What stands for it inside the derivation.
-    stands_in : bool
-        Whether anything uses it where it may have no inverse.
-    """
+    """A `Slot` in the making."""
 
     name: str
     monoid: Monoid
     contribution: sympy.Expr
     carry: sympy.Expr
     merge: sympy.Expr | None
+    #: Stands for the slot inside the derivation.
     symbol: sympy.Dummy
+    #: Whether anything uses it where it may have no inverse.
     stands_in: bool = False
 
     @property
@@ -60,12 +46,12 @@ class Kept:
 
     @property
     def infinite(self) -> bool:
-        """Whether it is an infinity where nothing was taken in."""
+        """Whether it is an infinity while no element has been reduced."""
         # The largest of no magnitudes is 0, but there is no least one.
         return self.monoid.ordered and (self.signed or self.monoid.name != "max")
 
     def slot(self) -> Slot:
-        """The slot, with what stands in for it if that is needed."""
+        """The finished slot, with its guard if anything needs that."""
         # The largest of no magnitudes is 0, as of magnitudes that are all 0.
         largest = self.monoid.name == "max" and not self.signed
         init = sympy.S.Zero if largest else self.monoid.identity
@@ -74,7 +60,7 @@ class Kept:
         )
 
     def guard(self) -> sympy.Expr | None:
-        """What stands in for the new value."""
+        """The stand-in for the new value where that has no inverse; None if none is used."""
         if not self.stands_in:
             return None
         symbol = new(self.name)
@@ -84,13 +70,7 @@ class Kept:
 
 
 class State:
-    """Slots in the order of updates.
-
-    Parameters
-    ----------
-    taken : frozenset[str]
-        Names that slots may not have.
-    """
+    """Slots in the order of updates; `taken` are names that no slot may have."""
 
     def __init__(self, taken: frozenset[str]) -> None:
         self.taken = set(taken)
@@ -99,7 +79,7 @@ class State:
 
     @property
     def symbols(self) -> frozenset[sympy.Basic]:
-        """What stands for slots inside the derivation."""
+        """Symbols that stand for slots inside the derivation."""
         return frozenset(self._of)
 
     def of(self, symbol: sympy.Basic) -> Kept:
@@ -107,14 +87,14 @@ class State:
         return self._of[symbol]
 
     def among(self, kept: Kept, symbols: Iterable[sympy.Basic]) -> bool:
-        """Whether any symbol stands for a slot."""
+        """Whether any of some symbols stands for a slot."""
         return any(self._of.get(each) is kept for each in symbols)
 
     def same(self, monoid: Monoid, contribution: sympy.Expr) -> sympy.Symbol | None:
-        """Another symbol for a slot that reduces this already.
+        """A new symbol for a slot that reduces the same already; None if there is none.
 
-        Another one, so that nothing cancels that may be 0 or infinite: the sum divided by itself
-        is 0 where all elements are masked.
+        Not the slot's own symbol, so that nothing cancels that may be 0 or infinite: the sum
+        divided by itself is 0 where all elements are masked.
         """
         for each in self.kept:
             if each.monoid == monoid and each.contribution == contribution:
@@ -124,7 +104,7 @@ class State:
         return None
 
     def fresh(self, wanted: str) -> str:
-        """A name that is not taken."""
+        """Take a free name like the wanted one."""
         number, name = 0, wanted
         while name in self.taken:
             number += 1
@@ -142,7 +122,7 @@ class State:
         *,
         no_sign: bool,
     ) -> sympy.Symbol:
-        """Add a slot whose name is taken already; gives its symbol."""
+        """Add a slot whose name is taken already; returns its symbol."""
         symbol = sympy.Dummy(name, nonnegative=True) if no_sign else sympy.Dummy(name, real=True)
         self._of[symbol] = Kept(name, monoid, contribution, carry, merge, symbol)
         self.kept.append(self._of[symbol])
@@ -155,7 +135,7 @@ class State:
     def usable(self, expression: sympy.Expr, side: Side = value) -> sympy.Expr:
         """An expression over new or finished slots, defined for masked and zero rows too.
 
-        A maximum of nothing counts as 0, unless it is all that is asked for; a divisor that is
+        A maximum of nothing counts as 0, unless it is the whole expression; a divisor that is
         proved not to be negative counts as 1 where it is 0.
         """
         if expression in self.symbols:
@@ -163,21 +143,21 @@ class State:
         return self._defined(expression, side)
 
     def within(self, expression: sympy.Expr, side: Side) -> sympy.Expr:
-        """As `usable`, for a part of an expression: infinities never remain."""
+        """A part of an expression over new slots: as `usable`, but infinities never remain."""
         return self._defined(expression, side)
 
     def finished(self, expression: sympy.Expr) -> sympy.Expr:
-        """As `usable`, of finished slots in what is wanted of a row.
+        """An expression over finished slots, for results and rows: as `usable` with infinities.
 
-        A maximum of nothing counts as 0 within exponents alone: anything else is what it is over
-        an infinity, as with separate passes.
+        A maximum of nothing counts as 0 within exponents alone: anything else is what it is over an
+        infinity, as with separate passes.
         """
         if expression in self.symbols:
             return self.raw(expression, value)
         return self._defined(expression, value, within=False)
 
     def _defined(self, part: sympy.Basic, side: Side, within: bool = True) -> sympy.Basic:
-        """A part over slots; `within` where infinities count as 0."""
+        """Substitute one side's slots; with `within`, infinities count as 0."""
         if not part.free_symbols & self.symbols:
             return part
         if isinstance(part, sympy.Symbol):
@@ -213,7 +193,7 @@ class State:
         return chosen(defined, sympy.S.Zero, sympy.S.One, defined)
 
     def _is_range(self, base: sympy.Expr) -> bool:
-        """Whether it is a maximum without the minimum of the same elements."""
+        """Whether it is a maximum minus the minimum of the same elements."""
         if not (isinstance(base, sympy.Add) and len(base.args) == 2):
             return False
         found = {each.as_coeff_Mul() for each in base.args}

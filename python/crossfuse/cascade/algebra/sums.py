@@ -1,4 +1,4 @@
-"""Sums of products, and of polynomials of distances from means."""
+"""Derives sums of products, and of polynomials of distances from means."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from crossfuse.cascade.derivation import Factor, Step
 from crossfuse.cascade.expressions.fence import Fence
 from crossfuse.cascade.spec import Stage
 
-#: Keeps a sum under a name and in a gauge, and gives it over slots.
+#: Accumulates a sum under a name and in a gauge; returns it over slots.
 Keep = Callable[[str, gauges.Gauge, sympy.Expr], sympy.Expr]
-#: Of sums over distances: from means alone, and from extremes.
+#: Proofs of sums over distances: from means alone, and from extremes.
 _PROOFS = (
     "depends on the mean by distances from it only, as a polynomial",
     "depends on it by exponentials and by distances from it, as a polynomial",
@@ -28,22 +28,14 @@ _PROOFS = (
 
 
 class Sums:
-    """Derives stages that sum terms over earlier results.
-
-    Parameters
-    ----------
-    progress : Progress
-        Where they go to.
-    centres : Centres
-        What keeps sums of distances from means.
-    """
+    """Derives stages that sum terms over earlier results."""
 
     def __init__(self, progress: Progress, centres: Centres) -> None:
         self.progress = progress
         self.centres = centres
 
     def take(self, stage: Stage, term: sympy.Expr) -> None:
-        """Derive a sum."""
+        """Derive a sum: over distances from means and extremes if possible, else as products."""
         progress = self.progress
         near = self._near(term)
         if near is None:
@@ -88,7 +80,7 @@ class Sums:
         return found.xreplace({dummy: each for each, dummy in held.items()})
 
     def _references(self, term: sympy.Expr) -> list[Centre]:
-        """What a term may take distances from: means, then extremes."""
+        """The centres that a term may take distances from: means, then extremes."""
         state, free = self.progress.state, term.free_symbols
         means = [each for each in self.progress.centres if each.mass is not None]
         extremes = [each for each in free & state.symbols if state.of(each).extreme]
@@ -106,7 +98,7 @@ class Sums:
         proof: str,
         notes: list[str],
     ) -> None:
-        """Keep a sum for each product; the stage is what they come to with their H."""
+        """Add a slot for each product; the stage is the sum of these times their H."""
         progress, state = self.progress, self.progress.state
         total, correction = sympy.S.Zero, None
         if len(found) > 1 and not has_one_sign([self._signed(g * h) for g, h in found]):
@@ -131,7 +123,7 @@ class Sums:
         progress.done(stage, Fence(total), step)
 
     def _signed(self, product: sympy.Expr) -> sympy.Expr:
-        """A product, over distances from extremes as what is never negative."""
+        """A product with the known signs of distances from extremes."""
         state = self.progress.state
         images = {}
         for each in self.progress.centres:
@@ -142,9 +134,9 @@ class Sums:
         return product.xreplace(images)
 
     def _placed(self, stage: Stage, found: Iterable[Product]) -> list[Product]:
-        """Products whose constant factors stand with H, so that sums of equal G are one.
+        """Products whose constant factors stand with H, so that sums of equal G share a slot.
 
-        Not of what is rounded: there they are part of what is in range.
+        Not for rounded terms: there the factors are part of what is in range.
         """
         if stage.cast:
             return list(found)

@@ -1,4 +1,4 @@
-"""Expressions as plain text, in the order in which people write them."""
+"""Writes expressions as plain text, in the order in which people write them."""
 
 from __future__ import annotations
 
@@ -16,23 +16,12 @@ _LONGEST = 1000
 
 
 def written(expression: sympy.Basic) -> str:
-    """An expression as text.
-
-    Parameters
-    ----------
-    expression : sympy.Basic
-        Any.
-
-    Returns
-    -------
-    str
-        Such as ``"s·exp(m - m~)"``; choices as ``"x if l ≤ i else -∞"``.
-    """
+    """An expression as text, such as ``"s·exp(m - m~)"``; choices as ``"x if l ≤ i else -∞"``."""
     return str(_Printer().doprint(expression))
 
 
 def _unguarded(choice: sympy.Piecewise) -> sympy.Expr | None:
-    """What a choice gives of finite numbers: ``t if |t| = oo else ...``."""
+    """The other side of a choice that tests for infinity, ``t if |t| = oo else ...``; else None."""
     (first, test), (other, _) = choice.args[0], choice.args[-1]
     infinite = isinstance(test, sympy.Eq) and test.args == (magnitude(first), sympy.oo)
     return other if infinite and len(choice.args) == 2 else None

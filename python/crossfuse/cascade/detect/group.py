@@ -1,4 +1,4 @@
-"""Reductions that share an axis, with the variables of each in those of all."""
+"""Groups of reductions that share an axis, and how each one's loops map to those of its group."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from crossfuse.blocks.read import Block
 from crossfuse.cascade.detect.loads import Load, moved, refused, same, variables_of
 from crossfuse.cascade.detect.program import Program, buffers_of
 
-# Which variables of one reader are which of another: equal accesses to one buffer.
+# Bindings: equal accesses to one buffer say which variables of two readers are the same.
 
-#: What each variable of a reader is, in the group's variables.
+#: Each variable of a reader in the group's variables.
 Binding = Mapping[Any, Any]
-#: An index in the group's variables, and one that is to be equal in the reader's.
+#: An index in the group's variables, and the one in the reader's that is to equal it.
 Pair = tuple[Any, Any]
 #: Extents by variable.
 Extents = Mapping[Any, int]
@@ -26,22 +26,10 @@ Extents = Mapping[Any, int]
 def extended(
     binding: Binding, pairs: Iterable[Pair], own: Extents, group: Extents
 ) -> dict[Any, Any] | None:
-    """Extend a binding so that indices become equal.
+    """Extend a reader's binding so that pairs of indices become equal; None if they cannot.
 
-    Parameters
-    ----------
-    binding : Mapping
-        What is known.
-    pairs : Iterable[tuple]
-        Indices that are to be equal.
-    own, group : Mapping[Var, int]
-        Variables of the reader and of the group, with their extents.
-
-    Returns
-    -------
-    dict | None
-        The binding: together, the reader's variables go once through all that the group's variables
-        in them go through. None if the indices cannot become equal so.
+    Together, the reader's variables go once through all that the group's variables in them go
+    through. `own` and `group` are the extents of the two.
     """
     found, later = dict(binding), []
     for there, here in pairs:
@@ -58,7 +46,7 @@ def extended(
 
 
 def is_bijection(binding: Binding, own: Extents, group: Extents) -> bool:
-    """Whether bound variables of a reader count each iteration of the group's once."""
+    """Whether the bound variables of a reader count each iteration of the group's once."""
     bound = {var: own[var] for var in binding if own.get(var, 1) > 1}
     values = [binding[var] for var in bound]
     used = variables_of(values)
@@ -72,13 +60,13 @@ def is_bijection(binding: Binding, own: Extents, group: Extents) -> bool:
 
 
 def _equal(there: Any, here: Any, binding: Binding, own: Extents, group: Extents) -> bool:
-    """Whether indices are equal; variables of one iteration are 0."""
+    """Whether two indices are equal under a binding; variables of one iteration are 0."""
     every = {**own, **group}
     return same(access.simplified([there], group), access.replaced([here], binding, every))
 
 
 def _single(found: Binding, later: Sequence[Pair], own: Extents, group: Extents) -> dict[Any, Any]:
-    """Variables of one iteration that stand at the same place: they may as well be one."""
+    """Pair variables of one iteration that stand at the same place: they may as well be one."""
     taken = variables_of(found.values())
     return {
         here: there
@@ -90,7 +78,7 @@ def _single(found: Binding, later: Sequence[Pair], own: Extents, group: Extents)
 def _choices(
     found: dict[Any, Any], later: Sequence[Pair], own: Extents, group: Extents
 ) -> Iterator[dict[Any, Any]]:
-    """Ways to bind variables that occur only inside of indices, such as ``l // 4``."""
+    """Candidate bindings of variables that occur only inside of indices, such as ``l // 4``."""
     wanted = variables_of(here for _, here in later) & set(own) - set(found)
     free = [var for var in own if var in wanted and own[var] > 1]
     if not free:
@@ -109,7 +97,7 @@ def _choices(
 def _solved(
     free: Sequence[Any], later: Sequence[Pair], own: Extents, group: Extents
 ) -> dict[Any, Any] | None:
-    """Variables from indices that have all of them: a row that is made of a batch and a head."""
+    """Solve indices for the variables that are all in them: a row made of a batch and a head."""
     pairs = [(there, here) for there, here in later if variables_of([here]) & set(free)]
     if len(pairs) == len(free) == 1:
         # The same loop, but shifted or turned: such elements are of another row.
@@ -132,17 +120,10 @@ def _solved(
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """A reduction of a group.
-
-    Attributes
-    ----------
-    block : Block
-        The reduction.
-    binding : Mapping
-        What the block's variables are in the group's; those of one iteration may be absent.
-    """
+    """A reduction of a group."""
 
     block: Block
+    #: The block's variables in terms of the group's; those of one iteration may be absent.
     binding: Binding
 
     @property
@@ -152,31 +133,23 @@ class Member:
 
     @property
     def loops(self) -> tuple[Any, ...]:
-        """Its coordinates, without that which counts the numbers that a top-k keeps."""
+        """Its coordinates without the one that counts the numbers of a top-k."""
         return self.coordinates[:-1] if self.block.combine == "topk" else self.coordinates
 
 
 @dataclass(eq=False)
 class Group:
-    """Reductions that share an axis.
+    """Reductions that share an axis, in program order."""
 
-    Attributes
-    ----------
-    axes : tuple[tvm.tirx.Var, ...]
-        Loops that are reduced.
-    extents : dict
-        Of all loops of the group.
-    members : list[Member]
-        In program order.
-    """
-
+    #: Loops that are reduced.
     axes: tuple[Any, ...]
+    #: Of all loops of the group.
     extents: dict[Any, int]
     members: list[Member] = field(default_factory=list)
     _read: dict[Member, list[Load]] = field(default_factory=dict)
 
     def member(self, buffer: Any) -> Member | None:
-        """The member that makes a buffer."""
+        """The member that writes a buffer."""
         for each in self.members:
             if buffer in buffers_of(each.block):
                 return each
@@ -185,28 +158,12 @@ class Group:
     def bind(
         self, program: Program, reader: Block, wanted: Iterable[Load], read: Sequence[Load]
     ) -> tuple[Binding, bool]:
-        """Say what a reader's variables are: it reads results at the row that it is of.
+        """Bind the variables of a reader, which reads results at its own row.
 
-        Parameters
-        ----------
-        program : Program
-            The function.
-        reader : Block
-            A reduction, or what makes an output.
-        wanted, read : Iterable[Load]
-            Loads that may be of results, and those that may be of elements.
-
-        Returns
-        -------
-        binding : Binding
-            The variables that are known.
-        shared : bool
-            Whether it reads elements that members read too.
-
-        Raises
-        ------
-        CascadeRefused
-            If it reads a result at another row.
+        The reader is a reduction, or the block of an output; `wanted` are its loads that may be of
+        results, `read` those that may be of elements. Returns the binding as far as it is known,
+        and whether the reader reads elements that members read too. A result that is read at
+        another row is refused.
         """
         found, later = self._bind_results(reader, wanted, {})
         found, shared = self.bind_elements(program, reader, read, found)
@@ -219,7 +176,7 @@ class Group:
     def _bind_results(
         self, reader: Block, loads: Iterable[Load], binding: Binding
     ) -> tuple[Binding, list[Load]]:
-        """What can be bound by results, and those that cannot."""
+        """Bind variables by loads of results; returns the loads that say nothing yet, too."""
         later = []
         for load in loads:
             if self.member(load.buffer) is None:
@@ -240,7 +197,10 @@ class Group:
     def bind_elements(
         self, program: Program, reader: Block, loads: Sequence[Load], binding: Binding
     ) -> tuple[Binding, bool]:
-        """Bind more of a reader's variables by elements that members read too, if there are any."""
+        """Bind more of a reader's variables by elements that members read too.
+
+        Also returns whether the reader reads any such elements.
+        """
         any_shared = False
         # What is read twice, as in x * x, says something new only if more is bound by then.
         tried: set[tuple[Any, Any]] = set()
@@ -268,7 +228,7 @@ class Group:
         return self._read[member]
 
     def _keeps_axes(self, reader: Block, binding: Binding) -> bool:
-        """Reduced loops are reduced loops; those of outputs may be anything."""
+        """Whether reduced loops map to reduced loops; those of outputs may be anything."""
         if not reader.combine:
             return True
         axes = frozenset(self.axes)
@@ -290,18 +250,18 @@ class Group:
 
 
 def _alike(one: Binding, other: Binding) -> bool:
-    """Whether one binding, made of another one, says nothing else."""
+    """Whether a binding that extends another one adds nothing."""
     return len(one) == len(other) and all(one[var] is other[var] for var in other)
 
 
 def elements(program: Program, block: Block) -> list[Load]:
-    """Loads of a reduction that change along what it reduces."""
+    """Loads of a reduction that change along its axis."""
     summed = frozenset(block.summed)
     return [each for each in program.loads(block) if each.variables & summed]
 
 
 def results(program: Program, block: Block) -> list[Load]:
-    """Loads of other reductions' results by a reduction, the same for all that it reduces."""
+    """Loads of other reductions' results that stay the same along a reduction's axis."""
     summed = frozenset(block.summed)
     return [
         each
@@ -311,7 +271,7 @@ def results(program: Program, block: Block) -> list[Load]:
 
 
 def other_row(reader: Block, load: Load, made: Block) -> Exception:
-    """The refusal of a result that is read at another row than that of the reader."""
+    """The refusal of a result that is read at another row than the reader's."""
     rows = ", ".join(str(each) for each in made.coordinates)
     limit = f"the result of its own row: [{rows}] of block '{made.name}'"
     where = f"{reader.where}, buffer '{load.buffer.name}'"

@@ -1,4 +1,4 @@
-"""Which reductions share an axis."""
+"""Decides which reductions share an axis."""
 
 from __future__ import annotations
 
@@ -21,12 +21,9 @@ _ALIKE = "reductions over the same positions, of the same row"
 
 
 def producers(program: Program) -> list[Block]:
-    """Reductions whose results others read along their axis.
+    """Find the reductions whose results others read along their axis.
 
-    Raises
-    ------
-    CascadeRefused
-        If such a result is also used as that of a row, or is made of results itself.
+    Refused are such results that are also used as those of a row, and those made of other results.
     """
     found: dict[int, tuple[Block, Block]] = {}
     for block in program.reductions:
@@ -53,23 +50,10 @@ def producers(program: Program) -> list[Block]:
 
 
 def find_groups(program: Program) -> list[Group]:
-    """Find the reductions that share an axis.
+    """Find the reductions that share an axis, in program order; none is in two groups.
 
-    Parameters
-    ----------
-    program : Program
-        The function.
-
-    Returns
-    -------
-    list[Group]
-        In program order; no reduction is in two of them.
-
-    Raises
-    ------
-    CascadeRefused
-        If a reduction needs a result of another one, but not of the same row, or reduces other
-        positions; see also `producers`.
+    Refused is a reduction that needs the result of another one at another row, or over other
+    positions; see also `producers`.
     """
     made = {id(each) for each in producers(program)}
     waiting = [each for each in program.reductions if id(each) not in made]
@@ -94,7 +78,7 @@ def _start(block: Block) -> Group:
 
 
 def _join(program: Program, group: Group, block: Block) -> bool:
-    """Take a reduction into a group if it shares the axis."""
+    """Add a reduction to a group if it shares the axis."""
     needed = [each for each in results(program, block) if group.member(each.buffer)]
     feeds = _feeds(program, group, block)
     if feeds:
@@ -123,7 +107,7 @@ def _feeds(program: Program, group: Group, block: Block) -> list[tuple[Member, L
 def _join_before(
     program: Program, group: Group, block: Block, feeds: Sequence[tuple[Member, Load]]
 ) -> bool:
-    """A block whose result members use is of the row that they are of."""
+    """Add a reduction whose result members use: it is of their row."""
     binding: Binding = {}
     for member, load in feeds:
         there = moved(load.indices, member.binding, group.extents)
@@ -142,7 +126,7 @@ def _join_before(
 
 
 def _by_domain(program: Program, group: Group, block: Block, binding: Binding) -> Binding:
-    """Reductions of which one reads no tensor along its axis may go along with the other's."""
+    """Bind axes by their extents where one of two reductions reads no tensor along its axis."""
     bare = not elements(program, block)
     bare |= all(not elements(program, each.block) for each in group.members)
     ours = [each for each in block.summed if each not in binding]
@@ -165,7 +149,7 @@ def _admit(group: Group, block: Block, binding: Binding) -> None:
 
 
 def _check_apart(program: Program, group: Group) -> None:
-    """No member needs a result of another group."""
+    """Refuse members that need a result of another group."""
     for member in group.members:
         for load in results(program, member.block):
             if group.member(load.buffer) is None:

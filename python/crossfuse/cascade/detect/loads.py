@@ -1,4 +1,4 @@
-"""Reads of buffers, and their indices."""
+"""Loads of buffers, and the algebra of their indices."""
 
 from __future__ import annotations
 
@@ -15,22 +15,15 @@ from crossfuse.errors import CascadeRefused, PlanRefused, RefusedError, refuse
 
 @dataclass(frozen=True, eq=False)
 class Load:
-    """A read of an input, or of what a reduction makes.
-
-    Attributes
-    ----------
-    buffer : tvm.tirx.Buffer
-        What is read.
-    indices : tuple
-        Where, in the reader's variables.
-    """
+    """A load from an input, or from the result of a reduction."""
 
     buffer: Any
+    #: In the reader's variables.
     indices: tuple[Any, ...]
 
     @property
     def text(self) -> str:
-        """How messages show it."""
+        """The load as messages show it."""
         return f"{self.buffer.name}[{', '.join(str(each) for each in self.indices)}]"
 
     @cached_property
@@ -40,7 +33,7 @@ class Load:
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
-        """Equal of loads of the same elements."""
+        """A key that is equal for loads of the same elements."""
         return (self.buffer, *map(ir.tvm_ffi.StructuralKey, self.indices))
 
 
@@ -57,9 +50,9 @@ def variables_of(indices: Iterable[Any]) -> frozenset[Any]:
 def moved(
     indices: Iterable[Any], values: Mapping[Any, Any], domain: access.Domain
 ) -> tuple[Any, ...]:
-    """Indices over other variables, in their simplest form.
+    """Rewrite indices over other variables, in their simplest form.
 
-    Those of one iteration stay, for they say which row or column they are.
+    Variables of one iteration stay, for they say which row or column they are.
     """
     return access.replaced(indices, values, _counting(domain))
 
@@ -74,7 +67,7 @@ def _counting(domain: access.Domain) -> access.Domain:
 
 
 def same(one: Iterable[Any], other: Iterable[Any]) -> bool:
-    """Whether indices are the same expressions of the same variables, of whatever width."""
+    """Whether indices are the same expressions of the same variables, whatever their width."""
     first, second = tuple(one), tuple(other)
     return len(first) == len(second) and all(map(_same, first, second))
 
@@ -86,9 +79,7 @@ def _same(one: Any, other: Any) -> bool:
     return bool(ir.tvm_ffi.structural_equal(one, other))
 
 
-# Refusals of functions that hold no cascade.
-
-#: What to do with a function whose reductions do not share an axis.
+#: Advice for a function whose reductions do not share an axis.
 SPLIT = "split the function there, and fuse each part by itself"
 
 
@@ -101,7 +92,7 @@ def refused(where: str, found: object, limit: str, instead: str = SPLIT) -> Refu
 
 @contextmanager
 def as_cascade() -> Iterator[None]:
-    """Say of blocks that the planner's reader refuses that they are in no cascade."""
+    """Turn refusals by the planner's reader of blocks into those of cascade detection."""
     try:
         yield
     except PlanRefused as error:

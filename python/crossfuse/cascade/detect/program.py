@@ -1,4 +1,4 @@
-"""A function as reductions of what they read, with the element-wise blocks between them inlined."""
+"""Reads a function as reductions of its inputs; element-wise blocks between them are inlined."""
 
 from __future__ import annotations
 
@@ -14,32 +14,22 @@ from crossfuse.cascade.detect.ranks import with_selections
 from crossfuse.cascade.detect.selection import Selection, read_several
 
 #: Attribute of a function: names of parameters that hold no negative number, such as weights of a
-#: mean. What is derived from it needs fewer corrections.
+#: mean. Derivations then need fewer corrections.
 NONNEGATIVE = "crossfuse.nonnegative"
 
 
 @dataclass(eq=False)
 class Program:
-    """Blocks by the buffers that they write.
-
-    Attributes
-    ----------
-    function : tvm.tirx.PrimFunc
-        The whole.
-    made : dict
-        The block that writes each buffer; both buffers of an argmax have the same one.
-    inputs : tuple
-        Parameters that nothing writes.
-    outputs : tuple
-        Parameters that something writes, in order.
-    nonnegative : frozenset
-        Inputs that are promised to hold no negative number.
-    """
+    """A function as its blocks, by the buffers that they write."""
 
     function: Any
+    #: The block that writes each buffer; both buffers of an argmax have the same one.
     made: dict[Any, Block]
+    #: Parameters that nothing writes.
     inputs: tuple[Any, ...]
+    #: Parameters that something writes, in order.
     outputs: tuple[Any, ...]
+    #: Inputs that are promised to hold no negative number.
     nonnegative: frozenset[Any] = frozenset()
     _values: dict[Any, Any] = field(default_factory=dict)
     _loads: dict[Block, list[Load]] = field(default_factory=dict)
@@ -51,7 +41,7 @@ class Program:
         return list(found.values())
 
     def value(self, block: Block) -> Any:
-        """What a block stores or reduces, over loads of inputs and reductions."""
+        """The value that a block stores or reduces, over loads of inputs and reductions."""
         if block.buffer not in self._values:
             self._values[block.buffer] = self._inlined(block.value, block)
         return self._values[block.buffer]
@@ -63,7 +53,7 @@ class Program:
         return self._loads[block]
 
     def reduction(self, buffer: Any) -> Block | None:
-        """The reduction that makes a buffer, or None for an input."""
+        """The reduction that writes a buffer; None for an input."""
         return self.made.get(buffer)
 
     def _inlined(self, value: Any, block: Block) -> Any:
@@ -106,29 +96,16 @@ def _simplified(value: Any, block: Block) -> Any:
 
 
 def buffers_of(block: Block) -> tuple[Any, ...]:
-    """What a block writes."""
+    """The buffers that a block writes."""
     places = block.places if isinstance(block, Selection) else None
     return (block.buffer,) if places is None else (block.buffer, places)
 
 
 def read_program(func: Any) -> Program:
-    """Read a function.
+    """Read a function in s_tir form.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        In s_tir form.
-
-    Returns
-    -------
-    Program
-        Its blocks, by what they write.
-
-    Raises
-    ------
-    CascadeRefused
-        Scans, statements that are no blocks, buffers that several blocks write or that are read
-        before they are written; see `crossfuse.blocks.read.read_blocks`.
+    Refused are scans, statements that are no blocks, and buffers that several blocks write or that
+    are read before they are written; see `crossfuse.blocks.read.read_blocks`.
     """
     if not isinstance(func, ir.PrimFunc):
         found = f"a {type(func).__name__}"
@@ -180,7 +157,7 @@ def _check_order(made: Mapping[Any, Block]) -> None:
 
 
 def _check_scans(func: Any) -> None:
-    """Blocks that read what they stored for another element are refused by their name."""
+    """Refuse blocks that read their own results for other elements, as scans."""
     blocks: list[Any] = []
     ir.walk(func.body, (ir.SBlock, blocks.append))
     for block in blocks:

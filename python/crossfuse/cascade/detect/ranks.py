@@ -1,7 +1,6 @@
-"""Top-k, written as plain reductions: by the rank of each element.
+"""Recognises a top-k that is written as plain reductions, by the rank of each element.
 
-The form that is known, here of the values ``x[i, j]`` (`crossfuse.workload.top_k.top_of`
-writes it)::
+The known form, here of the values ``x[i, j]`` (`crossfuse.workload.top_k.top_of` writes it)::
 
     rank[i, j]   = sum over l of  1 where x[i, l] > x[i, j] or (x[i, l] == x[i, j] and l < j) else 0
     top[i, t]    = sum over j of  x[i, j] where rank[i, j] == t else 0
@@ -27,7 +26,7 @@ from crossfuse.errors import CascadeRefused
 
 _OTHER, _OWN = sympy.symbols("other own", real=True)
 _OTHER_AT, _OWN_AT = sympy.symbols("other_at own_at", integer=True)
-#: Values and places of an element and of another one, and whether the other one stands before it.
+#: Values and places of another element and of an own one, and whether the other one ranks first.
 _CASES = (
     ((9, 1, 5, 3), 1),
     ((9, 4, 5, 3), 1),
@@ -41,7 +40,7 @@ _CASES = (
 
 @dataclass(frozen=True, eq=False)
 class _Rank:
-    """A block of ranks: of which load, where `position` is its place."""
+    """A block that computes the ranks of a load's elements; `position` is an element's place."""
 
     block: Block
     load: Any
@@ -59,17 +58,9 @@ class _Pick:
 
 
 def with_selections(blocks: Sequence[Block]) -> list[Block]:
-    """Replace ranks and what is picked by them by one reduction.
+    """Replace blocks of ranks, and those that pick elements by them, by one reduction each.
 
-    Parameters
-    ----------
-    blocks : Sequence[Block]
-        Of a function, in program order.
-
-    Returns
-    -------
-    list[Block]
-        In the same order; a selection stands where its first pick stood.
+    Blocks stay in program order; a selection stands where its first pick stood.
     """
     ranks = {each.buffer: rank for each in blocks if (rank := _rank(each)) is not None}
     picks: dict[int, list[_Pick]] = {}
@@ -102,7 +93,7 @@ def with_selections(blocks: Sequence[Block]) -> list[Block]:
 
 
 def _selections(picks: Sequence[_Pick]) -> list[Block]:
-    """One selection for the values and places of the same number of elements."""
+    """Pair picks of values and of places of the same number of elements to one selection each."""
     values = [each for each in picks if not each.is_place]
     places = [each for each in picks if each.is_place]
     found: list[Block] = []
@@ -140,7 +131,7 @@ def _selection(value: _Pick | None, place: _Pick | None) -> Selection:
 
 
 def _rank(block: Block) -> _Rank | None:
-    """Read a block as ranks, if it is one."""
+    """Read a block as one of ranks; None if it is something else."""
     if block.combine != "sum" or len(block.summed) != 1:
         return None
     (other,) = block.summed
@@ -169,7 +160,7 @@ def _stands_before(found: sympy.Basic | None) -> bool:
 
 
 def _pick(block: Block, rank: _Rank) -> _Pick | None:
-    """Read a block as what is picked by ranks, if it is that."""
+    """Read a block as one that picks by ranks; None if it is something else."""
     if block.combine != "sum" or len(block.summed) != 1:
         return None
     (at,), place = block.summed, block.coordinates[-1]

@@ -1,7 +1,8 @@
-"""Blocks of several stores: reductions that keep where an element stood, or stand side by side.
+"""Reads blocks of several stores: argmax and argmin, and reductions side by side.
 
 TVM writes an argmax as a block of two stores, of a place and of a value, each of which chooses
-between what is there and what comes; and the sums of elements and of squares as one block too.
+between the one that is stored and the one that comes; and the sums of elements and of squares as
+one block too.
 """
 
 from __future__ import annotations
@@ -20,25 +21,16 @@ from crossfuse.blocks.read import Block, read_block
 from crossfuse.cascade.detect.loads import refused
 from crossfuse.cascade.expressions.to_sympy import to_sympy
 
-# A reduction that keeps where elements stood, as a block.
-
 
 @dataclass(frozen=True, eq=False)
 class Selection(Block):
-    """A block that chooses among its elements.
+    """A reduction that chooses among its elements and stores where they stood."""
 
-    Attributes
-    ----------
-    places : tvm.tirx.Buffer
-        Where the chosen elements stood; `buffer` has their values.
-    place : tvm.ir.PrimExpr
-        What stands for the place of an element, over the block's variables.
-    k : int
-        How many it keeps, if it is a ``"topk"``; then the last of `Block.coordinates` counts them.
-    """
-
+    #: The buffer of positions of the chosen elements; `buffer` has their values.
     places: Any = None
+    #: The position of an element, over the block's variables.
     place: Any = None
+    #: The number of results of a ``"topk"``, which the last of `Block.coordinates` counts; else 0.
     k: int = 0
 
 
@@ -50,22 +42,9 @@ _INSTEAD_OF_SORTING = "write it as crossfuse.workload.top_k.top_of does"
 
 
 def read_call(node: Any) -> Selection:
-    """Read a block that calls TVM's top-k.
+    """Read a block of one call of TVM's top-k, as `topi.topk` makes it.
 
-    Parameters
-    ----------
-    node : tvm.s_tir.SBlock
-        A block of one call, as `topi.topk` makes it.
-
-    Returns
-    -------
-    Selection
-        The reduction.
-
-    Raises
-    ------
-    CascadeRefused
-        For other calls, another axis, the smallest elements, and k of 0, which stands for all.
+    Refused are other calls, another axis, the smallest elements, and k of 0, which stands for all.
     """
     where = f"block '{node.name_hint}'"
     called = [str(getattr(each, "value", "")) for each in getattr(node.body.value, "args", ())[:1]]
@@ -115,25 +94,10 @@ _PLACES = (sympy.Symbol("kept_place", real=True), sympy.Symbol("coming_place", r
 
 
 def read_several(loops: tuple[Any, ...], realize: Any) -> list[Block]:
-    """Read a block of several stores.
+    """Read a block of several stores, within loops.
 
-    Parameters
-    ----------
-    loops : tuple[tvm.tirx.For, ...]
-        Around the block.
-    realize : tvm.s_tir.SBlockRealize
-        A block that is no single store.
-
-    Returns
-    -------
-    list[Block]
-        An argmax or argmin, a top-k that a sort makes, or reductions that have nothing to do with
-        each other.
-
-    Raises
-    ------
-    CascadeRefused
-        For anything else.
+    It is an argmax or argmin, a top-k that a sort computes, or reductions that do not depend on
+    each other; anything else is refused.
     """
     node = realize.block
     if isinstance(node.body, ir.Evaluate):
@@ -154,7 +118,7 @@ def read_several(loops: tuple[Any, ...], realize: Any) -> list[Block]:
 
 
 def _alone(loops: tuple[Any, ...], realize: Any, store: Any, starts: Sequence[Any]) -> Block:
-    """One of several reductions in a block, as a block of its own."""
+    """Split one of several reductions off a block."""
     node = realize.block
     init = next(each for each in starts if each.buffer.same_as(store.buffer))
     alone = ir.block_like(node, body=store, init=init)
@@ -197,7 +161,7 @@ def access_equal(one: Any, other: Any) -> bool:
 
 
 def _stores(node: Any) -> list[Any] | None:
-    """The stores of a sequence, with what it binds put in; None for other statements."""
+    """The stores of a sequence, with its bound values substituted; None for other statements."""
     if not isinstance(node, ir.SeqStmt):
         return None
     bound: dict[Any, Any] = {}
@@ -214,7 +178,7 @@ def _stores(node: Any) -> list[Any] | None:
 
 
 def _coming(store: Any) -> Any:
-    """What a store chooses if it does not keep what is there, or None."""
+    """The value that a store chooses if it does not leave the stored one, or None."""
     value = store.value
     if isinstance(value, ir.tirx.Select):
         sides = (value.true_value, value.false_value)
@@ -233,7 +197,7 @@ def _is_kept(node: Any, store: Any) -> bool:
 
 
 def _combined(value: Any, place: Any) -> str:
-    """Which of two the stores choose: ``"argmax"``, ``"argmin"``, or neither."""
+    """The choice that two stores make: ``"argmax"``, ``"argmin"``, or none."""
     coming = (_coming(value), _coming(place))
     if coming[0] is None or coming[1] is None:
         return ""
@@ -264,10 +228,10 @@ def _rule(store: Any, value: Any, place: Any, coming: tuple[Any, Any]) -> sympy.
 
 
 def _chooses(value: sympy.Basic, place: sympy.Basic, *, kept: int, earlier: bool) -> bool:
-    """Whether what is kept stays if it is better, and of equals the one that stood first.
+    """Whether the better value wins, and of equal ones the one that stood first.
 
-    The element that comes stands after the kept one in a loop, so a rule that keeps what is there
-    may leave places out; one that compares places must prefer the lower one both ways.
+    The element that comes stands after the stored one in a loop, so a rule that leaves what is
+    stored may ignore places; one that compares places must prefer the lower one both ways.
     """
     order = {_PLACES[0]: 3 if earlier else 9, _PLACES[1]: 5}
     for difference in (kept, -kept):

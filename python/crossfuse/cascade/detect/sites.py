@@ -1,4 +1,4 @@
-"""Sites of cascades: groups of reductions with their terms, and the outputs made of them."""
+"""Builds the sites of cascades out of groups of reductions, their terms and their outputs."""
 
 from __future__ import annotations
 
@@ -21,33 +21,11 @@ from crossfuse.cascade.expressions.to_sympy import number
 from crossfuse.cascade.site import OutputSite, Site, StageSite
 from crossfuse.cascade.spec import Cascade, Monoid, Stage, topk
 
-# What a reduction block combines with.
-
 _NAMES = {"product": "prod"}
 
 
 def monoid_of(program: Program, block: Block, term: sympy.Expr) -> Monoid:
-    """Say what a reduction combines with.
-
-    Parameters
-    ----------
-    program : Program
-        The function.
-    block : Block
-        The reduction.
-    term : sympy.Expr
-        What it reduces.
-
-    Returns
-    -------
-    Monoid
-        The operator.
-
-    Raises
-    ------
-    CascadeRefused
-        If the reduction starts from a value that changes its result.
-    """
+    """The operator of a reduction of a term; refused if its initial value changes the result."""
     if block.combine == "topk":
         return topk(block.k)  # type: ignore[attr-defined]
     monoid = Monoid(_NAMES.get(block.combine, block.combine))
@@ -81,25 +59,15 @@ def _largest(dtype: str) -> sympy.Expr:
     return sympy.Integer(int(np.iinfo(dtype).max))
 
 
-# Which buffers of a function's outputs a group makes, and over which loops.
-
-
 @dataclass(frozen=True, eq=False)
 class Output:
-    """An output and what makes it.
+    """An output of the function and the block that writes it."""
 
-    Attributes
-    ----------
-    buffer : tvm.tirx.Buffer
-        The parameter.
-    block : Block
-        What writes it: an element-wise block, or a reduction of the group.
-    binding : Mapping
-        The group's variables for those of the block.
-    """
-
+    #: The parameter.
     buffer: Any
+    #: An element-wise block, or a reduction of the group.
     block: Block
+    #: The group's variables for those of the block.
     binding: Mapping[Any, Any]
 
     @property
@@ -108,31 +76,17 @@ class Output:
         return tuple(self.binding.get(each, each) for each in self.block.coordinates)
 
     def value(self, program: Program) -> Any:
-        """What is stored, in the block's variables."""
+        """The stored value, in the block's variables."""
         if not self.block.combine:
             return program.value(self.block)
         return ir.tirx.BufferLoad(self.buffer, list(self.block.coordinates))
 
 
 def outputs_of(program: Program, groups: Sequence[Group]) -> dict[int, list[Output]]:
-    """Say which group makes each output of a function.
+    """Assign each output to the group that makes it, by the group's identity, in parameter order.
 
-    Parameters
-    ----------
-    program : Program
-        The function.
-    groups : Sequence[Group]
-        Its groups, whose extents get the loops of outputs.
-
-    Returns
-    -------
-    dict[int, list[Output]]
-        By the identity of the group, in the order of the parameters.
-
-    Raises
-    ------
-    CascadeRefused
-        For an output of no group or of several, and one that needs two positions of the axis.
+    The extents of groups get the loops of their outputs. Refused are outputs of no group or of
+    several, and those that need two positions of the axis.
     """
     found: dict[int, list[Output]] = {id(each): [] for each in groups}
     for buffer in program.outputs:
@@ -161,7 +115,7 @@ def _group_of(program: Program, groups: Sequence[Group], buffer: Any, block: Blo
 
 
 def _shares(program: Program, group: Group, loads: Sequence[Load]) -> bool:
-    """Whether an output is made of what a group reads along its axis."""
+    """Whether an output is made of elements that a group reads along its axis."""
     known = {load.buffer for each in group.members for load in elements(program, each.block)}
     return any(each.buffer in known for each in loads)
 
@@ -183,7 +137,7 @@ def _output(program: Program, group: Group, buffer: Any, block: Block) -> Output
 def _check_one_axis(
     program: Program, group: Group, block: Block, buffer: Any, binding: Mapping[Any, Any]
 ) -> None:
-    """No output is made of two positions of one tensor."""
+    """Refuse an output that is made of two positions of one tensor."""
     moving = {*group.axes, *(var for var in binding.values() if var in block.domain)}
     places: dict[tuple[Any, int], Load] = {}
     for load in program.loads(block) if not block.combine else []:
@@ -211,7 +165,7 @@ def _along(program: Program, group: Group, buffer: Any) -> set[int]:
 
 
 def find_sites(func: Any) -> tuple[Site, ...]:
-    """Find the cascades of a function; see `crossfuse.cascade.detect.detect`."""
+    """Find the cascades of a function; the work behind `crossfuse.cascade.detect.detect`."""
     program = read_program(func)
     groups = find_groups(program)
     if not groups:
@@ -222,7 +176,7 @@ def find_sites(func: Any) -> tuple[Site, ...]:
 
 
 class _Builder:
-    """Makes the site of one group."""
+    """Builds the site of one group."""
 
     def __init__(self, program: Program, group: Group, outputs: list[Output]) -> None:
         self.program = program
@@ -289,7 +243,7 @@ class _Builder:
         return stage
 
     def _check_place(self, block: Selection, member: Member) -> None:
-        """Where an element stands is its position on the axis, and nothing else."""
+        """Refuse a place that is anything but the position of an element on the axis."""
         place = block.place.value if isinstance(block.place, ir.tirx.Cast) else block.place
         at = moved(moved([place], member.binding, {}), self.values, self.extents)
         if not same(at, [self.axis]):
@@ -333,7 +287,7 @@ def _rows(group: Group) -> tuple[Any, ...]:
 
 
 def _axis(group: Group) -> tuple[Any, dict[Any, Any]]:
-    """One loop for all that is reduced, and the loops of the function in terms of it."""
+    """One loop over all reduced loops, and these in terms of it."""
     if len(group.axes) == 1:
         return group.axes[0], {}
     axis = ir.Var("l", str(group.axes[0].ty))

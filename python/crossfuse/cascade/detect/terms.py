@@ -1,4 +1,4 @@
-"""What the reductions and outputs of a group compute, as mathematics."""
+"""Reads the blocks of a group as mathematics: terms over symbols, and what each symbol reads."""
 
 from __future__ import annotations
 
@@ -17,24 +17,12 @@ from crossfuse.cascade.detect.program import Program
 from crossfuse.cascade.expressions.to_sympy import narrows, to_sympy
 from crossfuse.cascade.spec import Stage
 
-# Symbols of what a group reads.
-
 
 class Symbols:
     """The symbols of a group, with what each reads.
 
-    Parameters
-    ----------
-    program : Program
-        The function.
-    group : Group
-        The reductions.
-    values : Mapping
-        The site's expressions for variables of the group that are none of the site's.
-    axis : tvm.tirx.Var
-        The site's reduced loop.
-    extents : Mapping
-        Of the site's loops.
+    `values` holds the site's expressions for variables of the group that the site does not have;
+    `axis` and `extents` are the site's reduced loop and its loops.
     """
 
     def __init__(
@@ -61,7 +49,7 @@ class Symbols:
         self._wholes: list[tuple[Any, sympy.Symbol]] = []
 
     def name(self, wanted: str) -> str:
-        """A name that nothing has yet, nor the place of what has it."""
+        """Take a name that is free, as is that of its place."""
         wanted = re.sub(r"\W", "_", wanted)
         number, found = 0, wanted
         while {found, f"{found}_index"} & self._taken or found.endswith(("_a", "_b")):
@@ -77,14 +65,14 @@ class Symbols:
 
     @property
     def invariants(self) -> tuple[sympy.Symbol, ...]:
-        """Symbols that do not."""
+        """Symbols that do not change along the axis."""
         return tuple(each for each in self.reads if not self._moves(self.reads[each]))
 
     def _moves(self, value: Any) -> bool:
         return any(each.same_as(self.axis) for each in ir.variables(value))
 
     def of_load(self, load: Any, indices: tuple[Any, ...]) -> sympy.Symbol:
-        """The symbol of an input or of what a producer makes, at indices of the site."""
+        """The symbol of an input or of a producer's result, at indices of the site."""
         for known, symbol in self._loads:
             if known.buffer.same_as(load.source) and same(known.indices, indices):
                 return symbol
@@ -137,22 +125,14 @@ class Symbols:
         return sympy.Symbol(self.name(name), **known)
 
 
-#: Results that are rounded below these bits are what they are rounded to.
+#: Elements that are rounded to fewer bits are symbols of their own.
 _KEPT_BITS = 16
 #: Largest relative distance of a float32 constant from the fraction that it stands for.
 _CLOSE = sympy.Rational(1, 2**22)
 
 
 class Reading:
-    """An expression of a block, read.
-
-    Attributes
-    ----------
-    term : sympy.Expr
-        Its value.
-    cast : str
-        The narrowest type that what depends on results is rounded to on the way; empty if none.
-    """
+    """Reads the value of a block: its `term`, and the type that it is rounded to on the way."""
 
     def __init__(
         self, symbols: Symbols, reader: Block, value: Any, binding: Mapping[Any, Any]
@@ -164,6 +144,7 @@ class Reading:
             var: ir.substitute(image, lambda each: known.get(each, each))
             for var, image in binding.items()
         }
+        #: The narrowest type that anything that depends on results is rounded to; empty if none.
         self.cast = ""
         moved_value = ir.substitute(value, lambda var: self.binding.get(var, var))
         self.term = to_sympy(moved_value, self._leaf, self._rounded, self._whole)
@@ -192,7 +173,7 @@ class Reading:
         return stage.index_symbol
 
     def _check_element(self, node: Any, indices: tuple[Any, ...]) -> None:
-        """What a producer makes is read along the axis."""
+        """Refuse a producer's result that is not read along the axis."""
         made = self.symbols.program.reduction(node.source)
         if made is not None and self.symbols.axis not in variables_of(indices):
             where = f"{self.reader.where}, buffer '{node.source.name}'"
@@ -212,7 +193,7 @@ class Reading:
         return {each.symbol for each in self.symbols.stages.values()}
 
     def _whole(self, node: Any) -> sympy.Expr | None:
-        """Elements that are rounded to few bits before any result is used stay rounded."""
+        """The symbol of elements that are rounded to few bits before any result is used."""
         if not isinstance(node, ir.tirx.Cast) or not narrows(str(node.value.ty), str(node.ty)):
             return None
         loads = loads_of(node)
@@ -224,7 +205,7 @@ class Reading:
 def with_length(
     term: sympy.Expr, extent: int, sums: Iterable[sympy.Symbol], symbols: Symbols
 ) -> sympy.Expr:
-    """A term in which sums are divided by the number of elements, not by a constant that equals it.
+    """Divide sums by the symbol of the number of elements, not by a constant that equals it.
 
     A mean is of as many elements as there are; only then can it be told from a scaled sum.
     """

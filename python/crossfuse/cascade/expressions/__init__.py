@@ -1,1 +1,1 @@
-"""Expressions of TVM as expressions of sympy, and back."""
+"""Converts expressions between TVM and sympy."""

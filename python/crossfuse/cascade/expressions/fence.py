@@ -1,9 +1,9 @@
-"""Sums that are added up before what they are added to: the order of additions of the source.
+"""Arithmetic fences: they preserve the source's order of additions inside sympy.
 
 sympy joins ``(a - b) + c`` into one sum of three addends, in an order of its own. In floating point
 that is another number: ``(max - min) + 1e-6`` of a constant row is 1e-6, ``(max + 1e-6) - min`` may
 be 0. An arithmetic fence keeps the inner sum one addend (compare ``__arithmetic_fence`` of clang);
-what a number multiplies is kept so too, which sympy would multiply out.
+so it does with a sum that a number multiplies, which sympy would multiply out.
 """
 
 from __future__ import annotations
@@ -18,17 +18,14 @@ from sympy.printing.precedence import PRECEDENCE
 class Fence(sympy.Expr):
     """A sum inside of a sum, or behind a number, that sympy leaves where it is.
 
-    Parameters
-    ----------
-    inner : sympy.Expr
-        Its value. What is no sum, or a number, needs no fence, and gets none.
+    Only sums need a fence: anything else, and any number, is returned without one.
     """
 
     is_commutative = True
     precedence = PRECEDENCE["Add"]
 
     def __new__(cls, inner: Any) -> Any:
-        """Give the fence, or what needs none."""
+        """Fence an expression, or return it if it needs no fence."""
         inner = sympy.sympify(inner)
         needed = inner.is_Add and not inner.is_number
         return sympy.Expr.__new__(cls, inner) if needed else inner
@@ -53,17 +50,9 @@ for _assumption in (
 
 
 def fenced_sum(*addends: sympy.Expr) -> sympy.Expr:
-    """A sum of what is each added up first.
+    """A sum of addends each of which is added up first.
 
-    Parameters
-    ----------
-    *addends : sympy.Expr
-        Sums among them get a fence; of whole numbers none, which are exact in any order.
-
-    Returns
-    -------
-    sympy.Expr
-        The sum.
+    Sums among them get a fence; those of whole numbers none, which are exact in any order.
     """
     return sympy.Add(*(each if each.is_integer else Fence(each) for each in addends))
 
@@ -78,20 +67,7 @@ def fenced_product(left: sympy.Expr, right: sympy.Expr) -> sympy.Expr:
 
 
 def opened(expression: sympy.Basic, symbols: Iterable[sympy.Symbol] | None = None) -> sympy.Basic:
-    """An expression without fences, or without those around any of some symbols.
-
-    Parameters
-    ----------
-    expression : sympy.Basic
-        Any.
-    symbols : Iterable[sympy.Symbol], optional
-        Which fences to open: those that one of these stands behind.
-
-    Returns
-    -------
-    sympy.Basic
-        Equal to it as a real number.
-    """
+    """Remove the fences from an expression, or those around any of some symbols."""
     if not expression.has(Fence):
         return expression
     wanted = None if symbols is None else frozenset(symbols)
@@ -105,7 +81,7 @@ def opened(expression: sympy.Basic, symbols: Iterable[sympy.Symbol] | None = Non
 
 
 def rebuilt_without(expression: sympy.Basic, opens: Any) -> sympy.Basic:
-    """An expression without the fences that a test says are to go; conditions stay as they are."""
+    """Remove the fences that a test selects; conditions stay as they are."""
     if not expression.has(Fence):
         return expression
     if isinstance(expression, sympy.Piecewise):
@@ -116,10 +92,10 @@ def rebuilt_without(expression: sympy.Basic, opens: Any) -> sympy.Basic:
 
 
 def settled(expression: sympy.Basic) -> sympy.Basic:
-    """An expression with fences only where they say something.
+    """Remove the fences that change nothing.
 
-    That is around an addend of a sum, and behind a number: as a factor among others, or inside of
-    a function, a sum is added up first anyway.
+    Left are those around an addend of a sum, and behind a number: as a factor among others, or
+    inside of a function, a sum is added up first anyway.
     """
     if not expression.has(Fence):
         return expression
@@ -139,27 +115,16 @@ def settled(expression: sympy.Basic) -> sympy.Basic:
     return expression.func(*(settled(each) for each in expression.args))
 
 
-# What occurs more than once in expressions, taken out of them.
+# Common subexpressions.
 
 
 def shared(
     expressions: Sequence[sympy.Expr], taken: Iterable[sympy.Symbol] = ()
 ) -> tuple[list[tuple[sympy.Symbol, sympy.Expr]], list[sympy.Expr]]:
-    """Take out of expressions what occurs more than once.
+    """Take common subexpressions out of expressions that are numbers, not conditions.
 
-    Parameters
-    ----------
-    expressions : Sequence[sympy.Expr]
-        Numbers, not conditions.
-    taken : Iterable[sympy.Symbol]
-        Symbols besides those of the expressions whose names no new one may have.
-
-    Returns
-    -------
-    definitions : list[tuple[sympy.Symbol, sympy.Expr]]
-        New symbols, real, in an order in which each uses earlier ones only.
-    expressions : list[sympy.Expr]
-        What is left of each.
+    Returns their definitions, whose symbols are new and real and use earlier ones only, and the
+    rest of each expression. New symbols get no names of `taken`.
     """
     held: dict[sympy.Basic, sympy.Dummy] = {}
     inside = [_hold_conditions(each, held) for each in map(sympy.sympify, expressions)]
@@ -175,7 +140,7 @@ def shared(
 
 
 def _hold_conditions(expression: sympy.Basic, held: dict[sympy.Basic, sympy.Dummy]) -> sympy.Basic:
-    """Conditions as symbols: sympy would share parts of them as if they were numbers."""
+    """Replace conditions by symbols: sympy would share parts of them as if they were numbers."""
     if isinstance(expression, sympy.Piecewise):
         sides = []
         for value, condition in expression.args:
@@ -189,7 +154,7 @@ def _hold_conditions(expression: sympy.Basic, held: dict[sympy.Basic, sympy.Dumm
 
 
 def _put_back(expression: sympy.Basic, held: Mapping[sympy.Dummy, sympy.Basic]) -> sympy.Basic:
-    """Symbols as conditions: as they were, for sympy takes a real ``m == -oo`` to be false."""
+    """Restore conditions as they were, for sympy takes a real ``m == -oo`` to be false."""
     if isinstance(expression, sympy.Piecewise):
         sides = [(_put_back(value, held), held.get(test, test)) for value, test in expression.args]
         return sympy.Piecewise(*sides, evaluate=False)

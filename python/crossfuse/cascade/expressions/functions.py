@@ -1,4 +1,4 @@
-"""Functions of numbers that sympy has no name for, or another one than TVM."""
+"""Functions of numbers that sympy lacks or names otherwise than TVM."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from crossfuse.errors import CascadeRefused, RefusedError, refuse
 
 
 class _Whole(sympy.Function):
-    """A whole number that is near another number."""
+    """A function whose value is a whole number near its argument."""
 
     nargs = 1
     is_integer = True
@@ -56,7 +56,7 @@ class log1p(sympy.Function):  # named as in numpy and TVM
 
     @classmethod
     def eval(cls, x: sympy.Expr) -> sympy.Expr | None:
-        """That of 0 is 0."""
+        """The logarithm of 1 is 0."""
         return sympy.S.Zero if x.is_zero else None
 
     def _eval_is_real(self) -> bool | None:
@@ -67,11 +67,11 @@ class log1p(sympy.Function):  # named as in numpy and TVM
 
 
 def sigmoid(x: sympy.Expr) -> sympy.Expr:
-    """The logistic function, spelt out so that its algebra is seen."""
+    """The logistic function, spelt out so that the algebra sees its parts."""
     return 1 / (1 + sympy.exp(-x))
 
 
-#: What operators of TVM compute, by their names after the last dot.
+#: Functions by the names of TVM's operators after the last dot.
 OF_OPERATOR: dict[str, Callable[..., sympy.Expr]] = {
     "exp": sympy.exp,
     "exp2": lambda x: sympy.Pow(2, x),
@@ -121,22 +121,11 @@ OF_FUNCTION: dict[type, str] = {
 
 
 def factored(expression: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
-    """A sum as a factor of all addends, and what it is a factor of.
+    """Split a sum, such as an exponent, into a positive factor of all addends and the rest.
 
-    Multiplied in, as sympy has it, it would be rounded with each of them: of ``3*x - 3*m`` as
-    three times the difference, large numbers that lie close together give an exact one.
-
-    Parameters
-    ----------
-    expression : sympy.Expr
-        Such as an exponent.
-
-    Returns
-    -------
-    factor : sympy.Expr
-        Positive; 1 for what is no sum, and where addends have several.
-    rest : sympy.Expr
-        The sum of what is left.
+    Multiplied in, as sympy has it, the factor would be rounded with each of them: of ``3*x - 3*m``
+    as three times the difference, large numbers that lie close together give an exact one. The
+    factor is 1 for what is no sum, and where addends have several.
     """
     addends = sympy.Add.make_args(expression)
     factors = {abs(each.as_coeff_Mul()[0]) for each in addends}
@@ -144,9 +133,6 @@ def factored(expression: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
         return sympy.S.One, expression
     (factor,) = factors
     return factor, sympy.Add(*(each / factor for each in addends))
-
-
-# Refusals of expressions.
 
 
 def refused(where: str, found: object, limit: str, instead: str) -> RefusedError:

@@ -1,4 +1,4 @@
-"""Expressions of TVM as expressions of sympy: real numbers, without types."""
+"""Converts expressions of TVM to sympy: real numbers, without types."""
 
 from __future__ import annotations
 
@@ -13,44 +13,25 @@ from crossfuse import _tvm as ir
 from crossfuse.cascade.expressions.fence import fenced_product, fenced_sum, settled
 from crossfuse.cascade.expressions.functions import OF_OPERATOR, refused, trunc
 
-#: Gives the value of a load or of a variable.
+#: From a load or a variable to its value.
 Leaf = Callable[[Any], sympy.Expr]
-#: Gets a type and the value that is rounded to it; gives what stands for the rounded value.
+#: From a type and a value that is rounded to it to the rounded value.
 Rounded = Callable[[str, sympy.Expr], sympy.Expr]
-#: Gives the value of a part that is not to be taken apart; None for all others.
+#: From a part to its value, if it is not to be taken apart; None for all others.
 Whole = Callable[[Any], "sympy.Expr | None"]
 
 
 def to_sympy(
     expression: Any, leaf: Leaf, rounded: Rounded | None = None, whole: Whole | None = None
 ) -> sympy.Basic:
-    """Read an expression as mathematics.
+    """Convert an expression of TVM to mathematics: a Boolean for a condition, else an Expr.
 
     Conversions between types are dropped, but that of a number to an integer, which cuts it off.
-    Additions stay in their order; see `crossfuse.cascade.expressions.fence`.
-    A condition that is used as a number is 1 or 0.
-
-    Parameters
-    ----------
-    expression : tvm.ir.PrimExpr
-        A number or a condition.
-    leaf : Leaf
-        Gives the value of each load and variable; of one of type bool a number that is not 0 where
-        it holds.
-    rounded : Rounded, optional
-        Called for each conversion to a floating-point type with fewer digits or range.
-    whole : Whole, optional
-        Called for each part before what is below it.
-
-    Returns
-    -------
-    sympy.Basic
-        A Boolean for a condition, else an Expr.
-
-    Raises
-    ------
-    CascadeRefused
-        For operators that have no counterpart, and NaN.
+    Additions stay in their order; see `crossfuse.cascade.expressions.fence`. A condition that is
+    used as a number is 1 or 0; of a load or variable of type bool, `leaf` gives a number that is
+    not 0 where it holds. `rounded` is called for each conversion to a floating-point type with
+    fewer digits or range, `whole` for each part before what is below it. Operators without a
+    counterpart, and NaN, are refused.
     """
     return settled(_Reader(leaf, rounded, whole).read(expression))
 
@@ -58,7 +39,7 @@ def to_sympy(
 def number(immediate: Any) -> sympy.Expr:
     """The number that a constant of TVM stands for.
 
-    The shortest decimal that its type rounds to the constant: 1e-5, not 9.99999974737875e-06.
+    It is the shortest decimal that the type rounds to the constant: 1e-5, not 9.99999974737875e-06.
     """
     if isinstance(immediate, ir.tirx.IntImm):
         return sympy.Integer(int(immediate.value))
@@ -79,7 +60,7 @@ class _Reader:
         self.whole = whole
 
     def read(self, node: Any) -> sympy.Basic:
-        """A value as what its type says: a condition or a number."""
+        """Convert a value by its type: to a condition or a number."""
         known = self.whole(node) if self.whole is not None else None
         if known is not None:
             return sympy.Ne(known, 0) if _is_condition(node) else known
@@ -110,17 +91,17 @@ class _Reader:
         raise _unknown(type(node).__name__, node)
 
     def number(self, node: Any) -> sympy.Expr:
-        """A value as a number."""
+        """Convert a value to a number."""
         found = self.read(node)
         return sympy.Piecewise((1, found), (0, True)) if _is_condition(node) else found
 
     def condition(self, node: Any) -> sympy.Basic:
-        """A value as a condition."""
+        """Convert a value to a condition."""
         found = self.read(node)
         return found if _is_condition(node) else sympy.Ne(found, 0)
 
     def cast(self, node: Any) -> sympy.Basic:
-        """A conversion; see `to_sympy`."""
+        """Convert a type conversion; see `to_sympy`."""
         source, target = str(node.value.ty), str(node.ty)
         if target == "bool":
             return self.condition(node.value)
@@ -162,18 +143,7 @@ class _Reader:
 
 
 def narrows(source: str, target: str) -> bool:
-    """Whether a conversion between types rounds numbers of the first.
-
-    Parameters
-    ----------
-    source, target : str
-        Names of types.
-
-    Returns
-    -------
-    bool
-        For floating-point types, whether the second has fewer digits or a smaller range.
-    """
+    """Whether a conversion between floating-point types loses digits or range."""
     if "float" not in source or "float" not in target:
         return False
     one, other = _digits_and_range(source), _digits_and_range(target)
@@ -196,7 +166,7 @@ def _digits_and_range(dtype: str) -> tuple[int, float]:
 
 @functools.lru_cache(maxsize=4096, typed=True)
 def _choice(chosen: sympy.Expr, test: sympy.Basic, otherwise: sympy.Expr) -> sympy.Expr:
-    """A value where a condition holds, else another one; sympy solves the condition for it."""
+    """A choice by a condition, cached because sympy solves the condition for it."""
     return sympy.Piecewise((chosen, test), (otherwise, True))
 
 

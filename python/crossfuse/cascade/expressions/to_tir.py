@@ -1,4 +1,4 @@
-"""Expressions of sympy as expressions of TVM.
+"""Converts expressions of sympy to TVM.
 
 Numbers become constants of the wanted type, infinities true ones. Whole numbers (indices, labels,
 lengths) are computed as integers as far as they go, and only then take part in floating-point
@@ -29,23 +29,15 @@ from crossfuse.cascade.expressions.functions import (
 )
 from crossfuse.cascade.expressions.to_sympy import largest
 
-# What the symbols of an expression stand for, and which expressions are whole numbers of it.
-
 
 @dataclass(frozen=True)
 class Values:
-    """Expressions of TVM by their symbols.
-
-    Attributes
-    ----------
-    symbols : Mapping[sympy.Symbol, tvm.ir.PrimExpr]
-        What each stands for, of whatever type.
-    """
+    """What symbols stand for in TVM, of any type, and which expressions are whole numbers."""
 
     symbols: Mapping[sympy.Symbol, Any]
 
     def value(self, symbol: sympy.Symbol) -> Any:
-        """What a symbol stands for; refused is one without a value."""
+        """The expression that a symbol stands for; a symbol without one is refused."""
         if symbol not in self.symbols:
             known = ", ".join(sorted(each.name for each in self.symbols)) or "none"
             limit, instead = f"symbols with a value: {known}", "pass its value"
@@ -83,30 +75,14 @@ _LARGEST_POWER = 16
 
 
 def to_tir(expression: sympy.Expr, values: Mapping[sympy.Symbol, Any], dtype: str) -> Any:
-    """Write an expression in TVM's terms.
+    """Convert an expression of sympy to TVM, computed in one type.
 
-    Parameters
-    ----------
-    expression : sympy.Expr
-        A number or a condition. ``2**x`` becomes ``exp2``; ``exp`` stays ``exp``. A Piecewise
-        becomes selects, all of whose sides may be evaluated; where sides load from memory, only the
-        one that is chosen is.
-    values : Mapping[sympy.Symbol, tvm.ir.PrimExpr]
-        What each symbol stands for, in whatever type.
-    dtype : str
-        Type of the arithmetic and of the result: ``"float32"``, ``"float64"``, or an integer type
-        for an expression that is whole. Of no matter for a condition, whose type is bool.
-
-    Returns
-    -------
-    tvm.ir.PrimExpr
-        Sub-expressions that occur twice are written twice; see
-        `crossfuse.cascade.expressions.fence.shared`.
-
-    Raises
-    ------
-    CascadeRefused
-        For a symbol without a value, and what TVM has no operator for.
+    The type is a floating-point type, or an integer type for an expression that is whole; a
+    condition has type bool whatever it is. ``2**x`` becomes ``exp2``; ``exp`` stays ``exp``. A
+    Piecewise becomes selects, all of whose sides may be evaluated; where sides load from memory,
+    only the chosen one is. Sub-expressions that occur twice are written twice; see
+    `crossfuse.cascade.expressions.fence.shared`. Refused are symbols without a value, and functions
+    that TVM has no operator for.
     """
     return _Writer(Values(values), dtype).write(sympy.sympify(expression))
 
@@ -222,7 +198,7 @@ class _Writer:
         return functools.reduce(lambda a, b: a * b, written)
 
     def total(self, expression: sympy.Add) -> Any:
-        """A sum, with differences in the place of added negative products."""
+        """Write a sum, with differences in place of added negative products."""
         plus: list[sympy.Expr] = []
         minus: list[sympy.Expr] = []
         for each in expression.as_ordered_terms():
@@ -253,7 +229,7 @@ class _Writer:
         return ir.tirx.pow(self.write(base), self.write(exponent))
 
     def folded(self, expression: sympy.Basic, node: Any) -> Any:
-        """A function of any number of arguments, two by two; numbers last."""
+        """Write a function of any number of arguments, two by two; numbers last."""
         order = sorted(expression.args, key=lambda each: (each.is_number, str(each)))
         return functools.reduce(node, [self.write(each) for each in order])
 
@@ -268,7 +244,7 @@ class _Writer:
         return result
 
     def quotient(self, expression: sympy.Function) -> Any:
-        """A floor, or what is cut off towards zero."""
+        """Write a floor, or a rounding towards zero."""
         floors = isinstance(expression, sympy.floor)
         if self.float:
             return (ir.tirx.floor if floors else ir.tirx.trunc)(self.write(expression.args[0]))
@@ -291,10 +267,10 @@ class _Writer:
 
 
 def _chosen(test: Any, one: Any, other: Any) -> Any:
-    """A choice, of which only the side that is chosen is computed if one loads from memory.
+    """A choice; if a side loads from memory, only the chosen side is computed.
 
-    What a condition keeps from being read may lie beyond its tensor. Both sides of a `Select` are
-    computed, and TVM drops conditions of loads that are implied by that of a choice around them.
+    A load that a condition guards may lie beyond its tensor. Both sides of a `Select` are computed,
+    and TVM drops conditions of loads that are implied by that of a choice around them.
     """
     if any(str(each.source.scope()) == "global" for each in ir.buffer_loads(one, other)):
         return ir.tirx.if_then_else(test, one, other)

@@ -1,4 +1,4 @@
-"""Arithmetic of an element of the axis, counted from expressions."""
+"""Counts the arithmetic of an element of the axis in expressions."""
 
 from __future__ import annotations
 
@@ -8,19 +8,14 @@ import sympy
 
 #: Functions that take more than one instruction of the special-function units.
 _SEVERAL = {sympy.tanh: 2}
-#: Functions that they compute, beside powers that are no products.
+#: Functions that these units compute, beside powers that are no products.
 _SPECIAL = (sympy.exp, sympy.log, sympy.tanh, sympy.sin, sympy.cos)
 
 
 def exponentials(expressions: Iterable[sympy.Expr], elements: Iterable[sympy.Symbol]) -> int:
     """Instructions of the special-function units for each element, each value computed once.
 
-    Parameters
-    ----------
-    expressions : Iterable[sympy.Expr]
-        What is computed.
-    elements : Iterable[sympy.Symbol]
-        What changes along the axis; of the rest there is one a row.
+    `elements` change along the axis; anything else is computed once a row and is not counted.
     """
     moving = set(elements)
     found = {each for each in _parts(expressions, moving) if _is_special(each)}
@@ -28,7 +23,7 @@ def exponentials(expressions: Iterable[sympy.Expr], elements: Iterable[sympy.Sym
 
 
 def operations(expressions: Iterable[sympy.Expr], elements: Iterable[sympy.Symbol]) -> int:
-    """Additions, products and comparisons of each element, a product that is added to as one.
+    """Additions, products and comparisons of each element; a multiply-add counts as one.
 
     Conditions of masks are not counted.
     """
@@ -76,5 +71,5 @@ def _count(part: sympy.Basic, moving: set[sympy.Symbol]) -> int:
 
 
 def _chosen(part: sympy.Basic) -> sympy.Basic:
-    """What a mask leaves of an element."""
+    """An element without its mask."""
     return part.args[0][0] if isinstance(part, sympy.Piecewise) else part

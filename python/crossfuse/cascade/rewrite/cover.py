@@ -1,7 +1,7 @@
-"""Which element of the axis a thread takes in, and when.
+"""Maps threads and steps to elements of the axis.
 
-The axis is cut into slices, one for each CTA of a cluster. The threads of a CTA stand side by
-side over it, each with a vector of neighbours, and step along::
+The axis is cut into slices, one for each CTA of a cluster. The threads of a CTA stand side by side
+over it, each with a vector of neighbours, and step along::
 
     element = cta * slice + (step * threads + thread) * vector + lane
 
@@ -17,39 +17,25 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Tiling:
-    """Tiles of one kind: all whole, or all guarded.
+    """Tiles of one kind: all whole, or all guarded."""
 
-    Attributes
-    ----------
-    first : int
-        Step at which the first one begins.
-    count : int
-        How many there are.
-    steps : int
-        Steps of each.
-    guarded : bool
-        Whether steps may lie beyond the axis.
-    """
-
+    #: Step at which the first tile begins.
     first: int
+    #: Number of tiles.
     count: int
+    #: Steps of each tile.
     steps: int
+    #: Whether steps may lie beyond the axis.
     guarded: bool
 
 
 @dataclass(frozen=True)
 class Cover:
-    """How the axis is shared out.
+    """How the axis is divided among CTAs and threads."""
 
-    Attributes
-    ----------
-    length : int
-        Elements of the axis.
-    threads, vector, unroll, cluster : int
-        See `StreamTiles`; the vector divides the length.
-    """
-
+    #: Elements of the axis.
     length: int
+    #: This and the rest as in `StreamTiles`; the vector divides the length.
     threads: int
     vector: int
     unroll: int
@@ -90,7 +76,7 @@ class Cover:
 
     @property
     def held(self) -> int:
-        """Steps for which a thread needs places to keep all of its elements."""
+        """Steps that a thread needs registers for to hold all of its elements."""
         return max(each.first + each.count * each.steps for each in self.tilings)
 
     def element(self, cta: Any, thread: Any, step: Any, lane: Any = 0) -> Any:
@@ -99,21 +85,10 @@ class Cover:
         return place + step * self.stride + thread * self.vector + lane
 
     def inside(self, tiling: Tiling, place: tuple[Any, Any, Any], first: Any, step: Any) -> Any:
-        """Condition under which a vector lies within the axis.
+        """Condition under which a vector lies within the axis; None where it always does.
 
-        Parameters
-        ----------
-        tiling : Tiling
-            Which tiles.
-        place : tuple
-            Row, CTA and thread.
-        first, step : tvm.ir.PrimExpr
-            First step of the tile, and the step in it.
-
-        Returns
-        -------
-        tvm.ir.PrimExpr | None
-            None where it always does.
+        The place is row, CTA and thread; `first` is the tile's first step, and `step` counts from
+        it.
         """
         if not tiling.guarded:
             return None

@@ -1,4 +1,4 @@
-"""What all blocks of a streaming function share: sizes, parameters, symbols, buffers."""
+"""Shared by all blocks of a streaming function: sizes, parameters, symbols, buffers."""
 
 from __future__ import annotations
 
@@ -23,34 +23,21 @@ from crossfuse.cascade.site import Site
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """A cascade in its function, and how its axis is shared out.
+    """A cascade in its function, and how its axis is divided."""
 
-    Attributes
-    ----------
-    site : Site
-        Over the parameters of the streaming function.
-    derivation : Derivation
-        Of its cascade.
-    tiles : StreamTiles
-        Sizes.
-    cover : Cover
-        Of the axis.
-    dtype : str
-        Type of the state and of all arithmetic.
-    reused : tuple[Reused, ...]
-        Contributions that outputs use again.
-    """
-
+    #: Over the parameters of the streaming function.
     site: Site
     derivation: Derivation
     tiles: StreamTiles
     cover: Cover
+    #: Type of the state and of all arithmetic.
     dtype: str
+    #: Contributions that outputs use again.
     reused: tuple[Reused, ...] = ()
 
     @property
     def rows(self) -> int:
-        """Rows of the cascade."""
+        """Number of rows of the cascade."""
         return prod(int(self.site.extents[each]) for each in self.site.rows)
 
     @property
@@ -61,7 +48,7 @@ class Frame:
 
     @property
     def moving(self) -> tuple[sympy.Symbol, ...]:
-        """What differs from element to element."""
+        """Symbols that change along the axis."""
         return (*self.site.cascade.elements, *(each.kept for each in self.reused))
 
     @property
@@ -71,7 +58,7 @@ class Frame:
         return tuple(each for each in self.site.cascade.elements if each in used)
 
     def streams(self, symbols: Iterable[sympy.Symbol]) -> tuple[Stream, ...]:
-        """What symbols read along the axis."""
+        """Streams that symbols are loaded from along the axis."""
         return streams(self.site, symbols, self.cover.vector, self.cover.vector)
 
     def at_row(self, row: Any) -> dict[Any, Any]:
@@ -104,7 +91,7 @@ class Frame:
 
 
 def at(expression: Any, place: Mapping[Any, Any]) -> Any:
-    """An expression of the site with its variables' values; sizes as the variables' types."""
+    """Substitute a place in an expression of the site; integers get the variables' types."""
 
     def replace(var: Any) -> Any:
         for each, now in place.items():
@@ -116,7 +103,7 @@ def at(expression: Any, place: Mapping[Any, Any]) -> Any:
 
 
 def frame_of(site: Site, derivation: Derivation, tiles: StreamTiles) -> Frame:
-    """Choose what `tiles` leaves open."""
+    """Choose the sizes that `tiles` leaves open."""
     dtypes = {each.dtype for each in site.stages.values()}
     dtype = "float64" if "float64" in dtypes else "float32"
     length = int(site.extents[site.axis])
@@ -133,7 +120,7 @@ def frame_of(site: Site, derivation: Derivation, tiles: StreamTiles) -> Frame:
 def finished(
     frame: Frame, values: dict[sympy.Symbol, Any], state: Mapping[str, Any]
 ) -> Definitions:
-    """Values of the finished state, with what stands in for them, in registers."""
+    """Define the finished state, and what stands in for its values, in registers."""
     made = Definitions(values, frame.dtype)
     for slot in frame.derivation.slots:
         kept = [
@@ -154,7 +141,7 @@ def finished(
 
 
 def tile_of(stream: Stream, frame: Frame, steps: int, name: str) -> Any:
-    """A tile of a stream in registers: a vector for each step."""
+    """Allocate a tile of a stream in registers: a vector for each step."""
     width = frame.cover.vector * stream.width
     return held(name, (steps, width), str(stream.buffer.ty.dtype), "local")
 

@@ -1,4 +1,4 @@
-"""States of segments become one: blocks that reduce tuples."""
+"""Merges the states of segments to one, by blocks that reduce tuples."""
 
 from __future__ import annotations
 
@@ -26,25 +26,16 @@ from crossfuse.cascade.rewrite.scripting import Scratch, named
 from crossfuse.cascade.rewrite.tiles import refused
 from crossfuse.cascade.spec import Monoid
 
-# The best elements of a row: how one element is taken in, and two sorted lists become one.
+# Sorted lists of the best elements of a row: insertion, and the merge of two lists.
 
-#: Gives a value a name.
+#: Binds a value to a name.
 Bind = Callable[[str, Any], Any]
 
 
 def insert(monoid: Monoid, kept: list[tuple[Scratch, Scratch]], new: Pair, dtype: str) -> None:
-    """Statements: an element finds its place in a sorted list, whose last one falls off.
+    """Statements: insert an element into a sorted list, whose last one falls off.
 
-    Parameters
-    ----------
-    monoid : Monoid
-        What is kept.
-    kept : list[tuple[Scratch, Scratch]]
-        Values and places, the best first.
-    new : Pair
-        Value and place of the element.
-    dtype : str
-        Type of values.
+    The list is values and places, the best first.
     """
     if len(kept) == 1:
         ((value, place),) = kept
@@ -65,7 +56,7 @@ def insert(monoid: Monoid, kept: list[tuple[Scratch, Scratch]], new: Pair, dtype
 def _exchange(
     monoid: Monoid, upper: tuple[Scratch, Scratch], lower: tuple[Scratch, Scratch], dtype: str
 ) -> None:
-    """Statements: the lower one moves up if it is the better one."""
+    """Statements: swap two neighbours of a list if the lower one is better."""
     low = (lower[0].value, lower[1].value)
     before = stands_before(monoid, low, (upper[0].value, upper[1].value))
     with ir.script.If(before), ir.script.Then():
@@ -79,26 +70,11 @@ def _exchange(
 def merged(
     monoid: Monoid, left: list[Pair], right: list[Pair], name: str, bind: Bind
 ) -> list[Pair]:
-    """The best of two sorted lists, sorted.
+    """The best of two sorted lists of equal length, sorted, by bitonic merging (Batcher, 1968).
 
     The better of the i-th best of one and the i-th from the end of the other are the best of both;
-    they fall and then rise, so that they are sorted in logarithmically many steps (Batcher, 1968).
-
-    Parameters
-    ----------
-    monoid : Monoid
-        What is kept.
-    left, right : list[Pair]
-        The best first.
-    name : str
-        For what is bound.
-    bind : Callable
-        Names a value.
-
-    Returns
-    -------
-    list[Pair]
-        As many as there are in each.
+    they fall and then rise, so that they are sorted in logarithmically many steps. Lists have the
+    best first; `bind` names intermediate values.
     """
     count = len(left)
     size = 1 << (count - 1).bit_length()
@@ -128,18 +104,12 @@ def _named(pair: Pair | None, name: str, bind: Bind) -> Pair | None:
     return None if pair is None else (bind(name, pair[0]), bind(f"{name}_place", pair[1]))
 
 
-#: Numbers that a slot keeps at most; each pair of threads exchanges all of them.
+#: Most numbers of a slot; each pair of threads exchanges all of them.
 MOST = 32
 
 
 def check_merges(slots: Sequence[Slot]) -> None:
-    """Refuse slots that keep too many numbers, or correct those that they chose.
-
-    Raises
-    ------
-    CascadeRefused
-        Naming the slot.
-    """
+    """Refuse slots that keep too many numbers, or correct the numbers that they chose."""
     for slot in slots:
         if slot.monoid.k > MOST:
             limit, instead = f"{MOST} numbers", "leave it out of the cascade"
@@ -162,20 +132,8 @@ def merge(
     """Statements of a block that reduces states; the block's iterators are written already.
 
     The form is one that `crossfuse.lower.lower_merges` reads: first the right state is bound,
-    number by number, then what merging computes, and the stores come last.
-
-    Parameters
-    ----------
-    slots : Sequence[Slot]
-        The state.
-    into, of : Mapping[str, tvm.tirx.Buffer]
-        The merged state and those of segments, by number.
-    into_place, of_place : Sequence[tvm.ir.PrimExpr]
-        Their indices.
-    invariants : Mapping[sympy.Symbol, tvm.ir.PrimExpr]
-        What else expressions of merging use.
-    dtype : str
-        Type of the arithmetic.
+    number by number, then what merging computes, and the stores come last. Buffers of the merged
+    state (`into`) and of segments (`of`) are by the names of numbers.
     """
     kept = [(slot, each) for slot in slots for each in numbers(slot, dtype)]
     with ir.script.init():
@@ -211,7 +169,7 @@ def _merged(
     theirs: Mapping[str, Any],
     dtype: str,
 ) -> list[Any]:
-    """A slot's merged numbers, bound; for those of the two sides see `values`."""
+    """Merge a slot's numbers of two sides, and bind them, over the values of the expressions."""
     if is_chosen(slot):
         one, other = pairs(slot, ours, dtype), pairs(slot, theirs, dtype)
         return flat(merged(slot.monoid, one, other, f"{slot.name}_new", _stored))
@@ -223,7 +181,7 @@ def _is_used(symbol: sympy.Symbol, slots: Sequence[Slot]) -> bool:
 
 
 def _stored(name: str, what: Any) -> Any:
-    """A number of its own: TVM puts what is bound in the place of its name, and choices nest."""
+    """Store a number: TVM substitutes bound values for their names, and choices would nest."""
     return Scratch(name, str(what.ty), what).value
 
 

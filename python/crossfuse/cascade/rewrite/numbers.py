@@ -1,4 +1,4 @@
-"""What a slot keeps: one number, or the best numbers and where they stood."""
+"""The numbers of a slot: one, or the best values and their places."""
 
 from __future__ import annotations
 
@@ -21,22 +21,16 @@ Pair = tuple[Any, Any]
 
 @dataclass(frozen=True)
 class Number:
-    """One number of a state.
+    """One number of a state."""
 
-    Attributes
-    ----------
-    name : str
-        For buffers.
-    dtype : str
-        Its type; `PLACE` for where another one stood.
-    """
-
+    #: For buffers.
     name: str
+    #: `PLACE` for the place of another number.
     dtype: str
 
 
 def is_chosen(slot: Slot) -> bool:
-    """Whether a slot keeps elements and their places."""
+    """Whether a slot chooses elements, with their places."""
     return slot.monoid.name in (*INDEXED, *RANKED)
 
 
@@ -50,14 +44,14 @@ def numbers(slot: Slot, dtype: str) -> tuple[Number, ...]:
 
 
 def pairs(slot: Slot, held: Mapping[str, Any], dtype: str) -> list[Pair]:
-    """Values and places of a choice, out of what is held by the names of numbers."""
+    """Pair values and places of a choice, by the names of its numbers."""
     found = [held[each.name] for each in numbers(slot, dtype)]
     half = len(found) // 2
     return list(zip(found[:half], found[half:], strict=True))
 
 
 def flat(chosen: list[Pair]) -> list[Any]:
-    """Pairs in the order of `numbers`."""
+    """Flatten pairs to the order of `numbers`."""
     return [*(value for value, _ in chosen), *(place for _, place in chosen)]
 
 
@@ -69,7 +63,7 @@ def nothing(number: Number, slot: Slot, start: Any) -> Any:
 
 
 def place_symbol(slot: Slot) -> sympy.Symbol:
-    """What results call the place of a choice; see `crossfuse.cascade.spec.Stage`."""
+    """The symbol that results use for the place of a choice; see `crossfuse.cascade.spec.Stage`."""
     return sympy.Symbol(f"{slot.name}_index", integer=True, nonnegative=True)
 
 
@@ -87,6 +81,6 @@ def best_of(monoid: Monoid, one: Pair, other: Pair) -> Pair:
 
 
 def worst_of(monoid: Monoid, one: Pair, other: Pair) -> Pair:
-    """The other one of `best_of`."""
+    """The worse of two: the one that `best_of` does not give."""
     before = stands_before(monoid, one, other)
     return ir.tirx.Select(before, other[0], one[0]), ir.tirx.Select(before, other[1], one[1])

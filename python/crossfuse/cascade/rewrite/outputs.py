@@ -1,4 +1,4 @@
-"""The block of outputs: results of a row, and what is wanted of every element."""
+"""Writes the block of outputs: results of a row, and results of every element."""
 
 from __future__ import annotations
 
@@ -21,20 +21,10 @@ from crossfuse.cascade.site import OutputSite
 
 
 class Outputs:
-    """Writes what one thread stores.
+    """Writes the stores of one thread, at a place: row, CTA and thread.
 
-    Parameters
-    ----------
-    frame : Frame
-        The cascade and its sizes.
-    place : Place
-        Row, CTA and thread.
-    residence : Residence
-        Where elements stayed.
-    state : Mapping[str, tvm.ir.PrimExpr]
-        The finished state of the row.
-    before : Mapping[str, tvm.ir.PrimExpr]
-        That of the thread, before states merged; needed where contributions were kept.
+    `state` is the finished state of the row; `before` that of the thread before states merged,
+    needed where contributions are used again.
     """
 
     def __init__(
@@ -78,7 +68,7 @@ class Outputs:
                     _Tile(self, tiling, first, f"{number}", parts).run()
 
     def result(self, output: OutputSite) -> None:
-        """Statements: what is wanted of a row; of its best elements for each of them."""
+        """Statements: store a result of a row; one for each rank if it has columns."""
         extents = [int(self.frame.site.extents[each]) for each in output.columns]
         if not extents:
             indices = [at(each, self.rows) for each in output.indices]
@@ -164,7 +154,7 @@ class _Tile:
         return found | {each: row_of(buffer, step) for each, buffer in self.loaded.items()}
 
     def lane(self, step: Any, lane: Any, staged: Mapping[str, Any]) -> None:
-        """Statements: what is wanted of one element."""
+        """Statements: compute the outputs of one element."""
         _, cta, thread = self.outputs.place
         element = self.frame.cover.element(cta, thread, self.first + step, lane)
         where = {**self.outputs.rows, self.frame.site.axis: element}
@@ -177,7 +167,7 @@ class _Tile:
             ir.script.buffer_store(staged[output.name], each.astype(_dtype(output)), [lane])
 
     def store(self, output: OutputSite, staged: Any, step: Any) -> None:
-        """Statements: a vector of outputs."""
+        """Statements: store a vector of outputs."""
         cover = self.frame.cover
         _, cta, thread = self.outputs.place
         size = max(1, ir.tvm.DataType(_dtype(output)).bits // 8)

@@ -1,4 +1,4 @@
-"""What separate kernels would move: the cascade as it is written, one reduction after another."""
+"""Lists what separate kernels would move: the cascade as written, one reduction after another."""
 
 from __future__ import annotations
 
@@ -15,40 +15,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pass:
-    """One kernel of those that are not fused.
+    """One kernel of an unfused cascade."""
 
-    Attributes
-    ----------
-    name : str
-        What it makes.
-    read, written : int
-        Bytes.
-    flops : int
-        Multiplications and additions of its matrix product.
-    """
-
+    #: Of its result.
     name: str
+    #: Bytes, as those written.
     read: int
     written: int
+    #: Multiplications and additions of its matrix product.
     flops: int = 0
 
 
 def passes_of(site: Site) -> tuple[Pass, ...]:
-    """List the kernels of a cascade that is not fused.
+    """List the kernels of a cascade that is not fused, in order.
 
-    A product that makes elements is a kernel. Reductions that do not wait for each other are one;
-    each other one waits for those that it uses. What a result with columns multiplies from the left
-    is written before it is multiplied. Outputs over the axis are the last kernel.
-
-    Parameters
-    ----------
-    site : Site
-        The cascade in its function.
-
-    Returns
-    -------
-    tuple[Pass, ...]
-        In order.
+    A product that makes elements is a kernel. Independent reductions share one; each other one
+    waits for those that it uses. The left operand of a result with columns is written before it is
+    multiplied. Outputs over the axis are the last kernel.
     """
     return tuple(_Counter(site).run())
 
@@ -76,7 +59,7 @@ class _Counter:
         return found + self._outputs()
 
     def _made(self, symbol: sympy.Symbol) -> Pass:
-        """The product that makes an element; its result has the type of what is multiplied."""
+        """The product that makes an element; its result has the type of its operands."""
         from crossfuse.cascade.rewrite.tiled.operands import products
 
         made = next(each for each in products(self.site) if each.symbol == symbol)
@@ -90,7 +73,7 @@ class _Counter:
         return Pass(", ".join(names), self._read(used), 4 * self.rows * len(names))
 
     def _multiplied(self, name: str) -> list[Pass]:
-        """The left operand, unless it is there, and the product."""
+        """The kernel of the left operand, and the product."""
         columned = self._columned(name)
         used = self._term(name).free_symbols
         columns = prod(int(self.site.extents[each]) for each in self.site.stages[name].columns)

@@ -1,8 +1,8 @@
-"""What one step of a stream computes, in which order; pure algebra.
+"""Orders the computations of one step of a stream; pure algebra.
 
-Contributions that need a new value of an earlier slot wait until a sweep over the tile has made
-it: the maximum first, then the sum of exponentials. So slots are parted into phases. Each phase
-is one sweep over the elements of a tile, which stay in registers, and then new values.
+Contributions that need a new value of an earlier slot wait until a sweep over the tile has made it:
+the maximum first, then the sum of exponentials. So slots are divided into phases. Each phase is one
+sweep over the elements of a tile, which stay in registers, and then new values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from crossfuse.cascade.expressions.to_tir import to_tir
 from crossfuse.cascade.rewrite.scripting import Scratch
 from crossfuse.cascade.spec import Monoid
 
-# Divisions by numbers of a row as products: one division a row, whatever the divisor.
+# Divisions by a number of the row as products: one division a row, whatever the divisor.
 #
 # ``x / s`` of many x is ``x * (1/s)``. But 1/s of s = 1e-41 is infinite where x/s is 0.5, and of s
 # = 2e38 it has lost bits. A power of two makes both factors moderate: ``(a x) * (1 / (a s))`` with
@@ -35,17 +35,9 @@ _FACTOR = sympy.Integer(2) ** 64
 
 
 def moderate(slots: Sequence[Slot]) -> frozenset[sympy.Symbol]:
-    """Slots whose finished values lie between 1 and the number of elements.
+    """Slots whose finished values lie between 1 and the number of elements, in all their forms.
 
-    Parameters
-    ----------
-    slots : Sequence[Slot]
-        The state.
-
-    Returns
-    -------
-    frozenset[sympy.Symbol]
-        Counts, and sums of exponentials below a maximum, in whatever form expressions use them.
+    These are counts, and sums of exponentials below a maximum.
     """
     names = [each.name for each in slots if _is_count(each) or _is_mass(each, slots)]
     return frozenset(form(name) for name in names for form in (value, new, guarded))
@@ -56,7 +48,7 @@ def _is_count(slot: Slot) -> bool:
 
 
 def _is_mass(slot: Slot, slots: Sequence[Slot]) -> bool:
-    """Whether a sum takes in 1 where a slot before it is largest."""
+    """Whether a slot sums exponentials below a maximum of an earlier slot, so one term is 1."""
     if slot.monoid.name != "sum":
         return False
     shown = _unmasked(slot.contribution, sympy.S.Zero)
@@ -82,17 +74,7 @@ def _unmasked(contribution: sympy.Expr, identity: sympy.Expr) -> sympy.Expr:
 def is_risky(factor: sympy.Expr, symbols: frozenset[sympy.Symbol]) -> bool:
     """Whether a factor is a reciprocal that may be out of range where the quotient is not.
 
-    Parameters
-    ----------
-    factor : sympy.Expr
-        Of a product.
-    symbols : frozenset[sympy.Symbol]
-        Of moderate numbers.
-
-    Returns
-    -------
-    bool
-        True where nothing is known of what is divided by.
+    True where nothing is known of the divisor; `symbols` are moderate numbers.
     """
     if not isinstance(factor, sympy.Pow) or not factor.args[1].could_extract_minus_sign():
         return False
@@ -100,7 +82,7 @@ def is_risky(factor: sympy.Expr, symbols: frozenset[sympy.Symbol]) -> bool:
 
 
 def divisor(reciprocal: sympy.Pow) -> tuple[sympy.Expr, int]:
-    """What is divided by, and how often."""
+    """The divisor of a reciprocal, and how often it divides."""
     base, power = reciprocal.args
     return (base, -int(power)) if power.is_Integer else (base**-power, 1)
 
@@ -117,7 +99,7 @@ def _is_moderate(below: sympy.Expr, symbols: frozenset[sympy.Symbol]) -> bool:
 
 
 def scale(below: sympy.Expr) -> sympy.Expr:
-    """The power of two that a divisor, and what it divides, are multiplied by."""
+    """The power of two that a divisor and its dividend are multiplied by."""
     size = sympy.Abs(below)
     return sympy.Piecewise((_FACTOR, size < 1 / _LARGE), (1 / _FACTOR, size > _LARGE), (1, True))
 
@@ -127,48 +109,27 @@ Definition = tuple[sympy.Symbol, sympy.Expr]
 
 @dataclass(frozen=True)
 class Shared:
-    """Expressions with what they share computed once, and what does not change hoisted.
+    """Expressions with common parts computed once, and invariant parts hoisted."""
 
-    Attributes
-    ----------
-    fixed : tuple[Definition, ...]
-        What is the same for all elements.
-    definitions : tuple[Definition, ...]
-        What several expressions use, for each element.
-    expressions : tuple[sympy.Expr, ...]
-        What is left of them.
-    """
-
+    #: The same for all elements.
     fixed: tuple[Definition, ...]
+    #: Common subexpressions, for each element.
     definitions: tuple[Definition, ...]
+    #: The rest of each expression.
     expressions: tuple[sympy.Expr, ...]
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One sweep over a tile, and the slots whose new values follow.
-
-    Attributes
-    ----------
-    slots : tuple[Slot, ...]
-        In the order of updates.
-    """
+    """One sweep over a tile, and the slots whose new values follow, in the order of updates."""
 
     slots: tuple[Slot, ...]
 
 
 def phases(slots: Sequence[Slot]) -> tuple[Phase, ...]:
-    """Part slots into sweeps, as few as there can be.
+    """Divide slots into as few sweeps as possible.
 
-    Parameters
-    ----------
-    slots : Sequence[Slot]
-        The state, in the order of updates.
-
-    Returns
-    -------
-    tuple[Phase, ...]
-        Each with slots whose contributions need new values of earlier phases only.
+    Contributions of a phase need new values of earlier phases only.
     """
     level: dict[str, int] = {}
     for slot in slots:
@@ -189,26 +150,12 @@ def share(
     changing: Iterable[sympy.Symbol],
     slots: Sequence[Slot] = (),
 ) -> Shared:
-    """Compute once what expressions share, and once for all elements what does not change.
+    """Compute common parts of expressions once, and invariant ones once for all elements.
 
     Factors and addends that no element changes are gathered, so that a division by a sum becomes
-    one reciprocal and products with it, see `crossfuse.cascade.rewrite.phases`. Addends of a
-    row are added to a difference, not to what is subtracted: of ``x - m - log(s)`` the first two
-    are close together, and large.
-
-    Parameters
-    ----------
-    expressions : Sequence[sympy.Expr]
-        Of each element.
-    changing : Iterable[sympy.Symbol]
-        Elements.
-    slots : Sequence[Slot]
-        The state, of which it is known what may be divided by without care.
-
-    Returns
-    -------
-    Shared
-        The same expressions in parts.
+    one reciprocal and products with it (see `moderate`, which gets `slots`). Addends of a row are
+    added to a difference, not to what is subtracted: of ``x - m - log(s)`` the first two are close
+    together, and large.
     """
     hoist = _Hoist(frozenset(changing), moderate(slots))
     inside = [hoist.run(each) for each in expressions]
@@ -218,7 +165,7 @@ def share(
 
 
 class _Hoist:
-    """Replaces what does not change by symbols."""
+    """Replaces invariant parts of expressions by symbols."""
 
     def __init__(
         self, changing: frozenset[sympy.Symbol], moderate: frozenset[sympy.Symbol]
@@ -288,13 +235,13 @@ class _Hoist:
         return self.found.setdefault(expression, fresh)
 
 
-# Expressions of a derivation as expressions of TVM, exponentials to the base of two.
+# Conversion to TVM, with exponentials to the base of two.
 
 _LOG2E = 1 / math.log(2)
 
 
 def written(expression: sympy.Expr, values: Mapping[sympy.Symbol, Any], dtype: str) -> Any:
-    """An expression in TVM's terms; ``exp(x)`` is ``exp2(x * log2(e))``.
+    """Convert an expression to TVM; ``exp(x)`` becomes ``exp2(x * log2(e))``.
 
     The hardware has no other exponential. The factor comes behind the difference in the exponent,
     not before it: of large numbers that lie close together the difference is exact.
@@ -311,26 +258,18 @@ def written(expression: sympy.Expr, values: Mapping[sympy.Symbol, Any], dtype: s
 
 
 def combined(monoid: Monoid, left: Any, right: Any, dtype: str) -> Any:
-    """Two numbers under a monoid."""
+    """Two numbers combined under a monoid."""
     a, b = sympy.symbols("a b", real=True)
     return written(monoid.combine(a, b), {a: left, b: right}, dtype)
 
 
 class Definitions:
-    """Values of symbols, to which what is computed on the way is added.
-
-    Parameters
-    ----------
-    values : Mapping[sympy.Symbol, tvm.ir.PrimExpr]
-        What symbols stand for.
-    dtype : str
-        Type of the arithmetic.
-    """
+    """Values of symbols, to which intermediate values are added."""
 
     def __init__(self, values: Mapping[sympy.Symbol, Any], dtype: str) -> None:
         self.values = dict(values)
         self.dtype = dtype
-        #: Of slots that keep several numbers: these.
+        #: Numbers of the slots that have several.
         self.chosen: dict[str, list[Any]] = {}
 
     def write(self, expression: sympy.Expr, dtype: str = "") -> Any:
@@ -338,7 +277,7 @@ class Definitions:
         return written(expression, self.values, dtype or self.dtype)
 
     def define(self, definitions: Sequence[Definition]) -> None:
-        """Statements: compute and name."""
+        """Statements: compute definitions, and name them."""
         for symbol, each in definitions:
             self.values[symbol] = Scratch(f"{symbol.name}_", self.dtype, self.write(each)).value
 

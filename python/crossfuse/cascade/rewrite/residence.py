@@ -1,4 +1,4 @@
-"""Where elements stay between the stream and outputs over the axis."""
+"""Holds elements between the stream and outputs over the axis, in registers or shared memory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,7 @@ Tile = Callable[[Any], Any]
 
 
 class Residence:
-    """Buffers in which elements stay; made while the function is written.
-
-    Parameters
-    ----------
-    frame : Frame
-        The cascade and its sizes.
-    """
+    """Buffers that hold elements; they are allocated while the function is written."""
 
     def __init__(self, frame: Frame) -> None:
         self.frame = frame
@@ -57,11 +51,11 @@ class Residence:
         return None if kept is None else self.buffers[kept]
 
     def kept(self, stream: Stream) -> Any:
-        """The stream as it was kept, or None."""
+        """The held stream of the same loads, or None."""
         return next((each for each in self.buffers if stream.same(each)), None)
 
     def keep(self, stream: Stream, place: Sequence[Any], tile: Tile) -> None:
-        """Statements: a vector of a tile into shared memory."""
+        """Statements: store a vector of a tile to shared memory, if its stream is held there."""
         kept = self.kept(stream) if self.where == "shared" else None
         if kept is None:
             return
@@ -76,16 +70,16 @@ class Residence:
         return [cta, row, step, thread, number]
 
     def take(self, stream: Stream, place: Sequence[Any], into: Any) -> None:
-        """Statements: a vector of elements that stayed in registers, as it was loaded.
+        """Statements: copy a vector of elements that stayed in registers, as it was loaded.
 
-        Else nvcc keeps them as the numbers that one sweep made of them, for the next: twice as
-        many registers, and half as many CTAs. See `crossfuse.lower.pack_registers`.
+        Else nvcc holds the numbers that one sweep made of them for the next: twice as many
+        registers, and half as many CTAs. See `crossfuse.lower.pack_registers`.
         """
         kept = self.element(self.kept(stream), place)
         for_lanes(self.frame, stream, lambda i: ir.script.buffer_store(into, kept(i), [0, i]))
 
     def element(self, stream: Stream, place: Sequence[Any]) -> Tile:
-        """Elements of a kept stream at a step."""
+        """Elements of a held stream at a step."""
         buffer = self.buffers[stream]
         if self.where == "registers":
             return lambda number: buffer[(*place, number)]
@@ -104,7 +98,7 @@ def for_lanes(frame: Frame, stream: Stream, move: Callable[[Any], None]) -> None
 
 
 def load(frame: Frame, stream: Stream, place: Sequence[Any], tile: Tile) -> None:
-    """Statements: a vector of a stream from global memory into its tile."""
+    """Statements: load a vector of a stream from global memory into its tile."""
     row, cta, thread, step = place
     first = frame.cover.element(cta, thread, step)
     rows = frame.at_row(row)

@@ -1,8 +1,8 @@
-"""Contributions that outputs want again, kept as a thread made them.
+"""Reuses contributions in outputs, as a thread computed them.
 
-The softmax of an element is ``exp(x - m) / s``, and ``exp(x - m)`` was what it contributed to the
-sum, below the maximum of its thread. What corrects a thread's sum when maxima grow corrects each
-of its terms: kept, they are multiplied by it, instead of computed again.
+The softmax of an element is ``exp(x - m) / s``, and ``exp(x - m)`` was its contribution to the sum,
+below the maximum of its thread. What corrects a thread's sum when maxima grow corrects each of its
+terms: held in registers, they are multiplied by it, instead of computed again.
 """
 
 from __future__ import annotations
@@ -17,39 +17,23 @@ from crossfuse.cascade.rewrite.cover import Cover
 
 @dataclass(frozen=True)
 class Reused:
-    """A contribution of each element that is kept.
+    """A contribution that each thread holds for its elements."""
 
-    Attributes
-    ----------
-    slot : str
-        The slot that it is brought to.
-    kept : sympy.Symbol
-        What it is, in the place of an element.
-    """
-
+    #: The slot that it contributes to.
     slot: str
+    #: Its symbol, in the place of an element.
     kept: sympy.Symbol
 
 
 def then(name: str) -> sympy.Symbol:
-    """A slot as it was when a thread had taken in its elements, and before states merged."""
+    """The symbol of a slot once a thread has taken in its elements, before states merge."""
     return sympy.Symbol(f"{name}^", real=True)
 
 
 def reusing(derivation: Derivation) -> tuple[Derivation, tuple[Reused, ...]]:
-    """Outputs over kept contributions, where these are worth it.
+    """Rewrite outputs over contributions that are held, where that spares an exponential.
 
-    Parameters
-    ----------
-    derivation : Derivation
-        How a cascade streams.
-
-    Returns
-    -------
-    Derivation
-        The same, its `rows` over what is kept and slots as they were (`then`).
-    tuple[Reused, ...]
-        What is kept; none where no output repeats an exponential.
+    The `rows` of the derivation are then over what is held and slots as they were (`then`).
     """
     found: list[Reused] = []
     rows = dict(derivation.rows)
@@ -70,13 +54,13 @@ def reusing(derivation: Derivation) -> tuple[Derivation, tuple[Reused, ...]]:
 
 
 def can_reuse(cover: Cover, resident: str) -> bool:
-    """Whether threads take in all of their elements at once, and keep them in registers."""
+    """Whether threads take in all of their elements at once, and hold them in registers."""
     tilings = cover.tilings
     return resident == "registers" and len(tilings) == 1 and tilings[0].count == 1
 
 
 def _factor(slot: Slot) -> sympy.Expr | None:
-    """What a step multiplies the state by; None where it does something else, or nothing."""
+    """The factor by which a step corrects the state; None for other corrections, or none."""
     if slot.monoid.name != "sum" or not isinstance(slot.carry, sympy.Mul):
         return None
     others = [each for each in slot.carry.args if each != slot.symbol]

@@ -1,9 +1,9 @@
-"""Rows before a product, made chunk by chunk: the product begins when the first chunk is there.
+"""Makes the rows before a product chunk by chunk, so that the product begins with the first chunk.
 
 A quantiser reads whole rows for the scale of their first element. The derivation of the whole
 function says what streams instead: a state of the row (its largest magnitude so far), chunks made
 with the state so far, and a factor for sums that were made before the state changed. A state that
-grows with almost every chunk would correct almost every sum, so a row keeps a bound of it instead:
+grows with almost every chunk would correct almost every sum, so a row has a bound of it instead:
 one with head room, which is raised only where a chunk outgrows it.
 """
 
@@ -32,25 +32,11 @@ from crossfuse.cascade.site import OutputSite, Site
 from crossfuse.hardware import WARP
 from crossfuse.markers import CHUNKS, FAST, MERGE
 
-# A product that corrects its sums by what the rows of its left operand say of each chunk.
-
 
 def corrected_product(parts: RowsFirst, factors: Any, chunk: int) -> Any:
-    """Multiply sums by the factor of each chunk where it begins.
+    """Rewrite the product so that it multiplies sums by the factor of each chunk where that begins.
 
-    Parameters
-    ----------
-    parts : RowsFirst
-        The function.
-    factors : tvm.tirx.Buffer
-        Of each chunk a factor for every row.
-    chunk : int
-        Elements of a chunk.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        `parts.product` with such sums, and `factors` as its last parameter.
+    `factors` has one for each chunk and row; it becomes the last parameter.
     """
     made = set(parts.passed)
 
@@ -79,7 +65,7 @@ def corrected_product(parts: RowsFirst, factors: Any, chunk: int) -> Any:
 
 
 def _operand(block: Any, made: set[Any]) -> Any:
-    """The load of what is made before, in a product of it."""
+    """The load of an operand that is made before, in a product of it; None in other blocks."""
     loads = ir.buffer_loads(block.body)
     found = [each for each in loads if each.source in made and len(each.indices) == 2]
     return found[0] if found else None
@@ -89,8 +75,8 @@ def _point(index: Any) -> Any:
     return ir.tvm.ir.Range.from_min_extent(index, 1)
 
 
-#: By how much a bound exceeds what it was raised for: half of the smallest steps of an 8-bit float
-#: are lost, and of rows whose values are alike few need a second bound.
+#: Factor by which a bound exceeds the magnitude that raised it: half of the smallest steps of an
+#: 8-bit float are lost, and of rows whose values are alike few need a second bound.
 HEAD_ROOM = 2.0
 #: Name of the factors of sums in the function.
 FACTORS = "factors"
@@ -99,26 +85,16 @@ _TILES = StreamTiles(threads=WARP)
 
 @dataclass(frozen=True, eq=False)
 class RowChunks:
-    """What it takes to make rows chunk by chunk.
+    """The ingredients of rows that are made chunk by chunk."""
 
-    Attributes
-    ----------
-    site : Site
-        The cascade of the rows.
-    derivation : Derivation
-        Of that.
-    slot : Slot
-        The state of a row: a largest magnitude.
-    correction : sympy.Expr
-        The factor of sums, over the state before and after it changed.
-    chunk : int
-        Elements of a chunk.
-    """
-
+    #: The cascade of the rows.
     site: Site
     derivation: Derivation
+    #: The state of a row: a largest magnitude.
     slot: Slot
+    #: The factor of sums, over the state before and after it changed.
     correction: sympy.Expr
+    #: Elements of a chunk.
     chunk: int
 
     @property
@@ -133,29 +109,10 @@ class RowChunks:
 
 
 def row_chunks(parts: RowsFirst, site: Site, derivation: Derivation, chunk: int) -> RowChunks:
-    """Check that rows can be made chunk by chunk.
+    """Check that rows can be made in chunks of some elements, for `chunked_rows`.
 
-    Parameters
-    ----------
-    parts : RowsFirst
-        The function.
-    site : Site
-        The cascade of `parts.rows`.
-    derivation : Derivation
-        How it streams.
-    chunk : int
-        Elements of a chunk.
-
-    Returns
-    -------
-    RowChunks
-        For `chunked_rows`.
-
-    Raises
-    ------
-    CascadeRefused
-        If the state is no largest magnitude, sums are not corrected by a factor of it, or chunks
-        do not divide the rows.
+    `site` is the cascade of `parts.rows`. Refused is a state that is no largest magnitude, sums
+    that are not corrected by a factor of it, and chunks that do not divide the rows.
     """
     correction = _correction(parts)
     frame = frame_of(site, derivation, StreamTiles(threads=WARP))
@@ -172,7 +129,7 @@ def row_chunks(parts: RowsFirst, site: Site, derivation: Derivation, chunk: int)
 
 
 def _correction(parts: RowsFirst) -> sympy.Expr:
-    """What sums are multiplied by when the state of a row changes."""
+    """The factor of sums when the state of a row changes."""
     sites = detect(parts.function)
     slots = derive(sites[0].cascade).slots if len(sites) == 1 else ()
     kinds = [each.monoid.name for each in slots]
@@ -189,7 +146,7 @@ def _correction(parts: RowsFirst) -> sympy.Expr:
 def chunked_rows(parts: RowsFirst, chunks: RowChunks) -> tuple[RowsFirst, Any]:
     """Write rows that are made chunk by chunk, and the product that corrects its sums.
 
-    ::
+    Both are for `joined`::
 
         for row:
             bound = 0
@@ -202,19 +159,6 @@ def chunked_rows(parts: RowsFirst, chunks: RowChunks) -> tuple[RowsFirst, Any]:
                 bound = raised
         for i, n, k:
             sum[i, n] = sum[i, n] * (factors[k // chunk, i] if k % chunk == 0 else 1) + ...
-
-    Parameters
-    ----------
-    parts : RowsFirst
-        The function.
-    chunks : RowChunks
-        What to write.
-
-    Returns
-    -------
-    tuple[RowsFirst, tvm.tirx.PrimFunc]
-        The function with a product that corrects its sums, and what makes its rows: both for
-        `joined`.
     """
     factors = ir.tirx.decl_buffer((chunks.chunks, chunks.rows), "float32", FACTORS, layout=None)
     corrected = corrected_product(parts, factors, chunks.chunk)
@@ -259,7 +203,7 @@ class _Writer:
                     self._chunk()
 
     def _regions(self) -> None:
-        """What the block of a row reads and writes, stated: it holds other blocks."""
+        """Declare what the block of a row reads and writes, since it holds other blocks."""
         row, site = self.row, self.chunks.site
         length = int(site.extents[site.axis])
         read = dict.fromkeys(each.source for each in ir.buffer_loads(*site.reads.values()))
@@ -335,6 +279,6 @@ class _Writer:
 
 
 def _with_room(found: Any) -> Any:
-    """A bound with head room: of the largest numbers there is none, but it stays a number."""
+    """A bound with head room; the largest numbers have none, but stay finite."""
     largest = ir.tirx.max_value("float32")
     return ir.tirx.min(ir.tirx.const(HEAD_ROOM, "float32") * found, ir.tirx.max(found, largest))

@@ -1,4 +1,4 @@
-"""A product whose left operand a cascade makes, row by row: rows first, then the product.
+"""Cuts a product whose left operand is a cascade in two: first the rows, then the product.
 
 A norm or a quantiser in front of a product reads whole rows before it knows its first element. So
 the function is cut where the product reads: what makes the rows is a cascade of its own, which
@@ -17,54 +17,39 @@ from crossfuse.cascade.rewrite.tiles import refused
 
 @dataclass(frozen=True, eq=False)
 class RowsFirst:
-    """A function in two, cut at the left operand of its product.
+    """A function in two, cut at the left operand of its product."""
 
-    Attributes
-    ----------
-    function : tvm.tirx.PrimFunc
-        The whole.
-    rows : tvm.tirx.PrimFunc
-        What makes the operand: a cascade, whose outputs are `passed`.
-    product : tvm.tirx.PrimFunc
-        The rest, of which `passed` are parameters.
-    passed : tuple[tvm.tirx.Buffer, ...]
-        What the first function makes for the second, in program order.
-    """
-
+    #: The whole.
     function: Any
+    #: Makes the operand: a cascade, whose outputs are `passed`.
     rows: Any
+    #: The rest, of which `passed` are parameters.
     product: Any
+    #: Results of the first function that the second reads, in program order.
     passed: tuple[Any, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class _Nest:
-    """A statement of the function with what it reads and writes, and how many loops it reduces.
-
-    Of the others `wide` have more than one iteration: sums may keep the dimension that they reduce.
-    """
+    """A statement of the function with its buffers and the kinds of its loops."""
 
     node: Any
     reads: frozenset[Any]
     writes: frozenset[Any]
+    #: Loops that are not reduced.
     spatial: int
+    #: Loops that are.
     reduced: int
+    #: Spatial loops of more than one iteration: sums may have kept the dimension that they reduce.
     wide: int
 
 
 def rows_first(func: Any) -> RowsFirst | None:
-    """Cut a function at the left operand of its last product.
+    """Cut a function at the left operand of its last product, or return None.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        In s_tir form, unscheduled, one block for each operator.
-
-    Returns
-    -------
-    RowsFirst | None
-        None if its last reduction is no product of an intermediate and a parameter, or it takes
-        other than reductions to one number a row to make that.
+    The function is unscheduled, with one block for each operator. None if its last reduction is no
+    product of an intermediate and a parameter, or the intermediate takes other reductions than to
+    one number a row.
     """
     root = func.body.block
     nests = [_nest(each) for each in _statements(root)]
@@ -88,24 +73,10 @@ def rows_first(func: Any) -> RowsFirst | None:
 
 
 def joined(parts: RowsFirst, stream: Any) -> Any:
-    """The whole function, with another way to make the operand.
+    """The whole function, with the operand made by another function, `stream`.
 
-    Parameters
-    ----------
-    parts : RowsFirst
-        The function.
-    stream : tvm.tirx.PrimFunc
-        What does what `parts.rows` does, with parameters of the same names.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        Sequential: the nests of the stream, then those of the product.
-
-    Raises
-    ------
-    CascadeRefused
-        If a block has a name of both.
+    That does what `parts.rows` does, with parameters of the same names. The result is sequential:
+    the nests of the stream, then those of the product. A block name that both have is refused.
     """
     known = {str(each.name): each for each in (*parts.rows.params, *parts.passed)}
     images = {each: known[str(each.name)] for each in stream.params}
@@ -147,7 +118,7 @@ def _nest(node: Any) -> _Nest:
 
 
 def _operand(nest: _Nest, func: Any) -> Any:
-    """The matrix that a product of a matrix and a parameter reads; None of anything else."""
+    """The intermediate matrix that a product with a parameter reads; None for anything else."""
     read = nest.reads - nest.writes
     made = [each for each in func.body.block.alloc_buffers if each in read]
     if (nest.spatial, nest.reduced, len(read), len(made)) != (2, 1, 2, 1):
@@ -156,7 +127,7 @@ def _operand(nest: _Nest, func: Any) -> Any:
 
 
 def _needed(nests: list[_Nest], wanted: frozenset[Any]) -> list[int]:
-    """Numbers of the nests that it takes to make buffers."""
+    """Indices of the nests that compute some buffers."""
     found: list[int] = []
     for number in reversed(range(len(nests))):
         if nests[number].writes & wanted:
@@ -170,7 +141,7 @@ def _is_made(buffer: Any, nests: list[_Nest]) -> bool:
 
 
 def _part(func: Any, nests: list[_Nest], passed: tuple[Any, ...], name: str) -> Any:
-    """A function of some of the nests; what passes from one to the other is a parameter."""
+    """A function of some of the nests; buffers that pass from one to the other are parameters."""
     root = func.body.block
     used = frozenset().union(*(each.reads | each.writes for each in nests))
     outputs = [each for each in passed if _is_made(each, nests)]
@@ -186,7 +157,7 @@ def _part(func: Any, nests: list[_Nest], passed: tuple[Any, ...], name: str) -> 
 
 
 def _check_names(stream: Any, rest: Any) -> None:
-    """Schedules name blocks."""
+    """Refuse block names that both functions have: schedules find blocks by name."""
     both = _block_names(stream) & _block_names(rest)
     if both:
         raise refused(

@@ -1,4 +1,4 @@
-"""Statements with names, written through TVM's builder."""
+"""Helpers for writing statements through TVM's builder, with names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def symbol_of(function: Any) -> str:
 
 @contextmanager
 def loop(name: str, extent: int, kind: str = "serial") -> Iterator[Any]:
-    """A loop from 0; its variable."""
+    """A loop from 0; yields its variable."""
     with getattr(ir.script, kind)(0, extent) as variable:
         yield named(name, variable)
 
@@ -40,7 +40,7 @@ def steps(name: str, extent: int, kind: str = "serial") -> Iterator[Any]:
 
 @contextmanager
 def when(condition: Any) -> Iterator[None]:
-    """Statements under a condition; None is always."""
+    """Statements under a condition; None always holds."""
     if condition is None:
         yield
     else:
@@ -49,12 +49,12 @@ def when(condition: Any) -> Iterator[None]:
 
 
 def spatial(name: str, extent: int, value: Any) -> Any:
-    """An iterator of the block that is being written."""
+    """A spatial iterator of the current block."""
     return named(name, ir.script.axis.spatial(extent, value))
 
 
 def held(name: str, shape: tuple[int, ...], dtype: str, scope: str = "global") -> Any:
-    """A buffer of the block (or function) that is being written."""
+    """Allocate a buffer in the current block (or function)."""
     return named(name, ir.script.sblock_alloc_buffer(shape, dtype, scope=scope))
 
 
@@ -64,7 +64,7 @@ def zero(dtype: str) -> Any:
 
 
 class Scratch:
-    """One number of a thread."""
+    """One number in a thread's registers."""
 
     def __init__(self, name: str, dtype: str, value: Any = None) -> None:
         self.buffer = held(name, (1,), dtype, "local")
@@ -73,9 +73,9 @@ class Scratch:
 
     @property
     def value(self) -> Any:
-        """What it is at this place."""
+        """Its value at this point of the program."""
         return self.buffer[0]
 
     def set(self, value: Any) -> None:
-        """Statement: it becomes `value`."""
+        """Statement: assign a value."""
         ir.script.buffer_store(self.buffer, value, [0])

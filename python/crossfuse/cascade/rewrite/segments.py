@@ -1,4 +1,4 @@
-"""The block of a thread's segment: tiles are taken in one after another, the state in registers."""
+"""Writes the block of a thread's segment: tile after tile, the state in registers."""
 
 from __future__ import annotations
 
@@ -29,17 +29,7 @@ Place = tuple[Any, Any, Any]
 
 
 class Segment:
-    """Writes what one thread does with its share of a row.
-
-    Parameters
-    ----------
-    frame : Frame
-        The cascade and its sizes.
-    place : Place
-        Row, CTA and thread.
-    residence : Residence
-        Where elements stay.
-    """
+    """Writes how one thread reduces its part of a row, at a place: row, CTA and thread."""
 
     def __init__(self, frame: Frame, place: Place, residence: Residence) -> None:
         self.frame = frame
@@ -62,7 +52,7 @@ class Segment:
         return {each.name: Scratch(f"{each.name}_{name}", each.dtype) for _, each in self.numbers}
 
     def run(self, into: Mapping[str, Any]) -> None:
-        """Statements: take in all tiles, store the state."""
+        """Statements: take in all tiles, then store the state."""
         tilings = self.frame.cover.tilings
         fresh = len(tilings) == 1 and tilings[0].count == 1
         invariants = self.frame.invariants(self.rows)
@@ -80,7 +70,7 @@ class Segment:
 
 
 class _Tile:
-    """Writes how one tile is taken in."""
+    """Writes the reduction of one tile into the state."""
 
     def __init__(
         self, segment: Segment, tiling: Tiling, first: Any, number: int, fresh: bool
@@ -98,7 +88,7 @@ class _Tile:
             self.values[value(slot.name)] = segment.state[first.name].value
 
     def _tile(self, stream: Stream) -> Callable[[Any], Callable[[Any], Any]]:
-        """For each step the tile's elements."""
+        """Give the tile's elements for each step."""
         kept = self.segment.residence.registers(stream)
         if kept is not None:
             return lambda step: lambda at: kept[(*self.segment.place, self.first + step, at)]
@@ -125,7 +115,7 @@ class _Tile:
         return self.frame.cover.inside(self.tiling, self.segment.place, self.first, step)
 
     def sweep(self, phase: Phase, number: int) -> None:
-        """Statements: reduce the tile's contributions, then make new values."""
+        """Statements: reduce the tile's contributions, then compute new values."""
         copied = self.copied(number) if number else {}
         totals = {
             slot.name: Scratch(
@@ -161,7 +151,7 @@ class _Tile:
                 self.renew(slot, totals[slot.name].value, parts, definitions)
 
     def copied(self, number: int) -> dict[Stream, Any]:
-        """Places for a vector of each stream that stays in registers, of a later sweep."""
+        """Buffers of a vector for each stream in registers, for a later sweep."""
         residence = self.segment.residence
         kept = [each for each in self.tiles if residence.registers(each) is not None]
         names = {each: f"{each.name}_packed_{self.number}_{number}" for each in kept}
@@ -172,13 +162,16 @@ class _Tile:
         return [self.segment.next[each.name] for each in numbers(slot, self.frame.dtype)]
 
     def begin(self, slot: Slot) -> None:
-        """Statements: elements are chosen beside those that were chosen before."""
+        """Statements: a choice starts from the elements that it chose before."""
         if is_chosen(slot):
             for each in numbers(slot, self.frame.dtype):
                 self.segment.next[each.name].set(self.segment.state[each.name].value)
 
     def contributions(self, phase: Phase) -> tuple[Shared, list[Slot]]:
-        """What elements bring; slots to which every element brings the same come apart."""
+        """Contributions of elements, but for slots that all elements contribute the same to.
+
+        These slots come apart, as the second value.
+        """
         elements = set(self.frame.site.cascade.elements)
         plain = [
             each
@@ -199,7 +192,7 @@ class _Tile:
         step: Any,
         lane: Any,
     ) -> None:
-        """Statements: one element's contributions."""
+        """Statements: take in one element."""
         where = {**self.segment.rows, self.frame.site.axis: self.element(step, lane)}
         values = {**fixed.values, **self.frame.symbols(where, tiles, lane)}
         brought = Definitions(values, self.frame.dtype).all(parts)
@@ -212,7 +205,7 @@ class _Tile:
                 self.add(slot, totals, self.kept(slot, each, step, lane))
 
     def kept(self, slot: Slot, what: Any, step: Any, lane: Any) -> Any:
-        """A contribution; statement: it stays for outputs that use it again."""
+        """A contribution; statement: hold it for outputs that use it again."""
         buffer = self.segment.residence.reused.get(slot.name)
         if buffer is None:
             return what
@@ -225,7 +218,7 @@ class _Tile:
         total.set(combined(slot.monoid, total.value, what, self.frame.dtype))
 
     def renew(self, slot: Slot, total: Any, parts: Shared, fixed: Definitions) -> None:
-        """Statements: the slot's new value, and what stands in for it."""
+        """Statements: compute the slot's new value, and what stands in for it."""
         dtype = self.frame.dtype
         result = total
         if not (self.fresh and slot.init == slot.monoid.identity):
@@ -239,7 +232,7 @@ class _Tile:
         self.known(slot, following)
 
     def known(self, slot: Slot, following: Scratch) -> None:
-        """Statements: the slot's new value has a name, and what stands in for it too."""
+        """Statements: register the slot's new value, and compute what stands in for it."""
         self.values[new(slot.name)] = self.values[guarded(slot.name)] = following.value
         if slot.guard is not None:
             usable = self.segment.usable[slot.name]

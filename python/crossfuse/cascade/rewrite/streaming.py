@@ -1,4 +1,4 @@
-"""A cascade as one stream: segments, their merging, outputs."""
+"""Writes a cascade as one stream: segments, their merging, outputs."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _check(site: Site, derivation: Derivation) -> None:
 
 
 def over_parameters(site: Site) -> Site:
-    """The site over parameters of the function that is being written."""
+    """The site over the parameters of the function that is being written."""
     images = {}
     for old in site.function.params:
         kind = old.ty
@@ -230,7 +230,7 @@ class _Writer:
             self._join(self.merged, into, self.segments, place, invariants)
 
     def _push(self, row: Any, cta: Any, thread: Any) -> None:
-        """Each CTA's state to all: a thread for each peer, several where threads are few."""
+        """Send each CTA's state to all: a thread for each peer, several where threads are few."""
         turns = -(-self.ctas // self.threads)
         with steps("turn", turns) as turn, ir.script.sblock("push"):
             at_row, rank, at = self._place(row, cta, thread)
@@ -253,7 +253,7 @@ class _Writer:
             self._join(self.final, place, self.inbox, (place[1], place[0], of), invariants)
 
     def _counts(self, threads: int) -> dict[str, Any]:
-        """An annotation: which numbers count the elements of so many threads, and how many."""
+        """An annotation of the numbers that count elements, with their value after some threads."""
         cover = self.frame.cover
         each = cover.steps * cover.vector * threads
         if any(tiling.guarded for tiling in cover.tilings):

@@ -1,8 +1,8 @@
-"""What is loaded along the axis, as tiles of neighbouring elements.
+"""Groups loads along the axis into tiles of neighbouring elements.
 
 A load whose place in memory steps by one element with the axis is loaded as vectors. Loads of one
-tensor that lie side by side and step by their number together, as the three coordinates of a
-point do, are loaded as vectors too, together. Others are loaded one by one.
+tensor that lie side by side and step by their number together, as the three coordinates of a point
+do, are loaded as vectors too, together. Others are loaded one by one.
 """
 
 from __future__ import annotations
@@ -20,33 +20,24 @@ from crossfuse.cascade.site import Site
 
 #: Bytes of a load.
 BYTES = 16
-#: Loads that are taken together at most.
+#: Most loads that are combined to one stream.
 _TOGETHER = 8
 
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """Loads of one tensor along the axis.
+    """Loads of one tensor along the axis."""
 
-    Attributes
-    ----------
-    name : str
-        For blocks and buffers.
-    buffer : tvm.tirx.Buffer
-        A parameter of the function.
-    loads : tuple[tvm.ir.TensorLoad, ...]
-        Side by side where there are several.
-    lanes : int
-        Elements of one vector load, 1 for loads one by one.
-    unproved : tuple[int, ...]
-        Dimensions of the tensor beyond which a load may lie: conditions keep such elements from
-        being used, but a tile is loaded before conditions are looked at.
-    """
-
+    #: For blocks and buffers.
     name: str
+    #: A parameter of the function.
     buffer: Any
+    #: Side by side where there are several.
     loads: tuple[Any, ...]
+    #: Elements of one vector load, 1 for loads one by one.
     lanes: int
+    #: Dimensions of the tensor beyond which a load may lie: conditions guard the use of such
+    #: elements, but a tile is loaded before conditions are evaluated.
     unproved: tuple[int, ...] = ()
 
     @property
@@ -55,16 +46,10 @@ class Stream:
         return len(self.loads)
 
     def indices(self, first: Any, number: Any, axis: Any) -> list[Any]:
-        """Where in the tensor an element of a tile lies.
+        """Indices in the tensor of an element of a tile, by its number in the tile.
 
-        Parameters
-        ----------
-        first : tvm.ir.PrimExpr
-            Index along the axis of the tile's first element.
-        number : tvm.ir.PrimExpr
-            Which element of the tile.
-        axis : tvm.tirx.Var
-            What loads are written over.
+        `first` is the index along the axis of the tile's first element, and `axis` the variable
+        that loads are written over.
         """
         step = number if self.width == 1 else ir.tirx.floordiv(number, self.width)
         places = [
@@ -92,26 +77,16 @@ class Stream:
         )
 
     def place(self, load: Any) -> int | None:
-        """Which of the stream's loads a load is; None for that of another stream."""
+        """Index of a load among the stream's loads; None for that of another stream."""
         same = ir.tvm_ffi.structural_equal
         found = (i for i, each in enumerate(self.loads) if same(each, load))
         return next(found, None)
 
 
 def vector_of(site: Site, symbols: Iterable[sympy.Symbol]) -> int:
-    """Elements of a thread side by side for loads of 16 bytes of the narrowest type.
+    """Adjacent elements of a thread such that the narrowest type is loaded by 16 bytes.
 
-    Parameters
-    ----------
-    site : Site
-        The cascade in its function.
-    symbols : Iterable[sympy.Symbol]
-        Elements that are streamed.
-
-    Returns
-    -------
-    int
-        A power of two that divides the axis.
+    It is a power of two that divides the axis.
     """
     loads = [each for symbol in symbols for each in _along(site, symbol)]
     wide = max((BYTES // _bytes(each.source) for each in loads), default=1)
@@ -121,23 +96,9 @@ def vector_of(site: Site, symbols: Iterable[sympy.Symbol]) -> int:
 def streams(
     site: Site, symbols: Iterable[sympy.Symbol], vector: int, aligned: int
 ) -> tuple[Stream, ...]:
-    """Group what symbols read along the axis.
+    """Group the loads of symbols along the axis.
 
-    Parameters
-    ----------
-    site : Site
-        The cascade in its function.
-    symbols : Iterable[sympy.Symbol]
-        Elements.
-    vector : int
-        Elements of a thread side by side.
-    aligned : int
-        What every thread's first element is a multiple of.
-
-    Returns
-    -------
-    tuple[Stream, ...]
-        Each load of a symbol in one of them.
+    A thread has `vector` elements side by side, the first of which is a multiple of `aligned`.
     """
     found: list[list[Any]] = []
     for symbol in symbols:
@@ -159,23 +120,9 @@ def streams(
 def with_tiles(
     site: Site, symbol: sympy.Symbol, tiles: Mapping[Stream, Callable[[Any], Any]], lane: Any
 ) -> Any:
-    """What a symbol stands for, its loads along the axis taken from tiles.
+    """The expression of a symbol over rows and the axis, with its loads along the axis from tiles.
 
-    Parameters
-    ----------
-    site : Site
-        The cascade in its function.
-    symbol : sympy.Symbol
-        An element or invariant.
-    tiles : Mapping[Stream, Callable]
-        For each stream the element of its tile at a place.
-    lane : tvm.ir.PrimExpr
-        Which of the neighbours.
-
-    Returns
-    -------
-    tvm.ir.PrimExpr
-        Over rows and the axis.
+    `tiles` gives the element of a stream's tile at a place; `lane` is which of the neighbours.
     """
 
     def take(load: Any, mutator: Any) -> Any:
@@ -189,7 +136,7 @@ def with_tiles(
 
 
 def _along(site: Site, symbol: sympy.Symbol) -> list[Any]:
-    """Loads of a symbol whose place moves with the axis."""
+    """Loads of a symbol that move with the axis."""
     found: list[Any] = []
 
     def visit(load: Any) -> None:
@@ -202,7 +149,7 @@ def _along(site: Site, symbol: sympy.Symbol) -> list[Any]:
 
 
 def _add(found: list[list[Any]], load: Any, site: Site) -> None:
-    """Put a load beside those of the same tensor that lie near, or apart."""
+    """Add a load to the group of its neighbours in the same tensor, or to a new group."""
     known = ir.sym.Analyzer()
     for group in found:
         if not group[0].source.same_as(load.source):
@@ -231,7 +178,7 @@ def _unproved(load: Any, site: Site) -> tuple[int, ...]:
 
 
 def _is_whole(group: list[Any], site: Site) -> bool:
-    """Whether loads fill what they step over; puts them in order."""
+    """Sort loads, and say whether they fill what they step over."""
     known = ir.sym.Analyzer()
     one = group[0]
     group.sort(key=lambda each: ir.constant(known.simplify(_flat(each) - _flat(one))) or 0)
@@ -263,7 +210,7 @@ def _lanes(loads: tuple[Any, ...], site: Site, vector: int, aligned: int) -> int
 
 
 def _step(load: Any, site: Site) -> int | None:
-    """How far the place of a load moves with the axis, in elements; None if not evenly."""
+    """How far a load moves with the axis, in elements; None if not evenly."""
     terms = ir.sym.detect_linear_equation(_flat(load), [site.axis])
     return ir.constant(ir.sym.Analyzer().simplify(terms[0])) if terms else None
 

@@ -1,4 +1,4 @@
-"""How the axis of a cascade is shared out: CTAs, threads, and what a thread takes in at a time."""
+"""Sizes of a stream: CTAs, threads, and elements that a thread takes in at a time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from crossfuse.errors import CascadeRefused, RefusedError, refuse
 from crossfuse.hardware import Device
 from crossfuse.markers import MAX_CLUSTER
 from crossfuse.schema import Count, Tile
-
-# Refusals of the rewriting.
 
 
 def refused(where: str, found: object, limit: str, instead: str) -> RefusedError:
@@ -28,50 +26,28 @@ RESIDENCES = ("registers", "shared", "none")
 @checked
 @dataclass(frozen=True)
 class StreamTiles:
-    """Sizes of a stream.
+    """Sizes of a stream."""
 
-    Attributes
-    ----------
-    threads : int
-        Threads of a CTA that share one row: a power of two, 1 to 1024.
-    vector : int
-        Elements of a thread side by side; 0: as many as one load of 16 bytes takes of the
-        narrowest element that is streamed.
-    unroll : int
-        Vectors of a thread that one step of the stream takes in.
-    cluster : int
-        CTAs that share one row, 1 to 16; their states merge through distributed shared memory.
-    rows : int
-        Rows of a CTA, side by side; a divisor of the number of rows.
-    resident : str
-        Where elements stay until outputs over the axis are computed: ``"registers"``,
-        ``"shared"``, or ``"none"``, which loads them again.
-    ctas : int
-        CTAs that a multiprocessor shall hold at least, 0 for as many as registers allow; more make
-        the compiler use fewer registers.
-    """
-
+    #: Threads of a CTA that share one row: a power of two, 1 to 1024.
     threads: Tile = 256
+    #: Elements of a thread side by side; 0: as many as one load of 16 bytes takes of the narrowest
+    #: element that is streamed.
     vector: Tile = 0
+    #: Vectors of a thread that one step of the stream takes in.
     unroll: Tile = 4
+    #: CTAs that share one row, 1 to 16; their states merge through distributed shared memory.
     cluster: Tile = 1
+    #: Rows of a CTA, side by side; a divisor of the number of rows.
     rows: Tile = 1
+    #: Where elements stay until outputs over the axis are computed: ``"registers"``, ``"shared"``,
+    #: or ``"none"``, which loads them again.
     resident: str = "none"
+    #: Least number of CTAs that a multiprocessor is to hold, 0 for as many as registers allow; more
+    #: make the compiler use fewer registers.
     ctas: Count = 0
 
     def check(self, rows: int) -> None:
-        """Refuse sizes that no kernel has.
-
-        Parameters
-        ----------
-        rows : int
-            Rows of the cascade.
-
-        Raises
-        ------
-        CascadeRefused
-            Naming the size.
-        """
+        """Refuse sizes that no kernel of a cascade of some rows can have."""
         sizes = {name: getattr(self, name) for name in ("threads", "unroll", "cluster", "rows")}
         for name, size in sizes.items():
             if size < 1:

@@ -1,4 +1,4 @@
-"""What a stream moves, holds and computes, counted: what the planner estimates it by."""
+"""Counts the bytes, registers and operations of a stream, for the planner's estimates."""
 
 from __future__ import annotations
 
@@ -12,65 +12,48 @@ if TYPE_CHECKING:
 
 #: Bytes of a register.
 _REGISTER = 4
-#: The type of which `crossfuse.lower.pack_registers` keeps two in a register.
+#: The type of which `crossfuse.lower.pack_registers` packs two into a register.
 _PACKED = "bfloat16"
 
 
 @dataclass(frozen=True)
 class Work:
-    """A cascade in numbers; bytes and registers are those of its streams along the axis.
+    """A cascade in numbers; bytes and registers are those of its streams along the axis."""
 
-    Attributes
-    ----------
-    rows, length : int
-        Rows, and elements of each.
-    vector : int
-        Elements that a thread takes in side by side.
-    read : int
-        Bytes of an element that no other row reads, of all that the state takes in.
-    kept : int
-        Bytes of an element that outputs over the axis need again.
-    late : int
-        Bytes of an element that only outputs need, and no other row reads.
-    written : int
-        Bytes of an element that outputs over the axis write.
-    fetched : int
-        Bytes of a vector that the state takes in.
-    swept : int
-        Registers that a vector takes while the state takes it in.
-    held : int
-        Registers of a vector that outputs need again.
-    emitted : int
-        Registers of a vector of everything that outputs need.
-    unpacked : bool
-        Whether registers hold two elements each, which takes as many again to compute with.
-    reused : int
-        Registers of a vector of contributions that outputs use again; see
-        `crossfuse.cascade.rewrite.reuse`.
-    spared : int
-        Operations of an element that these spare.
-    slots : int
-        Numbers of the state.
-    exponentials, operations : int
-        Instructions of an element on the special-function units, and plain ones.
-    """
-
+    #: Rows of the cascade.
     rows: int
+    #: Elements of a row.
     length: int
+    #: Elements that a thread takes in side by side.
     vector: int
+    #: Bytes of an element that no other row reads, of all that the state takes in.
     read: int
+    #: Bytes of an element that outputs over the axis need again.
     kept: int = 0
+    #: Bytes of an element that only outputs need, and no other row reads.
     late: int = 0
+    #: Bytes of an element that outputs over the axis write.
     written: int = 0
+    #: Bytes of a vector that the state takes in.
     fetched: int = 16
+    #: Registers that a vector takes while the state takes it in.
     swept: int = 4
+    #: Registers of a vector that outputs need again.
     held: int = 0
+    #: Registers of a vector of everything that outputs need.
     emitted: int = 0
+    #: Whether registers hold two elements each, which takes as many again to compute with.
     unpacked: bool = False
+    #: Registers of a vector of contributions that outputs use again; see
+    #: `crossfuse.cascade.rewrite.reuse`.
     reused: int = 0
+    #: Operations of an element that these spare.
     spared: int = 0
+    #: Numbers of the state.
     slots: int = 2
+    #: Instructions of an element on the special-function units.
     exponentials: int = 0
+    #: Other instructions of an element.
     operations: int = 0
 
     @property
@@ -80,20 +63,7 @@ class Work:
 
 
 def work_of(site: Site, derivation: Derivation) -> Work:
-    """Count what a cascade moves.
-
-    Parameters
-    ----------
-    site : Site
-        The cascade in its function.
-    derivation : Derivation
-        How it streams.
-
-    Returns
-    -------
-    Work
-        In numbers.
-    """
+    """Count the bytes, registers and operations of a cascade as a stream."""
     from crossfuse.cascade.rewrite.counting import exponentials, operations
     from crossfuse.cascade.rewrite.frame import frame_of
     from crossfuse.cascade.rewrite.numbers import numbers
@@ -148,7 +118,7 @@ def _is_packed(stream: Any) -> bool:
 
 
 def _registers(streams: Iterable[Any], vector: int) -> int:
-    """Of a vector; each element takes one at least, unless two are packed."""
+    """Registers of a vector; an element takes one at least, unless two are packed."""
     count = 0
     for each in streams:
         elements = vector * each.width

@@ -102,15 +102,7 @@ def schedule_tiled(func: AnyFunction, tiles: CascadeTiles) -> Any:
 
 
 def bind_tiles(sch: Any, tiles: CascadeTiles) -> None:
-    """Bind a function in tile form.
-
-    Parameters
-    ----------
-    sch : tvm.s_tir.Schedule
-        Of a function that `crossfuse.cascade.rewrite.tiled.tiled` wrote.
-    tiles : CascadeTiles
-        With these sizes; the stages and warpgroups of the stream.
-    """
+    """Bind a function that `tiled` wrote with these sizes; annotate its stream."""
     part = _bind_grid(sch, TILE, tiles.share)
     if part is not None and tiles.in_memory:
         sch.bind(part, "blockIdx.z")
@@ -124,7 +116,7 @@ def bind_tiles(sch: Any, tiles: CascadeTiles) -> None:
 
 
 def _bind_grid(sch: Any, block: str, share: int = 1) -> Any:
-    """Bind the tiles of a block; the loop over CTAs that share one, if there is any."""
+    """Bind the tiles of a block; returns the loop over CTAs that share one, or None."""
     loops = {
         str(sch.get(each).loop_var.name): each for each in sch.get_loops(sch.get_sblock(block))
     }
@@ -140,7 +132,7 @@ def _bind_grid(sch: Any, block: str, share: int = 1) -> Any:
 
 
 def _loop(sch: Any, name: str) -> Any:
-    """A loop inside a tile's block."""
+    """The loop of a name inside a tile's block, as a random variable."""
     node = _node(sch, name)
     blocks: list[Any] = []
     ir.walk(node, (ir.SBlock, blocks.append))

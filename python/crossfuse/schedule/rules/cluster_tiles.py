@@ -16,34 +16,25 @@ from crossfuse.schema import Tile
 @checked
 @dataclass(frozen=True)
 class ClusterTiles(PartedTiles):
-    """How a chain is divided over clusters. Zero means: choose.
-
-    Attributes
-    ----------
-    rows : int
-        Rows of a cluster's tile: 64 for each warpgroup that multiplies.
-    cluster : int
-        CTAs of a cluster: each makes a slice of the intermediate and of the output.
-    parts : int
-        Parts of the intermediate's columns, which different clusters make.
-    stages : int
-        Stages in shared memory; 0 for as many as fit.
-    multiple : int
-        Columns that slices of the intermediate are multiples of: whole steps of the second product
-        in ring order.
-    """
+    """How a chain is divided over clusters. Zero means: choose."""
 
     family: ClassVar[str] = "dsm"
     rule: ClassVar[str] = "cluster-tiles"
     instead: ClassVar[str] = "leave tiles open, or keep the intermediate in L2 (schedule_tiled_ffn)"
+    #: Rows of a cluster's tile: 64 for each warpgroup that multiplies.
     rows: Tile = 0
+    #: CTAs of a cluster: each makes a slice of the intermediate and of the output.
     cluster: Tile = 0
+    #: Parts of the intermediate's columns, which different clusters make.
     parts: Tile = 0
+    #: Stages in shared memory; 0 for as many as fit.
     stages: Tile = 0
+    #: Slices of the intermediate are multiples of this many columns: whole steps of the second
+    #: product in ring order.
     multiple: Tile = field(default=SLICE, repr=False)
 
     def limit(self, chain: Chain) -> str:
-        """What tiles of a chain have to be like, for refusals."""
+        """Requirements on tiles of a chain, for refusals."""
         return (
             f"clusters with slices of multiples of {self.multiple} and 8 columns that find room at "
             "the same time, and parts that each have some; elements of 16 bits"
@@ -51,7 +42,7 @@ class ClusterTiles(PartedTiles):
 
     @property
     def kernel(self) -> ClusteredKernel:
-        """The same tiles, whose arithmetic they are."""
+        """The planner's kernel of the same tiles, which computes their widths."""
         return ClusteredKernel(self.rows, self.cluster, self.parts, self.multiple)
 
     def share(self, chain: Chain) -> int:

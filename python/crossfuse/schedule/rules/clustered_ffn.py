@@ -146,7 +146,7 @@ def _by_part(sch: Any, chain: Chain, tiles: ClusterTiles) -> Any:
 def _lay_out(sch: Any, chain: Chain, tiles: ClusterTiles) -> None:
     """Divide the intermediate's columns by part; those beyond the last one are zero.
 
-    What an activation makes of zero may be no number, so it is not even multiplied by zero.
+    An activation of zero may be no number, so padding is not even multiplied by zero.
     """
     share = tiles.share(chain)
 
@@ -170,7 +170,7 @@ def _second(
     passing: _Passing,
     constant: bool,
 ) -> Any:
-    """The second product: columns over the CTAs, all slices in their shared memory."""
+    """Schedule the second product: columns over the CTAs, all slices in their shared memory."""
     *part, i, j, k = sch.get_loops(consumer)
     row_tile, row = sch.split(i, [None, tiles.rows])
     rank, column = sch.split(j, [tiles.cluster, tiles.columns(chain)])
@@ -197,7 +197,7 @@ def _second(
 
 
 def _sum(sch: Any, chain: Chain, tiles: ClusterTiles) -> None:
-    """The sum of all parts: each cluster adds a part of every CTA's tile."""
+    """Schedule the sum of all parts: each cluster adds a part of every CTA's tile."""
     i, j = sch.get_loops(chain.epilogue)
     row_tile, row = sch.split(i, [None, tiles.rows_of_sum(chain)])
     rank, column = sch.split(j, [tiles.cluster, tiles.columns(chain)])

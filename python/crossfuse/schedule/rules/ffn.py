@@ -1,8 +1,8 @@
 """Rule for chains of two products, plain or gated: the intermediate never leaves the cluster.
 
-Each cluster owns a tile of rows. Its CTAs make one slice each of the intermediate's columns, keep
-it in their own shared memory, and pass the slices around while each makes its slice of the
-output's columns.
+Each cluster owns a tile of rows. Its CTAs make one slice each of the intermediate's columns, hold
+it in their own shared memory, and pass the slices around while each makes its slice of the output's
+columns.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _shared_bytes(sch: Any, chain: Chain, hidden: int, tiles: Tiles) -> int:
 
 
 def _second(sch: Any, chain: Chain, cluster: int, tiles: Tiles, ring: bool) -> None:
-    """The second product: columns over the CTAs, slices of the intermediate staged from DSM."""
+    """Schedule the second product: columns over the CTAs, slices of the intermediate from DSM."""
     block = chain.second
     rows, columns, depth = sch.get_loops(block)
     grid, rows = sch.split(rows, [None, tiles.rows])
@@ -124,7 +124,7 @@ def _second(sch: Any, chain: Chain, cluster: int, tiles: Tiles, ring: bool) -> N
 
 
 def _first(sch: Any, chain: Chain, tiles: Tiles) -> None:
-    """The first products and what lies between: one slice of columns in each CTA."""
+    """Schedule the first products and their activation: one slice of columns in each CTA."""
     _, _, *loops = sch.get_loops(chain.middle)
     rows, columns = loops
     chunk, y, x, i, j = tile_columns(sch, rows, columns, tiles)

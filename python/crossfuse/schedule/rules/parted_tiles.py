@@ -19,36 +19,27 @@ Tiles = TypeVar("Tiles", bound="PartedTiles")
 
 
 class PartedTiles(ABC):
-    """Tiles of one launch, as dataclasses of the rule's extents. Zero means: choose.
+    """Tiles of one launch, as dataclasses of the rule's extents. Zero means: choose."""
 
-    Attributes
-    ----------
-    family : str
-        Family of the kernels, see `crossfuse.planner.families`.
-    rule : str
-        Name of the rule in refusals.
-    instead : str
-        What to do where no division fits.
-    parts : int
-        Parts of the intermediate's columns.
-    stages : int
-        Stages in shared memory; 0 for as many as fit.
-    """
-
+    #: Family of the kernels, see `crossfuse.planner.families`.
     family: ClassVar[str]
+    #: Name of the rule in refusals.
     rule: ClassVar[str]
+    #: Alternative that refusals suggest where no division fits.
     instead: ClassVar[str]
+    #: Parts of the intermediate's columns.
     parts: int
+    #: Stages in shared memory; 0 for as many as fit.
     stages: int
 
     @property
     @abstractmethod
     def kernel(self) -> ClusteredKernel | RegisterKernel:
-        """The same tiles, whose arithmetic they are."""
+        """The planner's kernel of the same tiles, which computes their widths."""
 
     @abstractmethod
     def limit(self, chain: Chain) -> str:
-        """What tiles of a chain have to be like, for refusals."""
+        """Requirements on tiles of a chain, for refusals."""
 
     def in_l2(self: Tiles) -> Tiles:
         """Tiles whose parts are summed through L2, whatever the caller left open."""
@@ -61,23 +52,10 @@ class PartedTiles(ABC):
     def complete(
         self: Tiles, sch: Any, chain: Chain, device: Device, *, several: bool = False
     ) -> Tiles:
-        """Fill in what the caller left open: the least time by the planner's estimate.
+        """Choose the sizes that the caller left open: the fastest by the planner's estimate.
 
-        Parameters
-        ----------
-        sch : tvm.s_tir.Schedule
-            The schedule, for messages.
-        chain : Chain
-            What is divided.
-        device : Device
-            Whose CTAs are counted.
-        several : bool
-            Whether what is left open makes two parts or more that are summed through L2.
-
-        Raises
-        ------
-        ScheduleRefused
-            If no division fits.
+        With `several`, open sizes make two parts or more that are summed through L2. The schedule
+        is for messages. Refused if no division fits.
         """
         from crossfuse.planner.nearest import fill_tiles
 

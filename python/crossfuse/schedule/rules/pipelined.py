@@ -1,4 +1,4 @@
-"""What the rules for tensor cores share: pipelined loops, and reductions split over a cluster."""
+"""Steps of the rules for tensor cores: pipelined loops, and reductions split over a cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from crossfuse.schedule.rules.staging import stage_at
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles, row_bytes_depth
 
 #: Tiles of one column of the output that neighbouring clusters compute at the same time, so that
-#: they share columns of B in L2.
+#: they share the columns of B in L2.
 _GROUP = 8
 
 
@@ -31,9 +31,9 @@ def pipeline(sch: Any, product: Any, stages: int, constant: bool = False) -> Non
 
 
 def stage_weights(sch: Any, product: Any, index: int, stages: int, constant: bool) -> None:
-    """Stage what a product multiplies its read `index` by, and mark the loop, as `pipeline` does.
+    """Stage the operand that a product multiplies its read `index` by, as `pipeline` does.
 
-    The read itself is at hand: in registers, or gathered in shared memory.
+    The read itself is there already: in registers, or gathered in shared memory.
     """
     *_, step, _, _, _ = sch.get_loops(product)
     weights = sch.cache_read(product, 1 - index, "shared.dyn", consumer_blocks=[product])
@@ -61,12 +61,9 @@ def _mark(sch: Any, step: Any, stages: int, constant: bool) -> None:
 def bind_split(
     sch: Any, product: Any, epilogue: Any, tiles: TensorTiles, constant: bool = False
 ) -> None:
-    """Each CTA sums a part of the reduction, then combines and stores a slice of the tile.
+    """Let each CTA sum a part of the reduction, then combine and store a slice of the tile.
 
-    Raises
-    ------
-    ScheduleRefused
-        If a CTA has no part of the reduction.
+    It is refused if a CTA has no part of the reduction.
     """
     i, j, k = sch.get_loops(product)
     m, extent = (int(sch.get(each).extent) for each in (i, k))
@@ -98,18 +95,10 @@ def bind_split(
 
 
 def has_uneven_rows(m: int, rows: int, size: int) -> bool:
-    """Whether CTAs that combine the rows of the only tile get different numbers of them.
+    """Whether the CTAs that combine the only tile get different numbers of its rows.
 
-    One row is divided too, by its columns.
-
-    Parameters
-    ----------
-    m : int
-        Rows of the output.
-    rows : int
-        Rows of a tile.
-    size : int
-        CTAs that combine it.
+    The output has `m` rows, the tile has `rows`, and `size` CTAs combine it. One row is divided
+    too, by its columns.
     """
     return 1 < m < rows and m % size > 0
 
@@ -117,7 +106,10 @@ def has_uneven_rows(m: int, rows: int, size: int) -> bool:
 def bind_rows(
     sch: Any, chain: Chain, product: Any, tiles: TensorTiles, constant: bool = False
 ) -> None:
-    """Each CTA makes a tile of the output; those of a cluster one below the other share columns."""
+    """Let each CTA make a tile of the output; those of a cluster stand below each other.
+
+    So they share the columns of B.
+    """
     rank = _bind_tiles(sch, product, chain, tiles)
     pipeline(sch, product, tiles.stages, constant)
     sch.set_scope(product, 0, "local")
@@ -125,7 +117,7 @@ def bind_rows(
 
 
 def bind_epilogue(sch: Any, chain: Chain, tiles: TensorTiles, constant: bool = False) -> None:
-    """The same of a product whose epilogue reads what an earlier nest makes, too.
+    """Bind a product as `bind_rows` does, if its epilogue also reads the result of an earlier nest.
 
     TVM moves no block that reads what stands outside of a loop into it; so tiles are those of the
     epilogue, and the product moves.

@@ -119,7 +119,7 @@ def _by_part(sch: Any, chain: Chain, tiles: RegisterTiles) -> Any:
 
 
 def _second(sch: Any, chain: Chain, consumer: Any, tiles: RegisterTiles, constant: bool) -> Any:
-    """The second product, of what is in registers."""
+    """Schedule the second product, whose left operand is in registers."""
     *part, i, j, k = sch.get_loops(consumer)
     row_tile, row = sch.split(i, [None, tiles.rows])
     column_tile, column = sch.split(j, [None, tiles.columns])
@@ -133,7 +133,7 @@ def _second(sch: Any, chain: Chain, consumer: Any, tiles: RegisterTiles, constan
 
 
 def _in_cluster(sch: Any, chain: Chain, tiles: RegisterTiles, constant: bool) -> Any:
-    """The second product, its reduction split over a cluster; returns the loop over its CTAs."""
+    """Split the second product's reduction over a cluster; returns the loop over its CTAs."""
     i, j, k = sch.get_loops(chain.second)
     row_tile, row = sch.split(i, [None, tiles.rows])
     column_tile, column = sch.split(j, [None, tiles.columns])
@@ -155,14 +155,14 @@ def _in_cluster(sch: Any, chain: Chain, tiles: RegisterTiles, constant: bool) ->
 
 
 def _first(sch: Any, chain: Chain, place: Any, constant: bool) -> None:
-    """The first products, of the columns that a CTA multiplies."""
+    """Place the first products: each CTA makes the columns that it multiplies."""
     sch.set_scope(chain.middle, 0, "local")
     sch.compute_at(chain.middle, place, preserve_unit_loops=True)
     place_first(sch, chain, place, 0, constant)
 
 
 def _sum(sch: Any, chain: Chain, tiles: RegisterTiles) -> None:
-    """The sum of all parts: each CTA adds a part of one tile."""
+    """Schedule the sum of all parts: each CTA adds a part of one tile."""
     i, j = sch.get_loops(chain.epilogue)
     row_tile, row = sch.split(i, [None, tiles.rows_of_sum(chain)])
     column_tile, column = sch.split(j, [None, tiles.columns])

@@ -12,7 +12,7 @@ from crossfuse.planner.kernels.registers import REGISTERS, STEP, RegisterKernel
 from crossfuse.schedule.rules.parted_tiles import PartedTiles
 from crossfuse.schema import Tile
 
-#: Registers of what is kept and the sums that it is made of, where the rule chooses: a long
+#: Registers for the intermediate and the sums that it is made of, where the rule chooses: a long
 #: epilogue needs some more.
 _MAKING = 160
 
@@ -20,23 +20,7 @@ _MAKING = 160
 @checked
 @dataclass(frozen=True)
 class RegisterTiles(PartedTiles):
-    """How a chain is divided over CTAs. Zero means: choose.
-
-    Attributes
-    ----------
-    rows : int
-        Rows of a CTA's tiles: 64 for each warpgroup that multiplies.
-    columns : int
-        Columns of a tile of the output. Each CTA makes the intermediate that it needs: where
-        several tiles stand side by side, it is made several times.
-    parts : int
-        Parts of the intermediate's columns, which different CTAs make.
-    cluster : int
-        1: the parts are summed through L2. As many as parts: they are the CTAs of a cluster, which
-        sum them through DSM.
-    stages : int
-        Stages in shared memory; 0 for as many as fit.
-    """
+    """How a chain is divided over CTAs. Zero means: choose."""
 
     family: ClassVar[str] = "registers"
     rule: ClassVar[str] = "register-tiles"
@@ -44,10 +28,17 @@ class RegisterTiles(PartedTiles):
         "leave tiles open, or keep the intermediate in the cluster (schedule_clustered_ffn) or in "
         "L2 (schedule_tiled_ffn)"
     )
+    #: Rows of a CTA's tiles: 64 for each warpgroup that multiplies.
     rows: Tile = 0
+    #: Columns of a tile of the output. Each CTA makes the intermediate that it needs: where several
+    #: tiles stand side by side, it is made several times.
     columns: Tile = 0
+    #: Parts of the intermediate's columns, which different CTAs make.
     parts: Tile = 0
+    #: 1: the parts are summed through L2. As many as parts: they are the CTAs of a cluster, which
+    #: sum them through DSM.
     cluster: Tile = 0
+    #: Stages in shared memory; 0 for as many as fit.
     stages: Tile = 0
 
     def in_l2(self) -> RegisterTiles:
@@ -55,7 +46,7 @@ class RegisterTiles(PartedTiles):
         return replace(self, cluster=self.cluster or 1)
 
     def limit(self, chain: Chain) -> str:
-        """What tiles of a chain have to be like, for refusals."""
+        """Requirements on tiles of a chain, for refusals."""
         return (
             f"parts of a multiple of {STEP} columns, each with some of them, of at most "
             f"{256 // len(chain.first)} (a single part: all of them), and tiles of the output "
@@ -71,5 +62,5 @@ class RegisterTiles(PartedTiles):
 
     @property
     def kernel(self) -> RegisterKernel:
-        """The same tiles, whose arithmetic they are."""
+        """The planner's kernel of the same tiles, which computes their widths."""
         return RegisterKernel(self.rows, self.columns, self.parts, self.cluster)

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from crossfuse.cascade.derivation import Derivation
     from crossfuse.cascade.site import Site
 
-#: Registers of a thread for loads on their way: of what the state takes in, and of what outputs
-#: need. More spill beside those of `crossfuse.lower.hopper.plan.kernel`.
+#: Registers of a thread for loads in flight: of elements for the state, and of those for outputs.
+#: More spill beside those of `crossfuse.lower.hopper.plan.kernel`.
 _AHEAD, _WANTED = 32, 64
-#: Vectors of a thread that it may keep.
+#: Most vectors that a thread holds in registers.
 _WHOLE = 4
-#: Registers for what outputs need of a row that a warpgroup has at once: unpacked they take twice
-#: as many, of the 168 of a launch.
+#: Registers for the elements that outputs need, of a row that a warpgroup holds as a whole:
+#: unpacked they take twice as many, of the 168 of a launch.
 _AT_ONCE = 64
 
 
@@ -137,21 +137,10 @@ def _warpgroups(product: Any, tiles: TensorTiles | None, target: str | Device | 
 def row_tiles(site: Site, derivation: Derivation, warpgroups: int = 0) -> StreamTiles:
     """Sizes of a stream whose rows have a warp each, or a warpgroup.
 
-    Parameters
-    ----------
-    site : Site
-        The cascade.
-    derivation : Derivation
-        How it streams.
-    warpgroups : int
-        Multiplying warpgroups. If there are as many as rows, each makes one, as a whole in its
-        registers, while it would wait for the first left tile.
-
-    Returns
-    -------
-    StreamTiles
-        Of a warp. Outputs load their elements again, from the SM's cache: nvcc would keep those
-        that stay in registers in float32, which takes twice as many.
+    If there are as many multiplying `warpgroups` as rows, each makes one row, as a whole in its
+    registers, while it would wait for the first left tile. Of a warp, outputs load their elements
+    again, from the SM's cache: nvcc would hold those that stay in registers in float32, which takes
+    twice as many.
     """
     work = work_of(site, derivation)
     at_once = -(-work.length // (WARPGROUP * work.vector))

@@ -179,7 +179,10 @@ def _all_exchange(sch: Any, chain: Chain, cluster: int, tiles: Tiles) -> None:
 
 
 def _multiply(sch: Any, partial: Any, row: Any, column: Any, depth: Any, tiles: Tiles) -> None:
-    """One CTA's share of the product: threads over the tile, operands staged, sums in registers."""
+    """Schedule one CTA's share of the product: threads over the tile, operands staged.
+
+    Its sums are in registers.
+    """
     store = sch.cache_write(partial, 0, "local")
     chunk, y, x, i, j = tile_columns(sch, row, column, tiles)
     outer, inner = sch.split(depth, [None, tiles.depth])

@@ -7,7 +7,7 @@ from crossfuse.hardware import Device
 from crossfuse.planner.kernels.phase import widest
 from crossfuse.planner.kernels.shape import divides_equally
 
-#: What a tile costs besides its columns: filling the rings, and its way out. In columns.
+#: Cost of a tile besides its columns, in columns: filling the rings of stages, and its epilogue.
 _BESIDE = 16
 _NARROWEST = 64
 
@@ -24,11 +24,11 @@ def is_wide(chain: Chain, rows: int, device: Device) -> bool:
 
 
 def stacked_across(chain: Chain, rows: int, most: int, cluster: int, device: Device) -> int:
-    """Tiles side by side in a cluster: two share the rows of A too, where tiles take turns anyway.
+    """Tiles side by side in a cluster: two share the rows of A too, if there are several waves.
 
     They halve what comes from L2, and leave 12 SMs of an H100 without work: 122 instead of 144 us
     for widths of 4096 and 11008 at M = 256, but 92 instead of 79 for 3072 and 8192, whose tiles
-    then take a second turn.
+    then take a second wave.
     """
     down = row_tiles(chain, rows)
     columns = stacked_columns(chain, rows, most, cluster, 1, device)
@@ -41,18 +41,8 @@ def stacked_columns(
 ) -> int:
     """Columns of the first products' tiles, by which the last wave of tiles fills the GPU best.
 
-    Parameters
-    ----------
-    chain : Chain
-        The chain.
-    rows : int
-        Rows of a CTA's tile.
-    most : int
-        Columns that accumulators allow.
-    cluster, across : int
-        CTAs of a cluster, one below the other and side by side.
-    device : Device
-        Whose clusters are counted.
+    Accumulators allow `most` columns; a CTA's tile has `rows`, and a cluster `cluster` CTAs one
+    below the other and `across` side by side.
     """
     down = row_tiles(chain, rows * cluster)
     room = device.resident_clusters(cluster * across)
@@ -73,19 +63,8 @@ def stacked_split(
 ) -> tuple[int, int]:
     """CTAs that share a tile's reduction in the second product, and the columns of its tile.
 
-    Parameters
-    ----------
-    chain : Chain
-        The chain.
-    rows : int
-        Rows of a tile.
-    depth : int
-        Elements of the reduction in a step.
-    cluster, across : int
-        CTAs of a cluster: its reduction is split over `cluster`, or they stand along the rows;
-        `across` of them lie side by side.
-    device : Device
-        Whose clusters are counted.
+    The reduction is split over the `cluster` CTAs of a cluster, or else they stand along the rows;
+    `across` CTAs lie side by side. A step has `depth` elements of the reduction.
     """
     down = row_tiles(chain, rows)
     room = device.resident_clusters(cluster * across)

@@ -51,14 +51,9 @@ def schedule_stream(func: AnyFunction, tiles: StreamTiles) -> Any:
 
 
 def bind_stream(sch: Any, tiles: StreamTiles) -> None:
-    """Bind the blocks of a stream, alone in their function or not; see `schedule_stream`.
+    """Bind the blocks of a stream written with these sizes, alone in their function or not.
 
-    Parameters
-    ----------
-    sch : tvm.s_tir.Schedule
-        The schedule.
-    tiles : StreamTiles
-        The sizes that the stream was written with.
+    See `schedule_stream`.
     """
     names = [each for each in BLOCKS if each not in OF_CLUSTERS or tiles.cluster > 1]
     blocks = {name: sch.get_sblock(name) for name in names}
@@ -76,7 +71,7 @@ def bind_stream(sch: Any, tiles: StreamTiles) -> None:
 
 
 def _place(sch: Any, blocks: dict[str, Any], tiles: StreamTiles) -> None:
-    """Put states into registers, what CTAs tell each other into slabs, elements where they stay."""
+    """Put states into registers, messages between CTAs into slabs, elements where they stay."""
     states = len(sch.get(blocks["merge"]).writes)
     for number in range(len(sch.get(blocks["segment"]).writes)):
         kept = number >= states and tiles.resident == "shared"

@@ -28,44 +28,32 @@ _CLUSTER = 4
 @checked
 @dataclass(frozen=True)
 class TensorTiles:
-    """How a product is divided. Zero means: choose.
+    """How a product is divided. Zero means: choose."""
 
-    Attributes
-    ----------
-    rows : int
-        Rows of the output tile of a CTA: 64 for each warpgroup that multiplies, and 256 for two
-        that multiply 128 each.
-    columns : int
-        Columns of the tile, a multiple of 8 up to 256; of 256 rows, up to 192 of all products.
-    depth : int
-        Elements of the reduction in a stage.
-    cluster : int
-        CTAs of a cluster, stacked along the rows; 1 if the reduction is split.
-    split : int
-        CTAs of a cluster that each sum a part of the reduction; of a chain's first product only
-        where its intermediate passes from one kernel to the next.
-    across : int
-        Chains: tiles side by side that a cluster computes, each by as many CTAs as `split`; they
-        share the tiles of the intermediate.
-    stages : int
-        Stages in shared memory; 0 leaves it to the lowering, which takes as many as fit.
-    stacked : bool | None
-        Chains: whether the clusters of the first products stand along the rows of the
-        intermediate, so that their CTAs share the weights; else they lie along its columns, and
-        share the rows of A. None takes the former for several tiles of rows.
-    """
-
+    #: Rows of the output tile of a CTA: 64 for each warpgroup that multiplies, and 256 for two that
+    #: multiply 128 each.
     rows: Tile = 0
+    #: Columns of the tile, a multiple of 8 up to 256; of 256 rows, up to 192 of all products.
     columns: Tile = 0
+    #: Elements of the reduction in a stage.
     depth: Tile = 0
+    #: CTAs of a cluster, stacked along the rows; 1 if the reduction is split.
     cluster: Tile = 0
+    #: CTAs of a cluster that each sum a part of the reduction; of a chain's first product only
+    #: where its intermediate passes from one kernel to the next.
     split: Tile = 1
+    #: Chains: tiles side by side that a cluster computes, each by as many CTAs as `split`; they
+    #: share the tiles of the intermediate.
     across: Tile = 0
+    #: Stages in shared memory; 0 leaves it to the lowering, which takes as many as fit.
     stages: Tile = 0
+    #: Chains: whether the clusters of the first products stand along the rows of the intermediate,
+    #: so that their CTAs share the weights; else they lie along its columns, and share the rows of
+    #: A. None takes the former for several tiles of rows.
     stacked: bool | None = None
 
     def complete(self, sch: Any, chain: Chain) -> TensorTiles:
-        """Fill in what the caller left open."""
+        """Choose the sizes that the caller left open."""
         rows = self.rows or tile_rows(chain)
         several = chain.m > rows and self.split == 1
         return replace(
@@ -86,7 +74,7 @@ class TensorTiles:
         staged: bool = True,
         paired: bool = False,
     ) -> TensorTiles:
-        """Fill in the tiles of a chain's first products.
+        """Choose the open sizes of a chain's first products.
 
         Unless it is `staged`, the reduction of a product that has far more to add than columns to
         divide, such as that of a convolution, is split over the cluster. If CTAs are `paired`, each
@@ -134,7 +122,7 @@ class TensorTiles:
         return replace(self, columns=columns, cluster=cluster, across=across)
 
     def of_second(self, sch: Any, chain: Chain, first: TensorTiles, device: Device) -> TensorTiles:
-        """Fill in the tiles of a chain's second product.
+        """Choose the open sizes of a chain's second product.
 
         Its reduction is split over a cluster; but of a stacked chain only if all parts then find
         room at once. Where both `cluster` and `columns` are given, `split` is taken as it is.
@@ -190,7 +178,7 @@ def tile_rows(chain: Chain) -> int:
 
 
 def tall_rows(chain: Chain, device: Device) -> int:
-    """The same where tiles of 256 rows may be chosen, which halve what two of 128 bring from L2.
+    """Rows of a CTA's tile where 256 may be chosen, which halve what two of 128 bring from L2.
 
     They are for wide gated chains of up to 256 rows, in clusters side by side: 114.5 instead of
     121.2 us for widths of 4096 and 11008. Of 512 rows they take longer: 202.9 instead of 195.6
@@ -207,5 +195,5 @@ def _spread(device: Device) -> int:
 
 
 def _columns(width: int, most: int) -> int:
-    """The most columns use a tensor core best; a narrow product gets no wider tile than it has."""
+    """Columns of a tile: the most, which use a tensor core best, but no more than there are."""
     return min(most, -(-width // 8) * 8)

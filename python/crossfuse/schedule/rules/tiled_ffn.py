@@ -99,7 +99,7 @@ def schedule_tiled_ffn(
 
 
 def _check_split(sch: Any, chain: Chain, tiles: TensorTiles) -> None:
-    """Only one product's sums are exchanged."""
+    """Refuse to split several first products: only one product's sums are exchanged."""
     if len(chain.first) > 1:
         raise refuse(
             ScheduleRefused,
@@ -112,7 +112,7 @@ def _check_split(sch: Any, chain: Chain, tiles: TensorTiles) -> None:
 
 
 def _first(sch: Any, chain: Chain, tiles: TensorTiles, paired: bool, constant: bool) -> None:
-    """The intermediate: all first products of a tile in one nest, then their expression."""
+    """Schedule the intermediate: all first products of a tile in one nest, then the activation."""
     divide = _paired if paired else _stacked if tiles.stacked else _along_columns
     row_tile, column_tile, beside, rank, row, column = divide(sch, chain, tiles)
     sch.reorder(column_tile, row_tile, beside, rank, row, column)
@@ -123,7 +123,7 @@ def _first(sch: Any, chain: Chain, tiles: TensorTiles, paired: bool, constant: b
 
 
 def _along_columns(sch: Any, chain: Chain, tiles: TensorTiles) -> tuple[Any, ...]:
-    """Each CTA of a cluster has columns of its own; all share rows of A."""
+    """Give each CTA of a cluster columns of its own; all share rows of A."""
     rows, columns = sch.get_loops(chain.middle)
     row_tile, row = sch.split(rows, [None, tiles.rows])
     column_tile, beside, rank, column = sch.split(
@@ -133,7 +133,7 @@ def _along_columns(sch: Any, chain: Chain, tiles: TensorTiles) -> tuple[Any, ...
 
 
 def _stacked(sch: Any, chain: Chain, tiles: TensorTiles) -> tuple[Any, ...]:
-    """CTAs of a cluster one below the other; all share columns of the weights."""
+    """Stack the CTAs of a cluster one below the other; all share columns of the weights."""
     rows, columns = sch.get_loops(chain.middle)
     row_tile, rank, row = sch.split(rows, [None, tiles.cluster, tiles.rows])
     column_tile, beside, column = sch.split(columns, [None, tiles.across, tiles.columns])
@@ -141,7 +141,7 @@ def _stacked(sch: Any, chain: Chain, tiles: TensorTiles) -> tuple[Any, ...]:
 
 
 def _paired(sch: Any, chain: Chain, tiles: TensorTiles) -> tuple[Any, ...]:
-    """Each CTA of two has half of the rows; the mark says that it makes one product of all.
+    """Give each CTA of two half of the rows; the mark says that it makes one product of all.
 
     ::
 

@@ -64,23 +64,9 @@ def schedule_tiled_gemm(
 
 
 def bind_product(sch: Any, chain: Chain, tiles: TensorTiles | None, constant: bool) -> None:
-    """Bind one product, as `schedule_tiled_gemm` does.
+    """Bind a chain of one product, as `schedule_tiled_gemm` does.
 
-    Parameters
-    ----------
-    sch : tvm.s_tir.Schedule
-        The schedule.
-    chain : Chain
-        Of one product.
-    tiles : TensorTiles | None
-        Tile extents; what is left out is chosen.
-    constant : bool
-        Whether no kernel that may still be running writes B.
-
-    Raises
-    ------
-    ScheduleRefused
-        If the reduction is split and the epilogue reads more than the product.
+    It is refused if the reduction is split and the epilogue reads more than the product.
     """
     (product,) = chain.first
     chosen = (tiles or TensorTiles()).complete(sch, chain)

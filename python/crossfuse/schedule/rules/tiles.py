@@ -85,31 +85,13 @@ def choose_tiles(
     depth: int,
     shared_bytes: Callable[[Tiles], int],
 ) -> Tiles:
-    """Fill in what the caller left open.
+    """Choose the sizes that the caller left open, and check the others.
 
-    Parameters
-    ----------
-    given : Tiles
-        Zeros are chosen; anything else is taken and checked.
-    rows : int
-        Rows of the problem.
-    widths : tuple[int, ...]
-        Columns that one CTA computes in each of its nests; thread tiles divide all of them.
-    depth : int
-        Width of a slice of the intermediate (or the reduction's extent): staged parts divide it.
-    shared_bytes : Callable[[Tiles], int]
-        Shared memory that a CTA needs with given tiles, in bytes. Rows are halved, down to one,
-        until it fits; the lowering refuses what does not.
-
-    Returns
-    -------
-    Tiles
-        Complete.
-
-    Raises
-    ------
-    ScheduleRefused
-        If a given size does not divide what it must.
+    The problem has `rows`. `widths` are columns that one CTA computes in each of its nests: thread
+    tiles divide all of them. `depth` is the width of a slice of the intermediate (or the
+    reduction's extent): staged parts divide it. Rows are halved, down to one, until the shared
+    memory of a CTA fits; the lowering refuses what does not. A given size that does not divide what
+    it must is refused.
     """
     tile_rows = min(16, rows)
     chosen = _complete(given, tile_rows, gcd(*widths), depth)
@@ -121,13 +103,7 @@ def choose_tiles(
 
 
 def check_tiles(tiles: Tiles, *, widths: tuple[int, ...], depth: int) -> None:
-    """Refuse complete tiles of which one does not divide what it must.
-
-    Raises
-    ------
-    ScheduleRefused
-        Naming the size and the divisors to choose from.
-    """
+    """Refuse complete tiles of which one does not divide what it must, with the divisors."""
     _positive(tiles)
     _divides("rows by threads_y", tiles.threads_y, tiles.rows)
     for width in widths:

@@ -1,4 +1,4 @@
-"""Sums of parts in the order in which they come: where there are any to add so."""
+"""Checks sums of parts that are added in the order in which they come."""
 
 from __future__ import annotations
 
@@ -10,23 +10,9 @@ from crossfuse.errors import ScheduleRefused, refuse
 
 
 def check_unordered(sch: Any, chain: Chain, parts: int, summing: int) -> None:
-    """Refuse to add parts in no order where L2 adds none.
+    """Refuse to add parts in no order where L2 adds none: one part, or parts that a cluster sums.
 
-    Parameters
-    ----------
-    sch : tvm.s_tir.Schedule
-        The schedule, for messages.
-    chain : Chain
-        What is divided.
-    parts : int
-        Parts of the second reduction.
-    summing : int
-        CTAs that sum them through DSM; 1 if their sums pass through L2.
-
-    Raises
-    ------
-    ScheduleRefused
-        If there is one part, or a cluster sums them.
+    `summing` is the number of CTAs that sum the `parts` through DSM; 1 if the sums pass through L2.
     """
     if parts > 1 and summing == 1:
         return

@@ -1,6 +1,6 @@
-"""Exponentials to the base of two, with the factor folded into what is there anyway.
+"""Rewrites exponentials to the base of two, with the factor folded into other constants.
 
-``exp(scale*x - m)`` is ``2**(scale*log2(e)*x - m2)`` if the maximum ``m2`` is kept of
+``exp(scale*x - m)`` is ``2**(scale*log2(e)*x - m2)`` if the maximum ``m2`` is of
 ``scale*log2(e)*x``. The hardware has ``exp2`` alone, and so no multiplication is left over.
 """
 
@@ -23,15 +23,8 @@ LOG2E = sympy.Rational(1 / math.log(2))
 def base_two(derivation: Derivation) -> Derivation:
     """Write a derivation with exponentials to the base of two.
 
-    Parameters
-    ----------
-    derivation : Derivation
-        Of any cascade.
-
-    Returns
-    -------
-    Derivation
-        Maxima and minima that stand in exponents are kept times ``log2(e)``; results are the same.
+    The slots of maxima and minima that stand in exponents hold them times ``log2(e)``; results are
+    the same.
     """
     names = [each.name for each in derivation.slots if _is_scaled(each, derivation)]
     change = _Change({form(name) for name in names for form in (value, new, guarded, left, right)})
@@ -45,7 +38,7 @@ def base_two(derivation: Derivation) -> Derivation:
 
 
 def times(expression: sympy.Expr, factor: sympy.Rational) -> sympy.Expr:
-    """A positive number times an expression, multiplied into sums, choices and constants."""
+    """Multiply an expression by a positive number, inside of sums, choices and constants."""
     if expression.is_infinite:
         return expression
     if isinstance(expression, sympy.Piecewise):
@@ -63,7 +56,7 @@ def times(expression: sympy.Expr, factor: sympy.Rational) -> sympy.Expr:
 def rebuilt(
     expression: sympy.Basic, change: Callable[[sympy.Basic], sympy.Basic | None]
 ) -> sympy.Basic:
-    """An expression with parts replaced; what `change` returns None for is looked into.
+    """Replace parts of an expression; where `change` returns None, their parts in turn.
 
     Conditions are left as they are written: sympy takes a real ``m == -oo`` to be false.
     """
@@ -117,7 +110,7 @@ def _slot(slot: Slot, scaled: bool, change: _Change) -> Slot:
 
 
 class _Change:
-    """Puts in scaled symbols, and powers of two."""
+    """Substitutes scaled symbols, and powers of two for exponentials."""
 
     def __init__(self, scaled: set[sympy.Symbol]) -> None:
         self.scaled = scaled

@@ -1,4 +1,4 @@
-"""What all blocks of a tile form share: sizes, loops, operands, the state."""
+"""Shared by all blocks of a tile form: sizes, loops, operands, the state."""
 
 from __future__ import annotations
 
@@ -28,42 +28,30 @@ from crossfuse.cascade.rewrite.tiled.skipping import limited
 from crossfuse.cascade.rewrite.tiled.steps import Statement, operands, steps
 from crossfuse.cascade.site import Site
 
-#: Names of the loops over tiles: of rows, of columns, of the axis, of what makes its elements.
+#: Names of the loops over tiles: of rows, of columns, of the axis, of the depth of its elements.
 ROWS, COLUMNS, STEPS, DEPTH = "row_tile", "column_tile", "t", "k"
 #: Name of the loop over the CTAs of a cluster, each of which takes a part of the axis.
 PARTS = "part"
-#: Types of fewer bits hold no numbers of any size.
+#: Types of fewer bits have too small a range for numbers that are not scaled.
 FEW_BITS = 16
 
 
 @dataclass(frozen=True, eq=False)
 class TileFrame:
-    """A cascade in its function, and how it is cut into tiles.
-
-    Attributes
-    ----------
-    site : Site
-        The cascade.
-    derivation : Derivation
-        Of it, to the base of two; contributions beyond the axis change nothing.
-    tiles : CascadeTiles
-        Sizes, all chosen.
-    rows : Rows
-        Rows of a tile.
-    products : tuple[Product, ...]
-        What makes elements.
-    index : sympy.Symbol
-        The axis's index, which bounds of the last tile are written with.
-    dtype : str
-        Type of the state and of all arithmetic.
-    """
+    """A cascade in its function, and how it is cut into tiles."""
 
     site: Site
+    #: To the base of two; contributions beyond the axis change nothing.
     derivation: Derivation
+    #: Sizes, all chosen.
     tiles: CascadeTiles
+    #: Rows of a tile.
     rows: Rows
+    #: Products that make elements.
     products: tuple[Product, ...]
+    #: The axis's index, which bounds of the last tile are written with.
     index: sympy.Symbol
+    #: Type of the state and of all arithmetic.
     dtype: str
 
     @property
@@ -134,7 +122,7 @@ class TileFrame:
 
     @cached_property
     def steps(self) -> tuple[Statement, ...]:
-        """What a tile does to the state."""
+        """Statements of a tile on the state."""
         return steps(self.slots, self.columned & set(self.site.cascade.elements))
 
     def columns_of(self, slot: Slot) -> tuple[Any, ...]:
@@ -143,24 +131,21 @@ class TileFrame:
         return tuple(each for each in self.columns if mentions(read, each))
 
     def cast(self, slot: Slot, right: str) -> str:
-        """Type that the left operand of a slot is rounded to; `right` if the function says none."""
+        """Type that the left operand of a slot is rounded to; `right` if the function has none."""
         stages = {f.slot: step.stage for step in self.derivation.steps for f in step.factors}
         name = stages.get(slot.name, slot.name)
         casts = {each.name: each.cast for each in self.site.cascade.stages}
         return casts.get(name, "") or right
 
     def read(self, symbol: sympy.Symbol) -> Any:
-        """What a symbol stands for, over the site's variables; None for symbols of the state."""
+        """The expression of a symbol over the site's variables; None for symbols of the state."""
         return self.site.axis if symbol == self.index else self.site.reads.get(symbol)
 
 
 def frame_of(site: Site, derivation: Derivation, tiles: CascadeTiles) -> TileFrame:
-    """Look at what is to be written, and choose what `tiles` leaves open.
+    """Analyse a cascade for tiles, and choose the sizes that `tiles` leaves open.
 
-    Raises
-    ------
-    CascadeRefused
-        If nothing is multiplied, or sizes do not fit.
+    Refused is a cascade without products, and sizes that do not fit.
     """
     made = products(site)
     columns = columned(site) & set(site.cascade.elements)
@@ -196,7 +181,7 @@ def frame_of(site: Site, derivation: Derivation, tiles: CascadeTiles) -> TileFra
 def _right_operands(
     site: Site, made: tuple[Product, ...], columns: frozenset[sympy.Symbol]
 ) -> list[Any]:
-    """What is multiplied from the right; there is something, and there are rows."""
+    """Right operands of products; refused if there are none, or no rows."""
     right = [each.right for each in made]
     right += [load for symbol in _sorted(columns) for load in ir.buffer_loads(site.reads[symbol])]
     if not right:
@@ -217,7 +202,7 @@ def _right_operands(
 
 
 def _check_rounding(frame: TileFrame, slot: Slot) -> None:
-    """What is rounded to few bits has them already, or is scaled so that it fits."""
+    """Refuse to round to few bits what has more, unless the state scales it so that it fits."""
     left, right = operands(slot, frame.columned & set(frame.site.cascade.elements))
     read = frame.read(left) if left.is_Symbol else None
     dtype = frame.cast(slot, str(ir.buffer_loads(frame.read(right))[0].ty))
@@ -233,7 +218,7 @@ def _check_rounding(frame: TileFrame, slot: Slot) -> None:
 
 
 def _ordered(slots: tuple[Slot, ...], columns: frozenset[sympy.Symbol]) -> tuple[Slot, ...]:
-    """Numbers of rows first: no slot depends on those with columns."""
+    """Sort slots, those of rows first: no slot depends on those with columns."""
     return tuple(sorted(slots, key=lambda each: bool(each.contribution.free_symbols & columns)))
 
 
@@ -244,13 +229,8 @@ def _sorted(symbols: frozenset[sympy.Symbol]) -> list[sympy.Symbol]:
 def extents_of(frame: TileFrame, place: Mapping[str, Any]) -> dict[Any, Extent]:
     """How blocks of a tile iterate over loops of the site, but the axis and depths.
 
-    Parameters
-    ----------
-    frame : TileFrame
-        The cascade.
-    place : Mapping
-        The tile: values of the row loops by name, and which tile of rows
-        (`ROWS`) and of columns (`COLUMNS`) it is; the CTA (`PARTS`) that has a slice of columns.
+    The place of the tile maps names to values: row loops, `ROWS` and `COLUMNS` for which tile of
+    rows and columns it is, and `PARTS` for the CTA that has a slice of columns.
     """
     rows, size = frame.rows, frame.tiles.rows
     found: dict[Any, Extent] = {}
@@ -272,7 +252,7 @@ def extents_of(frame: TileFrame, place: Mapping[str, Any]) -> dict[Any, Extent]:
 
 
 def _column(frame: TileFrame, var: Any, place: Mapping[str, Any]) -> Extent:
-    """How blocks iterate over columns; `PARTS` says that a slice of them is meant."""
+    """How blocks iterate over columns: a slice of them if the place has `PARTS`."""
     extent = int(frame.site.extents[var])
     tiled = frame.column is not None and var.same_as(frame.column)
     size = frame.tiles.columns if tiled else extent
@@ -293,5 +273,5 @@ def _column(frame: TileFrame, var: Any, place: Mapping[str, Any]) -> Extent:
 
 
 def whole(number: int) -> Any:
-    """An index."""
+    """An integer as an index."""
     return ir.tirx.const(number, "int32")

@@ -1,4 +1,4 @@
-"""Blocks of a tile: their loops, what they read, what they keep."""
+"""Writes blocks of a tile: their loops, their loads, their registers."""
 
 from __future__ import annotations
 
@@ -21,17 +21,10 @@ At = Mapping[Any, Any]
 
 @dataclass(frozen=True, eq=False)
 class Local:
-    """A buffer of the tile, in coordinates of the site.
-
-    Attributes
-    ----------
-    buffer : tvm.tirx.Buffer
-        In registers or shared memory.
-    indices : tuple
-        Where a place's element is, over the site's variables.
-    """
+    """A buffer of a tile, in registers or shared memory, in coordinates of the site."""
 
     buffer: Any
+    #: Of a place's element, over the site's variables.
     indices: tuple[Any, ...]
 
     def at(self, place: At) -> list[Any]:
@@ -43,7 +36,7 @@ class Local:
         return self.buffer[tuple(self.at(place))]
 
     def store(self, place: At, value: Any) -> None:
-        """Statement: the element at a place becomes a value."""
+        """Statement: assign a value to the element at a place."""
         if str(value.ty) != str(self.buffer.ty.dtype):
             value = value.astype(str(self.buffer.ty.dtype))
         ir.script.buffer_store(self.buffer, value, self.at(place))
@@ -62,16 +55,9 @@ def put(expression: Any, place: At) -> Any:
 
 
 class Ground:
-    """Where blocks of a tile are written.
+    """The context in which blocks of a tile are written.
 
-    Parameters
-    ----------
-    frame : TileFrame
-        The cascade.
-    extents : Mapping
-        How blocks iterate over loops of the site.
-    prefix : str
-        Of the names of blocks.
+    `extents` says how blocks iterate over loops of the site; `prefix` begins their names.
     """
 
     def __init__(self, frame: TileFrame, extents: Mapping[Any, Extent], prefix: str = "") -> None:
@@ -86,7 +72,7 @@ class Ground:
     def block(
         self, name: str, spatial: Sequence[Any], reduced: Sequence[Any] = (), *, stores: Any = None
     ) -> Iterator[At]:
-        """A block and the loops around it; the place that it is at.
+        """A block and the loops around it; yields its place.
 
         With `stores`, further conditions, it runs for valid places only.
         """
@@ -129,12 +115,12 @@ class Ground:
     def local(
         self, name: str, variables: Sequence[Any], dtype: str, more: Sequence[int] = ()
     ) -> Local:
-        """Registers for a number of each place of some variables."""
+        """Allocate registers for a number of each place of some variables."""
         shape = (*(self.extents[each].domain for each in variables), *more)
         return Local(held(name, shape, dtype, "local"), tuple(variables))
 
     def read(self, expression: Any, place: At) -> Any:
-        """An expression of the site at a place: staged elements from tiles, none beyond tensors."""
+        """An expression of the site at a place: staged elements from tiles, 0 beyond tensors."""
 
         def visit(load: Any, _: Any) -> Any:
             for original, tile in self.staged:

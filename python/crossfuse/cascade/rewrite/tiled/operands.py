@@ -1,4 +1,4 @@
-"""Products in and around a cascade: what makes its elements, and what its columns multiply."""
+"""Analyses products in and around a cascade, and the loops that tiles of their operands cover."""
 
 from __future__ import annotations
 
@@ -17,27 +17,19 @@ from crossfuse.cascade.site import Site
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """A product over another axis that makes an element.
+    """A product over another axis that makes an element."""
 
-    Attributes
-    ----------
-    symbol : sympy.Symbol
-        The element.
-    result : tvm.ir.TensorLoad
-        Where the cascade reads it, over variables of the site.
-    left, right : tvm.ir.TensorLoad
-        What is multiplied, over variables of the site and `depth`: of the row, and of the axis.
-    depth : tuple[tvm.tirx.Var, ...]
-        What is summed.
-    extents : tuple[int, ...]
-        Of `depth`.
-    """
-
+    #: The element.
     symbol: sympy.Symbol
+    #: Where the cascade reads it, over variables of the site.
     result: Any
+    #: Operand of the row, over variables of the site and `depth`.
     left: Any
+    #: Operand of the axis, over the same.
     right: Any
+    #: Loops that are summed.
     depth: tuple[Any, ...]
+    #: Of `depth`.
     extents: tuple[int, ...]
 
 
@@ -50,10 +42,7 @@ def mentions(expressions: Iterable[Any], var: Any) -> bool:
 def products(site: Site) -> tuple[Product, ...]:
     """The products that make elements of a cascade.
 
-    Raises
-    ------
-    CascadeRefused
-        For a block that is no sum of products of two inputs, one of the row and one of the axis.
+    Refused is a block that is no sum of products of two inputs, one of the row and one of the axis.
     """
     if not site.producers:
         return ()
@@ -90,7 +79,7 @@ def _factors(value: Any) -> list[Any]:
 
 
 def _stripped(value: Any) -> Any:
-    """What is converted."""
+    """An expression without conversions around it."""
     return _stripped(value.value) if isinstance(value, ir.tirx.Cast) else value
 
 
@@ -100,7 +89,7 @@ def has_products(site: Site) -> bool:
 
 
 def column_variables(site: Site) -> tuple[Any, ...]:
-    """Columns of stages."""
+    """Loops over columns of stages, each once."""
     found: list[Any] = []
     for stage in site.stages.values():
         found += [each for each in stage.columns if not any(each.same_as(o) for o in found)]
@@ -117,33 +106,25 @@ def columned(site: Site) -> frozenset[sympy.Symbol]:
     )
 
 
-# Where a tile lies: which rows share the right operands, and how loops are cut into tiles.
+# Geometry of tiles: rows that share the right operands, and loops cut into tiles.
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The loop whose iterations are the rows of a tile: they share all right operands.
+    """The loop whose iterations are the rows of a tile: they share all right operands."""
 
-    Attributes
-    ----------
-    var : tvm.tirx.Var
-        A row loop of the site.
-    extent : int
-        Rows that share right operands, which tiles divide.
-    group : tvm.tirx.Var | None
-        Counts groups where only groups of rows share: the heads of queries of one head of keys.
-        None where all do.
-    groups : int
-        How many there are.
-    """
-
+    #: A row loop of the site.
     var: Any
+    #: Rows that share right operands, which tiles divide.
     extent: int
+    #: Counts groups where only groups of rows share: the heads of queries of one head of keys. None
+    #: where all do.
     group: Any
+    #: Number of groups.
     groups: int
 
     def shared(self, expression: Any) -> Any:
-        """What right operands read, which is the same for all rows of a group."""
+        """An index of a right operand, rewritten so that it is the same for all rows of a group."""
         if self.group is None:
             return expression
         first = self.group * self.extent
@@ -158,44 +139,25 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Extent:
-    """How blocks iterate over a loop of the site.
+    """How blocks iterate over a loop of the site."""
 
-    Attributes
-    ----------
-    name : str
-        Of the loop over a tile.
-    domain : int
-        Values that the loop may have, those beyond the valid ones included.
-    tile : int
-        Iterations of a tile; 0 for one value.
-    base : tvm.ir.PrimExpr
-        The tile's first value.
-    limit : tvm.ir.PrimExpr | None
-        Values from here on are not valid; None if all of a tile's are.
-    """
-
+    #: Of the loop over a tile.
     name: str
+    #: Number of values that the loop may have, those beyond the valid ones included.
     domain: int
+    #: Iterations of a tile; 0 for one value.
     tile: int
+    #: The tile's first value.
     base: Any
+    #: Values from here on are not valid; None if all of a tile's are.
     limit: Any = None
 
 
 def find_rows(site: Site, right: Sequence[Any]) -> Rows:
     """Choose the loop whose iterations are the rows of a tile.
 
-    Parameters
-    ----------
-    site : Site
-        The cascade.
-    right : Sequence[tvm.ir.TensorLoad]
-        Right operands, over the site's variables.
-
-    Returns
-    -------
-    Rows
-        Of those loops whose rows share all right operands that with most rows, of equals the
-        innermost.
+    Of the loops whose rows share all right operands it is the one with most rows, of equals the
+    innermost.
     """
     found = [_rows(var, site, right) for var in reversed(site.rows)]
     return max(found, key=lambda each: each.extent)

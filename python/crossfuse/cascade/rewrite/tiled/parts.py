@@ -1,9 +1,9 @@
-"""The axis of a tile split over several CTAs: partial states in slabs, and their merge.
+"""Splits the axis of a tile over several CTAs: partial states in slabs, and their merge.
 
 Each CTA streams through a part of the axis and leaves its state in its slab, a part of a buffer
 whose first dimension is the CTA. In a cluster slabs are in scope ``shared.dsm``, and each CTA
-merges all slabs for a slice of the columns; what is a number of the row all of them merge. Else
-they are in scope ``global``, and a second kernel merges them.
+merges all slabs for a slice of the columns; a number of the row is merged by all of them. Else they
+are in scope ``global``, and a second kernel merges them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from crossfuse.cascade.rewrite.tiled.state import State, width
 from crossfuse.cascade.rewrite.tiled.steps import Factor, Guard, Keep, kept
 from crossfuse.markers import DSM_SCOPE
 
-# What merging two states computes, statement by statement; pure algebra.
+# Statements that merge two states; pure algebra.
 #
 # `left` is the state that is merged into, `right` the other one; `new` and `guarded` are of the
 # merged state, `kept` is what a slot was before where it has changed already.
@@ -41,18 +41,10 @@ class Combine:
 
 
 def merge_steps(slots: Sequence[Slot]) -> tuple[Keep | Guard | Factor | Combine, ...]:
-    """Write what merging does.
+    """The statements of a merge, in order.
 
-    Parameters
-    ----------
-    slots : Sequence[Slot]
-        The state, in the order of updates.
-
-    Returns
-    -------
-    tuple
-        Statements, in order. Numbers that do not depend on a slot itself are computed before it,
-        so that slots and columns share them.
+    Numbers that do not depend on a slot itself are computed before it, so that slots and columns
+    share them.
     """
     found: list[Keep | Guard | Factor | Combine] = []
     known: dict[sympy.Symbol, sympy.Symbol] = {
@@ -83,7 +75,7 @@ def _once(
     factors: dict[sympy.Expr, sympy.Symbol],
     found: list[Keep | Guard | Factor | Combine],
 ) -> sympy.Expr:
-    """The merge over numbers that are computed before."""
+    """A merge over numbers that are computed before; appends the statements that compute them."""
     parts = share([merge], [left(slot.name), right(slot.name)], slots)
     (expression,) = parts.expressions
     for symbol, each in reversed(parts.definitions):
@@ -104,15 +96,7 @@ def _put(expression: sympy.Expr, images: Mapping[sympy.Symbol, sympy.Symbol]) ->
 
 
 class Slabs:
-    """Partial states of CTAs that share an axis.
-
-    Parameters
-    ----------
-    frame : TileFrame
-        The cascade.
-    extents : Mapping
-        How blocks iterate over loops of the site.
-    """
+    """Partial states of CTAs that share an axis."""
 
     def __init__(self, frame: TileFrame, extents: dict[Any, Extent]) -> None:
         self.cta = ir.Var("cta", "int32")
@@ -136,11 +120,11 @@ class Slabs:
         return Local(held(f"{name}_slab", tuple(shape), dtype, self.scope), indices)
 
     def at(self, ground: Ground, cta: Any, count: int) -> None:
-        """Say whose slab blocks mean."""
+        """Select the CTA whose slab blocks access."""
         ground.extents[self.cta] = Extent("cta", count, 0, cta)
 
     def fill(self, state: State, cta: Any) -> None:
-        """A CTA's state into its slab."""
+        """Store a CTA's state to its slab."""
         self.at(state.ground, cta, state.frame.tiles.cluster)
         for slot in state.frame.slots:
             over = [self.cta, *self.group, *state.places_of(slot)]
@@ -156,15 +140,7 @@ class Slabs:
 
 
 class Merge(State):
-    """The states of all CTAs as one.
-
-    Parameters
-    ----------
-    ground : Ground
-        Where blocks are written; columns are those of the CTA's slice.
-    slabs : Slabs
-        Partial states.
-    """
+    """Merges the partial states of all CTAs to one; columns are those of the CTA's slice."""
 
     def __init__(self, ground: Ground, slabs: Slabs) -> None:
         super().__init__(ground)
@@ -207,7 +183,7 @@ class Merge(State):
 
 
 def part_of(first: Any, count: Any, cta: Any, parts: int) -> tuple[Any, Any]:
-    """The first tile of a CTA's part of the axis, and how many it has; the last may have fewer."""
+    """The first tile of a CTA's part of the axis, and their number; the last may have fewer."""
     known = ir.sym.Analyzer()
     known.bind(cta, ir.tvm.ir.Range(0, parts))
     share = ir.tirx.floordiv(count + (parts - 1), parts)

@@ -1,4 +1,4 @@
-"""Outputs of a tile of rows, over its finished state."""
+"""Writes the outputs of a tile of rows, over its finished state."""
 
 from __future__ import annotations
 
@@ -21,15 +21,7 @@ from crossfuse.cascade.site import OutputSite
 
 
 class Results:
-    """Writes outputs.
-
-    Parameters
-    ----------
-    state : State
-        A finished one.
-    place : Mapping
-        The tile; see `crossfuse.cascade.rewrite.tiled.frame.extents_of`.
-    """
+    """Writes the outputs of a tile, whose place is as in `extents_of`."""
 
     def __init__(self, state: State, place: dict[str, Any]) -> None:
         self.state = state
@@ -38,7 +30,7 @@ class Results:
         self.place = place
 
     def write(self) -> None:
-        """All outputs."""
+        """Write all outputs."""
         derivation = self.frame.derivation
         expressions = {**derivation.results, **derivation.rows}
         self.state.finish({each for one in expressions.values() for each in one.free_symbols})
@@ -77,7 +69,7 @@ class Results:
             )
 
     def _first(self, output: OutputSite) -> list[Any]:
-        """Of tiles and slices of columns the first one stores what has no columns."""
+        """Conditions on tile and slice: only the first ones store outputs without columns."""
         frame, found = self.frame, []
         for var, name in ((frame.column, COLUMNS), (frame.sliced, PARTS)):
             own = var is not None and any(each.same_as(var) for each in output.columns)
@@ -86,7 +78,7 @@ class Results:
         return found
 
     def _unguarded(self, expression: sympy.Expr) -> sympy.Expr:
-        """What stands in for elements of selections, written out: each has its own."""
+        """Expand what stands in for elements of selections: each element has its own."""
         images = {
             guarded(each.name): rebuilt(each.guard, {new(each.name): value(each.name)}.get)
             for each in self.frame.slots
@@ -104,7 +96,7 @@ class Results:
         return found
 
     def _rank(self, names: Sequence[str], var: Any) -> None:
-        """The last column of an output counts what a selection keeps."""
+        """Point the symbols of selections at the rank that the last column of an output counts."""
         for name in names:
             selection = self.state.selections[name]
             over = self.state.places_of(selection.slot)
@@ -116,7 +108,7 @@ class Results:
                 self.ground.symbols[symbol] = Local(local.buffer, (*over, rank))
 
     def _scaled(self, expression: sympy.Expr, name: str) -> sympy.Expr:
-        """An output with what is the same for a row computed once for the row."""
+        """Hoist the parts of an output that are the same for a row."""
         columned = [each for each in self.frame.slots if self.frame.columns_of(each)]
         changing = {value(each.name) for each in columned} | self.frame.columned
         own = [value(e.name) for e in columned if value(e.name) in expression.free_symbols]

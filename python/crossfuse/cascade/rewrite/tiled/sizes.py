@@ -1,4 +1,4 @@
-"""Extents of tiles: given by the caller, or chosen."""
+"""Sizes of tiles: given by the caller, or chosen."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from crossfuse.errors import CascadeRefused, RefusedError, refuse
 from crossfuse.markers import MAX_CLUSTER
 from crossfuse.schema import Tile
 
-# Refusals of the tile form.
-
 
 def refused(where: str, found: object, limit: str, instead: str) -> RefusedError:
     """Build the refusal of a tile form; see `crossfuse.errors.Refusal`."""
@@ -19,11 +17,11 @@ def refused(where: str, found: object, limit: str, instead: str) -> RefusedError
 
 #: CTAs of a cluster; rows and columns of one product of a warpgroup.
 WARPGROUP_ROWS = 64
-#: Columns that one warpgroup sums at most, for its rows.
+#: Most columns that one warpgroup accumulates for its rows.
 WIDE = 256
-#: What a left operand may have in a row so that it stays in shared memory.
+#: Most elements in a row of a left operand that stays in shared memory.
 RESIDENT = 640
-#: What a pipelined product sums in a step: a row of a swizzled box of 16 bits an element.
+#: Depth of a step of a pipelined product: a row of a swizzled box of 16 bits an element.
 DEPTH = 64
 #: Columns of a block of a warpgroup's registers.
 _BLOCK = 8
@@ -35,42 +33,29 @@ MERGES = (DSM, KERNEL)
 @checked
 @dataclass(frozen=True)
 class CascadeTiles:
-    """How a cascade with products is divided. Zero means: choose.
+    """How a cascade with products is divided. Zero means: choose."""
 
-    Attributes
-    ----------
-    rows : int
-        Rows of a tile: 64 for each warpgroup that multiplies.
-    elements : int
-        Elements of the axis that a step takes in, such as keys.
-    columns : int
-        Columns of a tile of the result; all of them if there are few.
-    depth : int
-        What the product that makes the elements sums at a time; all of it if that fits into
-        shared memory and other products follow, or the axis has several tiles.
-    stages : int
-        Stages in shared memory; 0 for as many as fit.
-    warpgroups : int
-        Warpgroups that multiply.
-    cluster : int
-        CTAs that share the axis of one tile; their states merge.
-    share : int
-        CTAs of a cluster with tiles of rows side by side: what all rows share is loaded once for
-        them.
-    merge : str
-        Of CTAs that share an axis: ``"dsm"``, they are a cluster and merge states through
-        distributed shared memory; ``"kernel"``, they store states in global memory, and a second
-        kernel merges them.
-    """
-
+    #: Rows of a tile: 64 for each warpgroup that multiplies.
     rows: Tile = 0
+    #: Elements of the axis that a step takes in, such as keys.
     elements: Tile = 0
+    #: Columns of a tile of the result; all of them if there are few.
     columns: Tile = 0
+    #: Depth that the product that makes the elements sums at a time; all of it if it fits into
+    #: shared memory and other products follow, or the axis has several tiles.
     depth: Tile = 0
+    #: Stages in shared memory; 0 for as many as fit.
     stages: Tile = 0
+    #: Warpgroups that multiply.
     warpgroups: Tile = 0
+    #: CTAs that share the axis of one tile; their states merge.
     cluster: Tile = 1
+    #: CTAs of a cluster with tiles of rows side by side: operands that all rows share are loaded
+    #: once for them.
     share: Tile = 1
+    #: How CTAs that share an axis merge their states: ``"dsm"``, they are a cluster and merge
+    #: through distributed shared memory; ``"kernel"``, they store states in global memory, and a
+    #: second kernel merges them.
     merge: str = DSM
 
     @property
@@ -85,27 +70,14 @@ class CascadeTiles:
 
     @property
     def alone(self) -> int:
-        """CTAs of a tile of rows that run when there is room for each of them."""
+        """CTAs of a tile of rows that start one by one; those of a cluster start together."""
         return self.cluster if self.in_memory else 1
 
     def complete(self, rows: int, length: int, columns: int, depth: int) -> CascadeTiles:
-        """Fill in what the caller left open.
+        """Choose the sizes that the caller left open; impossible clusters and merges are refused.
 
-        Parameters
-        ----------
-        rows : int
-            Rows that share what the columns are made of.
-        length : int
-            Elements of the axis.
-        columns : int
-            Columns of the widest result; 0 without one.
-        depth : int
-            What the product that makes the elements sums; 0 without one.
-
-        Raises
-        ------
-        CascadeRefused
-            For clusters and merges that cannot be.
+        `rows` share their right operands, `length` is of the axis; without a result with columns,
+        or a product that makes elements, `columns` and `depth` are 0.
         """
         if self.merge not in MERGES:
             instead = "name one of these, or leave it out"
@@ -135,15 +107,7 @@ class CascadeTiles:
     def makes_whole_rows(self, length: int) -> bool:
         """Whether one pipelined product makes whole rows, and nothing is multiplied after it.
 
-        Parameters
-        ----------
-        length : int
-            Elements of the axis.
-
-        Returns
-        -------
-        bool
-            Of tiles that are complete.
+        The tiles are complete, and the length is of the axis.
         """
         return not self.columns and self.elements >= length
 
@@ -157,7 +121,7 @@ class CascadeTiles:
         return found if even else -(-found // _BLOCK) * _BLOCK
 
     def _check_share(self, tiles: int) -> None:
-        """Clusters of CTAs side by side have a tile of rows for each."""
+        """Refuse clusters of CTAs side by side that do not have a tile of rows for each."""
         if self.share == 1:
             return
         alone = self.cluster == 1 and 1 < self.share <= MAX_CLUSTER

@@ -1,9 +1,8 @@
-"""Which elements of the axis no row of a tile needs: masks, turned into bounds of a loop.
+"""Turns masks into bounds of the loop over the axis, to skip elements that no row of a tile needs.
 
-A condition of a mask bounds the axis's index where it is a comparison of whole numbers that says
-so: ``l <= i``, ``i - l < w``, ``l // 64 == i // 64``, ``l < length``. What the bound is for the
-row that reaches farthest is the bound of the tile. Conditions of which nothing is known bound
-nothing.
+A condition of a mask bounds the axis's index where it is a comparison of whole numbers: ``l <= i``,
+``i - l < w``, ``l // 64 == i // 64``, ``l < length``. The bound for the row that reaches farthest
+is the bound of the tile. Other conditions bound nothing.
 """
 
 from __future__ import annotations
@@ -20,15 +19,11 @@ from crossfuse.cascade.rewrite.tiled.base_two import rebuilt
 
 @dataclass(frozen=True)
 class Span:
-    """Elements that rows of a tile may need.
+    """Elements that rows of a tile may need."""
 
-    Attributes
-    ----------
-    lower, upper : tuple[sympy.Expr, ...]
-        No element before any of the first, none behind any of the second.
-    """
-
+    #: No element before any of these is needed.
     lower: tuple[sympy.Expr, ...] = ()
+    #: No element behind any of these is needed.
     upper: tuple[sympy.Expr, ...] = ()
 
 
@@ -38,20 +33,9 @@ Box = Mapping[sympy.Symbol, tuple[sympy.Expr, sympy.Expr]]
 def span(slots: Iterable[Slot], index: sympy.Symbol | None, box: Box) -> Span:
     """Bound the elements that change a state.
 
-    Parameters
-    ----------
-    slots : Iterable[Slot]
-        The state.
-    index : sympy.Symbol | None
-        The axis's index, if terms use it.
-    box : Mapping
-        For each whole number that conditions may use the least and the largest value that it has
-        in a tile: the rows' index, lengths of sequences. Others make a condition bound nothing.
-
-    Returns
-    -------
-    Span
-        Over symbols in the bounds of `box`.
+    `box` has the least and the largest value that each whole number of conditions has in a tile:
+    the rows' index, lengths of sequences; a condition over others bounds nothing. Bounds are over
+    symbols in the values of `box`. The index is None if no term uses it.
     """
     state = tuple(slots)
     lower: list[sympy.Expr] = []
@@ -69,7 +53,7 @@ def span(slots: Iterable[Slot], index: sympy.Symbol | None, box: Box) -> Span:
 
 
 def _conditions(slots: tuple[Slot, ...]) -> list[sympy.Basic]:
-    """What must hold, one by one, for the choices in contributions."""
+    """Conditions of the choices in contributions, one by one."""
     choices = {each for slot in slots for each in slot.contribution.atoms(sympy.Piecewise)}
     found: set[sympy.Basic] = set()
     for choice in choices:
@@ -79,7 +63,7 @@ def _conditions(slots: tuple[Slot, ...]) -> list[sympy.Basic]:
 
 
 def is_silent(condition: sympy.Basic, contribution: sympy.Expr, identity: sympy.Expr) -> bool:
-    """Whether an element for which a condition does not hold brings nothing."""
+    """Whether an element for which a condition does not hold contributes nothing."""
 
     def put(expression: sympy.Basic) -> sympy.Basic | None:
         if expression == condition:
@@ -131,7 +115,7 @@ def _whole(expression: sympy.Expr) -> sympy.Expr:
 def _isolated(
     expression: sympy.Expr, index: sympy.Symbol, least: sympy.Expr
 ) -> tuple[str, sympy.Expr] | None:
-    """What ``expression >= least`` says of the index, all whole numbers."""
+    """Solve ``expression >= least`` for the index, all whole numbers."""
     if expression == index:
         return "lower", least
     if isinstance(expression, sympy.Add):
@@ -151,7 +135,7 @@ def _isolated(
 def _below(
     expression: sympy.Expr, index: sympy.Symbol, most: sympy.Expr
 ) -> tuple[str, sympy.Expr] | None:
-    """What ``expression <= most`` says of the index."""
+    """Solve ``expression <= most`` for the index."""
     if expression == index:
         return "upper", most
     if isinstance(expression, sympy.Add):
@@ -167,7 +151,7 @@ def _below(
 
 
 def _largest(expression: sympy.Expr, box: Box, sign: int = 1) -> sympy.Expr | None:
-    """The largest value in a box (the least for a negative sign), or None if it is not known."""
+    """The largest value in a box (the least for a negative sign), or None if it is unknown."""
     if expression.is_number:
         return expression
     if expression in box:
@@ -184,28 +168,16 @@ def _largest(expression: sympy.Expr, box: Box, sign: int = 1) -> sympy.Expr | No
     return None
 
 
-# Elements of the last tile that lie beyond the axis: they change nothing.
+# Masks for elements of the last tile that lie beyond the axis.
 
 
 def limited(
     slots: Sequence[Slot], condition: sympy.Basic, zeros: Iterable[sympy.Symbol]
 ) -> tuple[Slot, ...]:
-    """Take in only those elements for which a condition holds.
+    """Mask the elements for which a condition such as ``l < N`` does not hold.
 
-    Parameters
-    ----------
-    slots : Sequence[Slot]
-        The state.
-    condition : sympy.Basic
-        Such as ``l < N``.
-    zeros : Iterable[sympy.Symbol]
-        Elements that are 0 where it does not hold.
-
-    Returns
-    -------
-    tuple[Slot, ...]
-        The same slots where zeros change nothing; else with masks. What a maximum is taken of is
-        masked wherever it stands, so that it is computed in one way.
+    `zeros` are elements that are 0 there: if these change no slot, all slots stay as they are. The
+    term of a maximum is masked wherever it stands, so that it is computed in one way.
     """
     at_zero = dict.fromkeys(zeros, sympy.S.Zero)
 
@@ -228,7 +200,7 @@ def limited(
 
 
 def _put(expression: sympy.Basic, images: dict[sympy.Basic, sympy.Basic]) -> sympy.Basic:
-    """An expression with parts replaced, sums among the terms of longer ones too."""
+    """Replace parts of an expression, also sums among the terms of longer ones."""
 
     def change(part: sympy.Basic) -> sympy.Basic | None:
         if part in images or not isinstance(part, sympy.Add):

@@ -1,4 +1,4 @@
-"""The state of a tile of rows: numbers of each row, and of each row and column."""
+"""Writes the state of a tile of rows: numbers of each row, and of each row and column."""
 
 from __future__ import annotations
 
@@ -15,50 +15,43 @@ from crossfuse.cascade.rewrite.tiled.ground import At, Ground, Local
 from crossfuse.cascade.rewrite.tiled.steps import Factor, Guard, Keep, Tile, kept
 from crossfuse.cascade.spec import INDEXED, RANKED
 
-# Slots that keep the largest elements and where they stand: top-k, argmax, argmin.
+# Selections, the slots with places: top-k, argmax, argmin.
 
-#: Where places stand that no element has taken: behind all elements.
+#: Place of no element: behind all elements.
 _NOWHERE = 2**31 - 1
 
 
 def is_selection(slot: Slot) -> bool:
-    """Whether a slot keeps places beside numbers."""
+    """Whether a slot chooses elements, with their places."""
     return slot.monoid.name in (*INDEXED, *RANKED)
 
 
 def width(slot: Slot) -> int:
-    """How many elements a selection keeps."""
+    """Number of elements of a selection."""
     return max(1, slot.monoid.k)
 
 
 def index_symbol(slot: Slot) -> sympy.Symbol:
-    """Where the elements stand."""
+    """The symbol of the places of a selection."""
     return sympy.Symbol(f"{slot.name}_index", integer=True, nonnegative=True)
 
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The best elements of each row, in order; of equal ones that of the lower index comes first.
-
-    Attributes
-    ----------
-    slot : Slot
-        What is selected.
-    values, places : Local
-        Of each row; the last dimension counts the best.
-    """
+    """The best elements of each row, in order; of equal ones the lower index comes first."""
 
     slot: Slot
+    #: Of each row; the last dimension counts the best, here and in `places`.
     values: Local
     places: Local
 
     def begin(self, at: At, init: Any) -> None:
-        """Statements: nothing is kept yet."""
+        """Statements: empty the selection."""
         with loop("p", width(self.slot)) as p:
             self._store(at, p, init, ir.tirx.const(_NOWHERE, "int32"))
 
     def insert(self, at: At, value: Any, place: Any) -> None:
-        """Statements: take in an element; what it pushes out moves on down the row."""
+        """Statements: take in an element; the one that it displaces moves on down the row."""
         coming = Scratch(f"{self.slot.name}_coming", str(self.values.buffer.ty.dtype), value)
         from_ = Scratch(f"{self.slot.name}_from", "int32", place.astype("int32"))
         moved = Scratch(f"{self.slot.name}_moved", coming.buffer.ty.dtype)
@@ -73,7 +66,7 @@ class Selection:
                 from_.set(moved_from.value)
 
     def load(self, at: At, p: Any) -> tuple[Any, Any]:
-        """The number and the place of rank p."""
+        """The value and the place of rank p."""
         read = (each.buffer[(*each.at(at), p)] for each in (self.values, self.places))
         value, place = read
         return value, place
@@ -89,13 +82,7 @@ class Selection:
 
 
 class State:
-    """Writes the blocks of a state.
-
-    Parameters
-    ----------
-    ground : Ground
-        Where blocks are written.
-    """
+    """Writes the blocks of a state."""
 
     def __init__(self, ground: Ground) -> None:
         self.ground = ground
@@ -124,7 +111,7 @@ class State:
         return (*self.rows, *self.frame.columns_of(slot))
 
     def begin(self) -> None:
-        """The state of no elements."""
+        """Initialise the state."""
         for slot in self.frame.slots:
             with self.ground.block(f"{slot.name}_init", self.places_of(slot)) as at:
                 init = self.ground.write(slot.init, at)
@@ -137,14 +124,14 @@ class State:
         return self.ground.local(name, over, self.frame.dtype)
 
     def keep(self, statement: Keep) -> None:
-        """``m_old = m``."""
+        """Write ``m_old = m``."""
         slot, over = statement.slot, self.places_of(statement.slot)
         local = self.ground.symbols[kept(slot.name)] = self._row(f"{slot.name}_old", over)
         with self.ground.block(f"{slot.name}_keep", over) as at:
             local.store(at, self.state[slot.name].load(at))
 
     def guard(self, statement: Guard) -> None:
-        """``m_safe = select(m == -inf, 0, m)``."""
+        """Write ``m_safe = select(m == -inf, 0, m)``."""
         slot, over = statement.slot, self.places_of(statement.slot)
         symbol = guarded(slot.name)
         if symbol not in self.ground.symbols:
@@ -154,7 +141,7 @@ class State:
             self.ground.symbols[symbol].store(at, self.ground.write(slot.guard, at))
 
     def factor(self, statement: Factor) -> None:
-        """``c = exp2(m_old - m_safe)``."""
+        """Write ``c = exp2(m_old - m_safe)``."""
         self.define(statement, self.rows, statement.symbol.name)
 
     def define(
@@ -164,14 +151,14 @@ class State:
         name: str,
         more: Sequence[Any] = (),
     ) -> None:
-        """Compute and name a number of each place, once for all that `more` goes through."""
+        """Compute and name a number of each place, once for all iterations of `more`."""
         local = self._row(name, over)
         with self.ground.block(f"{name}_make", [*more, *over]) as at:
             local.store(at, self.ground.write(statement.expression, at))
         self.ground.symbols[statement.symbol] = local
 
     def finish(self, used: set[sympy.Symbol]) -> None:
-        """What stands in for values of the finished state, where results use it."""
+        """Write what stands in for values of the finished state, where results use it."""
         for slot in self.frame.slots:
             if slot.name in self.selections:
                 self.ground.symbols[index_symbol(slot)] = self.selections[slot.name].places

@@ -1,8 +1,8 @@
-"""What a step of the stream computes, statement by statement; pure algebra.
+"""Lists the statements of one step of the stream; pure algebra.
 
 Symbols in statements are those of `crossfuse.cascade.derivation`, with a fixed meaning: `new` is
-the state as it is once its slot has taken the tile in, `value` as it is before, `kept` what it was
-before where it has changed already.
+the state once its slot has taken the tile in, `value` the state before, `kept` the state before
+where it has changed already.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from crossfuse.cascade.rewrite.tiled.sizes import refused
 
 @dataclass(frozen=True)
 class Keep:
-    """Remember a slot's value: ``m_old = m``."""
+    """Save a slot's value: ``m_old = m``."""
 
     slot: Slot
 
 
 @dataclass(frozen=True)
 class Guard:
-    """What stands in for a slot's new value: ``m_safe = select(m == -inf, 0, m)``."""
+    """Compute what stands in for a slot's new value: ``m_safe = select(m == -inf, 0, m)``."""
 
     slot: Slot
 
 
 @dataclass(frozen=True)
 class Factor:
-    """A number of each row: ``c = exp2(m_old - m_safe)``."""
+    """Compute a number of each row: ``c = exp2(m_old - m_safe)``."""
 
     symbol: sympy.Symbol
     expression: sympy.Expr
@@ -42,7 +42,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class Tile:
-    """A number of each row and element: ``P = exp2(x - m_safe)``."""
+    """Compute a number of each row and element: ``P = exp2(x - m_safe)``."""
 
     symbol: sympy.Symbol
     expression: sympy.Expr
@@ -50,7 +50,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Carry:
-    """What is there, as seen from the new values: ``s = s * c``."""
+    """Correct a slot by the new values: ``s = s * c``."""
 
     slot: Slot
     expression: sympy.Expr
@@ -58,7 +58,7 @@ class Carry:
 
 @dataclass(frozen=True)
 class Reduce:
-    """The tile into a slot: ``s += P``."""
+    """Reduce the tile into a slot: ``s += P``."""
 
     slot: Slot
     expression: sympy.Expr
@@ -66,7 +66,7 @@ class Reduce:
 
 @dataclass(frozen=True)
 class Multiply:
-    """The product of a tile and columns of elements into a slot: ``O += P V``."""
+    """Multiply a tile by columns of elements into a slot: ``O += P V``."""
 
     slot: Slot
     left: sympy.Expr
@@ -77,41 +77,23 @@ Statement = Keep | Guard | Factor | Tile | Carry | Reduce | Multiply
 
 
 def kept(name: str) -> sympy.Symbol:
-    """The slot before the step that is being made, where it has changed already."""
+    """The symbol of a slot before the current step, where it has changed already."""
     return sympy.Symbol(f"{name}^", real=True)
 
 
 def steps(slots: Sequence[Slot], columns: frozenset[sympy.Symbol]) -> tuple[Statement, ...]:
-    """Write what a tile does to the state.
+    """List the statements that update the state with a tile, in order.
 
-    Parameters
-    ----------
-    slots : Sequence[Slot]
-        The state, in the order of updates.
-    columns : frozenset[sympy.Symbol]
-        Elements that change from column to column of a result.
-
-    Returns
-    -------
-    tuple[Statement, ...]
-        In order.
-
-    Raises
-    ------
-    CascadeRefused
-        If what an element brings to a slot with columns is no product of a number of the row and
-        one of the column.
+    `columns` are elements that change from column to column of a result. A contribution to a slot
+    with columns that is no product of a number of the row and one of the column is refused.
     """
     return _Writer(tuple(slots), columns).run()
 
 
 def operands(slot: Slot, columns: frozenset[sympy.Symbol]) -> tuple[sympy.Expr, sympy.Symbol]:
-    """What a slot with columns multiplies: a number of the row, and an element of the column.
+    """The operands of a slot with columns: a number of the row, and an element of the column.
 
-    Raises
-    ------
-    CascadeRefused
-        See `steps`.
+    Other contributions are refused; see `steps`.
     """
     own = sorted(slot.contribution.free_symbols & columns, key=lambda each: each.name)
     if len(own) != 1 or not is_linear(slot.contribution, own[0]):
@@ -136,7 +118,7 @@ def operands(slot: Slot, columns: frozenset[sympy.Symbol]) -> tuple[sympy.Expr, 
 
 
 def is_linear(expression: sympy.Expr, symbol: sympy.Symbol) -> bool:
-    """Whether a number times the symbol, by how it is written."""
+    """Whether an expression is written as a number times the symbol."""
     if expression == symbol or expression == 0:
         return True
     if isinstance(expression, sympy.Piecewise):
@@ -205,7 +187,7 @@ class _Writer:
         return self.tiles[expression]
 
     def carry(self, slot: Slot) -> Carry:
-        """The carry, what does not depend on the slot computed before: by one number a row."""
+        """The carry, if possible by one number a row, computed before."""
         own = slot.symbol
         expression = self.meant(slot.carry, {})
         for node, base in ((sympy.Mul, own), (sympy.Add, own)):
@@ -231,7 +213,7 @@ class _Writer:
     def meant(
         self, expression: sympy.Expr, more: Mapping[sympy.Symbol, sympy.Symbol]
     ) -> sympy.Expr:
-        """Values so far, of slots that have changed, as what is kept of them."""
+        """Rename values so far of slots that have changed to their saved ones."""
         put = {**self.updated, **more}
         put |= {guarded(each.name): new(each.name) for each in self.slots if each.guard is None}
         return rebuilt(expression, lambda each: put.get(each) if each.is_Symbol else None)

@@ -1,4 +1,4 @@
-"""The state of a tile of rows: begun, and updated by tiles of the axis until it is finished."""
+"""Writes the stream of a tile of rows: its state, and the updates by tiles of the axis."""
 
 from __future__ import annotations
 
@@ -27,21 +27,15 @@ from crossfuse.cascade.rewrite.tiled.steps import (
     Tile,
 )
 
-# Tiles of operands in shared memory, and the products that make elements.
+# Staging: tiles of operands in shared memory, and the products that make elements.
 
 SHARED = "shared.dyn"
-#: What the analyzer says of an index that is read from a tensor.
+#: Bound of the analyzer for an index that is read from a tensor.
 _UNBOUNDED = 2**31
 
 
 class Staging:
-    """Writes loads into shared memory, each tile once.
-
-    Parameters
-    ----------
-    ground : Ground
-        Where blocks are written.
-    """
+    """Writes loads into shared memory, each tile once."""
 
     def __init__(self, ground: Ground) -> None:
         self.ground = ground
@@ -51,12 +45,7 @@ class Staging:
     def stage(self, load: Any, *, shared: bool) -> Local:
         """The tile of a load, which is written unless it lies in one that is there.
 
-        Parameters
-        ----------
-        load : tvm.ir.TensorLoad
-            Over the site's variables.
-        shared : bool
-            Whether all rows of a tile read the same.
+        `shared` loads are the same for all rows of a tile.
         """
         rows = self.frame.rows
         indices = tuple(rows.shared(each) if shared else each for each in load.indices)
@@ -91,7 +80,7 @@ class Staging:
         del self.made[count:]
 
     def _within(self, indices: Sequence[Any], others: Sequence[Any]) -> bool:
-        """Whether a tile that is there has all that indices go to."""
+        """Whether an existing tile has all elements that indices reach."""
         return all(map(self._covers, others, indices))
 
     def _covers(self, other: Any, index: Any) -> bool:
@@ -120,12 +109,12 @@ class Staging:
         return last + 1
 
     def depth(self, product: Product) -> int:
-        """What a product sums at a time."""
+        """Elements that a product sums at a time."""
         size = self.frame.tiles.depth
         return size if self.frame.one_product_of_whole_rows else min(size, product.extents[0])
 
     def is_resident(self, product: Product) -> bool:
-        """Whether the left operand stays for all steps: all that is summed is there at once."""
+        """Whether the left operand stays for all steps: the whole depth is there at once."""
         one = self.frame.one_product_of_whole_rows
         return not one and self.depth(product) >= product.extents[0]
 
@@ -137,7 +126,7 @@ class Staging:
             self.stage(product.left, shared=False)
 
     def multiply(self, product: Product) -> None:
-        """Make a tile of elements: ``S = Q K^T``."""
+        """Compute a tile of elements: ``S = Q K^T``."""
         ground = self.ground
         used = [
             e for e in (*self.frame.site.rows, self.frame.site.axis) if self._in_result(e, product)
@@ -185,13 +174,7 @@ class Staging:
 
 
 class Stream(State):
-    """Writes the statements of a tile of rows.
-
-    Parameters
-    ----------
-    ground : Ground
-        Where blocks are written.
-    """
+    """Writes the statements of a tile of rows."""
 
     def __init__(self, ground: Ground) -> None:
         super().__init__(ground)
@@ -200,7 +183,7 @@ class Stream(State):
         self.rounded: dict[tuple[sympy.Expr, str], Local] = {}
 
     def begin(self) -> None:
-        """Left operands that stay, and the state of no elements."""
+        """Stage left operands that stay, and initialise the state."""
         for product in self.frame.products:
             self.staging.hold(product)
         super().begin()
@@ -212,7 +195,7 @@ class Stream(State):
             _WRITERS[type(statement)](self, statement)
 
     def _load(self, statement: Statement) -> None:
-        """What a statement reads of the tile, unless it is there."""
+        """Stage or compute the operands of a statement that are not there yet."""
         for symbol in sorted(_symbols(statement), key=lambda each: each.name):
             made = next((e for e in self.frame.products if e.symbol == symbol), None)
             read = self.frame.read(symbol)
@@ -226,7 +209,7 @@ class Stream(State):
         return any(ir.tvm_ffi.structural_equal(load, each) for each, _ in self.ground.staged)
 
     def _is_tile(self, load: Any) -> bool:
-        """Whether a load is staged: what is multiplied, or the only elements of each row.
+        """Whether a load is staged: an operand of a product, or the only elements of each row.
 
         Masks and biases beside a product of each row and element are read where they are used.
         """
@@ -237,17 +220,17 @@ class Stream(State):
         return not self.frame.products and mentions(load.indices, self.frame.rows.var)
 
     def tile(self, statement: Tile) -> None:
-        """``P = exp2(x - m_safe)``."""
+        """Write ``P = exp2(x - m_safe)``."""
         self.define(statement, (*self.rows, self.axis), statement.symbol.name)
 
     def carry(self, statement: Carry) -> None:
-        """``s = s * c``."""
+        """Write ``s = s * c``."""
         slot = statement.slot
         with self.ground.block(f"{slot.name}_carry", self.places_of(slot)) as at:
             self.state[slot.name].store(at, self.ground.write(statement.expression, at))
 
     def reduce(self, statement: Reduce) -> None:
-        """``s += P``."""
+        """Write ``s += P``."""
         slot, state = statement.slot, self.state[statement.slot.name]
         with self.ground.block(f"{slot.name}_update", self.places_of(slot), [self.axis]) as at:
             coming = self.ground.write(statement.expression, at)
@@ -262,7 +245,7 @@ class Stream(State):
         return to_tir(combined, {a: one, b: other}, self.frame.dtype)
 
     def multiply(self, statement: Multiply) -> None:
-        """``O += P V``, P rounded to the type of V."""
+        """Write ``O += P V``, P rounded to the type of V."""
         slot, dtype = statement.slot, self.frame.dtype
         (load,) = ir.buffer_loads(self.frame.read(statement.right))
         left = self._rounded(statement.left, self.frame.cast(slot, str(load.ty)))

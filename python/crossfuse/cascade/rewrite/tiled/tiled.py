@@ -1,4 +1,4 @@
-"""A cascade with products as a stream over tiles."""
+"""Writes a cascade with products as a stream over tiles."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from crossfuse.cascade.site import Site
 
 #: Name of the block of a tile.
 TILE = "tile"
-#: Name of the block that merges what several CTAs make of a tile.
+#: Name of the block that merges the states of a tile's CTAs.
 MERGE = "merge"
 
 
@@ -136,14 +136,14 @@ class _Writer:
             }
 
     def _merge(self, place: dict[str, Any], slabs: Slabs) -> None:
-        """Merge the states of a tile, and write what they make."""
+        """Merge the states of a tile, and write its outputs."""
         merge = Merge(Ground(self.frame, extents_of(self.frame, place), "merged_"), slabs)
         merge.run()
         self._results(merge, place)
 
     @contextmanager
     def _part(self, name: str, grid: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
-        """A block for each CTA that shares a tile; which tile, and which CTA."""
+        """A block for each CTA that shares a tile; yields which tile, and which CTA."""
         with ExitStack() as stack:
             cta = stack.enter_context(loop(PARTS, self.cluster))
             loops = {**grid, PARTS: (cta, self.cluster)}
@@ -152,7 +152,7 @@ class _Writer:
 
     @contextmanager
     def _block(self, name: str, loops: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """A block for each tile; which one it is."""
+        """A block for each tile; yields which one it is."""
         with ir.script.sblock(name):
             yield {
                 each: spatial(f"v_{each}", extent, variable)
@@ -210,7 +210,7 @@ class _Writer:
     def _box(self, ground: Ground) -> tuple[dict[sympy.Symbol, Any], dict[sympy.Symbol, Any]]:
         """Least and largest values of indices in a tile.
 
-        Tensors are not asked: a kernel must know its loops before it loads anything.
+        Values in tensors are unknown here: a kernel must know its loops before it loads anything.
         """
         box: dict[sympy.Symbol, Any] = {}
         values: dict[sympy.Symbol, Any] = {}

@@ -1,4 +1,4 @@
-"""What a cascade with products moves and computes, counted: what the planner estimates it by."""
+"""Counts the bytes and operations of a cascade with products, for the planner's estimates."""
 
 from __future__ import annotations
 
@@ -16,85 +16,55 @@ if TYPE_CHECKING:
     from crossfuse.cascade.rewrite.tiled.frame import TileFrame
     from crossfuse.cascade.site import Site
 
-#: Rows at which bounds of the axis are noted; between them a line is drawn.
+#: Rows at which bounds of the axis are sampled; the planner interpolates between them.
 _SAMPLES = 65
-#: Comparisons and exchanges of an element with each of the best so far.
+#: Instructions to compare and exchange an element with each of the best so far.
 _CHOICE = 3
 
 
 @dataclass(frozen=True)
 class TileWork:
-    """A cascade with products in numbers.
+    """A cascade with products in numbers."""
 
-    Attributes
-    ----------
-    groups, rows : int
-        Sets of rows that share right operands, and rows of each.
-    length : int
-        Elements of the axis.
-    depth : int
-        What the product that makes the elements sums; 0 where they are loaded.
-    columns : int
-        Columns of the widest result; 0 without a second product.
-    left, right, value, result : int
-        Bytes: of an element of the left operand (or of what is loaded), of the right operand, of
-        what columns are made of, and of all results of a row.
-    inputs : int
-        Bytes of all tensors that are read, each once.
-    item : int
-        Bytes of an element in the second product; in the first where there is none.
-    same : bool
-        Whether the right operands of both products are one tensor.
-    exponentials, operations : int
-        Instructions of an element on the special-function units, and plain ones.
-    masks : int
-        Conditions of an element; where they bound the axis, of tiles that are not all needed.
-    spans : tuple[tuple[int, int, int], ...]
-        Rows of a group, ascending, with the first element that each needs and the one behind the
-        last; none where all are needed.
-    slots : int
-        Numbers of the state of a row without columns.
-    """
-
+    #: Sets of rows that share right operands.
     groups: int
+    #: Rows of each group.
     rows: int
+    #: Elements of the axis.
     length: int
+    #: Elements that the product that makes the axis's elements sums; 0 where these are loaded.
     depth: int = 0
+    #: Columns of the widest result; 0 without a second product.
     columns: int = 0
+    #: Bytes of an element of the left operand (or of a loaded element).
     left: int = 2
+    #: Bytes of an element of the right operand.
     right: int = 2
+    #: Bytes of an element of the second product's right operand.
     value: int = 2
+    #: Bytes of all results of a row.
     result: int = 0
+    #: Bytes of all tensors that are read, each once.
     inputs: int = 0
+    #: Bytes of an element in the second product; in the first where there is none.
     item: int = 2
+    #: Whether the right operands of both products are one tensor.
     same: bool = False
+    #: Instructions of an element on the special-function units.
     exponentials: int = 0
+    #: Other instructions of an element.
     operations: int = 0
+    #: Conditions of an element; where they bound the axis, of tiles that are not all needed.
     masks: int = 0
+    #: Rows of a group, ascending, with the first element that each needs and the one behind the
+    #: last; none where all are needed.
     spans: tuple[tuple[int, int, int], ...] = ()
+    #: Numbers of the state of a row without columns.
     slots: int = 2
 
 
 def tile_work_of(site: Site, derivation: Derivation) -> TileWork:
-    """Count what a cascade with products moves and computes.
-
-    Parameters
-    ----------
-    site : Site
-        The cascade in its function.
-    derivation : Derivation
-        How it streams.
-
-    Returns
-    -------
-    TileWork
-        In numbers.
-
-    Raises
-    ------
-    CascadeRefused
-        If the cascade has no tile form.
-    """
+    """Count the bytes and operations of a cascade with products; refused without a tile form."""
     from crossfuse import _tvm as ir
     from crossfuse.cascade.rewrite.tiled.frame import frame_of
     from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
@@ -129,12 +99,12 @@ def tile_work_of(site: Site, derivation: Derivation) -> TileWork:
 
 
 def _item(found: Iterable[Any]) -> int:
-    """Bytes of the widest of some loads; of none what is usual."""
+    """Bytes of the widest of some loads; 2, as is usual, without any."""
     return max((item_bytes(str(each.ty)) for each in found), default=2)
 
 
 def _inputs(found: Iterable[Any], site: Site) -> int:
-    """Bytes of tensors of the function's parameters."""
+    """Bytes of those tensors that are parameters of the function, each once."""
     tensors: list[Any] = []
     for load in found:
         known = any(load.source.same_as(each) for each in tensors)
@@ -154,7 +124,7 @@ def _results(site: Site) -> int:
 
 
 def _arithmetic(frame: TileFrame) -> dict[str, int]:
-    """Instructions of an element, by what a step computes of it."""
+    """Instructions of an element, counted in the statements of a step."""
     from crossfuse.cascade.rewrite.counting import exponentials, operations
     from crossfuse.cascade.rewrite.tiled.steps import Multiply, Reduce, Tile
 
@@ -178,7 +148,7 @@ def _arithmetic(frame: TileFrame) -> dict[str, int]:
 
 
 def _spans(frame: TileFrame) -> tuple[tuple[int, int, int], ...]:
-    """Elements that some rows need, by the bounds that masks tell of the axis."""
+    """Elements that some rows need, by the bounds of masks on the axis."""
     from crossfuse.cascade.rewrite.tiled.skipping import span
 
     rows, length = frame.rows.extent, frame.length
