@@ -5,11 +5,11 @@ Terms are sympy expressions over real symbols of three kinds:
 elements
     Change along the axis: one number of a tensor, already read, and the axis's own index.
 invariants
-    Do not: tensors of the rows, scalars, indices of the rows. Columns of a result (the head
-    dimension of the output of attention) do not matter to the algebra: each column is a cascade
-    of its own that shares the other stages.
+    Are the same along the axis: tensors of the rows, scalars, indices of the rows. Columns of a
+    result (the head dimension of the output of attention) do not matter to the algebra: each
+    column is a cascade of its own that shares the other stages.
 results
-    Of earlier stages, named as the stage.
+    Come from earlier stages, and are named as these.
 
 A mask is ``sympy.Piecewise((x, condition), (-sympy.oo, True))``, its condition over elements and
 invariants. No symbol stands for an infinity: elements may be -oo, and masks say where.

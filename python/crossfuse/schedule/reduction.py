@@ -59,7 +59,7 @@ class Reduction:
 def read_reduction(sch: Any, rule: str, block: Any, loop: Any, axis: str) -> Reduction:
     """Analyse a reduction and the loop that becomes the rank.
 
-    Refused is a block that is no reduction that can be split, and a loop that is not one of its
+    Refused are a block that is no reduction that can be split, and a loop that is not one of its
     reduction loops with an extent that fits the cluster.
     """
     loops, depth = position(sch, rule, block, loop)

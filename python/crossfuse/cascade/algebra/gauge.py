@@ -52,7 +52,7 @@ def as_choices(term: sympy.Basic) -> sympy.Basic:
 
 
 def quotient(above: sympy.Expr, below: sympy.Expr) -> sympy.Expr | None:
-    """The quotient of two terms that are masked alike; None if only the divisor has a mask."""
+    """The quotient of two terms; None if the divisor has a mask that the dividend lacks."""
     over = list(sympy.Mul.make_args(as_factors(above)))
     under = list(sympy.Mul.make_args(as_factors(below)))
     for mask in filter(_is_mask, tuple(under)):

@@ -111,7 +111,7 @@ class RowChunks:
 def row_chunks(parts: RowsFirst, site: Site, derivation: Derivation, chunk: int) -> RowChunks:
     """Check that rows can be made in chunks of some elements, for `chunked_rows`.
 
-    `site` is the cascade of `parts.rows`. Refused is a state that is no largest magnitude, sums
+    `site` is the cascade of `parts.rows`. Refused are a state that is no largest magnitude, sums
     that are not corrected by a factor of it, and chunks that do not divide the rows.
     """
     correction = _correction(parts)

@@ -145,7 +145,7 @@ class TileFrame:
 def frame_of(site: Site, derivation: Derivation, tiles: CascadeTiles) -> TileFrame:
     """Analyse a cascade for tiles, and choose the sizes that `tiles` leaves open.
 
-    Refused is a cascade without products, and sizes that do not fit.
+    Refused are a cascade without products, and sizes that do not fit.
     """
     made = products(site)
     columns = columned(site) & set(site.cascade.elements)
