@@ -28,7 +28,7 @@ from crossfuse.planner.cost.rates import Fitted, Rates, rates_from, rates_of
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.kernels.every import read_kernel
 from crossfuse.planner.kernels.shape import Shape, shape_of
-from crossfuse.schedule.tiles_of import chosen_tiles
+from crossfuse.schedule.families import chosen_tiles
 from crossfuse.workload import parse
 from study.compare_spaces import read_measured
 from study.fit import Sample, fit, predict, report

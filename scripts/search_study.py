@@ -36,7 +36,7 @@ import numpy as np
 
 from crossfuse import files, script
 from crossfuse.errors import ArtefactRefused, refuse
-from crossfuse.meta_schedule.conditions import Conditions
+from crossfuse.meta_schedule.build import Conditions
 from crossfuse.meta_schedule.kernels import kernels_of
 from crossfuse.meta_schedule.records import Record, fastest, read_records
 from crossfuse.planner.families import EAGER
@@ -74,7 +74,7 @@ def searches(
 def run(given: argparse.Namespace) -> None:
     """Search, on this machine."""
     from crossfuse.bench.environment import record, require_gpu
-    from crossfuse.meta_schedule.progress import Progress
+    from crossfuse.meta_schedule.records import Progress
 
     end = time.monotonic() + given.budget if given.budget else None
     require_gpu()
@@ -208,7 +208,7 @@ def _rows(after: Mapping[str, Mapping[int, float]]) -> list[str]:
 
 def plot(found: Sequence[Curve], told: Mapping[str, Any], path: Path) -> None:
     """Draw the best so far over trials: a panel a workload, a line a strategy."""
-    from crossfuse.bench.plot import require_matplotlib
+    from crossfuse.bench.compare import require_matplotlib
 
     require_matplotlib()
     figures: Any = import_module("matplotlib.figure")

@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from crossfuse.relax.on_cpu import serial_kernels
+from crossfuse.relax.pipeline import serial_kernels
 
 #: Shape and type of each parameter by name.
 Parameters = Mapping[str, tuple[tuple[Any, ...], str]]

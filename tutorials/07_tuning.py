@@ -20,11 +20,10 @@ from support import RESULTS, hopper, recorded_kernels, refused
 from crossfuse.bench.job import Timing
 from crossfuse.hardware import device, tvm_target
 from crossfuse.lower.extract import lower
-from crossfuse.meta_schedule.build import Build
+from crossfuse.meta_schedule.build import Build, Conditions
+from crossfuse.meta_schedule.builder import import_intrinsics
 from crossfuse.meta_schedule.bundle import make_bundle, open_bundle
-from crossfuse.meta_schedule.conditions import Conditions
 from crossfuse.meta_schedule.database import Store, open_database, workload_module
-from crossfuse.meta_schedule.intrinsics import import_intrinsics
 from crossfuse.meta_schedule.kernels import kernels_of
 from crossfuse.meta_schedule.records import Record, append
 from crossfuse.meta_schedule.rpc import read_tracker

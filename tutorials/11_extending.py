@@ -26,8 +26,8 @@ from crossfuse.emulate.cuda import remove_cluster_barrier
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import device, tvm_target
 from crossfuse.lower.extract import lower
+from crossfuse.meta_schedule.builder import import_intrinsics
 from crossfuse.meta_schedule.candidate import Candidate
-from crossfuse.meta_schedule.intrinsics import import_intrinsics
 from crossfuse.meta_schedule.scheduled import candidate_of, schedule_candidate
 from crossfuse.planner.cost.own import OwnTerm
 from crossfuse.planner.cost.rates import rates_of

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from crossfuse.bench import ways  # noqa: E402
-from crossfuse.measure import rotation, timing  # noqa: E402
+from crossfuse.measure import timing  # noqa: E402
 from crossfuse.measure.way import GRAPH, LIBRARY, PROGRAM, SPEC, Given, Way  # noqa: E402
 
 
@@ -24,7 +24,7 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         made.extend(each() for each in bound)
         return [timing.Step(bound[0], 1)]
 
-    monkeypatch.setattr(rotation, "COLD_BYTES", 40_000)
+    monkeypatch.setattr(timing, "COLD_BYTES", 40_000)
     monkeypatch.setattr(ways, "steps", steps)
     monkeypatch.setattr(ways, "measure", lambda how, timed, device: [1.0])
     return made
@@ -61,7 +61,7 @@ def test_a_graph_gets_the_strides_that_it_has_in_the_model(
     torch.save(torch.fx.GraphModule(torch.nn.Module(), graph), path)
     given = (Given((4, 64), "float32", (64, 1), False), Given((64, 32), "float32", (1, 64)))
     assert timed(Way(GRAPH, str(path), given)).microseconds == 1.0
-    assert len(no_clock) == rotation.copies_needed(64 * 32 * 4, timing.CALLS, "cold")
+    assert len(no_clock) == timing.copies_needed(64 * 32 * 4, timing.CALLS, "cold")
     assert all(torch.equal(each, no_clock[0]) for each in no_clock)
     first, second = ways._sets(given, "cpu", timing.Conditions())[:2]
     assert first[0] is second[0]

@@ -121,7 +121,7 @@ def test_models_are_right(divided: bool) -> None:
     from tvm import relax
 
     from crossfuse.relax import FuseChains, import_torch
-    from crossfuse.relax.on_cpu import serial_kernels
+    from crossfuse.relax.pipeline import serial_kernels
     from crossfuse.runtime.tensors import to_numpy
 
     class Model(torch.nn.Module):  # type: ignore[misc,name-defined]

@@ -13,7 +13,6 @@ from crossfuse.cache import kept
 from crossfuse.hardware import device
 from crossfuse.markers import ROWS
 from crossfuse.relax import BuildKernels, FuseCascades, FuseChains, build_kernels, fuse_cascades
-from crossfuse.relax.cascades import known
 from crossfuse.relax.chains import kernels
 from crossfuse.relax.chains.groups import find_groups
 from crossfuse.relax.dataflow import read_dataflow
@@ -111,7 +110,7 @@ def test_modules_with_many_constants_are_not_looked_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(known, "_MOST", -1)
+    monkeypatch.setattr(fuse_cascades, "_MOST", -1)
     assert len(FuseCascades()(relax.transform.LegalizeOps()(model())).functions) > 1
     assert kept() == ()
 

@@ -7,7 +7,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from crossfuse.relax.powers import POWERS
+from crossfuse.relax.rebuild import POWERS
 
 pytestmark = pytest.mark.cpu
 

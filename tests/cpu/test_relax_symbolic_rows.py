@@ -16,8 +16,8 @@ from tvm_ffi import structural_equal
 from crossfuse import RefusedError, compile_model
 from crossfuse.relax import BuildKernels, FuseChains
 from crossfuse.relax.chains.outcome import told
-from crossfuse.relax.on_cpu import serial_kernels
-from crossfuse.runtime.model_inputs import ModelInput, ModelInputs
+from crossfuse.relax.pipeline import serial_kernels
+from crossfuse.runtime.model_record import ModelInput, ModelInputs
 
 pytestmark = pytest.mark.cpu
 D, H = 32, 64

@@ -10,9 +10,8 @@ import pytest
 from tvm import relax
 from tvm.relax import op
 
-from crossfuse.relax.attention import ATTENTION
 from crossfuse.relax.operators import check_elementwise
-from crossfuse.relax.wide_arithmetic import WideArithmetic
+from crossfuse.relax.passes import ATTENTION, WideArithmetic
 from crossfuse.workload.dtypes import float_type
 from relax_models import run
 

@@ -9,7 +9,7 @@ import pytest
 from crossfuse.blocks.chain import Chain
 from crossfuse.hardware import device
 from crossfuse.planner.kernels.phase import widest
-from crossfuse.schedule.rules.stacked_tiles import (
+from crossfuse.schedule.rules.tensor_tiles import (
     is_wide,
     stacked_across,
     stacked_columns,

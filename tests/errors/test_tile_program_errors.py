@@ -17,7 +17,7 @@ from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
 from crossfuse.workload import parse, prim_func
 from crossfuse.workload.build import Form, Product, emit
-from crossfuse.workload.operand import Operand
+from crossfuse.workload.dtypes import Operand
 from errors import tile_programs as t
 
 AS_THE_RULES = "schedule as the tiled rules do"

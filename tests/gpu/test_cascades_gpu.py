@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import crossfuse
-from crossfuse.workload.cascade_accuracy import check
-from crossfuse.workload.cascade_inputs import adversarial_inputs, random_inputs
+from crossfuse.workload.cascade_inputs import adversarial_inputs, check, random_inputs
 from crossfuse.workload.cascades import resolve
 
 pytest.importorskip("torch")

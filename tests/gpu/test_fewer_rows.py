@@ -11,7 +11,7 @@ import pytest
 
 import crossfuse
 from crossfuse import workload
-from crossfuse.runtime.bin_rows import BINS
+from crossfuse.runtime.dispatch_table import BINS
 from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
 from crossfuse.schedule.rules.register_ffn import schedule_register_ffn

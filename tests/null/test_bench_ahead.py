@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from crossfuse.bench import ahead
+from crossfuse.bench import run
 from crossfuse.bench.job import Job, Planned
 from crossfuse.bench.ours import kernels
 from crossfuse.bench.plan import plan, setting
@@ -18,7 +18,7 @@ def planned(*variants: str) -> tuple[Planned, ...]:
 
 
 def test_each_kernel_is_named_once() -> None:
-    found = ahead.distinct(each.job for each in planned("ours", "ours-l2", "unfused", "eager"))
+    found = run.distinct(each.job for each in planned("ours", "ours-l2", "unfused", "eager"))
     assert [(spec.kind, spec.act, placement) for spec, placement in found] == [
         ("gated_ffn", "silu", None),
         ("gated_ffn", "silu", "l2"),
@@ -35,7 +35,7 @@ def test_a_cascade_has_places_of_its_states() -> None:
     how = setting("ours,ours-two-kernels,ours-dsm,ours-l2,eager", "cold", "graph", 1, 1)
     jobs = [each.job for each in plan(["R3:batch=1"], "", how)]
     assert [each.variant for each in jobs][:2] == ["ours", "ours-global"]
-    assert [placement for _, placement in ahead.distinct(jobs)] == [None, "global", "dsm"]
+    assert [placement for _, placement in run.distinct(jobs)] == [None, "global", "dsm"]
 
 
 @pytest.mark.parametrize("variant", ["ours-l2", "unfused", "eager"])
@@ -44,14 +44,14 @@ def test_a_single_product_has_no_placement_and_no_parts(variant: str) -> None:
 
 
 def test_nothing_is_started_for_one_kernel_or_without_workers() -> None:
-    assert ahead.build_ahead(planned("ours"), 4, "nvidia-h100", 10) == 0
-    assert ahead.build_ahead(planned("ours", "ours-l2"), 0, "nvidia-h100", 10) == 0
+    assert run.build_ahead(planned("ours"), 4, "nvidia-h100", 10) == 0
+    assert run.build_ahead(planned("ours", "ours-l2"), 0, "nvidia-h100", 10) == 0
 
 
 def test_what_cannot_be_compiled_is_left_to_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise ValueError
 
-    monkeypatch.setattr(ahead, "compile_kernel", refuse)
-    ((spec, placement), *_) = ahead.distinct([Job(GATED, "ours")])
-    assert not ahead._build(spec, placement, "nvidia-h100")
+    monkeypatch.setattr(run, "compile_kernel", refuse)
+    ((spec, placement), *_) = run.distinct([Job(GATED, "ours")])
+    assert not run._build(spec, placement, "nvidia-h100")

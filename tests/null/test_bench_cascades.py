@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from crossfuse.bench.cascade_sample import sample
 from crossfuse.bench.cascade_torch import formula
-from crossfuse.bench.cascades import cascade_floor
+from crossfuse.bench.cascades import cascade_floor, sample
 from crossfuse.bench.plan import plan, setting
 from crossfuse.bench.quack import quack
 from crossfuse.errors import WorkloadRefused

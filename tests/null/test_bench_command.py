@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from crossfuse.bench import ahead, counters, environment, run
+from crossfuse.bench import counters, environment, run
 from crossfuse.bench.job import Counters, Job, Timing
 from crossfuse.cli import app
 from crossfuse.driver import find_gpus
@@ -37,7 +37,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "require_gpu", lambda: None)
     monkeypatch.setattr(environment, "record", lambda: {"gpu": {"name": "H100"}})
     monkeypatch.setattr(run, "measured", answers)
-    monkeypatch.setattr(ahead, "build_ahead", lambda *_: 0)
+    monkeypatch.setattr(run, "build_ahead", lambda *_: 0)
     monkeypatch.setenv("COLUMNS", "160")
 
 

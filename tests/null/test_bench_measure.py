@@ -14,7 +14,7 @@ from crossfuse.bench.job import OURS_EAGER, OWN, Job
 from crossfuse.bench.problem import make_problem
 from crossfuse.bench.variant import Variant
 from crossfuse.errors import Refusal, WorkloadRefused
-from crossfuse.measure import rotation, timing
+from crossfuse.measure import timing
 from crossfuse.measure.timing import quietest
 from crossfuse.workload import parse
 
@@ -80,7 +80,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(torch, "cuda", fake)
     monkeypatch.setattr(timing, "FLUSH_BYTES", 4096)
-    monkeypatch.setattr(rotation, "COLD_BYTES", 200_000)
+    monkeypatch.setattr(timing, "COLD_BYTES", 200_000)
 
 
 @pytest.mark.parametrize("spec", SPECS)

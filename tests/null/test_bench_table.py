@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from crossfuse.bench.compare import compare, document, mean_speedup
+from crossfuse.bench.compare import compare, document, mean_speedup, plot
 from crossfuse.bench.job import Job, Planned, Row, Timing
-from crossfuse.bench.plot import plot
 from crossfuse.bench.table import report
 from crossfuse.runtime.resources import ResourceUsage
 

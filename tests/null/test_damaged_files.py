@@ -35,8 +35,7 @@ from crossfuse.runtime.dispatch_table import Bin, DispatchTable
 from crossfuse.runtime.kernel_table import KernelTable, load_kernels
 from crossfuse.runtime.load import load
 from crossfuse.runtime.model_artefact import load_model
-from crossfuse.runtime.model_inputs import ModelInput
-from crossfuse.runtime.model_record import ModelArtefact
+from crossfuse.runtime.model_record import ModelArtefact, ModelInput
 from crossfuse.schedule.records import read_database
 from crossfuse.schema import Damaged
 from crossfuse.view.sources import read_viewed

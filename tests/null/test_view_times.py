@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from crossfuse.schedule.cluster_picture import ClusterLayout, Slabs
-from crossfuse.view.cluster import cluster_html
-from crossfuse.view.page import page
-from crossfuse.view.times import timeline
+from crossfuse.schedule.cluster_layout import ClusterLayout, Slabs
+from crossfuse.view.page import cluster_html, page
+from crossfuse.view.write import timeline
 
 EVENTS = [
     {"name": "begin", "first": 0.0, "median": 0.2, "last": 0.5, "ctas": 132},

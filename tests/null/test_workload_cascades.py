@@ -7,8 +7,7 @@ import pytest
 
 from crossfuse.errors import CheckFailed, WorkloadRefused
 from crossfuse.workload import cascades, suites
-from crossfuse.workload.cascade_accuracy import check
-from crossfuse.workload.cascade_inputs import adversarial_inputs, random_inputs
+from crossfuse.workload.cascade_inputs import adversarial_inputs, check, random_inputs
 from crossfuse.workload.cascade_numerics import reference, unfused
 
 pytestmark = pytest.mark.null

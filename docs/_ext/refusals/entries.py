@@ -12,7 +12,6 @@ TASKS = {
         "crossfuse._compat",
         "crossfuse.doctor",
         "crossfuse.hardware",
-        "crossfuse.runtime.host_compiler",
         "crossfuse.runtime.nvcc",
         "crossfuse.bench.environment",
         "crossfuse.cache",

@@ -9,8 +9,7 @@ from math import prod
 
 from crossfuse.hardware import DEVICES, Device, device
 from crossfuse.planner.cost.rates import rates_of
-from crossfuse.workload.dtypes import float_type
-from crossfuse.workload.operand import Operand
+from crossfuse.workload.dtypes import Operand, float_type
 from crossfuse.workload.spec import WorkloadSpec
 
 #: What an H100 reads from its memory in practice, bytes per second, and what its tensor cores do,

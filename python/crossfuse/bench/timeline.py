@@ -104,7 +104,7 @@ def _stamps(spec: WorkloadSpec, kernel: LoadedKernel, timed: Lowered) -> list[np
     import torch
 
     from crossfuse.bench.floor import weight_bytes
-    from crossfuse.measure.rotation import copies_needed
+    from crossfuse.measure.timing import copies_needed
     from crossfuse.runtime.tensors import to_torch
     from crossfuse.workload.inputs import random_inputs
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from crossfuse.bench.eager import eager
+from crossfuse.bench.eager import eager, scaled_mm
 from crossfuse.bench.job import OWN
 from crossfuse.bench.ours import fused, unfused
-from crossfuse.bench.scaled_mm import scaled_mm
 from crossfuse.bench.variant import Variant, no_such
 from crossfuse.workload.spec import WorkloadSpec
 

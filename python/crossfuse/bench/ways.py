@@ -16,9 +16,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from crossfuse.measure.rotation import copies_needed
 from crossfuse.measure.serving import Serve, serve_lines
-from crossfuse.measure.timing import Conditions, How, measure, quietest, steps
+from crossfuse.measure.timing import Conditions, How, copies_needed, measure, quietest, steps
 from crossfuse.measure.way import GRAPH, LIBRARY, PROGRAM, Given, Taken, Way
 
 _LONGEST = 600

@@ -86,7 +86,7 @@ def _answered(step: Callable[[], Any]) -> Any:
 
 def _model(job: Job) -> Callable[[], Timing]:
     import crossfuse.models.zoo
-    import crossfuse.torch.fuse  # noqa: F401 -- what takes seconds to import
+    import crossfuse.torch.fuse_graph  # noqa: F401 -- what takes seconds to import
     from crossfuse.bench.models.measure import measure_model
 
     return lambda: measure_model(job, models.parse(job.spec))
@@ -143,7 +143,7 @@ def measure_job(job: Job, problem: Problem | None = None, device: str = "cuda") 
 
 
 def _measure(job: Job, variant: Variant, problem: Problem, device: str) -> Timing:
-    from crossfuse.measure.rotation import copies_needed
+    from crossfuse.measure.timing import copies_needed
 
     copies = copies_needed(problem.weight_bytes, job.calls, job.l2)
     bound = bind(variant, problem.inputs, copies, device)
@@ -160,7 +160,7 @@ def measure_bound(
     """Check, time, and check again a computation on weights that are on the device.
 
     See `measure_job`. There is one of `bound` for each set of weights, see
-    `crossfuse.measure.rotation.copies_needed`.
+    `crossfuse.measure.timing.copies_needed`.
     """
     from crossfuse.measure.timing import measure, quietest, steps
 

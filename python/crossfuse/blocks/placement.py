@@ -8,8 +8,19 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks import access
-from crossfuse.blocks.facts import is_reduction
-from crossfuse.blocks.refusal import LOWERED, refused
+from crossfuse.blocks.access import is_reduction
+from crossfuse.errors import PlanRefused, RefusedError, refuse
+
+# Refusals of blocks that do not say plainly what they compute.
+
+#: What to do with a function that says no more what it computes.
+LOWERED = "extract the chain before the function is lowered"
+
+
+def refused(where: str, found: object, limit: str, instead: str) -> RefusedError:
+    """Build the refusal of a function; see `crossfuse.errors.Refusal`."""
+    return refuse(PlanRefused, "extract", where, found=found, limit=limit, instead=instead)
+
 
 _WHOLE = "write each buffer by one block, all of it"
 

@@ -8,9 +8,8 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks import access
-from crossfuse.blocks.facts import carried, combiner_of, is_reduction
-from crossfuse.blocks.placement import check_plain, placement
-from crossfuse.blocks.refusal import LOWERED, refused
+from crossfuse.blocks.access import carried, combiner_of, is_reduction
+from crossfuse.blocks.placement import LOWERED, check_plain, placement, refused
 
 
 @dataclass(frozen=True, eq=False)

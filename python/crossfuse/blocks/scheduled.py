@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.blocks.facts import combiner_of, corrected
-from crossfuse.blocks.facts import is_reduction as is_reduction  # read by those who read facts
+from crossfuse.blocks.access import combiner_of, corrected
+from crossfuse.blocks.access import is_reduction as is_reduction  # read by those who read facts
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.markers import cluster_axis
 

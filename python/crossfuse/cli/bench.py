@@ -113,13 +113,11 @@ def _measure(
     build_jobs: int,
 ) -> tuple[Sequence[Row], dict[str, Any]]:
     """Run the jobs; the file is written anew after each, so that none is lost."""
-    from crossfuse.bench import ahead
-    from crossfuse.bench.compare import document
+    from crossfuse.bench.compare import document, plot, require_matplotlib
     from crossfuse.bench.counters import count
     from crossfuse.bench.environment import record, require_gpu
-    from crossfuse.bench.models.ahead import compile_models
-    from crossfuse.bench.plot import plot, require_matplotlib
-    from crossfuse.bench.run import run
+    from crossfuse.bench.models.ways import compile_models
+    from crossfuse.bench.run import build_ahead, run
     from crossfuse.bench.table import progress
     from crossfuse.files import write_atomically
     from crossfuse.hardware import device
@@ -128,7 +126,7 @@ def _measure(
     if picture is not None:
         require_matplotlib()
     environment = record()
-    built = ahead.build_ahead(jobs, build_jobs, device().name, timeout)
+    built = build_ahead(jobs, build_jobs, device().name, timeout)
     typer.echo(f"compiled {built} kernels ahead", err=True)
     if models := compile_models(jobs, build_jobs, timeout):
         typer.echo(f"compiled {models} models ahead", err=True)

@@ -62,8 +62,8 @@ def make(
     """Write a bundle, with its candidates compiled unless that is to be done there."""
     from crossfuse.bench.job import OURS, Job
     from crossfuse.hardware import device
+    from crossfuse.meta_schedule.build import Conditions
     from crossfuse.meta_schedule.bundle import make_bundle
-    from crossfuse.meta_schedule.conditions import Conditions
 
     name = device(target).name
     found = _candidates(candidates, name, keep, baseline)
@@ -128,9 +128,9 @@ def measure(
     """
     from crossfuse.bench.environment import record as environment
     from crossfuse.bench.environment import require_gpu
+    from crossfuse.meta_schedule.build import Conditions
     from crossfuse.meta_schedule.bundle import measure_bundle, open_bundle
-    from crossfuse.meta_schedule.conditions import Conditions
-    from crossfuse.meta_schedule.progress import Progress
+    from crossfuse.meta_schedule.records import Progress
 
     bundle = open_bundle(folder)
     require_gpu()

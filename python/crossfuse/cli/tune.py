@@ -14,7 +14,7 @@ from crossfuse.cli.kernel import Target, Workload
 from crossfuse.cli.output import LONGEST, MOST, JsonFlag, finite, print_error, print_json
 
 if TYPE_CHECKING:
-    from crossfuse.meta_schedule.conditions import Conditions
+    from crossfuse.meta_schedule.build import Conditions
     from crossfuse.meta_schedule.database import Store
     from crossfuse.meta_schedule.tune import Tuning
 
@@ -78,7 +78,7 @@ def tune(
     from crossfuse.bench.environment import record as environment
     from crossfuse.bench.environment import require_gpu
     from crossfuse.hardware import device
-    from crossfuse.meta_schedule.conditions import Conditions
+    from crossfuse.meta_schedule.build import Conditions
     from crossfuse.meta_schedule.tune import open_tuning
     from crossfuse.workload.cascades import resolve_any
 
@@ -143,7 +143,7 @@ def _remote(how: Conditions, text: str, runner: Where) -> Conditions:
 
 
 def _measure(tuning: Tuning, trials: int, budget: float) -> None:
-    from crossfuse.meta_schedule.progress import Progress
+    from crossfuse.meta_schedule.records import Progress
 
     with Progress(trials) as progress:
         try:

@@ -13,7 +13,7 @@ from crossfuse.compiler.compiled import Compiled, compile
 from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.files import scratch_folder
 from crossfuse.hardware import Device
-from crossfuse.runtime.bin_rows import BINS
+from crossfuse.runtime.dispatch_table import BINS
 from crossfuse.workload.spec import WorkloadSpec
 
 if TYPE_CHECKING:

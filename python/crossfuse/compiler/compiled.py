@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,9 +16,12 @@ from crossfuse.files import scratch_folder
 from crossfuse.hardware import Device, device
 from crossfuse.measure.choice import Measured
 from crossfuse.measure.timer import timing
+from crossfuse.runtime.tensors import to_torch
 from crossfuse.schema import typed
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from crossfuse.lower.extract import Lowered
     from crossfuse.planner.cascade.plan import CascadePlan
     from crossfuse.planner.plan import Plan
@@ -101,7 +104,6 @@ class Compiled:
         outlined, imported = self.source.outlined, self.source.imported
         if outlined is None or imported is None:
             return self.kernel.run(*inputs)
-        from crossfuse.compiler.weights import on_device
 
         values = [*inputs, *on_device(imported.params, inputs[0].device, self._weights)]
         output = self.kernel.run(*outlined.arrange(values))
@@ -228,6 +230,21 @@ def compile(
 
 def _trace(schedule: Any) -> str:
     """The schedule's trace as JSON text."""
-    from crossfuse.schedule.trace_json import trace_json
+    from crossfuse.schedule.records import trace_json
 
     return trace_json(schedule.trace)
+
+
+# A module's weights as tensors of the device that the kernel runs on.
+
+
+def on_device(
+    params: Mapping[str, np.ndarray], device: Any, copies: dict[Any, list[Any]]
+) -> list[Any]:
+    """A module's weights in order, copied to `device` at the first call.
+
+    `copies` caches them by device, and is extended here.
+    """
+    if device not in copies:
+        copies[device] = [to_torch(array).to(device) for array in params.values()]
+    return copies[device]

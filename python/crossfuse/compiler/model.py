@@ -13,9 +13,9 @@ from crossfuse.calls import checked
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
 from crossfuse.files import sha256
 from crossfuse.hardware import Device, device, tvm_target
-from crossfuse.runtime.bin_rows import BINS
-from crossfuse.runtime.exact_cuda import exact_cuda
-from crossfuse.runtime.model_inputs import ModelInput, ModelInputs
+from crossfuse.runtime.dispatch_table import BINS
+from crossfuse.runtime.model_artefact import exact_cuda
+from crossfuse.runtime.model_record import ModelInput, ModelInputs
 from crossfuse.runtime.running_model import RUNS_ON, RunningModel, Uncopied
 from crossfuse.runtime.torch_operator import operators_in
 

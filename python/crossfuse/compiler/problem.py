@@ -32,7 +32,7 @@ class Problem:
     def judge(self, outputs: Mapping[str, np.ndarray]) -> str:
         """Judge outputs, by name; the errors as text, or `CheckFailed` if one is too large."""
         if self.cascade is not None:
-            from crossfuse.workload.cascade_accuracy import check
+            from crossfuse.workload.cascade_inputs import check
 
             found = check(self.cascade, self.inputs, outputs)
             return "; ".join(f"{name}: {_text(each)}" for name, each in found.items())

@@ -8,8 +8,7 @@ from pathlib import Path
 from crossfuse.doctor.report import Check
 from crossfuse.driver import find_gpus
 from crossfuse.errors import EnvironmentRefused
-from crossfuse.runtime.host_compiler import find_host_compiler
-from crossfuse.runtime.nvcc import find_nvcc
+from crossfuse.runtime.nvcc import find_host_compiler, find_nvcc
 
 _OLDEST_DRIVER_CUDA = (13, 0)
 _HOPPER = (9, 0)

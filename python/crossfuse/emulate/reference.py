@@ -42,7 +42,7 @@ def parameters(func: Any) -> tuple[Parameter, ...]:
     Symbolic shapes, and parameters that are no buffers, raise `LoweringRefused`.
     """
     from crossfuse import _tvm as ir
-    from crossfuse.blocks.facts import is_reduction
+    from crossfuse.blocks.access import is_reduction
     from crossfuse.lower.extract import buffer_specs, only_function
 
     function = only_function(func)
@@ -150,7 +150,7 @@ def _quick(function: Any) -> Any:
 
 
 def _hasten(sch: Any, handle: Any) -> None:
-    from crossfuse.blocks.facts import is_reduction
+    from crossfuse.blocks.access import is_reduction
 
     block, loops = sch.get(handle), sch.get_loops(handle)
     if len(loops) != len(block.iter_vars):

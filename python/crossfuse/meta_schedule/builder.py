@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import os
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from tempfile import mkdtemp
+from threading import Lock
 from typing import Any
 
 import tvm
@@ -20,9 +24,37 @@ from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device, device
 from crossfuse.meta_schedule.build import LONGEST
 from crossfuse.meta_schedule.functions import keep, name_of, tag_of
-from crossfuse.meta_schedule.intrinsics import import_intrinsics
 from crossfuse.meta_schedule.task import Tasks
 from crossfuse.workload.spec import WorkloadSpec
+
+# Imports TVM's tensor intrinsics in seconds.
+
+_NAME = "tvm.s_tir.tensor_intrin"
+_lock = Lock()
+
+
+def import_intrinsics() -> None:
+    """Import what every ``TuneContext`` imports, before it does.
+
+    TVM parses hundreds of functions there, and asks for the call stack at each. Python's `inspect`
+    then looks for the module of each frame through all that are loaded; beside torch, which has
+    thousands, the import takes minutes instead of seconds. Nobody uses the answer, so that here the
+    module is looked up by its name alone.
+    """
+    with _lock:
+        if _NAME in sys.modules:
+            return
+        usual = inspect.getmodule
+        inspect.getmodule = _module_by_name  # type: ignore[assignment]
+        try:
+            importlib.import_module(_NAME)
+        finally:
+            inspect.getmodule = usual
+
+
+def _module_by_name(value: Any, _filename: str | None = None) -> Any:
+    return sys.modules.get(getattr(value, "__module__", None) or "")
+
 
 #: Key of a manifest's metadata that names the workload, for whoever checks the results.
 WORKLOAD = "workload"

@@ -66,7 +66,7 @@ class Candidate:
     options : Mapping[str, bool]
         Further arguments of the rule, see `OPTIONS`.
     trace : Sequence[Any]
-        Family ``trace``: what `crossfuse.schedule.trace_json.trace_json` wrote, as JSON values.
+        Family ``trace``: what `crossfuse.schedule.records.trace_json` wrote, as JSON values.
     notes : Mapping[str, Any]
         Carried along by the keys of `NOTES`; no part of what is compared or built.
 

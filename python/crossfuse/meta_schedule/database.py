@@ -12,7 +12,7 @@ from crossfuse.errors import RefusedError
 from crossfuse.hardware import device, tvm_target
 from crossfuse.meta_schedule.records import Record
 from crossfuse.meta_schedule.scheduled import function_of, replayable
-from crossfuse.schedule.trace_json import trace_json
+from crossfuse.schedule.records import trace_json
 
 #: Files of a database, as MetaSchedule names them.
 FILES = ("database_workload.json", "database_tuning_record.json")

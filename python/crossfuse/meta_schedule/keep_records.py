@@ -29,7 +29,7 @@ class KeepRecords(PyMeasureCallback):
     The database of MetaSchedule stores all that fails with the same time; here hangs, crashes,
     wrong results and errors of the compiler are told apart. Without a workload, functions are named
     by what they compute, see `crossfuse.meta_schedule.functions`. `report` gets each record, such
-    as `crossfuse.meta_schedule.progress.Progress.add`.
+    as `crossfuse.meta_schedule.records.Progress.add`.
     """
 
     def __init__(

@@ -52,8 +52,8 @@ def plugs(
     >>> sorted(plugs("nvidia-h100", seed=1))  # arguments of `tvm.s_tir.meta_schedule.tune_tir`
     ['cost_model', 'space', 'strategy']
     """
+    from crossfuse.meta_schedule.builder import import_intrinsics
     from crossfuse.meta_schedule.fused_space import FusedSpace
-    from crossfuse.meta_schedule.intrinsics import import_intrinsics
     from crossfuse.meta_schedule.learned import KernelCost
     from crossfuse.meta_schedule.search import KernelSearch
     from crossfuse.meta_schedule.task import Tasks

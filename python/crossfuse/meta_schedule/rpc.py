@@ -16,7 +16,7 @@ from typing import Any
 from crossfuse.bench.job import Job, Timing
 from crossfuse.bench.problem import Problem
 from crossfuse.errors import EnvironmentRefused, WorkloadRefused, refuse
-from crossfuse.measure.rotation import COLD_BYTES
+from crossfuse.measure.timing import COLD_BYTES
 from crossfuse.meta_schedule.session import Session
 
 #: How it is measured there, see `crossfuse.bench.job.PROTOCOLS`.

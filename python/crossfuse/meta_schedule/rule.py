@@ -10,9 +10,8 @@ from tvm.s_tir.meta_schedule.schedule_rule import PyScheduleRule
 from tvm_ffi import structural_equal
 
 from crossfuse.meta_schedule.functions import TAG, name_of
-from crossfuse.meta_schedule.mutator import MutateKernel
+from crossfuse.meta_schedule.fused_space import ForOthers, MutateKernel, VerifyLowered
 from crossfuse.meta_schedule.task import Tasks
-from crossfuse.meta_schedule.verify import ForOthers, VerifyLowered
 from crossfuse.schedule.notes import note
 
 #: Annotation by which ``PostOrderApply`` leaves a block to the custom rule that it names.

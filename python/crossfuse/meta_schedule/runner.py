@@ -19,11 +19,10 @@ from crossfuse.bench.job import OURS, Job, Timing
 from crossfuse.calls import checked
 from crossfuse.files import read_text
 from crossfuse.measure.peer import NoAnswer, Peer
+from crossfuse.meta_schedule.build import Conditions
 from crossfuse.meta_schedule.builder import recorded_workload
-from crossfuse.meta_schedule.conditions import Conditions
 from crossfuse.meta_schedule.functions import is_function, path_of
-from crossfuse.meta_schedule.measurer import Measurer
-from crossfuse.meta_schedule.preparing import REFERENCE_SECONDS
+from crossfuse.meta_schedule.measurer import REFERENCE_SECONDS, Measurer
 from crossfuse.runtime.manifest import Manifest
 
 #: Called with a library, its workload and its timing as soon as it is measured.

@@ -72,6 +72,6 @@ def _replayed(candidate: Candidate, func: Any) -> Any:
 
 def candidate_of(spec: str, schedule: Any) -> Candidate:
     """A finished schedule of a workload's function as a candidate of family ``trace``."""
-    from crossfuse.schedule.trace_json import trace_json
+    from crossfuse.schedule.records import trace_json
 
     return Candidate(spec, "trace", trace=parse(trace_json(schedule.trace)))

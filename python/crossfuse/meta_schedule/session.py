@@ -75,7 +75,7 @@ class Session:
         import torch
 
         from crossfuse.bench.worker import measure_bound, place
-        from crossfuse.measure.rotation import copies_needed
+        from crossfuse.measure.timing import copies_needed
 
         variant = self._variant(family, library, problem)
         copies = copies_needed(problem.weight_bytes, job.calls, job.l2)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.blocks.facts import is_reduction
+from crossfuse.blocks.access import is_reduction
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
 from crossfuse.meta_schedule.functions import name_of, tag

@@ -21,9 +21,9 @@ from typing import Any
 from crossfuse.errors import ArtefactRefused, refuse
 from crossfuse.files import read_text, write_atomically
 from crossfuse.hardware import device
-from crossfuse.meta_schedule.campaign import measure_all
+from crossfuse.meta_schedule.build import Conditions
+from crossfuse.meta_schedule.bundle import measure_all
 from crossfuse.meta_schedule.candidate import Candidate
-from crossfuse.meta_schedule.conditions import Conditions
 from crossfuse.meta_schedule.kernels import candidate_at, kernels_of
 from crossfuse.meta_schedule.records import Found, Record, append, read_records
 from crossfuse.planner.tune.cost_model import CostModel, require_xgboost

@@ -2,16 +2,155 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from crossfuse.models.attention import Attention, Cache, Rotation
-from crossfuse.models.feed_forward import Experts, Gated, Plain
 from crossfuse.models.spec import ModelSpec
 from crossfuse.models.widths import Widths
+
+# Attention of the zoo, with keys and values of earlier tokens as inputs.
+
+#: Keys and values of earlier tokens, each [batch, heads of keys, tokens, width of a head].
+Cache = tuple[torch.Tensor, torch.Tensor]
+
+
+class Rotation(nn.Module):
+    """Rotary position embedding, with its tables of angles computed in float32.
+
+    Positions are `count` tokens from `first`, which is not 0 behind a cache.
+    """
+
+    def __init__(self, widths: Widths, first: int, count: int) -> None:
+        super().__init__()
+        depth = widths.head_dim
+        exponents = torch.arange(0, depth, 2, dtype=torch.float32) / depth
+        positions = torch.arange(first, first + count, dtype=torch.float32)
+        angles = torch.outer(positions, widths.theta**-exponents).repeat(1, 2)
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Rotate [batch, heads, tokens, width of a head]."""
+        low, high = x.chunk(2, dim=-1)
+        turned = torch.cat((-high, low), dim=-1)
+        return x * self.cos.to(x.dtype) + turned * self.sin.to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Attention between its projections, with grouped queries where there are fewer heads of keys.
+
+    `out_bias` is of the last projection alone; None means as the others.
+    """
+
+    def __init__(
+        self, widths: Widths, bias: bool, causal: bool, out_bias: bool | None = None
+    ) -> None:
+        super().__init__()
+        self.heads, self.kv_heads = widths.heads, widths.kv_heads or widths.heads
+        self.depth, self.causal = widths.head_dim, causal
+        narrow = self.kv_heads * self.depth
+        self.query = nn.Linear(widths.hidden, widths.hidden, bias=bias)
+        self.key = nn.Linear(widths.hidden, narrow, bias=bias)
+        self.value = nn.Linear(widths.hidden, narrow, bias=bias)
+        out_bias = bias if out_bias is None else out_bias
+        self.out = nn.Linear(widths.hidden, widths.hidden, bias=out_bias)
+
+    def forward(
+        self, x: torch.Tensor, rotate: nn.Module | None = None, cache: Cache | None = None
+    ) -> torch.Tensor:
+        """Attend over [batch, tokens, hidden] and the cache; the result has the shape of `x`."""
+        query = self._split(self.query(x), self.heads)
+        key, value = (self._split(each(x), self.kv_heads) for each in (self.key, self.value))
+        if rotate is not None:
+            query, key = rotate(query), rotate(key)
+        if cache is not None:
+            key, value = torch.cat((cache[0], key), 2), torch.cat((cache[1], value), 2)
+        mask = self._mask(query.shape[2], key.shape[2], x.device) if cache is not None else None
+        y = functional.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=self.causal and cache is None,
+            enable_gqa=self.kv_heads != self.heads,
+        )
+        return self.out(y.transpose(1, 2).reshape(x.shape))
+
+    def _mask(self, new: int, seen: int, device: torch.device) -> torch.Tensor | None:
+        """Which tokens each new one attends to; None, for all, if it is the only one."""
+        if new == 1 or not self.causal:
+            return None
+        return torch.ones(new, seen, dtype=torch.bool, device=device).tril(seen - new)
+
+    def _split(self, x: torch.Tensor, heads: int) -> torch.Tensor:
+        return x.view(x.shape[0], x.shape[1], heads, self.depth).transpose(1, 2)
+
+
+# Feed-forward networks of the zoo.
+
+
+class Gated(nn.Module):
+    """``down(silu(gate(x)) * up(x))``, the feed-forward network of Llama and its kind."""
+
+    def __init__(self, hidden: int, inside: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(hidden, inside, bias=False)
+        self.up = nn.Linear(hidden, inside, bias=False)
+        self.down = nn.Linear(inside, hidden, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the network to rows of `hidden` elements."""
+        return self.down(functional.silu(self.gate(x)) * self.up(x))
+
+
+class Plain(nn.Module):
+    """``contract(act(expand(x)))`` with biases, the feed-forward network of BERT and GPT-2."""
+
+    def __init__(
+        self, hidden: int, inside: int, act: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        super().__init__()
+        self.expand, self.contract = nn.Linear(hidden, inside), nn.Linear(inside, hidden)
+        self.act = act
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the network to rows of `hidden` elements."""
+        return self.contract(self.act(self.expand(x)))
+
+
+class Experts(nn.Module):
+    """A shared gated network beside routed ones, as in Qwen's mixtures of experts.
+
+    Every expert computes every token, and the router's weights choose: shapes are then fixed, as a
+    captured graph needs them, at the cost of the products of experts that are not chosen. `shared`
+    and `inside` are the widths inside the shared network and inside one expert.
+    """
+
+    def __init__(self, hidden: int, shared: int, inside: int, experts: int, top_k: int) -> None:
+        super().__init__()
+        self.top_k = top_k
+        self.router = nn.Linear(hidden, experts, bias=False)
+        self.shared_gate = nn.Linear(hidden, 1, bias=False)
+        self.shared = Gated(hidden, shared)
+        self.gate_up = nn.Parameter(torch.empty(experts, hidden, 2 * inside))
+        self.down = nn.Parameter(torch.empty(experts, inside, hidden))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the mixture to [batch, tokens, hidden]."""
+        rows = x.reshape(-1, x.shape[-1])
+        chance = torch.softmax(self.router(rows), dim=-1)
+        best, place = torch.topk(chance, self.top_k, dim=-1)
+        weight = torch.zeros_like(chance).scatter(1, place, best)
+        given = rows.expand(self.down.shape[0], *rows.shape)
+        gate, up = torch.bmm(given, self.gate_up).chunk(2, dim=-1)
+        each = torch.bmm(functional.silu(gate) * up, self.down)
+        routed = (each * weight.t().unsqueeze(-1)).sum(0)
+        shared = torch.sigmoid(self.shared_gate(rows)) * self.shared(rows)
+        return (routed + shared).view(x.shape)
 
 
 class Layer(nn.Module):

@@ -15,7 +15,7 @@ _HOME = {
     "FuseCascades": "fuse_cascades",
     "FuseChains": "fuse_chains",
     "Imported": "torch_import",
-    "KeepNans": "keep_nans",
+    "KeepNans": "pipeline",
     "Outcome": "fuse_cascades",
     "Outlined": "outline",
     "import_torch": "torch_import",

@@ -18,8 +18,8 @@ from crossfuse.calls import Whole, checked
 from crossfuse.files import scratch_folder
 from crossfuse.hardware import Device, device
 from crossfuse.lower.extract import lower
+from crossfuse.relax.calls import is_kernel, recorded
 from crossfuse.relax.dataflow import clean
-from crossfuse.relax.kernel_mark import is_kernel, recorded
 from crossfuse.runtime.artefact import Artefact, KernelObject
 from crossfuse.runtime.kept import LIBRARIES, OBJECTS, Built, Kind, built_once, kept
 from crossfuse.runtime.kernel_table import write_kernels

@@ -17,13 +17,11 @@ from tvm.ir import TensorLoad, Var
 from tvm.s_tir import SBlock
 from tvm_ffi import structural_map, structural_walk
 
-from crossfuse.relax.collapse import check_reshape, collapse
 from crossfuse.relax.graph import Graph
 from crossfuse.relax.operators import dtype_of, refused, scalar, shape_of
-from crossfuse.relax.rebuild import Leaf, rebuild
+from crossfuse.relax.rebuild import Leaf, check_reshape, collapse, rebuild
 from crossfuse.workload.build import Elementwise
-from crossfuse.workload.dtypes import FLOAT_TYPES
-from crossfuse.workload.operand import Operand
+from crossfuse.workload.dtypes import FLOAT_TYPES, Operand
 
 _MOST_LOADS = 4096
 

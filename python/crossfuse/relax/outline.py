@@ -17,8 +17,7 @@ from crossfuse.relax.operators import dtype_of, refused, shape_of
 from crossfuse.relax.rebuild import Leaf
 from crossfuse.workload.aligned import aligned
 from crossfuse.workload.build import Form, Product, emit
-from crossfuse.workload.dtypes import FLOAT_TYPES
-from crossfuse.workload.operand import Operand
+from crossfuse.workload.dtypes import FLOAT_TYPES, Operand
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,18 +11,106 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from crossfuse import _tvm as ir
 from crossfuse.hardware import Device, device, tvm_target
-from crossfuse.relax.attention import ATTENTION
+from crossfuse.lower.keep_nans import keep_nans
 from crossfuse.relax.build_kernels import BuildKernels
+from crossfuse.relax.calls import SCHEDULED
 from crossfuse.relax.dataflow import clean
 from crossfuse.relax.fuse_cascades import FuseCascades
 from crossfuse.relax.fuse_chains import FuseChains
-from crossfuse.relax.gather import GATHER
-from crossfuse.relax.keep_nans import KeepNans
-from crossfuse.relax.on_cpu import serial_kernels
-from crossfuse.relax.powers import POWERS
-from crossfuse.relax.wide_arithmetic import WideArithmetic
-from crossfuse.runtime.bin_rows import BINS
+from crossfuse.relax.operators import GATHER
+from crossfuse.relax.passes import ATTENTION, WideArithmetic
+from crossfuse.relax.rebuild import POWERS
+from crossfuse.runtime.dispatch_table import BINS
+
+# The pass that lets what is left to TVM keep NaN in element-wise maxima and minima.
+
+
+@ir.tvm.ir.transform.module_pass(opt_level=0, name="crossfuse.KeepNans")
+class KeepNans:
+    """Let ``relu``, ``clip``, ``maximum`` and ``minimum`` be NaN where torch's are.
+
+    A pass over modules behind ``LegalizeOps`` and `FuseCascades`, which reads cascades with TVM's
+    own maxima. It changes functions of TensorIR, see `crossfuse.lower.keep_nans`; kernels that
+    we schedule are changed when they are lowered.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import tvm
+    >>> from crossfuse.relax import KeepNans, import_torch
+    >>> mod = import_torch(torch.nn.ReLU().eval(), (torch.zeros(64, 16),)).mod
+    >>> mod = tvm.ir.transform.Sequential([tvm.relax.transform.LegalizeOps(), KeepNans()])(mod)
+    >>> "T.crossfuse_maximum" in str(mod)
+    True
+    """
+
+    def transform_module(self, mod: Any, _context: Any) -> Any:
+        """See `KeepNans`.
+
+        Parameters
+        ----------
+        mod : tvm.IRModule
+            The module; it stays as it is.
+
+        Returns
+        -------
+        tvm.IRModule
+            With operators of `crossfuse.lower.keep_nans`.
+        """
+        made = mod.clone()
+        for name, func in mod.functions_items():
+            if isinstance(func, ir.PrimFunc):
+                made.update_func(name, keep_nans(func))
+        return made
+
+
+# Scheduled functions of a module as sequential ones, so that it runs without a GPU.
+
+
+def serial_kernels(mod: Any) -> Any:
+    """Replace functions that are bound to a GPU's threads by loops that compute the same.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        With functions that `crossfuse.relax.FuseChains` or `FuseCascades` scheduled.
+
+    Returns
+    -------
+    tvm.IRModule
+        To be built for LLVM; the given one is as before.
+    """
+    from crossfuse.emulate.serialise import in_block, of_shapes, serialise
+    from crossfuse.lower.extract import buffer_specs
+    from crossfuse.lower.hopper import takes_fewer_rows
+
+    plain = mod.clone()
+    for name, func in mod.functions_items():
+        if not isinstance(func, ir.PrimFunc):
+            continue
+        if SCHEDULED not in (func.attrs or {}):
+            plain.update_func(name, ir.mutate(func, (ir.AttrStmt, _without_scope)))
+        else:
+            serial = serialise(func).with_attr("global_symbol", name.name_hint)
+            if takes_fewer_rows(func):
+                specs = buffer_specs(func)
+                # A row that needs another one, which is not there, shows it.
+                rows = ir.tirx.Var("rows", "int64")
+                shapes = [(rows, *each.shape[1:]) if each.rows else each.shape for each in specs]
+                plain.update_func(name, of_shapes(serial, specs, shapes, float("nan")))
+            else:
+                plain.update_func(name, in_block(serial, serial.params, serial.body))
+    return plain
+
+
+def _without_scope(statement: Any, mutator: Any) -> Any:
+    """Drop a mark of TVM's scatters that its code generator for LLVM does not know, and says so."""
+    if str(statement.attr_key) == "pragma_scope":
+        return mutator.mutate(statement.body)
+    return mutator.default_mutate(statement)
+
 
 #: The folder for the modules of all phases, of a pipeline that is not told one.
 DUMP = "CROSSFUSE_DUMP"

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax, tirx, topi
 from tvm.ir import Call, GenericConst, Var
+from tvm.relax.transform.legalize_ops.binary import _binary
 
-from crossfuse.relax.collapse import collapse, same_matrix
-from crossfuse.relax.gather import GATHER
 from crossfuse.relax.graph import Graph
 from crossfuse.relax.operators import (
     CAST,
+    GATHER,
     RESHAPES,
     TRANSPOSE,
     dtype_of,
@@ -23,9 +26,137 @@ from crossfuse.relax.operators import (
     scalar,
     shape_of,
 )
-from crossfuse.relax.powers import HIGHEST, multiplied_out
-from crossfuse.workload.dtypes import FLOAT_TYPES
-from crossfuse.workload.operand import Operand
+from crossfuse.workload.dtypes import FLOAT_TYPES, Operand
+
+# Tensors of any rank as matrices: leading extents are joined to rows.
+
+
+def collapse(shape: tuple[int, ...], rows: int, where: str) -> tuple[int, ...]:
+    """Join the leading extents to rows; drop them where the value is the same for all rows.
+
+    Parameters
+    ----------
+    shape : tuple[int, ...]
+        Of a tensor that takes part in element-wise operators.
+    rows : int
+        Rows of the model's input.
+    where : str
+        What has the shape, for the message.
+
+    Returns
+    -------
+    tuple[int, ...]
+        ``(rows, columns)`` or ``(columns,)``.
+
+    Raises
+    ------
+    WorkloadRefused
+        For tensors with a value for some rows but not all.
+    """
+    *leading, columns = shape or (1,)
+    if len(shape) > 1 and math.prod(leading) == rows:
+        return (rows, columns)
+    if math.prod(leading) == 1:
+        return (columns,)
+    limit = f"one value per column, or one for each of the {rows} rows"
+    raise refused(where, f"the shape {list(shape)}", limit, "broadcast it to all rows beforehand")
+
+
+def same_matrix(left: tuple[int, ...], right: tuple[int, ...]) -> bool:
+    """Whether two shapes differ at most in leading ones."""
+    return _squeezed(left) == _squeezed(right)
+
+
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    while len(shape) > 0 and shape[0] == 1:
+        shape = shape[1:]
+    return shape
+
+
+def check_reshape(graph: Graph, value: Var, rows: int) -> None:
+    """Refuse a reshape unless it only regroups rows, a broadcast unless it only repeats them.
+
+    Parameters
+    ----------
+    graph : Graph
+        The model.
+    value : Var
+        A bound variable; other operators than reshapes and transpositions pass.
+    rows : int
+        Rows of the model's input.
+
+    Raises
+    ------
+    WorkloadRefused
+        Naming both shapes.
+    """
+    name = graph.operator(value)
+    if name not in RESHAPES and name != TRANSPOSE:
+        return
+    shape, source = shape_of(value, name), shape_of(graph.calls[value].args[0], name)
+    if name == TRANSPOSE:
+        axes = graph.calls[value].attrs.axes
+        if axes is None or [int(axis) for axis in axes] != list(range(len(shape))):
+            found, limit = f"a transposition of {list(source)}", "rows that stay rows"
+            raise refused(name, found, limit, "transpose outside the graph")
+    before, after = (collapse(extents, rows, name) for extents in (source, shape))
+    repeats = name == "relax.broadcast_to" and _broadcasts(before, after)
+    if not repeats and not same_matrix(before, after):
+        limit = "reshapes that regroup rows without touching columns"
+        advice = "reshape outside the graph"
+        raise refused(name, f"{list(source)} to {list(shape)}", limit, advice)
+
+
+def _broadcasts(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    pairs = zip(reversed(before), reversed(after), strict=False)
+    return len(before) <= len(after) and all(b in (1, a) for b, a in pairs)
+
+
+# Small whole powers as products, for ``LegalizeOps``.
+#
+# A GPU computes a general power by a logarithm and an exponential, which is slower, and with the
+# fast math that TVM compiles with, the square of a negative number is NaN.
+
+#: Exponents from 2 to this one are multiplied out.
+HIGHEST = 4
+
+Value = TypeVar("Value")
+
+
+def multiplied_out(base: Value, exponent: int, multiply: Callable[[Value, Value], Value]) -> Value:
+    """A whole power as products.
+
+    Parameters
+    ----------
+    base : Value
+        An expression of any kind.
+    exponent : int
+        1 or more.
+    multiply : Callable
+        Makes a product of two such expressions.
+
+    Returns
+    -------
+    Value
+        The last product.
+    """
+    result = base
+    for _ in range(1, exponent):
+        result = multiply(result, base)
+    return result
+
+
+def _power(builder: Any, call: Any) -> Any:
+    """The call of a function that computes ``relax.power``."""
+    base, exponent = call.args[0], scalar(call.args[1])
+    if exponent is None or exponent not in range(2, HIGHEST + 1):
+        return _binary(topi.power)(builder, call)
+    power = partial(multiplied_out, exponent=int(exponent), multiply=topi.multiply)
+    return builder.call_te(power, base, primfunc_name_hint="power")
+
+
+#: For ``relax.transform.LegalizeOps``.
+POWERS = {"relax.power": _power}
 
 
 @dataclass(frozen=True)

@@ -169,8 +169,7 @@ def _translate(exported: Any) -> Any:
 
     from crossfuse.relax.builders import end_blocks
     from crossfuse.relax.converters import CONVERTERS
-    from crossfuse.relax.converters.by_torch import by_torch
-    from crossfuse.relax.converters.checked import checked
+    from crossfuse.relax.converters.by_torch import by_torch, checked
 
     refused: dict[Any, Exception] = {}
     converters = checked(ExportedProgramImporter().convert_map, CONVERTERS, refused)

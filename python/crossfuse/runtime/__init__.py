@@ -6,14 +6,13 @@ from crossfuse.runtime.artefact import Artefact, KernelObject, build_library, bu
 from crossfuse.runtime.cubin import Cubin, cache_directory, compile_cubin
 from crossfuse.runtime.dispatch import Dispatch, load_dispatch, write_dispatch
 from crossfuse.runtime.dispatch_table import DispatchTable
-from crossfuse.runtime.host_compiler import find_host_compiler
 from crossfuse.runtime.kernel import LoadedKernel
 from crossfuse.runtime.kernel_table import Kernels, KernelTable, load_kernels, write_kernels
 from crossfuse.runtime.load import load
 from crossfuse.runtime.manifest import Manifest
 from crossfuse.runtime.model_artefact import load_model
 from crossfuse.runtime.model_record import ModelArtefact, read_model_artefact
-from crossfuse.runtime.nvcc import NvccInfo, find_nvcc
+from crossfuse.runtime.nvcc import NvccInfo, find_host_compiler, find_nvcc
 from crossfuse.runtime.resources import ResourceUsage
 
 __all__ = [

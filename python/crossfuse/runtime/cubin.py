@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from crossfuse.calls import Seconds, checked
 from crossfuse.errors import EnvironmentRefused, LoweringRefused, RefusedError, refuse
 from crossfuse.files import scratch, sha256
-from crossfuse.runtime.host_compiler import find_host_compiler
-from crossfuse.runtime.nvcc import NvccInfo, find_nvcc
+from crossfuse.runtime.nvcc import NvccInfo, find_host_compiler, find_nvcc
 from crossfuse.runtime.resources import ResourceUsage, parse_resources
 from crossfuse.schema import Damaged
 

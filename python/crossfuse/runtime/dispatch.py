@@ -13,11 +13,10 @@ from crossfuse.files import read_text, sha256, write_atomically
 from crossfuse.lower.image import BufferSpec
 from crossfuse.runtime.artefact import Artefact
 from crossfuse.runtime.dispatch_table import TABLE, Bin, DispatchTable, unreadable_table
-from crossfuse.runtime.kernel import LoadedKernel
-from crossfuse.runtime.listed import check_listed
+from crossfuse.runtime.kernel import LoadedKernel, run_with_outputs
+from crossfuse.runtime.kernel_table import check_listed
 from crossfuse.runtime.load import load
 from crossfuse.runtime.manifest import Manifest
-from crossfuse.runtime.outputs import run_with_outputs
 from crossfuse.schema import Damaged
 
 

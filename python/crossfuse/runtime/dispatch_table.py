@@ -183,3 +183,10 @@ def unreadable_table(where: str, found: str, limit: str) -> RefusedError:
         limit=limit,
         instead="build the bins again, or copy the whole folder",
     )
+
+
+# Default bins of row counts, apart from the code that builds them, which needs TVM.
+
+#: Rows of the bins unless the caller names others: a decode step, then powers of two that each fill
+#: tiles of 64, 128 and 256 rows.
+BINS = (16, 64, 128, 256, 512)

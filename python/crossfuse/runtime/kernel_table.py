@@ -4,20 +4,41 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from crossfuse.calls import checked
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
-from crossfuse.files import read_text, sha256, write_atomically
+from crossfuse.files import read_bytes, read_text, sha256, write_atomically
 from crossfuse.runtime.artefact import Artefact
 from crossfuse.runtime.kernel import LoadedKernel
-from crossfuse.runtime.listed import check_listed
 from crossfuse.runtime.load import load
 from crossfuse.runtime.manifest import Manifest
 from crossfuse.schema import Damaged, FileName, read
+
+# Libraries that a table in their folder lists, each with the hash of its manifest.
+
+
+def check_listed(
+    libraries: Mapping[Path, str], table: str, refused: Callable[[str, str, str], RefusedError]
+) -> None:
+    """Check that manifests are those that a table was written for, before anything is loaded.
+
+    `libraries` gives the hash of each library's manifest as the table has it. `refused` makes a
+    refusal of the place, what was found, and what was expected. A missing manifest is left to
+    `crossfuse.runtime.load`.
+    """
+    for each, digest in libraries.items():
+        manifest = each.with_suffix(".json")
+        try:
+            found = sha256(read_bytes(manifest))
+        except Damaged:
+            continue
+        if found != digest:
+            raise refused(str(manifest), f"a file of hash {found}", f"{digest}, as in {table}")
+
 
 TABLE = "kernels.json"
 """Name of the table in its folder, beside the libraries."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from crossfuse.errors import EnvironmentRefused, LoweringRefused, refuse
 from crossfuse.files import scratch, sha256
 from crossfuse.lower.image import ROW_COUNT, BufferSpec, Dim3, KernelImage, Launch, TensorMap
-from crossfuse.runtime.host_compiler import find_host_compiler
+from crossfuse.runtime.nvcc import find_host_compiler
 
 HEADERS = Path(__file__).parent / "host"
 """Directory of the C++ headers that generated launchers include, and of what they call."""

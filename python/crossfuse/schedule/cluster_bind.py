@@ -9,14 +9,13 @@ from crossfuse.blocks.scheduled import binds, constant_extent, is_reduction, nam
 from crossfuse.calls import AnySchedule, checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.markers import CLUSTER_AXIS, cluster_axis, thread_tag
-from crossfuse.schedule.arguments import check_loop
 from crossfuse.schedule.cluster_extents import (
     check_agreement,
     check_axis,
     check_extent,
     check_not_within,
 )
-from crossfuse.schedule.rehearsal import refusing
+from crossfuse.schedule.primitive import check_loop, refusing
 
 RULE = "cluster_bind"
 

@@ -7,7 +7,6 @@ from typing import Any
 from crossfuse.blocks.scheduled import bindings, binds, is_reduction
 from crossfuse.calls import AnySchedule, checked
 from crossfuse.markers import DSM_REDUCE, DSM_SCOPE
-from crossfuse.schedule.arguments import check_block, check_loop
 from crossfuse.schedule.cluster_bind import cluster_bind
 from crossfuse.schedule.exchange import (
     check_exchange,
@@ -15,8 +14,8 @@ from crossfuse.schedule.exchange import (
     exchange_intermediate,
     exchange_output,
 )
+from crossfuse.schedule.primitive import check_block, check_loop, refusing, rehearsed
 from crossfuse.schedule.reduction import Reduction, read_reduction
-from crossfuse.schedule.rehearsal import refusing, rehearsed
 from crossfuse.schedule.tiles import check_slab
 
 RULE = "dsm_reduce"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import gcd
 from typing import Any
 
@@ -19,10 +20,30 @@ from crossfuse.blocks.scheduled import (
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.markers import MAX_CLUSTER, cluster_axis
 from crossfuse.schedule.cluster_bind import cluster_bind
-from crossfuse.schedule.compaction import compacted
+from crossfuse.schedule.primitive import refusing
 from crossfuse.schedule.reduction import Reduction
-from crossfuse.schedule.regions import declare_read
-from crossfuse.schedule.rehearsal import refusing
+from crossfuse.schedule.slabs import compacted
+
+# Declares read regions of a block that are larger than one of its iterations touches.
+
+_READ = 0
+
+
+def declare_read(
+    sch: Any, block: Any, index: int, region: Callable[..., list[tuple[Any, Any]]]
+) -> None:
+    """Declare the region of a buffer that a block reads, as a recorded instruction.
+
+    ``Schedule.annotate_buffer_access`` does the same, but wants as many ranges as the block has
+    iteration variables, which a reduction block has more of than its operand has dimensions.
+    `index` is that of the read; `region` takes the block's iteration variables and returns (begin,
+    end) for each buffer dimension.
+    """
+    variables = [each.var for each in sch.get(block).iter_vars]
+    bounds = [bound for pair in region(*variables) for bound in pair]
+    mapping = ir.tirx.IndexMap(variables, bounds, None)
+    annotate = ir.s_tir.schedule._ffi_api.ScheduleAnnotateBufferAccess
+    annotate(sch, block, index, _READ, mapping)
 
 
 def check_exchange(sch: Any, rule: str, block: Any, reduction: Reduction) -> None:

@@ -8,7 +8,7 @@ from crossfuse.blocks.scheduled import function, name_of
 from crossfuse.calls import AnySchedule, checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.markers import GRID_STAGE
-from crossfuse.schedule.arguments import check_block
+from crossfuse.schedule.primitive import check_block
 
 RULE = "grid_stage"
 

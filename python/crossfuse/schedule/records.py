@@ -6,12 +6,14 @@ or line, and a blank one ends the process.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+from crossfuse import _tvm as ir
 from crossfuse.errors import ArtefactRefused, refuse
 from crossfuse.files import read_text
-from crossfuse.schedule.rehearsal import reason
+from crossfuse.schedule.primitive import reason
 from crossfuse.schema import Damaged, parse
 
 WORKLOADS = "database_workload.json"
@@ -131,3 +133,19 @@ def _refuse(path: Path, number: int, found: str) -> Exception:
         instead="delete the line (of the workload table only the last one: records count its "
         "lines), or tune again in another directory",
     )
+
+
+# Traces as JSON text: TVM's ``as_json`` leaves integer nodes that ``json`` cannot write.
+
+
+def trace_json(trace: Any) -> str:
+    """Render a trace as text for ``json.loads`` and then ``Trace.apply_json_to_schedule``."""
+    return json.dumps(trace.as_json(), default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, ir.tirx.IntImm):
+        return bool(value.value) if str(value.ty.dtype) == "bool" else int(value.value)
+    if isinstance(value, ir.tirx.FloatImm):
+        return float(value.value)
+    raise TypeError(f"{type(value).__name__} in a trace")

@@ -22,9 +22,22 @@ from crossfuse.blocks.scheduled import (
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.markers import MAX_CLUSTER
 from crossfuse.schedule.cluster_extents import check_agreement, check_axis, check_not_within
-from crossfuse.schedule.extents import symbolic_extent
-from crossfuse.schedule.shares import has_last_share
-from crossfuse.schedule.tiles import check_dtype, is_sampled_tile, tile_extents
+from crossfuse.schedule.tiles import check_dtype, is_sampled_tile, symbolic_extent, tile_extents
+
+# Shares of a reduction over a number of CTAs that does not divide its extent.
+
+
+def has_last_share(predicate: Any, rank: Any, loops: list[Any]) -> bool:
+    """Whether the last rank has at least one iteration of a masked reduction.
+
+    A rank without one would not initialise its partial result either: TVM masks the initialisation
+    together with the update. False only if the block's predicate rules out the first iteration of
+    the last rank; `rank` is the loop over ranks, `loops` are all loops around the block.
+    """
+    first = {loop.loop_var: loop.min for loop in loops}
+    first[rank.loop_var] = rank.min + rank.extent - 1
+    value = ir.sym.Analyzer().simplify(ir.substitute(predicate, lambda var: first.get(var, var)))
+    return ir.constant(value) != 0
 
 
 @dataclass(frozen=True)

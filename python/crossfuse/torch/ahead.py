@@ -27,9 +27,8 @@ from crossfuse.calls import checked
 from crossfuse.files import scratch
 from crossfuse.schema import parse
 from crossfuse.torch.backend import Backend
-from crossfuse.torch.identity import Identities, sources, unchanged
-from crossfuse.torch.module_key import module_key
-from crossfuse.torch.words import Untold
+from crossfuse.torch.graph_key import Untold
+from crossfuse.torch.module_key import Identities, module_key, sources, unchanged
 
 _KIND = "ahead"
 _LOG = logging.getLogger(__name__)

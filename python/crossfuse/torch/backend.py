@@ -17,10 +17,10 @@ from crossfuse.driver import find_gpus
 from crossfuse.errors import EnvironmentRefused, WorkloadRefused, refuse
 from crossfuse.hardware import Device, device, local_devices
 from crossfuse.measure.timer import Timer, timing
-from crossfuse.runtime.bin_rows import BINS
-from crossfuse.torch.known import Record, graph_key, recall, remember
+from crossfuse.runtime.dispatch_table import BINS
+from crossfuse.torch.graph_cache import Record, graph_key, recall, remember
 from crossfuse.torch.options import check_options, with_options
-from crossfuse.torch.report import Report, keep
+from crossfuse.torch.report import Report, keep, warn_of_training
 from crossfuse.torch.rewrite import is_frozen
 
 _LOG = logging.getLogger(__name__)
@@ -114,7 +114,6 @@ class Backend:
             from crossfuse.torch.inductor import compile_with_inductor
 
             return compile_with_inductor(module, inputs, chosen)
-        from crossfuse.torch.eager import compile_eager
 
         return compile_eager(module, inputs, chosen.fuse)
 
@@ -329,3 +328,41 @@ def _place(module: fx.GraphModule) -> torch.device:
             instead="compile the parts of each GPU for themselves",
         )
     return next(iter([*gpus, *devices]), torch.device("cpu"))
+
+
+# Nobody compiles what we leave: torch runs it operator by operator.
+
+
+def compile_eager(
+    module: fx.GraphModule, inputs: Sequence[Any], fuse: Callable[[fx.GraphModule], Any]
+) -> Callable[..., Any]:
+    """Take our chains out of a captured graph, and leave the rest as it is.
+
+    Parameters
+    ----------
+    module : torch.fx.GraphModule
+        What torch captured.
+    inputs : Sequence[Any]
+        Its example inputs.
+    fuse : Callable
+        Replaces chains in a graph of aten operators, in place.
+
+    Returns
+    -------
+    Callable
+        What torch calls instead of the graph.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import make_boxed_func
+    from torch._functorch.compilers import nop
+
+    def inference(graph: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+        fuse(graph)
+        return make_boxed_func(graph.forward)
+
+    def training(graph: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+        warn_of_training()
+        return nop(graph, given)
+
+    compiled = aot_autograd(fw_compiler=training, bw_compiler=nop, inference_compiler=inference)
+    return compiled(module, inputs)

@@ -25,10 +25,9 @@ from crossfuse.relax.chains.planned import left
 from crossfuse.relax.chains.replace import Replacement
 from crossfuse.relax.dataflow import read_dataflow
 from crossfuse.relax.fuse_cascades import text_of
-from crossfuse.relax.gather import GATHER
 from crossfuse.relax.measured import Contestant, Measuring, measured_kernels
-from crossfuse.relax.operators import PRODUCT, dtype_of, shape_of
-from crossfuse.torch.fused import Fused, Step, replaced
+from crossfuse.relax.operators import GATHER, PRODUCT, dtype_of, shape_of
+from crossfuse.torch.graph_cache import Fused, Step, replaced
 from crossfuse.torch.kernels import offer_kernels
 from crossfuse.torch.separate import Timing
 from crossfuse.torch.translate import Translation, translate
@@ -57,9 +56,9 @@ def fuse_cascades(
     Parameters
     ----------
     module : torch.fx.GraphModule
-        A graph of aten operators, as `crossfuse.torch.fuse.fuse_chains` leaves it.
+        A graph of aten operators, as `crossfuse.torch.fuse_graph.fuse_chains` leaves it.
     target, always, cpu, timing
-        See `crossfuse.torch.fuse.fuse_chains`.
+        See `crossfuse.torch.fuse_graph.fuse_chains`.
 
     Returns
     -------

@@ -23,12 +23,10 @@ from crossfuse.relax.chains.outcome import ChainOutcome
 from crossfuse.relax.chains.replace import Replacement
 from crossfuse.relax.dataflow import read_dataflow
 from crossfuse.torch.concrete import Concrete, concrete, extent, symbols_of
-from crossfuse.torch.eager_form import EagerForm, eager_form
-from crossfuse.torch.kernels import kernels_of
-from crossfuse.torch.operator import BinnedKernel, offer
+from crossfuse.torch.kernels import BinnedKernel, kernels_of, offer
 from crossfuse.torch.report import in_torch
-from crossfuse.torch.rewrite_rows import RowsCall, rewrite_rows
-from crossfuse.torch.separate import Timing
+from crossfuse.torch.rewrite import RowsCall, rewrite_rows
+from crossfuse.torch.separate import EagerForm, Timing, eager_form
 from crossfuse.torch.translate import Translation, translate
 
 #: The least that a symbol stands for: 0 and 1 are no symbols in torch, and 1 would be broadcast.
@@ -77,7 +75,7 @@ def fuse_rows(
     module : torch.fx.GraphModule
         A graph of aten operators with symbols in the shapes of its inputs.
     target, always, cpu, timing
-        See `crossfuse.torch.fuse.fuse_chains`.
+        See `crossfuse.torch.fuse_graph.fuse_chains`.
     bins : Sequence[int]
         Rows that kernels are made for, at most.
     apart : Callable

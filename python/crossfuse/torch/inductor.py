@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 import torch
@@ -10,8 +12,7 @@ from torch import fx
 
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
-from crossfuse.torch.known import Record
-from crossfuse.torch.products import APART, WHOLE, kept_whole, take_apart
+from crossfuse.torch.graph_cache import Record
 from crossfuse.torch.programs import (
     Program,
     program,
@@ -22,6 +23,164 @@ from crossfuse.torch.programs import (
     write_program,
 )
 from crossfuse.torch.report import keep, warn_of_training
+
+# Products that inductor takes apart before we see them: kept whole until our chains are out.
+#
+# With ``coordinate_descent_tuning``, as the modes ``max-autotune`` set it, inductor's
+# decompositions make sums of a GPU's products of one row or one column. So the setting is off while
+# torch traces a graph, and on again when our kernels stand in it: inductor's own rules then take
+# apart the products that are left. Inductor asks the setting only there and where it writes
+# kernels, which is later.
+
+#: The setting: while torch traces, and after that.
+WHOLE, APART = ({"coordinate_descent_tuning": each} for each in (False, True))
+#: Operators whose decompositions depend on it.
+_PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm")
+#: What later passes ask of a node beside its value, as torch notes it while it traces.
+_ORIGIN = ("stack_trace", "nn_module_stack", "source_fn_stack", "original_aten", "seq_nr")
+
+
+def kept_whole(inputs: Sequence[Any], patches: Mapping[str, Any]) -> bool:
+    """Whether inductor would take products apart that our chains need.
+
+    Parameters
+    ----------
+    inputs : Sequence[Any]
+        Example inputs of a captured graph.
+    patches : Mapping[str, Any]
+        Inductor's settings for it, beside those that hold anyway.
+
+    Returns
+    -------
+    bool
+        False without ``coordinate_descent_tuning`` or a GPU, and with gradients, where nothing is
+        fused.
+    """
+    from torch._inductor import config
+
+    tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
+    if not any(each.device.type == "cuda" for each in tensors):
+        return False
+    if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
+        return False
+    (name,) = APART
+    return bool(patches.get(name, getattr(config, name, False)))
+
+
+def take_apart(module: fx.GraphModule) -> fx.GraphModule:
+    """Apply inductor's rules to the products that a graph still has.
+
+    A product that cannot be traced again stays whole, which inductor compiles as well.
+
+    Parameters
+    ----------
+    module : torch.fx.GraphModule
+        The graph, of which inductor's passes of joint graphs saw the whole products. It may be
+        changed in place.
+
+    Returns
+    -------
+    torch.fx.GraphModule
+        What inductor is to compile.
+    """
+    from torch._inductor import config
+    from torch._inductor.decomposition import select_decomp_table
+
+    with config.patch(APART):
+        rules = select_decomp_table()
+        changed = [each for each in _parts(module) if _take_apart(each, rules)]
+        return _joint_passes(module) if changed else module
+
+
+def _parts(module: fx.GraphModule) -> list[fx.GraphModule]:
+    """A graph and those inside of it, as branches have them."""
+    return [each for each in module.modules() if isinstance(each, fx.GraphModule)]
+
+
+def _take_apart(module: fx.GraphModule, rules: Mapping[Any, Callable[..., Any]]) -> bool:
+    """Whether a product of one graph was taken apart."""
+    products = [each for each in module.graph.nodes if _name(each.target) in _PRODUCTS]
+    changed = [each for each in products if _inlined(each, rules)]
+    if changed:
+        module.graph.lint()
+        module.recompile()
+    return bool(changed)
+
+
+def _inlined(node: fx.Node, rules: Mapping[Any, Callable[..., Any]]) -> bool:
+    """Put what a rule makes of a product in its place; False where it leaves the product."""
+    inner = _traced(node, rules)
+    if inner is None or any(each.target is node.target for each in inner.nodes):
+        return False
+    given = iter(node.all_input_nodes)
+    images: dict[fx.Node, fx.Node] = {}
+    with node.graph.inserting_before(node):
+        for each in inner.nodes:
+            if each.op == "placeholder":
+                images[each] = next(given)
+            elif each.op == "output":
+                node.replace_all_uses_with(images[each.args[0]])
+            else:
+                images[each] = node.graph.node_copy(each, images.__getitem__)
+                images[each].meta |= {key: node.meta[key] for key in _ORIGIN if key in node.meta}
+    node.graph.erase_node(node)
+    return True
+
+
+def _traced(node: fx.Node, rules: Mapping[Any, Callable[..., Any]]) -> fx.Graph | None:
+    """What torch's tracing makes of one node; None where it cannot tell."""
+    from torch._dispatch.python import enable_python_dispatcher
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    inputs = node.all_input_nodes
+    values = [each.meta.get("val") for each in inputs]
+    if not all(isinstance(each, torch.Tensor) for each in values):
+        return None
+
+    def whole(*given: Any) -> Any:
+        images = dict(zip(inputs, given, strict=True))
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), images.__getitem__)
+        return node.target(*args, **kwargs)
+
+    # What autocast casts is in the graph already.
+    modes = (enable_python_dispatcher(), torch.no_grad(), torch._C._DisableAutocast())
+    with ExitStack() as stack:
+        for each in modes:
+            stack.enter_context(each)
+        try:
+            traced = make_fx(whole, dict(rules))(*values)
+        except Exception:  # whatever torch says to it, the product is right as it stands
+            return None
+    ops = {each.op for each in traced.graph.nodes}
+    return traced.graph if ops <= {"placeholder", "call_function", "output"} else None
+
+
+def _joint_passes(module: fx.GraphModule) -> fx.GraphModule:
+    """Run inductor's passes of joint graphs again, such as those that merge casts.
+
+    A user's own passes ran when the products were whole.
+    """
+    from torch._inductor import compile_fx, config
+
+    passes = compile_fx._recursive_joint_graph_passes
+    known: dict[str, Any] = {}
+    if "input_device" in inspect.signature(passes).parameters:
+        known["input_device"] = _place(module)
+    own = ("joint_custom_pre_pass", "joint_custom_post_pass")
+    with config.patch({each: None for each in own if hasattr(config, each)}):
+        found = passes(module, **known)
+    return module if found is None else found
+
+
+def _place(module: fx.GraphModule) -> torch.device | None:
+    """The device by which inductor chooses patterns: that of the first tensor given."""
+    given = (each.meta.get("val") for each in module.graph.nodes if each.op == "placeholder")
+    return next((each.device for each in given if isinstance(each, torch.Tensor)), None)
+
+
+def _name(operator: Any) -> str:
+    """``aten::mm`` of all of its overloads; empty of what is no operator of torch."""
+    return str(getattr(getattr(operator, "_schema", None), "name", ""))
 
 
 class Fuser(Protocol):
@@ -69,7 +228,7 @@ def compile_with_inductor(
     -------
     Callable
         What torch calls instead of the graph; where torch will write it to a file, a
-        `crossfuse.torch.artefact.SavedProgram`.
+        `crossfuse.torch.inductor_artifact.SavedProgram`.
     """
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -105,7 +264,7 @@ def compile_with_inductor(
     if known is not None:
         _told(known, made)
     if to_file():
-        from crossfuse.torch.artefact import SavedProgram
+        from crossfuse.torch.inductor_artifact import SavedProgram
 
         return SavedProgram(compiled, [each for each in made if each is not None], called)
     return compiled

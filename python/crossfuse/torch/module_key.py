@@ -7,9 +7,16 @@ out here; what no guard sees, such as releases and settings, must not.
 
 from __future__ import annotations
 
+import builtins
+import enum
 import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from importlib import import_module
+from pathlib import Path
+from sys import modules
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType, ModuleType
 from typing import Any
 
 import torch
@@ -17,7 +24,7 @@ import torch
 from crossfuse._compat import installed_version
 from crossfuse.cache.keys import content_key
 from crossfuse.hardware import Device
-from crossfuse.torch.words import Untold, argument_words, environment, value_words
+from crossfuse.torch.graph_key import Untold, argument_words, environment, value_words
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
 
@@ -139,3 +146,174 @@ def _cuda_words() -> tuple[Any, ...]:
     found = torch.cuda.get_device_properties()
     gpu = (found.name, found.major, found.minor, found.multi_processor_count, found.total_memory)
     return (*settings, *gpu, torch.cuda.current_device())
+
+
+# Functions, classes and modules that a compiled program stands on, told by name and content.
+#
+# Dynamo compares these by their address, which another process does not have, so torch leaves such
+# guards out of what it writes. What they said is written here in words, and read again before the
+# program is taken: that the same names lead to functions of the same code.
+
+#: Guards of addresses, which torch does not write.
+_ADDRESSES = frozenset(
+    {
+        "CLASS_MATCH",
+        "CLOSURE_MATCH",
+        "DICT_VERSION",
+        "FUNCTION_MATCH",
+        "ID_MATCH",
+        "MODULE_MATCH",
+        "NN_MODULE",
+        "WEAKREF_ALIVE",
+    }
+)
+_NAMED = (BuiltinFunctionType, MethodDescriptorType, type)
+
+
+class Identities:
+    """Guards of addresses, as they are seen while torch makes its guards.
+
+    Attributes
+    ----------
+    seen : dict[str, str]
+        By what Python computes of the module and the globals: what that is, in words.
+    untold : list[str]
+        Of what has no words.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.seen: dict[str, str] = {}
+        self.untold: list[str] = []
+        self._module = module
+
+    def keep(self, guards: Sequence[Any]) -> list[bool]:
+        """Which guards torch can write; the others are noted."""
+        return [self._written(each) for each in guards]
+
+    def _written(self, guard: Any) -> bool:
+        if not _ADDRESSES.intersection((guard.guard_type, *guard.derived_guard_types)):
+            return True
+        name = guard.orig_guard.name
+        name = str(name() if callable(name) else name)
+        try:
+            self.seen[name] = word(guard.value)
+            if self.seen[name] != _word_of(name, self._module):
+                self.untold.append(name)
+        except Untold:
+            self.untold.append(name)
+        return False
+
+
+def unchanged(seen: dict[str, str], module: torch.nn.Module) -> bool:
+    """Whether names lead to what they led to when a program was compiled."""
+    try:
+        return all(_word_of(name, module) == told for name, told in seen.items())
+    except Untold:
+        return False
+
+
+def sources(names: Sequence[str]) -> dict[str, str]:
+    """Hashes of the files of modules, by module; torch's own are those of its release.
+
+    Raises
+    ------
+    Untold
+        If a module has no file.
+    """
+    ours = sorted({each for each in names if each.partition(".")[0] != "torch"})
+    return {each: _file_hash(each) for each in ours}
+
+
+def _file_hash(name: str) -> str:
+    try:
+        module = modules.get(name) or import_module(name)
+        return sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
+    except (ImportError, AttributeError, OSError):
+        raise Untold from None
+
+
+class _Globals(dict[str, Any]):
+    """The globals of a function, with the names that Dynamo adds to them."""
+
+    def __missing__(self, name: str) -> Any:
+        if name.startswith("__builtins_dict__"):
+            return vars(builtins)
+        if name.startswith("__import_"):
+            return import_module(name.removeprefix("__import_").replace("_dot_", "."))
+        raise KeyError(name)
+
+
+def _word_of(name: str, module: torch.nn.Module) -> str:
+    """What a name of Dynamo, such as ``L['self'].act``, leads to."""
+    known = {"G": _Globals(module.forward.__globals__), "L": {"self": module}}
+    try:
+        value = eval(name, known)  # written by torch, or by us into the user's own cache
+    except Exception:  # whatever it is, there is no such thing now
+        raise Untold from None
+    return word(value)
+
+
+def word(value: Any, above: tuple[Any, ...] = ()) -> str:
+    """A function, class, module or constant in words.
+
+    Parameters
+    ----------
+    value : Any
+        What is told.
+    above : tuple[Any, ...]
+        Functions that hold it, the outermost first.
+
+    Returns
+    -------
+    str
+        What tells it from others, in every process.
+
+    Raises
+    ------
+    Untold
+        For what has no words.
+    """
+    if isinstance(value, ModuleType):
+        return f"module {value.__name__}"
+    if isinstance(value, FunctionType):
+        return _function_word(value, above)
+    if isinstance(value, CodeType):
+        return _hash(_code(value))
+    if isinstance(value, _NAMED):
+        return f"{type(value).__name__} {value.__module__}.{value.__qualname__}"
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__qualname__}.{value.name}"
+    if isinstance(value, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return str(value)
+    if isinstance(value, dict):
+        return word([list(each) for each in value.items()], above)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(word(each, above) for each in value)}]"
+    return argument_words(value)
+
+
+def _function_word(value: FunctionType, above: tuple[Any, ...]) -> str:
+    name = f"{value.__module__}.{value.__qualname__}"
+    if name.startswith("torch."):
+        return name
+    if value in above:
+        return f"that of place {above.index(value)}"
+    above = (*above, value)
+    try:
+        held = [each.cell_contents for each in value.__closure__ or ()]
+    except ValueError:  # a cell that is empty yet
+        raise Untold from None
+    words = [word(each, above) for each in (held, value.__defaults__, value.__kwdefaults__)]
+    return f"{name} {_hash([_code(value.__code__), *words])}"
+
+
+def _hash(words: Any) -> str:
+    return sha256(repr(words).encode()).hexdigest()
+
+
+def _code(code: CodeType) -> list[Any]:
+    """What a function does, apart from the lines that it stands in."""
+    constants = [_code(each) if isinstance(each, CodeType) else each for each in code.co_consts]
+    # A set among them is told in an order that differs from process to process.
+    told = [sorted(map(repr, each)) if isinstance(each, frozenset) else each for each in constants]
+    return [code.co_code, code.co_names, code.co_varnames, code.co_freevars, told]

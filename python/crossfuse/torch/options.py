@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
 from crossfuse.hardware import device
-from crossfuse.runtime.bin_rows import BINS
+from crossfuse.runtime.dispatch_table import BINS
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

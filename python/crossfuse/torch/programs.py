@@ -22,9 +22,9 @@ from crossfuse.cache.keys import content_key
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
 from crossfuse.schema import read
+from crossfuse.torch.graph_cache import Record
+from crossfuse.torch.graph_key import Untold, environment, node_words, value_words
 from crossfuse.torch.kernels import offer_kept
-from crossfuse.torch.known import Record
-from crossfuse.torch.words import Untold, environment, node_words, value_words
 
 _KIND = "program"
 
@@ -62,7 +62,7 @@ def program_key(
     inputs : Sequence[Any]
         Its example inputs.
     target, options
-        See `crossfuse.torch.known.graph_key`.
+        See `crossfuse.torch.graph_cache.graph_key`.
 
     Returns
     -------

@@ -16,8 +16,7 @@ from tvm import tirx
 from crossfuse.hardware import TMA_PITCH
 from crossfuse.markers import UNPADDED, UNPADDED_COLUMNS
 from crossfuse.workload.build import Elementwise, Form, Product, emit
-from crossfuse.workload.dtypes import float_type
-from crossfuse.workload.operand import Operand
+from crossfuse.workload.dtypes import Operand, float_type
 
 
 def aligned(form: Form, stored: Container[str] = ()) -> tirx.PrimFunc | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from crossfuse.workload.cascade_spec import CascadeSpec
-from crossfuse.workload.operand import Operand
+from crossfuse.workload.dtypes import Operand
 from crossfuse.workload.refusal import one_of, refused
 
 #: Type of the weights of a quantised product, and the largest value that it holds.

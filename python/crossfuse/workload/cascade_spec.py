@@ -11,8 +11,7 @@ from dataclasses import dataclass, fields
 from math import prod
 from typing import ClassVar
 
-from crossfuse.workload.dtypes import float_type
-from crossfuse.workload.operand import Operand
+from crossfuse.workload.dtypes import Operand, float_type
 from crossfuse.workload.refusal import refused
 
 #: What normalisations add under the root.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from crossfuse.calls import checked
 from crossfuse.errors import RefusedError
-from crossfuse.workload.operand import Operand
+from crossfuse.workload.dtypes import Operand
 from crossfuse.workload.refusal import read_extent, refused
 from crossfuse.workload.spec import WorkloadSpec
 

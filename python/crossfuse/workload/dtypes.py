@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
 from crossfuse.errors import WorkloadRefused, refuse
@@ -80,3 +81,32 @@ def closest(word: str, known: Iterable[str], otherwise: str) -> str:
     folded = {name.casefold(): name for name in known}
     matches = difflib.get_close_matches(word.casefold(), folded, n=1)
     return f"write {folded[matches[0]]!r}" if matches else otherwise
+
+
+# Operands of a workload, as values.
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An input or output of a function, stored row-major."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+
+def zeros_behind(shape: Sequence[int], elements: int) -> int:
+    """How many zeros behind each row make a tensor of so many elements one of these extents.
+
+    Examples
+    --------
+    >>> zeros_behind((131, 72), 131 * 65)  # [131, 65] becomes [131, 72]
+    7
+    """
+    *outer, inner = shape
+    return inner - elements // prod(outer)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from crossfuse.workload.dtypes import float_type
-from crossfuse.workload.operand import Operand
+from crossfuse.workload.dtypes import Operand, float_type
 from crossfuse.workload.refusal import one_of, refused
 
 #: Products that a bias or a scale belongs to, as specs write them.

@@ -11,10 +11,9 @@ import numpy as np
 from crossfuse.calls import checked
 from crossfuse.errors import CheckFailed, refuse
 from crossfuse.workload.conv_chain import ConvChainSpec, windows
-from crossfuse.workload.dtypes import float_type
+from crossfuse.workload.dtypes import Operand, float_type
 from crossfuse.workload.epilogue import affine
 from crossfuse.workload.expression import Algebra, evaluate
-from crossfuse.workload.operand import Operand
 from crossfuse.workload.spec import WorkloadSpec
 
 _COMBINE = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}

@@ -10,8 +10,7 @@ from typing import ClassVar
 
 from crossfuse.calls import checked
 from crossfuse.workload import epilogue, expression
-from crossfuse.workload.dtypes import float_type
-from crossfuse.workload.operand import Operand
+from crossfuse.workload.dtypes import Operand, float_type
 from crossfuse.workload.refusal import one_of, refused
 
 KINDS = ("gated_ffn", "gemm_chain", "gemm", "conv_chain")

@@ -8,9 +8,8 @@ import tvm
 
 from cpu.cascade.small import SMALL, small
 from crossfuse.errors import CheckFailed
-from crossfuse.workload.cascade_accuracy import check
 from crossfuse.workload.cascade_build import prim_func
-from crossfuse.workload.cascade_inputs import adversarial_inputs, random_inputs
+from crossfuse.workload.cascade_inputs import adversarial_inputs, check, random_inputs
 from crossfuse.workload.cascade_numerics import unfused
 from crossfuse.workload.cascade_spec import CascadeSpec
 

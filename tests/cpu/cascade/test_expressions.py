@@ -12,8 +12,14 @@ import tvm
 from tvm import te, tirx
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.expressions.fence import Fence, shared
-from crossfuse.cascade.expressions.functions import OF_FUNCTION, OF_OPERATOR, rint, round_away
+from crossfuse.cascade.expressions.functions import (
+    OF_FUNCTION,
+    OF_OPERATOR,
+    Fence,
+    rint,
+    round_away,
+    shared,
+)
 from crossfuse.cascade.expressions.to_sympy import narrows, to_sympy
 from crossfuse.cascade.expressions.to_tir import to_tir
 from crossfuse.cascade.numeric import function

@@ -9,9 +9,8 @@ from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.emulate.cuda import emulate
 from crossfuse.lower.extract import lower
 from crossfuse.schedule.cascades import schedule_cascade_of
-from crossfuse.workload.cascade_accuracy import check
 from crossfuse.workload.cascade_build import prim_func
-from crossfuse.workload.cascade_inputs import adversarial_inputs, random_inputs
+from crossfuse.workload.cascade_inputs import adversarial_inputs, check, random_inputs
 from crossfuse.workload.cascades import resolve
 
 

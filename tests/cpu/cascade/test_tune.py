@@ -16,10 +16,9 @@ from crossfuse.cli import app
 from crossfuse.errors import ArtefactRefused, RefusedError, ScheduleRefused, WorkloadRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
-from crossfuse.meta_schedule.build import Build, build_candidate, shared_object
+from crossfuse.meta_schedule.build import Build, Conditions, build_candidate, shared_object
 from crossfuse.meta_schedule.bundle import make_bundle, measure_bundle, open_bundle
 from crossfuse.meta_schedule.candidate import Candidate
-from crossfuse.meta_schedule.conditions import Conditions
 from crossfuse.meta_schedule.database import commit, open_database
 from crossfuse.meta_schedule.kernels import best_candidates
 from crossfuse.meta_schedule.measurer import Measurer

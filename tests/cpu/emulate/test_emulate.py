@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from cpu.emulate.kernels import clean, image, only, ramp, reverse, statement
-from crossfuse.emulate.cuda import build, emulate, prebuilt
-from crossfuse.emulate.cuda.compiler import find_compiler
+from crossfuse.emulate.cuda import build, emulate
+from crossfuse.emulate.cuda.build import find_compiler
 from crossfuse.errors import ArtefactRefused, CheckFailed, EnvironmentRefused
 
 PAIR = [("A", (64,), "float32"), ("C", (64,), "float32")]
@@ -185,18 +185,18 @@ def test_cache_keeps_the_latest(cache: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_headers_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    counted = prebuilt.run
+    counted = build.run
 
     def run(compiler: Any, flags: list[str], cwd: str) -> Any:
         calls.append(cwd)
         return counted(compiler, flags, cwd)
 
-    monkeypatch.setattr(prebuilt, "run", run)
+    monkeypatch.setattr(build, "run", run)
     headers: list[Path] = []
     compiler = find_compiler()
     threads = [
         threading.Thread(
-            target=lambda: headers.append(prebuilt.precompiled_header(compiler, tmp_path))
+            target=lambda: headers.append(build.precompiled_header(compiler, tmp_path))
         )
         for _ in range(3)
     ]

@@ -33,9 +33,9 @@ from crossfuse.lower.hopper.plan.kernel import plan_kernel
 from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.lower.image import KernelImage
 from crossfuse.runtime import compile_cubin
+from crossfuse.schedule.records import trace_json
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
-from crossfuse.schedule.trace_json import trace_json
 from crossfuse.workload import adversarial_inputs, parse, prim_func, random_inputs
 
 #: Workload, tiles of the first phase, and whether both phases are one kernel.

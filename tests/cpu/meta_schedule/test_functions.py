@@ -15,9 +15,9 @@ from cpu.meta_schedule.test_rule import kinds, rectifier
 from cpu.meta_schedule.test_search import model_with_others
 from crossfuse.bench.job import Job, Timing
 from crossfuse.hardware import device, tvm_target
+from crossfuse.meta_schedule.build import Conditions
 from crossfuse.meta_schedule.builder import NvccBuilder
 from crossfuse.meta_schedule.candidate import Candidate
-from crossfuse.meta_schedule.conditions import Conditions
 from crossfuse.meta_schedule.functions import is_function, keep, name_of, problem_of, tag, tag_of
 from crossfuse.meta_schedule.keep_records import KeepRecords
 from crossfuse.meta_schedule.plugs import plugs

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from crossfuse.bench.job import Job
-from crossfuse.meta_schedule.build import build_candidate, shared_object
+from crossfuse.meta_schedule.build import Conditions, build_candidate, shared_object
 from crossfuse.meta_schedule.bundle import make_bundle, measure_bundle, open_bundle
 from crossfuse.meta_schedule.candidate import Candidate
-from crossfuse.meta_schedule.conditions import Conditions
 from crossfuse.meta_schedule.database import FAILED_SECONDS, commit, open_database, workload_module
 from crossfuse.meta_schedule.measurer import Measurer
 from crossfuse.meta_schedule.records import Record, read_records

@@ -13,14 +13,12 @@ from cpu.meta_schedule.loggers import drop_nameless_handlers
 from cpu.meta_schedule.planted import NoteBuilder, PlantedRunner
 from crossfuse.hardware import device, tvm_target
 from crossfuse.lower.extract import lower
+from crossfuse.meta_schedule.builder import import_intrinsics
 from crossfuse.meta_schedule.database import workload_module
-from crossfuse.meta_schedule.fused_space import FusedSpace
-from crossfuse.meta_schedule.intrinsics import import_intrinsics
+from crossfuse.meta_schedule.fused_space import FusedSpace, MutateKernel, VerifyLowered
 from crossfuse.meta_schedule.learned import KernelCost, KernelFeatures
-from crossfuse.meta_schedule.mutator import MutateKernel
 from crossfuse.meta_schedule.plugs import plugs
 from crossfuse.meta_schedule.task import Task, Tasks, is_k_major
-from crossfuse.meta_schedule.verify import VerifyLowered
 from crossfuse.planner.tune.cost_model import NAMES, CostModel
 from crossfuse.schedule.notes import note
 from crossfuse.workload import prim_func, resolve

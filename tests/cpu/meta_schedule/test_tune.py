@@ -11,8 +11,8 @@ from cpu.meta_schedule.loggers import drop_nameless_handlers
 from cpu.meta_schedule.test_measure import FULL, STAND_IN, candidate
 from crossfuse.bench.job import Job, Timing
 from crossfuse.hardware import tvm_target
+from crossfuse.meta_schedule.build import Conditions
 from crossfuse.meta_schedule.builder import NvccBuilder
-from crossfuse.meta_schedule.conditions import Conditions
 from crossfuse.meta_schedule.database import workload_module
 from crossfuse.meta_schedule.keep_records import KeepRecords, record_of
 from crossfuse.meta_schedule.records import read_records

@@ -12,7 +12,13 @@ from tvm import relax
 from tvm.relax import op
 
 from crossfuse.hardware import tvm_target
-from crossfuse.runtime.exact_cuda import _COMPILE, _MARK, _WRITTEN, compile_marked_text, exact_cuda
+from crossfuse.runtime.model_artefact import (
+    _COMPILE,
+    _MARK,
+    _WRITTEN,
+    compile_marked_text,
+    exact_cuda,
+)
 
 pytestmark = pytest.mark.cpu
 SINE = 'extern "C" __global__ void sine(float* x) { x[threadIdx.x] = sinf(x[threadIdx.x]); }'

@@ -18,7 +18,7 @@ from cpu.runtime.images import vector_add
 from crossfuse.errors import ArtefactRefused
 from crossfuse.hardware import device
 from crossfuse.runtime import Artefact, build_library, load, load_kernels, write_kernels
-from crossfuse.runtime.fitness import check_limits, gpu_limits
+from crossfuse.runtime.load import check_limits, gpu_limits
 
 # TVM cannot be imported there: only its metadata are looked at.
 LOADED_ALONE = """

@@ -13,7 +13,7 @@ from cpu.schedule.kernels import scaled_matmul
 from cpu.schedule.steps import assert_same
 from crossfuse.markers import ROWS, marked_blocks
 from crossfuse.schedule.install import install
-from crossfuse.schedule.trace_json import trace_json
+from crossfuse.schedule.records import trace_json
 
 
 def marked(before: bool) -> Any:

@@ -13,7 +13,7 @@ from cpu.schedule.kernels import matmul, mlp, scaled_matmul
 from cpu.schedule.sampled import CASES, sampled
 from cpu.schedule.steps import cluster_columns, split_reduction
 from crossfuse.blocks.scheduled import ClusterLoop
-from crossfuse.schedule.cluster_picture import ClusterLayout, Slabs
+from crossfuse.schedule.cluster_layout import ClusterLayout, Slabs
 
 
 def shuffled(ranks: int, *, ring: bool = True, rows_on_y: bool = False) -> Any:

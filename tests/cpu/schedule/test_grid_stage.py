@@ -14,8 +14,8 @@ from cpu.schedule.kernels import scaled_matmul
 from cpu.schedule.steps import assert_same
 from crossfuse.emulate.llvm import run_sequential
 from crossfuse.markers import staged_blocks
+from crossfuse.schedule.records import trace_json
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
-from crossfuse.schedule.trace_json import trace_json
 from crossfuse.workload import check, parse, prim_func, random_inputs
 
 FFN = "gated_ffn:M=16,K=64,N=256,L=64,dtype=bfloat16"

@@ -22,10 +22,15 @@ nn, fx = torch.nn, torch.fx
 from crossfuse.cache import kept, keys  # noqa: E402
 from crossfuse.errors import ArtefactRefused  # noqa: E402
 from crossfuse.hardware import device  # noqa: E402
-from crossfuse.torch import Ahead, Backend, artefact, compile_ahead, inductor  # noqa: E402
-from crossfuse.torch.identity import word  # noqa: E402
-from crossfuse.torch.module_key import module_key  # noqa: E402
-from crossfuse.torch.words import Untold  # noqa: E402
+from crossfuse.torch import (  # noqa: E402
+    Ahead,
+    Backend,
+    compile_ahead,
+    inductor,
+    inductor_artifact,
+)
+from crossfuse.torch.graph_key import Untold  # noqa: E402
+from crossfuse.torch.module_key import module_key, word  # noqa: E402
 
 pytestmark = [
     pytest.mark.cpu,
@@ -117,7 +122,7 @@ def test_a_program_of_another_time_is_not_taken(
     path.write_text(path.read_text() + "# edited\n")
     assert renewed()
     with monkeypatch.context() as patch:
-        patch.setattr(artefact, "package_hash", lambda: "edited")
+        patch.setattr(inductor_artifact, "package_hash", lambda: "edited")
         assert renewed()
     assert renewed()
     for each in kept():
@@ -245,15 +250,15 @@ def test_functions_in_words() -> None:
 
 
 def test_what_torch_cannot_write_is_refused() -> None:
-    write = artefact.SavedProgram.serialize_compile_artifacts
+    write = inductor_artifact.SavedProgram.serialize_compile_artifacts
     for rest, called, found in (
         (None, ("k",), "the kernel 'k', which this process alone has"),
         (None, (), "a graph that torch's cache of AOTAutograd does not take"),
     ):
         with pytest.raises(ArtefactRefused) as error:
-            write(artefact.SavedProgram(rest, (), called))
+            write(inductor_artifact.SavedProgram(rest, (), called))
         assert error.value.refusal.found == found
-    read = artefact.SavedProgram.deserialize_compile_artifacts
+    read = inductor_artifact.SavedProgram.deserialize_compile_artifacts
     with pytest.raises(ArtefactRefused, match="limit: another, those that compiled it"):
         read(pickle.dumps(("another", [], {}, b"")))
 

@@ -170,7 +170,7 @@ def test_what_goes_wrong_leaves_the_graph_as_it_was(monkeypatch: pytest.MonkeyPa
     def broken(*_: Any) -> None:
         raise RuntimeError("no such thing")
 
-    monkeypatch.setattr("crossfuse.torch.fuse.replaced", broken)
+    monkeypatch.setattr("crossfuse.torch.fuse_graph.replaced", broken)
     module, x = Function(GRAPHS["dropout"]).half().eval(), torch.randn(16, D).half()
     with torch.no_grad(), pytest.warns(UserWarning, match="RuntimeError: no such thing"):
         got = torch.compile(module, backend=Backend(rest="eager", always=True, cpu="llvm"))(x)
@@ -234,7 +234,7 @@ def test_options_that_are_none_are_refused(options: dict[str, Any], text: str) -
 
 
 def test_threads_define_the_operators_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.util.find_spec("crossfuse.torch.operator")
+    spec = importlib.util.find_spec("crossfuse.torch.kernels")
     fresh = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(fresh)
     made = []
@@ -251,7 +251,7 @@ def test_threads_define_the_operators_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_kernel_that_is_not_there() -> None:
-    from crossfuse.torch.operator import define
+    from crossfuse.torch.kernels import define
 
     define()
     with pytest.raises(RefusedError, match="found the key 'nothing'; limit: kernels that this"):

@@ -13,7 +13,7 @@ nn, F = torch.nn, torch.nn.functional
 
 from crossfuse.errors import RefusedError  # noqa: E402
 from crossfuse.torch import Backend, reports  # noqa: E402
-from crossfuse.torch.operator import BinnedKernel  # noqa: E402
+from crossfuse.torch.kernels import BinnedKernel  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 

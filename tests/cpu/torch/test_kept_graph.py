@@ -25,9 +25,12 @@ from torch._inductor.triton_bundler import (  # noqa: E402
     TritonBundle,
 )
 
-from crossfuse.torch import Ahead, ahead, artefact, compile_ahead, kept_graph  # noqa: E402
-from crossfuse.torch.extern import Extern, written_extern  # noqa: E402
-from crossfuse.torch.kept_graph import without_lowerings  # noqa: E402
+from crossfuse.torch import Ahead, ahead, compile_ahead, inductor_artifact  # noqa: E402
+from crossfuse.torch.inductor_artifact import (  # noqa: E402
+    Extern,
+    without_lowerings,
+    written_extern,
+)
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("fresh_caches")]
 nn = torch.nn
@@ -89,7 +92,7 @@ def test_another_process_imports_no_compiler(tmp_path: Path) -> None:
 def test_programs_of_other_releases_are_loaded_by_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(artefact, "RELEASES", ())
+    monkeypatch.setattr(inductor_artifact, "RELEASES", ())
     first, want = start()
     assert not first.found and not first.reason
     torch.save(want, tmp_path / "want")
@@ -99,9 +102,9 @@ def test_programs_of_other_releases_are_loaded_by_torch(
 def test_torch_loads_what_it_is_to_say_more_of(monkeypatch: pytest.MonkeyPatch) -> None:
     _, want = start()
     loaded: list[Any] = []
-    torchs = kept_graph.BundledCompiledForward.post_compile
+    torchs = inductor_artifact.BundledCompiledForward.post_compile
     monkeypatch.setattr(
-        kept_graph.BundledCompiledForward,
+        inductor_artifact.BundledCompiledForward,
         "post_compile",
         lambda *given: loaded.append(given) or torchs(*given),
     )
@@ -115,14 +118,14 @@ def test_torch_loads_what_it_is_to_say_more_of(monkeypatch: pytest.MonkeyPatch) 
         assert ahead._written(again.program)  # what was loaded is written again
 
 
-HEADER = f"import torch\n{kept_graph._ALIGN}\n{kept_graph._EXTERN}\n"
+HEADER = f"import torch\n{inductor_artifact._ALIGN}\n{inductor_artifact._EXTERN}\n"
 
 
 @pytest.mark.parametrize(
     "code",
     [
         "import torch\n",
-        HEADER + kept_graph._EXTERN + "\n",
+        HEADER + inductor_artifact._EXTERN + "\n",
         HEADER.replace("_align as align", "_align as aligned"),
         HEADER + "torch.ops.prims.inductor_seeds.default(1)\n",
         HEADER + "torch.ops.quantized_decomposed.dequantize_per_tensor(x)\n",
@@ -221,14 +224,14 @@ def test_kernels_of_triton_are_found(known: bytes) -> None:
     bundle = TritonBundle([], [StaticallyLaunchedAutotuner(key, "its_name", kernel)])
     if known:
         codecache.torch_key.set(known)
-    with kept_graph._kernels(SimpleNamespace(_triton_bundle=bundle), b"a key"):
+    with inductor_artifact._kernels(SimpleNamespace(_triton_bundle=bundle), b"a key"):
         assert AsyncCompile().triton("its_name", "its source") is kernel
     if known:
         assert codecache.torch_key() == known
     else:
         with pytest.raises(AssertionError, match="not to be called"):
             codecache.torch_key()
-    with kept_graph._kernels(SimpleNamespace(_triton_bundle=None), b"a key"):
+    with inductor_artifact._kernels(SimpleNamespace(_triton_bundle=None), b"a key"):
         pass
 
 

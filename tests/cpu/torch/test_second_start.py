@@ -19,7 +19,7 @@ from crossfuse.cache import Entry, clear, kept, keys, shelf  # noqa: E402
 from crossfuse.errors import RefusedError  # noqa: E402
 from crossfuse.hardware import device  # noqa: E402
 from crossfuse.torch import Backend, compile_ahead, reports  # noqa: E402
-from crossfuse.torch.known import graph_key, recall  # noqa: E402
+from crossfuse.torch.graph_cache import graph_key, recall  # noqa: E402
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("fresh_caches")]
 

@@ -16,7 +16,7 @@ import crossfuse
 from crossfuse import _tvm as ir
 from crossfuse.cli import app
 from crossfuse.errors import RefusedError
-from crossfuse.schedule.trace_json import trace_json
+from crossfuse.schedule.records import trace_json
 from crossfuse.view.lines import linked, schedule_lines
 from crossfuse.view.write import view_page
 

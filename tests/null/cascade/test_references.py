@@ -7,7 +7,13 @@ import pytest
 import sympy
 
 from crossfuse.cascade.algebra import derive
-from crossfuse.cascade.expressions.fence import Fence, fenced_product, fenced_sum, opened, settled
+from crossfuse.cascade.expressions.functions import (
+    Fence,
+    fenced_product,
+    fenced_sum,
+    opened,
+    settled,
+)
 from crossfuse.cascade.run import merge_tree, two_pass
 from crossfuse.cascade.spec import MAX, MIN, SUM, Cascade, Stage
 from crossfuse.errors import CascadeRefused

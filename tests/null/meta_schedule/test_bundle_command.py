@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 
 from crossfuse.cli import app
 from crossfuse.meta_schedule.bundle import measure_bundle, open_bundle
-from crossfuse.meta_schedule.progress import Progress
-from crossfuse.meta_schedule.records import read_records
+from crossfuse.meta_schedule.records import Progress, read_records
 from null.meta_schedule.test_campaign import HOW
 
 GIVEN = [

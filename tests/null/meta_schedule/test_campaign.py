@@ -13,10 +13,9 @@ import pytest
 
 from crossfuse.bench.job import Job
 from crossfuse.errors import ArtefactRefused
-from crossfuse.meta_schedule.bundle import make_bundle, measure_bundle, open_bundle
-from crossfuse.meta_schedule.campaign import measure_all
+from crossfuse.meta_schedule.build import Conditions
+from crossfuse.meta_schedule.bundle import make_bundle, measure_all, measure_bundle, open_bundle
 from crossfuse.meta_schedule.candidate import Candidate
-from crossfuse.meta_schedule.conditions import Conditions
 from crossfuse.meta_schedule.records import Record, append, read_records
 from null.meta_schedule.peers import BUILDER, MEASURER, program
 

@@ -9,8 +9,7 @@ from rich.console import Console
 from crossfuse.bench.job import Job, Timing
 from crossfuse.meta_schedule.build import Build
 from crossfuse.meta_schedule.candidate import Candidate
-from crossfuse.meta_schedule.progress import Progress
-from crossfuse.meta_schedule.records import Record
+from crossfuse.meta_schedule.records import Progress, Record
 
 SPEC = "gemm:M=8,K=64,N=64"
 

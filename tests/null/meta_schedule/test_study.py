@@ -16,7 +16,7 @@ import pytest
 
 from crossfuse.bench.job import Job
 from crossfuse.errors import ArtefactRefused
-from crossfuse.meta_schedule.conditions import Conditions
+from crossfuse.meta_schedule.build import Conditions
 from crossfuse.meta_schedule.records import read_records
 from crossfuse.script import run
 from null.meta_schedule.peers import BUILDER, program

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from crossfuse.bench.job import Job
 from crossfuse.cli import app
 from crossfuse.errors import ArtefactRefused, EnvironmentRefused
-from crossfuse.meta_schedule.conditions import Conditions
+from crossfuse.meta_schedule.build import Conditions
 from crossfuse.meta_schedule.records import read_records
 from crossfuse.meta_schedule.tune import Tuning, open_tuning
 from crossfuse.workload import resolve

@@ -13,8 +13,7 @@ from crossfuse.cascade.algebra.moments import Centre, Mean
 from crossfuse.cascade.algebra.progress import Progress
 from crossfuse.cascade.algebra.state import Kept, Side, chosen
 from crossfuse.cascade.derivation import Factor, Step, left, new, right, value
-from crossfuse.cascade.expressions.fence import Fence, fenced_sum, opened, settled
-from crossfuse.cascade.expressions.functions import magnitude
+from crossfuse.cascade.expressions.functions import Fence, fenced_sum, magnitude, opened, settled
 from crossfuse.cascade.spec import SUM, Stage
 
 _PAIR = "sum, shift of the mean"

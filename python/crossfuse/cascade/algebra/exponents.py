@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import sympy
 
-from crossfuse.cascade.expressions.fence import Fence
+from crossfuse.cascade.expressions.functions import Fence
 
 #: Least multiple that is taken for a denominator, which sympy made of an epsilon.
 _LARGE = 100

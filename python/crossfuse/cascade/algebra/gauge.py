@@ -17,7 +17,7 @@ import sympy
 from crossfuse.cascade.algebra.exponents import joined, positive, ratios
 from crossfuse.cascade.algebra.state import Kept, State, chosen
 from crossfuse.cascade.derivation import left, new, right, value
-from crossfuse.cascade.expressions.fence import Fence, opened
+from crossfuse.cascade.expressions.functions import Fence, opened
 
 # Masks: as factors in products, as choices in code.
 #

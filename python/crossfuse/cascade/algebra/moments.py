@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import sympy
 
-from crossfuse.cascade.expressions.fence import Fence, opened
+from crossfuse.cascade.expressions.functions import Fence, opened
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 import sympy
 
 from crossfuse.cascade.algebra.exponents import has_one_sign, nonnegative
-from crossfuse.cascade.expressions.fence import Fence
+from crossfuse.cascade.expressions.functions import Fence
 
 #: One ``G(x) * H(d)``.
 Product = tuple[sympy.Expr, sympy.Expr]

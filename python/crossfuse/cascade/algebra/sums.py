@@ -15,7 +15,7 @@ from crossfuse.cascade.algebra.progress import Progress
 from crossfuse.cascade.algebra.proof import checked, words
 from crossfuse.cascade.algebra.separation import Product
 from crossfuse.cascade.derivation import Factor, Step
-from crossfuse.cascade.expressions.fence import Fence
+from crossfuse.cascade.expressions.functions import Fence
 from crossfuse.cascade.spec import Stage
 
 #: Accumulates a sum under a name and in a gauge; returns it over slots.

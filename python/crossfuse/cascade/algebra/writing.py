@@ -8,8 +8,7 @@ import sympy
 from sympy.printing.precedence import PRECEDENCE, precedence
 from sympy.printing.str import StrPrinter
 
-from crossfuse.cascade.expressions.fence import Fence
-from crossfuse.cascade.expressions.functions import magnitude
+from crossfuse.cascade.expressions.functions import Fence, magnitude
 
 #: Fractions with a larger denominator are written as decimals.
 _LONGEST = 1000

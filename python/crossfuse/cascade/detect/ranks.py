@@ -1,6 +1,6 @@
 """Recognises a top-k that is written as plain reductions, by the rank of each element.
 
-The known form, here of the values ``x[i, j]`` (`crossfuse.workload.top_k.top_of` writes it)::
+The known form, here of the values ``x[i, j]``; `crossfuse.workload.cascade_build.top_of` has it::
 
     rank[i, j]   = sum over l of  1 where x[i, l] > x[i, j] or (x[i, l] == x[i, j] and l < j) else 0
     top[i, t]    = sum over j of  x[i, j] where rank[i, j] == t else 0

@@ -38,7 +38,7 @@ class Selection(Block):
 
 _CALLED = "tvm.contrib.sort.topk"
 _SORTED = f"calls of {_CALLED} along the last axis, in descending order"
-_INSTEAD_OF_SORTING = "write it as crossfuse.workload.top_k.top_of does"
+_INSTEAD_OF_SORTING = "write it as crossfuse.workload.cascade_build.top_of does"
 
 
 def read_call(node: Any) -> Selection:

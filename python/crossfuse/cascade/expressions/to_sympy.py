@@ -10,8 +10,14 @@ import numpy as np
 import sympy
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.expressions.fence import fenced_product, fenced_sum, settled
-from crossfuse.cascade.expressions.functions import OF_OPERATOR, refused, trunc
+from crossfuse.cascade.expressions.functions import (
+    OF_OPERATOR,
+    fenced_product,
+    fenced_sum,
+    refused,
+    settled,
+    trunc,
+)
 
 #: From a load or a variable to its value.
 Leaf = Callable[[Any], sympy.Expr]
@@ -27,8 +33,8 @@ def to_sympy(
     """Convert an expression of TVM to mathematics: a Boolean for a condition, else an Expr.
 
     Conversions between types are dropped, but that of a number to an integer, which cuts it off.
-    Additions stay in their order; see `crossfuse.cascade.expressions.fence`. A condition that is
-    used as a number is 1 or 0; of a load or variable of type bool, `leaf` gives a number that is
+    Additions stay in their order; see `crossfuse.cascade.expressions.functions`. A condition
+    that is used as a number is 1 or 0; of a load or variable of type bool, `leaf` gives a number that is
     not 0 where it holds. `rounded` is called for each conversion to a floating-point type with
     fewer digits or range, `whole` for each part before what is below it. Operators without a
     counterpart, and NaN, are refused.

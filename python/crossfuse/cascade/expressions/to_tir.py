@@ -17,9 +17,9 @@ from sympy.core.relational import Relational
 from sympy.logic.boolalg import Boolean, BooleanFalse, BooleanTrue
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.expressions.fence import Fence
 from crossfuse.cascade.expressions.functions import (
     OF_FUNCTION,
+    Fence,
     factored,
     magnitude,
     refused,
@@ -81,8 +81,8 @@ def to_tir(expression: sympy.Expr, values: Mapping[sympy.Symbol, Any], dtype: st
     condition has type bool whatever it is. ``2**x`` becomes ``exp2``; ``exp`` stays ``exp``. A
     Piecewise becomes selects, all of whose sides may be evaluated; where sides load from memory,
     only the chosen one is. Sub-expressions that occur twice are written twice; see
-    `crossfuse.cascade.expressions.fence.shared`. Refused are symbols without a value, and functions
-    that TVM has no operator for.
+    `crossfuse.cascade.expressions.functions.shared`. Refused are symbols without a value, and
+    functions that TVM has no operator for.
     """
     return _Writer(Values(values), dtype).write(sympy.sympify(expression))
 

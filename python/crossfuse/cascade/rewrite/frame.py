@@ -12,10 +12,9 @@ import sympy
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Derivation, guarded, new, value
 from crossfuse.cascade.rewrite.cover import Cover
-from crossfuse.cascade.rewrite.numbers import is_chosen, numbers
 from crossfuse.cascade.rewrite.phases import Definitions
 from crossfuse.cascade.rewrite.reuse import Reused, can_reuse, reusing
-from crossfuse.cascade.rewrite.scripting import Scratch, held
+from crossfuse.cascade.rewrite.scripting import Scratch, held, is_chosen, numbers
 from crossfuse.cascade.rewrite.streams import Stream, streams, vector_of, with_tiles
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.site import Site

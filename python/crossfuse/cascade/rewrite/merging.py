@@ -9,20 +9,21 @@ import sympy
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Slot, guarded, left, new, right
-from crossfuse.cascade.rewrite.numbers import (
+from crossfuse.cascade.rewrite.phases import written
+from crossfuse.cascade.rewrite.scripting import (
     PLACE,
     Pair,
+    Scratch,
     best_of,
     flat,
     is_chosen,
+    named,
     nothing,
     numbers,
     pairs,
     stands_before,
     worst_of,
 )
-from crossfuse.cascade.rewrite.phases import written
-from crossfuse.cascade.rewrite.scripting import Scratch, named
 from crossfuse.cascade.rewrite.tiles import refused
 from crossfuse.cascade.spec import Monoid
 

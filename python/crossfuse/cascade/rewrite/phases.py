@@ -16,8 +16,7 @@ import sympy
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Slot, guarded, new, value
-from crossfuse.cascade.expressions.fence import opened, shared
-from crossfuse.cascade.expressions.functions import factored
+from crossfuse.cascade.expressions.functions import factored, opened, shared
 from crossfuse.cascade.expressions.to_tir import to_tir
 from crossfuse.cascade.rewrite.scripting import Scratch
 from crossfuse.cascade.spec import Monoid

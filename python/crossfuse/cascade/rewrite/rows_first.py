@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.blocks.facts import is_reduction
+from crossfuse.blocks.access import is_reduction
 from crossfuse.cascade.rewrite.tiles import refused
 
 

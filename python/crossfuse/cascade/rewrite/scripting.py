@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+import sympy
+
 from crossfuse import _tvm as ir
+from crossfuse.cascade.derivation import Slot
+from crossfuse.cascade.spec import INDEXED, RANKED, Monoid
 
 
 def named(name: str, value: Any) -> Any:
@@ -79,3 +84,79 @@ class Scratch:
     def set(self, value: Any) -> None:
         """Statement: assign a value."""
         ir.script.buffer_store(self.buffer, value, [0])
+
+
+# The numbers of a slot: one, or the best values and their places.
+
+#: Type of places along the axis, and the place of no element.
+PLACE, NOWHERE = "int32", 2**31 - 1
+
+#: A number and its place.
+Pair = tuple[Any, Any]
+
+
+@dataclass(frozen=True)
+class Number:
+    """One number of a state."""
+
+    #: For buffers.
+    name: str
+    #: `PLACE` for the place of another number.
+    dtype: str
+
+
+def is_chosen(slot: Slot) -> bool:
+    """Whether a slot chooses elements, with their places."""
+    return slot.monoid.name in (*INDEXED, *RANKED)
+
+
+def numbers(slot: Slot, dtype: str) -> tuple[Number, ...]:
+    """The numbers of a slot: of a choice the values, best first, then their places."""
+    if not is_chosen(slot):
+        return (Number(slot.name, dtype),)
+    count = max(1, slot.monoid.k)
+    values = [Number(f"{slot.name}_{i}", dtype) for i in range(count)]
+    return (*values, *(Number(f"{slot.name}_place_{i}", PLACE) for i in range(count)))
+
+
+def pairs(slot: Slot, held: Mapping[str, Any], dtype: str) -> list[Pair]:
+    """Pair values and places of a choice, by the names of its numbers."""
+    found = [held[each.name] for each in numbers(slot, dtype)]
+    half = len(found) // 2
+    return list(zip(found[:half], found[half:], strict=True))
+
+
+def flat(chosen: list[Pair]) -> list[Any]:
+    """Flatten pairs to the order of `numbers`."""
+    return [*(value for value, _ in chosen), *(place for _, place in chosen)]
+
+
+def nothing(number: Number, slot: Slot, start: Any) -> Any:
+    """A number of the state without elements; `start` is that of values."""
+    if is_chosen(slot) and number.dtype == PLACE:
+        return ir.tirx.const(NOWHERE, PLACE)
+    return start
+
+
+def place_symbol(slot: Slot) -> sympy.Symbol:
+    """The symbol that results use for the place of a choice; see `crossfuse.cascade.spec.Stage`."""
+    return sympy.Symbol(f"{slot.name}_index", integer=True, nonnegative=True)
+
+
+def stands_before(monoid: Monoid, one: Pair, other: Pair) -> Any:
+    """Whether a number is better than another, or equal with a lower place."""
+    better = one[0] < other[0] if monoid.name == "argmin" else one[0] > other[0]
+    equal = ir.tirx.And(ir.tirx.EQ(one[0], other[0]), one[1] < other[1])
+    return ir.tirx.Or(better, equal)
+
+
+def best_of(monoid: Monoid, one: Pair, other: Pair) -> Pair:
+    """The better of two."""
+    before = stands_before(monoid, one, other)
+    return ir.tirx.Select(before, one[0], other[0]), ir.tirx.Select(before, one[1], other[1])
+
+
+def worst_of(monoid: Monoid, one: Pair, other: Pair) -> Pair:
+    """The worse of two: the one that `best_of` does not give."""
+    before = stands_before(monoid, one, other)
+    return ir.tirx.Select(before, other[0], one[0]), ir.tirx.Select(before, other[1], one[1])

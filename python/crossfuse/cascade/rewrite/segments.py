@@ -10,7 +10,6 @@ from crossfuse.cascade.derivation import Slot, guarded, new, value
 from crossfuse.cascade.rewrite.cover import Tiling
 from crossfuse.cascade.rewrite.frame import Frame, row_of, tile_of
 from crossfuse.cascade.rewrite.merging import insert
-from crossfuse.cascade.rewrite.numbers import PLACE, is_chosen, nothing, numbers, pairs
 from crossfuse.cascade.rewrite.phases import (
     Definitions,
     Phase,
@@ -21,7 +20,17 @@ from crossfuse.cascade.rewrite.phases import (
     written,
 )
 from crossfuse.cascade.rewrite.residence import Residence, load
-from crossfuse.cascade.rewrite.scripting import Scratch, loop, steps, when
+from crossfuse.cascade.rewrite.scripting import (
+    PLACE,
+    Scratch,
+    is_chosen,
+    loop,
+    nothing,
+    numbers,
+    pairs,
+    steps,
+    when,
+)
 from crossfuse.cascade.rewrite.streams import Stream
 
 #: Where a thread is: row, CTA of the cluster, thread.

@@ -10,13 +10,13 @@ from crossfuse.calls import checked
 from crossfuse.cascade.derivation import Derivation
 from crossfuse.cascade.rewrite.frame import Frame, frame_of
 from crossfuse.cascade.rewrite.merging import check_merges, merge
-from crossfuse.cascade.rewrite.numbers import numbers
 from crossfuse.cascade.rewrite.outputs import Outputs
 from crossfuse.cascade.rewrite.residence import Residence
 from crossfuse.cascade.rewrite.scripting import (
     held,
     loop,
     named,
+    numbers,
     spatial,
     steps,
     symbol_of,

@@ -66,8 +66,8 @@ def work_of(site: Site, derivation: Derivation) -> Work:
     """Count the bytes, registers and operations of a cascade as a stream."""
     from crossfuse.cascade.rewrite.counting import exponentials, operations
     from crossfuse.cascade.rewrite.frame import frame_of
-    from crossfuse.cascade.rewrite.numbers import numbers
     from crossfuse.cascade.rewrite.reuse import reusing
+    from crossfuse.cascade.rewrite.scripting import numbers
     from crossfuse.cascade.rewrite.tiles import StreamTiles
 
     frame = frame_of(site, derivation, StreamTiles())

@@ -6,12 +6,12 @@ from crossfuse.emulate.cuda.faults import (
     change_argument,
     drop_call,
     early_exit,
+    recycle_slab,
     remove_cluster_barrier,
     wrong_rank,
 )
 from crossfuse.emulate.cuda.report import EmulationReport, Finding
 from crossfuse.emulate.cuda.run import emulate
-from crossfuse.emulate.cuda.slab_faults import recycle_slab
 
 __all__ = [
     "EmulationReport",

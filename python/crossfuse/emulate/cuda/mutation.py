@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from crossfuse.emulate.cuda.equivalent import TELLS_THE_SAME, is_of_groups, reason_of
-from crossfuse.emulate.cuda.lines import find_statements
 from crossfuse.emulate.cuda.mutants import VARIABLE, Mutant, Mutated, mutate
 from crossfuse.emulate.cuda.run import Program, prepare
+from crossfuse.emulate.cuda.text import find_statements
 from crossfuse.errors import CheckFailed, refuse
 from crossfuse.lower.image import KernelImage
 

@@ -21,8 +21,8 @@ from crossfuse.emulate.cuda.arguments import (
     numpy_dtype,
 )
 from crossfuse.emulate.cuda.build import build
-from crossfuse.emulate.cuda.lines import find_statements
 from crossfuse.emulate.cuda.report import EmulationReport, Finding
+from crossfuse.emulate.cuda.text import find_statements
 from crossfuse.emulate.cuda.translate import Translation, translate
 from crossfuse.errors import EnvironmentRefused, refuse
 from crossfuse.files import scratch

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
 
-from crossfuse.errors import CheckFailed, RefusedError, refuse
+from crossfuse.emulate.cuda.translate import GENERATED
+from crossfuse.errors import CheckFailed, EnvironmentRefused, RefusedError, refuse
 from crossfuse.lower.image import KernelImage
 
 
@@ -60,3 +65,66 @@ def nothing_to_plant(image: KernelImage, found: str, limit: str) -> RefusedError
 def indent_of(line: str) -> int:
     """Number of blanks before a line's first character."""
     return len(line) - len(line.lstrip())
+
+
+# Statements of the generated text, found from addresses in the executable.
+
+_FRAME_PLACE = re.compile(rf"{re.escape(GENERATED)}:(\d+)")
+
+
+def find_statements(
+    executable: Path, addresses: Iterable[int], symbols: tuple[str, ...], cuda: str
+) -> dict[int, str]:
+    """The statement of each return address, as ``"line N: text"``; the address 0 has none.
+
+    A place in a helper that is inlined into one of the kernels `symbols` becomes the place of its
+    call. Without addr2line `EnvironmentRefused` is raised.
+    """
+    wanted = sorted(set(addresses) - {0})
+    if not wanted:
+        return {}
+    lines = cuda.splitlines()
+    statements = {}
+    for address, frames in zip(wanted, _frames(executable, wanted), strict=True):
+        line = _line(frames, symbols)
+        text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+        statements[address] = f"line {line}: {text}" if text else "an unknown statement"
+    return statements
+
+
+def _frames(executable: Path, addresses: list[int]) -> list[list[tuple[str, str]]]:
+    tool = shutil.which("addr2line")
+    if tool is None:
+        raise refuse(
+            EnvironmentRefused,
+            "emulate-compiler",
+            "PATH",
+            found="no addr2line",
+            limit="the binary utilities that g++ needs",
+            instead="install binutils (Debian and Ubuntu: apt-get install binutils)",
+        )
+    # A return address is the instruction after the call: the byte before it belongs to the call.
+    command = [tool, "-e", str(executable), "-f", "-i", "-a", *(hex(a - 1) for a in addresses)]
+    output = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    found: list[list[tuple[str, str]]] = []
+    function = None
+    for line in output.splitlines():
+        if line.startswith("0x"):
+            found.append([])
+        elif function is None:
+            function = line
+        else:
+            found[-1].append((function, line))
+            function = None
+    return found
+
+
+def _line(frames: list[tuple[str, str]], symbols: tuple[str, ...]) -> int:
+    """Line of the frame in the kernel's body, else of the innermost one in the generated text.
+
+    Helpers are inlined into the kernel, which is therefore the outermost frame of its name.
+    """
+    places = [(function, _FRAME_PLACE.search(place)) for function, place in frames]
+    known = [(function, int(place[1])) for function, place in places if place]
+    in_kernel = [line for function, line in known if function in symbols]
+    return in_kernel[-1] if in_kernel else known[0][1] if known else 0

@@ -9,7 +9,6 @@ tiles (`stream/`), products that are reduced as they are made (`reduced/`).
 """
 
 from crossfuse.lower.hopper.generate import generate
-from crossfuse.lower.hopper.recover.function import is_tile_program, row_tensors
-from crossfuse.lower.hopper.recover.rows import takes_fewer_rows
+from crossfuse.lower.hopper.recover.function import is_tile_program, row_tensors, takes_fewer_rows
 
 __all__ = ["generate", "is_tile_program", "row_tensors", "takes_fewer_rows"]

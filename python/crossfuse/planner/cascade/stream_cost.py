@@ -24,7 +24,7 @@ from math import ceil, log2
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.rewrite.work import Work
 from crossfuse.hardware import WARP, Device
-from crossfuse.planner.cascade.rates import lanes_time, special_time
+from crossfuse.planner.cascade.shape import lanes_time, special_time
 from crossfuse.planner.cascade.stream_space import ctas, shared_bytes, steps
 from crossfuse.planner.cost.loop import OF_ROWS, start_time
 from crossfuse.planner.cost.rates import Rates, at

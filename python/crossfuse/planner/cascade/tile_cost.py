@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from crossfuse.cascade.rewrite.tiled.sizes import WARPGROUP_ROWS, CascadeTiles
 from crossfuse.cascade.rewrite.tiled.work import TileWork
 from crossfuse.hardware import Device
-from crossfuse.planner.cascade.rates import LANES, SPECIAL, clock
+from crossfuse.planner.cascade.shape import LANES, SPECIAL, clock
 from crossfuse.planner.cascade.tile_space import (
     Steps,
     at_once,

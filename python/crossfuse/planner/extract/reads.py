@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.blocks import access, refusal
+from crossfuse.blocks import access, placement
 from crossfuse.blocks.placement import shape_of
 from crossfuse.blocks.read import Block
 from crossfuse.errors import RefusedError
@@ -98,7 +98,7 @@ OUTLINE = "outline such a chain first (crossfuse.relax.outline), or leave the fu
 
 def refused(where: str, found: object, limit: str, instead: str = OUTLINE) -> RefusedError:
     """Build the refusal of a function that is no chain; see `crossfuse.errors.Refusal`."""
-    return refusal.refused(where, found, limit, instead)
+    return placement.refused(where, found, limit, instead)
 
 
 #: Operators that hide which elements they touch.

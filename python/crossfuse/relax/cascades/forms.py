@@ -27,6 +27,7 @@ from crossfuse.planner.cascade.shape import cascade_shape
 from crossfuse.planner.cascade.space import read_tiles
 from crossfuse.planner.families import EAGER, ROWS, STREAM
 from crossfuse.planner.families import TILES as OF_TILES
+from crossfuse.relax.calls import with_plan
 from crossfuse.relax.cascades.found import (
     ROWS_FIRST,
     THREADS,
@@ -34,9 +35,8 @@ from crossfuse.relax.cascades.found import (
     Found,
     Kernel,
     mentions_all,
+    once,
 )
-from crossfuse.relax.cascades.traffic import once
-from crossfuse.relax.kernel_mark import with_plan
 from crossfuse.schedule.cascades import schedule_cascade
 from crossfuse.schedule.rules.cascade_tiles import schedule_tiled
 from crossfuse.schedule.rules.stream import schedule_stream

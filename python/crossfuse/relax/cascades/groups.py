@@ -2,14 +2,319 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from crossfuse.relax.calls import Flow
+from crossfuse import _tvm as ir
+from crossfuse.relax.calls import Callee, Flow, Node, elements_of
 from crossfuse.relax.cascades.forms import Forms
-from crossfuse.relax.cascades.found import Found, Kernel
-from crossfuse.relax.cascades.grow import Growth
-from crossfuse.relax.units import Unit, places
+from crossfuse.relax.cascades.found import Found, Kernel, once, swept
+from crossfuse.relax.merge import Unit, Units, likeness, merged, name_of, places, why_not
+
+# Which calls of a dataflow block become one cascade: by what they read and over which loops.
+#
+# Reductions are taken together first if they share an axis, then those that make the elements of
+# others, last the element-wise calls around them. Each step merges the functions and asks detection
+# what they are; no name of an operator matters.
+
+#: Operations in float32 that an H100 does in the time of a byte from memory, by its data sheet.
+_OPERATIONS = 16
+
+
+class Growth:
+    """Takes calls of a dataflow block together.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        The module of the block.
+    flow : Flow
+        The block.
+    forms : Forms
+        What judges functions.
+    done : Iterable[Unit]
+        Units that are finished.
+
+    Attributes
+    ----------
+    steps : dict[Unit, list[Unit]]
+        For each unit that reduces, the units that it was made of one after the other, and itself.
+    """
+
+    def __init__(self, mod: Any, flow: Flow, forms: Forms, done: Iterable[Unit] = ()) -> None:
+        self.mod = mod
+        self.flow = flow
+        self.forms = forms
+        self.units = Units(flow)
+        self.steps: dict[Unit, list[Unit]] = {}
+        self._found: dict[Unit, Found] = {}
+        self._moved: dict[Callee, int] = {}
+        self._tried: set[tuple[Unit, tuple[int, int]]] = set()
+        self._apart: dict[Node, dict[Unit, tuple[int, str]]] = {}
+        self._done = frozenset(map(self.units.claim, done))
+        for unit in dict.fromkeys(self.units.of.values()):
+            if any(each.reduces for each in unit) and unit not in self._done:
+                self._keep(unit)
+
+    def grow(self) -> None:
+        """Take together whatever is worth it."""
+        while self._each(self._join_axis) or self._each(self._join_producer):
+            pass
+        for unit in list(self.steps):
+            found = self.found(unit)
+            if not found.reason and not (found.is_plain and found.is_product):
+                self._take_neighbours(unit)
+
+    def found(self, unit: Unit) -> Found:
+        """What calls are together."""
+        if unit not in self._found:
+            alike = likeness(self.flow, unit)
+            self._found[unit] = self.forms.found_once(alike, lambda: self.function(unit))
+        return self._found[unit]
+
+    def function(self, unit: Unit) -> Any:
+        """One function of calls."""
+        if len(unit) == 1:
+            return next(iter(unit)).func
+        return merged(self.mod, self.flow, unit)
+
+    def before(self, unit: Unit) -> int:
+        """Bytes that calls move as they are; views move nothing."""
+        return sum(self._swept(each) for each in unit)
+
+    def apart(self, unit: Unit) -> tuple[str, ...]:
+        """Neighbours of a unit that were not taken in, each with the reason."""
+        reasons: dict[Unit, tuple[int, str]] = {}
+        for node in sorted(unit, key=lambda each: each.place):
+            for other, reason in self._apart.get(node, {}).items():
+                if not other & unit:
+                    reasons[other] = max(reason, reasons.get(other, reason))
+        # Of a neighbour that grew the largest is named, with what says most.
+        last = [each for each in reasons if not any(each < other for other in reasons)]
+        return tuple(f"{name_of(each)}: {reasons[each][1]}" for each in sorted(last, key=places))
+
+    def _swept(self, node: Node) -> int:
+        if node.callee is None or node.is_view:
+            return 0
+        if node.callee not in self._moved:
+            self._moved[node.callee] = swept(node.callee.func)
+        return self._moved[node.callee]
+
+    def _keep(self, unit: Unit) -> None:
+        """A unit takes the place of those that it is made of."""
+        self.units.claim(unit)
+        parts = [each for each in self.steps if each <= unit]
+        history = [step for part in parts for step in self.steps.pop(part)]
+        self.steps[unit] = [*history, unit]
+
+    def _each(self, join: Callable[[Unit, Unit], bool]) -> bool:
+        """Join each unit that reduces with others as long as that goes; whether any was."""
+        waiting, changed = sorted(self.steps, key=lambda each: places(each)[1]), False
+        while waiting:
+            unit = waiting.pop(0)
+            near = self._near(unit) if unit in self.steps and not self.found(unit).reason else []
+            for other in near:
+                if not self.found(other).reason and join(other, unit):
+                    waiting.insert(0, self.units.of[next(iter(unit))])
+                    changed = True
+                    break
+        return changed
+
+    def _join_axis(self, one: Unit, other: Unit) -> bool:
+        """Join units whose reductions share an axis."""
+        first, second = self.found(one), self.found(other)
+        depends = self.units.needs(one, other) or self.units.needs(other, one)
+        if (first.is_product or second.is_product) and not depends:
+            return False  # products that read one tensor stay products of their own
+        producers = len(first.producers) + len(second.producers)
+        due = (first.stages + second.stages, producers)
+        wrong = "they do not reduce the same axis"
+        # Two may read the same elements only behind what is made of them: x, and x * x.
+        return self._join(due, wrong, one, other) or self._join(
+            due, wrong, one, other, between=self._of_common(one, other)
+        )
+
+    def _join_producer(self, one: Unit, other: Unit) -> bool:
+        """Join a reduction with the unit whose elements it makes."""
+        first, second = self.found(one), self.found(other)
+        if not first.is_plain or first.producers or not self.units.needs(other, one):
+            return False
+        if second.is_plain and second.is_product:
+            return False  # two products in a row are a chain
+        due = (second.stages, len(second.producers) + 1)
+        return self._join(due, "it makes no elements of the axis", one, other)
+
+    def _join(
+        self, due: tuple[int, int], wrong: str, *units: Unit, between: Iterable[Unit] = ()
+    ) -> bool:
+        """Take units together if they are one cascade that streams, and note why if they are not.
+
+        It must have so many stages and producers.
+        """
+        parts = (*units, *between)
+        if self.units.between(*parts, of=self._done):
+            return False
+        more = [each for each in self.units.between(*parts, of=self.steps) if self.found(each).site]
+        if more:
+            # One more reduction than is due: what lies between need not be made to know that.
+            text = f"{name_of(more[0])}, which lies between, reduces too"
+            self._note_each(units, 0, text)
+            return False
+        unit = self._with_constants(self.units.joined(*parts))
+        if (unit, due) in self._tried:
+            return False
+        self._tried.add((unit, due))
+        between_them = why_not(unit)
+        weight, reason = (0, between_them) if between_them else self._against(unit, due, wrong)
+        if reason:
+            self._note_each(units, weight, reason)
+            return False
+        self._keep(unit)
+        return True
+
+    def _with_constants(self, unit: Unit) -> Unit:
+        """A unit with calls that read nothing and that it alone reads, such as one of zeros.
+
+        Detection sees their number then, where of a tensor it would take any.
+        """
+        sources = {each for node in unit for each in self.flow.sources(node)} - unit
+        alone = {
+            each for each in sources if not each.reads and unit.issuperset(self.flow.users(each))
+        }
+        return unit | {each for each in alone if self.units.of[each] == {each}}
+
+    def _note_each(self, units: Sequence[Unit], weight: int, reason: str) -> None:
+        """Keep of two units why they were not taken together."""
+        for one, other in zip(units, reversed(units), strict=True):
+            self._note(one, other, weight, reason)
+
+    def _note(self, unit: Unit, other: Unit, weight: int, reason: str) -> None:
+        """Keep why a unit was not taken together with another one: the reason that says most."""
+        for node in unit:
+            known = self._apart.setdefault(node, {})
+            known[other] = max(known.get(other, (weight, reason)), (weight, reason))
+
+    def _against(self, unit: Unit, due: tuple[int, int], wrong: str) -> tuple[int, str]:
+        """Why calls are not one cascade that streams, and how much that says of them."""
+        found = self.found(unit)
+        if found.reason:
+            return 1, found.reason
+        if (found.stages, len(found.producers)) != due:
+            return 0, wrong
+        reason = self.forms.refusal(found)
+        if not reason and once(found.func) >= self.before(unit):
+            reason = "it would move as many bytes as before"
+        return 2, reason
+
+    def _near(self, unit: Unit) -> list[Unit]:
+        """Units that reduce and that a unit reads, through element-wise calls, or reads as it."""
+        variables, found = self._upwards(unit)
+        for node in {node for var in variables for node in self.flow.readers[var]}:
+            found |= self._downwards(self.units.of[node])
+        return sorted(found - {unit}, key=places, reverse=True)
+
+    def _upwards(self, unit: Unit) -> tuple[set[Any], set[Unit]]:
+        """What a unit reads, through element-wise calls, and units that reduce among it."""
+        variables, found, waiting = set(), set(), [unit]
+        while waiting:
+            each = waiting.pop()
+            variables |= {var for node in each for var in node.reads}
+            for source in self.units.sources(each):
+                if source in self.steps:
+                    found.add(source)
+                elif source not in self._done and not why_not(source):
+                    waiting.append(source)
+        return variables, found
+
+    def _of_common(self, one: Unit, other: Unit) -> set[Unit]:
+        """Element-wise calls through which two units read the same variables, the last ones."""
+        common = self._upwards(one)[0] & self._upwards(other)[0]
+        found: set[Unit] = set()
+        waiting = [one, other]
+        while waiting:
+            each = waiting.pop()
+            for var in (var for node in each for var in node.reads if var not in common):
+                source = self.units.of[self.flow.makers[var]] if var in self.flow.makers else each
+                known = source is each or source in found or source in self.steps
+                if not known and source not in self._done and not why_not(source):
+                    found.add(source)
+                    waiting.append(source)
+        leading: set[Unit] = set()
+        for each in sorted(found, key=places):
+            reads = {var for node in each for var in node.reads}
+            if reads & common or self.units.sources(each) & leading:
+                leading.add(each)
+        return leading
+
+    def _downwards(self, unit: Unit) -> set[Unit]:
+        """The first units that reduce what an element-wise call makes; of others they alone."""
+        found, waiting = set(), [unit]
+        while waiting:
+            each = waiting.pop()
+            if each in self.steps:
+                found.add(each)
+            elif each not in self._done and not why_not(each):
+                waiting += self.units.users(each)
+        return found
+
+    def _take_neighbours(self, unit: Unit) -> None:
+        """Take in element-wise calls around a cascade, as long as bytes are saved."""
+        found = self.found(unit)
+        due = (found.stages, len(found.producers))
+        while unit in self.steps:
+            size = len(unit)
+            for other in self._neighbours(unit):
+                worth = self._is_worth(unit, other)
+                if worth and self._join(due, "it changes what is reduced", other, unit):
+                    unit = self.units.of[next(iter(unit))]
+                    break
+            if len(unit) == size:
+                return
+
+    def _neighbours(self, unit: Unit) -> Iterator[Unit]:
+        """Element-wise calls behind a cascade and before it, with views in between."""
+        for step in (self.units.users, self.units.sources):
+            for each in sorted(step(unit), key=places):
+                # A view alone saves nothing; what is behind it may.
+                beyond = [each]
+                if _is_view(each):
+                    beyond = [each | other for other in step(each) - {unit}]
+                for other in beyond:
+                    parts = {self.units.of[node] for node in other}
+                    taken = parts & (self.steps.keys() | self._done)
+                    if not (taken or why_not(other) or _is_view(other)):
+                        yield other
+
+    def _is_worth(self, unit: Unit, other: Unit) -> bool:
+        """Whether what is computed again for other rows takes less time than the bytes saved."""
+        site = self.found(unit).site
+        assert site is not None
+        parts = {self.units.of[node] for node in other}
+        if self.units.users(unit) & parts:
+            return True
+        turns = int(site.extents[site.axis])
+        for row in site.rows:
+            turns *= int(site.extents[row])
+        calls = [each for each in other if each.func is not None]
+        again = sum(max(0, turns - elements_of(each)) * _operations(each.func) for each in calls)
+        saved = self.before(other)
+        if again > _OPERATIONS * saved:
+            text = f"for each row again it would take {again} operations, to save {saved} bytes"
+            self._note(unit, other, 2, text)
+        return again <= _OPERATIONS * saved
+
+
+def _is_view(unit: Unit) -> bool:
+    return all(each.is_view for each in unit)
+
+
+def _operations(func: Any) -> int:
+    """Arithmetic on floating-point numbers that makes one element; conversions are none."""
+    found: list[Any] = []
+    kinds = (ir.tirx.Add, ir.tirx.Sub, ir.tirx.Mul, ir.tirx.Div, ir.tirx.Max, ir.tirx.Min, ir.Call)
+    ir.walk(func, *((kind, found.append) for kind in kinds))
+    return sum("float" in str(getattr(each, "ty", "")) for each in found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +332,7 @@ class Group:
     apart : tuple[str, ...]
         Neighbours that were not taken in, each with the reason.
     before : int
-        Bytes that the calls move as they are, see `crossfuse.relax.cascades.traffic`.
+        Bytes that the calls move as they are, see `crossfuse.relax.cascades.found`.
     """
 
     members: Unit

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tvm import relax
 from tvm.ir import Var
 
+from crossfuse.errors import RefusedError
+from crossfuse.relax.chains.symbols import is_symbolic
 from crossfuse.relax.dataflow import Dataflow
-from crossfuse.relax.operators import CAST, PRODUCT, RESHAPES, TRANSPOSE
+from crossfuse.relax.operators import CAST, PRODUCT, RESHAPES, TRANSPOSE, is_tensor, refused
+
+if TYPE_CHECKING:
+    from crossfuse.lower.image import BufferSpec
 
 #: What may lie between a stored weight and its product.
 _OF_WEIGHTS = frozenset({TRANSPOSE, CAST, *RESHAPES})
@@ -163,3 +169,121 @@ def after_product(dataflow: Dataflow, second: Var, before: tuple[Var, ...]) -> I
         if any(each in before for each in dataflow.arguments(value) if not each.same_as(second)):
             return
         yield value
+
+
+# What a group of operators has to be, apart from a chain, to be replaced by a kernel.
+
+
+def check_used_inside(dataflow: Dataflow, inner: list[Var], output: Var, group: Group) -> None:
+    """Refuse a group of which anything but the result, or a weight's view, is read elsewhere."""
+    for value in inner:
+        for user in dataflow.users.get(value, []):
+            if value.same_as(output) or value in group.views or user in inner:
+                continue
+            where = f"{dataflow.operator(value)} ({value.name})"
+            what = "the model's results"
+            if user is not None and not isinstance(dataflow.values[user], relax.Tuple):
+                what = dataflow.operator(user) or "a call of another function"
+            raise refused(
+                where,
+                f"an intermediate that {what} reads too",
+                "one that nothing else reads",
+                "leave the model unfused, or keep that use out of it",
+            )
+
+
+def check_known(values: list[Var], known: Container[Any] | None) -> None:
+    """Refuse a group that begins or ends inside of what its caller takes for one operator."""
+    for value in values:
+        if known is not None and value not in known:
+            raise refused(
+                str(value.name),
+                "a part of an operator",
+                "values that operators of the model make",
+                "decompose the operator before",
+            )
+
+
+def check_kernel(buffers: Sequence[BufferSpec], values: Sequence[Any]) -> None:
+    """Refuse a kernel of fewer rows unless its inputs with rows are those of symbolic extents.
+
+    Parameters
+    ----------
+    buffers : Sequence[BufferSpec]
+        Of the kernel, its inputs first.
+    values : Sequence[tvm.ir.Expr]
+        The inputs.
+
+    Raises
+    ------
+    WorkloadRefused
+        Naming the operand.
+    """
+    for buffer, value in zip(buffers, values, strict=False):
+        if buffer.rows != is_symbolic(value) and not (buffer.rows and buffer.shape[0] == 1):
+            has = "symbolic" if is_symbolic(value) else "static"
+            raise refused(
+                buffer.name,
+                f"{has} extents of an operand {'with' if buffer.rows else 'without'} rows",
+                "symbolic extents of the operands with rows, and of no others",
+                "export the model with the extents it is to run at",
+            )
+
+
+# Products of symbolic rows that other operators than products make, such as a norm or a quantiser.
+#
+# Of static rows `crossfuse.relax.FuseCascades` finds them, after ``LegalizeOps``. Kernels of bins
+# are picked by functions of Relax, which are made before it; see
+# `crossfuse.relax.fuse_chains`.
+
+
+def find_made_rows(dataflow: Dataflow) -> Iterator[Group]:
+    """Find products of symbolic rows by weights, with what makes these rows and nothing else reads.
+
+    Parameters
+    ----------
+    dataflow : Dataflow
+        A model.
+
+    Yields
+    ------
+    Group
+        With one product. Something before it is more than element-wise; whether it is a cascade of
+        each row is not asked here.
+    """
+    for variable in dataflow.values:
+        if dataflow.operator(variable) != PRODUCT or not _by_weights(dataflow, variable):
+            continue
+        left, right = dataflow.arguments(variable)
+        views = frozenset(views_of_weight(dataflow, right))
+        # What makes the rows may be needed behind the product too, such as scales.
+        after = tuple(after_product(dataflow, variable, ()))
+        makes = _making(dataflow, left, {variable, *after})
+        if any(_reduces(dataflow, each) for each in makes):
+            inside = {*makes, *views, variable}
+            before = tuple(each for each in dataflow.values if each in inside)
+            yield Group((), variable, before, views, after)
+
+
+def _by_weights(dataflow: Dataflow, product: Var) -> bool:
+    left, right = dataflow.arguments(product)
+    try:
+        return is_symbolic(left) and not is_symbolic(right) and len(right.ty.shape.values) == 2
+    except RefusedError:
+        return False
+
+
+def _making(dataflow: Dataflow, left: Any, users: set[Var]) -> set[Var]:
+    """Operators that make a value, and whose results nobody else needs but some users."""
+    wanted: set[Any] = {left}
+    found: set[Var] = set()
+    for value in reversed(list(dataflow.values)):
+        known = dataflow.operator(value) not in ("", PRODUCT) and is_tensor(value)
+        if value in wanted and known and set(dataflow.users[value]) <= found | users:
+            found.add(value)
+            wanted |= set(dataflow.arguments(value))
+    return found
+
+
+def _reduces(dataflow: Dataflow, value: Var) -> bool:
+    return dataflow.operator(value) != TRANSPOSE and not dataflow.is_elementwise(value)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import tvm
 from tvm import relax
 from tvm.ir import GlobalVar, Var
+from tvm_ffi import structural_equal, structural_hash
 
 from crossfuse import _tvm as ir
 from crossfuse.cache import shelf
@@ -22,15 +23,20 @@ from crossfuse.lower.extract import buffer_specs, lower
 from crossfuse.markers import unpadded_shapes
 from crossfuse.measure.way import Given
 from crossfuse.planner.noted import noted
-from crossfuse.relax.chains.call import call_of, value_of
-from crossfuse.relax.chains.checks import check_kernel, check_known, check_used_inside
-from crossfuse.relax.chains.equal import Equal
-from crossfuse.relax.chains.groups import Group
+from crossfuse.relax.calls import REST, marked, with_plan
+from crossfuse.relax.chains.groups import Group, check_kernel, check_known, check_used_inside
 from crossfuse.relax.chains.outcome import BinOutcome
-from crossfuse.relax.chains.pick import calling, picking, private
-from crossfuse.relax.chains.planned import PlannedChain, PlannedRows
-from crossfuse.relax.chains.replace import FunctionCall, NamedCall, Replacement
-from crossfuse.relax.chains.rows import Bins, plan_rows
+from crossfuse.relax.chains.planned import Bins, PlannedChain, PlannedRows, plan_rows
+from crossfuse.relax.chains.replace import (
+    FunctionCall,
+    NamedCall,
+    Replacement,
+    call_of,
+    calling,
+    picking,
+    private,
+    value_of,
+)
 from crossfuse.relax.chains.symbols import (
     check_symbols,
     extents_of,
@@ -39,7 +45,6 @@ from crossfuse.relax.chains.symbols import (
     with_extents,
 )
 from crossfuse.relax.dataflow import Dataflow, subgraph
-from crossfuse.relax.kernel_mark import REST, marked, with_plan
 from crossfuse.relax.measured import Contestant, Measuring, measured_kernels
 from crossfuse.relax.outline import Outlined, outline
 from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
@@ -50,6 +55,25 @@ if TYPE_CHECKING:
     from crossfuse.lower.image import BufferSpec
     from crossfuse.planner.cascade.plan import CascadePlan
     from crossfuse.planner.plan import Plan
+
+# Values that functions have, equal ones once.
+
+
+class Equal:
+    """Values by function; functions that differ in names alone have one value."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, list[tuple[Any, Any]]] = {}
+
+    def find(self, func: Any, make: Callable[[], Any]) -> Any:
+        """The value of a function, made if it is new."""
+        alike = self._known.setdefault(structural_hash(func), [])
+        for other, value in alike:
+            if structural_equal(func, other):
+                return value
+        alike.append((func, make()))
+        return alike[-1][1]
+
 
 T = TypeVar("T")
 

@@ -6,13 +6,10 @@ have, such as ``alpha`` of sums and the bound of ``clamp_max``, and compute some
 
 from __future__ import annotations
 
-from crossfuse.relax.converters.activations import ACTIVATIONS
+from crossfuse.relax.converters.activations import ACTIVATIONS, NEAR_ZERO
 from crossfuse.relax.converters.arithmetic import ARITHMETIC
-from crossfuse.relax.converters.layers import LAYERS
-from crossfuse.relax.converters.near_zero import NEAR_ZERO
-from crossfuse.relax.converters.order import ORDER
-from crossfuse.relax.converters.places import PLACES
-from crossfuse.relax.converters.products import PRODUCTS
+from crossfuse.relax.converters.layers import LAYERS, PRODUCTS
+from crossfuse.relax.converters.places import ORDER, PLACES
 
 #: By the name of the operator, as ``from_exported_program`` takes them.
 CONVERTERS = {**ARITHMETIC, **ACTIVATIONS, **PRODUCTS, **LAYERS, **PLACES, **ORDER, **NEAR_ZERO}

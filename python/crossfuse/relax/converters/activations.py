@@ -7,13 +7,118 @@ TVM's own take no bound of ``clamp_max``, no scale of ``elu`` (which ``selu`` ha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import fx
 from tvm import relax
 
-from crossfuse.relax.converters.near_zero import WIDE, Floats
 from crossfuse.relax.converters.operands import argument, operand, result_type
+
+# ``log1p``, ``expm1``, ``softplus`` and ``mish``, exact near zero too.
+#
+# TVM's importer writes them as ``log(1 + x)`` and ``exp(x) - 1``, which are 0 for all small
+# numbers.
+
+#: Types whose small numbers have as many digits as others; of narrower ones 1 + x has enough.
+WIDE = ("float32", "float64")
+#: Numbers below are taken by the forms for small ones.
+_SMALL = {"log1p": 0.5, "expm1": 1.0}
+
+
+class Floats:
+    """Expressions of tensors of one type.
+
+    Parameters
+    ----------
+    importer : Any
+        TVM's importer.
+    dtype : str
+        The type: of numbers, and of tensors that are given.
+    """
+
+    def __init__(self, importer: Any, dtype: str) -> None:
+        self._emit = importer.block_builder.emit
+        self._dtype = dtype
+
+    def __call__(self, operator: Callable[..., Any], *operands: Any) -> Any:
+        """An operator of tensors and numbers."""
+        given = (self._tensor(each) for each in operands)
+        return self._emit(operator(*given))
+
+    def _tensor(self, value: Any) -> Any:
+        return relax.const(value, self._dtype) if isinstance(value, (int, float)) else value
+
+    def log1p(self, x: Any) -> Any:
+        """``2 asinh(x / (2 sqrt(1 + x)))`` of small numbers."""
+        op, whole = relax.op, self(relax.op.add, x, 1)
+        half = self(op.divide, x, self(op.multiply, self(op.sqrt, whole), 2))
+        near = self(op.multiply, self(op.asinh, half), 2)
+        return self._chosen(x, _SMALL["log1p"], near, self(op.log, whole))
+
+    def expm1(self, x: Any) -> Any:
+        """``2 sinh(x / 2) exp(x / 2)`` of small numbers."""
+        op, half = relax.op, self(relax.op.multiply, x, 0.5)
+        product = self(op.multiply, self(op.sinh, half), self(op.exp, half))
+        near = self(op.multiply, product, 2)
+        far = self(op.subtract, self(op.exp, x), 1)
+        return self._chosen(x, _SMALL["expm1"], near, far)
+
+    def _chosen(self, x: Any, bound: float, near: Any, far: Any) -> Any:
+        small = self(relax.op.less, self(relax.op.abs, x), bound)
+        return self(relax.op.where, small, near, far)
+
+
+def _wide(node: fx.Node, importer: Any, function: Callable[[Floats, Any], Any]) -> Any:
+    """A function of a node's first operand, in float32 at least and rounded once."""
+    dtype = result_type(node)
+    wide = dtype if dtype in WIDE else "float32"
+    made = function(Floats(importer, wide), operand(node.args[0], importer, wide))
+    return made if wide == dtype else importer.block_builder.emit(relax.op.astype(made, dtype))
+
+
+def _log1p(node: fx.Node, importer: Any) -> Any:
+    return _wide(node, importer, Floats.log1p)
+
+
+def _expm1(node: fx.Node, importer: Any) -> Any:
+    return _wide(node, importer, Floats.expm1)
+
+
+def _softplus(node: fx.Node, importer: Any) -> Any:
+    """``log1p(exp(beta x)) / beta``, and x where ``beta x`` is beyond a threshold."""
+    beta, threshold = argument(node, 1, "beta", 1), argument(node, 2, "threshold", 20)
+
+    def function(floats: Floats, x: Any) -> Any:
+        op = relax.op
+        scaled = x if beta == 1 else floats(op.multiply, x, beta)
+        curved = floats.log1p(floats(op.exp, scaled))
+        curved = curved if beta == 1 else floats(op.divide, curved, beta)
+        return floats(op.where, floats(op.greater, scaled, threshold), x, curved)
+
+    return _wide(node, importer, function)
+
+
+def _mish(node: fx.Node, importer: Any) -> Any:
+    """``x tanh(softplus(x))`` as ``x n / (n + 2)``, of ``n = e (e + 2)`` and ``e = exp(x)``."""
+
+    def function(floats: Floats, x: Any) -> Any:
+        op = relax.op
+        e = floats(op.exp, x)
+        n = floats(op.multiply, e, floats(op.add, e, 2))
+        curved = floats(op.multiply, x, floats(op.divide, n, floats(op.add, n, 2)))
+        return floats(op.where, floats(op.greater, x, 20), x, curved)
+
+    return _wide(node, importer, function)
+
+
+#: By the name of the operator.
+NEAR_ZERO = {
+    "mish.default": _mish,
+    "log1p.default": _log1p,
+    "expm1.default": _expm1,
+    "softplus.default": _softplus,
+}
 
 
 def _clamp(node: fx.Node, importer: Any) -> Any:

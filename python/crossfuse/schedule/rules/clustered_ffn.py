@@ -7,8 +7,7 @@ from math import gcd
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.blocks.chain import Chain, read_two_products
-from crossfuse.blocks.operands import is_k_major
+from crossfuse.blocks.chain import Chain, is_k_major, read_two_products
 from crossfuse.blocks.scheduled import read_of
 from crossfuse.calls import AnyFunction, checked
 from crossfuse.hardware import Device, device
@@ -17,12 +16,12 @@ from crossfuse.planner.kernels.clustered import SLICE
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.pipelined import (
+    check_unordered,
     depth_beside,
     place_first,
     stage_weights,
 )
 from crossfuse.schedule.rules.tensor_tiles import row_bytes_depth
-from crossfuse.schedule.rules.unordered import check_unordered
 
 
 @checked

@@ -15,8 +15,14 @@ from crossfuse.blocks.scheduled import position, read_of
 from crossfuse.calls import AnyFunction, ClusterSize, checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.schedule.install import install
-from crossfuse.schedule.rules.staging import copy_by_threads, stage_operand, tile_columns
-from crossfuse.schedule.rules.tiles import Tiles, choose_tiles, staged_depth
+from crossfuse.schedule.rules.tiles import (
+    Tiles,
+    choose_tiles,
+    copy_by_threads,
+    stage_operand,
+    staged_depth,
+    tile_columns,
+)
 
 
 @checked

@@ -12,13 +12,13 @@ from crossfuse.hardware import Device, device
 from crossfuse.markers import ACCUMULATE
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.pipelined import (
+    check_unordered,
     depth_beside,
     has_uneven_rows,
     place_first,
     stage_weights,
 )
 from crossfuse.schedule.rules.register_tiles import RegisterTiles
-from crossfuse.schedule.rules.unordered import check_unordered
 
 
 @checked

@@ -11,8 +11,14 @@ from crossfuse.calls import AnyFunction, ClusterSize, checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.markers import MAX_CLUSTER
 from crossfuse.schedule.install import install
-from crossfuse.schedule.rules.staging import stage_operand, tile_columns
-from crossfuse.schedule.rules.tiles import Tiles, check_tiles, largest_divisor, staged_depth
+from crossfuse.schedule.rules.tiles import (
+    Tiles,
+    check_tiles,
+    largest_divisor,
+    stage_operand,
+    staged_depth,
+    tile_columns,
+)
 
 
 @checked

@@ -13,7 +13,7 @@ from cpu.cascade.detect.evaluate import assert_same
 from cpu.cascade.detect.writing import drawn, each, fold, function, most, tensor
 from crossfuse.cascade.detect import detect
 from crossfuse.errors import CascadeRefused
-from crossfuse.workload.top_k import top_of
+from crossfuse.workload.cascade_build import top_of
 
 pytestmark = pytest.mark.cpu
 

@@ -20,7 +20,7 @@ from crossfuse.errors import CascadeRefused
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage
 from crossfuse.schedule.rules.stream import schedule_stream
-from crossfuse.workload.top_k import top_of
+from crossfuse.workload.cascade_build import top_of
 
 ROWS = 3
 

@@ -20,8 +20,8 @@ from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
 from crossfuse.cascade.rewrite.tiled.tiled import tiled
 from crossfuse.errors import ArgumentRefused, CascadeRefused
 from crossfuse.lower.open_blocks import open_blocks
+from crossfuse.schedule.records import trace_json
 from crossfuse.schedule.rules.cascade_tiles import schedule_cascade_tiles
-from crossfuse.schedule.trace_json import trace_json
 from crossfuse.workload.cascade_build import prim_func
 
 pytestmark = pytest.mark.cpu

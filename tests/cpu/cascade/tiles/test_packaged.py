@@ -14,9 +14,8 @@ from crossfuse.cascade.derivation import left, right, value
 from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
 from crossfuse.errors import CheckFailed
 from crossfuse.schedule.rules.cascade_tiles import schedule_cascade_tiles
-from crossfuse.workload.cascade_accuracy import check
 from crossfuse.workload.cascade_build import prim_func
-from crossfuse.workload.cascade_inputs import adversarial_inputs, random_inputs
+from crossfuse.workload.cascade_inputs import adversarial_inputs, check, random_inputs
 from crossfuse.workload.cascade_spec import CascadeSpec
 
 pytestmark = pytest.mark.cpu

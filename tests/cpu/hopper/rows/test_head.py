@@ -31,9 +31,8 @@ from crossfuse.lower.extract import lower
 from crossfuse.lower.hopper.plan.kernel import KernelPlan, plan_kernel
 from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.lower.image import KernelImage
-from crossfuse.workload.cascade_accuracy import check
 from crossfuse.workload.cascade_build import prim_func
-from crossfuse.workload.cascade_inputs import adversarial_inputs, random_inputs
+from crossfuse.workload.cascade_inputs import adversarial_inputs, check, random_inputs
 
 pytestmark = pytest.mark.cpu
 

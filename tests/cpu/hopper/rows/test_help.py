@@ -13,9 +13,8 @@ from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.emulate.cuda import EmulationReport, drop_call, emulate
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage
-from crossfuse.workload.cascade_accuracy import check
 from crossfuse.workload.cascade_build import prim_func
-from crossfuse.workload.cascade_inputs import random_inputs
+from crossfuse.workload.cascade_inputs import check, random_inputs
 from crossfuse.workload.cascade_spec import CascadeSpec
 
 pytestmark = pytest.mark.cpu

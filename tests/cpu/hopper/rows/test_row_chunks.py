@@ -14,9 +14,8 @@ from crossfuse.emulate.cuda import emulate
 from crossfuse.emulate.llvm import run_sequential
 from crossfuse.hardware import Device
 from crossfuse.lower.extract import lower
-from crossfuse.workload.cascade_accuracy import check
 from crossfuse.workload.cascade_build import prim_func
-from crossfuse.workload.cascade_inputs import random_inputs
+from crossfuse.workload.cascade_inputs import check, random_inputs
 
 pytestmark = pytest.mark.cpu
 

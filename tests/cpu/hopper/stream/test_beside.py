@@ -15,9 +15,8 @@ from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage
 from crossfuse.planner.cascade.plan import ranked_cascade
 from crossfuse.runtime import compile_cubin
-from crossfuse.workload.cascade_accuracy import check
 from crossfuse.workload.cascade_build import prim_func
-from crossfuse.workload.cascade_inputs import random_inputs
+from crossfuse.workload.cascade_inputs import check, random_inputs
 from crossfuse.workload.cascades import resolve
 
 pytestmark = pytest.mark.cpu

@@ -19,9 +19,8 @@ from crossfuse.lower.hopper.stream import plan_stream, recover_streams
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
 from crossfuse.lower.image import KernelImage
 from crossfuse.runtime import compile_cubin
-from crossfuse.workload.cascade_accuracy import check
 from crossfuse.workload.cascade_build import prim_func
-from crossfuse.workload.cascade_inputs import adversarial_inputs, random_inputs
+from crossfuse.workload.cascade_inputs import adversarial_inputs, check, random_inputs
 from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.cascades import resolve
 

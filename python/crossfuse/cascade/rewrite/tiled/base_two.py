@@ -14,7 +14,7 @@ import sympy
 from sympy.core.relational import Relational
 
 from crossfuse.cascade.derivation import Derivation, Slot, guarded, left, new, right, value
-from crossfuse.cascade.expressions.fence import Fence
+from crossfuse.cascade.expressions.functions import Fence
 
 #: As a fraction: sympy would turn ``2**(x/log(2))`` back into ``exp(x)``.
 LOG2E = sympy.Rational(1 / math.log(2))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import sympy
 
 from crossfuse.cascade.derivation import Slot, guarded, new, value
-from crossfuse.cascade.expressions.fence import Fence
+from crossfuse.cascade.expressions.functions import Fence
 from crossfuse.cascade.rewrite.tiled.base_two import rebuilt
 from crossfuse.cascade.rewrite.tiled.sizes import refused
 

@@ -9,7 +9,7 @@ from math import isqrt
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.blocks.facts import corrected, is_reduction
+from crossfuse.blocks.access import corrected, is_reduction
 from crossfuse.lower.hopper.plan.operands import Element, gathered, side_by_side
 from crossfuse.lower.hopper.program.tile import Gather, KeptTile, Place, Tile, WindowTile, covers
 from crossfuse.lower.hopper.program.tile_nest import TileNest, refuse_program, tile_nest

@@ -14,7 +14,7 @@ from crossfuse.lower.hopper.plan.store import PACKED_TYPES
 from crossfuse.lower.hopper.registers import scatter
 from crossfuse.lower.hopper.statements import registers, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
-from crossfuse.lower.hopper.stream.plan.operands import Operand, dimensions
+from crossfuse.lower.hopper.stream.plan.memory import Operand, dimensions
 from crossfuse.lower.hopper.stream.values import Lanes, RowState, Values
 from crossfuse.lower.hopper.tma import load_name, store_name
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS

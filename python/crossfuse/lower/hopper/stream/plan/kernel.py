@@ -14,12 +14,13 @@ from crossfuse.lower.hopper.program.tile import Place
 from crossfuse.lower.hopper.recover.function import identifier
 from crossfuse.lower.hopper.stream.plan.memory import (
     Inbox,
+    Operand,
     Passed,
     divide_memory,
     plan_inbox,
+    plan_operands,
     plan_passed,
 )
-from crossfuse.lower.hopper.stream.plan.operands import Operand, plan_operands
 from crossfuse.lower.hopper.stream.plan.registers import (
     MAX_COLUMNS,
     REGISTERS,

@@ -1,17 +1,11 @@
-"""Graphs that were fused before: what became of them, from the cache, without TVM.
-
-A graph is known by all that decides what becomes of it: its operators, shapes, strides, types and
-constants, but not the values of tensors; the options; the device; the releases of torch, TVM and
-nvcc; and this package's own files. Where any of it cannot be told in words, the graph has no key
-and is worked out again.
-"""
+"""What became of a graph, kept by a text of it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
@@ -19,12 +13,97 @@ from crossfuse.cache import Entry, shelf
 from crossfuse.cache.keys import content_key
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
+from crossfuse.relax.chains.outcome import ChainOutcome
 from crossfuse.schema import read
-from crossfuse.torch.fused import Step
+from crossfuse.torch.graph_key import Untold, environment, node_words
 from crossfuse.torch.kernels import KeptKernel, offer_kept
 from crossfuse.torch.report import Report
-from crossfuse.torch.rewrite import rewrite
-from crossfuse.torch.words import Untold, environment, node_words
+from crossfuse.torch.rewrite import Call, rewrite
+
+if TYPE_CHECKING:
+    from crossfuse.relax.chains.replace import Replacement
+
+# What a pass made of a graph of torch.
+
+
+@dataclass(frozen=True)
+class Step:
+    """Groups that became kernels, in a form that another process can repeat.
+
+    Attributes
+    ----------
+    kernels : tuple[KeptKernel, ...]
+        The kernels.
+    calls : tuple[Call, ...]
+        What takes the place of which nodes.
+    """
+
+    kernels: tuple[KeptKernel, ...] = ()
+    calls: tuple[Call, ...] = ()
+
+
+@dataclass(frozen=True)
+class Fused:
+    """What became of a graph.
+
+    Attributes
+    ----------
+    outcomes : tuple[ChainOutcome, ...]
+        Of each group that was found.
+    step : Step
+        What was replaced.
+    untranslated : tuple[str, ...]
+        Operators that TVM does not know.
+    """
+
+    outcomes: tuple[ChainOutcome, ...] = ()
+    step: Step = Step()
+    untranslated: tuple[str, ...] = ()
+
+
+def replaced(
+    module: fx.GraphModule,
+    nodes: Mapping[Any, fx.Node],
+    replacements: Mapping[Any, Replacement],
+    kernels: Mapping[Any, KeptKernel],
+) -> Step:
+    """Replace groups in place.
+
+    Parameters
+    ----------
+    module : torch.fx.GraphModule
+        A graph of aten operators.
+    nodes : Mapping[Var, fx.Node]
+        Its nodes by the variables of its translation.
+    replacements : Mapping[Var, Replacement]
+        By the variables that they make.
+    kernels : Mapping[GlobalVar, KeptKernel]
+        By function.
+
+    Returns
+    -------
+    Step
+        What was done.
+    """
+    calls = tuple(
+        Call(
+            nodes[variable].name,
+            tuple(nodes[each].name for each in found.inputs),
+            tuple(tuple(map(int, each)) for each in found.shapes),
+            kernels[found.function].key,
+        )
+        for variable, found in replacements.items()
+    )
+    rewrite(module, calls)
+    return Step(tuple(kernels.values()), calls)
+
+
+# Graphs that were fused before: what became of them, from the cache, without TVM.
+#
+# A graph is known by all that decides what becomes of it: its operators, shapes, strides, types and
+# constants, but not the values of tensors; the options; the device; the releases of torch, TVM and
+# nvcc; and this package's own files. Where any of it cannot be told in words, the graph has no key
+# and is worked out again.
 
 _KIND = "graph"
 
