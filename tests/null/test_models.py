@@ -160,5 +160,5 @@ def test_variants_that_models_do_not_have_are_refused(
         RefusedError, match=r"bench: unfused: found model:gpt2.*variants of models: ours"
     ):
         measure_model(Job(SMALL, "unfused", repeats=3), parse(SMALL), "cpu")
-    found = worker.run(Job("gemm:M=4,K=32,N=64", "ours-eager"))
+    found = worker.prepare(Job("gemm:M=4,K=32,N=64", "ours-eager"))()
     assert found.status == "refused" and "limit: models. Instead: measure ours." in found.message

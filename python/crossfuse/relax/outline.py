@@ -115,9 +115,18 @@ class Outlined:
     form: Form | None = None
 
     def padded(self, stored: Container[str] = ()) -> Outlined:
-        """The same of padded arguments where rows are not aligned, see `workload.aligned`.
+        """Pad the arguments where TMA cannot read their rows, see `crossfuse.workload.aligned`.
 
-        Arguments that are stored with zeros behind their rows have those extents then.
+        Parameters
+        ----------
+        stored : Container[str]
+            Names of arguments that callers pass with zeros behind their rows, such as weights that
+            were padded once; their extents are the padded ones then.
+
+        Returns
+        -------
+        Outlined
+            This one where there is nothing to pad.
         """
         func = self.form and aligned(self.form, stored)
         if func is None:

@@ -33,8 +33,8 @@ def to_sympy(
     """Convert an expression of TVM to mathematics: a Boolean for a condition, else an Expr.
 
     Conversions between types are dropped, but that of a number to an integer, which cuts it off.
-    Additions stay in their order; see `crossfuse.cascade.expressions.functions`. A condition
-    that is used as a number is 1 or 0; of a load or variable of type bool, `leaf` gives a number that is
+    Additions stay in their order; see `crossfuse.cascade.expressions.functions`. A condition that
+    is used as a number is 1 or 0; of a load or variable of type bool, `leaf` gives a number that is
     not 0 where it holds. `rounded` is called for each conversion to a floating-point type with
     fewer digits or range, `whole` for each part before what is below it. Operators without a
     counterpart, and NaN, are refused.
