@@ -47,6 +47,9 @@ _DIGITS = 16
 #: Calls of tutorials that take long, and lower nothing that is not lowered without them.
 _SLOW = ("emulate_cuda", "check", "explain", "draw", "check_schedule")
 
+#: The tutorial whose kernels may come from the cache, and are then not lowered.
+_MODELS = "09_models"
+
 #: By group and kernel, the digest of its CUDA.
 Digests = dict[str, dict[str, str]]
 
@@ -98,6 +101,7 @@ def groups() -> dict[str, dict[str, Kernel]]:
         each: Kernel(hash_mutated, (each,), each) for each in mutation_kernels()
     }
     pages = sorted(each.stem for each in (HOME / "tutorials").glob("[0-9]*.py"))
+    pages.remove(_MODELS)
     found["tutorials"] = {each: Kernel(hash_tutorial, (each,), each) for each in pages}
     return found
 
