@@ -149,14 +149,14 @@ def runner_of(other: Timed, best: Timed) -> Runner:
     return Runner(other.family, other.tiles, other.microseconds, loses)
 
 
-def no_plan(found: str, limit: str) -> PlanRefused:
+def no_plan(found: str, limit: str, version: int = VERSION) -> PlanRefused:
     """Build the refusal of a text that is no plan."""
     error = refuse(
         PlanRefused,
         "plan-json",
         "text",
         found=found,
-        limit=f"{limit}, in a plan of version {VERSION} as Plan.to_json writes it",
+        limit=f"{limit}, in a plan of version {version} as Plan.to_json writes it",
         instead="plan the workload again",
     )
     assert isinstance(error, PlanRefused)

@@ -41,6 +41,9 @@ def test_json_of_something_else_is_refused() -> None:
     text = plan_cascade(SOFTMAX).to_json().replace('"cascade"', '"chain"', 1)
     with pytest.raises(PlanRefused, match="found a plan of something else"):
         CascadePlan.from_json(text)
+    old = plan_cascade(SOFTMAX).to_json().replace('"version": 2', '"version": 1', 1)
+    with pytest.raises(PlanRefused, match="found version 1; limit: version 2, in a plan of vers"):
+        CascadePlan.from_json(old)
     with pytest.raises(PlanRefused, match="plan-json"):
         Plan.from_json(plan_cascade(SOFTMAX).to_json())
 

@@ -81,7 +81,7 @@ class CascadeChoice:
                 raise Damaged("a plan of something else", "one of a cascade")
             return typed(cls, versioned(document, VERSION, "version"))
         except Damaged as error:
-            raise no_plan(error.found, error.limit) from None
+            raise no_plan(error.found, error.limit, VERSION) from None
 
 
 # The alternative to fusing: one kernel after another, each of which reads and writes memory.

@@ -10,6 +10,7 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.program.tile import Place, Tile
 from crossfuse.lower.hopper.program.tile_nest import TileNest, refuse_program
 from crossfuse.lower.hopper.program.tile_program import Contraction, Exchange, TileProgram
+from crossfuse.lower.hopper.recover.contraction import accumulates
 from crossfuse.markers import DSM_SCOPE, PAIRED
 
 # A reduction that is split over a cluster: partial tiles in slabs, combined in slices.
@@ -136,7 +137,7 @@ def _combined(nest: TileNest, slab: Any, place: Place) -> tuple[list[Any], Any]:
     sums = (
         len(loads) == 2
         and all(isinstance(each, ir.TensorLoad) for each in loads)
-        and loads[0].source.same_as(body.buffer)
+        and accumulates(body)
         and loads[1].source.same_as(slab)
         and all(a.same_as(b) for a, b in zip(loads[1].indices[1:], body.indices, strict=True))
     )

@@ -12,7 +12,7 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.program.tile import Place, Store, Tile, covers
 from crossfuse.lower.hopper.program.tile_nest import TileNest, refuse_program, tile_nest
 from crossfuse.lower.hopper.program.tile_program import UNIT, SumProgram, TileProgram
-from crossfuse.lower.hopper.recover.contraction import is_zero
+from crossfuse.lower.hopper.recover.contraction import accumulates, is_zero
 from crossfuse.lower.hopper.recover.store import Loops, check_loads, has_stages, is_place, places_of
 from crossfuse.markers import ACCUMULATE, ACCUMULATIONS, GRID_STAGE
 
@@ -204,7 +204,7 @@ def _read_parts(nest: TileNest) -> tuple[Any, int]:
     terms = (value.a, value.b) if isinstance(value, ir.tirx.Add) else ()
     load = terms[1] if len(terms) == 2 and isinstance(terms[1], ir.TensorLoad) else None
     zero = block.init is not None and is_zero(block.init.value)
-    if load is None or len(load.indices) != 3 or not zero:
+    if load is None or len(load.indices) != 3 or not zero or not accumulates(block.body):
         raise refuse_program(
             nest.where, f"the statement {value}", "C[i, j] + partial[part, i, j], from 0"
         )
