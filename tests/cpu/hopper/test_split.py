@@ -6,12 +6,14 @@ from functools import cache
 from typing import Any
 
 import pytest
+import tvm
 
 from cpu.hopper.checkers import passed
 from cpu.hopper.instructions import EXPECT, MAP, PUSH, WAIT
 from cpu.hopper.planting import one_changed
+from crossfuse import _tvm as ir
 from crossfuse.emulate.cuda import change_argument, drop_call, emulate
-from crossfuse.errors import ScheduleRefused
+from crossfuse.errors import LoweringRefused, ScheduleRefused
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
@@ -89,3 +91,16 @@ def test_split_that_leaves_a_remainder() -> None:
     assert str(caught.value).startswith(
         "tiles: block 'gemm0': found a reduction of 320 split over 4 CTAs, in steps of 64"
     )
+
+
+def test_a_sum_of_another_element_is_refused() -> None:
+    """Read as a sum it would be wrong: the statement adds to an element that it does not store."""
+    schedule = schedule_tiled_gemm(
+        prim_func(parse("gemm:M=64,N=64,K=256")), tiles=TensorTiles(rows=64, columns=64, split=2)
+    )
+    own = "gemm0_local[v_i, v_j] = gemm0_local[v_i, v_j] + "
+    text = schedule.mod.script()
+    assert text.count(own) == 1
+    other = tvm.script.from_source(text.replace(own, own.replace("v_j] + ", "0] + ")))
+    with pytest.raises(LoweringRefused, match=r"limit: C\[i, j\] \+ slab\[rank, i, j\]"):
+        lower(ir.Schedule(other))
