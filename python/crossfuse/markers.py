@@ -14,6 +14,8 @@ from crossfuse import _tvm as ir
 CLUSTER_AXIS = "crossfuse.cluster_axis"
 #: Storage scope of a buffer whose leading dimension is the rank: slab r lives in CTA r.
 DSM_SCOPE = "shared.dsm"
+#: Those of buffers in shared memory that a CTA has for itself.
+SHARED_SCOPES = ("shared", "shared.dyn")
 #: Block annotation of `dsm_reduce` on the combining block: "scatter" or "all-exchange".
 DSM_REDUCE = "crossfuse.dsm_reduce"
 #: Block annotation of `dsm_shuffle` on the staging block: "ring" or "all-gather".

@@ -14,7 +14,14 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.kernel import ClusterKernel, own_rank
 from crossfuse.lower.refusal import refuse
-from crossfuse.lower.tree import Access, accesses, children, contains_cluster, evaluated
+from crossfuse.lower.tree import (
+    Access,
+    accesses,
+    children,
+    contains_cluster,
+    evaluated,
+    is_executed,
+)
 from crossfuse.markers import cluster_axis, thread_tag
 
 # Nests: the cluster-bound loops of a kernel, and the control flow that leads from one to the next.
@@ -53,11 +60,6 @@ class Loop:
     loop: Any
     path: tuple[Any, ...]
     inside: list[Item]
-
-    @property
-    def is_executed(self) -> bool:
-        """Whether its body runs at least once for certain."""
-        return (ir.constant(self.loop.extent) or 0) > 0
 
 
 @dataclass
@@ -397,7 +399,7 @@ def _run(items: list[Item], state: _State, plan: BarrierPlan) -> None:
             # Twice: what the end of one iteration leaves pending meets the start of the next.
             _run(item.inside, state, plan)
             _run(item.inside, state, plan)
-            if not item.is_executed:
+            if not is_executed(item.loop):
                 state.join(skipped)
         if item.loop.loop_var in plan.after:
             state.barrier()

@@ -22,8 +22,9 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.passes import prim_func_pass, was_lowered
-from crossfuse.lower.stored_elements import Bounds, StoredElements, stored_elements
-from crossfuse.lower.tree import Site, bounds, sites
+from crossfuse.lower.stored_elements import Bounds, StoredElements, are_apart, stored_elements
+from crossfuse.lower.tree import Site, bounds, is_call, sites
+from crossfuse.markers import SHARED_SCOPES
 
 
 def meeting_stores(body: Any, threads: Mapping[Any, int]) -> list[Any]:
@@ -49,7 +50,7 @@ def meeting_stores(body: Any, threads: Mapping[Any, int]) -> list[Any]:
 
 def is_shared(buffer: Any) -> bool:
     """Whether a variable is a buffer in shared memory of the CTA."""
-    return ir.is_buffer_var(buffer) and str(buffer.scope()) in ("shared", "shared.dyn")
+    return ir.is_buffer_var(buffer) and str(buffer.scope()) in SHARED_SCOPES
 
 
 def _meeting(stores: list[tuple[Site, StoredElements | None]]) -> list[Site]:
@@ -163,12 +164,7 @@ class _Hiding:
         steps = [abs(each) for each in constants if each is not None]
         if len(steps) < len(constants):
             return False
-        reach = 0  # of the threads so far
-        for step, extent in sorted(zip(steps, self.threads.values(), strict=True)):
-            if step <= reach:
-                return False
-            reach += step * (extent - 1)
-        return True
+        return are_apart(zip(steps, self.threads.values(), strict=True))
 
 
 def _load_of(buffer: Any, indices: Any, detours: int) -> Any:
@@ -200,7 +196,7 @@ def _with_load(value: Any, load: Any) -> Any:
 
 
 def _without_load(value: Any) -> Any:
-    if not isinstance(value, ir.Call) or not value.op.same_as(ir.Op.get(ir.IF_THEN_ELSE)):
+    if not is_call(value, ir.IF_THEN_ELSE):
         return value
     condition, kept, _ = value.args
     return kept if ir.constant(condition) == 1 else value

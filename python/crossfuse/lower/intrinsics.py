@@ -8,6 +8,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.tree import is_call
+from crossfuse.markers import SHARED_SCOPES
 
 BARRIER = "crossfuse_cluster_sync"
 #: Unsigned type that carries the bits of an access, by its size in bytes.
@@ -32,7 +33,7 @@ def cluster_barrier() -> Any:
     It is preceded by markers by which TVM's thread-synchronisation pass sees that this CTA's
     threads synchronise here too; `drop_markers` removes them again.
     """
-    marks = [_call("tirx.tvm_storage_sync", scope) for scope in ("shared", "shared.dyn")]
+    marks = [_call("tirx.tvm_storage_sync", scope) for scope in SHARED_SCOPES]
     call = ir.cuda_func_call(BARRIER, source_code=device_source())
     return ir.SeqStmt([ir.Evaluate(each) for each in (*marks, call)])
 
@@ -46,7 +47,7 @@ def is_barrier(statement: Any) -> bool:
     return isinstance(statement, ir.Evaluate) and is_helper_call(statement.value, BARRIER)
 
 
-def is_sync(statement: Any, scopes: tuple[str, ...] = ("shared", "shared.dyn")) -> bool:
+def is_sync(statement: Any, scopes: tuple[str, ...] = SHARED_SCOPES) -> bool:
     """Whether a statement synchronises the threads of a CTA for memory of the given scopes."""
     value: Any = statement.value if isinstance(statement, ir.Evaluate) else None
     return is_call(value, "tirx.tvm_storage_sync") and str(value.args[0].value) in scopes

@@ -76,7 +76,7 @@ def enclosed(body: Any, allocated: tuple[Any, ...], name: str = "") -> Any:
     return ir.SBlockRealize([], ir.tirx.IntImm("bool", 1), block)
 
 
-def kernel_parts(root: Any) -> tuple[Part, ...]:
+def parts_of(root: Any) -> tuple[Part, ...]:
     """Split the root block into kernels.
 
     Each statement of the root block is a launch of its own, unless a buffer that lives in CTAs

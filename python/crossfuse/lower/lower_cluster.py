@@ -13,7 +13,7 @@ from crossfuse.lower.kernel import (
     Part,
     enclosed,
     is_own,
-    kernel_parts,
+    parts_of,
     read_kernel,
     root_of,
 )
@@ -181,7 +181,7 @@ def _lower_root(realize: Any, slabs: Slabs) -> Any:
     root = realize.block
     held: list[Any] = []
     bodies: list[Any] = []
-    for part in kernel_parts(root):
+    for part in parts_of(root):
         lowered = _lower_part(part, slabs)
         bodies += list(part.statements) if lowered is None else [lowered]
         held += [] if lowered is None else part.buffers

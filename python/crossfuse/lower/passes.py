@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -14,6 +14,15 @@ LOWERED = "crossfuse.lowered"
 def was_lowered(func: Any) -> bool:
     """Whether `lower_cluster` rewrote a function."""
     return func.attrs is not None and LOWERED in func.attrs
+
+
+def unused(name: str, taken: Collection[str], suffixes: tuple[str, ...] = ("",)) -> str:
+    """A name, with a number behind it if need be, that is not taken with any of `suffixes`."""
+    candidate, count = name, 0
+    while any(candidate + each in taken for each in suffixes):
+        count += 1
+        candidate = f"{name}_{count}"
+    return candidate
 
 
 def prim_func_pass(name: str, transform: Callable[[Any], Any]) -> Any:

@@ -8,9 +8,10 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.hardware import MAX_SHARED_BYTES
 from crossfuse.lower.intrinsics import is_barrier, is_sync
-from crossfuse.lower.passes import prim_func_pass, was_lowered
+from crossfuse.lower.passes import prim_func_pass, unused, was_lowered
 from crossfuse.lower.refusal import refuse
-from crossfuse.lower.tree import buffer_behind, children, evaluated, is_call, text_of
+from crossfuse.lower.tree import buffer_behind, children, evaluated, is_call, is_executed, text_of
+from crossfuse.markers import SHARED_SCOPES
 
 # Where each shared buffer of a cluster kernel lies in the CTA's dynamic shared memory.
 #
@@ -21,7 +22,6 @@ from crossfuse.lower.tree import buffer_behind, children, evaluated, is_call, te
 
 #: Bytes; a bulk access wants 128, and buffers that want more say so.
 ALIGNMENT = 128
-SCOPES = ("shared", "shared.dyn")
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class _Intervals:
         self.now = 0
 
         def allocate(node: Any) -> None:
-            if str(node.buffer.scope()) in SCOPES:
+            if str(node.buffer.scope()) in SHARED_SCOPES:
                 self.owners[node.buffer] = node.buffer
 
         ir.walk(body, (ir.AllocBuffer, allocate))
@@ -132,7 +132,7 @@ class _Intervals:
             self._visit(child)
         if self.now > start and isinstance(node, (ir.For, ir.tirx.While, ir.IfThenElse)):
             self._touch(node, start, self.now)
-            if not _is_executed(node):
+            if not is_executed(node):
                 self.now = start
 
     def _alias(self, node: Any) -> None:
@@ -152,11 +152,6 @@ class _Intervals:
                 buffer = self.owners[variable]
                 low, high = self.found.get(buffer, (first, last))
                 self.found[buffer] = (min(low, first), max(high, last))
-
-
-def _is_executed(node: Any) -> bool:
-    """Whether the body of a compound statement runs for certain."""
-    return isinstance(node, ir.For) and (ir.constant(node.extent) or 0) > 0
 
 
 def _subjects(node: Any) -> list[Any]:
@@ -186,20 +181,12 @@ def place_shared_memory() -> Any:
         body, placements = _kernels(func.body)
         notes: dict[str, list[int]] = {}
         for each in placements:
-            name = _unused(each.name, notes)
+            # Some have one name, such as stages of one operand in two nests.
+            name = unused(each.name, notes)
             notes[name] = [each.offset, each.size, each.first, each.last]
         return ir.with_body(func, body).with_attr(SHARED_MEMORY, notes)
 
     return prim_func_pass("PlaceSharedMemory", transform)
-
-
-def _unused(name: str, taken: dict[str, list[int]]) -> str:
-    """A name that tells buffers of one name apart, such as stages of one operand in two nests."""
-    candidate, count = name, 0
-    while candidate in taken:
-        count += 1
-        candidate = f"{name}_{count}"
-    return candidate
 
 
 def _kernels(body: Any) -> tuple[Any, list[Placement]]:

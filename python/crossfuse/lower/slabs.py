@@ -6,7 +6,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.access import row_major
-from crossfuse.lower.passes import prim_func_pass, was_lowered
+from crossfuse.lower.passes import prim_func_pass, unused, was_lowered
 from crossfuse.markers import DSM_SCOPE
 
 #: Scope of the stand-in through which peers' slabs are addressed until loops are vectorised.
@@ -16,6 +16,7 @@ PEERS_SCOPE = "shared.dsm"
 RANK_STRIDE = 1 << 22
 #: What the name of a stand-in adds to that of the slab, and of one to which words are pushed.
 PEERS_SUFFIX, PUSHED_SUFFIX = "_peers", "_pushed"
+_SUFFIXES = ("", PEERS_SUFFIX, PUSHED_SUFFIX)
 
 
 class Slabs:
@@ -33,8 +34,8 @@ class Slabs:
         taken = {str(each.name) for each in buffers if each not in mine}
         self._images: dict[Any, tuple[Any, Any]] = {}
         for buffer in mine:
-            name = _unused(str(buffer.name), taken)
-            taken |= _names(name)
+            name = unused(str(buffer.name), taken, _SUFFIXES)
+            taken |= {name + each for each in _SUFFIXES}
             self._images[buffer] = (_own_slab(buffer, name), _stand_in(buffer, name, PEERS_SUFFIX))
 
     def push(self, buffer: Any) -> None:
@@ -65,18 +66,6 @@ class Slabs:
 
 def _is_slab(variable: Any) -> bool:
     return ir.is_buffer_var(variable) and variable.scope() == DSM_SCOPE
-
-
-def _unused(name: str, taken: set[str]) -> str:
-    candidate, count = name, 0
-    while _names(candidate) & taken:
-        count += 1
-        candidate = f"{name}_{count}"
-    return candidate
-
-
-def _names(name: str) -> set[str]:
-    return {name, name + PEERS_SUFFIX, name + PUSHED_SUFFIX}
 
 
 def _own_slab(buffer: Any, name: str) -> Any:

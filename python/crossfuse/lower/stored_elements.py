@@ -67,13 +67,10 @@ def stored_elements(
     import numpy as np
 
     loops = {**parallel, **serial}
-    starts = [start for start, _ in loops.values() if start is not None]
-    shape = tuple(extent for _, extent in loops.values() if extent)
-    if len(starts) < len(loops) or len(shape) < len(loops):
+    iterations = _iterations(loops)
+    if iterations is None:
         return None
-    if np.prod(shape, dtype=np.int64) > MAX_ITERATIONS:
-        return None
-    values = _counters(loops, starts, shape)
+    values, shape = iterations
     try:
         executed = np.broadcast_to(_value(_decided(conditions, loops), values), shape)
         columns = [np.broadcast_to(_value(each, values), shape).ravel() for each in indices]
@@ -91,13 +88,10 @@ def implies(premise: Any, conclusion: Any, loops: Bounds) -> bool:
 
     used = {var for each in (premise, conclusion) for var in ir.variables(each)}
     known = {var: bound for var, bound in loops.items() if var in used}
-    starts = [start for start, _ in known.values() if start is not None]
-    shape = tuple(extent for _, extent in known.values() if extent)
-    if len(known) < len(used) or len(starts) < len(known) or len(shape) < len(known):
+    iterations = _iterations(known)
+    if len(known) < len(used) or iterations is None:
         return False
-    if np.prod(shape, dtype=np.int64) > MAX_ITERATIONS:
-        return False
-    values = _counters(known, starts, shape)
+    values, _ = iterations
     try:
         holds, wanted = _value(premise, values), _value(conclusion, values)
     except _Unknown:
@@ -105,17 +99,39 @@ def implies(premise: Any, conclusion: Any, loops: Bounds) -> bool:
     return bool(np.all(np.logical_not(holds) | wanted))
 
 
-def _counters(
-    variables: Iterable[Any], starts: Sequence[int], shape: tuple[int, ...]
-) -> dict[Any, Any]:
-    """Values of each variable over all iterations, in shapes that broadcast against each other."""
+def are_apart(steps: Iterable[tuple[int, int]]) -> bool:
+    """Whether each step exceeds all that smaller ones reach together, so that all sums differ.
+
+    A step comes with the number of its multiples, from 0 on; a sum has one multiple of each.
+    """
+    reached = 0
+    for step, count in sorted(steps, key=operator.itemgetter(0)):
+        if step <= reached:
+            return False
+        reached += step * (count - 1)
+    return True
+
+
+def _iterations(loops: Bounds) -> tuple[dict[Any, Any], tuple[int, ...]] | None:
+    """Values of each variable over all iterations, and the number of each variable's values.
+
+    Shapes of values broadcast against each other. None where there are too many iterations or no
+    constant number of them.
+    """
     import numpy as np
 
+    starts = [start for start, _ in loops.values() if start is not None]
+    shape = tuple(extent for _, extent in loops.values() if extent)
+    if len(starts) < len(loops) or len(shape) < len(loops):
+        return None
+    if np.prod(shape, dtype=np.int64) > MAX_ITERATIONS:
+        return None
     counters = np.indices(shape, dtype=np.int64, sparse=True)
-    return {
+    values = {
         variable: counter + start
-        for variable, start, counter in zip(variables, starts, counters, strict=True)
+        for variable, start, counter in zip(loops, starts, counters, strict=True)
     }
+    return values, shape
 
 
 def _decided(conditions: Iterable[Any], loops: Bounds) -> Any:

@@ -138,6 +138,11 @@ def bounds(loops: Iterable[Any]) -> dict[Any, tuple[int | None, int | None]]:
     return {each.loop_var: (ir.constant(each.min), ir.constant(each.extent)) for each in loops}
 
 
+def is_executed(node: Any) -> bool:
+    """Whether the body of a compound statement runs at least once for certain: that of a loop."""
+    return isinstance(node, ir.For) and (ir.constant(node.extent) or 0) > 0
+
+
 def contains_cluster(node: Any) -> bool:
     """Whether a cluster-bound loop stands at or below a statement."""
     found: list[Any] = []

@@ -11,15 +11,19 @@ from crossfuse.hardware import WARP, WARPGROUP
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import Coordinates, at
 from crossfuse.lower.hopper.epilogue.prefetch import Ahead, Fragment
-from crossfuse.lower.hopper.plan.operands import CHUNK, barrier_count, share_bytes, slice_bytes
+from crossfuse.lower.hopper.plan.operands import (
+    CHUNK,
+    GROUP,
+    barrier_count,
+    share_bytes,
+    slice_bytes,
+)
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS, PhasePlan
 from crossfuse.lower.hopper.program.tile import Gather
 from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
 from crossfuse.lower.hopper.warmup import Warmup
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
-#: Columns of a slice that a warp stores at once: four matrices of eight rows and columns.
-_GROUP = 16
 _WARPS = WARPGROUP // WARP
 _COPY = "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"
 
@@ -98,7 +102,7 @@ class Giver:
         # A slice has whole steps of the product that reads it, maybe more than the tile makes.
         self.made = min(gather.width, plan.columns)
         groups = tuple(
-            (first, min(_GROUP, self.made - first)) for first in range(0, self.made, _GROUP)
+            (first, min(GROUP, self.made - first)) for first in range(0, self.made, GROUP)
         )
         self.further = Ahead(self.fragment, groups, warmup)
         self.rank = where.places[gather.place.var]
@@ -147,7 +151,7 @@ class Giver:
 
     def _store(self, packed: Any, row: Any, column: Any, group: int, start: Any) -> None:
         """Store sixteen columns of the warp's rows, as four matrices of eight rows and columns."""
-        first = group * _GROUP
+        first = group * GROUP
         # Two matrices for each eight columns: both halves of the rows.
         made = min(4, max(0, self.made - first) // 4)
         matrices = [packed[each] for each in range(4)]

@@ -22,6 +22,7 @@ from crossfuse.lower.hopper.plan.operands import GROUP_REGISTERS, item_bytes
 from crossfuse.lower.hopper.registers import hold
 from crossfuse.lower.hopper.statements import run
 from crossfuse.lower.hopper.wgmma_instruction import (
+    CORE_BYTES,
     CORE_MATRIX,
     K_BYTES,
     NO_SWIZZLE,
@@ -37,11 +38,10 @@ from crossfuse.lower.hopper.wgmma_instruction import (
     words,
 )
 from crossfuse.lower.refusal import refuse
+from crossfuse.markers import SHARED_SCOPES
 from crossfuse.planner.kernels.boxes import ROW_BYTES
 
 _RULE = "gemm-async"
-#: Bytes of a row of a core matrix.
-_CHUNK = 16
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Descriptors:
         region = self.region
         *_, rows, columns = region.extents
         span = columns * self.item
-        for swizzle, unit in ((SWIZZLE_128, ROW_BYTES), (NO_SWIZZLE, _CHUNK)):
+        for swizzle, unit in ((SWIZZLE_128, ROW_BYTES), (NO_SWIZZLE, CORE_BYTES)):
             if rows % 8 or span % unit or (self.transposed and swizzle == NO_SWIZZLE):
                 continue
             layout = shared_layout(region.dtype, region.extents, swizzled=swizzle != NO_SWIZZLE)
@@ -153,7 +153,7 @@ class Descriptors:
 
     @property
     def _row_bytes(self) -> int:
-        return _CHUNK if self.swizzle == NO_SWIZZLE else ROW_BYTES
+        return CORE_BYTES if self.swizzle == NO_SWIZZLE else ROW_BYTES
 
     def _across(self, offset: int) -> int:
         """Byte offset of a column that is `offset` bytes behind the first one of its row."""
@@ -222,7 +222,6 @@ class Registers:
         return operands
 
 
-_SCOPES = ("shared", "shared.dyn")
 _INSTEAD = "multiply tiles of another form, or write wgmma by T.ptx"
 
 
@@ -301,7 +300,7 @@ def _read(call: Any) -> _Call:
         raise right.refuse(
             f"a {right.dtype} operand stored as [k, n]", "operands of 8 bits as [n, k]", _INSTEAD
         )
-    for each, scopes in ((left, ("local", *_SCOPES)), (right, _SCOPES)):
+    for each, scopes in ((left, ("local", *SHARED_SCOPES)), (right, SHARED_SCOPES)):
         if each.scope not in scopes:
             raise each.refuse(f"scope {each.scope}", f"scope {' or '.join(scopes)}", _INSTEAD)
     first = Registers(left) if left.scope == "local" else Descriptors(left)

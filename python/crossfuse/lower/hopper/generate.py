@@ -12,7 +12,8 @@ from crossfuse.hardware import Device, tvm_target
 from crossfuse.lower.hopper.kernel import emit_kernel
 from crossfuse.lower.hopper.passes import kernel_pipeline
 from crossfuse.lower.hopper.plan.kernel import KernelPlan, plan_kernel
-from crossfuse.lower.hopper.recover.function import identifier, recover, workspaces
+from crossfuse.lower.hopper.program.tile import identifier
+from crossfuse.lower.hopper.recover.function import recover, workspaces
 from crossfuse.lower.hopper.reduced.recover import is_reduced, recover_reduced
 from crossfuse.lower.hopper.stream import (
     emit_merge,

@@ -7,7 +7,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.pipeline import Ring
 from crossfuse.lower.hopper.plan.memory import Arena
-from crossfuse.lower.hopper.recover.function import identifier
+from crossfuse.lower.hopper.program.tile import identifier
 from crossfuse.lower.hopper.statements import run, when
 from crossfuse.lower.image import TensorMap
 

@@ -24,8 +24,8 @@ from crossfuse.lower.hopper.plan.operands import Operand
 from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.recover.contraction import first_of_reduction
 from crossfuse.lower.hopper.rows.chunks import emit_chunks, emit_flags, factor_bytes, load_factors
-from crossfuse.lower.hopper.rows.emit import FIRST_WARP, emit_rows
-from crossfuse.lower.hopper.rows.plan import FLAG_WARP, ON_THEIR_WAY
+from crossfuse.lower.hopper.rows.emit import emit_rows
+from crossfuse.lower.hopper.rows.plan import FIRST_WARP, FLAG_WARP, ON_THEIR_WAY
 from crossfuse.lower.hopper.statements import Variable, branches, let, run, when
 from crossfuse.lower.hopper.tma import load_tile
 from crossfuse.lower.hopper.warmup import hidden

@@ -24,8 +24,8 @@ NO_SWIZZLE, SWIZZLE_128 = 0, 3
 _SWIZZLES = {32: 1, 64: 2, 128: SWIZZLE_128}
 #: Bytes of eight rows of a swizzled tile: one repeat of the pattern.
 PATTERN = 8 * ROW_BYTES
-#: Bytes of eight rows of 16 bytes each, without a swizzle.
-CORE_MATRIX = 128
+#: Bytes of a row of a core matrix, which has no swizzle, and of its eight rows.
+CORE_BYTES, CORE_MATRIX = 16, 128
 
 
 def multiply(
@@ -84,8 +84,6 @@ def words(offset: Any) -> Any:
 # `gemm_async` recognises buffers with these layouts, see
 # `crossfuse.lower.hopper.gemm_async`.
 
-#: Bytes of a row of a core matrix.
-_CORE_BYTES = 16
 #: Rows of a fragment: those of one warpgroup.
 ROWS = 64
 
@@ -126,7 +124,7 @@ def shared_layout(dtype: str, shape: Sequence[int], *, swizzled: bool = True) ->
     """
     *_, rows, columns = shape
     span = columns * int(ir.tvm.DataType(dtype).bits) // 8
-    unit = ROW_BYTES if swizzled else _CORE_BYTES
+    unit = ROW_BYTES if swizzled else CORE_BYTES
     if rows % 8 or span % unit:
         raise refuse(
             "gemm-async",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from crossfuse.lower.kernel import ClusterKernel, kernel_parts, read_kernel, root_of
+from crossfuse.lower.kernel import ClusterKernel, parts_of, read_kernel, root_of
 from crossfuse.lower.passes import prim_func_pass, was_lowered
 from crossfuse.lower.verify.stores import (
     check_distinct_stores,
@@ -37,7 +37,7 @@ def verify_ownership() -> Any:
     def transform(func: Any) -> Any:
         if not is_cluster_function(func):
             return func
-        for part in kernel_parts(root_of(func).block):
+        for part in parts_of(root_of(func).block):
             kernel = read_kernel(part.body, compacted=False)
             if kernel.cluster:
                 check_virtual_threads(kernel)

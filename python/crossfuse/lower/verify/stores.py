@@ -10,7 +10,7 @@ from crossfuse import _tvm as ir
 from crossfuse.blocks.access import row_major
 from crossfuse.lower.kernel import ClusterKernel, Part
 from crossfuse.lower.refusal import refuse
-from crossfuse.lower.stored_elements import stored_elements
+from crossfuse.lower.stored_elements import are_apart, stored_elements
 from crossfuse.lower.tree import Access, analyzer, bounds, children, coordinate, coordinate_loop
 from crossfuse.markers import DSM_SCOPE, MERGED, marked_blocks_in
 
@@ -141,14 +141,9 @@ def _is_spread(indices: list[Any], ranges: dict[Any, Any]) -> bool:
     for index in indices:
         terms = ir.sym.detect_linear_equation(index, variables)
         steps = [abs(ir.constant(each) or 0) for each in terms[:-1]] if terms else []
-        found = [(step, var) for step, var in zip(steps, variables, strict=False) if step]
-        reached = 0
-        for step, var in sorted(found, key=lambda pair: pair[0]):
-            if step <= reached:
-                break
-            reached += step * (int(ir.constant(ranges[var].extent) or 0) - 1)
-        else:
-            for _, var in found:
+        found = {var: step for var, step in zip(variables, steps, strict=False) if step}
+        if are_apart((step, ir.constant(ranges[var].extent) or 0) for var, step in found.items()):
+            for var in found:
                 left.pop(var, None)
     return not left
 

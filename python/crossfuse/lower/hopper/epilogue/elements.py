@@ -10,7 +10,7 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import at
 from crossfuse.lower.hopper.epilogue.operands import Pair, Read, further_of, read_all
 from crossfuse.lower.hopper.fast_math import FAST_TYPES, fast
-from crossfuse.lower.hopper.plan.store import PACKED_TYPES
+from crossfuse.lower.hopper.plan.operands import PACKED_TYPES
 from crossfuse.lower.hopper.program.tile_program import SumProgram, TileProgram
 from crossfuse.lower.hopper.statements import let, registers, run, when
 from crossfuse.lower.hopper.warmup import Warmup
@@ -177,7 +177,8 @@ class Elements:
             self._pair = registers("pair", 1, "uint32")
         self.pack(self._pair[0], i, j, low, high, pairs)
         with _when_all([*warmup.conditions(), *self._stored(i, j)]):
-            run(ir.script.ptx["st.global.u32"](self.tile.buffer.ptr_to([i, j]), self._pair[0]))
+            place = self.tile.buffer.ptr_to(self._place(i, j))
+            run(ir.script.ptx["st.global.u32"](place, self._pair[0]))
 
     def _values(
         self, i: Any, j: Any, low: tuple[Any, ...], high: tuple[Any, ...], pairs: Sequence[Pair]

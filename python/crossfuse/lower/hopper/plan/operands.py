@@ -25,6 +25,11 @@ from crossfuse.planner.kernels.registers import REGISTERS, REGISTERS_OF_THREE
 
 #: Most rows of a box. PTX ISA, cp.async.bulk.tensor.
 MAX_BOX = 256
+#: Columns of 16 bits that one wgmma multiplies and one stmatrix stores, and the registers of a
+#: thread that hold them.
+GROUP, GROUP_REGISTERS = 16, 4
+#: Types of which two are converted into one register, with PTX's name of the pair.
+PACKED_TYPES = {"float16": "f16x2", "bfloat16": "bf16x2"}
 
 
 @dataclass(frozen=True)
@@ -208,9 +213,6 @@ def _refuse(tile: Tile, found: str, limit: str, instead: str) -> Exception:
 
 #: Bytes of eight columns of a warpgroup's 64 rows.
 CHUNK = 64 * 16
-#: Columns that one wgmma multiplies, and that one stmatrix stores.
-_GROUP = 16
-_TYPES = ("float16", "bfloat16")
 
 
 def share_bytes(gather: Gather) -> int:
@@ -235,12 +237,12 @@ def barrier_count(gather: Gather, consumers: int) -> int:
 
 def check_gather(gather: Gather, dtype: str) -> None:
     """Refuse slices that are no whole groups of 16 columns of 16-bit floats."""
-    if gather.width % _GROUP or dtype not in _TYPES:
+    if gather.width % GROUP or dtype not in PACKED_TYPES:
         raise refuse(
             "tile-gather",
             f"tensor '{gather.slab.name}'",
             found=f"{gather.place.extent} slices of {gather.width} columns of {dtype}",
-            limit=f"slices of a multiple of {_GROUP} columns, of {' or '.join(_TYPES)}",
+            limit=f"slices of a multiple of {GROUP} columns, of {' or '.join(PACKED_TYPES)}",
             instead="choose another cluster size, or keep the intermediate in L2 (grid_stage)",
         )
 
@@ -271,13 +273,13 @@ def check_depth(gather: Gather, depth: int) -> None:
     Steps must be whole groups of columns, too.
     """
     columns = gather.width if gather.ring else gather.extents[1]
-    if columns % depth or depth % _GROUP:
+    if columns % depth or depth % GROUP:
         what = " of each slice" if gather.ring else ""
         raise refuse(
             "tile-gather",
             f"tensor '{gather.slab.name}'",
             found=f"{columns} columns{what} in steps of {depth}",
-            limit=f"whole steps of a multiple of {_GROUP} columns",
+            limit=f"whole steps of a multiple of {GROUP} columns",
             instead="split the reduction by another factor, or choose another cluster size",
         )
 
@@ -288,8 +290,6 @@ def check_depth(gather: Gather, depth: int) -> None:
 # of neighbours are rounded to 16 bits and share a register. PTX ISA, wgmma, register fragments for
 # A and D.
 
-#: Columns that one wgmma multiplies, and the registers of a thread that hold them.
-GROUP, GROUP_REGISTERS = 16, 4
 #: Registers of a thread for the operand and for the sums beside it, by the number of multiplying
 #: warpgroups; the others hold addresses.
 _MAX_REGISTERS = {1: REGISTERS, 2: REGISTERS, 3: REGISTERS_OF_THREE}
@@ -305,13 +305,13 @@ def check_kept(tile: Tile) -> None:
 
     Columns must be whole groups, and elements 16-bit floats.
     """
-    if tile.shape[1] % GROUP or tile.dtype not in _TYPES:
+    if tile.shape[1] % GROUP or tile.dtype not in PACKED_TYPES:
         raise refuse(
             "tile-registers",
             f"tensor '{tile.buffer.name}'",
             found=f"{tile.shape[1]} columns of {tile.dtype} in registers",
-            limit=f"a multiple of {GROUP} columns, of {' or '.join(_TYPES)}: sums lie in registers "
-            "as operands of 16 bits do, and of no other width",
+            limit=f"a multiple of {GROUP} columns, of {' or '.join(PACKED_TYPES)}: sums lie in "
+            "registers as operands of 16 bits do, and of no other width",
             instead="keep the intermediate in L2 (grid_stage), or store it to global memory",
         )
 

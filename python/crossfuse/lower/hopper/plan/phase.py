@@ -229,10 +229,13 @@ class PhasePlan:
         return full and exchange.rows % WARP_ROWS == 0
 
 
-def plan_phase(program: TileProgram, awaits: Flags | None = None) -> PhasePlan:
+def plan_phase(
+    program: TileProgram, awaits: Flags | None = None, chunks: ChunkPlan | None = None
+) -> PhasePlan:
     """Plan one phase; refused if tensor cores or TMA cannot take its tiles.
 
-    `awaits` are the flags that an earlier phase raises for its left operand.
+    `awaits` are the flags that are raised for its left operand, by an earlier phase or by those who
+    make its rows; `chunks` is the plan of these if they make them chunk by chunk.
     """
     contraction = program.contraction
     for product in contraction.products:
@@ -272,7 +275,7 @@ def plan_phase(program: TileProgram, awaits: Flags | None = None) -> PhasePlan:
         Flags.of(program, warpgroups.count) if program.staged else None,
         awaits,
         others,
-        plan_chunks(program),
+        chunks,
     )
 
 
@@ -342,8 +345,8 @@ def plan_phases(programs: tuple[TileProgram, ...]) -> tuple[PhasePlan, ...]:
         left = program.contraction.left
         made = [each.raises for each in phases if each.raises is not None]
         flags = next((each for each in made if each.buffer.same_as(left.buffer)), None)
+        chunks = plan_chunks(program)
         if program.rows is not None:
-            chunks = plan_chunks(program)
             flags = (
                 Flags.of_rows(program.rows, left.shape[0])
                 if chunks is None
@@ -351,7 +354,7 @@ def plan_phases(programs: tuple[TileProgram, ...]) -> tuple[PhasePlan, ...]:
             )
         if flags is not None:
             flags.check_reader(left, program.analyzer)
-        phases.append(plan_phase(program, flags))
+        phases.append(plan_phase(program, flags, chunks))
         if program.rows is not None:
             check_row_room(phases[-1])
     first, *others = phases

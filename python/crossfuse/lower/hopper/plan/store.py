@@ -7,14 +7,12 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 
 from crossfuse.hardware import TMA_PITCH
-from crossfuse.lower.hopper.plan.operands import item_bytes, tensor_map
+from crossfuse.lower.hopper.plan.operands import PACKED_TYPES, item_bytes, tensor_map
 from crossfuse.lower.hopper.program.tile import Tile
 from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.image import TensorMap
 from crossfuse.planner.kernels.boxes import ROW_BYTES, SLOTS, WARPGROUP_ROWS, WIDTHS, box_widths
 
-#: Types of which two are converted into one register, with PTX's name of the pair.
-PACKED_TYPES = {"bfloat16": "bf16x2", "float16": "f16x2"}
 #: Boxes of float32 sums in shared memory at once where one warpgroup multiplies: 32 KiB at most.
 #: Where there are two, ptxas spills the addresses of so many: they take turns.
 _SLOTS_OF_SUMS = 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -52,6 +53,11 @@ class Tile:
     def with_parameters(self: _Tile, images: Mapping[Any, Any]) -> _Tile:
         """The same box of the buffer that replaces its own in `images`, if one does."""
         return replace(self, buffer=images.get(self.buffer, self.buffer))
+
+
+def identifier(buffer: Any) -> str:
+    """Name of a buffer as C has it: TVM calls partial sums ``gemm.rf``."""
+    return re.sub(r"\W", "_", str(buffer.name))
 
 
 @dataclass(frozen=True)

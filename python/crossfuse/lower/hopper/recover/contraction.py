@@ -80,8 +80,7 @@ def _parts(value: Any) -> tuple[Any, Any]:
     if not is_call(value, ir.IF_THEN_ELSE):
         return ir.tirx.IntImm("bool", 1), value
     condition, load, otherwise = value.args
-    zero = isinstance(otherwise, ir.tirx.FloatImm) and float(otherwise.value) == 0
-    return condition, load if zero else None
+    return condition, load if is_zero(otherwise) else None
 
 
 def _candidate(nest: TileNest, images: Any) -> WindowTile | None:
@@ -237,19 +236,18 @@ def _offset(contraction: Contraction) -> Any:
     product = contraction.products[0]
     right = product.right.origin[0 if product.is_transposed else 1]
     difference = right - contraction.left.origin[1]
-    zero = ir.tirx.IntImm(str(contraction.step.ty), 0)
-    known = ir.sym.Analyzer()
-    return known.simplify(
-        ir.substitute(difference, lambda var: zero if var.same_as(contraction.step) else var)
-    )
+    return ir.sym.Analyzer().simplify(_in_first_step(contraction, difference))
 
 
 def first_of_reduction(contraction: Contraction) -> Any:
     """The element of the reduction that step 0 begins with."""
+    return _in_first_step(contraction, contraction.left.origin[1])
+
+
+def _in_first_step(contraction: Contraction, value: Any) -> Any:
     step = contraction.step
-    index = contraction.left.origin[1]
     zero = ir.tirx.IntImm(str(step.ty), 0)
-    return ir.substitute(index, lambda var: zero if var.same_as(step) else var)
+    return ir.substitute(value, lambda var: zero if var.same_as(step) else var)
 
 
 def check_reduction(contraction: Contraction, place: Place | None) -> None:

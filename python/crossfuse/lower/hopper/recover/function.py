@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -380,11 +379,6 @@ def workspaces(func: Any) -> tuple[Any, ...]:
     """Intermediates in global memory, which one kernel stores and a later one loads."""
     buffers = func.body.block.alloc_buffers
     return tuple(each for each in buffers if str(each.scope()) == "global")
-
-
-def identifier(buffer: Any) -> str:
-    """Name of a buffer as C has it: TVM calls partial sums ``gemm.rf``."""
-    return re.sub(r"\W", "_", str(buffer.name))
 
 
 def _recover_nest(node: Any, memory: tuple[Any, ...]) -> tuple[TileProgram, ...]:

@@ -15,9 +15,9 @@ from crossfuse.lower.hopper.program.tile_nest import (
     refuse_program,
     tile_nest,
 )
-from crossfuse.lower.hopper.program.tile_program import Contraction, TileProgram
+from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.hopper.recover.contraction import is_zero
-from crossfuse.lower.hopper.recover.products import pipelined, read_products, with_rows
+from crossfuse.lower.hopper.recover.products import Read, pipelined, read_products, with_rows
 from crossfuse.lower.hopper.recover.store import (
     Loops,
     accumulator_loads,
@@ -171,9 +171,6 @@ def _in_columns_of_product(nest: TileNest, value: Any, load: Any, inner: Any) ->
     return image, moved
 
 
-_Read = tuple[Contraction, Store, TileNest]
-
-
 def is_gathered(node: Any) -> bool:
     """Whether a nest over the CTAs of a cluster begins with the copy of all slices."""
     if not is_bound(node):
@@ -263,7 +260,7 @@ def _read_gather(nest: TileNest, place: Place, ring: bool) -> Gather:
     return Gather(place, slab, body.buffer, ring, copies == "bulk")
 
 
-def _check_columns(copy: TileNest, first: _Read, second: _Read) -> None:
+def _check_columns(copy: TileNest, first: Read, second: Read) -> None:
     """Refuse a column that does not mean the same where it is made, copied and multiplied."""
     known = copy.known
     (making, made, made_nest), (taking, _, _) = first, second

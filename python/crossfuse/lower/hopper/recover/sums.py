@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.program.tile import Place, Store, Tile, covers
+from crossfuse.lower.hopper.program.tile import Place, Store, Tile, covers, identifier
 from crossfuse.lower.hopper.program.tile_nest import TileNest, refuse_program, tile_nest
 from crossfuse.lower.hopper.program.tile_program import UNIT, SumProgram, TileProgram
 from crossfuse.lower.hopper.recover.contraction import accumulates, is_zero
@@ -64,7 +63,7 @@ def accumulated(programs: list[TileProgram]) -> list[TileProgram]:
 
 def _sums_of(partial: Any) -> Any:
     """The matrix that takes the place of [part, row, column]."""
-    name = _SUMS + re.sub(r"\W", "_", str(partial.name))
+    name = _SUMS + identifier(partial)
     return ir.tirx.decl_buffer(list(partial.ty.shape)[1:], "float32", name, layout=None)
 
 

@@ -13,9 +13,15 @@ from crossfuse.lower.hopper.coordinates import at, grid_places
 from crossfuse.lower.hopper.flags import FlagWriter
 from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.rows.plan import BOX, FIRST_WARP, ROW_WARPS, ChunkBarriers, ChunkPlan
-from crossfuse.lower.hopper.rows.program import RowProgram
+from crossfuse.lower.hopper.rows.program import RowProgram, size_of
 from crossfuse.lower.hopper.rows.recover import known_in
-from crossfuse.lower.hopper.rows.statements import RowStatements, number_of, quick, without_stores
+from crossfuse.lower.hopper.rows.statements import (
+    RowStatements,
+    given,
+    number_of,
+    quick,
+    without_stores,
+)
 from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
 from crossfuse.lower.hopper.tma import EVICT_FIRST, load_name
 from crossfuse.lower.hopper.wgmma import Multiplier
@@ -90,10 +96,12 @@ class _Rows:
         )
         self.known = known_in(statement, program.lane)
         self.statements = RowStatements.of(statement, self.loop.source)
-        self.states = [
-            (each, registers(f"{each.name}_of_rows", chunks.own * _size(each), str(each.ty.dtype)))
-            for each in self.loop.carried
-        ]
+        self.states = [(each, self._state(each)) for each in self.loop.carried]
+
+    def _state(self, buffer: Any) -> Any:
+        """Registers for what all rows of the warp have in a buffer."""
+        count = self.chunks.own * size_of(buffer)
+        return registers(f"{buffer.name}_of_rows", count, str(buffer.ty.dtype))
 
     def emit(self) -> None:
         chunks, phase = self.chunks, self.phase
@@ -168,7 +176,7 @@ class _Rows:
         with ir.script.unroll(0, self.chunks.own) as number:
             ir.IRBuilder.name("own", number)
             begin = self._own(self.loop.begin, number, 0)
-            ir.script.add_to_parent(self._of(begin, {self.program.row: row + number}))
+            ir.script.add_to_parent(given(begin, {self.program.row: row + number}))
 
     def _read(self, batch: int, row: Any, chunk: Any) -> list[tuple[Any, ...]]:
         """Read a batch to registers, which frees its slot of the ring; returns the rest to do."""
@@ -187,8 +195,8 @@ class _Rows:
             }
             own = self.statements.fresh()
             for each in own.loads:
-                ir.script.add_to_parent(self._of(self._in_ring(each, slot, inside), values))
-            rows.append(tuple(self._of(self._own(e, number, inside), values) for e in own.rest))
+                ir.script.add_to_parent(given(self._in_ring(each, slot, inside), values))
+            rows.append(tuple(given(self._own(e, number, inside), values) for e in own.rest))
         # Loads may still be on their way while wgmma has shared memory busy, and TMA does not wait.
         run(ir.script.ptx.fence.proxy.async_.shared__cta())
         run(ir.script.cuda.warp_sync())  # all lanes have read it
@@ -211,10 +219,7 @@ class _Rows:
         values = {self.program.row: first + lane, self.loop.var: chunk}
         with when(exists):
             for each in self.stores:
-                indices = [
-                    ir.substitute(index, lambda var: values.get(var, var))
-                    for index in each.store.indices
-                ]
+                indices = [given(index, values) for index in each.store.indices]
                 value = number_of(each, lane, batch)
                 ir.script.add_to_parent(ir.BufferStore(each.store.buffer, value, indices))
 
@@ -233,13 +238,10 @@ class _Rows:
     def _own(self, statement: Any, number: int, inside: int) -> Any:
         """A statement of one of the warp's rows, with its state and its place in a batch."""
         for buffer, state in self.states:
-            statement = _moved(statement, buffer, state, number * _size(buffer))
+            statement = _moved(statement, buffer, state, number * size_of(buffer))
         for each in self.stores:
             statement = _moved(statement, each.kept, each.kept, inside)
         return statement
-
-    def _of(self, statement: Any, values: dict[Any, Any]) -> Any:
-        return ir.substitute(statement, lambda var: values.get(var, var))
 
     def _tell(self) -> None:
         """Arrive once this warp has stored a chunk; it is at most two chunks ahead of the flags."""
@@ -265,11 +267,6 @@ def _leaves(statement: Any) -> bool:
     stores: list[Any] = []
     ir.walk(statement, (ir.BufferStore, stores.append))
     return any(str(each.buffer.scope()) == "global" for each in stores)
-
-
-def _size(buffer: Any) -> int:
-    (extent,) = (int(each) for each in buffer.ty.shape)
-    return extent
 
 
 def _moved(statement: Any, buffer: Any, to: Any, first: Any) -> Any:

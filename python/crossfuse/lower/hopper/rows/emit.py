@@ -14,6 +14,7 @@ from crossfuse.lower.hopper.body import Body
 from crossfuse.lower.hopper.coordinates import Coordinates, at, grid_places
 from crossfuse.lower.hopper.flags import Flags, FlagWriter
 from crossfuse.lower.hopper.plan.kernel import KernelPlan
+from crossfuse.lower.hopper.rows.plan import FIRST_WARP, ROW_WARPS
 from crossfuse.lower.hopper.rows.program import RowProgram, size_of
 from crossfuse.lower.hopper.statements import Variable, branches, let, run, when
 from crossfuse.lower.hopper.timeline import ROWS_BEGUN, ROWS_MADE
@@ -21,8 +22,6 @@ from crossfuse.lower.hopper.warmup import Warmup, hidden
 
 # Warps of the loading warpgroup that make rows of the left operand, while others multiply.
 
-#: Warps of the loading warpgroup that make rows, and the first of them: those before it load.
-ROW_WARPS, FIRST_WARP = 2, 2
 #: Bytes of a cache line, and the most bytes of a tensor that are prefetched.
 _LINE, _MOST = 128, 32 << 10
 _FETCH_LINE = """\
@@ -103,24 +102,36 @@ def emit_rows(body: Body, rows: RowProgram, flags: Flags) -> None:
     """Write the warps that make rows.
 
     Row r is that of warp ``r // ctas`` of CTA ``r % ctas``, so that the first rows of all CTAs are
-    under way together. A warp counts each row at the flag of its tile; rows of the last tile that
+    under way together.
+    """
+    with _each_row(body, rows, flags, body.where.lane, ROW_WARPS) as (row, lane):
+        with when(row < rows.rows):
+            ir.script.add_to_parent(rows.of(let("own_row", row), let("lane", lane)))
+        # All lanes have stored their elements.
+        run(ir.script.cuda.warp_sync())
+
+
+@contextmanager
+def _each_row(
+    body: Body, rows: RowProgram, flags: Flags, thread: Any, makers: int
+) -> Iterator[tuple[Any, Any]]:
+    """Loop over the rows of one of a CTA's `makers`, warps or warpgroups; yields row and thread.
+
+    It counts each row at the flag of its tile, by its first `thread`; rows of the last tile that
     the matrix does not have are counted too.
     """
-    where, ctas = body.where, body.plan.clusters * body.plan.cluster_size
-    first, lane = after_kernel_before(
-        body.plan, row_then=first_row(body.plan, where, rows), lane_then=where.lane
+    plan = body.plan
+    first, own = after_kernel_before(
+        plan, row_then=first_row(plan, body.where, rows), lane_then=thread
     )
     body.timeline.stamp_rows(ROWS_BEGUN)
     row = Variable("row", "int32", first)
     writer = FlagWriter(body.placed(flags))
     with ir.script.While(row.value < flags.down * flags.rows):
-        with when(row.value < rows.rows):
-            ir.script.add_to_parent(rows.of(let("own_row", row.value), let("lane", lane)))
-        # All lanes have stored their elements.
-        run(ir.script.cuda.warp_sync())
-        with when(where.lane == 0):
+        yield row.value, own
+        with when(thread == 0):
             writer.raise_flag(ir.script.min(row.value, rows.rows - 1), 0)
-        row.set(row.value + ROW_WARPS * ctas)
+        row.set(row.value + makers * plan.clusters * plan.cluster_size)
     body.timeline.stamp_rows(ROWS_MADE)
 
 
@@ -191,8 +202,11 @@ def meet_and_make_rows(body: Body) -> None:
         mbarrier.meet_started(1)
     else:
         mbarrier.say_started()
-    with when(body.where.warpgroup > 0):
-        _emit(body, rows, flags)
+    with (
+        when(body.where.warpgroup > 0),
+        _each_row(body, rows, flags, body.where.thread, plan.consumers) as (row, thread),
+    ):
+        _make(body, rows, row, thread)
     if plan.cluster_size > 1:
         mbarrier.await_started()
 
@@ -235,26 +249,6 @@ class RowsWithHelp:
                 if body.plan.cluster_size > 1:
                     mbarrier.await_started()
                 body.timeline.stamp("cluster met")
-
-
-def _emit(body: Body, rows: RowProgram, flags: Flags) -> None:
-    """Write the loop in which a warpgroup makes its rows.
-
-    Rows that the last tile does not have are counted at its flag, too.
-    """
-    plan, where = body.plan, body.where
-    first, thread = after_kernel_before(
-        plan, row_then=first_row(plan, where, rows), lane_then=where.thread
-    )
-    body.timeline.stamp_rows(ROWS_BEGUN)
-    row = Variable("row", "int32", first)
-    writer = FlagWriter(body.placed(flags))
-    with ir.script.While(row.value < flags.down * flags.rows):
-        _make(body, rows, row.value, thread)
-        with when(where.thread == 0):
-            writer.raise_flag(ir.script.min(row.value, rows.rows - 1), 0)
-        row.set(row.value + plan.consumers * plan.clusters * plan.cluster_size)
-    body.timeline.stamp_rows(ROWS_MADE)
 
 
 def _make(body: Body, rows: RowProgram, row: Any, thread: Any) -> None:

@@ -12,7 +12,6 @@ needs the same columns of all its rows::
 from __future__ import annotations
 
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -30,7 +29,7 @@ from crossfuse.lower.hopper.rows.emit import (
     staged,
 )
 from crossfuse.lower.hopper.rows.plan import HeadPlan
-from crossfuse.lower.hopper.rows.statements import flat, fresh, independent_of
+from crossfuse.lower.hopper.rows.statements import flat, fresh, given, independent_of
 from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
 from crossfuse.lower.hopper.timeline import ROWS_BEGUN, ROWS_MADE
 from crossfuse.lower.hopper.warmup import hidden
@@ -222,8 +221,8 @@ class HeadRows:
             row = let("own_row", ir.script.min(first + each * pitch, rows.rows - 1))
             place = staged(self.body, rows, each)
             copies = statements if each == 0 else fresh(statements, same)
-            own = partial(_given, {rows.row: row, rows.lane: thread})
-            made.append([passed_on(own(copy), place, number) for copy in copies])
+            values = {rows.row: row, rows.lane: thread}
+            made.append([passed_on(given(copy, values), place, number) for copy in copies])
         shared: list[Any] = []
         others: list[Any] = []
         for statement, together in zip(statements, zip(*made, strict=True), strict=True):
@@ -237,10 +236,6 @@ class HeadRows:
         assert rows.scaled is not None
         store = ir.BufferStore(self.body.factors, rows.scaled.factor, [rows.row])
         return ir.IfThenElse(rows.lane == 0, store, None)
-
-
-def _given(values: dict[Any, Any], statement: Any) -> Any:
-    return ir.substitute(statement, lambda var: values.get(var, var))
 
 
 def _is_of(statement: Any, same: dict[Any, Any]) -> bool:

@@ -337,6 +337,4 @@ class ChunkBarriers:
 
 
 def _either(condition: Any, one: int, other: int) -> Any:
-    from crossfuse import _tvm as ir
-
     return ir.script.Select(condition, ir.script.uint32(one), ir.script.uint32(other))

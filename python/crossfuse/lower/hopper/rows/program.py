@@ -9,7 +9,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP, WARPGROUP
-from crossfuse.lower.hopper.rows.statements import flat
+from crossfuse.lower.hopper.rows.statements import flat, given
 
 # Which rows are raw elements times one number of the row: a product may begin before it is known.
 #
@@ -308,8 +308,7 @@ class RowProgram:
 
     def of(self, row: Any, lane: Any) -> Any:
         """The statements of a row, for a thread."""
-        values = {self.row: row, self.lane: lane}
-        return ir.substitute(self.statement, lambda var: values.get(var, var))
+        return given(self.statement, {self.row: row, self.lane: lane})
 
 
 def size_of(buffer: Any) -> int:

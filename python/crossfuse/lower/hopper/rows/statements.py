@@ -7,7 +7,7 @@ too much for that.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,6 +133,11 @@ def number_of(each: RowStore, lane: Any, batch: int) -> Any:
     for row in range(1, batch):
         value = ir.script.Select(lane == row, each.kept[row], value)
     return value
+
+
+def given(node: Any, values: Mapping[Any, Any]) -> Any:
+    """A statement or an expression with values in place of variables."""
+    return ir.substitute(node, lambda var: values.get(var, var))
 
 
 # Copies of statements for one more row: with registers and loop variables of their own.

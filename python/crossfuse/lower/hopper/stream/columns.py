@@ -141,13 +141,7 @@ class Scorer:
 
     def _at(self) -> Values:
         """Expressions of the current tile."""
-        return Values(
-            self.program,
-            self.lanes,
-            self.tiles.values,
-            self.rows.register,
-            self.elements.register,
-        )
+        return self.elements.values(self.rows, self.lanes, self.tiles.values)
 
     def _tile(self) -> None:
         """Write the scores of a tile of keys, their weights, and all that is made of rows."""
@@ -239,9 +233,7 @@ class Adder:
         scaled = all(_is_scaled(each.value, self.program.sums) for each in self.program.carries)
         with when(_is_any_not_one(values, carried)) if scaled else nullcontext():
             for step in self.program.carries:
-                for register in range(self.plan.sums):
-                    value = values.of_element(step.value, register)
-                    ir.script.buffer_store(self.product.sums, value, [register])
+                values.store(self.product.sums, step.value, self.plan.sums)
 
     def _leave(self) -> None:
         """Store the results of a tile of rows, and make room for its next queries."""

@@ -105,13 +105,7 @@ class Consumer:
 
     def _at(self) -> Values:
         """Expressions of the current tile."""
-        return Values(
-            self.program,
-            self.lanes,
-            self.tiles.values,
-            self.rows.register,
-            self.elements.register,
-        )
+        return self.elements.values(self.rows, self.lanes, self.tiles.values)
 
     def _begin(self) -> None:
         """Write the first tile of keys, without sums beside it."""
@@ -206,9 +200,7 @@ class Consumer:
 
         values = Values(self.program, self.lanes, self.tiles.values, self.rows.register, element)
         for step in self.program.carries:
-            for register in range(self.plan.sums):
-                value = values.of_element(step.value, register)
-                ir.script.buffer_store(sums, value, [register])
+            values.store(sums, step.value, self.plan.sums)
 
     def _add_last(self) -> None:
         """Multiply weights and values of the last tile of keys."""

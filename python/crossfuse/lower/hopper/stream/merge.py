@@ -18,7 +18,7 @@ from crossfuse.lower.hopper.statements import Variable, let, registers, run, whe
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.consumer import Consumer
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
-from crossfuse.lower.hopper.stream.plan.memory import Inbox
+from crossfuse.lower.hopper.stream.plan.memory import FLOAT_BYTES, Inbox
 from crossfuse.lower.hopper.stream.program import Kind, Step, StreamProgram
 from crossfuse.lower.hopper.stream.values import Lanes, RowState, Values, column_of, half_of
 from crossfuse.lower.image import BufferSpec, TensorMap
@@ -71,10 +71,12 @@ class Handing(ABC):
                 self._send_rows(half, values, places)
                 self._send_elements(half, values, places)
 
-    @property
-    def of_rows(self) -> tuple[Step, ...]:
-        """Values of rows that are handed over."""
-        return tuple(each for each in self.split.slabs if each.kind is Kind.ROW)
+    def pairs_of_row(self, half: int, values: Values) -> list[tuple[Any, Any]]:
+        """Values of a row that are handed over, two by two; behind an odd number of them is 0."""
+        steps = [each for each in self.split.slabs if each.kind is Kind.ROW]
+        made = [let(str(each.name), values.of_row(each.value, half)) for each in steps]
+        made += [ir.script.float32(0)] * (2 * self.inbox.pairs - len(made))
+        return list(zip(made[::2], made[1::2], strict=True))
 
     @property
     def of_elements(self) -> Step:
@@ -161,10 +163,8 @@ class Unit:
             target = self._registers[step.target]
             if step.kind is Kind.ROW:
                 ir.script.buffer_store(target, self.values.of_row(step.value, 0), [0])
-                continue
-            for register in range(2):
-                value = self.values.of_element(step.value, register)
-                ir.script.buffer_store(target, value, [register])
+            else:
+                self.values.store(target, step.value, 2)
 
     def _load(self, slot: int, register: int) -> None:
         """Load what a CTA has handed over."""
@@ -225,15 +225,14 @@ class Merger(Handing):
 
     def _send_rows(self, half: int, values: Values, places: dict[Any, Any]) -> None:
         """Send values of a row to all CTAs; the four threads of a row share them out."""
-        made = [let(str(each.name), values.of_row(each.value, half)) for each in self.of_rows]
-        made += [ir.script.float32(0)] * (2 * self.inbox.pairs - len(made))
+        pairs = self.pairs_of_row(half, values)
         for first in range(0, self.inbox.size, 4):
             rank = let("to", first + self.body.where.lane % 4)
             with when(rank < self.inbox.size) if self.inbox.size % 4 else nullcontext():
                 owner = _Owner(self, rank)
-                for pair in range(self.inbox.pairs):
+                for pair, both in enumerate(pairs):
                     offset = self.inbox.of_row(self.rank, self.lanes.rows[half], pair)
-                    owner.push(offset, made[2 * pair], made[2 * pair + 1])
+                    owner.push(offset, *both)
 
     def _send_elements(self, half: int, values: Values, places: dict[Any, Any]) -> None:
         known: dict[int, _Owner] = {}
@@ -302,8 +301,6 @@ class _Owner:
 # The second kernel is launched while the first one runs, and waits for its end (programmatic
 # dependent launch). A thread merges two columns of a row: it loads what all CTAs have stored at
 # once, and merges in the order of the parts, as the CTAs of a cluster do.
-
-_FLOAT = 4
 
 
 @dataclass(frozen=True)
@@ -381,7 +378,7 @@ def _emit_body(plan: MergePlan, images: dict[Any, Any], states: Any) -> None:
     row, column = let("unit_row", unit // across), let("unit_column", unit % across * 2)
 
     def load(target: Any, first: int, offset: Any) -> None:
-        place = states.ptr_to([tile, offset // _FLOAT])
+        place = states.ptr_to([tile, offset // FLOAT_BYTES])
         run(ir.script.ptx["ld.global.v2.f32"](target[first], target[first + 1], place))
 
     # Launched while the parts are still at work.
@@ -408,12 +405,11 @@ class StateWriter(Handing):
 
     def _send_rows(self, half: int, values: Values, places: dict[Any, Any]) -> None:
         """Store the values of a row, by one of its four threads."""
-        made = [let(str(each.name), values.of_row(each.value, half)) for each in self.of_rows]
-        made += [ir.script.float32(0)] * (2 * self.inbox.pairs - len(made))
+        pairs = self.pairs_of_row(half, values)
         with when(self.body.where.lane % 4 == 0):
-            for pair in range(self.inbox.pairs):
+            for pair, both in enumerate(pairs):
                 offset = self.inbox.of_row(self._slot, self.lanes.rows[half], pair)
-                self._put(offset, made[2 * pair], made[2 * pair + 1])
+                self._put(offset, *both)
 
     def _send_elements(self, half: int, values: Values, places: dict[Any, Any]) -> None:
         for register in range(0, self.plan.sums, 2):
@@ -424,7 +420,7 @@ class StateWriter(Handing):
             self._put(self.inbox.element(self._slot, self.lanes.rows[half], column), *both)
 
     def _put(self, offset: Any, *both: Any) -> None:
-        place = self.body.states.ptr_to([self._tile, offset // _FLOAT])
+        place = self.body.states.ptr_to([self._tile, offset // FLOAT_BYTES])
         run(ir.script.ptx["st.global.v2.f32"](place, *both))
 
 

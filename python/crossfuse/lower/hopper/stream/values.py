@@ -8,8 +8,8 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import Coordinates
+from crossfuse.lower.hopper.plan.operands import PACKED_TYPES
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS
-from crossfuse.lower.hopper.plan.store import PACKED_TYPES
 from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
@@ -113,6 +113,12 @@ class Values:
             self.program.column: column,
         }
         return self._translate(self._with_floats(value, register), half, register, known)
+
+    def store(self, target: Any, value: Any, count: int) -> None:
+        """Store an expression of each of a thread's first `count` elements to registers."""
+        for register in range(count):
+            element = self.of_element(value, register)
+            ir.script.buffer_store(target, element, [register])
 
     def placed(self, value: Any, row: Any, key: Any) -> Any:
         """An integer expression at a row and a key."""
@@ -289,13 +295,17 @@ class Elements:
         assert number is not None, buffer
         return self.arrays[number]
 
+    def values(self, rows: RowState, lanes: Lanes, places: dict[Any, Any]) -> Values:
+        """Expressions of the elements and of the rows' values."""
+        return Values(self.program, lanes, places, rows.register, self.register)
+
     def run(self, rows: RowState, values: Values) -> None:
         """Do everything that is done to a tile, but for its weights."""
         for step in self.program.steps:
             if step.kind is Kind.ROW:
                 rows.run(step, values)
             elif step.kind is Kind.TILE:
-                self._store(step, values)
+                values.store(self._array(step.target), step.value, self.plan.scores)
             elif step.kind is Kind.MASK:
                 self._mask(step, values)
             else:
@@ -312,11 +322,6 @@ class Elements:
         for word in range(self.plan.words):
             low, high = (values.of_element(value, 2 * word + each) for each in range(2))
             run(convert(self.words[word], high, low))
-
-    def _store(self, step: Step, values: Values) -> None:
-        for register in range(self.plan.scores):
-            value = values.of_element(step.value, register)
-            ir.script.buffer_store(self._array(step.target), value, [register])
 
     def _mask(self, step: Step, values: Values) -> None:
         """Replace elements where a condition does not hold, in tiles that may have such."""

@@ -10,8 +10,7 @@ from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP, Device
 from crossfuse.lower.hopper.plan.memory import Arena
 from crossfuse.lower.hopper.plan.operands import MAX_BOX
-from crossfuse.lower.hopper.program.tile import Place
-from crossfuse.lower.hopper.recover.function import identifier
+from crossfuse.lower.hopper.program.tile import Place, identifier
 from crossfuse.lower.hopper.stream.plan.memory import (
     Inbox,
     Operand,

@@ -9,7 +9,7 @@ from typing import Any
 from crossfuse.hardware import TMA_PITCH, Device
 from crossfuse.lower.hopper.plan.memory import Arena
 from crossfuse.lower.hopper.plan.operands import item_bytes
-from crossfuse.lower.hopper.recover.function import identifier
+from crossfuse.lower.hopper.program.tile import identifier
 from crossfuse.lower.hopper.stream.plan.registers import RegisterPlan
 from crossfuse.lower.hopper.stream.program import Box, Kind, StreamProgram
 from crossfuse.lower.hopper.stream.recover.settle import reads
@@ -132,7 +132,8 @@ def dimensions(box: Box) -> tuple[int, ...]:
 
 # Where the states of CTAs that share keys are handed over.
 
-_FLOAT = 4
+#: Bytes of an element of a state, which is float32.
+FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -166,20 +167,20 @@ class Inbox:
     @property
     def bytes(self) -> int:
         """Bytes of all slots."""
-        return self.size * self.rows * (self.columns + 2 * self.pairs) * _FLOAT
+        return self.size * self.rows * (self.columns + 2 * self.pairs) * FLOAT_BYTES
 
     def element(self, slot: Any, row: Any, column: Any) -> Any:
         """Offset in bytes of an element of a slot."""
-        return ((slot * self.rows + row) * self.columns + column) * _FLOAT
+        return ((slot * self.rows + row) * self.columns + column) * FLOAT_BYTES
 
     def of_row(self, slot: Any, row: Any, pair: int) -> Any:
         """Offset in bytes of a pair of values of a row."""
         behind = self.size * self.rows * self.columns
-        return (behind + ((slot * self.rows + row) * self.pairs + pair) * 2) * _FLOAT
+        return (behind + ((slot * self.rows + row) * self.pairs + pair) * 2) * FLOAT_BYTES
 
     def expected(self, width: Any) -> Any:
         """Bytes that a CTA receives whose slice has `width` columns."""
-        return (width + 2 * self.pairs) * (self.size * self.rows * _FLOAT)
+        return (width + 2 * self.pairs) * (self.size * self.rows * FLOAT_BYTES)
 
 
 def plan_inbox(program: StreamProgram) -> Inbox | None:
@@ -242,7 +243,7 @@ class Passed:
     def bytes(self) -> int:
         """Bytes of all of it: weights, then rows of float32."""
         count = len(self.carried) + len(self.finished)
-        return self.boxes * BOX + count * WARPGROUP_ROWS * _FLOAT
+        return self.boxes * BOX + count * WARPGROUP_ROWS * FLOAT_BYTES
 
     @property
     def of_rows(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.plan.operands import MAX_BOX
 from crossfuse.lower.hopper.stream.program import Kind, Step, StreamProgram
 from crossfuse.lower.hopper.stream.recover.settle import reads
@@ -86,16 +87,12 @@ def _is_deferred(buffer: Any, program: StreamProgram) -> bool:
 def _is_scaled(step: Step) -> bool:
     """Whether a step multiplies its target by something else."""
     value = step.value
-    if step.kind is not Kind.ROW or not hasattr(value, "a") or not str(type(value)).count("Mul"):
+    if step.kind is not Kind.ROW or not isinstance(value, ir.tirx.Mul):
         return False
     return any(
-        reads(one, step.target) and _is_load(one) and not reads(other, step.target)
+        isinstance(one, ir.TensorLoad) and reads(one, step.target) and not reads(other, step.target)
         for one, other in ((value.a, value.b), (value.b, value.a))
     )
-
-
-def _is_load(value: Any) -> bool:
-    return hasattr(value, "source")
 
 
 def _independent(deferred: tuple[Any, ...], program: StreamProgram) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ from crossfuse.lower.hopper.recover.contraction import accumulates, factors, is_
 from crossfuse.lower.hopper.stream.program import Axis, Box
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.stored_elements import implies
-from crossfuse.lower.tree import bounds
+from crossfuse.lower.tree import bounds, is_call
 
 
 @dataclass(frozen=True)
@@ -344,8 +344,7 @@ def branches_of(value: Any) -> tuple[Any, Any, Any]:
     """Condition and both values of a choice; None three times for another expression."""
     if isinstance(value, ir.tirx.Select):
         return value.condition, value.true_value, value.false_value
-    is_call = isinstance(value, ir.Call) and isinstance(value.op, ir.Op)
-    if is_call and value.op.name == ir.IF_THEN_ELSE:
+    if is_call(value, ir.IF_THEN_ELSE):
         return tuple(value.args)
     return None, None, None
 
