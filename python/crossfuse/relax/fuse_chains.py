@@ -35,7 +35,7 @@ from crossfuse.relax.passes import ATTENTION, WideArithmetic, check_row_wise, wi
 from crossfuse.runtime.dispatch_table import BINS
 from crossfuse.schedule.cascades import only_site, schedule_cascade_of
 
-# Kernels of a product of symbolic rows fused with its prologue, what makes these rows.
+# Kernels of a product of symbolic rows, fused with the prologue that makes these rows.
 
 #: The smallest size of a symbol where rows are followed; each symbol gets another power of two.
 _LEAST = 16

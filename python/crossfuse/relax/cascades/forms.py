@@ -200,7 +200,7 @@ def _against_eager(ours: float, eager: float) -> str:
 
 
 def recomputed(site: Site, derivation: Derivation, tiles: CascadeTiles) -> str:
-    """Why products in tiles would make their elements more than once; empty if they do not."""
+    """Why a cascade of products in tiles would make elements more than once; else empty."""
     rows = [each for each in site.rows if int(site.extents[each]) > 1]
     for symbol, block in site.producers.items():
         left = [each for each in rows if not mentions_all(site.reads[symbol], [each])]

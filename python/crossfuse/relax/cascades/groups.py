@@ -277,10 +277,7 @@ class Growth:
                         yield other
 
     def _is_worth(self, unit: Unit, other: Unit) -> bool:
-        """Whether taking a call in saves more time than it costs.
-
-        The costs are recomputation for other rows, the savings are bytes.
-        """
+        """Whether recomputing a call for other rows takes less time than the bytes it saves."""
         site = self.found(unit).site
         assert site is not None
         parts = {self.units.of[node] for node in other}
