@@ -190,10 +190,11 @@ def _translate(exported: Any) -> Any:
 
 
 def _functional(exported: Any) -> Any:
-    """The program without in-place writes.
+    """The program without in-place operators.
 
-    A write to a view, such as ``h[1:] = 0``, becomes one to the viewed tensor. TVM's importer takes
-    ``mul_`` for ``mul``, and whatever else shares the memory would stay as it was.
+    A write to a view, such as ``h[1:] = 0``, becomes a new value of the viewed tensor: TVM's
+    importer takes ``mul_`` for ``mul``, so that all else in the same memory would keep its old
+    value. Writes to inputs, buffers and parameters are refused.
     """
     if not _writes(exported):
         return exported

@@ -103,8 +103,8 @@ class PlannedChain:
 def left(gain: float, measured: Measured | None, always: bool) -> str:
     """Why a group is not to be fused; empty if it is.
 
-    `gain` is the microseconds that fusing saves. A measurement that decides overrules it; `always`
-    fuses even where that is slower.
+    `gain` is the microseconds that fusing saves; what was measured comes before it. `always` fuses
+    even where that is slower, unless none of the measured kernels ran.
     """
     if measured is not None and measured.best is None:
         return "none of its kernels ran"
