@@ -122,7 +122,7 @@ class BuildKernels:
         return clean(made.with_attr(_EXTERNAL, [*before, *modules]))
 
     def _modules(self, functions: Mapping[str, Any]) -> list[Any]:
-        """Build functions; what TVM links of them."""
+        """Build functions; the static libraries for TVM to link, none without `link`."""
         if self.link:
             objects = built(OBJECTS, functions, self.target, self.directory, self.jobs)
             self.kernels = objects
@@ -142,30 +142,10 @@ def built(
     directory: str | Path | None = None,
     jobs: int = 0,
 ) -> tuple[Built, ...]:
-    """Kernels of scheduled functions, each named as the function; known ones from the cache.
+    """Kernels of scheduled functions by name, known ones from the cache, in the given order.
 
-    Parameters
-    ----------
-    kind : Kind
-        `crossfuse.runtime.kept.LIBRARIES` or `OBJECTS`.
-    functions : Mapping[str, tvm.tirx.PrimFunc]
-        By name.
-    target : Device
-        What to build for.
-    directory : str | Path | None
-        Where they go; None makes a directory that goes with the process.
-    jobs : int
-        Kernels that are built at the same time; 0 takes as many as there are processors.
-
-    Returns
-    -------
-    tuple[Artefact, ...] | tuple[KernelObject, ...]
-        In the order of the functions.
-
-    Raises
-    ------
-    LoweringRefused, EnvironmentRefused
-        See `crossfuse.runtime.build_library`.
+    Without a directory, they go to one that is removed with the process; `jobs` of 0 builds as many
+    at a time as there are processors. Refusals are those of `crossfuse.runtime.build_library`.
     """
     if not functions:
         return ()
@@ -193,14 +173,14 @@ def built(
 
 
 def build_key(kind: Kind[Any], func: Any, target: Device, name: str) -> str:
-    """The key of what the build of a scheduled function depends on, as `built` keeps it."""
+    """The cache key of everything that the build of a scheduled function depends on."""
     config = tvm.ir.transform.PassContext.current().config
     parts = [find_nvcc().version, name, str(config), tvm.ir.save_json(func)]
     return content_key(target, kind.name, *parts)
 
 
 def _calling(function: Any, kernels: Mapping[GlobalVar, Any]) -> Any:
-    """A function that calls kernels instead of functions of TensorIR."""
+    """A function that calls kernels instead of TensorIR functions."""
     blocks = []
     for block in function.body.blocks:
         bindings = [
@@ -225,7 +205,7 @@ def _calls(value: Any, kernels: Mapping[GlobalVar, Any]) -> bool:
 
 
 def _external(call: Any) -> Any:
-    """The call of a kernel of the name that the function has."""
+    """The external call of a kernel of the function's name."""
     name, arguments = call.args[0], call.args[1]
     (result,) = call.ty_args
     results = list(result.fields) if isinstance(result, relax.TupleType) else [result]

@@ -12,13 +12,9 @@ from tvm import relax
 def end_blocks(error: BaseException) -> None:
     """End the blocks that were begun where an exception came from.
 
-    A builder that goes with blocks that were never ended says so on standard error. Those of TVM's
-    importers are nowhere to be had but in the frames that the exception left.
-
-    Parameters
-    ----------
-    error : BaseException
-        The exception, caught outside of the builder's own scopes.
+    A builder that is destroyed with open blocks says so on standard error. Those of TVM's importers
+    can be reached only through the frames that the exception left. Call it outside of the builder's
+    own scopes.
     """
     for frame, _ in traceback.walk_tb(error.__traceback__):
         owner = frame.f_locals.get("self")

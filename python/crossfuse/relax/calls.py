@@ -16,40 +16,40 @@ from tvm.tirx import PrimFunc
 from crossfuse import _tvm as ir
 from crossfuse.schema import parse
 
-# The mark of functions that our passes scheduled and that our lowering makes kernels of.
+# Attributes of functions by which our passes know each other's work.
 
-#: TVM's attribute of functions that no schedule is to be found for any more.
+#: TVM's attribute of functions that have their schedule.
 SCHEDULED = "tirx.is_scheduled"
-#: Ours, of those of them that `crossfuse.relax.BuildKernels` is to build.
+#: Ours, of scheduled functions that `crossfuse.relax.BuildKernels` is to build.
 KERNEL = "crossfuse.kernel"
-#: The plan that it was scheduled by, in JSON.
+#: The plan that a function was scheduled by, in JSON.
 PLAN = "crossfuse.plan"
-#: Of functions of Relax that compute a chain where no kernel does, and stay as they are.
+#: Of Relax functions that compute a chain where no kernel does; passes leave them alone.
 REST = "crossfuse.rest"
 
 
 def marked(func: Any) -> Any:
-    """A scheduled function as a kernel of a module, which names it anew."""
+    """A scheduled function marked as a kernel; the module gives it a new name."""
     return func.without_attr("global_symbol").with_attr({SCHEDULED: True, KERNEL: True})
 
 
 def is_kernel(func: Any) -> bool:
-    """Whether `marked` was called on a function."""
+    """Whether a function is `marked` as a kernel."""
     return isinstance(func, ir.PrimFunc) and bool(func.attrs) and KERNEL in func.attrs
 
 
 def is_rest(function: Any) -> bool:
-    """Whether a function of Relax is what is left of a chain that has kernels."""
+    """Whether a Relax function computes a chain where none of its kernels does."""
     return bool(function.attrs) and REST in function.attrs
 
 
 def with_plan(func: Any, plan: Mapping[str, Any]) -> Any:
-    """A scheduled function that says by which plan; its library then says so too."""
+    """A scheduled function that carries its plan, which its library then records."""
     return func.with_attr(PLAN, json.dumps(plan, sort_keys=True))
 
 
 def recorded(func: Any) -> dict[str, Any]:
-    """What the library of a function is to record: its plan, if it says one."""
+    """Metadata for the library of a function: its plan, if it carries one."""
     text = (func.attrs or {}).get(PLAN)
     return {} if text is None else {"plan": parse(str(text))}
 
@@ -59,19 +59,13 @@ _CALL = "relax.call_tir"
 
 @dataclass(frozen=True, eq=False)
 class Callee:
-    """A TIR function that nodes call; of all its calls in a block there is one.
-
-    Attributes
-    ----------
-    func : tvm.tirx.PrimFunc
-        The function.
-    """
+    """A TIR function that nodes call; one object for all its calls in a block."""
 
     func: Any
 
     @cached_property
     def reduces(self) -> bool:
-        """Whether a block of it is more than element-wise, so far as loops say."""
+        """Whether a block of it is more than element-wise, as far as loops tell."""
         return _reduces(self.func)
 
     @cached_property
@@ -82,29 +76,18 @@ class Callee:
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """A binding of a dataflow block.
+    """A binding of a dataflow block."""
 
-    Attributes
-    ----------
-    place : int
-        Its number in the block.
-    binding : tvm.relax.Binding
-        The binding.
-    var : tvm.ir.Var
-        The variable that it binds.
-    callee : Callee | None
-        What it calls, if it is a call of a TIR function that can be merged with others.
-    reads : tuple
-        Variables and constants that it uses.
-    reason : str
-        Why it cannot be merged; empty if it can.
-    """
-
+    #: Its number in the block.
     place: int
     binding: Any
+    #: The variable that it binds.
     var: Any
+    #: The function it calls, if it is a call of a TIR function that can be merged with others.
     callee: Callee | None
+    #: Variables and constants that it uses.
     reads: tuple[Any, ...]
+    #: Why it cannot be merged; empty if it can.
     reason: str = ""
 
     @property
@@ -127,7 +110,7 @@ class Node:
 
     @property
     def reduces(self) -> bool:
-        """Whether a block of its function is more than element-wise, so far as loops say."""
+        """Whether a block of its function is more than element-wise, as far as loops tell."""
         return self.callee is not None and self.callee.reduces
 
     @property
@@ -143,13 +126,7 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """A dataflow block.
-
-    Attributes
-    ----------
-    nodes : tuple[Node, ...]
-        Its bindings, in order.
-    """
+    """A dataflow block as a graph: its bindings in order."""
 
     nodes: tuple[Node, ...]
 
@@ -160,7 +137,7 @@ class Flow:
 
     @cached_property
     def readers(self) -> Mapping[Any, tuple[Node, ...]]:
-        """Nodes that use each variable or constant, those of other blocks too."""
+        """Nodes that use each variable or constant, including variables of other blocks."""
         found: dict[Any, list[Node]] = {each.var: [] for each in self.nodes}
         for node in self.nodes:
             for var in dict.fromkeys(node.reads):
@@ -194,7 +171,7 @@ class Flow:
         return tuple(dict.fromkeys(var for var in every if var not in made))
 
     def outputs(self, members: Iterable[Node]) -> tuple[Node, ...]:
-        """Members whose results others need."""
+        """Members whose results are needed outside."""
         own = set(members)
         return tuple(
             each
@@ -204,19 +181,9 @@ class Flow:
 
 
 def read_flow(mod: Any, block: Any) -> Flow:
-    """Read a dataflow block.
+    """Read a dataflow block of a module after ``LegalizeOps``.
 
-    Parameters
-    ----------
-    mod : tvm.IRModule
-        Its module, after ``LegalizeOps``.
-    block : tvm.relax.DataflowBlock
-        The block.
-
-    Returns
-    -------
-    Flow
-        All bindings; those that are no plain calls of TIR functions with a reason.
+    All bindings become nodes; those that are no plain calls of TIR functions carry a reason.
     """
     nodes: list[Node] = []
     tuples: set[Any] = set()
@@ -242,7 +209,7 @@ def read_flow(mod: Any, block: Any) -> Flow:
 
 
 def _without_dead(nodes: list[Node]) -> list[Node]:
-    """Nodes, of which those that nothing needs are not to be merged: they would make nothing."""
+    """Nodes, with the dead ones barred from merging: they would make no output."""
     needed: set[Any] = set()
     found: list[Node] = []
     for node in reversed(nodes):
@@ -302,11 +269,5 @@ def is_number(value: Any) -> bool:
 
 
 def elements_of(node: Node) -> int:
-    """Elements of the largest tensor that a node makes.
-
-    Parameters
-    ----------
-    node : Node
-        Of static shapes.
-    """
+    """Elements of the largest tensor that a node of static shapes makes."""
     return max(prod(int(extent) for extent in each.shape.values) for each in node.results)

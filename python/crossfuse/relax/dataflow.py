@@ -20,18 +20,12 @@ from crossfuse.relax.operators import CAST, RESHAPES, check_elementwise, is_tens
 class Dataflow:
     """Bindings of one Relax function, whatever they compute.
 
-    In contrast to `crossfuse.relax.graph.Graph`, which is one chain and nothing else, operators may
-    be any, and results several.
-
-    Attributes
-    ----------
-    function : relax.Function
-        The function.
-    values : Mapping[Var, Any]
-        What each variable is bound to, in the order of binding.
+    In contrast to `crossfuse.relax.graph.Graph`, which is one chain and nothing else, there may be
+    any operators and several results.
     """
 
     function: Any
+    #: What each variable is bound to, in the order of binding.
     values: Mapping[Var, Any]
 
     @cached_property
@@ -46,7 +40,7 @@ class Dataflow:
         return found
 
     def operator(self, value: Any) -> str:
-        """Name of the operator that makes a value; empty for all that is no operator's result."""
+        """Name of the operator that makes a value; empty if no operator does."""
         call = self.values.get(value) if isinstance(value, Var) else None
         if not isinstance(call, Call):
             return ""
@@ -60,7 +54,7 @@ class Dataflow:
         return [each for each in self.values[value].args if is_tensor(each)]
 
     def is_elementwise(self, value: Any) -> bool:
-        """Whether elements of a value depend on those at their own place, in row-major order."""
+        """Whether elements depend only on those at their own place, in row-major order."""
         name = self.operator(value)
         if not name or not is_tensor(value):
             return False
@@ -72,7 +66,7 @@ class Dataflow:
 
 
 class _Elementwise(dict[Var, bool]):
-    """What `check_elementwise` says of each value, found when it is asked for."""
+    """Verdicts of `check_elementwise` by variable, computed when first asked for."""
 
     def __init__(self, values: Mapping[Var, Any]) -> None:
         super().__init__()
@@ -89,7 +83,7 @@ class _Elementwise(dict[Var, bool]):
 
 
 def read_dataflow(function: Any) -> Dataflow:
-    """Read the bindings of a function that `clean` has gone through."""
+    """Read the bindings of a function that `clean` has normalised."""
     values: dict[Var, Any] = {}
     for block in function.body.blocks:
         for binding in block.bindings:
@@ -112,24 +106,10 @@ def clean(mod: tvm.IRModule) -> tvm.IRModule:
 def subgraph(
     dataflow: Dataflow, inner: Sequence[Var], output: Var, named: bool = True
 ) -> tuple[Any, list[Var]]:
-    """Some bindings as a module of their own.
+    """Some bindings as a module of their own, and the variables its parameters stand for.
 
-    Parameters
-    ----------
-    dataflow : Dataflow
-        Where they are.
-    inner : Sequence[Var]
-        Their variables in the order of binding, `output` among them.
-    output : Var
-        The result.
-    named : bool
-        Whether parameters have the names of what they stand for. If not they are numbered, so that
-        equal parts of a model are equal texts.
-
-    Returns
-    -------
-    tuple[tvm.IRModule, list[Var]]
-        A module with the function ``main``, and the variables that its parameters stand for.
+    `inner` is in the order of binding and contains `output`. Parameters have the names of what they
+    stand for, or are numbered if not `named`, so that equal parts of a model are equal texts.
     """
     given: list[Var] = []
     for variable in inner:

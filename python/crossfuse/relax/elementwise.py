@@ -28,20 +28,13 @@ _MOST_LOADS = 4096
 
 @dataclass(frozen=True)
 class Region:
-    """Element-wise operators from some leaves to one value.
+    """Element-wise operators that make one value, as an expression of some leaves."""
 
-    Attributes
-    ----------
-    function : Elementwise
-        Makes the float32 expression at a place from the tensors of the leaves' names.
-    leaves : tuple[Leaf, ...]
-        What it reads, products included.
-    text : str
-        The expression, for people.
-    """
-
+    #: Makes the float32 expression at a place, from the tensors by the leaves' names.
     function: Elementwise
+    #: All tensors that it reads, products included.
     leaves: tuple[Leaf, ...]
+    #: The expression as a person would write it.
     text: str
 
 
@@ -50,29 +43,10 @@ def read_region(
 ) -> Region:
     """Turn the operators that make a value into one expression.
 
-    Parameters
-    ----------
-    graph : Graph
-        The model.
-    target : Var
-        The value; a matrix [rows, columns] once its leading extents are collapsed.
-    named : Mapping
-        Names of all leaves but numbers.
-    products : tuple[Var, ...]
-        Values that are taken as given, in float32.
-    rows : int
-        Collapsed leading extents.
-
-    Returns
-    -------
-    Region
-        The expression and what it reads.
-
-    Raises
-    ------
-    WorkloadRefused
-        For broadcasts over part of the rows, reshapes that mix rows and columns, operands of
-        unsupported types, and expressions too large to repeat.
+    `target` is a matrix [rows, columns] once its leading extents are collapsed, `products` are
+    leaves in float32, `named` names all leaves but numbers. Refused are broadcasts over part of the
+    rows, reshapes that mix rows and columns, operands of unsupported types, and expressions too
+    large to repeat.
     """
     inner, found = graph.reach(target, products)
     leaves = tuple(
@@ -114,7 +88,7 @@ def _load(name: str) -> Elementwise:
 
 @dataclass(frozen=True)
 class _Expression:
-    """The expression of a block, to be put over other tensors and axes."""
+    """The expression of a block, to be evaluated on other tensors and axes."""
 
     block: Any
     names: Mapping[Any, str]
@@ -151,7 +125,10 @@ def _one_block(function: tirx.PrimFunc) -> Any:
 
 
 def _check_size(function: tirx.PrimFunc) -> None:
-    """Inlining repeats an expression wherever it is used, so its size is known only by counting."""
+    """Refuse an expression that inlining makes too large.
+
+    Inlining repeats an expression wherever it is used, so its size is known only by counting.
+    """
     loads: dict[Any, int] = {}
     blocks: list[Any] = []
     structural_walk(function, (SBlock, blocks.append))
@@ -168,7 +145,7 @@ def _check_size(function: tirx.PrimFunc) -> None:
 
 
 def _check_loads(block: Any, whole: set[Any]) -> None:
-    """Products are read at the place that is written, whatever the legaliser made of it."""
+    """Refuse a product read elsewhere than at the written place, whatever the legaliser did."""
     axes = [axis.var for axis in block.iter_vars]
     loads: list[Any] = []
     structural_walk(block.body.value, (TensorLoad, loads.append))

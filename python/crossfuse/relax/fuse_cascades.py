@@ -28,7 +28,7 @@ from crossfuse.relax.cascades.groups import Group, calls_of, find_groups
 from crossfuse.relax.merge import Replacement, name_of, replaced
 from crossfuse.schema import Damaged, read, shown, typed
 
-# Modules that cascades were fused in before, from the cache.
+# Modules in which cascades were fused before, from the cache.
 
 #: Bytes of constants in a module that is looked up. Weights belong to the parameters: in the module
 #: they would be hashed, and kept, with each of its versions.
@@ -42,25 +42,12 @@ def once(
     row: type,
     make: Callable[[], tuple[Any, Sequence[Any]]],
 ) -> tuple[Any, tuple[Any, ...]]:
-    """What a pass makes of a module, from the cache if it was asked for before.
+    """Run a pass on a module, or take its result from the cache.
 
-    Parameters
-    ----------
-    mod : tvm.IRModule
-        The module. One with many constants, or with libraries, is not looked up.
-    target : Device
-        What it is for.
-    options : Sequence[Any]
-        Options of the pass, told apart by their ``repr``.
-    row : type
-        The dataclass of a line of the report.
-    make : Callable
-        Runs the pass: the module, `mod` itself where nothing changed, and the report.
-
-    Returns
-    -------
-    tuple[tvm.IRModule, tuple]
-        What `make` gives.
+    A module with attributes, such as libraries, or with many bytes of constants is not looked up.
+    Options of the pass enter the cache key by their ``repr``. `row` is the dataclass of a line of
+    the pass's report; `make` runs the pass and gives the module, `mod` itself where nothing
+    changed, and the report.
     """
     if mod.attrs or _constant_bytes(mod) > _MOST:
         made, rows = make()
@@ -79,10 +66,12 @@ def once(
 
 @dataclass(frozen=True)
 class _Changes:
-    """What became of a module: functions that are new or others, and the names of those gone."""
+    """What a pass changed in a module: new and replaced functions, and names of removed ones."""
 
+    #: A module of these functions in TVM's JSON; empty if nothing changed.
     new: str
     gone: tuple[str, ...]
+    #: The lines of the report, as dictionaries.
     rows: tuple[Mapping[str, Any], ...] = ()
 
 
@@ -103,7 +92,10 @@ def _changes(mod: Any, made: Any) -> _Changes:
 
 
 def _changed(mod: Any, changes: _Changes) -> Any:
-    """A module with `_changes`; what did not change, and global variables, are its own."""
+    """A module with `_changes` applied.
+
+    Functions that did not change and global variables stay the same objects.
+    """
     if not changes.new:
         return mod
     names = {str(each.name_hint): each for each in mod.get_global_vars()}
@@ -327,18 +319,18 @@ class _Module:
         self.outcomes.append(Outcome(label, kernel.form, text, (), apart, before, kernel.bytes))
 
     def _is_left_over(self, name: Any, func: Any) -> bool:
-        """Whether a private function was called before, and is not now."""
+        """Whether a private function was called before the pass, but no longer is."""
         private = not (func.attrs and "global_symbol" in func.attrs)
         return private and name in self.called and name not in self.still_called
 
     @cached_property
     def called(self) -> frozenset[Any]:
-        """Functions that Relax functions called before."""
+        """Functions that Relax functions called before the pass."""
         return _names(f for f in self.mod.functions.values() if isinstance(f, relax.Function))
 
     @cached_property
     def still_called(self) -> frozenset[Any]:
-        """Functions that they call now; known when all Relax functions were taken."""
+        """Functions that they call now; valid once all Relax functions were rewritten."""
         now = [
             self.changed.get(name, func)
             for name, func in self.mod.functions_items()
@@ -371,24 +363,24 @@ def _several(group: Group) -> bool:
 
 
 def _name(group: Group) -> str:
-    """A name made of those of the functions that reduce."""
+    """The kernel's name, made of the names of the functions that reduce."""
     return "_".join(["fused", *name_of(group.members).split(", ")])
 
 
 def text_of(site: Site | None) -> str:
-    """Reductions and their axis, for people."""
+    """Reductions and their axis, for reports."""
     assert site is not None
     stages = ", ".join(f"{each.name} ({each.monoid.name})" for each in site.cascade.stages)
     return f"{stages} over {int(site.extents[site.axis])} elements"
 
 
 def _reason_of(site: Site | None, kernel: Kernel) -> str:
-    """Reductions of a kernel, and what was estimated of it."""
+    """Reductions of a kernel, and the planner's estimates for it."""
     return "; ".join(filter(None, (text_of(site), kernel.why)))
 
 
 def _finished(image: Any, func: Any) -> Any:
-    """A function with the attributes of another one too: scheduled, never to be fused."""
+    """A function with the attributes of the one it replaces, scheduled and never to be fused."""
     image = marked(image)
     for name, value in (func.attrs or {}).items():
         image = image.with_attr(name, value)

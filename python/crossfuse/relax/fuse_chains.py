@@ -35,9 +35,9 @@ from crossfuse.relax.passes import ATTENTION, WideArithmetic, check_row_wise, wi
 from crossfuse.runtime.dispatch_table import BINS
 from crossfuse.schedule.cascades import only_site, schedule_cascade_of
 
-# Kernels of products of symbolic rows, with what makes these rows.
+# Kernels of a product of symbolic rows, fused with the prologue that makes these rows.
 
-#: What symbols are at least where rows are followed, each another power of two.
+#: The smallest size of a symbol where rows are followed; each symbol gets another power of two.
 _LEAST = 16
 _INSTEAD = "leave the model unfused, or give it one number of rows"
 
@@ -51,7 +51,7 @@ class OutlinedRows(Outlined):
 
     @property
     def kind(self) -> str:
-        """What functions of it are called."""
+        """Name of the kind of function; kernels are named after it."""
         return "rows_gemm"
 
 
@@ -59,7 +59,7 @@ class RowsKernels(ChainKernels):
     """Kernels of products that make their rows; see `ChainKernels`."""
 
     def outlined(self, static: Any) -> OutlinedRows:
-        """See `ChainKernels.outlined`; refused is what is no cascade of rows before a product."""
+        """See `ChainKernels.outlined`; refuses all but a cascade of rows before a product."""
         with refusals("rows before a product"):
             whole, inputs, params = _loops(static)
             func = _inlined(without_unit_extents(whole))
@@ -67,7 +67,10 @@ class RowsKernels(ChainKernels):
         return _outlined(func, arguments, _depth(static["main"]))
 
     def check_rows(self, function: Any, rows: Any) -> None:
-        """See `ChainKernels.check_rows`; not all that makes rows goes along them."""
+        """See `ChainKernels.check_rows`; also refuses what mixes rows.
+
+        Unlike in chains, an operator that makes rows may run along the batch.
+        """
         super().check_rows(function, rows)
         sizes = {each: _LEAST << at for at, each in enumerate(symbols_of(function))}
         with refusals("rows before a product"):
@@ -78,7 +81,10 @@ class RowsKernels(ChainKernels):
         check_row_wise(func, given, value_at(rows, sizes))
 
     def ranked(self, func: Any) -> Sequence[CascadePlan]:
-        """See `ChainKernels.ranked`. Chunks of rows have kernels for all rows only."""
+        """See `ChainKernels.ranked`.
+
+        Plans that cut rows into chunks are left out: their kernels need all rows, not fewer.
+        """
         site = only_site(func)
         shape = cascade_shape(site, derive(site.cascade), "rows before a product")
         if shape.product is None:
@@ -110,7 +116,7 @@ def _loops(static: Any) -> tuple[Any, tuple[Any, ...], list[Var]]:
 
 
 def _inlined(func: Any) -> Any:
-    """A function with one block behind its product, and none that only moves what it is given.
+    """Inline so that one block follows the product, and no block only moves an input.
 
     So weights are read where they are, and the epilogue is one expression.
     """
@@ -134,7 +140,7 @@ def _sums(block: Any) -> bool:
 
 
 def _flow(mod: Any) -> Flow:
-    """The calls of a function of one block; each can be merged with the others."""
+    """The calls of a function of one block; refuses one with a call that cannot be merged."""
     (block,) = mod["main"].body.blocks
     flow = read_flow(mod, block)
     odd = next((each for each in flow.nodes if each.reason), None)
@@ -144,7 +150,7 @@ def _flow(mod: Any) -> Flow:
 
 
 def _argument(params: Sequence[Var], value: Any, buffer: Any) -> Argument:
-    """Where an input comes from, and what the function of loops knows it as."""
+    """Where an input comes from, and the buffer of the function of loops that it becomes."""
     shape, dtype = tuple(int(each) for each in buffer.ty.shape), str(buffer.ty.dtype)
     if not isinstance(value, Var):
         return Argument("constant", "", -1, shape, dtype, value.value.numpy())
@@ -163,7 +169,7 @@ def _outlined(func: Any, arguments: tuple[Argument, ...], depth: int) -> Outline
 
 
 def _depth(function: Any) -> int:
-    """What the product of a function sums."""
+    """The extent that the product of a function sums over."""
     dataflow = read_dataflow(function)
     (product,) = (each for each in dataflow.values if dataflow.operator(each) == PRODUCT)
     return int(dataflow.arguments(product)[0].ty.shape.values[-1])
@@ -264,7 +270,7 @@ class FuseChains:
     def _fused(
         self, mod: Any, kind: type[ChainKernels], find: Callable[[Dataflow], Iterable[Group]]
     ) -> tuple[Any, tuple[ChainOutcome, ...]]:
-        """A module with kernels of one kind."""
+        """A module with kernels of one kind, and what became of its groups."""
         outcomes: list[ChainOutcome] = []
         fused: dict[Any, Any] = {}
         weights = weights_of(mod, self.weights)

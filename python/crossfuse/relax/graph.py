@@ -26,20 +26,12 @@ from crossfuse.relax.operators import (
 
 @dataclass(frozen=True)
 class Graph:
-    """Bindings of one Relax function.
-
-    Attributes
-    ----------
-    params : tuple[Var, ...]
-        Parameters of the function.
-    calls : Mapping[Var, Call]
-        The call that each bound variable stands for, in the order of binding.
-    output : Var
-        The result.
-    """
+    """Bindings of one Relax function with one result."""
 
     params: tuple[Var, ...]
+    #: The call that each bound variable stands for, in the order of binding.
     calls: Mapping[Var, Call]
+    #: The result.
     output: Var
 
     def operator(self, value: Any) -> str:
@@ -55,21 +47,10 @@ class Graph:
         return [v for v in self.calls if self.operator(v) == PRODUCT]
 
     def reach(self, target: Any, stops: Iterable[Any]) -> tuple[list[Var], list[Any]]:
-        """Collect what a value is made of, not looking behind some variables.
+        """The bindings that make a value, not looking behind `stops`, and the leaves they read.
 
-        Parameters
-        ----------
-        target : Var
-            Where to start.
-        stops : Iterable[Var]
-            Variables that are not entered.
-
-        Returns
-        -------
-        inner : list[Var]
-            Bound variables up to `target`, in the order of binding.
-        leaves : list
-            Stops, parameters and constants, in the order of first use.
+        The bound variables up to `target` are in the order of binding; the leaves, which are stops,
+        parameters and constants, in the order of first use.
         """
         stops = set(stops)
         pending, seen = [target], set()
@@ -88,23 +69,11 @@ class Graph:
 
 
 def read_graph(mod: tvm.IRModule) -> Graph:
-    """Read the main function of a model.
+    """Read the main function of a model, or its only Relax function.
 
-    Parameters
-    ----------
-    mod : tvm.IRModule
-        With a Relax function ``main``, or only one Relax function.
-
-    Returns
-    -------
-    Graph
-        Its dataflow, without dead and repeated bindings.
-
-    Raises
-    ------
-    WorkloadRefused
-        For functions with control flow, several results, dynamic shapes, float64, or operators
-        that are neither matrix products nor element-wise, casts, transpositions and reshapes.
+    Dead and repeated bindings are dropped. Refused are control flow, several results, dynamic
+    shapes, float64, and operators that are neither matrix products nor element-wise, casts,
+    transpositions and reshapes.
     """
     function = _main(mod)
     calls: dict[Var, Call] = {}
@@ -117,7 +86,7 @@ def read_graph(mod: tvm.IRModule) -> Graph:
 
 
 def _bound(binding: relax.Binding) -> Call:
-    """The call that a binding makes, with one tensor as its result."""
+    """The call of a binding, which must have one tensor as its result."""
     if not isinstance(binding, relax.VarBinding):
         found, advice = f"a {type(binding).__name__}", "export without shape assertions"
         raise refused("main", found, "static shapes", advice)

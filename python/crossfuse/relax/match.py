@@ -1,4 +1,4 @@
-"""Recognise two layers of matrix products by dataflow, never by names."""
+"""Recognise two layers of matrix products by their dataflow, never by names."""
 
 from __future__ import annotations
 
@@ -25,47 +25,28 @@ _TWO = "A @ B or A @ B_gate and A @ B_up, then element-wise, then @ D"
 
 @dataclass(frozen=True)
 class Weight:
-    """A stored right-hand side.
+    """A stored right-hand side of a product."""
 
-    Attributes
-    ----------
-    value : Var or GenericConst
-        Parameter or constant of the function.
-    layout : str
-        ``"kn"`` or ``"nk"``.
-    """
-
+    #: Parameter (Var) or constant (GenericConst) of the function.
     value: Any
+    #: ``"kn"`` as stored for ``A @ B``, ``"nk"`` if the model transposes it.
     layout: str
 
 
 @dataclass(frozen=True)
 class Match:
-    """The parts of two layers.
+    """The parts of two layers of products."""
 
-    Attributes
-    ----------
-    rows : int
-        M, all leading extents of the input together.
-    left : Var
-        The input A, a parameter.
-    first : tuple[Var, ...]
-        The products of A in the order in which the intermediate uses them.
-    first_weights : tuple[Weight, ...]
-        Their weights.
-    hidden : Var
-        The intermediate in the type in which the model keeps it.
-    second : Var
-        The product of the intermediate.
-    second_weight : Weight
-        Its weight.
-    """
-
+    #: M, all leading extents of the input multiplied.
     rows: int
+    #: The input A, a parameter.
     left: Var
+    #: The products of A in the order in which the intermediate uses them.
     first: tuple[Var, ...]
     first_weights: tuple[Weight, ...]
+    #: The intermediate, in the type in which the model stores it.
     hidden: Var
+    #: The product of the intermediate.
     second: Var
     second_weight: Weight
 
@@ -73,21 +54,8 @@ class Match:
 def match_chain(graph: Graph) -> Match:
     """Find the two layers of a graph.
 
-    Parameters
-    ----------
-    graph : Graph
-        A model.
-
-    Returns
-    -------
-    Match
-        Its parts.
-
-    Raises
-    ------
-    WorkloadRefused
-        For any other number or arrangement of matrix products, an intermediate used elsewhere,
-        computed weights, and operands of different types.
+    Refused are any other number or arrangement of matrix products, an intermediate used elsewhere,
+    computed weights, and operands of different types.
     """
     products = graph.products()
     weights = {product: _weight(graph, product) for product in products}
@@ -138,7 +106,7 @@ def _check_arrangement(graph: Graph, products: list[Var], feeds: dict[Var, list[
 
 
 def _check_used_once(graph: Graph, first: tuple[Var, ...], second: Var) -> None:
-    """The intermediate leaves the kernel only through the second product."""
+    """Refuse an intermediate that is read by anything but the second product."""
     inner, leaves = graph.reach(graph.output, [*first, second])
     if not any(leaf in first for leaf in leaves):
         return
@@ -190,7 +158,7 @@ def _weight(graph: Graph, product: Var) -> Weight:
 
 
 def _stored(graph: Graph, left: Any, product: Var) -> Any:
-    """Look through reshapes and exact casts of a left-hand side: a kernel does them on loading."""
+    """Look through reshapes and exact casts of a left-hand side: kernels do them on loading."""
     value = left
     while _exact_cast(graph, value) or _same_elements(graph, value):
         value = graph.calls[value].args[0]

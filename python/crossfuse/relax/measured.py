@@ -1,4 +1,4 @@
-"""Kernels of a group in a model timed on the GPU, beside what computes the group otherwise."""
+"""Times a group's kernels on the GPU, beside what computes the group without them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Separate(Protocol):
 
     @property
     def text(self) -> str:
-        """All that says what it is."""
+        """A full description of it, for the cache key."""
 
     def write(self, path: Path) -> Way:
         """Write it to a file that another process can run."""
@@ -30,34 +30,21 @@ class Separate(Protocol):
 
 @dataclass(frozen=True)
 class Measuring:
-    """How groups of a model are timed.
-
-    Attributes
-    ----------
-    timer : Timer
-        Times them.
-    separate : Callable
-        What computes a group otherwise, of its output, its inputs, and which of these are cold;
-        None where that cannot be said.
-    """
+    """How groups of a model are timed."""
 
     timer: Timer
+    #: Makes what computes a group otherwise, of its output, its inputs, and which of these are
+    #: cold; None where that cannot be said.
     separate: Callable[[Any, Sequence[Any], Sequence[bool]], Separate | None]
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A plan of a group.
+    """A plan of a group that is to be timed."""
 
-    Attributes
-    ----------
-    plan : Any
-        With family, tiles and estimated microseconds.
-    make : Callable
-        The scheduled function, or a refusal.
-    """
-
+    #: With family, tiles and estimated microseconds.
     plan: Any
+    #: The scheduled function, or a refusal.
     make: Callable[[], Any]
 
 
@@ -72,18 +59,9 @@ def measured_kernels(
 ) -> Measured:
     """Time the first few plans of a group that have kernels, and what computes it otherwise.
 
-    Parameters
-    ----------
-    timer, target, label
-        See `crossfuse.measure.choice.measured_choice`.
-    content : Sequence[str]
-        Texts of the function and of what decides how it is scheduled.
-    plans : Sequence[Contestant]
-        Of kernels of ours, the fastest estimate first.
-    given : Sequence[Given]
-        Inputs of the kernels.
-    separate : Separate | None
-        What computes it otherwise.
+    `content` are texts of the function and of what decides how it is scheduled, for the cache key;
+    plans are sorted by their estimates, `given` are the inputs of the kernels. The rest is that of
+    `crossfuse.measure.choice.measured_choice`.
     """
     texts = [*content, *(each.plan.to_json() for each in plans), str(given), str(FEW)]
     with TemporaryDirectory(prefix="crossfuse-measure-") as name:
@@ -101,7 +79,7 @@ def measured_kernels(
 def _entrants(
     plans: Sequence[Contestant], given: tuple[Given, ...], target: Device, folder: Path
 ) -> list[Entrant]:
-    """The first few kernels, built at the same time."""
+    """The first few kernels, built in parallel, and the refusals of plans before them."""
     functions: dict[int, Any] = {}
     found: dict[int, Entrant] = {}
     for place, each in enumerate(plans):
@@ -122,7 +100,7 @@ def _entrants(
 
 
 def _built(functions: dict[int, Any], target: Device, folder: Path) -> dict[int, Path | str]:
-    """Libraries, or why there is none."""
+    """Libraries by place, or why there is none."""
     from crossfuse.relax.build_kernels import built
 
     named = {f"crossfuse_entrant_{place}": func for place, func in functions.items()}

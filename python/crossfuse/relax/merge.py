@@ -1,4 +1,4 @@
-"""Calls of a dataflow block as one TIR function, and a block with such functions in their place."""
+"""Calls of a dataflow block merged to one TIR function, and the block rewritten to call it."""
 
 from __future__ import annotations
 
@@ -17,39 +17,20 @@ from crossfuse.relax.calls import Flow, Node
 
 @dataclass(frozen=True, eq=False)
 class Replacement:
-    """Nodes that one call takes the place of.
-
-    Attributes
-    ----------
-    members : frozenset[Node]
-        The nodes.
-    callee : tvm.ir.GlobalVar
-        A TIR function of the module: it takes `Flow.inputs` of them, and makes `Flow.outputs`.
-    """
+    """Nodes that one call replaces."""
 
     members: frozenset[Node]
+    #: Of a TIR function of the module: it takes `Flow.inputs` of the members, and makes
+    #: `Flow.outputs`.
     callee: Any
 
 
 def merged(mod: Any, flow: Flow, members: Iterable[Node], name: str = "merged") -> Any:
     """Make one function of several calls, as TVM's ``FuseTIR`` does of what ``FuseOps`` groups.
 
-    Parameters
-    ----------
-    mod : tvm.IRModule
-        The module of the block.
-    flow : Flow
-        The block.
-    members : Iterable[Node]
-        Calls of TIR functions, and elements of their tuples.
-    name : str
-        Of the function.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        With the blocks of all of them. Its parameters are `Flow.inputs`, then `Flow.outputs`;
-        `Flow.numbers` are written where they are read.
+    Members are calls of TIR functions, and elements of their tuples. The function has the blocks of
+    all of them. Its parameters are `Flow.inputs`, then `Flow.outputs`; `Flow.numbers` are written
+    where they are read.
     """
     nodes = sorted(members, key=lambda each: each.place)
     numbers, outputs = flow.numbers(nodes), flow.outputs(nodes)
@@ -76,19 +57,9 @@ def merged(mod: Any, flow: Flow, members: Iterable[Node], name: str = "merged") 
 
 
 def likeness(flow: Flow, members: Iterable[Node]) -> tuple[Any, ...]:
-    """What `merged` makes of several calls, but for names: equal of the calls of equal layers.
+    """A key of what `merged` makes of several calls, but for names: equal for equal layers.
 
-    Parameters
-    ----------
-    flow : Flow
-        The block.
-    members : Iterable[Node]
-        Calls of TIR functions, and elements of their tuples.
-
-    Returns
-    -------
-    tuple
-        To be compared within a flow: what is called, and where each argument comes from.
+    To be compared within one flow: what is called, and where each argument comes from.
     """
     nodes = sorted(members, key=lambda each: each.place)
     names: dict[Any, Any] = {var: -1 - at for at, var in enumerate(flow.inputs(nodes))}
@@ -105,9 +76,9 @@ def likeness(flow: Flow, members: Iterable[Node]) -> tuple[Any, ...]:
 
 
 def _with_numbers(func: Any, first: int, numbers: Sequence[Any]) -> Any:
-    """Write constants in the place of parameters, from a first one on.
+    """Inline constants for parameters, from the parameter at `first` on.
 
-    A mask is one only if what it puts in the place of elements is known.
+    Detection recognises a mask only if it sees the number that takes the place of elements.
     """
     params = list(func.params)
     taken = params[first : first + len(numbers)]
@@ -140,20 +111,10 @@ def _moved(value: Any, image: Mapping[Any, Any]) -> Any:
 
 
 def replaced(flow: Flow, replacements: Sequence[Replacement]) -> Any:
-    """Make a dataflow block in which one call stands for each set of nodes.
+    """A dataflow block in which one call stands for each set of nodes.
 
-    Parameters
-    ----------
-    flow : Flow
-        The block.
-    replacements : Sequence[Replacement]
-        Sets without common nodes, so that no two of them need results of each other.
-
-    Returns
-    -------
-    tvm.relax.DataflowBlock
-        It binds the variables that were there and are still used, in an order in which all is made
-        before it is read.
+    The sets are disjoint, and no two of them need results of each other. Variables that are still
+    used keep their identity, in an order in which everything is made before it is read.
     """
     units: dict[Node, frozenset[Node]] = {each: frozenset([each]) for each in flow.nodes}
     callees: dict[frozenset[Node], Any] = {}
@@ -170,7 +131,7 @@ def replaced(flow: Flow, replacements: Sequence[Replacement]) -> Any:
 
 
 def _ordered(flow: Flow, units: Mapping[Node, frozenset[Node]]) -> list[frozenset[Node]]:
-    """Units after those that they read; of two that do not matter the one that ends first."""
+    """Units after those that they read; of independent ones first the one that ends first."""
     waiting: dict[frozenset[Node], set[frozenset[Node]]] = {}
     for node, unit in units.items():
         needed = waiting.setdefault(unit, set())
@@ -213,19 +174,17 @@ def _call(flow: Flow, members: frozenset[Node], callee: Any) -> list[Any]:
     return [relax.VarBinding(whole, call), *elements]
 
 
-# Calls that are taken together, and what lies between them.
+# Sets of calls that become one function, and what lies between them in the dataflow.
 
 #: Nodes that become one function.
 Unit = frozenset[Node]
 
 
 class Units:
-    """Which nodes of a dataflow block are taken together.
+    """The partition of a dataflow block's nodes into units, each to become one function.
 
-    Parameters
-    ----------
-    flow : Flow
-        The block. At first each node is a unit; of a call with several results, all of them are.
+    At first each node is a unit; a call with several results and the elements taken of its tuple
+    are one.
     """
 
     def __init__(self, flow: Flow) -> None:
@@ -244,7 +203,7 @@ class Units:
                 self.claim([node, *(each for each in users if each.is_element)])
 
     def claim(self, nodes: Iterable[Node]) -> Unit:
-        """Take nodes together; those that were in a unit leave it to nothing else."""
+        """Make nodes one unit, which contains the units that they were in as a whole."""
         unit = frozenset(nodes)
         around = {node for each in unit for node in (*self.flow.sources(each), each)}
         around |= {node for each in unit for node in self.flow.users(each)}
@@ -273,15 +232,15 @@ class Units:
         return self._users[unit]
 
     def joined(self, *units: Unit) -> Unit:
-        """Units, and all that needs results of one of them and makes what another one reads.
+        """Units with all that needs results of one of them and makes what another one reads.
 
-        Without these, what is fused would need its own results.
+        Without these nodes, the fused function would need its own results.
         """
         start = frozenset(node for unit in units for node in unit)
         return start | frozenset(self._nodes(self._between(start)))
 
     def between(self, *units: Unit, of: Iterable[Unit]) -> list[Unit]:
-        """Units, of some, that `joined` would take in."""
+        """Those of the units `of` that `joined` would take in."""
         start = frozenset(node for unit in units for node in unit)
         between = self._between(start) & ~_mask(start)
         return [each for each in of if between & _mask(each)]
@@ -317,7 +276,7 @@ class Units:
 
 
 def _closed(nodes: Iterable[Node], step: Callable[[Node], Iterable[Node]]) -> list[int]:
-    """For each place the nodes that are reached from there, as bits; what is near comes first."""
+    """The nodes reached from each place, as bits; `nodes` has what `step` reaches first."""
     found: dict[int, int] = {}
     for node in nodes:
         reached = 0
@@ -335,13 +294,7 @@ def _mask(nodes: Iterable[Node]) -> int:
 
 
 def why_not(nodes: Iterable[Node]) -> str:
-    """Why nodes cannot be one function, whatever they compute; empty if they can.
-
-    Parameters
-    ----------
-    nodes : Iterable[Node]
-        What is to be taken together.
-    """
+    """Why nodes cannot be one function, whatever they compute; empty if they can."""
     for each in sorted(nodes, key=lambda each: each.place):
         if each.reason:
             return f"{each.name}, which lies between: {each.reason}"
@@ -355,7 +308,7 @@ def places(unit: Unit) -> tuple[int, int]:
 
 
 def name_of(unit: Unit) -> str:
-    """Functions that reduce, for people; of a unit without any all functions."""
+    """Names of the functions that reduce; of a unit without reductions those of all."""
     nodes = sorted(unit, key=lambda each: each.place)
     reducing = [each.name for each in nodes if each.reduces]
     return ", ".join(reducing or [each.name for each in nodes if each.func is not None])

@@ -13,12 +13,12 @@ from crossfuse.errors import RefusedError, WorkloadRefused, refuse
 
 # ``relax.take`` as a function that reads where the index says, for ``LegalizeOps``.
 #
-# TVM's own is the same, and warns on standard error that an index beyond the end is not looked at:
-# torch refuses such an index, as every importer's source does, before a model runs.
+# TVM's own is the same, but warns on standard error that indices beyond the end are not checked:
+# torch, like the source of every importer, refuses such an index before a model runs.
 
 
 def _take(builder: Any, call: Any) -> Any:
-    """The call of a function that computes ``relax.take``."""
+    """Legalise ``relax.take`` without TVM's warning."""
     data, indices = call.args
     axis, mode = call.attrs.axis, str(call.attrs.mode)
     if mode != "fast" or axis is None or not isinstance(indices.ty, relax.TensorType):
@@ -56,27 +56,14 @@ _ALONE = "outline the feed-forward part alone"
 
 
 def refused(where: str, found: str, limit: str, instead: str) -> RefusedError:
-    """Build the refusal of a graph."""
+    """The refusal of a graph."""
     return refuse(WorkloadRefused, RULE, where, found=found, limit=limit, instead=instead)
 
 
 def operator(call: Any) -> str:
     """Name of a call's operator, such as ``"relax.add"``.
 
-    Parameters
-    ----------
-    call : tvm.ir.Call
-        Any call of a Relax function.
-
-    Returns
-    -------
-    str
-        The name.
-
-    Raises
-    ------
-    WorkloadRefused
-        For calls of functions and of kernels that are already lowered.
+    Calls of functions and of kernels that are already lowered are refused.
     """
     if isinstance(call, Call) and isinstance(call.op, Op) and call.op.name != "relax.call_tir":
         return str(call.op.name)
@@ -88,25 +75,7 @@ def operator(call: Any) -> str:
 
 
 def shape_of(value: Any, where: str) -> tuple[int, ...]:
-    """Static shape of a Relax value.
-
-    Parameters
-    ----------
-    value : tvm.ir.Expr
-        A tensor.
-    where : str
-        What it belongs to, for the message.
-
-    Returns
-    -------
-    tuple[int, ...]
-        Extents.
-
-    Raises
-    ------
-    WorkloadRefused
-        For tuples and for dynamic shapes.
-    """
+    """Static shape of a Relax tensor; tuples and dynamic shapes are refused, naming `where`."""
     if not isinstance(value.ty, relax.TensorType):
         found = "several results" if isinstance(value.ty, relax.TupleType) else str(value.ty)
         raise refused(where, found, "one tensor", "replace the operator by one with one result")
@@ -137,18 +106,7 @@ def scalar(value: Any) -> float | None:
 
 
 def check_elementwise(call: Call) -> None:
-    """Refuse an operator unless each result element depends on the elements at its own place.
-
-    Parameters
-    ----------
-    call : tvm.ir.Call
-        A call of a Relax operator.
-
-    Raises
-    ------
-    WorkloadRefused
-        Naming the operator and what it does instead.
-    """
+    """Refuse an operator unless each result element depends on those at its own place alone."""
     reason = _fault(call)
     if reason:
         raise refused(operator(call), f"an operator that {reason}", _KNOWN, _ALONE)
@@ -170,7 +128,7 @@ def _fault(call: Call) -> str | None:
 
 
 def _definition(call: Call) -> list[tirx.PrimFunc]:
-    """Legalise one call in a module of its own; nothing when TVM has no definition."""
+    """Legalise one call in a module of its own; nothing if TVM has no definition."""
     # Some operators are not defined in bfloat16, and move elements as little there as elsewhere.
     return _legalised(call, wide=False) or _legalised(call, wide=True)
 
@@ -193,7 +151,7 @@ def _legalised(call: Call, wide: bool) -> list[tirx.PrimFunc]:
 
 
 def _wide(tensor: Any) -> Any:
-    """The type of a tensor, in float32 where it is of bfloat16."""
+    """The type of a tensor, with float32 for bfloat16."""
     dtype = dtype_of(tensor)
     return relax.TensorType(tensor.ty.shape, "float32" if dtype == "bfloat16" else dtype)
 
@@ -233,7 +191,7 @@ def _at_place(load: Any, block: SBlock) -> bool:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Whether two extents, which may be dynamic, are the same; types of integers do not matter."""
+    """Whether two extents, perhaps dynamic, are the same; integer types do not matter."""
     numbers = (int, tirx.IntImm)
     if isinstance(one, numbers) and isinstance(other, numbers):
         return int(one) == int(other)

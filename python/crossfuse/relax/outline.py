@@ -166,25 +166,11 @@ class Outlined:
 def outline(mod: tvm.IRModule) -> Outlined:
     """Turn the main function of a model into one function in the canonical form.
 
-    Taken are two layers of matrix products by stored weights with any element-wise expressions
-    between and after them: ``A @ B`` or ``A @ B_gate`` and ``A @ B_up``, then ``@ D``. Inputs
-    [B, S, K] are collapsed to B*S rows. Weights stay as they are stored. Sums and expressions are
-    in float32; the intermediate and the output are rounded to the model's types.
-
-    Parameters
-    ----------
-    mod : tvm.IRModule
-        With a Relax function ``main``, before legalisation.
-
-    Returns
-    -------
-    Outlined
-        The function and where its arguments come from.
-
-    Raises
-    ------
-    WorkloadRefused
-        For every other model, naming the operator and the reason.
+    Accepted are two layers of matrix products by stored weights with any element-wise expressions
+    between and after them: ``A @ B`` or ``A @ B_gate`` and ``A @ B_up``, then ``@ D``. Inputs [B,
+    S, K] are collapsed to B*S rows. Weights keep their stored layout. Sums and expressions are in
+    float32; the intermediate and the output are rounded to the model's types. Every other model is
+    refused, naming the operator and the reason. The module is one before legalisation.
     """
     graph = read_graph(mod)
     match = match_chain(graph)
@@ -251,7 +237,7 @@ def _first_names(match: Match) -> tuple[str, ...]:
 
 
 def _names(graph: Graph, match: Match, fixed: dict[Any, str]) -> dict[Any, str]:
-    """Names of all that is read element-wise: those given, those of parameters, made distinct."""
+    """Distinct names for all that is read element-wise: fixed ones, else those of parameters."""
     taken = {*fixed.values(), *_WEIGHTS, "hidden", "out"}
     named = dict(fixed)
     for target, stops in ((match.hidden, match.first), (graph.output, (match.second,))):
@@ -276,7 +262,7 @@ def _weight_leaf(name: str, weight: Weight) -> Leaf:
 
 
 def _extras(match: Match, *regions: Region) -> tuple[Leaf, ...]:
-    """Operands of the regions besides the products and A, each once."""
+    """Operands of the element-wise regions besides the products and A, each once."""
     given = (*match.first, match.second, match.left)
     found: dict[str, Leaf] = {}
     for region in regions:

@@ -1,4 +1,4 @@
-"""Copies of weights to longer rows, taken out of a model: they are made once."""
+"""Weights with rows padded once, outside of the model, instead of in each call."""
 
 from __future__ import annotations
 
@@ -13,25 +13,16 @@ from crossfuse.runtime.running_model import PAD_WEIGHTS
 
 _MAIN = "main"
 _PAD = "relax.nn.pad"
-#: What copies of weights are made by.
+#: Operators that make padded copies of weights.
 _MAKERS = (_PAD, "relax.reshape")
 
 
 def padding_once(mod: Any, weights: Sequence[Any]) -> Any:
-    """Move copies of weights to longer rows to a function of their own, ``pad_weights``.
+    """Move the padding of weights to a function of its own, ``pad_weights``.
 
-    Parameters
-    ----------
-    mod : tvm.IRModule
-        A module; it stays as it is.
-    weights : Sequence[Var]
-        The last parameters of ``main``.
-
-    Returns
-    -------
-    tvm.IRModule
-        What ``pad_weights`` makes of all weights, ``main`` takes in their place: those that it
-        reads itself, then the copies. Without any copies the module as it is.
+    The weights are the last parameters of ``main``. Called with all of them, ``pad_weights`` makes
+    what ``main`` then takes in their place: those that it reads itself, then the copies. A module
+    without copies is returned as it is.
     """
     moved = _moved(read_dataflow(mod[_MAIN]), weights) if weights else {}
     copies = [each for each, call in moved.items() if call.op.name == _PAD]
@@ -49,12 +40,12 @@ def padding_once(mod: Any, weights: Sequence[Any]) -> Any:
 
 
 def weights_of(mod: Any, names: Collection[str]) -> tuple[Any, ...]:
-    """Parameters of ``main`` of some names, in order."""
+    """Parameters of ``main`` of the given names, in order."""
     return tuple(each for each in mod[_MAIN].params if str(each.name) in names) if names else ()
 
 
 def _moved(dataflow: Dataflow, weights: Collection[Any]) -> Mapping[Any, Any]:
-    """Calls that make copies of weights, in order, by what they make."""
+    """Calls that make copies of weights, in order, by the variables that they bind."""
     known, found = frozenset(weights), {}
     for variable, value in dataflow.values.items():
         if isinstance(value, Call) and getattr(value.op, "name", "") in _MAKERS:
@@ -65,7 +56,7 @@ def _moved(dataflow: Dataflow, weights: Collection[Any]) -> Mapping[Any, Any]:
 
 
 def _taking(function: Any, copies: Sequence[Any]) -> Any:
-    """A function that takes copies instead of making them."""
+    """A function that takes copies as parameters instead of making them."""
     given = {each: relax.Var(str(each.name), each.ty) for each in copies}
     blocks = []
     for block in function.body.blocks:
@@ -79,7 +70,7 @@ def _taking(function: Any, copies: Sequence[Any]) -> Any:
 
 
 def _alone(weights: Sequence[Any], moved: Mapping[Any, Any], results: Sequence[Any]) -> Any:
-    """The function of weights that makes copies of them."""
+    """The function ``pad_weights``, which makes the copies."""
     image: dict[Any, Any] = {each: relax.Var(str(each.name), each.ty) for each in weights}
     builder = relax.BlockBuilder()
     with builder.function(PAD_WEIGHTS, [*image.values()]):
@@ -99,5 +90,5 @@ def _with_main(mod: Any, function: Any) -> Any:
 
 
 def _function(like: Any, params: Sequence[Any], body: Any) -> Any:
-    """A function as another one, but for its parameters and its body."""
+    """A function like another one, but for its parameters and its body."""
     return relax.Function(list(params), body, like.ret_ty, like.is_pure, like.attrs, like.span)

@@ -1,4 +1,4 @@
-"""Passes over Relax functions before their parts are taken out."""
+"""Passes over Relax functions, and rewrites of functions of loops, before kernels are sought."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from crossfuse.relax.operators import refused
 # TVM's own adds in the type of the operands, and takes the maximum of causal scores together with
 # zeros in the place of those that are masked: far below zero all that is left underflows.
 
-#: Types that are added in float32.
+#: Types whose sums are in float32.
 _NARROW = ("float16", "bfloat16")
 
 
 def _attention(builder: Any, call: Any) -> Any:
-    """The call of a function that computes ``relax.nn.attention``, with or without a bias."""
+    """Legalise ``relax.nn.attention``, with or without a bias."""
     if call.attrs.window_size is not None:
         from tvm.relax.transform.legalize_ops.nn import _nn_attention
 
@@ -34,7 +34,7 @@ def _attention(builder: Any, call: Any) -> Any:
 def _expressions(
     q: Any, k: Any, v: Any, bias: list[Any], scale: Any, causal: str | None
 ) -> te.Tensor:
-    """Of [batch, rows, heads, depth]; a bias is one of [batch, heads, rows, keys]."""
+    """Attention of [batch, rows, heads, depth]; a bias is [batch, heads, rows, keys]."""
     dtype = str(q.dtype)
     wide = "float32" if dtype in _NARROW else dtype
     depth, offset = q.shape[-1], 0 if causal == "TopLeft" else k.shape[1] - q.shape[1]
@@ -56,7 +56,7 @@ def _expressions(
 
 
 def _product(left: te.Tensor, right: te.Tensor, wide: str) -> te.Tensor:
-    """``left @ right`` of each head, added in a type."""
+    """``left @ right`` of each head, summed in the type `wide`."""
     batch, heads, rows, length = left.shape
     at = te.reduce_axis((0, length), name="k")
     return te.compute(
@@ -72,20 +72,20 @@ def _product(left: te.Tensor, right: te.Tensor, wide: str) -> te.Tensor:
 ATTENTION = dict.fromkeys(("relax.nn.attention", "relax.nn.attention_bias"), _attention)
 
 
-# What no kernel of ours computes, in float32 and rounded once, as torch and cuBLAS do it.
+# Operators left to TVM work in float32 and round once, as in torch and cuBLAS.
 
 _PRODUCTS = ("relax.matmul", "relax.nn.conv2d")
-#: What TVM does not legalise in bfloat16, or sorts by its bits.
+#: Operators that TVM does not legalise in bfloat16, or that compare its bits to sort.
 _NEVER_BFLOAT16 = (
     *("relax.power", "relax.topk", "relax.sort", "relax.argsort", "relax.argmax", "relax.argmin"),
 )
-#: What TVM approximates by polynomials of the type itself: a tanh of float16 was off by five units
-#: in the last place.
+#: Operators that TVM approximates by polynomials in the type itself: a tanh of float16 was off by
+#: five units in the last place.
 _APPROXIMATED = (
     *("relax.tan", "relax.tanh", "relax.sigmoid", "relax.erf"),
     *("relax.nn.gelu", "relax.nn.gelu_tanh", "relax.nn.silu"),
 )
-#: What TVM adds or multiplies up in the type itself: of 4096 terms, a softmax of float16 was off by
+#: Operators that TVM accumulates in the type itself: of 4096 terms, a softmax of float16 was off by
 #: a quarter, and a sum of bfloat16 by seven eighths.
 _ACCUMULATED = (
     *("relax.sum", "relax.mean", "relax.variance", "relax.std", "relax.prod"),
@@ -104,10 +104,10 @@ _OF_CONVOLUTIONS = (
 
 @ir.tvm.ir.transform.module_pass(opt_level=0, name="crossfuse.WideArithmetic")
 class WideArithmetic:
-    """Let what adds or approximates 2-byte floats work in float32, and round once in the end.
+    """Compute sums and approximations of 2-byte floats in float32, and round once in the end.
 
     A pass over modules before ``LegalizeOps``, which would otherwise add in the type of the result:
-    a sum of 2048 terms in bfloat16 keeps one digit. dlight's tensor-core schedules take both.
+    a sum of 2048 terms in bfloat16 keeps one digit. dlight's tensor-core schedules accept both.
     Activations, sums, softmaxes, norms and pools are computed in float32 too, and of bfloat16 also
     what ``LegalizeOps`` refuses or compares by its bits: powers, and all that sorts.
     """
@@ -123,10 +123,10 @@ class WideArithmetic:
 
 @relax.expr_functor.mutator
 class _Widened(relax.PyExprMutator):
-    """Rewrites the products of a function."""
+    """Rewrites the operators of a function that work in 2-byte floats."""
 
     def visit_call_(self, call: Any) -> Any:
-        """A product with its sums in float32, and a cast behind it."""
+        """A product with sums in float32 and a cast behind it; others wholly in float32."""
         call = self.visit_expr_post_order(call)
         name = getattr(call.op, "name", "")
         narrow = [each for argument in call.args for each in _narrow(argument.ty)]
@@ -147,7 +147,7 @@ class _Widened(relax.PyExprMutator):
         return self._cast(result, types[0]) if types else result
 
     def _cast(self, value: Any, dtype: str) -> Any:
-        """A tensor, or those of a tuple, in another type if they are floats."""
+        """A tensor, or those of a tuple, cast to another type if they are floats."""
         if isinstance(value.ty, relax.TupleType):
             if not isinstance(value, relax.Tuple):
                 count = range(len(value.ty.fields))
@@ -159,7 +159,7 @@ class _Widened(relax.PyExprMutator):
 
 
 def _narrow(type_: Any) -> list[str]:
-    """2-byte floats among the types of a tensor or of a tuple of them."""
+    """2-byte floats among the types of a tensor or of a tuple of tensors."""
     if isinstance(type_, relax.TupleType):
         return [name for each in type_.fields for name in _narrow(each)]
     dtype = str(type_.dtype) if isinstance(type_, relax.TensorType) else ""
@@ -167,35 +167,28 @@ def _narrow(type_: Any) -> list[str]:
 
 
 def _wide(call: Any) -> Any:
-    """The same product with a result of float32."""
+    """The same product with a float32 result."""
     if call.op.name == "relax.matmul":
         return relax.op.matmul(*call.args, out_dtype="float32")
     options = {name: getattr(call.attrs, name) for name in _OF_CONVOLUTIONS}
     return relax.op.nn.conv2d(*call.args, **options, out_dtype="float32")
 
 
-# Functions of loops without extents of one: a batch of one sequence is a matrix of its rows.
+# Extents of one are dropped, so that a batch of one sequence is a matrix of its rows.
 
 
 def without_unit_extents(func: Any) -> Any:
     """The same function of tensors and loops without extents of one.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        Of static shapes, in s_tir form, unscheduled.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        Its tensors have the same elements in the same order. One of one element keeps its last
-        extent. Indices are simple: a reshape to what is the same matrix then is a plain copy.
+    It takes static shapes and an unscheduled function in s_tir form. Tensors have the same elements
+    in the same order; one of one element keeps its last extent. Indices are simplified: a reshape
+    to what is the same matrix then is a plain copy.
     """
     return _Rewriter(func).function()
 
 
 class _Rewriter:
-    """The tensors of a function as they are without extents of one, and what reads them."""
+    """Replaces the tensors of a function by ones without extents of one, and their accesses."""
 
     def __init__(self, func: Any) -> None:
         self.func = func
@@ -208,7 +201,7 @@ class _Rewriter:
         self.first, self.known = _unit_variables(func)
 
     def function(self) -> Any:
-        """The function of the images."""
+        """The rewritten function."""
         func = self.func
         body = ir.mutate(
             func.body,
@@ -263,13 +256,13 @@ class _Rewriter:
 
 
 def _kept(buffer: Any, values: Any) -> list[Any]:
-    """Of a value for each extent those of extents beyond one."""
+    """Of values that belong to a buffer's extents, those of extents other than one."""
     pairs = list(zip(buffer.ty.shape, values, strict=True))
     return [value for extent, value in pairs if int(extent) != 1] or [pairs[-1][1]]
 
 
 def _unit_variables(func: Any) -> tuple[dict[Any, Any], Any]:
-    """Variables of loops and blocks that have one value, with it; and what is known of all."""
+    """Loop and block variables of one value, with it; and an analyzer that knows all domains."""
     found: dict[Any, Any] = {}
     known = ir.sym.Analyzer()
 
@@ -295,21 +288,10 @@ def _unit_variables(func: Any) -> tuple[dict[Any, Any], Any]:
 
 
 def check_row_wise(func: Any, given: Sequence[bool], rows: int) -> None:
-    """Refuse a function that reads one row for another one.
+    """Refuse a function in which a row of a result depends on another row of an input.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        Of static shapes, in s_tir form, unscheduled.
-    given : Sequence[bool]
-        Which of its inputs have rows.
-    rows : int
-        How many there are; rows are the leading extents of a tensor together.
-
-    Raises
-    ------
-    WorkloadRefused
-        Naming the block.
+    It takes static shapes and an unscheduled function in s_tir form. `given` tells which inputs
+    have rows; `rows` is how many: the leading extents of a tensor multiplied.
     """
     inputs = func.params[: len(given)]
     known, by_row = ir.sym.Analyzer(), {p for p, has in zip(inputs, given, strict=True) if has}
@@ -341,7 +323,7 @@ def _parts(block: Any) -> list[Any]:
 
 
 def _row(buffer: Any, indices: Sequence[Any], rows: int) -> Any:
-    """The number of a row; None of a tensor without as many."""
+    """The row number of an access; None if the leading extents do not count `rows` rows."""
     place, count = ir.tirx.const(0, "int32"), 1
     for extent, index in zip(buffer.ty.shape, indices, strict=True):
         if count == rows:

@@ -24,8 +24,6 @@ from crossfuse.relax.passes import ATTENTION, WideArithmetic
 from crossfuse.relax.rebuild import POWERS
 from crossfuse.runtime.dispatch_table import BINS
 
-# The pass that lets what is left to TVM keep NaN in element-wise maxima and minima.
-
 
 @ir.tvm.ir.transform.module_pass(opt_level=0, name="crossfuse.KeepNans")
 class KeepNans:
@@ -66,21 +64,11 @@ class KeepNans:
         return made
 
 
-# Scheduled functions of a module as sequential ones, so that it runs without a GPU.
-
-
 def serial_kernels(mod: Any) -> Any:
-    """Replace functions that are bound to a GPU's threads by loops that compute the same.
+    """A module in which loops replace the functions that are bound to a GPU's threads.
 
-    Parameters
-    ----------
-    mod : tvm.IRModule
-        With functions that `crossfuse.relax.FuseChains` or `FuseCascades` scheduled.
-
-    Returns
-    -------
-    tvm.IRModule
-        To be built for LLVM; the given one is as before.
+    To be built for LLVM, so that the model runs without a GPU. The functions are those that
+    `crossfuse.relax.FuseChains` or `FuseCascades` scheduled; the given module is not changed.
     """
     from crossfuse.emulate.serialise import in_block, of_shapes, serialise
     from crossfuse.lower.extract import buffer_specs
@@ -106,29 +94,23 @@ def serial_kernels(mod: Any) -> Any:
 
 
 def _without_scope(statement: Any, mutator: Any) -> Any:
-    """Drop a mark of TVM's scatters that its code generator for LLVM does not know, and says so."""
+    """Drop a mark of TVM's scatters that its LLVM code generator warns of."""
     if str(statement.attr_key) == "pragma_scope":
         return mutator.mutate(statement.body)
     return mutator.default_mutate(statement)
 
 
-#: The folder for the modules of all phases, of a pipeline that is not told one.
+#: Environment variable: the folder for the modules of all phases, if `pipeline` is given none.
 DUMP = "CROSSFUSE_DUMP"
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A step of the pipeline.
+    """A named step of the pipeline."""
 
-    Attributes
-    ----------
-    name : str
-        What it does.
-    run : tvm.ir.transform.Pass | Callable
-        A pass, or a function from module to module.
-    """
-
+    #: What it does; part of the names of dumped files.
     name: str
+    #: A pass, or a function from module to module.
     run: Any
 
 
@@ -142,26 +124,10 @@ def phases(
 ) -> tuple[Phase, ...]:
     """Our phases in order; TVM's pipeline for the device comes after them.
 
-    Parameters
-    ----------
-    target : str | Device | None
-        What to compile for.
-    always : bool
-        Whether chains are fused that are estimated to be slower than not to fuse them.
-    bins : Sequence[int]
-        Rows that kernels of chains of symbolic rows are made for, see
-        `crossfuse.relax.FuseChains`.
-    build : bool
-        Whether scheduled functions become libraries; else they become loops for the CPU.
-    weights : Collection[str]
-        Parameters that are the same in each call, see `crossfuse.relax.FuseChains`.
-
-    Returns
-    -------
-    tuple[Phase, ...]
-        ``clean``, ``fuse_chains``, ``wide_arithmetic``, ``legalize``, ``fuse_cascades``,
-        ``build_kernels``, ``keep_nans``; that before the last is ``serial_kernels`` if nothing is
-        built.
+    They are ``clean``, ``fuse_chains``, ``wide_arithmetic``, ``legalize``, ``fuse_cascades``,
+    ``build_kernels`` and ``keep_nans``. Without `build`, ``serial_kernels`` takes the place of
+    ``build_kernels``: scheduled functions become loops for the CPU. `always`, `bins` and `weights`
+    are those of `crossfuse.relax.FuseChains`.
     """
     spec = device(target)
     return (
@@ -184,28 +150,14 @@ def pipeline(
     dump: str | Path | None = None,
     steps: Sequence[Phase] | None = None,
 ) -> Any:
-    """The pipeline that TVM knows as ``"crossfuse"``.
+    """The pipeline that TVM knows as ``"crossfuse"``, to be given as ``relax_pipeline``.
 
     Chains and cascades that pay become kernels of ours. All else goes through TVM's own pipeline
-    for CUDA, with dlight's schedules.
-
-    Parameters
-    ----------
-    target : str | Device | None
-        What to compile for.
-    bins : Sequence[int]
-        Of chains of symbolic rows, see `crossfuse.relax.FuseChains`.
-    dump : str | Path | None
-        A folder that gets the module after each phase, ``01_clean.py`` and so on, and what became
-        of chains and cascades beside it, ``02_fuse_chains.txt``; None takes the environment
-        variable ``CROSSFUSE_DUMP``, and writes nothing without it.
-    steps : Sequence[Phase] | None
-        From `phases`, for who wants to see their outcomes; None makes them, with the bins.
-
-    Returns
-    -------
-    tvm.ir.transform.Pass
-        For ``relax.build(mod, target, relax_pipeline=...)``.
+    for CUDA, with dlight's schedules. The folder `dump` gets the module after each phase,
+    ``01_clean.py`` and so on, and the outcomes of chains and cascades beside it,
+    ``02_fuse_chains.txt``; None takes the environment variable ``CROSSFUSE_DUMP``, and writes
+    nothing without it. `bins` are those of `crossfuse.relax.FuseChains`. Callers that want to see
+    outcomes pass their own `phases` as `steps`, which ignores the bins.
 
     Examples
     --------

@@ -28,30 +28,14 @@ from crossfuse.relax.operators import (
 )
 from crossfuse.workload.dtypes import FLOAT_TYPES, Operand
 
-# Tensors of any rank as matrices: leading extents are joined to rows.
+# Tensors of any rank viewed as matrices: all leading extents together are the rows.
 
 
 def collapse(shape: tuple[int, ...], rows: int, where: str) -> tuple[int, ...]:
     """Join the leading extents to rows; drop them where the value is the same for all rows.
 
-    Parameters
-    ----------
-    shape : tuple[int, ...]
-        Of a tensor that takes part in element-wise operators.
-    rows : int
-        Rows of the model's input.
-    where : str
-        What has the shape, for the message.
-
-    Returns
-    -------
-    tuple[int, ...]
-        ``(rows, columns)`` or ``(columns,)``.
-
-    Raises
-    ------
-    WorkloadRefused
-        For tensors with a value for some rows but not all.
+    The result is ``(rows, columns)`` or ``(columns,)``. Tensors with a value for some rows but not
+    all are refused, under the name `where`.
     """
     *leading, columns = shape or (1,)
     if len(shape) > 1 and math.prod(leading) == rows:
@@ -76,19 +60,7 @@ def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
 def check_reshape(graph: Graph, value: Var, rows: int) -> None:
     """Refuse a reshape unless it only regroups rows, a broadcast unless it only repeats them.
 
-    Parameters
-    ----------
-    graph : Graph
-        The model.
-    value : Var
-        A bound variable; other operators than reshapes and transpositions pass.
-    rows : int
-        Rows of the model's input.
-
-    Raises
-    ------
-    WorkloadRefused
-        Naming both shapes.
+    Operators other than reshapes and transpositions pass.
     """
     name = graph.operator(value)
     if name not in RESHAPES and name != TRANSPOSE:
@@ -112,7 +84,7 @@ def _broadcasts(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
     return len(before) <= len(after) and all(b in (1, a) for b, a in pairs)
 
 
-# Small whole powers as products, for ``LegalizeOps``.
+# Small integer powers as products, for ``LegalizeOps``.
 #
 # A GPU computes a general power by a logarithm and an exponential, which is slower, and with the
 # fast math that TVM compiles with, the square of a negative number is NaN.
@@ -124,22 +96,7 @@ Value = TypeVar("Value")
 
 
 def multiplied_out(base: Value, exponent: int, multiply: Callable[[Value, Value], Value]) -> Value:
-    """A whole power as products.
-
-    Parameters
-    ----------
-    base : Value
-        An expression of any kind.
-    exponent : int
-        1 or more.
-    multiply : Callable
-        Makes a product of two such expressions.
-
-    Returns
-    -------
-    Value
-        The last product.
-    """
+    """An integer power, 1 or more, as a chain of products of any kind of expression."""
     result = base
     for _ in range(1, exponent):
         result = multiply(result, base)
@@ -147,7 +104,7 @@ def multiplied_out(base: Value, exponent: int, multiply: Callable[[Value, Value]
 
 
 def _power(builder: Any, call: Any) -> Any:
-    """The call of a function that computes ``relax.power``."""
+    """Legalise ``relax.power``, small integer exponents as products."""
     base, exponent = call.args[0], scalar(call.args[1])
     if exponent is None or exponent not in range(2, HIGHEST + 1):
         return _binary(topi.power)(builder, call)
@@ -161,17 +118,11 @@ POWERS = {"relax.power": _power}
 
 @dataclass(frozen=True)
 class Leaf:
-    """A tensor that a region reads.
+    """A tensor that an element-wise region reads."""
 
-    Attributes
-    ----------
-    value : Var or GenericConst
-        In the model's graph.
-    operand : Operand
-        Name, collapsed shape and type.
-    """
-
+    #: Var or GenericConst of the model's graph.
     value: Any
+    #: Its name, collapsed shape and type in the rebuilt function.
     operand: Operand
 
 
@@ -182,30 +133,11 @@ def rebuild(
     rows: int,
     shape: tuple[int, ...],
 ) -> tirx.PrimFunc:
-    """Make one function of some operators, every element type float32 but for truth values.
+    """Fuse element-wise operators to one function, in float32 but for truth values and integers.
 
-    Parameters
-    ----------
-    graph : Graph
-        The model.
-    inner : list[Var]
-        Variables bound to the operators, the last of which is the result.
-    leaves : tuple[Leaf, ...]
-        What the operators read: the function's parameters.
-    rows : int
-        Rows of the model's input.
-    shape : tuple[int, ...]
-        Collapsed shape of the result, to which it is broadcast.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        One block for each step; its last parameter is the output.
-
-    Raises
-    ------
-    WorkloadRefused
-        For operators whose result changes its shape by collapsing.
+    `inner` are bound variables, the last of which is the result; it is broadcast to `shape`. The
+    leaves are the function's parameters, followed by the output. There is one block for each step.
+    Refused are operators whose result changes its shape when leading extents are collapsed.
     """
     return _Rebuild(graph, rows, leaves).function(inner, shape)
 
@@ -219,7 +151,7 @@ class _Rebuild:
         self.image: dict[Any, Any] = {}
 
     def function(self, inner: list[Var], shape: tuple[int, ...]) -> tirx.PrimFunc:
-        """Fuse the operators `inner`, the last of which has the given shape, to one function."""
+        """Fuse the operators `inner` to one function; `shape` is that of the last one."""
         operands = [leaf.operand for leaf in self.leaves]
         params = [relax.Var(o.name, relax.TensorType(o.shape, o.dtype)) for o in operands]
         with self.builder.function("region", params, attrs={"Primitive": 1}):
@@ -237,22 +169,22 @@ class _Rebuild:
         return _fused(self.builder.get(), params)
 
     def widened(self, value: Any) -> Any:
-        """Cast to float32, but for truth values and integers."""
+        """Cast to float32, except truth values and integers."""
         if dtype_of(value) in FLOAT_TYPES and dtype_of(value) != "float32":
             return self.builder.emit(relax.op.astype(value, "float32"))
         return value
 
     def argument(self, value: Any) -> Any:
-        """Image of an argument; numbers, shapes and truth values stay what they are."""
+        """Image of a tensor argument; numbers, shapes and truth values stay as they are."""
         number = scalar(value) if is_tensor(value) else None
         if number is None:
             return self.image[value] if is_tensor(value) else value
         return relax.const(number, "float32" if dtype_of(value) in FLOAT_TYPES else dtype_of(value))
 
     def held(self, value: Any) -> Any:
-        """A number as a tensor: of constants TVM's ``where`` makes no function.
+        """A number as a tensor, because TVM's ``where`` makes no function of constants.
 
-        It fills with finite numbers only, and multiplies by any.
+        TVM's ``full`` takes finite numbers only; a product takes any, so ones are multiplied by it.
         """
         if not isinstance(value, GenericConst):
             return value
@@ -291,7 +223,7 @@ class _Rebuild:
 
 
 def _fused(mod: tvm.IRModule, params: list[Var]) -> tirx.PrimFunc:
-    """Legalise the operators of the function ``region`` and join them."""
+    """Legalise the operators of the function ``region`` and fuse them to one function."""
     region = mod.get_global_var("region")
     builder = relax.BlockBuilder(mod)
     outer = [relax.Var(param.name, param.ty) for param in params]

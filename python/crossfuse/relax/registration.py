@@ -1,4 +1,4 @@
-"""Entry point of group ``tvm.backends`` beside `crossfuse._autoload`: our pipeline's name."""
+"""Registers our pipeline with TVM: an entry point of ``tvm.backends``, as `crossfuse._autoload`."""
 
 from __future__ import annotations
 

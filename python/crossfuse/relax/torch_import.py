@@ -84,22 +84,10 @@ def import_torch(module: torch.nn.Module, example_inputs: Sequence[Any]) -> Impo
 
 
 def import_exported(exported: torch.export.ExportedProgram) -> Imported:
-    """Translate a program that `torch.export.export` made.
+    """Translate a program that `torch.export.export` made to Relax.
 
-    Parameters
-    ----------
-    exported : torch.export.ExportedProgram
-        Of a module in evaluation mode, with inputs of one shape.
-
-    Returns
-    -------
-    Imported
-        The Relax module and the weights.
-
-    Raises
-    ------
-    WorkloadRefused
-        For operators that TVM cannot translate.
+    The module was in evaluation mode, the inputs have static shapes. Operators that TVM cannot
+    translate are refused.
     """
     exported = _functional(exported)
     mod = _translate(exported)
@@ -159,9 +147,9 @@ def _export(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
 
 
 def _translate(exported: Any) -> Any:
-    """Translate operator by operator; one that TVM cannot becomes others, or stays torch's.
+    """Translate to Relax; an operator that TVM lacks is decomposed, or left to torch.
 
-    Operators are not decomposed but where they must be: one silu or attention says more than its
+    Operators are decomposed only where they must be: one silu or attention says more than its
     parts.
     """
     from tvm.relax.frontend.torch import from_exported_program
@@ -202,10 +190,11 @@ def _translate(exported: Any) -> Any:
 
 
 def _functional(exported: Any) -> Any:
-    """The program without writes: those to a view, such as ``h[1:] = 0``, are in what it views.
+    """The program without in-place operators.
 
-    TVM's importer takes ``mul_`` for ``mul``, and whatever else is stored in the same memory stays
-    as it was.
+    A write to a view, such as ``h[1:] = 0``, becomes a new value of the viewed tensor: TVM's
+    importer takes ``mul_`` for ``mul``, so that all else in the same memory would keep its old
+    value. Writes to inputs, buffers and parameters are refused.
     """
     if not _writes(exported):
         return exported
@@ -238,9 +227,9 @@ def _left_writing(found: str) -> RefusedError:
 
 
 def _decomposed(exported: Any, parts: dict[Any, Any]) -> Any:
-    """The program with other operators for some.
+    """The program with some operators decomposed.
 
-    As it was if they have effects, such as checks, or write: then they are left to torch.
+    Unchanged if the parts have effects, such as checks, or write: then they are left to torch.
     """
     from torch.export.graph_signature import InputKind
 
@@ -257,7 +246,7 @@ def _name(target: Any) -> str:
 
 
 def _decompositions(operators: set[Any]) -> dict[Any, Any]:
-    """What torch makes of operators, as far as it has other operators for them."""
+    """Torch's decompositions of operators, as far as there are any."""
     import torch
     from torch._decomp import get_decompositions
 

@@ -1,1 +1,1 @@
-"""Cascades of reductions in a model: calls that become one, how they grow, what they move."""
+"""Cascades of reductions in a model: calls that become one kernel, and the bytes it moves."""

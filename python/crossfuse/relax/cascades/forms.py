@@ -41,19 +41,15 @@ from crossfuse.schedule.cascades import schedule_cascade
 from crossfuse.schedule.rules.cascade_tiles import schedule_tiled
 from crossfuse.schedule.rules.stream import schedule_stream
 
-#: What refusals of a group are about; the report names the operators beside it.
+#: The place that refusals of a group name; the report names the operators beside it.
 _WHERE = "a group of reductions"
 
 
 class Forms:
-    """Finds cascades and their kernels; of functions that are equal but for names only once.
+    """Finds cascades and their kernels, once for functions that are equal but for names.
 
-    Parameters
-    ----------
-    target : Device
-        What kernels are for.
-    tiles, stream : CascadeTiles | None, StreamTiles | None
-        Sizes that are taken as they are; None chooses those of the first kernel that lowers.
+    Given `tiles` and `stream` are used without trying others; None chooses those of the first
+    kernel that lowers.
     """
 
     def __init__(
@@ -71,7 +67,7 @@ class Forms:
         self._whys: dict[Site, str] = {}
 
     def found(self, func: Any) -> Found:
-        """What a function is."""
+        """What detection finds of a function."""
         known = self._found.setdefault(int(ir.tvm_ffi.structural_hash(func)), [])
         for each in known:
             if ir.tvm_ffi.structural_equal(each.func, func):
@@ -80,15 +76,15 @@ class Forms:
         return known[-1]
 
     def found_once(self, alike: Hashable, make: Callable[[], Any]) -> Found:
-        """What a function is that is only made if none was that is known to be equal."""
+        """What detection finds of a function, made only if no equal one is known by `alike`."""
         if alike not in self._alike:
             self._alike[alike] = self.found(make())
         return self._alike[alike]
 
     def refusal(self, found: Found) -> str:
-        """Why a cascade has no form in which it streams, so far as is known; empty if it has one.
+        """Why a cascade has no form in which it streams, as far as is known; empty if it has one.
 
-        Whether its kernel lowers is known once that was asked for.
+        Whether the kernel lowers is known only after `kernel`.
         """
         kernel = self._kernels.get(found)
         if kernel is not None:
@@ -104,13 +100,7 @@ class Forms:
         return self._kernels[found]
 
     def sizes(self, found: Found) -> tuple[Any, ...]:
-        """Sizes to be tried, the best first.
-
-        Raises
-        ------
-        CascadeRefused, PlanRefused
-            If none fit.
-        """
+        """Sizes to be tried, the best first; refuses if none fit."""
         if found not in self._sizes:
             site, derivation = _known(found)
             given = self.tiles if has_products(site) else self.stream
@@ -141,9 +131,9 @@ class Forms:
         return reason
 
     def _written(self, found: Found, sizes: Any) -> Any:
-        """A cascade as a stream with some sizes, or why it cannot be written so.
+        """A cascade rewritten as a stream with some sizes, or why it cannot be.
 
-        Of rows in their product's kernel nothing is written yet.
+        None for rows in their product's kernel, which are rewritten when they are scheduled.
         """
         if (found, sizes) not in self._texts:
             self._texts[found, sizes] = _stream(*_known(found), sizes)
@@ -175,7 +165,7 @@ class Forms:
     ) -> tuple[str, Any]:
         """The form and the schedule of a kernel.
 
-        Sizes that were chosen must lower; the caller answers for those that were given.
+        Chosen sizes must lower; the caller answers for given ones.
         """
         from crossfuse.lower.extract import lower
 
@@ -196,13 +186,7 @@ class Forms:
 
 
 def _against_eager(ours: float, eager: float) -> str:
-    """What was estimated of rows in their product's kernel.
-
-    Raises
-    ------
-    PlanRefused
-        If the norm, or what else makes rows, and the product are faster by themselves.
-    """
+    """Estimates of rows in their product's kernel; refuses if separate kernels are faster."""
     if ours < eager:
         return f"about {ours:.1f} us with its product, {eager:.1f} us in separate kernels"
     raise refuse(
@@ -216,17 +200,7 @@ def _against_eager(ours: float, eager: float) -> str:
 
 
 def recomputed(site: Site, derivation: Derivation, tiles: CascadeTiles) -> str:
-    """Why products in tiles would make their elements more than once; empty if they do not.
-
-    Parameters
-    ----------
-    site : Site
-        A cascade with products.
-    derivation : Derivation
-        How it streams.
-    tiles : CascadeTiles
-        Sizes.
-    """
+    """Why a cascade of products in tiles would make elements more than once; else empty."""
     rows = [each for each in site.rows if int(site.extents[each]) > 1]
     for symbol, block in site.producers.items():
         left = [each for each in rows if not mentions_all(site.reads[symbol], [each])]
@@ -270,7 +244,7 @@ def _known(found: Found) -> tuple[Site, Derivation]:
 
 
 def _scheduled(site: Site, derivation: Derivation, sizes: Any, text: Any) -> tuple[str, Any]:
-    """The form of a cascade with some sizes, and the schedule of what was written of it."""
+    """The form of a cascade with some sizes, and the schedule of its rewritten function."""
     if isinstance(sizes, RowsTiles):
         return ROWS_FIRST, schedule_cascade(site, derivation, ROWS, asdict(sizes))
     if has_products(site):

@@ -1,4 +1,4 @@
-"""Values: what a function is as a cascade, and a kernel."""
+"""What detection knows of a function as a cascade, and the kernel that it becomes."""
 
 from __future__ import annotations
 
@@ -13,39 +13,31 @@ from crossfuse.cascade.site import Site
 from crossfuse.errors import RefusedError
 from crossfuse.planner.families import ROWS
 
-#: Forms of kernels: of products, of threads that stream, of rows in their product's kernel.
+#: Forms of kernels: tiles of products, threads that stream, rows made in their product's kernel.
 TILES, THREADS, ROWS_FIRST = "tiles", "threads", ROWS
 
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """A function as a cascade.
+    """What detection found in a function: a cascade that streams, or why there is none."""
 
-    Attributes
-    ----------
-    func : tvm.tirx.PrimFunc
-        As it was given.
-    site : Site | None
-        Its only cascade, in a function that counts in 32 bits; None if it has none, or several.
-    derivation : Derivation | None
-        How the cascade streams.
-    reason : str
-        Why it does not; empty if it does.
-    """
-
+    #: As it was given.
     func: Any
+    #: Its only cascade, in a function narrowed to 32-bit indices; None if it has none, or several.
     site: Site | None = None
+    #: How the cascade streams.
     derivation: Derivation | None = None
+    #: Why it does not; empty if it does.
     reason: str = ""
 
     @property
     def stages(self) -> int:
-        """Reductions that share the axis."""
+        """How many reductions share the axis."""
         return len(self.site.stages) if self.site else 0
 
     @property
     def producers(self) -> frozenset[str]:
-        """Blocks that make elements."""
+        """Names of blocks that make elements."""
         return frozenset(self.site.producers.values()) if self.site else frozenset()
 
     @property
@@ -76,47 +68,36 @@ class Found:
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """What a cascade becomes.
+    """The kernel that a cascade becomes."""
 
-    Attributes
-    ----------
-    form : str
-        `TILES`, `THREADS` or `ROWS_FIRST`.
-    func : tvm.tirx.PrimFunc
-        Scheduled.
-    bytes : int
-        That it moves, see `crossfuse.relax.cascades.found`.
-    why : str
-        What the planner estimated, where separate kernels could be faster; else empty.
-    """
-
+    #: `TILES`, `THREADS` or `ROWS_FIRST`.
     form: str
+    #: Scheduled.
     func: Any
+    #: Bytes that it moves, counted as described below.
     bytes: int
+    #: The planner's estimates, where separate kernels could be faster; else empty.
     why: str = ""
 
 
 def mentions_all(expression: Any, variables: list[Any]) -> bool:
-    """Whether an expression has all of some variables."""
+    """Whether an expression uses all given variables."""
     used = list(ir.variables(expression))
     return all(any(each.same_as(var) for var in used) for each in variables)
 
 
-# Bytes that functions move between memory and the chip, counted before they are fused and after.
+# Bytes that functions move between memory and the chip, counted before fusing and after.
 #
 # Before, each reduction and each output of a function is a sweep of its own: it reads what it is
 # made of once, with the element-wise blocks in front of it inlined, and writes its result. After,
 # every tensor is read and written once; outputs over the axis of a stream may read elements again.
-# What caches save is not known, and left out.
+# What caches save is not known, hence left out.
 
 
 def swept(func: Any) -> int:
     """Bytes that a plain function moves if each of its reductions is a loop nest of its own.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        In s_tir form; of one that cannot be read, the bytes of its parameters.
+    It is in s_tir form; a function that cannot be read counts the bytes of its parameters.
     """
     try:
         program = read_program(func)
@@ -132,18 +113,12 @@ def swept(func: Any) -> int:
 
 
 def once(func: Any) -> int:
-    """Bytes of all parameters of a function.
-
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        Whose parameters are buffers.
-    """
+    """Bytes of all buffers among a function's parameters."""
     return sum(_bytes(each) for each in func.params if ir.is_buffer_var(each))
 
 
 def _read(program: Program, block: Any) -> int:
-    """What a block reads: of each tensor no more than it has iterations."""
+    """Bytes that a block reads: at most one element of a tensor per iteration."""
     turns = 1
     for extent in block.domain.values():
         turns *= int(extent)

@@ -15,31 +15,18 @@ from crossfuse.relax.merge import Unit, Units, likeness, merged, name_of, places
 # Which calls of a dataflow block become one cascade: by what they read and over which loops.
 #
 # Reductions are taken together first if they share an axis, then those that make the elements of
-# others, last the element-wise calls around them. Each step merges the functions and asks detection
-# what they are; no name of an operator matters.
+# others, last the element-wise calls around them. Each step merges the functions and lets detection
+# say what they are; no name of an operator matters.
 
-#: Operations in float32 that an H100 does in the time of a byte from memory, by its data sheet.
+#: float32 operations of an H100 per byte from memory, by its data sheet: its roofline's ridge.
 _OPERATIONS = 16
 
 
 class Growth:
-    """Takes calls of a dataflow block together.
+    """Grows units of a dataflow block's calls until each is as large a cascade as it can be.
 
-    Parameters
-    ----------
-    mod : tvm.IRModule
-        The module of the block.
-    flow : Flow
-        The block.
-    forms : Forms
-        What judges functions.
-    done : Iterable[Unit]
-        Units that are finished.
-
-    Attributes
-    ----------
-    steps : dict[Unit, list[Unit]]
-        For each unit that reduces, the units that it was made of one after the other, and itself.
+    Units in `done` are finished, and join no other. `steps` has, for each unit that reduces, the
+    units that it was made of one after the other, and itself last.
     """
 
     def __init__(self, mod: Any, flow: Flow, forms: Forms, done: Iterable[Unit] = ()) -> None:
@@ -58,7 +45,7 @@ class Growth:
                 self._keep(unit)
 
     def grow(self) -> None:
-        """Take together whatever is worth it."""
+        """Join units wherever that saves bytes."""
         while self._each(self._join_axis) or self._each(self._join_producer):
             pass
         for unit in list(self.steps):
@@ -67,20 +54,20 @@ class Growth:
                 self._take_neighbours(unit)
 
     def found(self, unit: Unit) -> Found:
-        """What calls are together."""
+        """What detection finds of the merged calls, once for equal ones."""
         if unit not in self._found:
             alike = likeness(self.flow, unit)
             self._found[unit] = self.forms.found_once(alike, lambda: self.function(unit))
         return self._found[unit]
 
     def function(self, unit: Unit) -> Any:
-        """One function of calls."""
+        """The calls of a unit as one function."""
         if len(unit) == 1:
             return next(iter(unit)).func
         return merged(self.mod, self.flow, unit)
 
     def before(self, unit: Unit) -> int:
-        """Bytes that calls move as they are; views move nothing."""
+        """Bytes that calls move unfused; views move nothing."""
         return sum(self._swept(each) for each in unit)
 
     def apart(self, unit: Unit) -> tuple[str, ...]:
@@ -102,14 +89,14 @@ class Growth:
         return self._moved[node.callee]
 
     def _keep(self, unit: Unit) -> None:
-        """A unit takes the place of those that it is made of."""
+        """Make a unit that replaces those it is made of."""
         self.units.claim(unit)
         parts = [each for each in self.steps if each <= unit]
         history = [step for part in parts for step in self.steps.pop(part)]
         self.steps[unit] = [*history, unit]
 
     def _each(self, join: Callable[[Unit, Unit], bool]) -> bool:
-        """Join each unit that reduces with others as long as that goes; whether any was."""
+        """Join each unit that reduces with others as long as possible; whether any was."""
         waiting, changed = sorted(self.steps, key=lambda each: places(each)[1]), False
         while waiting:
             unit = waiting.pop(0)
@@ -136,7 +123,7 @@ class Growth:
         )
 
     def _join_producer(self, one: Unit, other: Unit) -> bool:
-        """Join a reduction with the unit whose elements it makes."""
+        """Join a reduction with the unit that it makes elements for."""
         first, second = self.found(one), self.found(other)
         if not first.is_plain or first.producers or not self.units.needs(other, one):
             return False
@@ -148,9 +135,9 @@ class Growth:
     def _join(
         self, due: tuple[int, int], wrong: str, *units: Unit, between: Iterable[Unit] = ()
     ) -> bool:
-        """Take units together if they are one cascade that streams, and note why if they are not.
+        """Join units if they are one cascade that streams, and note why if they are not.
 
-        It must have so many stages and producers.
+        It must have as many stages and producers as are `due`; else `wrong` is the reason.
         """
         parts = (*units, *between)
         if self.units.between(*parts, of=self._done):
@@ -174,9 +161,9 @@ class Growth:
         return True
 
     def _with_constants(self, unit: Unit) -> Unit:
-        """A unit with calls that read nothing and that it alone reads, such as one of zeros.
+        """A unit with the calls that read nothing and that it alone reads, such as one of zeros.
 
-        Detection sees their number then, where of a tensor it would take any.
+        Detection sees their number then; a tensor could hold any.
         """
         sources = {each for node in unit for each in self.flow.sources(node)} - unit
         alone = {
@@ -185,18 +172,18 @@ class Growth:
         return unit | {each for each in alone if self.units.of[each] == {each}}
 
     def _note_each(self, units: Sequence[Unit], weight: int, reason: str) -> None:
-        """Keep of two units why they were not taken together."""
+        """Note for both of two units why they were not joined."""
         for one, other in zip(units, reversed(units), strict=True):
             self._note(one, other, weight, reason)
 
     def _note(self, unit: Unit, other: Unit, weight: int, reason: str) -> None:
-        """Keep why a unit was not taken together with another one: the reason that says most."""
+        """Note why a unit was not joined with another; of several reasons the weightiest stays."""
         for node in unit:
             known = self._apart.setdefault(node, {})
             known[other] = max(known.get(other, (weight, reason)), (weight, reason))
 
     def _against(self, unit: Unit, due: tuple[int, int], wrong: str) -> tuple[int, str]:
-        """Why calls are not one cascade that streams, and how much that says of them."""
+        """Why calls are not one cascade that streams, with the weight of the reason."""
         found = self.found(unit)
         if found.reason:
             return 1, found.reason
@@ -208,14 +195,14 @@ class Growth:
         return 2, reason
 
     def _near(self, unit: Unit) -> list[Unit]:
-        """Units that reduce and that a unit reads, through element-wise calls, or reads as it."""
+        """Reducing units that a unit reads through element-wise calls, or that read the same."""
         variables, found = self._upwards(unit)
         for node in {node for var in variables for node in self.flow.readers[var]}:
             found |= self._downwards(self.units.of[node])
         return sorted(found - {unit}, key=places, reverse=True)
 
     def _upwards(self, unit: Unit) -> tuple[set[Any], set[Unit]]:
-        """What a unit reads, through element-wise calls, and units that reduce among it."""
+        """All that a unit reads, through element-wise calls, and the reducing units among it."""
         variables, found, waiting = set(), set(), [unit]
         while waiting:
             each = waiting.pop()
@@ -228,7 +215,10 @@ class Growth:
         return variables, found
 
     def _of_common(self, one: Unit, other: Unit) -> set[Unit]:
-        """Element-wise calls through which two units read the same variables, the last ones."""
+        """Element-wise calls through which two units read the same variables.
+
+        Taken are calls that read the nearest such variables, or what such calls make.
+        """
         common = self._upwards(one)[0] & self._upwards(other)[0]
         found: set[Unit] = set()
         waiting = [one, other]
@@ -248,7 +238,7 @@ class Growth:
         return leading
 
     def _downwards(self, unit: Unit) -> set[Unit]:
-        """The first units that reduce what an element-wise call makes; of others they alone."""
+        """The first units that reduce what a unit makes; a unit that reduces is its own."""
         found, waiting = set(), [unit]
         while waiting:
             each = waiting.pop()
@@ -287,7 +277,7 @@ class Growth:
                         yield other
 
     def _is_worth(self, unit: Unit, other: Unit) -> bool:
-        """Whether what is computed again for other rows takes less time than the bytes saved."""
+        """Whether recomputing a call for other rows takes less time than the bytes it saves."""
         site = self.found(unit).site
         assert site is not None
         parts = {self.units.of[node] for node in other}
@@ -310,7 +300,7 @@ def _is_view(unit: Unit) -> bool:
 
 
 def _operations(func: Any) -> int:
-    """Arithmetic on floating-point numbers that makes one element; conversions are none."""
+    """Floating-point operations that make one element; conversions do not count."""
     found: list[Any] = []
     kinds = (ir.tirx.Add, ir.tirx.Sub, ir.tirx.Mul, ir.tirx.Div, ir.tirx.Max, ir.tirx.Min, ir.Call)
     ir.walk(func, *((kind, found.append) for kind in kinds))
@@ -319,41 +309,23 @@ def _operations(func: Any) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Calls that become one kernel.
-
-    Attributes
-    ----------
-    members : Unit
-        The calls.
-    found : Found
-        What they are together.
-    kernel : Kernel
-        What they become.
-    apart : tuple[str, ...]
-        Neighbours that were not taken in, each with the reason.
-    before : int
-        Bytes that the calls move as they are, see `crossfuse.relax.cascades.found`.
-    """
+    """Calls that become one kernel."""
 
     members: Unit
+    #: What detection found of the merged calls.
     found: Found
     kernel: Kernel
+    #: Neighbours that were not taken in, each with the reason.
     apart: tuple[str, ...]
+    #: Bytes that the calls move unfused, see `crossfuse.relax.cascades.found`.
     before: int
 
 
 @dataclass(frozen=True)
 class Refused:
-    """Calls that are one cascade for which there is no kernel.
+    """Calls that are one cascade without a kernel."""
 
-    Attributes
-    ----------
-    calls : tuple[str, ...]
-        The functions.
-    reason : str
-        Why not.
-    """
-
+    #: Names of the functions.
     calls: tuple[str, ...]
     reason: str
 
@@ -361,26 +333,11 @@ class Refused:
 def find_groups(
     mod: Any, flow: Flow, forms: Forms
 ) -> tuple[tuple[Group, ...], tuple[Refused, ...]]:
-    """Find the cascades of a dataflow block.
+    """Find the cascades of a dataflow block, and those that were tried but have no kernel.
 
-    Where what was taken together has no kernel, the largest part that has one is kept, and the
-    rest is tried again without what is known to fail.
-
-    Parameters
-    ----------
-    mod : tvm.IRModule
-        The module of the block.
-    flow : Flow
-        The block.
-    forms : Forms
-        What judges functions.
-
-    Returns
-    -------
-    groups : tuple[Group, ...]
-        In the order of their last calls; no call is in two of them.
-    refused : tuple[Refused, ...]
-        What was tried and has none.
+    Where calls that were joined have no kernel, the largest part that has one is taken, and the
+    rest is tried again without what is known to fail. Groups are disjoint, in the order of their
+    last calls.
     """
     groups: list[Group] = []
     refused: dict[Unit, Refused] = {}
@@ -403,7 +360,7 @@ def find_groups(
 
 
 def _largest(growth: Growth, forms: Forms, steps: list[Unit]) -> tuple[Group | None, str]:
-    """The last step that has a kernel, and why the last one of all has none."""
+    """The group of the last step that has a kernel, and why the very last step has none."""
     reason = ""
     for step in reversed(steps):
         found = growth.found(step)

@@ -1,1 +1,1 @@
-"""Chains of products in a model: groups, their plans, the calls that take their place."""
+"""Chains of products in a model: groups of operators, their plans, and calls of their kernels."""

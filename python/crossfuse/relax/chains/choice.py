@@ -1,4 +1,4 @@
-"""Which chains of a dataflow become kernels."""
+"""Which chains of a function become kernels."""
 
 from __future__ import annotations
 
@@ -20,17 +20,11 @@ from crossfuse.relax.dataflow import Dataflow
 
 @dataclass(frozen=True)
 class ChosenChains:
-    """Chains of a function that are to be kernels, and what became of all.
+    """Chains of a function that become kernels, and the outcomes of all."""
 
-    Attributes
-    ----------
-    replacements : Mapping[Var, Replacement]
-        Calls by the variables that they make.
-    outcomes : tuple[ChainOutcome, ...]
-        Of each pair of layers, in order.
-    """
-
+    #: Calls by the variables that they make.
     replacements: Mapping[Var, Replacement]
+    #: One for each pair of layers, in order.
     outcomes: tuple[ChainOutcome, ...]
 
 
@@ -44,25 +38,9 @@ def choose_chains(
 ) -> ChosenChains:
     """Plan all chains of a function, and schedule those that pay and do not overlap.
 
-    Parameters
-    ----------
-    name : str
-        Of the function.
-    dataflow : Dataflow
-        Its bindings.
-    kernels : ChainKernels
-        Plans and schedules, and keeps the functions.
-    always : bool
-        Whether those are taken too that are estimated to be slower than not to fuse them.
-    known : Container[Var] | None
-        Variables that chains may begin and end with; None allows all.
-    find : Callable
-        What finds groups that may be chains.
-
-    Returns
-    -------
-    ChosenChains
-        Of chains that share a product the one that saves most is taken.
+    Of chains that share a product the one that saves most is taken. `always` takes those too whose
+    estimate says that not to fuse is faster. Chains begin and end with variables in `known`; None
+    allows all. `find` gives the groups that may be chains.
     """
     outcomes: dict[Var, ChainOutcome] = {}
     chains: list[PlannedChain | PlannedRows] = []
@@ -92,7 +70,7 @@ def _judged(
     blank: ChainOutcome,
     always: bool,
 ) -> ChainOutcome:
-    """The outcome of a chain that is left alone; without text if it is to be fused."""
+    """The outcome of a chain before scheduling; `text` is empty if it is to be fused."""
     ours, eager = chain.times
     judged = replace(
         blank,

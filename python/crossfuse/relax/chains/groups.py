@@ -17,33 +17,24 @@ from crossfuse.relax.operators import CAST, PRODUCT, RESHAPES, TRANSPOSE, is_ten
 if TYPE_CHECKING:
     from crossfuse.lower.image import BufferSpec
 
-#: What may lie between a stored weight and its product.
+#: Operators that may lie between a stored weight and its product.
 _OF_WEIGHTS = frozenset({TRANSPOSE, CAST, *RESHAPES})
 
 
 @dataclass(frozen=True)
 class Group:
-    """Two layers of products with what is computed between and after them.
+    """Two layers of products, or one of made rows, with what is computed between and after."""
 
-    Attributes
-    ----------
-    first : tuple[Var, ...]
-        Products whose results the second one needs.
-    second : Var
-        The last product.
-    before : tuple[Var, ...]
-        Bindings up to `second`, `views` among them, in order.
-    views : frozenset[Var]
-        Transpositions, casts and reshapes of weights, reshapes of the input: what kernels do on
-        loading, so that others may read it too.
-    after : tuple[Var, ...]
-        Element-wise bindings of its result, one after the other; each but the last has one user.
-    """
-
+    #: Products whose results the second one needs; none where the rows are made otherwise.
     first: tuple[Var, ...]
+    #: The last product.
     second: Var
+    #: Bindings up to `second`, `views` among them, in order.
     before: tuple[Var, ...]
+    #: Transpositions, casts and reshapes of weights, reshapes of the input: kernels do them on
+    #: loading, so that others may read these values too.
     views: frozenset[Var]
+    #: Element-wise bindings of its result, one after the other; each but the last has one user.
     after: tuple[Var, ...]
 
     def outputs(self) -> Iterator[tuple[Var, tuple[Var, ...]]]:
@@ -58,16 +49,8 @@ class Group:
 def find_groups(dataflow: Dataflow) -> Iterator[Group]:
     """Find pairs of layers, the second of which reads the first through element-wise operators.
 
-    Parameters
-    ----------
-    dataflow : Dataflow
-        A model.
-
-    Yields
-    ------
-    Group
-        In the order of their second products. Groups may share products: whoever fuses one leaves
-        out those that overlap it. Whether a group is a chain that rules know is not asked here.
+    In the order of their second products. Groups may share products: whoever fuses one leaves out
+    those that overlap it. Whether a group is a chain that rules know is not asked here.
     """
     for variable in dataflow.values:
         if dataflow.operator(variable) != PRODUCT:
@@ -83,8 +66,8 @@ def find_groups(dataflow: Dataflow) -> Iterator[Group]:
 def _first(dataflow: Dataflow, second: Var) -> tuple[Var, ...]:
     """Products that the left operand of another one is made of, element by element.
 
-    What is read elsewhere too has to be stored, so that it is an operand like any other, and what
-    it is made of is not looked at; unless nothing is left then.
+    A value that is read elsewhere too must be stored anyway, hence is an operand like any other,
+    and is not looked behind; unless no product is left then.
     """
     left = dataflow.arguments(second)[0]
     cone = set(_cone(dataflow, left, frozenset()))
@@ -97,7 +80,7 @@ def _first(dataflow: Dataflow, second: Var) -> tuple[Var, ...]:
 
 
 def _cone(dataflow: Dataflow, left: Any, stored: frozenset[Any]) -> Iterator[Var]:
-    """What a value is made of, element by element, up to products and what is stored."""
+    """Values that a value is made of, element by element, up to products and stored ones."""
     pending, seen = [left], set()
     while pending:
         value = pending.pop()
@@ -120,9 +103,9 @@ def _products(dataflow: Dataflow, values: Iterator[Var]) -> tuple[Var, ...]:
 def _before(
     dataflow: Dataflow, first: tuple[Var, ...], second: Var, views: frozenset[Var]
 ) -> list[Var]:
-    """Bindings of a group up to its second product: what depends on the first, and views.
+    """Bindings of a group up to its second product: those that depend on the first, and views.
 
-    What does not depend on them, such as another branch of a residual, is computed outside.
+    Those that do not, such as another branch of a residual, are computed outside.
     """
     depends: dict[Any, bool] = {each: True for each in (*first, second)}
 
@@ -138,7 +121,7 @@ def _before(
 
 
 def _views(dataflow: Dataflow, first: tuple[Var, ...], second: Var) -> Iterator[Var]:
-    """What lies between stored tensors and the products that read them."""
+    """Operators between stored tensors and the products that read them."""
     for product in (*first, second):
         left, right = dataflow.arguments(product)
         yield from views_of_weight(dataflow, right)
@@ -147,19 +130,22 @@ def _views(dataflow: Dataflow, first: tuple[Var, ...], second: Var) -> Iterator[
 
 
 def views_of_weight(dataflow: Dataflow, right: Any) -> Iterator[Var]:
-    """What lies between a stored weight and its product, the last operator first."""
+    """Operators between a stored weight and its product, the last operator first."""
     return _way(dataflow, right, _OF_WEIGHTS)
 
 
 def _way(dataflow: Dataflow, value: Any, names: frozenset[str]) -> Iterator[Var]:
-    """Operators of some names, one after the other, that make a value."""
+    """The chain of operators of the given names that makes a value, the last operator first."""
     while dataflow.operator(value) in names:
         yield value
         (value, *_) = dataflow.arguments(value)
 
 
 def after_product(dataflow: Dataflow, second: Var, before: tuple[Var, ...]) -> Iterator[Var]:
-    """Element-wise users of a product's result, as long as there is one and nothing else reads."""
+    """The element-wise operators behind a product, one after the other, while each has one user.
+
+    It ends at an operator that reads a value in `before` other than the product.
+    """
     value = second
     while True:
         users = dataflow.users.get(value, [])
@@ -171,11 +157,11 @@ def after_product(dataflow: Dataflow, second: Var, before: tuple[Var, ...]) -> I
         yield value
 
 
-# What a group of operators has to be, apart from a chain, to be replaced by a kernel.
+# Conditions of replacing a group by a kernel, whether or not it is a chain.
 
 
 def check_used_inside(dataflow: Dataflow, inner: list[Var], output: Var, group: Group) -> None:
-    """Refuse a group of which anything but the result, or a weight's view, is read elsewhere."""
+    """Refuse a group if other code reads a value of it, other than its result or a view."""
     for value in inner:
         for user in dataflow.users.get(value, []):
             if value.same_as(output) or value in group.views or user in inner:
@@ -207,17 +193,7 @@ def check_known(values: list[Var], known: Container[Any] | None) -> None:
 def check_kernel(buffers: Sequence[BufferSpec], values: Sequence[Any]) -> None:
     """Refuse a kernel of fewer rows unless its inputs with rows are those of symbolic extents.
 
-    Parameters
-    ----------
-    buffers : Sequence[BufferSpec]
-        Of the kernel, its inputs first.
-    values : Sequence[tvm.ir.Expr]
-        The inputs.
-
-    Raises
-    ------
-    WorkloadRefused
-        Naming the operand.
+    The buffers are those of the kernel, its inputs first; the values are these inputs.
     """
     for buffer, value in zip(buffers, values, strict=False):
         if buffer.rows != is_symbolic(value) and not (buffer.rows and buffer.shape[0] == 1):
@@ -230,7 +206,7 @@ def check_kernel(buffers: Sequence[BufferSpec], values: Sequence[Any]) -> None:
             )
 
 
-# Products of symbolic rows that other operators than products make, such as a norm or a quantiser.
+# Products whose symbolic rows are made by other operators, such as a norm or a quantiser.
 #
 # Of static rows `crossfuse.relax.FuseCascades` finds them, after ``LegalizeOps``. Kernels of bins
 # are picked by functions of Relax, which are made before it; see
@@ -238,18 +214,10 @@ def check_kernel(buffers: Sequence[BufferSpec], values: Sequence[Any]) -> None:
 
 
 def find_made_rows(dataflow: Dataflow) -> Iterator[Group]:
-    """Find products of symbolic rows by weights, with what makes these rows and nothing else reads.
+    """Find products of symbolic rows by weights, with the prologue that only they read.
 
-    Parameters
-    ----------
-    dataflow : Dataflow
-        A model.
-
-    Yields
-    ------
-    Group
-        With one product. Something before it is more than element-wise; whether it is a cascade of
-        each row is not asked here.
+    Each group has one product. Something before it is more than element-wise; whether it is a
+    cascade of each row is not asked here.
     """
     for variable in dataflow.values:
         if dataflow.operator(variable) != PRODUCT or not _by_weights(dataflow, variable):
@@ -274,7 +242,7 @@ def _by_weights(dataflow: Dataflow, product: Var) -> bool:
 
 
 def _making(dataflow: Dataflow, left: Any, users: set[Var]) -> set[Var]:
-    """Operators that make a value, and whose results nobody else needs but some users."""
+    """Operators that make a value, and whose results are needed only by each other and `users`."""
     wanted: set[Any] = {left}
     found: set[Var] = set()
     for value in reversed(list(dataflow.values)):

@@ -1,4 +1,4 @@
-"""Planned and scheduled functions of the chains in a model, equal ones once."""
+"""Planned and scheduled functions of the chains in a model, each distinct function once."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ if TYPE_CHECKING:
     from crossfuse.planner.cascade.plan import CascadePlan
     from crossfuse.planner.plan import Plan
 
-# Values that functions have, equal ones once.
+# Plans and kernels are made once for all structurally equal functions.
 
 
 class Equal:
-    """Values by function; functions that differ in names alone have one value."""
+    """Values by function; functions that differ in names alone share one."""
 
     def __init__(self) -> None:
         self._known: dict[int, list[tuple[Any, Any]]] = {}
@@ -77,33 +77,20 @@ class Equal:
 
 T = TypeVar("T")
 
-#: Plans of a family that are tried, in case one cannot be scheduled.
+#: Plans of a family that are tried, since one may turn out impossible to schedule.
 _TRIED = 3
 
 
 class ChainKernels:
-    """Kernels of a module's chains.
+    """Plans, schedules and collects the kernels of a module's chains.
 
-    Parameters
-    ----------
-    mod : tvm.IRModule
-        Gets the functions; `module` is it with them.
-    target : Device
-        What to plan for.
-    constant_weights : bool
-        See `crossfuse.schedule.planned.schedule_planned`.
-    fewer_rows : bool
-        Whether a call may have fewer rows, see `crossfuse.schedule.accept_fewer_rows`.
-    named : bool
-        See `crossfuse.relax.dataflow.subgraph`.
-    bins : Sequence[int]
-        Rows that kernels of chains of symbolic rows are made for, at most; without any these are
-        refused.
-    measuring : Measuring | None
-        Times kernels of static shapes, so that the fastest is taken; None: estimates choose.
-    weights : Collection[Var]
-        Variables that have the same value in each call, as constants do: kernels that need longer
-        rows of them are given such copies, which do not have to be made in each call.
+    `module` is `mod` with the kernels. `constant_weights` is that of
+    `crossfuse.schedule.planned.schedule_planned`, `fewer_rows` lets calls have fewer rows (see
+    `crossfuse.schedule.accept_fewer_rows`), `named` is that of `crossfuse.relax.dataflow.subgraph`.
+    `bins` are the most rows of the kernels of symbolic rows, which are refused without any. With
+    `measuring`, kernels of static shapes are timed and the fastest is taken; without, estimates
+    choose. `weights` are variables with the same value in each call, as constants have: kernels
+    that need longer rows of them get padded copies that are made once, not in each call.
     """
 
     def __init__(
@@ -139,26 +126,11 @@ class ChainKernels:
     def planned(
         self, dataflow: Dataflow, group: Group, known: Container[Any] | None = None
     ) -> PlannedChain | PlannedRows:
-        """Plan a group, with as much as possible of what follows it.
+        """Plan a group, with as much as possible of what follows it as its epilogue.
 
-        Parameters
-        ----------
-        dataflow : Dataflow
-            Where it is.
-        group : Group
-            The group.
-        known : Container[Var] | None
-            Variables that it may begin and end with; None allows all.
-
-        Returns
-        -------
-        PlannedChain | PlannedRows
-            The chain; of symbolic rows in each bin.
-
-        Raises
-        ------
-        WorkloadRefused, PlanRefused
-            If it is no chain, or values of it are needed elsewhere; of the longest form.
+        It begins and ends with variables in `known`; None allows all. Symbolic rows are planned in
+        each bin. Refused is a group that is no chain, or of which other code reads intermediates;
+        the reason is that of the longest form.
         """
         refusals: list[RefusedError] = []
         for output, after in group.outputs():
@@ -191,7 +163,7 @@ class ChainKernels:
         return plan_rows(group, output, given, module["main"], bins, plan)
 
     def _stored(self, outlined: Outlined, given: Sequence[Var]) -> frozenset[str]:
-        """Arguments of a chain that are the same in each call."""
+        """Arguments of a chain that are the same in each call: constants and weights."""
         return frozenset(
             each.name
             for each in outlined.arguments
@@ -199,19 +171,10 @@ class ChainKernels:
         )
 
     def kernel(self, chain: PlannedChain | PlannedRows, always: bool = False) -> Replacement:
-        """Schedule a chain; the call of it.
+        """Schedule a chain, and give the call of its kernel.
 
-        Parameters
-        ----------
-        chain : PlannedChain | PlannedRows
-            The chain.
-        always : bool
-            Of symbolic rows whether bins have a kernel that are estimated to be slower with it.
-
-        Raises
-        ------
-        ScheduleRefused, LoweringRefused
-            If no plan has a kernel; of symbolic rows that of the first bin.
+        Of symbolic rows, `always` schedules bins too in which the kernel is estimated to be slower.
+        It refuses if no plan has a kernel; of symbolic rows with the reason of the first bin.
         """
         if isinstance(chain, PlannedRows):
             return self._picked(chain, always)
@@ -246,7 +209,7 @@ class ChainKernels:
         return FunctionCall(name, given, (*shapes, *extents), output, dtype, tuple(outcomes))
 
     def _calling(self, function: Any, rows: Any, chain: PlannedChain) -> tuple[str, GlobalVar]:
-        """The kernel of a bin, and a function that calls it."""
+        """Name of a bin's kernel, and a function that calls it."""
         func = chain.outlined.func
         image, buffers = self._rows_images.find(func, lambda: self._bin_image(chain))
         check_kernel(
@@ -259,7 +222,7 @@ class ChainKernels:
         return name, self._function(caller, f"{name}_call")
 
     def _function(self, function: Any, name: str) -> GlobalVar:
-        """A function of the module; equal ones are one."""
+        """Add a function to the module, equal ones once."""
         found: GlobalVar = self._functions.find(
             function, lambda: self._builder.add_func(function, name)
         )
@@ -274,7 +237,7 @@ class ChainKernels:
         return outline(static)
 
     def ranked(self, func: Any) -> Sequence[Plan | CascadePlan]:
-        """Plans of a function, the best first; at least one is of a kernel of ours."""
+        """Plans of a function, best first; at least one is of a kernel of ours."""
         return rank_function(func, self.target, keep=_TRIED)
 
     def read_plan(self, text: str) -> Plan | CascadePlan:
@@ -284,7 +247,7 @@ class ChainKernels:
         return Plan.from_json(text)
 
     def scheduled(self, func: Any, plan: Any) -> Any:
-        """The schedule of a function that a plan describes."""
+        """The function scheduled as a plan says."""
         return schedule_planned(func, plan, constant_weights=self._constant)
 
     def _ranked(self, func: Any) -> tuple[Plan | CascadePlan, ...]:
@@ -295,7 +258,7 @@ class ChainKernels:
         return plans
 
     def _timed(self, chain: PlannedChain) -> PlannedChain:
-        """A chain with what was measured of it, if anything is."""
+        """A chain with its measured times, if kernels are measured."""
         if self._measuring is None:
             return chain
         given = [
@@ -353,7 +316,7 @@ class ChainKernels:
         use: Callable[[str], T],
         *options: str,
     ) -> T:
-        """What is made of a function, from the cache if it is known."""
+        """What `use` reads of the text that `make` writes for a function, which is cached."""
         key = content_key(self.target, kind, str(_TRIED), *options, tvm.ir.save_json(func))
         return answered(shelf(kind), key, _label(func, self.target), make, use)
 
@@ -371,7 +334,7 @@ class ChainKernels:
         raise refusals[0]
 
     def _of_plan(self, chain: PlannedChain, plan: Any, fewer_rows: bool) -> Any:
-        """The function of a chain as a plan schedules it."""
+        """The function of a chain, scheduled by a plan; refuses one that does not lower."""
         schedule = self.scheduled(chain.outlined.func, plan)
         if fewer_rows:
             accept_fewer_rows(schedule)
@@ -381,7 +344,7 @@ class ChainKernels:
 
 
 def _declared(kernel: Any) -> Any:
-    """A function without a body of the arguments of a kernel, as callers pass them."""
+    """A function without a body, of the arguments of a kernel as callers pass them."""
     if not unpadded_shapes(kernel):
         return kernel
     params = [
@@ -392,7 +355,7 @@ def _declared(kernel: Any) -> Any:
 
 
 def read_function(text: str) -> Any:
-    """A function that TVM wrote as JSON."""
+    """A TIR function from TVM's JSON."""
     return ir.load_json(text, ir.PrimFunc)
 
 
@@ -402,6 +365,6 @@ def _texts(plans: Sequence[Plan | CascadePlan]) -> str:
 
 
 def _label(func: Any, target: Device) -> str:
-    """Parameters of a function, for people."""
+    """Parameters of a function, as the label of its cache entry."""
     given = (f"{each.name}{list(map(int, each.ty.shape))}" for each in func.params)
     return f"{' '.join(given)} {func.params[0].ty.dtype} for {target.name}"

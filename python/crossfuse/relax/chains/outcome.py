@@ -1,4 +1,4 @@
-"""What is reported of two layers; apart from what finds them, so that to read it needs no TVM."""
+"""The report on fused layers; a module of its own, so that reading it needs no TVM."""
 
 from __future__ import annotations
 
@@ -8,29 +8,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BinOutcome:
-    """What became of two layers of symbolic rows, in calls of some rows.
+    """What became of two layers of symbolic rows in one bin of rows.
 
-    Attributes
-    ----------
-    rows : int
-        Rows of a call at most; fewer than those of the bin before belong to that.
-    name : str
-        The kernel that computes them; empty where TVM's operators do.
-    family, microseconds, eager_microseconds, text, measured
-        As of `ChainOutcome`, of as many rows; `text` is empty where there is a kernel.
-
-    Examples
-    --------
-    >>> few = BinOutcome(16, "crossfuse_gated_ffn_16", "registers", 3.1, 5.0, "")
-    >>> few.eager_microseconds > few.microseconds
-    True
+    Family, times, text and measurements are as in `ChainOutcome`, for `rows` rows.
     """
 
+    #: The most rows of a call; calls with no more rows than the bin before belong to that one.
     rows: int
+    #: The kernel that computes them; empty where TVM's operators do.
     name: str
     family: str
     microseconds: float | None
     eager_microseconds: float | None
+    #: Empty where there is a kernel.
     text: str
     measured: str = ""
 
@@ -78,17 +68,9 @@ class ChainOutcome:
 
 
 def told(outcomes: Sequence[ChainOutcome]) -> str:
-    """What became of chains, one line for each pair of layers and one for each of its bins.
+    """A report on chains, a line for each pair of layers and one for each of its bins; never empty.
 
-    Parameters
-    ----------
-    outcomes : Sequence[ChainOutcome]
-        Of a graph or a model.
-
-    Returns
-    -------
-    str
-        With estimated times of kernels, and reasons of the others; never empty.
+    It gives the estimated or measured times of kernels, and the reasons where there is none.
     """
     lines = (
         line

@@ -32,44 +32,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlannedChain:
-    """A group that is a chain, with its plans.
-
-    Attributes
-    ----------
-    group : Group
-        Its products and what lies between them.
-    output : Var
-        The result.
-    given : tuple[Var, ...]
-        What it reads: the parameters of the function that was outlined.
-    outlined : Outlined
-        The chain as one function.
-    plans : tuple[Plan, ...]
-        The fastest first.
-    measured : Measured | None
-        Times of the first few kernels and of not fusing; places are those of `kernels`.
-    """
+    """A group that is a chain, with its plans."""
 
     group: Group
+    #: The group's result in the model.
     output: Var
+    #: The group's inputs in the model: the parameters of the outlined function.
     given: tuple[Var, ...]
+    #: The chain as one function.
     outlined: Outlined
+    #: The fastest first.
     plans: tuple[Plan | CascadePlan, ...]
+    #: Times of the first few kernels and of not fusing; places are those of `kernels`.
     measured: Measured | None = None
 
     @property
     def name(self) -> str:
-        """What functions of it are called."""
+        """Name of its kernels."""
         return f"crossfuse_{self.outlined.kind}"
 
     @property
     def kernels(self) -> tuple[Plan | CascadePlan, ...]:
-        """Plans of kernels of ours."""
+        """Plans with kernels of ours, the fastest estimate first."""
         return tuple(each for each in self.plans if each.family != EAGER)
 
     @property
     def tried(self) -> tuple[Plan | CascadePlan, ...]:
-        """Plans of which the first that has a kernel is taken; of those measured the fastest."""
+        """Plans to be tried until one has a kernel; after measuring the fastest alone."""
         best = self.measured.best if self.measured is not None else None
         return self.kernels if best is None else (self.kernels[best.place],)
 
@@ -98,12 +87,12 @@ class PlannedChain:
 
     @property
     def summary(self) -> str:
-        """What it is, for people."""
+        """One line on the chain, for reports."""
         return self.outlined.summary
 
     @property
     def words(self) -> str:
-        """What was measured, for people; empty if nothing was."""
+        """The measurements, for reports; empty without any."""
         return "" if self.measured is None else self.measured.text
 
     def left(self, always: bool) -> str:
@@ -114,14 +103,8 @@ class PlannedChain:
 def left(gain: float, measured: Measured | None, always: bool) -> str:
     """Why a group is not to be fused; empty if it is.
 
-    Parameters
-    ----------
-    gain : float
-        Microseconds that fusing saves.
-    measured : Measured | None
-        If it was measured.
-    always : bool
-        Whether it is fused also where that is slower.
+    `gain` is the microseconds that fusing saves; what was measured comes before it. `always` fuses
+    even where that is slower, unless none of the measured kernels ran.
     """
     if measured is not None and measured.best is None:
         return "none of its kernels ran"
@@ -135,24 +118,17 @@ def left(gain: float, measured: Measured | None, always: bool) -> str:
 
 @dataclass(frozen=True)
 class PlannedBin:
-    """A chain of symbolic rows in one bin.
+    """A chain of symbolic rows in one bin."""
 
-    Attributes
-    ----------
-    rows : int
-        Rows of a call at most.
-    chain : PlannedChain | None
-        The chain of so many rows; None if it is none.
-    text : str
-        Why it is none.
-    """
-
+    #: The most rows of a call.
     rows: int
+    #: The chain at that many rows; None if the group is none.
     chain: PlannedChain | None
+    #: Why it is none.
     text: str = ""
 
     def outcome(self, always: bool, name: str = "", text: str = "") -> BinOutcome:
-        """What becomes of it; with the name of its kernel, or the reason why there is none."""
+        """Its outcome, with the name of its kernel or the reason why it has none."""
         if self.chain is None:
             return BinOutcome(self.rows, "", "", None, None, self.text)
         ours, text = self.chain.ours, text or self.chain.left(always)
@@ -163,25 +139,18 @@ class PlannedBin:
 
 @dataclass(frozen=True)
 class PlannedRows:
-    """A group whose number of rows is symbolic, planned in each bin of rows.
-
-    Attributes
-    ----------
-    group, output, given
-        As of `PlannedChain`.
-    function : relax.Function
-        The group alone, its parameters in the order of `given`.
-    rows : tvm.ir.Expr
-        Number of rows, of symbols that the parameters' shapes define.
-    bins : tuple[PlannedBin, ...]
-        Few rows first; at least one has a chain.
-    """
+    """A group whose number of rows is symbolic, planned in each bin of rows."""
 
     group: Group
+    #: As in `PlannedChain`.
     output: Var
+    #: As in `PlannedChain`.
     given: tuple[Var, ...]
+    #: The group alone, a Relax function; its parameters are in the order of `given`.
     function: Any
+    #: Number of rows, an expression of symbols that the parameters' shapes define.
     rows: Any
+    #: Few rows first; at least one has a chain.
     bins: tuple[PlannedBin, ...]
 
     @property
@@ -192,7 +161,7 @@ class PlannedRows:
 
     @property
     def name(self) -> str:
-        """What functions of it are called."""
+        """Name of its kernels."""
         return self.best.name
 
     @property
@@ -212,12 +181,12 @@ class PlannedRows:
 
     @property
     def words(self) -> str:
-        """Nothing: each bin says what was measured of it."""
+        """Nothing: each bin reports its own measurements."""
         return ""
 
     @property
     def summary(self) -> str:
-        """What it is, for people."""
+        """One line on the group, for reports."""
         return f"of {text_of(self.rows)} rows, as {self.best.summary}"
 
     def left(self, always: bool) -> str:
@@ -225,7 +194,7 @@ class PlannedRows:
         return self.best.left(always)
 
 
-# Chains whose number of rows is symbolic: planned in each bin of rows.
+# Groups of symbolic rows are planned at the largest number of rows of each bin.
 
 #: Plans a group of static shapes, a module of its own.
 Planner = Callable[[Any], PlannedChain]
@@ -233,51 +202,21 @@ Planner = Callable[[Any], PlannedChain]
 
 @dataclass(frozen=True)
 class Bins:
-    """Rows that kernels are made for.
+    """Bins of rows that kernels are made for, each by its most rows."""
 
-    Attributes
-    ----------
-    rows : Sequence[int]
-        Rows at most; at least one number.
-    attributes : Mapping[str, Any] | None
-        Of the model's function, which may say how large symbols are.
-    """
-
+    #: At least one number.
     rows: Sequence[int]
+    #: Those of the model's function, which may bound symbols.
     attributes: Mapping[str, Any] | None
 
 
 def plan_rows(
     group: Group, output: Var, given: tuple[Var, ...], function: Any, bins: Bins, plan: Planner
 ) -> PlannedRows:
-    """Plan a group of symbolic rows.
+    """Plan a group of symbolic rows in all bins; those without a chain carry the reason.
 
-    Parameters
-    ----------
-    group : Group
-        The group.
-    output : Var
-        Its result in the model.
-    given : tuple[Var, ...]
-        What it reads there.
-    function : relax.Function
-        The group alone.
-    bins : Bins
-        What to plan for.
-    plan : Callable
-        What to plan it with.
-
-    Returns
-    -------
-    PlannedRows
-        All bins; those that have no chain with the reason.
-
-    Raises
-    ------
-    WorkloadRefused
-        If tensors have symbols beside a number of rows.
-    RefusedError
-        Of the first bin, if none has a chain.
+    `function` is the group alone, `plan` plans it at static shapes. Refused are tensors with
+    symbols besides a number of rows; if no bin has a chain, the reason is that of the first.
     """
     rows = rows_of(output)
     found: dict[int, PlannedBin] = {}
@@ -300,7 +239,7 @@ def plan_rows(
 
 
 def _check(chain: PlannedChain, output: Var, rows: Any) -> None:
-    """Refuse a chain of which symbols are more than rows."""
+    """Refuse a chain with symbols that are more than a number of rows."""
     for each in chain.outlined.arguments:
         if each.value is None:
             check_rows(chain.given[each.position], each.shape, rows)

@@ -1,4 +1,4 @@
-"""Groups of bindings replaced by calls of one function each."""
+"""Groups of bindings replaced by one call each."""
 
 from __future__ import annotations
 
@@ -23,48 +23,38 @@ from crossfuse.workload.dtypes import zeros_behind
 
 @dataclass(frozen=True)
 class Replacement:
-    """A call that computes what some bindings did.
+    """A call of a TensorIR function that computes the values of some bindings."""
 
-    Attributes
-    ----------
-    function : GlobalVar
-        The function of TensorIR; its last parameter is the output.
-    inputs : tuple
-        Its inputs, variables or constants of the model; one may be a shape.
-    shapes : tuple[tuple[Any, ...], ...]
-        Extents that the function knows them by, of as many elements in the same order; symbolic
-        ones may be among them. Of more elements where it takes rows with zeros behind them.
-    shape : tuple[Any, ...]
-        Extents of the function's output.
-    dtype : str
-        Element type of the output.
-    bins : tuple[BinOutcome, ...]
-        Of symbolic rows what becomes of them in each bin.
-    """
-
+    #: Its last parameter is the output.
     function: GlobalVar
+    #: Variables or constants of the model; one may be a shape.
     inputs: tuple[Any, ...]
+    #: Extents of the inputs in the function, of as many elements in the same order; symbolic ones
+    #: may be among them. More elements where the function takes rows padded with zeros.
     shapes: tuple[tuple[Any, ...], ...]
+    #: Extents of the function's output.
     shape: tuple[Any, ...]
+    #: Element type of the output.
     dtype: str
+    #: What became of each bin, if rows are symbolic.
     bins: tuple[BinOutcome, ...] = ()
 
     @property
     def result(self) -> Any:
-        """Type of what the function makes."""
+        """Type of the function's result."""
         return relax.TensorType(self.shape, self.dtype)
 
     def call(self, given: Sequence[Any]) -> Any:
-        """The call, of tensors of the function's extents."""
+        """The call with tensors of the function's extents."""
         return relax.call_tir(self.function, list(given), out_ty=self.result)
 
     def reshaped(self, made: Any, extents: Sequence[Any]) -> Any:
-        """What the call made, in the extents that it has in the model."""
+        """The call's result in the extents that it has in the model."""
         return relax.op.reshape(made, extents)
 
 
 class NamedCall(Replacement):
-    """A call of an external function of the name, which looks at shapes itself."""
+    """A call of an external function by its name, which looks at shapes itself."""
 
     def call(self, given: Sequence[Any]) -> Any:
         """See `Replacement.call`."""
@@ -72,12 +62,12 @@ class NamedCall(Replacement):
         return relax.call_dps_packed(name, relax.Tuple(list(given)), out_ty=self.result)
 
     def reshaped(self, made: Any, extents: Sequence[Any]) -> Any:
-        """See `Replacement.reshaped`. TVM copies a reshape that is a function's result."""
+        """See `Replacement.reshaped`; a view, as TVM copies a reshape that a function returns."""
         return relax.op.memory.view(made, relax.ShapeExpr(extents))
 
 
 class FunctionCall(Replacement):
-    """A call of a function of Relax."""
+    """A call of a Relax function."""
 
     def call(self, given: Sequence[Any]) -> Any:
         """See `Replacement.call`."""
@@ -85,19 +75,9 @@ class FunctionCall(Replacement):
 
 
 def with_replacements(function: Any, replacements: Mapping[Var, Replacement]) -> Any:
-    """Bind variables to calls instead of what they are bound to.
+    """A function that binds variables to calls instead of what they were bound to.
 
-    Parameters
-    ----------
-    function : relax.Function
-        A model's function. What its replaced bindings alone read becomes dead code.
-    replacements : Mapping[Var, Replacement]
-        By the variable whose value the call makes.
-
-    Returns
-    -------
-    relax.Function
-        A new function.
+    What the replaced bindings alone read becomes dead code.
     """
     blocks = []
     for block in function.body.blocks:
@@ -113,21 +93,9 @@ def with_replacements(function: Any, replacements: Mapping[Var, Replacement]) ->
 
 
 def bindings(variable: Var, found: Replacement) -> list[Any]:
-    """What makes a variable: a call, between reshapes where tensors have other extents there.
+    """Bindings that make a variable by a call, between reshapes where extents differ in the model.
 
-    Tensors whose rows are shorter there get zeros, constants at once.
-
-    Parameters
-    ----------
-    variable : Var
-        The variable.
-    found : Replacement
-        The call.
-
-    Returns
-    -------
-    list[relax.Binding]
-        In order.
+    Tensors whose rows are shorter in the model are padded with zeros; constants at compile time.
     """
     made: list[Any] = []
     given = [
@@ -143,7 +111,7 @@ def bindings(variable: Var, found: Replacement) -> list[Any]:
 
 
 def _given(value: Any, shape: Sequence[Any], made: list[Any]) -> Any:
-    """A value in the extents that a function knows it by; what makes it so is added to `made`."""
+    """A value in the extents of the function's parameter; bindings for it are added to `made`."""
     if not is_tensor(value) or same_extents(extents_of(value), shape):
         return value
     zeros = 0 if is_symbolic(value) else zeros_behind(shape, prod(map(int, extents_of(value))))
@@ -159,7 +127,7 @@ def _given(value: Any, shape: Sequence[Any], made: list[Any]) -> Any:
 
 
 def _bound(what: str, call: Any, value: Any, shape: Sequence[Any], made: list[Any]) -> Any:
-    """A variable for what a call makes of a value."""
+    """A variable bound, in `made`, to a call that transforms a value."""
     assert isinstance(call, Call)
     name = f"{getattr(value, 'name', 'constant')}_{what}"
     variable = relax.DataflowVar(name, relax.TensorType(shape, _dtype(value)))
@@ -171,7 +139,7 @@ def _dtype(value: Any) -> str:
     return str(value.ty.dtype)
 
 
-# Calls of the kernel of a chain: values of the model by what the kernel reads.
+# Calls of a chain's kernel, whose arguments are found among the values of the model.
 
 
 def call_of(
@@ -181,7 +149,7 @@ def call_of(
     given: Sequence[Any],
     rows: Any = None,
 ) -> Replacement:
-    """The call of a kernel of a chain, with values for what it reads; of symbolic rows if given."""
+    """The call of a chain's kernel on given values, with symbolic rows if there are any."""
     outlined = chain.outlined
     values, shapes = [], []
     for each in outlined.arguments:
@@ -193,38 +161,28 @@ def call_of(
 
 
 def _shape(value: Any, shape: tuple[int, ...], rows: Any) -> tuple[Any, ...]:
-    """The shape that a kernel knows a value by."""
+    """The shape of a value in the kernel's parameters."""
     return shape if rows is None or not is_symbolic(value) else (rows, *shape[1:])
 
 
 def value_of(argument: Argument, given: Sequence[Any]) -> Any:
-    """The value of a model that is an input of a chain."""
+    """The model's value that is an argument of a chain."""
     if argument.value is not None:
         return relax.const(argument.value, argument.dtype)
     return given[argument.position]
 
 
-# Functions of Relax that run the kernel of a bin: chosen by the rows of each call.
+# Relax functions that choose the kernel of a bin by the number of rows of each call.
 
-#: A function, and the rows of a call that it takes at most; None for all.
+#: The most rows of a call that a function takes, None for all; and the function.
 Leaf = tuple[int | None, GlobalVar]
 
 
 def calling(function: Any, call: Replacement) -> Any:
-    """A function as another one, which calls a kernel for its result.
+    """A private function that computes a chain of symbolic rows by a call of its kernel.
 
-    Parameters
-    ----------
-    function : relax.Function
-        A chain alone, of symbolic rows.
-    call : Replacement
-        The call, of the function's parameters.
-
-    Returns
-    -------
-    relax.Function
-        Private. Reshapes in it are views, since they are in a dataflow block; what a branch of
-        ``R.If`` allocates itself TVM may use again in the other branch.
+    Reshapes in it are views, since they are in a dataflow block; memory that a branch of ``R.If``
+    allocates itself TVM may reuse in the other branch.
     """
     result = relax.Var("result", function.ret_ty)
     body = relax.SeqExpr([relax.DataflowBlock(bindings(result, call))], result)
@@ -232,24 +190,11 @@ def calling(function: Any, call: Replacement) -> Any:
 
 
 def picking(function: Any, rows: Any, kernels: Mapping[int, GlobalVar], rest: GlobalVar) -> Any:
-    """A function that counts rows and calls one of others, by halves.
+    """A private function that counts rows and calls one of several functions, by bisection.
 
-    Parameters
-    ----------
-    function : relax.Function
-        What it computes.
-    rows : tvm.ir.Expr
-        Number of rows, of symbols in the parameters' shapes.
-    kernels : Mapping[int, GlobalVar]
-        Functions of the same parameters by the rows that they take at most, few first; the `rest`
-        among them, where that is faster.
-    rest : GlobalVar
-        What is called for more rows, and for none.
-
-    Returns
-    -------
-    relax.Function
-        Private.
+    `kernels` are functions of the same parameters by the most rows that they take, few first;
+    `rest` may be among them, where it is faster. It is called for more rows too, and for none.
+    `rows` is an expression of symbols in the parameters' shapes.
     """
     leaves: list[Leaf] = [(0, rest)]
     for most, callee in [*kernels.items(), (None, rest)]:
@@ -275,19 +220,6 @@ def _tree(function: Any, rows: Any, leaves: Sequence[Leaf]) -> Any:
 
 
 def private(function: Any, body: Any) -> Any:
-    """A pure function of the same parameters that the module alone calls.
-
-    Parameters
-    ----------
-    function : relax.Function
-        Whose parameters and type it has.
-    body : relax.SeqExpr
-        What it computes.
-
-    Returns
-    -------
-    relax.Function
-        With variables of its own.
-    """
+    """A pure private function with the parameters and type of another, and variables of its own."""
     made = relax.Function(function.params, body, function.ret_ty, is_pure=True)
     return copy_with_new_vars(made)

@@ -1,4 +1,4 @@
-"""Symbolic extents of a group of operators: what they are, and the group at some values of them."""
+"""Symbolic extents of a group of operators: what they are, and the group at given sizes of them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tvm.ir import Call, Var
 from crossfuse import _tvm as ir
 from crossfuse.relax.operators import RESHAPES, is_tensor, operator, refused
 
-#: TVM's attribute of functions: what symbols of these names stand for at most.
+#: TVM's attribute of functions: upper bounds of symbols by their names.
 UPPER_BOUND = "tir_var_upper_bound"
 _INSTEAD = "export the model with the extents it is to run at"
 
 
 def symbols_of(function: Any) -> tuple[Var, ...]:
-    """Symbols in the shapes of a Relax function's tensors, by name."""
+    """Symbols in the shapes of a Relax function's tensors, sorted by name."""
     every = (
         *relax.analysis.defined_symbolic_vars(function),
         *relax.analysis.free_symbolic_vars(function),
@@ -31,13 +31,7 @@ def symbols_of(function: Any) -> tuple[Var, ...]:
 
 
 def extents_of(value: Any) -> tuple[Any, ...]:
-    """Extents of a tensor, symbolic or not.
-
-    Raises
-    ------
-    WorkloadRefused
-        If TVM does not know them.
-    """
+    """Extents of a tensor, symbolic or not; refuses one whose extents TVM does not know."""
     extents = getattr(value.ty.shape, "values", None)
     if extents is None:
         name = getattr(value, "name", "a constant")
@@ -52,7 +46,7 @@ def is_symbolic(value: Any) -> bool:
 
 
 def same_extents(left: Sequence[Any], right: Sequence[Any]) -> bool:
-    """Whether two shapes are the same, whatever symbols stand for."""
+    """Whether two shapes are the same for all values of the symbols."""
     known = ir.sym.Analyzer()
     return len(left) == len(right) and all(
         known.can_prove_equal(_expression(a), _expression(b))
@@ -61,12 +55,12 @@ def same_extents(left: Sequence[Any], right: Sequence[Any]) -> bool:
 
 
 def rows_of(value: Any) -> Any:
-    """The product of all extents of a tensor but the last."""
+    """Number of rows of a tensor: the product of all extents but the last."""
     return ir.sym.Analyzer().simplify(product(extents_of(value)[:-1]))
 
 
 def product(extents: Sequence[Any]) -> Any:
-    """The product of some extents."""
+    """Product of extents, symbolic or not."""
     return reduce(mul, map(_expression, extents), _expression(1))
 
 
@@ -77,18 +71,8 @@ def _expression(extent: Any) -> Any:
 def check_symbols(function: Any, rows: Any) -> None:
     """Refuse a group in which symbols are more than a number of rows.
 
-    Parameters
-    ----------
-    function : relax.Function
-        The group alone.
-    rows : tvm.ir.Expr
-        Number of rows of its result.
-
-    Raises
-    ------
-    WorkloadRefused
-        For symbols that the rows do not depend on, shapes that do not follow from the inputs, and
-        operators that compute with symbols.
+    Refused are symbols that `rows`, the number of rows of the result, does not depend on, shapes
+    that do not follow from the inputs, and operators that compute with symbols.
     """
     inside = set(ir.variables(rows))
     other = next((each for each in symbols_of(function) if each not in inside), None)
@@ -102,7 +86,7 @@ def check_symbols(function: Any, rows: Any) -> None:
 
 
 def _check_numbers(call: Any) -> None:
-    """Refuse an operator whose result depends on symbols by more than its shape."""
+    """Refuse an operator whose result depends on symbols in more than its shape."""
     if not isinstance(call, Call) or operator(call) in RESHAPES:
         return
     for each in call.args:
@@ -117,19 +101,8 @@ def _check_numbers(call: Any) -> None:
 def check_rows(value: Any, shape: Sequence[int], rows: Any) -> None:
     """Refuse a tensor in which symbols are more than rows in the first extents.
 
-    Parameters
-    ----------
-    value : tvm.ir.Expr
-        An input or the result of the group.
-    shape : Sequence[int]
-        Extents that the function of a bin knows it by; the first counts rows if there are any.
-    rows : tvm.ir.Expr
-        Number of rows.
-
-    Raises
-    ------
-    WorkloadRefused
-        Naming the tensor.
+    `value` is an input or the result of the group, `shape` its extents in the function of a bin,
+    the first of which counts rows if the tensor has any.
     """
     due = product((rows, *shape[1:]) if is_symbolic(value) else shape)
     if not same_extents([product(extents_of(value))], [due]):
@@ -139,20 +112,10 @@ def check_rows(value: Any, shape: Sequence[int], rows: Any) -> None:
 
 
 def with_extents(function: Any) -> tuple[Any, tuple[Any, ...]]:
-    """A group as a function that may stand alone, and what it is given besides tensors.
+    """A group as a function that may stand alone, and its arguments besides tensors.
 
-    Of an input of ``[batch * length, K]`` alone nobody knows what batch and length are, so they
-    come as a shape.
-
-    Parameters
-    ----------
-    function : relax.Function
-        The group alone.
-
-    Returns
-    -------
-    tuple[relax.Function, tuple]
-        The function, with a parameter more if there are such symbols, and the argument for it.
+    An input of ``[batch * length, K]`` alone does not determine batch and length, so such symbols
+    are passed as a shape, one parameter more.
     """
     free = sorted(relax.analysis.free_symbolic_vars(function), key=lambda each: str(each.name))
     if not free:
@@ -164,7 +127,7 @@ def with_extents(function: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def most_rows(rows: Any, attributes: Mapping[str, Any] | None) -> int | None:
-    """Rows at most, if a function says so of all symbols in them; else None."""
+    """Upper bound of rows, if the function's attributes bound all symbols in it; else None."""
     bounds = (attributes or {}).get(UPPER_BOUND) or {}
     known = {str(name): int(bound) for name, bound in bounds.items()}
     symbols = dict.fromkeys(ir.variables(rows))
@@ -174,7 +137,7 @@ def most_rows(rows: Any, attributes: Mapping[str, Any] | None) -> int | None:
 
 
 def cut(bins: Sequence[int], most: int | None) -> list[int]:
-    """Bins of rows, without those that no call of at most so many rows needs."""
+    """Bins of rows without those that no call needs if there are at most `most` rows."""
     ordered = sorted(set(bins))
     if most is None or most > ordered[-1]:
         return ordered
@@ -182,7 +145,7 @@ def cut(bins: Sequence[int], most: int | None) -> list[int]:
 
 
 def sizes_for(rows: Any, most: int) -> dict[Var, int]:
-    """Values of symbols that give as many rows as there may be, or nearly; empty if none do."""
+    """Sizes of symbols that give `most` rows, or as many below as they can; empty if none do."""
     (*others, last) = sorted(dict.fromkeys(ir.variables(rows)), key=lambda each: str(each.name))
     fixed = dict.fromkeys(others, 1)
     sizes = range(1, most + 1)
@@ -191,13 +154,13 @@ def sizes_for(rows: Any, most: int) -> dict[Var, int]:
 
 
 def value_at(rows: Any, sizes: Mapping[Var, int]) -> int:
-    """An expression of symbols at some values of them."""
+    """Value of an expression at given sizes of its symbols."""
     image = ir.substitute(rows, lambda var: _expression(sizes[var]) if var in sizes else var)
     return int(ir.sym.Analyzer().simplify(image))
 
 
 def at_sizes(function: Any, sizes: Mapping[Var, int]) -> tvm.IRModule:
-    """A group at some values of its symbols, as a module of its own."""
+    """A group at given sizes of its symbols, as a module of its own."""
     whole, _ = with_extents(function)
     bound = whole.bind_symbolic_vars(dict(sizes))
     params = bound.params[: len(function.params)]
@@ -206,5 +169,5 @@ def at_sizes(function: Any, sizes: Mapping[Var, int]) -> tvm.IRModule:
 
 
 def text_of(expression: Any) -> str:
-    """An expression of symbols for people."""
+    """An expression of symbols for messages, without TVM's integer types."""
     return re.sub(r"T\.int64\((\d+)\)", r"\1", str(expression))

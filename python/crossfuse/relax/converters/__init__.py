@@ -1,7 +1,7 @@
-"""Converters of aten operators for TVM's importer: what it has otherwise, or not at all.
+"""Converters of aten operators for TVM's importer, where it has none or a wrong one.
 
-Each is a function of a node and the importer. TVM's own leave out arguments that some operators
-have, such as ``alpha`` of sums and the bound of ``clamp_max``, and compute something else then.
+Each is a function of a node and the importer. TVM's own ignore arguments of some operators, such as
+``alpha`` of sums and the bound of ``clamp_max``, and compute something else then.
 """
 
 from __future__ import annotations

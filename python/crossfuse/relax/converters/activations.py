@@ -1,8 +1,8 @@
 """Activations with bounds, slopes and scales.
 
-TVM's own take no bound of ``clamp_max``, no scale of ``elu`` (which ``selu`` has), and another
-``celu``. Inductor writes ``hardtanh``, ``relu6``, ``hardswish`` and every ``clamp`` as
-``clamp_min`` and ``clamp_max``.
+TVM's own ignore the bound of ``clamp_max`` and the scale of ``elu`` (which ``selu`` has), and
+compute another ``celu``. Inductor writes ``hardtanh``, ``relu6``, ``hardswish`` and every ``clamp``
+as ``clamp_min`` and ``clamp_max``.
 """
 
 from __future__ import annotations
@@ -15,34 +15,26 @@ from tvm import relax
 
 from crossfuse.relax.converters.operands import argument, operand, result_type
 
-# ``log1p``, ``expm1``, ``softplus`` and ``mish``, exact near zero too.
+# ``log1p``, ``expm1``, ``softplus`` and ``mish``, accurate near zero too.
 #
 # TVM's importer writes them as ``log(1 + x)`` and ``exp(x) - 1``, which are 0 for all small
 # numbers.
 
-#: Types whose small numbers have as many digits as others; of narrower ones 1 + x has enough.
+#: Types that need the forms for small numbers; `_wide` computes narrower ones in float32.
 WIDE = ("float32", "float64")
-#: Numbers below are taken by the forms for small ones.
+#: Magnitudes below which the forms for small numbers are used.
 _SMALL = {"log1p": 0.5, "expm1": 1.0}
 
 
 class Floats:
-    """Expressions of tensors of one type.
-
-    Parameters
-    ----------
-    importer : Any
-        TVM's importer.
-    dtype : str
-        The type: of numbers, and of tensors that are given.
-    """
+    """Emits expressions of tensors of one type, in which plain numbers become constants."""
 
     def __init__(self, importer: Any, dtype: str) -> None:
         self._emit = importer.block_builder.emit
         self._dtype = dtype
 
     def __call__(self, operator: Callable[..., Any], *operands: Any) -> Any:
-        """An operator of tensors and numbers."""
+        """Emit an operator of tensors and numbers."""
         given = (self._tensor(each) for each in operands)
         return self._emit(operator(*given))
 
@@ -50,14 +42,14 @@ class Floats:
         return relax.const(value, self._dtype) if isinstance(value, (int, float)) else value
 
     def log1p(self, x: Any) -> Any:
-        """``2 asinh(x / (2 sqrt(1 + x)))`` of small numbers."""
+        """``2 asinh(x / (2 sqrt(1 + x)))`` for small numbers."""
         op, whole = relax.op, self(relax.op.add, x, 1)
         half = self(op.divide, x, self(op.multiply, self(op.sqrt, whole), 2))
         near = self(op.multiply, self(op.asinh, half), 2)
         return self._chosen(x, _SMALL["log1p"], near, self(op.log, whole))
 
     def expm1(self, x: Any) -> Any:
-        """``2 sinh(x / 2) exp(x / 2)`` of small numbers."""
+        """``2 sinh(x / 2) exp(x / 2)`` for small numbers."""
         op, half = relax.op, self(relax.op.multiply, x, 0.5)
         product = self(op.multiply, self(op.sinh, half), self(op.exp, half))
         near = self(op.multiply, product, 2)
@@ -86,7 +78,7 @@ def _expm1(node: fx.Node, importer: Any) -> Any:
 
 
 def _softplus(node: fx.Node, importer: Any) -> Any:
-    """``log1p(exp(beta x)) / beta``, and x where ``beta x`` is beyond a threshold."""
+    """``log1p(exp(beta x)) / beta``, and x where ``beta x`` exceeds the threshold."""
     beta, threshold = argument(node, 1, "beta", 1), argument(node, 2, "threshold", 20)
 
     def function(floats: Floats, x: Any) -> Any:
@@ -179,7 +171,7 @@ def _celu(node: fx.Node, importer: Any) -> Any:
 
 
 def _exponential(node: fx.Node, importer: Any, below: float, above: float, inner: float) -> Any:
-    """``above * x`` of positive numbers, and ``below * (exp(inner * x) - 1)`` of others."""
+    """``above * x`` for positive numbers, ``below * (exp(inner * x) - 1)`` for others."""
     dtype, emit = result_type(node), importer.block_builder.emit
     x = operand(node.args[0], importer, dtype)
 

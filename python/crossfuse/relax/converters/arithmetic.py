@@ -1,4 +1,4 @@
-"""Sums, products, quotients and comparisons of two operands, and of what promotes their types.
+"""Sums, products, quotients and comparisons of two operands, and other operators that promote.
 
 TVM's own drop ``alpha``, and give numbers the type of the tensor beside them: ``ids > 0.5`` of
 integers compares with zero.
@@ -22,14 +22,14 @@ from crossfuse.relax.converters.operands import (
 )
 
 _Operator = Callable[[Any, Any], Any]
-#: Overloads: of a tensor, and of a number.
+#: Overloads for a tensor and for a number.
 _KINDS = ("Tensor", "Scalar")
 
 
 def _binary(
     operator: _Operator, *, swapped: bool = False, of_truths: _Operator | None = None
 ) -> Any:
-    """An operator in the type of its result, and what it is of truth values, which TVM's lack."""
+    """A converter in the result's type; `of_truths` is for booleans, which TVM's operator lacks."""
 
     def convert(node: fx.Node, importer: Any) -> Any:
         if any(not _plain(each) for each in node.args[:2]):
@@ -49,7 +49,7 @@ def _binary(
 
 
 def _comparison(operator: _Operator) -> Any:
-    """An operator in the type that both operands are brought to."""
+    """A converter in the type that both operands are promoted to."""
 
     def convert(node: fx.Node, importer: Any) -> Any:
         dtype = common_type(node)
@@ -88,13 +88,13 @@ def _masked_fill(node: fx.Node, importer: Any) -> Any:
 
 
 def _std(node: fx.Node, importer: Any) -> Any:
-    """The root of the variance, which has the correction that ``std`` of TVM's drops."""
+    """The root of the variance, with the correction that TVM's ``std`` drops."""
     variance = importer._var_correction(node)
     return importer.block_builder.emit(relax.op.sqrt(variance))
 
 
 def _largest(operator: Callable[..., Any]) -> Any:
-    """The largest or least element along some axes."""
+    """A converter to the largest or least element along some axes."""
 
     def convert(node: fx.Node, importer: Any) -> Any:
         emit, x = importer.block_builder.emit, importer.env[node.args[0]]
@@ -108,7 +108,7 @@ def _largest(operator: Callable[..., Any]) -> Any:
 
 
 def _truth(operator: Callable[..., Any]) -> Any:
-    """Whether any or all elements along some axes are other than zero."""
+    """A converter to whether any or all elements along some axes are nonzero."""
 
     def convert(node: fx.Node, importer: Any) -> Any:
         emit, x = importer.block_builder.emit, importer.env[node.args[0]]
@@ -125,7 +125,7 @@ def _zero(x: Any) -> Any:
 
 
 def _along(operator: Callable[..., Any]) -> Any:
-    """A softmax or a running sum along an axis, in the type of its result."""
+    """A converter of a softmax or a running sum along an axis, in the result's type."""
 
     def convert(node: fx.Node, importer: Any) -> Any:
         x = operand(node.args[0], importer, result_type(node))
@@ -148,7 +148,7 @@ _COMPARISONS = {
     "gt": relax.op.greater,
     "ge": relax.op.greater_equal,
 }
-#: What sums and products of truth values are.
+#: Sums and products of truth values.
 _OF_TRUTHS = {"add": relax.op.logical_or, "mul": relax.op.logical_and}
 #: By the name of the operator.
 ARITHMETIC = {

@@ -16,24 +16,10 @@ from crossfuse.runtime.torch_operator import NAME
 
 
 def by_torch(node: fx.Node, importer: Any) -> Any:
-    """Leave an operator to torch, where a model runs in a process that has it.
+    """Leave an operator to torch, if the model runs in a process that has it.
 
-    Parameters
-    ----------
-    node : torch.fx.Node
-        A call of an operator of torch.
-    importer : Any
-        TVM's importer, which has the tensors that were made so far.
-
-    Returns
-    -------
-    Any
-        What it makes.
-
-    Raises
-    ------
-    NotImplementedError
-        If an argument cannot be written down, or a result's shape is not known.
+    ``NotImplementedError`` if an argument cannot be written as JSON, or a result's shape is not
+    known.
     """
     tensors: list[Any] = []
     call = {
@@ -77,30 +63,17 @@ def _type(value: Any, node: fx.Node) -> Any:
     return relax.TensorType(tuple(value.shape), name_of(value.dtype))
 
 
-# Converters that give what torch says an operator makes, or refuse it.
+# Converters whose results are checked against the types and shapes that torch recorded.
 
 
 def checked(
     known: Mapping[str, Any], own: Mapping[str, Any], refused: dict[Any, Exception]
 ) -> dict[str, Callable[..., Any]]:
-    """All converters, ours in the place of TVM's, whose results have torch's type and shape.
+    """All converters, ours over TVM's, that raise unless results have torch's type and shape.
 
-    TVM's importer looks at neither. An operator with an argument that it drops, such as the
-    ``dtype`` of a softmax, would go on in another type.
-
-    Parameters
-    ----------
-    known : Mapping[str, Callable]
-        The names of TVM's, as its importer has them.
-    own : Mapping[str, Callable]
-        Ours.
-    refused : dict[Any, Exception]
-        Gets the operators that a converter raises an error for.
-
-    Returns
-    -------
-    dict[str, Callable]
-        Of a node and the importer. They raise ``NotImplementedError`` where the two differ.
+    TVM's importer checks neither. An operator with an argument that it drops, such as the ``dtype``
+    of a softmax, would go on in another type. They raise ``NotImplementedError`` where the two
+    differ; `refused` collects the operators that a converter raises any error for.
     """
     return {name: _checked(own.get(name, tvm_own), refused) for name in (*known, *own)}
 
@@ -126,7 +99,7 @@ def _checked(converter: Callable[..., Any], refused: dict[Any, Exception]) -> Ca
 
 
 def _is(value: Any, expected: torch.Tensor) -> bool:
-    """Whether a value has a type and a shape, as far as both are known."""
+    """Whether a value has the expected type and shape, as far as both are known."""
     kind = getattr(value, "ty", None)
     if not isinstance(kind, relax.TensorType):
         return True  # several results, or a tensor that stands for a number

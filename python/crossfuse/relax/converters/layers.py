@@ -15,7 +15,7 @@ _DIVISOR = 6
 
 
 def _batch_norm(node: fx.Node, importer: Any) -> Any:
-    """TVM's own takes the momentum for epsilon, and the flag of training for the momentum."""
+    """Batch norm; TVM's takes the momentum for epsilon, the training flag for the momentum."""
     x, weight, bias, mean, variance, _, momentum, epsilon, *_ = importer.retrieve_args(node)
     ones, zeros = relax.op.ones_like(mean), relax.op.zeros_like(mean)
     made = relax.op.nn.batch_norm(
@@ -33,7 +33,7 @@ def _batch_norm(node: fx.Node, importer: Any) -> Any:
 
 
 def _group_norm(node: fx.Node, importer: Any) -> Any:
-    """TVM's own fails without weights."""
+    """Group norm; TVM's own fails without weights."""
     x = importer.env[node.args[0]]
     made = relax.op.nn.group_norm(
         x,
@@ -47,7 +47,7 @@ def _group_norm(node: fx.Node, importer: Any) -> Any:
 
 
 def _instance_norm(node: fx.Node, importer: Any) -> Any:
-    """TVM's own takes the variance for epsilon."""
+    """Instance norm; TVM's own takes the variance for epsilon."""
     x = importer.env[node.args[0]]
     if not node.args[5]:
         raise NotImplementedError("an instance norm of running statistics")
@@ -62,7 +62,7 @@ def _instance_norm(node: fx.Node, importer: Any) -> Any:
 
 
 def _affine(node: fx.Node, importer: Any, place: int) -> tuple[Any, Any]:
-    """Weight and bias of the channels, from a place of the arguments on; ones and zeros if none."""
+    """Weight and bias of the channels, the arguments from `place` on; ones and zeros if None."""
     shape, dtype = (int(node.meta["val"].shape[1]),), result_type(node)
     weight, bias = (argument(node, place + i, name) for i, name in enumerate(("weight", "bias")))
     ones, zeros = (relax.op.full(shape, relax.const(each, dtype), dtype) for each in (1, 0))
@@ -73,9 +73,9 @@ def _affine(node: fx.Node, importer: Any, place: int) -> tuple[Any, Any]:
 
 
 def _attention(node: fx.Node, importer: Any) -> Any:
-    """Attention with its scale, and with as many heads of keys as of queries.
+    """Attention with its scale, for as many heads of keys as of queries.
 
-    What has a mask of flags is left to torch's decomposition, which knows rows without any key.
+    A boolean mask is left to torch's decomposition, which handles rows without any key.
     """
     mask, causal = argument(node, 3, "attn_mask"), argument(node, 5, "is_causal", False)
     query, value = (each.meta["val"] for each in (node.args[0], node.args[2]))
@@ -96,14 +96,14 @@ def _attention(node: fx.Node, importer: Any) -> Any:
 
 
 def _average_pool(node: fx.Node, importer: Any) -> Any:
-    """TVM's own drops the divisor."""
+    """Average pool; TVM's own drops the divisor."""
     if argument(node, _DIVISOR, "divisor_override") is not None:
         raise NotImplementedError("an average pool with a divisor of its own")
     return tvm_own(node, importer)
 
 
 def _nearest(node: fx.Node, importer: Any) -> Any:
-    """The pixel at ``floor(place * in / out)``; TVM's own counts from the middle of pixels."""
+    """The pixel at ``floor(place * in / out)``; TVM's own counts from the centres of pixels."""
     x, factors = node.args[0], argument(node, 2, "scale_factors")
     (*_, height, width), size = x.meta["val"].shape, tuple(node.meta["val"].shape[2:])
     for given, made, factor in zip((height, width), size, factors or (), strict=False):
@@ -138,8 +138,8 @@ LAYERS = {
 
 # Products, casts and reshapes.
 #
-# TVM's own declare every product float32, so that a bias or a second layer in a 2-byte type no
-# longer fits, and the output changes its type.
+# TVM's converters declare every product float32, so that a bias or a second layer in a 2-byte type
+# no longer fits, and the output changes its type.
 
 
 def _linear(node: Any, importer: Any) -> Any:

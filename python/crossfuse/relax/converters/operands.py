@@ -1,4 +1,4 @@
-"""What an operator of torch is given, in the type that torch computes it in."""
+"""Operands of torch's operators, in the type that torch computes in."""
 
 from __future__ import annotations
 
@@ -16,41 +16,25 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def result_type(node: fx.Node) -> str:
-    """The element type of what a node makes."""
+    """The element type of a node's result."""
     return name_of(node.meta["val"].dtype)
 
 
 def common_type(node: fx.Node) -> str:
-    """The type that the first two operands of a node are brought to, as torch promotes them."""
+    """The type that torch promotes the first two operands of a node to."""
     return name_of(torch.result_type(*(_value(each) for each in node.args[:2])))
 
 
 def argument(node: fx.Node, place: int, name: str, default: Any = None) -> Any:
-    """An argument that may be given by position or by name, as the node has it."""
+    """An argument of a node that may be given by position or by name."""
     return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
 
 
 def operand(given: Any, importer: Any, dtype: str) -> Any:
-    """A tensor or a number as an expression of some type.
+    """A tensor or a number as an expression of type `dtype`.
 
-    Parameters
-    ----------
-    given : torch.fx.Node | int | float | bool
-        The argument of a node.
-    importer : Any
-        TVM's importer, which has the tensors that were made so far.
-    dtype : str
-        The type.
-
-    Returns
-    -------
-    Any
-        The expression.
-
-    Raises
-    ------
-    NotImplementedError
-        For what is neither, such as a size that is symbolic.
+    The importer has the tensors that were made so far. ``NotImplementedError`` for what is neither,
+    such as a symbolic size.
     """
     if isinstance(given, (bool, int, float)):
         return relax.const(given, dtype)
@@ -63,14 +47,14 @@ def operand(given: Any, importer: Any, dtype: str) -> Any:
 
 
 def tvm_own(node: fx.Node, importer: Any) -> Any:
-    """What TVM's own converter makes of a node, where ours does no better."""
+    """The result of TVM's own converter, where ours does no better."""
     return importer.create_convert_map()[node.target.__name__](node)
 
 
 def filled(like: Any, value: Any, importer: Any) -> Any:
     """A tensor of one number, in the shape and type of another.
 
-    ``where`` of a constant would leave a tensor that kernels cannot hold, and TVM fills with finite
+    A constant in ``where`` would leave a tensor that kernels cannot hold, and TVM fills with finite
     numbers only.
     """
     dtype, emit = str(like.ty.dtype), importer.block_builder.emit

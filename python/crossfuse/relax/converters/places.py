@@ -1,4 +1,4 @@
-"""Elements at other places, and constants that are no finite numbers.
+"""Operators that move elements, and constants that are not finite.
 
 TVM's own read in front of a tensor where an index is negative, as in ``x[:, -1]``.
 """
@@ -30,7 +30,7 @@ def _select(node: fx.Node, importer: Any) -> Any:
 
 
 def _index(node: fx.Node, importer: Any) -> Any:
-    """TVM's own, of indices that are counted from the front."""
+    """TVM's own conversion, with negative indices counted from the front."""
     x, places = node.args
     emit, known, counted = importer.block_builder.emit, importer.env, {}
     for size, place in zip(known[x].ty.shape.values, places, strict=False):
@@ -51,10 +51,10 @@ def _index(node: fx.Node, importer: Any) -> Any:
 
 
 def _index_put(node: fx.Node, importer: Any) -> Any:
-    """``x[i, :, j] = values``, by places in ``x`` as one row.
+    """``x[i, :, j] = values``, by places in the flat ``x``.
 
-    TVM's own reads values in another order where an index leaves out a dimension behind others,
-    and prints a line for each index of several dimensions.
+    TVM's own reads values in another order where an index leaves out a dimension behind others, and
+    prints a line for each index of several dimensions.
     """
     x, places, values, *rest = node.args
     accumulate = bool(rest[0]) if rest else bool(node.kwargs.get("accumulate", False))
@@ -90,7 +90,7 @@ def _index_put(node: fx.Node, importer: Any) -> Any:
 
 
 def _place(at: int, size: int, index: Any, axes: list[Any], emit: Any) -> Any:
-    """Where a dimension is written, of as many dimensions as what is written has."""
+    """Index along a dimension, shaped to broadcast over the `axes` of what is written."""
     if index is None:
         every = emit(relax.op.arange(0, size, 1, "int64"))
         return emit(relax.op.reshape(every, [size if axis == at else 1 for axis in axes]))
@@ -105,13 +105,13 @@ def _place(at: int, size: int, index: Any, axes: list[Any], emit: Any) -> Any:
 
 
 def _added(place: Any, stride: int, flat: Any, emit: Any) -> Any:
-    """Places of a dimension added to those of the ones behind it."""
+    """Places along a dimension, scaled by its stride, plus those of the dimensions behind it."""
     scaled = emit(relax.op.multiply(place, relax.const(stride, "int64")))
     return scaled if flat is None else emit(relax.op.add(scaled, flat))
 
 
 def _full(node: fx.Node, importer: Any) -> Any:
-    """A constant; TVM's own fail at infinities, which masks are made of."""
+    """A constant tensor; TVM's own fails at infinities, which masks are made of."""
     value = node.args[1]
     if not isinstance(value, float) or math.isfinite(value):
         return tvm_own(node, importer)
@@ -166,7 +166,7 @@ def _up_to(size: int, emit: Any) -> Any:
 
 
 def _repeat_interleave(node: fx.Node, importer: Any) -> Any:
-    """Each element several times, one after the other; without an axis, of the flat tensor."""
+    """Each element several times in a row; without an axis, of the flat tensor."""
     x, repeats = node.args[:2]
     axis = argument(node, 2, "dim")
     return importer.block_builder.emit(relax.op.repeat(importer.env[x], int(repeats), axis))
@@ -186,11 +186,11 @@ PLACES = {
 }
 
 
-# Elements in order, NaN among them: as torch has it, NaN is larger than all others.
+# Sorting with NaN above all other elements, as in torch.
 #
-# TVM's own compare with NaN as it comes, and what they return then is in no order.
+# TVM's own compare NaN like any number, and their results are in no order then.
 
-#: What elements of a type are compared in, and what stands for infinity there.
+#: The wider type that elements are compared in, and the number that stands for infinity there.
 _KEYS = {
     "float16": ("float32", 3.4e38),
     "bfloat16": ("float32", 3.4e38),
@@ -199,7 +199,7 @@ _KEYS = {
 
 
 def _topk(node: fx.Node, importer: Any) -> Any:
-    """The largest or smallest elements. What may come in any order comes sorted too."""
+    """The largest or smallest elements, sorted even where torch leaves the order open."""
     value, axis, emit = _of(node, importer, 2)
     places = relax.op.topk(
         _key(value, emit),
@@ -232,14 +232,14 @@ def _median(node: fx.Node, importer: Any) -> Any:
 
 
 def _of(node: fx.Node, importer: Any, place: int) -> tuple[Any, int, Any]:
-    """What is ordered, along which axis, and what emits."""
+    """The tensor to be ordered, the axis, and the builder's emit."""
     value = importer.env[node.args[0]]
     axis = argument(node, place, "dim", -1)
     return value, axis % value.ty.ndim, importer.block_builder.emit
 
 
 def _key(value: Any, emit: Any) -> Any:
-    """What is compared: floats in a wider type, in which NaN is infinite and infinity is not."""
+    """The sort key: floats in a wider type, in which NaN is infinite and infinity is not."""
     known = _KEYS.get(str(value.ty.dtype))
     if known is None:
         return value
