@@ -56,7 +56,10 @@ class Given(Protocol):
 
 
 def check_options(given: Given) -> None:
-    """Refuse values that options do not have, by the name of the option."""
+    """Refuse values that options do not have, by the name of the option.
+
+    The refusal is `EnvironmentRefused` for a device that is not known, else `WorkloadRefused`.
+    """
     for name, known in (("rest", REST), ("cpu", CPU), ("mode", ("", *MODES))):
         value = getattr(given, name)
         if value not in known:
