@@ -1,4 +1,4 @@
-"""Measures jobs one after another, each in a process of its own, while the next ones prepare."""
+"""Measuring of jobs one after another, each in a worker, while the next ones prepare."""
 
 from __future__ import annotations
 
@@ -29,12 +29,7 @@ _PREPARING = 2
 class Worker:
     """A process that prepares its job at once, and measures it when the GPU is free.
 
-    Parameters
-    ----------
-    command : Sequence[str]
-        The worker, see `crossfuse.bench.worker`.
-    job : Job
-        Its job.
+    `command` starts it, see `crossfuse.bench.worker`.
     """
 
     def __init__(self, command: Sequence[str], job: Job) -> None:
@@ -47,19 +42,11 @@ class Worker:
             self._failure = failure
 
     def measure(self, timeout: float) -> Timing:
-        """Let it measure, and wait.
+        """Let it measure, and wait for the answer.
 
-        Parameters
-        ----------
-        timeout : float
-            Seconds from here for the rest of the preparation, and as many for the measurement,
-            until the process and its children are killed.
-
-        Returns
-        -------
-        Timing
-            The worker's answer; ``timeout`` or ``crashed`` where there is none. Its seconds are
-            those from here.
+        `timeout` is in seconds: from here for the rest of the preparation, and as many for the
+        measurement, until the process and its children are killed. Where there is no answer the
+        timing says ``timeout`` or ``crashed``. Its seconds are those from here.
         """
         start = time.perf_counter()
         timing = self._measured(timeout)
@@ -137,8 +124,6 @@ def measured(
         for worker in workers:
             worker.stop()
 
-
-# Compiles the kernels of many jobs at once, before any of them is measured.
 
 _Kernel = tuple[WorkloadSpec | CascadeSpec, str | None]
 

@@ -177,21 +177,10 @@ class Peer:
 
 
 def execute(command: Sequence[str], output: Path, log: Path, timeout: float) -> int | None:
-    """Run a command in a process group of its own.
+    """Run a command in a process group of its own; its exit code, or None if it was killed.
 
-    Parameters
-    ----------
-    command : Sequence[str]
-        Program and arguments.
-    output, log : pathlib.Path
-        Files for standard output and error.
-    timeout : float
-        Seconds until the process and its children are killed.
-
-    Returns
-    -------
-    int | None
-        Exit code; None where it was killed.
+    `output` and `log` are files for standard output and error. The process and its children are
+    killed after `timeout` seconds.
     """
     # Files and not pipes: a child that outlives the process would keep a pipe open.
     with output.open("wb") as sink, log.open("wb") as errors:

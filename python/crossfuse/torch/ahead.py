@@ -35,14 +35,14 @@ _LOG = logging.getLogger(__name__)
 
 
 class _Whole(torch.nn.Module):
-    """A module as a part, so that Dynamo looks at torch's own classes as at any others."""
+    """A module as a part of another, so that Dynamo treats torch's own classes like any others."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
         self.module = module
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """What the module returns."""
+        """Call the module."""
         return self.module(*inputs, **named)
 
 
@@ -174,7 +174,7 @@ def compile_ahead(
 
 @contextmanager
 def _collecting_later() -> Iterator[None]:
-    """Do without Python's search for cycles while all is loaded that stays: it takes a third."""
+    """Pause garbage collection while all is loaded that stays: it takes a third of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -202,7 +202,7 @@ def _key(module: torch.nn.Module, inputs: Any, named: Any, backend: Backend) -> 
 
 
 def _kept(key: str, whole: _Whole, inputs: Any, named: Any) -> Any:
-    """The program of an earlier process; None if there is none, or it is not of this module now."""
+    """Load the program of an earlier process; None if there is none that fits the module now."""
     entry = shelf(_KIND).read(key, itself)
     if entry is None:
         return None
@@ -225,7 +225,7 @@ def _kept(key: str, whole: _Whole, inputs: Any, named: Any) -> Any:
 
 
 def _compiled(key: str, whole: _Whole, inputs: Any, named: Any, backend: Backend) -> Any:
-    """Compile a module, and keep its program."""
+    """Compile a module, and cache its program."""
     from torch._dynamo import config as dynamo
 
     seen = Identities(whole)
@@ -253,7 +253,10 @@ def _compiled(key: str, whole: _Whole, inputs: Any, named: Any, backend: Backend
 
 @contextmanager
 def _defaults_that_can_be_read() -> Iterator[None]:
-    """Torch 2.11 writes guards of default arguments with more than it makes them of again."""
+    """Let guards of default arguments be read again.
+
+    Torch 2.11 writes them with more arguments than it makes them of.
+    """
     from torch._dynamo.source import DefaultsSource
 
     def reduced(source: Any) -> tuple[Any, ...]:

@@ -168,7 +168,7 @@ class Backend:
     def _timer(
         self, target: Device, place: torch.device, stack: ExitStack
     ) -> tuple[Timer | None, str]:
-        """What times kernels, if they are to be timed; or why nothing does."""
+        """A timer if kernels are to be timed; else why there is none, if one was asked for."""
         if not self.measures:
             return None, ""
         if self.sequential(place):
@@ -307,14 +307,14 @@ def crossfuse(
 
 
 def _index(place: torch.device) -> int:
-    """Of the GPU that tensors are on, or of that which kernels of tensors on the CPU are for."""
+    """Index of the tensors' GPU; of tensors on the CPU, of the GPU that kernels would be for."""
     if place.type != "cuda":
         return 0
     return torch.cuda.current_device() if place.index is None else place.index
 
 
 def _place(module: fx.GraphModule) -> torch.device:
-    """The device of a graph's tensors."""
+    """The device of a graph's tensors, a GPU before the CPU; several GPUs are refused."""
     values = (each.meta.get("val") for each in module.graph.nodes)
     devices = dict.fromkeys(each.device for each in values if isinstance(each, torch.Tensor))
     gpus = [each for each in devices if each.type != "cpu"]
@@ -330,27 +330,13 @@ def _place(module: fx.GraphModule) -> torch.device:
     return next(iter([*gpus, *devices]), torch.device("cpu"))
 
 
-# Nobody compiles what we leave: torch runs it operator by operator.
-
-
 def compile_eager(
     module: fx.GraphModule, inputs: Sequence[Any], fuse: Callable[[fx.GraphModule], Any]
 ) -> Callable[..., Any]:
-    """Take our chains out of a captured graph, and leave the rest as it is.
+    """Fuse a captured graph; the rest is compiled by nobody, torch runs it operator by operator.
 
-    Parameters
-    ----------
-    module : torch.fx.GraphModule
-        What torch captured.
-    inputs : Sequence[Any]
-        Its example inputs.
-    fuse : Callable
-        Replaces chains in a graph of aten operators, in place.
-
-    Returns
-    -------
-    Callable
-        What torch calls instead of the graph.
+    `fuse` replaces chains in a graph of aten operators, in place. Graphs with gradients are left
+    alone, with a warning.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.aot_autograd import make_boxed_func

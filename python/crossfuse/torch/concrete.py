@@ -17,18 +17,12 @@ _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 @dataclass(frozen=True)
 class Concrete:
-    """A graph in which symbols have values.
+    """A graph in which symbols have values."""
 
-    Attributes
-    ----------
-    graph : torch.fx.Graph
-        To be translated, not to be run: tensors that depend on symbols by more than their shape are
-        made by operators that nothing knows.
-    nodes : Mapping[fx.Node, fx.Node]
-        Nodes of the symbolic graph by those of this one.
-    """
-
+    #: To be translated, not to be run: tensors that depend on symbols by more than their shape are
+    #: made by operators that nothing knows.
     graph: fx.Graph
+    #: Nodes of the symbolic graph by those of this one.
     nodes: Mapping[fx.Node, fx.Node]
 
 
@@ -51,7 +45,7 @@ def symbols_of(graph: fx.Graph) -> dict[sympy.Symbol, int]:
 
 
 def elsewhere(graph: fx.Graph) -> frozenset[fx.Node]:
-    """Nodes that make a tensor on the CPU in a graph of a GPU, which no kernel reads.
+    """Nodes of a GPU's graph that make a tensor on the CPU, which no kernel reads.
 
     Operators of torch read it from there if it has no axes.
     """
@@ -63,19 +57,9 @@ def elsewhere(graph: fx.Graph) -> frozenset[fx.Node]:
 
 
 def concrete(graph: fx.Graph, sizes: Mapping[sympy.Symbol, int]) -> Concrete:
-    """Give symbols values.
+    """Give symbols values, and drop the nodes that compute sizes.
 
-    Parameters
-    ----------
-    graph : torch.fx.Graph
-        Its nodes carry ``meta["val"]``.
-    sizes : Mapping[sympy.Symbol, int]
-        Values. What depends on further symbols keeps them.
-
-    Returns
-    -------
-    Concrete
-        The graph without the nodes that compute sizes.
+    Nodes carry ``meta["val"]``. What depends on symbols without a value stays symbolic.
     """
     made = fx.Graph()
     images: dict[fx.Node, Any] = {}
@@ -97,11 +81,11 @@ def concrete(graph: fx.Graph, sizes: Mapping[sympy.Symbol, int]) -> Concrete:
 
 
 def _of_symbols(*_: Any, **__: Any) -> None:
-    """Stands for an operator whose result depends on what differs from run to run."""
+    """Stand-in for an operator whose result depends on what differs from run to run."""
 
 
 def _depends(node: fx.Node) -> bool:
-    """Whether elements of what a node makes may depend on symbols, not its shape alone."""
+    """Whether what a node makes may depend on symbols in its elements, not in its shape alone."""
     symbolic = any(isinstance(each.meta.get("val"), _SYMBOLS) for each in node.all_input_nodes)
     return node.op == "call_function" and symbolic and _name(node) not in _OF_SHAPE
 

@@ -47,24 +47,13 @@ def fuse_cascades(
 ) -> Fused:
     """Replace cascades with products by kernels, in place.
 
-    They are looked for where products multiply batches by batches. A kernel has to beat separate
-    kernels of the products and of what lies between, as inductor makes them. Norms and softmaxes
-    without products are left: inductor reads and writes them once too. Attention that the graph has
-    as one operator of torch is left as well: it is a fused kernel of cuDNN or flash attention
-    already, and inductor makes one of the usual formulas before we see them.
-
-    Parameters
-    ----------
-    module : torch.fx.GraphModule
-        A graph of aten operators, as `crossfuse.torch.fuse_graph.fuse_chains` leaves it.
-    target, always, cpu, timing
-        See `crossfuse.torch.fuse_graph.fuse_chains`.
-
-    Returns
-    -------
-    Fused
-        What became of each cascade with products; ``products`` of outcomes are the operators that
-        reduce.
+    They are looked for where products multiply batches by batches, in a graph that
+    `crossfuse.torch.fuse_graph.fuse_chains` left. A kernel has to beat separate kernels of the
+    products and of what lies between, as inductor makes them. Norms and softmaxes without products
+    are left: inductor reads and writes them once too. Attention that is one operator of torch is
+    left as well: it is a fused kernel of cuDNN or flash attention already, and inductor makes one
+    of the usual formulas before we see them. ``products`` of outcomes are the operators that
+    reduce.
     """
     translation = translate(module.graph)
     if not _may_have_attention(translation):
@@ -87,7 +76,7 @@ def fuse_cascades(
 
 
 class _Made:
-    """Cascades of a translated graph that are to be kernels, and what became of all."""
+    """Collects the cascades of a graph that become kernels, and the outcomes of all."""
 
     def __init__(self, translation: Translation, always: bool, measuring: Measuring | None) -> None:
         self._measuring = measuring
@@ -101,7 +90,7 @@ class _Made:
         self.outcomes: list[ChainOutcome] = []
 
     def take(self, flow: Flow, group: Group, target: Device) -> None:
-        """Judge a cascade; a kernel takes its place if it pays."""
+        """Judge a cascade, and put a kernel in its place if that pays."""
         plans = _plans(group, target)
         ours = next(each for each in plans if each.family != EAGER)
         eager = next(each.microseconds for each in plans if each.family == EAGER)
@@ -130,7 +119,7 @@ class _Made:
     def _measured(
         self, flow: Flow, group: Group, ours: CascadePlan, target: Device
     ) -> Measured | None:
-        """Times of the kernel and of separate ones, if they are asked for."""
+        """Time the kernel and separate ones; None if nothing is measured."""
         if self._measuring is None:
             return None
         (output,) = flow.outputs(group.members)
@@ -166,7 +155,7 @@ class _Made:
         return ""
 
     def _call(self, flow: Flow, group: Group) -> Replacement:
-        """The call of the kernel, which takes the group's place."""
+        """Record the call of the kernel that takes the group's place."""
         (output,) = flow.outputs(group.members)
         inputs = [self._results[str(each.name)] for each in flow.inputs(group.members)]
         if group.kernel not in self._callees:
@@ -187,12 +176,12 @@ class _Made:
 
 
 def _left(refused: Refused) -> ChainOutcome:
-    """The outcome of calls that are one cascade without a kernel."""
+    """The outcome of a cascade that has no kernel."""
     return ChainOutcome("main", refused.calls, "", "", None, None, refused.reason)
 
 
 def _plans(group: Group, target: Device) -> list[CascadePlan]:
-    """The best plan of a kernel, and that of separate ones."""
+    """The best plan of one kernel, then that of separate kernels."""
     site, derivation = group.found.site, group.found.derivation
     assert site is not None and derivation is not None
     shape = cascade_shape(site, derivation)
@@ -201,9 +190,9 @@ def _plans(group: Group, target: Device) -> list[CascadePlan]:
 
 
 def _may_have_attention(translation: Translation) -> bool:
-    """Whether two products are of batches on both sides; weights of layers have none.
+    """Whether two products have batches on both sides, as products with weights of layers do not.
 
-    To look for cascades takes more than a second for each layer of a model.
+    A quick look first: to search for cascades takes more than a second for each layer of a model.
     """
     dataflow = read_dataflow(translation.module["main"])
     products = (each for each in dataflow.values if dataflow.operator(each) == PRODUCT)

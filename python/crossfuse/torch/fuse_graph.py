@@ -1,4 +1,4 @@
-"""All that is fused in one graph: chains, chains of symbolic rows, and cascades."""
+"""Fusion of one graph: chains, chains of symbolic rows, and cascades."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ from crossfuse.torch.rewrite import is_frozen
 from crossfuse.torch.separate import Timing
 from crossfuse.torch.translate import Translation, translate
 
-# From a graph of torch to its kernels: translate, choose, build, rewrite.
-
 
 def fuse_chains(
     module: fx.GraphModule,
@@ -36,25 +34,12 @@ def fuse_chains(
     cpu: bool,
     timing: Timing | None = None,
 ) -> Fused:
-    """Replace the chains of a graph whose shapes are numbers by kernels, in place.
+    """Replace the chains of a graph of static shapes by kernels, in place.
 
-    Parameters
-    ----------
-    module : torch.fx.GraphModule
-        A graph of aten operators without mutation in between; its nodes carry ``meta["val"]``.
-    target : Device
-        What to build for.
-    always : bool
-        Whether chains are fused that are estimated to be slower than not to fuse them.
-    cpu : bool
-        Whether the scheduled functions run on the CPU instead.
-    timing : Timing | None
-        Times kernels, so that the fastest is taken; None: estimates choose.
-
-    Returns
-    -------
-    Fused
-        What became of each pair of layers.
+    The graph has aten operators without mutation in between; its nodes carry ``meta["val"]``.
+    `always` also fuses chains that are estimated to be slower than separate kernels. `cpu` runs the
+    scheduled functions on the CPU instead of kernels. `timing` times kernels and takes the fastest;
+    with None estimates choose. There is an outcome for each pair of layers.
     """
     translation = translate(module.graph)
     dataflow = read_dataflow(translation.module["main"])
@@ -77,10 +62,10 @@ def fuse_chains(
 
 
 def _weights(module: fx.GraphModule, translation: Translation) -> tuple[Any, ...]:
-    """Variables of weights that no call changes: torch says so of frozen ones alone.
+    """Variables of weights that no call changes, which torch promises of frozen ones alone.
 
-    Of others a copy would be out of date whenever their memory is written, which no counter of
-    torch tells: ``parameter.data`` has its own, and CUDA graphs are replayed without any code.
+    A copy of others would be out of date whenever their memory is written, which no counter of
+    torch shows: ``parameter.data`` has its own, and CUDA graphs are replayed without any code.
     """
     if not is_frozen(module):
         return ()
@@ -94,28 +79,10 @@ def fuse_graph(
     sequential: bool,
     timer: Timer | None = None,
 ) -> tuple[Record, bool]:
-    """Find, plan and build what no earlier process kept, and replace it in place.
+    """Fuse a graph that the cache does not have, in place; False if a part of that went wrong.
 
-    Chains are in the graph already when cascades are looked for, so that what goes wrong there
-    leaves these.
-
-    Parameters
-    ----------
-    module : torch.fx.GraphModule
-        The graph, with the values of its nodes in their ``meta``.
-    options : Given
-        What is fused, and who computes rows that no kernel is for.
-    target : Device
-        What to build for.
-    sequential : bool
-        Whether the scheduled functions run on the CPU instead.
-    timer : Timer | None
-        Times kernels, so that the fastest is taken; None: estimates choose.
-
-    Returns
-    -------
-    tuple[Record, bool]
-        What was done; and whether nothing went wrong.
+    Chains are in the graph already when cascades are looked for, so that a failure there leaves
+    them. `sequential` and `timer` are what `cpu` and `timing` are to `fuse_chains`.
     """
     where = (target, options.always, sequential)
     mode = (options.mode or "default") if options.rest == "inductor" else None
@@ -136,7 +103,7 @@ def fuse_graph(
 
 
 def _apart(options: Given, module: fx.GraphModule) -> Callable[..., Any]:
-    """What computes a chain of symbolic rows that no kernel is for."""
+    """The callable that computes a chain of symbolic rows where no kernel does."""
     if options.rest != "inductor":
         return module
     return torch.compile(module, dynamic=True, mode=options.mode or None)

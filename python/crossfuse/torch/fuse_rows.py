@@ -1,4 +1,4 @@
-"""Chains of symbolic shapes: kernels for bins of rows, each of which takes fewer."""
+"""Chains of symbolic rows: a kernel for each bin of rows, which takes fewer too."""
 
 from __future__ import annotations
 
@@ -35,23 +35,15 @@ _LEAST = 2
 
 @dataclass(frozen=True)
 class _Bin:
-    """A graph at the sizes of a bin, and the chains that are to be kernels there.
+    """A graph planned at the sizes of a bin, with the chains that become kernels there."""
 
-    Attributes
-    ----------
-    rows : int
-        Of the chains.
-    calls : dict
-        Replacements by output and inputs, as nodes of the symbolic graph.
-    functions : Mapping[str, Any]
-        By name.
-    outcomes : tuple[ChainOutcome, ...]
-        Of all chains, with torch's names.
-    """
-
+    #: Rows of the chains at these sizes.
     rows: int
+    #: Replacements by output and inputs, as nodes of the symbolic graph.
     calls: dict[tuple[fx.Node, tuple[fx.Node, ...]], Replacement]
+    #: Scheduled functions by name.
     functions: Mapping[str, Any]
+    #: Of all chains, with torch's names.
     outcomes: tuple[ChainOutcome, ...]
 
 
@@ -66,25 +58,11 @@ def fuse_rows(
 ) -> tuple[ChainOutcome, ...]:
     """Replace chains whose number of rows is symbolic, in place.
 
-    The graph is translated once for each bin, at sizes that give the chains as many rows, and
-    planned there. A call takes the kernel of the smallest bin that holds its rows; more rows than
-    any bin has, and bins that fusion is not estimated to pay in, are computed by torch.
-
-    Parameters
-    ----------
-    module : torch.fx.GraphModule
-        A graph of aten operators with symbols in the shapes of its inputs.
-    target, always, cpu, timing
-        See `crossfuse.torch.fuse_graph.fuse_chains`.
-    bins : Sequence[int]
-        Rows that kernels are made for, at most.
-    apart : Callable
-        Makes what computes a chain that no kernel is for, of its graph.
-
-    Returns
-    -------
-    tuple[ChainOutcome, ...]
-        What became of each pair of layers, as planned in the bin of the example.
+    The graph is translated and planned once for each bin, at sizes that give the chains as many
+    rows. A call takes the kernel of the smallest bin that holds its rows. More rows than any bin
+    has, and bins in which fusion is not estimated to pay, are left to what `apart` makes of the
+    chain's graph. Outcomes are those of the bin that the example falls in. Further parameters are
+    those of `crossfuse.torch.fuse_graph.fuse_chains`.
     """
     hints = {each: max(_LEAST, size) for each, size in symbols_of(module.graph).items()}
     outcomes: list[ChainOutcome] = []
@@ -123,12 +101,12 @@ def _node_of(group: Group, translation: Translation, image: Concrete) -> fx.Node
 
 
 def _rows_of(node: fx.Node) -> sympy.Expr:
-    """The product of all extents of what a node makes but the last."""
+    """Rows of what a node makes: the product of all extents but the last."""
     return sympy.Mul(*map(extent, node.meta["val"].shape[:-1]))
 
 
 def _sizes(rows: sympy.Expr, bins: Sequence[int]) -> list[dict[sympy.Symbol, int]]:
-    """Values of symbols that give some rows as many as the bins have, as nearly as they divide."""
+    """Values of symbols that give a chain the rows of each bin, as nearly as they divide."""
     (*others, last) = sorted(rows.free_symbols, key=str)
     fixed: dict[Any, int] = dict.fromkeys(others, _LEAST)
     each = max(1, int(rows.xreplace({**fixed, last: 1})))
@@ -144,7 +122,7 @@ def _planned(
     always: bool,
     timing: Timing | None,
 ) -> _Bin:
-    """Choose chains at the sizes of a bin."""
+    """Plan a graph at the sizes of a bin, and choose its chains."""
     image = concrete(graph, sizes)
     translation = translate(image.graph)
     dataflow = read_dataflow(translation.module["main"])
@@ -180,7 +158,7 @@ def _fits(
     count: int,
     by_row: Sequence[bool],
 ) -> bool:
-    """Whether all that is symbolic about a chain are its rows, in the first extents.
+    """Whether a chain is symbolic in its rows alone, and has them in the first extents.
 
     `by_row` says which of the kernel's tensors have rows, the output last: the weights may have as
     many by chance, or because they are made of the input.
@@ -205,7 +183,10 @@ def _calls(
     cpu: bool,
     apart: Callable[[fx.GraphModule], Callable[..., Any]],
 ) -> dict[fx.Node, RowsCall]:
-    """Calls by output; of chains that overlap the one of the first bin in order is taken."""
+    """Build kernels, and make the calls by output; of chains that overlap the first one wins.
+
+    The first one is that of the first bin in `order`.
+    """
     taken: set[fx.Node] = set()
     forms: dict[tuple[fx.Node, tuple[fx.Node, ...]], EagerForm] = {}
     for key in dict.fromkeys(key for each in order for key in each.calls):
@@ -240,7 +221,7 @@ def _kernel(
     runs: Mapping[str, Any],
     where: str,
 ) -> BinnedKernel:
-    """The kernels of one chain."""
+    """Assemble the kernels of one chain under a key that hashes all that they compute."""
     found = {each.rows: _name(each, each.calls[key]) for each in every if key in each.calls}
     call = next(each.calls[key] for each in every if key in each.calls)
     symbolic = [each.meta["val"].numel() for each in key[1]]
@@ -264,7 +245,7 @@ def _name(where: _Bin, call: Replacement) -> str:
 
 
 def _told(outcome: ChainOutcome, every: Sequence[_Bin]) -> ChainOutcome:
-    """An outcome that says in which bins there is a kernel."""
+    """Add to an outcome in which bins there is a kernel."""
     alike = [
         (each.rows, other)
         for each in every

@@ -1,4 +1,4 @@
-"""What became of a graph, kept by a text of it."""
+"""What became of a graph, cached by a text of the graph."""
 
 from __future__ import annotations
 
@@ -23,41 +23,24 @@ from crossfuse.torch.rewrite import Call, rewrite
 if TYPE_CHECKING:
     from crossfuse.relax.chains.replace import Replacement
 
-# What a pass made of a graph of torch.
-
 
 @dataclass(frozen=True)
 class Step:
-    """Groups that became kernels, in a form that another process can repeat.
-
-    Attributes
-    ----------
-    kernels : tuple[KeptKernel, ...]
-        The kernels.
-    calls : tuple[Call, ...]
-        What takes the place of which nodes.
-    """
+    """Groups that became kernels, in a form that another process can repeat."""
 
     kernels: tuple[KeptKernel, ...] = ()
+    #: What takes the place of which nodes, in order.
     calls: tuple[Call, ...] = ()
 
 
 @dataclass(frozen=True)
 class Fused:
-    """What became of a graph.
+    """What a pass made of a graph."""
 
-    Attributes
-    ----------
-    outcomes : tuple[ChainOutcome, ...]
-        Of each group that was found.
-    step : Step
-        What was replaced.
-    untranslated : tuple[str, ...]
-        Operators that TVM does not know.
-    """
-
+    #: Of each group that was found.
     outcomes: tuple[ChainOutcome, ...] = ()
     step: Step = Step()
+    #: Operators that TVM does not know.
     untranslated: tuple[str, ...] = ()
 
 
@@ -67,23 +50,10 @@ def replaced(
     replacements: Mapping[Any, Replacement],
     kernels: Mapping[Any, KeptKernel],
 ) -> Step:
-    """Replace groups in place.
+    """Replace groups of a graph by calls of their kernels, in place.
 
-    Parameters
-    ----------
-    module : torch.fx.GraphModule
-        A graph of aten operators.
-    nodes : Mapping[Var, fx.Node]
-        Its nodes by the variables of its translation.
-    replacements : Mapping[Var, Replacement]
-        By the variables that they make.
-    kernels : Mapping[GlobalVar, KeptKernel]
-        By function.
-
-    Returns
-    -------
-    Step
-        What was done.
+    `nodes` are by the variables of the graph's translation, `replacements` by the variables that
+    they make, and `kernels` by function.
     """
     calls = tuple(
         Call(
@@ -102,7 +72,7 @@ def replaced(
 #
 # A graph is known by all that decides what becomes of it: its operators, shapes, strides, types and
 # constants, but not the values of tensors; the options; the device; the releases of torch, TVM and
-# nvcc; and this package's own files. Where any of it cannot be told in words, the graph has no key
+# nvcc; and this package's own files. Where any of it cannot be put in words, the graph has no key
 # and is worked out again.
 
 _KIND = "graph"
@@ -110,17 +80,10 @@ _KIND = "graph"
 
 @dataclass(frozen=True)
 class Record:
-    """What became of a graph, as another process can repeat it.
-
-    Attributes
-    ----------
-    report : Report
-        What is reported of it.
-    steps : tuple[Step, ...]
-        What was replaced, in order.
-    """
+    """What became of a graph, in a form that another process can repeat."""
 
     report: Report
+    #: What was replaced, in order.
     steps: tuple[Step, ...]
 
     @property
@@ -130,36 +93,21 @@ class Record:
 
     @property
     def label(self) -> str:
-        """What it is, for people."""
+        """Describe it for people."""
         names = ", ".join(dict.fromkeys(self.report.fused)) or "no kernels"
         return f"graph of {len(self.report.outcomes)} groups: {names}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Values of JSON."""
+        """Convert to values that `json` can write."""
         return asdict(self)
 
 
 def graph_key(graph: fx.Graph, target: Device, options: Sequence[Any]) -> str:
-    """What a graph is known by.
+    """Cache key of a graph of aten operators; empty if it has none.
 
-    Parameters
-    ----------
-    graph : torch.fx.Graph
-        Of aten operators; its nodes carry ``meta["val"]``.
-    target : Device
-        What kernels are for.
-    options : Sequence[Any]
-        What else decides which groups become kernels, told apart by ``repr``.
-
-    Returns
-    -------
-    str
-        The key; empty for graphs of symbolic shapes and those with parts that have no words.
-
-    Raises
-    ------
-    EnvironmentRefused
-        Without nvcc, whose release is part of it.
+    Nodes carry ``meta["val"]``. `options` are what else decides which groups become kernels, told
+    apart by ``repr``. Graphs of symbolic shapes and those with parts that have no words have no
+    key. `EnvironmentRefused` is raised without nvcc, whose release is part of the key.
     """
     try:
         lines = [node_words(each, "val") for each in graph.nodes]
@@ -169,19 +117,9 @@ def graph_key(graph: fx.Graph, target: Device, options: Sequence[Any]) -> str:
 
 
 def recall(module: fx.GraphModule, key: str) -> Record | None:
-    """Replace the groups of a graph as it was done before.
+    """Repeat, in place, what was done to a graph before.
 
-    Parameters
-    ----------
-    module : torch.fx.GraphModule
-        The graph, which is changed in place.
-    key : str
-        See `graph_key`.
-
-    Returns
-    -------
-    Record | None
-        What was done; None, and no change, where the graph or one of its kernels is not kept.
+    None, and no change, where the graph or one of its kernels is not in the cache.
     """
     record = shelf(_KIND).read(key, lambda entry: read(Record, entry.data))
     try:
@@ -196,14 +134,9 @@ def recall(module: fx.GraphModule, key: str) -> Record | None:
 
 
 def remember(key: str, record: Record) -> None:
-    """Keep what became of a graph.
+    """Cache what became of a graph, under its key before that.
 
-    Parameters
-    ----------
-    key : str
-        See `graph_key`, of the graph as it was.
-    record : Record
-        What became of it; all of its kernels are kept.
+    All kernels of the record must be in the cache.
     """
     data = json.dumps(record.to_dict()).encode()
     shelf(_KIND).write(key, Entry(data, {"label": record.label}))

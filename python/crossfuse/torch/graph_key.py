@@ -1,4 +1,4 @@
-"""Graphs of torch in words: two that are told alike are compiled alike."""
+"""Graphs of torch in words, for cache keys: graphs of equal words are compiled alike."""
 
 from __future__ import annotations
 
@@ -15,16 +15,13 @@ _PLAIN = (bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.
 
 
 class Untold(Exception):
-    """Something in a graph that has no words."""
+    """Something has no words, so that no cache key could tell it from others."""
 
 
 def environment() -> tuple[str, ...]:
     """Releases and settings that kernels depend on, beside those of `content_key`.
 
-    Raises
-    ------
-    EnvironmentRefused
-        Without nvcc, whose release is part of it.
+    `EnvironmentRefused` is raised without nvcc, whose release is one of them.
     """
     from crossfuse.runtime.nvcc import find_nvcc
 
@@ -32,7 +29,7 @@ def environment() -> tuple[str, ...]:
 
 
 def _settings() -> str:
-    """TVM's settings, which libraries depend on; those of a process without TVM are none."""
+    """TVM's settings, which libraries depend on; a process without TVM has none."""
     tvm = sys.modules.get("tvm")
     if tvm is None:
         return "{}"
@@ -40,26 +37,11 @@ def _settings() -> str:
 
 
 def node_words(node: fx.Node, meta: str, functions: bool = False) -> str:
-    """A node in words, with what it makes as ``node.meta[meta]`` has it.
+    """Describe a node in one line, with what it makes as ``node.meta[meta]`` has it.
 
-    Parameters
-    ----------
-    node : torch.fx.Node
-        The node.
-    meta : str
-        ``"val"`` in graphs of AOTAutograd, ``"example_value"`` in those that torch captured.
-    functions : bool
-        Whether functions of Python are told by their names, which do not say what they do.
-
-    Returns
-    -------
-    str
-        One line.
-
-    Raises
-    ------
-    Untold
-        If a part of it has none.
+    `meta` is ``"val"`` in graphs of AOTAutograd, ``"example_value"`` in those that torch captured.
+    With `functions`, functions of Python count by their names, which do not say what they do.
+    `Untold` is raised if a part of the node has no words.
     """
     value = _attribute(node) if node.op == "get_attr" else node.meta.get(meta)
     made = "" if node.op == "output" else value_words(value)
@@ -68,7 +50,7 @@ def node_words(node: fx.Node, meta: str, functions: bool = False) -> str:
 
 
 def _attribute(node: fx.Node) -> torch.Tensor:
-    """A tensor that a graph holds; graphs inside of graphs are not told."""
+    """The tensor that a graph holds; graphs nested in graphs have no words."""
     try:
         found = attrgetter(str(node.target))(node.graph.owning_module)
     except AttributeError:
@@ -79,7 +61,7 @@ def _attribute(node: fx.Node) -> torch.Tensor:
 
 
 def _target(node: fx.Node, functions: bool) -> str:
-    """What a node calls."""
+    """The name of what a node calls."""
     target = node.target
     if isinstance(target, str):
         return target
@@ -91,7 +73,7 @@ def _target(node: fx.Node, functions: bool) -> str:
 
 
 def argument_words(value: Any) -> str:
-    """An argument of an operator."""
+    """Describe an argument of an operator."""
     if isinstance(value, fx.Node):
         return f"%{value.name}"
     if value is None or value is Ellipsis or isinstance(value, _PLAIN):
@@ -106,7 +88,7 @@ def argument_words(value: Any) -> str:
 
 
 def value_words(value: Any) -> str:
-    """Shape, strides, type and device of what a node makes."""
+    """Describe what a node makes: shape, strides, type and device."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(value_words, value))}]"
     if not isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Inductor compiles what we leave, after we took our chains out of its graph."""
+"""Compiling by inductor what is left after our chains were taken out of its graph."""
 
 from __future__ import annotations
 
@@ -43,18 +43,8 @@ _ORIGIN = ("stack_trace", "nn_module_stack", "source_fn_stack", "original_aten",
 def kept_whole(inputs: Sequence[Any], patches: Mapping[str, Any]) -> bool:
     """Whether inductor would take products apart that our chains need.
 
-    Parameters
-    ----------
-    inputs : Sequence[Any]
-        Example inputs of a captured graph.
-    patches : Mapping[str, Any]
-        Inductor's settings for it, beside those that hold anyway.
-
-    Returns
-    -------
-    bool
-        False without ``coordinate_descent_tuning`` or a GPU, and with gradients, where nothing is
-        fused.
+    `patches` are its settings for this graph, beside those that hold anyway. False without
+    ``coordinate_descent_tuning`` or a GPU, and with gradients, where nothing is fused.
     """
     from torch._inductor import config
 
@@ -68,20 +58,10 @@ def kept_whole(inputs: Sequence[Any], patches: Mapping[str, Any]) -> bool:
 
 
 def take_apart(module: fx.GraphModule) -> fx.GraphModule:
-    """Apply inductor's rules to the products that a graph still has.
+    """Decompose, by inductor's rules, the products that a graph still has; it may change in place.
 
+    Inductor's passes of joint graphs saw the products whole, and run again on what becomes of them.
     A product that cannot be traced again stays whole, which inductor compiles as well.
-
-    Parameters
-    ----------
-    module : torch.fx.GraphModule
-        The graph, of which inductor's passes of joint graphs saw the whole products. It may be
-        changed in place.
-
-    Returns
-    -------
-    torch.fx.GraphModule
-        What inductor is to compile.
     """
     from torch._inductor import config
     from torch._inductor.decomposition import select_decomp_table
@@ -93,12 +73,12 @@ def take_apart(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _parts(module: fx.GraphModule) -> list[fx.GraphModule]:
-    """A graph and those inside of it, as branches have them."""
+    """A graph and those nested in it, as branches have them."""
     return [each for each in module.modules() if isinstance(each, fx.GraphModule)]
 
 
 def _take_apart(module: fx.GraphModule, rules: Mapping[Any, Callable[..., Any]]) -> bool:
-    """Whether a product of one graph was taken apart."""
+    """Decompose the products of one graph; False if all of them stay whole."""
     products = [each for each in module.graph.nodes if _name(each.target) in _PRODUCTS]
     changed = [each for each in products if _inlined(each, rules)]
     if changed:
@@ -108,7 +88,7 @@ def _take_apart(module: fx.GraphModule, rules: Mapping[Any, Callable[..., Any]])
 
 
 def _inlined(node: fx.Node, rules: Mapping[Any, Callable[..., Any]]) -> bool:
-    """Put what a rule makes of a product in its place; False where it leaves the product."""
+    """Put what a rule makes of a product in its place; False where the product stays whole."""
     inner = _traced(node, rules)
     if inner is None or any(each.target is node.target for each in inner.nodes):
         return False
@@ -128,7 +108,7 @@ def _inlined(node: fx.Node, rules: Mapping[Any, Callable[..., Any]]) -> bool:
 
 
 def _traced(node: fx.Node, rules: Mapping[Any, Callable[..., Any]]) -> fx.Graph | None:
-    """What torch's tracing makes of one node; None where it cannot tell."""
+    """The graph that tracing one node by rules gives; None where torch cannot trace it."""
     from torch._dispatch.python import enable_python_dispatcher
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -173,18 +153,18 @@ def _joint_passes(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _place(module: fx.GraphModule) -> torch.device | None:
-    """The device by which inductor chooses patterns: that of the first tensor given."""
+    """The device by which inductor chooses patterns: that of the first tensor among the inputs."""
     given = (each.meta.get("val") for each in module.graph.nodes if each.op == "placeholder")
     return next((each.device for each in given if isinstance(each, torch.Tensor)), None)
 
 
 def _name(operator: Any) -> str:
-    """``aten::mm`` of all of its overloads; empty of what is no operator of torch."""
+    """Name of an operator without its overload, as ``aten::mm``; empty for what has no schema."""
     return str(getattr(getattr(operator, "_schema", None), "name", ""))
 
 
 class Fuser(Protocol):
-    """What takes chains out of graphs: `crossfuse.torch.Backend`."""
+    """What `compile_with_inductor` needs of `crossfuse.torch.Backend`."""
 
     @property
     def mode(self) -> str:
@@ -201,34 +181,20 @@ class Fuser(Protocol):
         """Whether kernels run where tensors are."""
 
     def sequential(self, place: torch.device) -> bool:
-        """Whether scheduled functions run in the place of kernels."""
+        """Whether scheduled functions run on the CPU in place of kernels."""
 
     def device_of(self, place: torch.device) -> Device:
-        """What to compile for, for tensors at a place."""
+        """The device to compile for, for tensors at a place."""
 
 
 def compile_with_inductor(
     module: fx.GraphModule, inputs: Sequence[Any], backend: Fuser
 ) -> Callable[..., Any]:
-    """Compile a captured graph by inductor, with our chains taken out of it before.
+    """Compile a captured graph by inductor, after our chains were taken out of it.
 
-    Of all of inductor's hooks only the compiler of inner graphs has been told in every release
-    whether it is given an inference graph, so we stand before that one.
-
-    Parameters
-    ----------
-    module : torch.fx.GraphModule
-        What torch captured.
-    inputs : Sequence[Any]
-        Its example inputs.
-    backend : Fuser
-        Replaces chains in a graph of aten operators, in place.
-
-    Returns
-    -------
-    Callable
-        What torch calls instead of the graph; where torch will write it to a file, a
-        `crossfuse.torch.inductor_artifact.SavedProgram`.
+    We stand before the compiler of inner graphs: of inductor's hooks only that one learns in every
+    release whether a graph is for inference. Torch calls what is returned instead of the graph;
+    where it will write that to a file, it is a `crossfuse.torch.inductor_artifact.SavedProgram`.
     """
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -280,7 +246,7 @@ def _settings(mode: str) -> dict[str, Any]:
 def _program(
     module: fx.GraphModule, inputs: Sequence[Any], backend: Fuser, whole: bool = False
 ) -> Program | None:
-    """What is known of a captured graph; None if torch is not to keep it whole."""
+    """The cache's record of a captured graph; None if torch is not to keep the graph whole."""
     places = {each.device for each in inputs if isinstance(each, torch.Tensor)}
     if len(places) != 1 or not hasattr(torch.compiler.config, "cache_key_tag"):
         return None
@@ -299,7 +265,7 @@ def _program(
 
 
 def _told(known: Program, made: Sequence[Record | None]) -> None:
-    """Report what is in a program that torch had whole, or keep what became of a new one."""
+    """Report what is in a program that torch had whole, or record what became of a new one."""
     if not made:
         for each in known.records:
             keep(each.report)
@@ -310,7 +276,7 @@ def _told(known: Program, made: Sequence[Record | None]) -> None:
 
 
 def _dynamo_keeps() -> bool:
-    """Whether Dynamo keeps what it compiles by the name of a function.
+    """Whether Dynamo caches what it compiles by the name of a function.
 
     It then takes programs of a backend without asking it, whatever its options are, so none of ours
     may be among them: kernels would not be loaded.

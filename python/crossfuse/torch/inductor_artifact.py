@@ -1,4 +1,4 @@
-"""Compiled graphs of torch with their kernels, as files that a later process loads."""
+"""Compiled graphs with their kernels, as files that a later process loads."""
 
 from __future__ import annotations
 
@@ -50,16 +50,10 @@ RELEASES = ("2.11", "2.13")
 
 
 class SavedProgram(SerializableCallable):
-    """A compiled graph, as torch writes it.
+    """A compiled graph in the form that torch writes, with the libraries of its kernels.
 
-    Parameters
-    ----------
-    compiled : Callable
-        What inductor made.
-    records : Sequence[Record]
-        What became of its graphs of aten operators.
-    called : Sequence[str]
-        Keys of the kernels that these call.
+    `records` say what became of its graphs of aten operators; `called` are keys of the kernels that
+    these call.
     """
 
     def __init__(self, compiled: Any, records: Sequence[Record], called: Sequence[str]) -> None:
@@ -68,17 +62,15 @@ class SavedProgram(SerializableCallable):
         self.called = tuple(called)
 
     def __call__(self, *inputs: Any) -> Any:
-        """Run it."""
+        """Run the graph."""
         return self.compiled(*inputs)
 
     @classmethod
     def serialize_compile_artifacts(cls, fn: SavedProgram) -> bytes:
-        """The bytes of a compiled graph.
+        """Serialise a graph together with the libraries of its kernels.
 
-        Raises
-        ------
-        ArtefactRefused
-            If it calls kernels that the cache has no library of, or torch cannot write the rest.
+        `ArtefactRefused` is raised if it calls kernels that the cache has no library of, or torch
+        cannot write the rest.
         """
         kernels = {each.key: each for record in fn.records for each in record.kernels}
         libraries = {}
@@ -96,12 +88,10 @@ class SavedProgram(SerializableCallable):
 
     @classmethod
     def deserialize_compile_artifacts(cls, data: bytes) -> Any:
-        """The compiled graph of its bytes, with its kernels loaded.
+        """Load a graph from its bytes, and make its kernels known.
 
-        Raises
-        ------
-        ArtefactRefused
-            If another release of this package made it, or a kernel does not fit the GPU.
+        `ArtefactRefused` is raised if other files of this package made it, or a kernel does not fit
+        the GPU.
         """
         release, values, libraries, made = pickle.loads(data)
         if release != package_hash():
@@ -132,7 +122,7 @@ def _library(key: str) -> Entry | None:
 
 
 class _Kept:
-    """What inductor made, of which torch writes what `loading_itself` says, where it is known."""
+    """What inductor made, written so that it loads itself in the `RELEASES` known to allow that."""
 
     def __init__(self, compiled: Any) -> None:
         self._compiled = compiled
@@ -156,7 +146,7 @@ def _unwritten(found: str) -> RefusedError:
     )
 
 
-# What inductor's code calls beside its own kernels, without the compiler that declares it.
+# What inductor's code calls beside its own kernels, without importing inductor's compiler.
 
 #: Operators that are there without inductor's lowerings, which define some in Python.
 OPERATORS = frozenset({"_quantized", "aten", "crossfuse", "inductor"})
@@ -165,16 +155,11 @@ _CONSTANT = (bool, int, float, str, type(None))
 
 
 class Extern:
-    """The names of ``torch._inductor.select_algorithm.extern_kernels``.
+    """Stands for ``torch._inductor.select_algorithm.extern_kernels`` in code that is cached.
 
     Code that inductor wrote imports that module, and with it all of inductor's lowerings, to call
-    ``torch.mm``. Code that is kept has this instead. A name that it was not given is asked for
+    ``torch.mm``. `known` are its functions by name; a name that is not among them is asked for
     there.
-
-    Parameters
-    ----------
-    **known : Callable
-        What names stand for.
 
     Examples
     --------
@@ -194,18 +179,11 @@ class Extern:
 
 
 def written_extern(names: Iterable[str]) -> tuple[str, str]:
-    """Code that makes an `Extern` of the name ``extern_kernels``, where torch is imported.
+    """Write code that makes an `Extern` named ``extern_kernels`` where torch is imported.
 
-    Parameters
-    ----------
-    names : Iterable[str]
-        What is called of it.
-
-    Returns
-    -------
-    tuple[str, str]
-        A line, and lines that may come anywhere behind it: inductor's own functions, as they are
-        written there. What is neither one of these nor a function of torch is left out.
+    The first text is a line; the second are lines that may come anywhere behind it, with inductor's
+    own functions as they are written there. Names that are neither one of these nor a function of
+    torch are left out.
     """
     from torch._inductor.select_algorithm import extern_kernels
 
@@ -222,7 +200,7 @@ def written_extern(names: Iterable[str]) -> tuple[str, str]:
 
 
 def _path(value: Any) -> str:
-    """Where who imported torch alone finds a function; empty if nowhere."""
+    """The path from ``torch`` to a function, where importing torch is enough; else empty."""
     import torch
 
     name = str(getattr(value, "__name__", ""))
@@ -237,7 +215,7 @@ def _path(value: Any) -> str:
 
 
 def _stands_alone(value: Any) -> bool:
-    """Whether a function of inductor is what its text says where torch is imported."""
+    """Whether a function of inductor is complete in its text, where torch is imported."""
     if not isfunction(value) or not value.__module__.startswith("torch."):
         return False
     code = value.__code__
@@ -267,30 +245,16 @@ _EXTERN = "from torch._inductor.select_algorithm import extern_kernels"
 
 @dataclass
 class KeptForward(BundledCompiledForward[CompiledFxGraph]):
-    """An inference graph that loads itself.
+    """An inference graph that loads itself, without inductor's compiler."""
 
-    Attributes
-    ----------
-    torch_key : bytes
-        Torch's hash of its own files, by which its code finds Triton's kernels.
-    """
-
+    #: Torch's hash of its own files, by which its code finds Triton's kernels.
     torch_key: bytes
 
     def post_compile(self, result: CompiledFxGraph, fx_config: Any) -> Any:
         """Load the code and the kernels, as ``FxGraphCache.cache_hit_post_compile`` does.
 
-        Parameters
-        ----------
-        result : CompiledFxGraph
-            What was kept.
-        fx_config : _CompileFxKwargs
-            What torch knows of CUDA graphs.
-
-        Returns
-        -------
-        Callable
-            What is called with the inputs in a list.
+        What is returned takes the inputs in a list. `fx_config` says what torch knows of CUDA
+        graphs.
         """
         if _more_is_asked():
             return super().post_compile(result, fx_config)
@@ -302,17 +266,10 @@ class KeptForward(BundledCompiledForward[CompiledFxGraph]):
 
 
 def loading_itself(entry: Any) -> Any:
-    """What torch writes of a compiled graph, so that it is loaded without inductor's compiler.
+    """Change what torch writes of a compiled graph so that it loads itself, see `KeptForward`.
 
-    Parameters
-    ----------
-    entry : BundledAOTAutogradResult
-        As torch would write it.
-
-    Returns
-    -------
-    BundledAOTAutogradResult
-        A changed copy; the same where anything is not as it is known to be.
+    `entry` is a ``BundledAOTAutogradResult``. It is copied, or returned as it is where anything in
+    it is not as it is known to be.
     """
     forward = entry.compiled_fw
     if entry.compiled_bw is not None or type(forward) is not BundledCompiledForward:
@@ -332,18 +289,7 @@ def loading_itself(entry: Any) -> Any:
 
 
 def without_lowerings(code: str) -> str | None:
-    """Inductor's code with the names of its header from elsewhere.
-
-    Parameters
-    ----------
-    code : str
-        As inductor wrote it.
-
-    Returns
-    -------
-    str | None
-        The code; None if it may need lowerings.
-    """
+    """Change the imports of inductor's code to need no lowerings; None if it may need them."""
     from torch._inductor import utils
     from torch._inductor.codegen import memory_planning
 
@@ -361,7 +307,7 @@ def without_lowerings(code: str) -> str | None:
 
 
 def _names_of(owner: str, tree: ast.AST) -> set[str]:
-    """What code asks a name for."""
+    """Attributes of a name that code reads."""
     return {
         each.attr
         for each in ast.walk(tree)
@@ -370,7 +316,7 @@ def _names_of(owner: str, tree: ast.AST) -> set[str]:
 
 
 def _more_is_asked() -> bool:
-    """Whether torch is to do more while it loads a graph than what runs need."""
+    """Whether torch is set to do more on loading a graph than running it needs."""
     return bool(
         config.is_fbcode()
         or config.bundled_autotune_remote_cache
@@ -381,9 +327,10 @@ def _more_is_asked() -> bool:
 
 
 def _called(graph: CompiledFxGraph) -> Callable[[list[Any]], Any]:
-    """A graph as it is called, without what a call looks up in ``torch._inductor.debug``.
+    """A graph as it is called, without what each call looks up in ``torch._inductor.debug``.
 
-    That module is taken to be imported. As long as it is not, nothing can be asked of it.
+    As long as nobody imported that module, nothing can be asked of it; once it is there, calls go
+    through torch again.
     """
 
     def run(inputs: list[Any]) -> Any:
@@ -403,8 +350,8 @@ def _called(graph: CompiledFxGraph) -> Callable[[list[Any]], Any]:
 def _kernels(graph: CompiledFxGraph, key: bytes) -> Iterator[None]:
     """Let the code of a graph find its kernels of Triton, which torch wrote with it.
 
-    They are compiled: no process is started that could compile others. Nor are torch's files hashed
-    again to find them, if this process has not done so.
+    They are compiled, so no process is started that could compile others. Nor are torch's files
+    hashed again to find them, if this process has not done so.
     """
     bundle = graph._triton_bundle
     if bundle:
@@ -418,7 +365,7 @@ def _kernels(graph: CompiledFxGraph, key: bytes) -> Iterator[None]:
 
 @contextmanager
 def _hash_of_torch(key: bytes) -> Iterator[None]:
-    """Take torch's hash of its files to be known; it is forgotten, as nothing was hashed."""
+    """Set torch's hash of its files while a graph loads; cleared then, as nothing was hashed."""
     known = False
     try:
         torch_key.set(key)

@@ -1,4 +1,4 @@
-"""Scheduled functions as kernels that torch calls, and such kernels from the cache."""
+"""Kernels behind the operators of ours that torch's graphs call: built here, or from the cache."""
 
 from __future__ import annotations
 
@@ -37,21 +37,11 @@ _Kernel = TypeVar("_Kernel", "FusedKernel", "BinnedKernel")
 
 @dataclass(frozen=True)
 class FusedKernel:
-    """What stands behind a key.
+    """A kernel of static shapes, which ``crossfuse::run`` finds by its key."""
 
-    Attributes
-    ----------
-    key : str
-        Name, and hash of the function.
-    shape : tuple[int, ...]
-        Of the output.
-    dtype : torch.dtype
-        Of the output.
-    run : Callable
-        Makes the output of the inputs.
-    """
-
+    #: Name and hash of the function.
     key: str
+    #: Of the output, as is `dtype`.
     shape: tuple[int, ...]
     dtype: torch.dtype
     run: Callable[..., torch.Tensor]
@@ -59,42 +49,35 @@ class FusedKernel:
 
 @dataclass(frozen=True)
 class BinnedKernel:
-    """Kernels of one function for all numbers of rows.
+    """Kernels of one function for any number of rows; ``crossfuse::run_rows`` finds it by key."""
 
-    Attributes
-    ----------
-    key : str
-        Name, and hash of the functions.
-    columns, width : int
-        Of the first input and of the output, both with a row for each row.
-    dtype : torch.dtype
-        Of the output.
-    shapes : tuple[tuple[int, ...], ...]
-        Extents of the inputs for kernels; -1 stands for the rows.
-    bins : tuple[tuple[int, Callable | None], ...]
-        The most rows, and what makes the output of the inputs; None where not to fuse is faster.
-    eager : Callable
-        What torch would compute, of the inputs as the graph has them and of sizes: for more rows
-        than the last bin has.
-    """
-
+    #: Name and hash of the functions.
     key: str
+    #: Elements in a row of the first input.
     columns: int
+    #: Elements in a row of the output, which has as many rows as the first input.
     width: int
     dtype: torch.dtype
+    #: Extents with which kernels take the inputs; -1 stands for the rows.
     shapes: tuple[tuple[int, ...], ...]
+    #: The most rows of each bin, ascending, and its kernel; None where fusing does not pay.
     bins: tuple[tuple[int, Callable[..., torch.Tensor] | None], ...]
+    #: What torch computes of the inputs as the graph has them and the sizes: in bins without a
+    #: kernel, and for more rows than the last bin holds.
     eager: Callable[..., torch.Tensor]
 
     def rows(self, first: torch.Tensor) -> Any:
-        """Rows of a call, by its first input."""
+        """Number of rows of a call, by the leading extents of its first input.
+
+        The graph may hold a row in several axes: the last ones, which multiply to `columns`.
+        """
         columns, leading = 1, list(first.shape)
         while leading and columns != self.columns:
             columns *= leading.pop()
         return prod(leading)
 
     def run(self, inputs: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
-        """The output, [rows, width]."""
+        """Compute the output, [rows, width], with the kernel of the smallest bin that is enough."""
         rows = self.rows(inputs[0])
         kernel = next((run for most, run in self.bins if rows <= most), None)
         if kernel is None or not rows:
@@ -114,7 +97,7 @@ def offer(kernel: FusedKernel | BinnedKernel) -> None:
 
 
 def define() -> registry.Library:
-    """Define the operators, once in a process; they are there as long as what is returned."""
+    """Define the operators once in a process; they exist as long as the returned library."""
     with _DEFINING:  # programs may be loaded by several threads
         return _defined()
 
@@ -166,25 +149,15 @@ def _known(key: str, kind: type[_Kernel]) -> _Kernel:
 
 @dataclass(frozen=True)
 class KeptKernel:
-    """A kernel of ``crossfuse::run`` that the cache has.
+    """A kernel of ``crossfuse::run`` whose library the cache has."""
 
-    Attributes
-    ----------
-    key : str
-        What the operator knows it by.
-    kept_as : str
-        Key of its library in the cache; empty for functions on the CPU, which are not kept.
-    name : str
-        Of the function.
-    shape : tuple[int, ...]
-        Of the output.
-    dtype : str
-        Of the output.
-    """
-
+    #: By which the operator finds it.
     key: str
+    #: Cache key of its library; empty for functions on the CPU, which are not cached.
     kept_as: str
+    #: Of the function.
     name: Annotated[str, FileName]
+    #: Of the output, as is `dtype`.
     shape: tuple[Extent, ...]
     dtype: str
 
@@ -194,26 +167,8 @@ def offer_kernels(
 ) -> dict[GlobalVar, KeptKernel]:
     """Build the functions that a graph calls, and make them known to ``crossfuse::run``.
 
-    Parameters
-    ----------
-    replacements : Mapping[Any, Replacement]
-        The calls.
-    mod : tvm.IRModule | Mapping[GlobalVar, tvm.tirx.PrimFunc]
-        With the functions.
-    target : Device
-        What to build for.
-    cpu : bool
-        Whether to run the scheduled functions on the CPU instead, one thread after the other.
-
-    Returns
-    -------
-    dict[GlobalVar, KeptKernel]
-        Their keys, and where they are kept.
-
-    Raises
-    ------
-    LoweringRefused, EnvironmentRefused
-        See `crossfuse.runtime.build_library`.
+    `cpu` runs the scheduled functions on the CPU instead, one thread after the other. Refusals are
+    those of `crossfuse.runtime.build_library`.
     """
     calls = {each.function: each for each in replacements.values()}
     functions = {name: mod[name] for name in calls}
@@ -233,22 +188,8 @@ def offer_kernels(
 def offer_kept(kernels: tuple[KeptKernel, ...], entries: Mapping[str, Entry] | None = None) -> bool:
     """Make kernels known to ``crossfuse::run`` from their libraries, without TVM.
 
-    Parameters
-    ----------
-    kernels : tuple[KeptKernel, ...]
-        The kernels.
-    entries : Mapping[str, Entry], optional
-        Libraries by key; if not given, those of the cache.
-
-    Returns
-    -------
-    bool
-        Whether all are there; none is offered if not.
-
-    Raises
-    ------
-    ArtefactRefused
-        If one does not fit the GPU.
+    False if a library is missing: none is offered then. `entries` are libraries by key; None takes
+    those of the cache. `ArtefactRefused` is raised where one does not fit the GPU.
     """
     from crossfuse.runtime import load
     from crossfuse.runtime.kept import LIBRARIES, written
@@ -273,7 +214,7 @@ def offer_kept(kernels: tuple[KeptKernel, ...], entries: Mapping[str, Entry] | N
 def kernels_of(
     functions: Mapping[str, Any], target: Device, cpu: bool
 ) -> dict[str, Callable[..., torch.Tensor]]:
-    """Build functions, see `offer_kernels`; what makes the output of the inputs, by name."""
+    """Build functions as `offer_kernels` does; by name, what makes the output of the inputs."""
     if cpu:
         from crossfuse.emulate.llvm import SequentialFunction
         from crossfuse.emulate.serialise import serialise
@@ -304,7 +245,7 @@ def _offer(kernel: KeptKernel, run: Callable[..., torch.Tensor]) -> None:
 
 
 def _of_tensors(run: Callable[..., dict[str, Any]]) -> Callable[..., torch.Tensor]:
-    """A function of numpy arrays as one of torch tensors."""
+    """Wrap a function of numpy arrays as one of torch tensors."""
     from crossfuse.runtime.tensors import to_numpy, to_torch
 
     def apply(*inputs: torch.Tensor) -> torch.Tensor:

@@ -18,8 +18,6 @@ from crossfuse.torch.backend import Backend
 from crossfuse.torch.fuse_rows import fuse_rows
 from crossfuse.workload.dtypes import FLOAT_TYPES
 
-# What an MLP of a model calls instead of its own ``forward``: the kernel of its two layers.
-
 _RULE = "replace-mlp"
 INSTEAD = "leave it as it is, or use torch.compile(model, backend='crossfuse')"
 #: Rows of the example that a module is traced with; calls may have any number.
@@ -30,43 +28,25 @@ _BESIDE = frozenset({"run_rows.default", "reshape.default", "view.default", "sym
 
 @dataclass(frozen=True)
 class Forward:
-    """The ``forward`` of an MLP with a kernel.
+    """What an MLP calls instead of its own ``forward``: the kernel of its two layers."""
 
-    Attributes
-    ----------
-    run : torch.fx.GraphModule
-        Of the weights, then the rows of the input.
-    weights : tuple[tuple[str, str], ...]
-        Submodules and names of the weights, in order.
-    shapes : tuple[tuple[int, ...], ...]
-        Of the weights.
-    width : int
-        Of the input.
-    dtype : torch.dtype
-        Of the input.
-    device : torch.device
-        Of all tensors.
-    given : str
-        The input's name, by which callers may pass it.
-    """
-
+    #: Takes the weights, then the rows of the input.
     run: fx.GraphModule
+    #: Submodule and name of each weight, in the order of `run`.
     weights: tuple[tuple[str, str], ...]
+    #: Of the weights.
     shapes: tuple[tuple[int, ...], ...]
+    #: Of the input, as is `dtype`.
     width: int
     dtype: torch.dtype
+    #: Of all tensors.
     device: torch.device
+    #: Name of the input, by which callers may pass it.
     given: str
 
     @classmethod
     def of(cls, part: nn.Module, options: Backend) -> Forward:
-        """Build the kernels of a module.
-
-        Raises
-        ------
-        WorkloadRefused
-            If it is no MLP, or no kernel of it pays.
-        """
+        """Trace a module and build its kernels; refused if it is no MLP, or none of them pays."""
         weight = next(each for each in part.parameters() if each.ndim == 2)
         if str(weight.dtype).removeprefix("torch.") not in FLOAT_TYPES:
             known = ", ".join(FLOAT_TYPES)
@@ -92,7 +72,7 @@ class Forward:
         return cls(run, weights, shapes, value.shape[-1], value.dtype, weight.device, name)
 
     def __call__(self, part: nn.Module, *inputs: Any, **named: Any) -> torch.Tensor:
-        """The output of the MLP for rows of any number in any shape."""
+        """Compute the MLP of an input with any leading extents, so of any number of rows."""
         if len(inputs) + len(named) != 1 or not named.keys() <= {self.given}:
             found = f"{len(inputs)} inputs and {', '.join(named) or 'none'} by name"
             limit = f"{self.given} alone"
@@ -134,7 +114,7 @@ class Forward:
 
 
 def _exported(part: nn.Module, weight: torch.Tensor) -> Any:
-    """A module traced with rows of the first width that it takes, of any number."""
+    """Trace a module for any number of rows, of the first width that it takes."""
     matrices = [each for each in part.parameters() if each.ndim == 2]
     reason = ""
     for width in dict.fromkeys(n for each in matrices for n in reversed(each.shape)):
@@ -164,7 +144,7 @@ def _check_alone(part: nn.Module, run: fx.GraphModule, outcomes: Any) -> None:
 
 
 def _check_named(part: nn.Module, others: list[str]) -> None:
-    """Refuse tensors that a call could not read anew."""
+    """Refuse tensors that calls could not read anew."""
     if others:
         raise refused(
             type(part).__name__,
@@ -175,7 +155,7 @@ def _check_named(part: nn.Module, others: list[str]) -> None:
 
 
 def _tensor(part: nn.Module, at: tuple[str, str]) -> torch.Tensor:
-    """The weight that a module has at a place now."""
+    """The weight that stands at a place of the module now."""
     where, name = at
     found: torch.Tensor = getattr(part.get_submodule(where), name)
     return found
@@ -187,7 +167,7 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def refused(where: str, found: str, limit: str, instead: str) -> RefusedError:
-    """The error of a module, or of a call of it, that no kernel is for."""
+    """The error for a module, or a call of one, that no kernel is for."""
     return refuse(WorkloadRefused, _RULE, where, found=found, limit=limit, instead=instead)
 
 
@@ -294,7 +274,7 @@ def replace_mlp(
 
 
 def _none(module: nn.Module, left: Mapping[str, RefusedError]) -> RefusedError:
-    """The refusal of a model of which no module was replaced."""
+    """The refusal of a model in which no module was replaced."""
     if len(left) == 1:
         return next(iter(left.values()))
     found = "; ".join(f"{name or 'the module'}: {error}" for name, error in left.items())
@@ -307,7 +287,7 @@ def _none(module: nn.Module, left: Mapping[str, RefusedError]) -> RefusedError:
 
 
 def _check(module: nn.Module, options: Backend) -> None:
-    """Refuse what no kernel runs for."""
+    """Refuse modules in training mode, and parameters where no kernel runs."""
     where = type(module).__name__
     training = [name or "the module" for name, part in module.named_modules() if part.training]
     if training:

@@ -1,4 +1,4 @@
-"""What the program of a whole module is kept under.
+"""Cache keys of whole modules, and what torch's guards on their programs leave out.
 
 A key only has to lead to a program that is likely the right one: torch's guards, which are part of
 the program, look at the module and its inputs at each call. So values that guards see may be left
@@ -36,31 +36,12 @@ def module_key(
     target: Device,
     options: Sequence[Any],
 ) -> str:
-    """What the program of a module for some inputs is kept under.
+    """Cache key of the program of a module for some inputs.
 
-    Parameters
-    ----------
-    module : torch.nn.Module
-        Its classes, plain attributes, and its parameters' and buffers' shapes, strides, types and
-        devices count, their values do not.
-    inputs, named : Sequence[Any], Mapping[str, Any]
-        What it is called with.
-    target : Device
-        What kernels are for.
-    options : Sequence[Any]
-        All that the backend was told, by ``repr``.
-
-    Returns
-    -------
-    str
-        The key.
-
-    Raises
-    ------
-    Untold
-        If an input has no words, a module has hooks, or inductor was given passes of somebody else.
-    EnvironmentRefused
-        Without nvcc, whose release is part of it.
+    Of the module count its classes and plain attributes, and shapes, strides, types and devices of
+    parameters and buffers, not their values; `options` count by ``repr``. `Untold` is raised if an
+    input has no words, a module has hooks, or inductor was given a user's own passes; and
+    `EnvironmentRefused` without nvcc, whose release is part of the key.
     """
     words = [*_module_words(module), _told(inputs), _told(dict(named))]
     return content_key(
@@ -89,7 +70,7 @@ def _plain(module: torch.nn.Module) -> str:
 
 
 def _told(value: Any) -> str:
-    """Inputs in words."""
+    """Describe inputs for the key."""
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key!r}: {_told(each)}' for key, each in value.items())}}}"
     if isinstance(value, list | tuple):
@@ -100,7 +81,7 @@ def _told(value: Any) -> str:
 
 
 def _torch_words() -> tuple[str, ...]:
-    """Releases and settings that torch's compilers look at, beside its own release."""
+    """Releases and settings that torch's compilers read, beside torch's own release."""
     from torch._dynamo import config as dynamo
     from torch._functorch import config as functorch
     from torch._inductor import config as inductor
@@ -123,7 +104,7 @@ def _torch_words() -> tuple[str, ...]:
 
 
 def _settings(config: Any) -> str:
-    """All settings of a part of torch; passes of somebody else's have no words."""
+    """Describe all settings of a part of torch; `Untold` is raised for a user's own passes."""
     found = sorted(config.get_config_copy().items())
     return "\n".join(
         f"{name}: {sorted(map(repr, each)) if isinstance(each, set) else argument_words(each)}"
@@ -148,7 +129,7 @@ def _cuda_words() -> tuple[Any, ...]:
     return (*settings, *gpu, torch.cuda.current_device())
 
 
-# Functions, classes and modules that a compiled program stands on, told by name and content.
+# Functions, classes and modules that a compiled program depends on, by name and content.
 #
 # Dynamo compares these by their address, which another process does not have, so torch leaves such
 # guards out of what it writes. What they said is written here in words, and read again before the
@@ -171,14 +152,10 @@ _NAMED = (BuiltinFunctionType, MethodDescriptorType, type)
 
 
 class Identities:
-    """Guards of addresses, as they are seen while torch makes its guards.
+    """Guards on addresses, recorded in words while torch makes its guards.
 
-    Attributes
-    ----------
-    seen : dict[str, str]
-        By what Python computes of the module and the globals: what that is, in words.
-    untold : list[str]
-        Of what has no words.
+    `seen` maps expressions, which Python evaluates on the module and its globals, to what they lead
+    to, in words; `untold` lists those that lead to what has no words.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -187,7 +164,7 @@ class Identities:
         self._module = module
 
     def keep(self, guards: Sequence[Any]) -> list[bool]:
-        """Which guards torch can write; the others are noted."""
+        """Say for each guard whether torch can write it; the others are recorded."""
         return [self._written(each) for each in guards]
 
     def _written(self, guard: Any) -> bool:
@@ -205,7 +182,7 @@ class Identities:
 
 
 def unchanged(seen: dict[str, str], module: torch.nn.Module) -> bool:
-    """Whether names lead to what they led to when a program was compiled."""
+    """Whether names still lead to what they led to when a program was compiled."""
     try:
         return all(_word_of(name, module) == told for name, told in seen.items())
     except Untold:
@@ -213,12 +190,9 @@ def unchanged(seen: dict[str, str], module: torch.nn.Module) -> bool:
 
 
 def sources(names: Sequence[str]) -> dict[str, str]:
-    """Hashes of the files of modules, by module; torch's own are those of its release.
+    """Hashes of modules' files, by module; torch's own are those of its release.
 
-    Raises
-    ------
-    Untold
-        If a module has no file.
+    `Untold` is raised if a module has no file.
     """
     ours = sorted({each for each in names if each.partition(".")[0] != "torch"})
     return {each: _file_hash(each) for each in ours}
@@ -244,7 +218,7 @@ class _Globals(dict[str, Any]):
 
 
 def _word_of(name: str, module: torch.nn.Module) -> str:
-    """What a name of Dynamo, such as ``L['self'].act``, leads to."""
+    """Describe what a name of Dynamo, such as ``L['self'].act``, leads to now."""
     known = {"G": _Globals(module.forward.__globals__), "L": {"self": module}}
     try:
         value = eval(name, known)  # written by torch, or by us into the user's own cache
@@ -254,24 +228,10 @@ def _word_of(name: str, module: torch.nn.Module) -> str:
 
 
 def word(value: Any, above: tuple[Any, ...] = ()) -> str:
-    """A function, class, module or constant in words.
+    """Describe a function, class, module or constant, alike in every process.
 
-    Parameters
-    ----------
-    value : Any
-        What is told.
-    above : tuple[Any, ...]
-        Functions that hold it, the outermost first.
-
-    Returns
-    -------
-    str
-        What tells it from others, in every process.
-
-    Raises
-    ------
-    Untold
-        For what has no words.
+    `above` are the functions that hold it, the outermost first: one that refers to itself is
+    described by its place there. `Untold` is raised for what has no words.
     """
     if isinstance(value, ModuleType):
         return f"module {value.__name__}"
@@ -312,7 +272,7 @@ def _hash(words: Any) -> str:
 
 
 def _code(code: CodeType) -> list[Any]:
-    """What a function does, apart from the lines that it stands in."""
+    """What a function does, without the numbers of its lines."""
     constants = [_code(each) if isinstance(each, CodeType) else each for each in code.co_consts]
     # A set among them is told in an order that differs from process to process.
     told = [sorted(map(repr, each)) if isinstance(each, frozenset) else each for each in constants]

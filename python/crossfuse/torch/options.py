@@ -56,17 +56,9 @@ class Given(Protocol):
 
 
 def check_options(given: Given) -> None:
-    """Refuse values that options do not have.
+    """Refuse values that options do not have, by the name of the option.
 
-    Parameters
-    ----------
-    given : Given
-        The options.
-
-    Raises
-    ------
-    WorkloadRefused, EnvironmentRefused
-        Naming the option and its values.
+    The refusal is `EnvironmentRefused` for a device that is not known, else `WorkloadRefused`.
     """
     for name, known in (("rest", REST), ("cpu", CPU), ("mode", ("", *MODES))):
         value = getattr(given, name)
@@ -81,21 +73,10 @@ def check_options(given: Given) -> None:
 
 
 def with_options(options: Options, mode: str | None, further: Mapping[str, Any] | None) -> Options:
-    """Options with what ``torch.compile`` was told besides.
+    """Add to options what ``torch.compile`` was given besides; unknown names are refused.
 
-    Parameters
-    ----------
-    options : Options
-        They stay where nothing else is said.
-    mode : str | None
-        ``torch.compile(..., mode=...)``.
-    further : Mapping[str, Any] | None
-        ``torch.compile(..., options=...)``, by the names of fields.
-
-    Raises
-    ------
-    WorkloadRefused
-        For options that are none.
+    `mode` and `further` are its arguments ``mode`` and ``options``, the latter by the names of
+    fields. A field that neither gives stays as it is.
     """
     chosen = {**({"mode": mode} if mode else {}), **(further or {})}
     known = [each.name for each in fields(options)]

@@ -1,8 +1,8 @@
 """Captured graphs that torch's own caches have whole, and the kernels that these call.
 
 With a hit in the cache of AOTAutograd nothing of ours is asked any more: no graph of aten operators
-is made. So the kernels are offered before, from a record of ours. What torch keeps is told apart by
-a number that only the record has: without the record, or one of its kernels, torch finds nothing.
+is made. So the kernels are offered before, from a record of ours. What torch keeps is tagged with a
+number that only the record has: without the record, or one of its kernels, torch finds nothing.
 """
 
 from __future__ import annotations
@@ -31,48 +31,24 @@ _KIND = "program"
 
 @dataclass(frozen=True)
 class Program:
-    """A captured graph.
+    """A captured graph that torch's caches may have whole."""
 
-    Attributes
-    ----------
-    key : str
-        What it is known by.
-    number : str
-        Names what torch keeps of it.
-    records : tuple[Record, ...]
-        What became of the graphs of aten operators that were made of it.
-    """
-
+    #: Its cache key, see `program_key`.
     key: str
+    #: Tag of what torch keeps of it.
     number: str
+    #: What became of the graphs of aten operators that were made of it.
     records: tuple[Record, ...] = ()
 
 
 def program_key(
     module: fx.GraphModule, inputs: Sequence[Any], target: Device, options: Sequence[Any]
 ) -> str:
-    """What a captured graph is known by.
+    """Cache key of a captured graph; empty if it has none.
 
-    Torch's key says what is computed; this one only has to say which kernels that may need.
-
-    Parameters
-    ----------
-    module : torch.fx.GraphModule
-        What torch captured.
-    inputs : Sequence[Any]
-        Its example inputs.
-    target, options
-        See `crossfuse.torch.graph_cache.graph_key`.
-
-    Returns
-    -------
-    str
-        The key; empty for graphs of symbolic shapes and those with parts that have no words.
-
-    Raises
-    ------
-    EnvironmentRefused
-        Without nvcc, whose release is part of it.
+    Torch's key says what is computed; this one only has to say which kernels that may need. Graphs
+    of symbolic shapes and those with parts that have no words have none. `EnvironmentRefused` is
+    raised without nvcc, whose release is part of the key.
     """
     try:
         lines = [node_words(each, "example_value", functions=True) for each in module.graph.nodes]
@@ -85,18 +61,11 @@ def program_key(
 
 
 def program(key: str) -> Program | None:
-    """What is known of a captured graph, with its kernels offered.
+    """Look up a captured graph in the cache, and offer its kernels.
 
-    Parameters
-    ----------
-    key : str
-        See `program_key`.
-
-    Returns
-    -------
-    Program
-        With records if it is kept and its kernels are; else with a number that nothing has. None
-        where our cache keeps nothing, so that torch is not to keep anything either.
+    It has records if these and all of their kernels are there, else a fresh number, under which
+    torch finds nothing. None where our cache keeps nothing, so that torch is not to keep anything
+    either.
     """
     found = _read(key)
     with contextlib.suppress(RefusedError, OSError):
@@ -108,7 +77,7 @@ def program(key: str) -> Program | None:
 
 
 def write_program(made: Program) -> None:
-    """Keep what became of a captured graph."""
+    """Cache what became of a captured graph."""
     values = asdict(_Stored(made.number, made.records))
     label = "; ".join(each.label for each in made.records) or "not compiled yet"
     entry = Entry(json.dumps(values).encode(), {"label": f"program, {label}"})
@@ -116,12 +85,12 @@ def write_program(made: Program) -> None:
 
 
 def with_records(made: Program, records: Sequence[Record]) -> Program:
-    """A program with further records; another process may have written other ones."""
+    """Add records to a program; another process may have written other ones."""
     return replace(made, records=tuple(dict.fromkeys((*made.records, *records))))
 
 
 def to_file() -> bool:
-    """Whether ``aot_compile`` of torch asks, which writes what is compiled to a file."""
+    """Whether torch's ``aot_compile`` asks, which writes what is compiled to a file."""
     from torch._functorch import config as functorch
 
     return bool(getattr(functorch, "bypass_autograd_cache_key", False))
@@ -129,9 +98,9 @@ def to_file() -> bool:
 
 @contextlib.contextmanager
 def torch_caches(made: Program | None) -> Iterator[None]:
-    """Let torch keep whole programs under a program's number; without one only what follows us.
+    """Let torch cache whole programs under a program's number; without one only what follows us.
 
-    A program that goes to a file is torch's entry for it, which is not to be one of another time,
+    A program that goes to a file is torch's entry for it, which must not be one of another time,
     whose kernels are not offered: it has a number of its own.
     """
     from torch._functorch import config as functorch
@@ -153,7 +122,7 @@ def _read(key: str) -> Program | None:
 
 @dataclass(frozen=True)
 class _Stored:
-    """A program as it is kept."""
+    """A program as it is cached, under its key."""
 
     number: str
     records: tuple[Record, ...]

@@ -1,4 +1,4 @@
-"""What the backend made of each graph."""
+"""Reports on what became of each graph that torch gave to the backend."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from textwrap import wrap
 
 from crossfuse.relax.chains.outcome import ChainOutcome, headline, told
 
-#: Graphs that are remembered.
+#: Reports that a process remembers.
 _MOST = 64
 #: A screen, which the text of a report fits.
 LINES, COLUMNS = 40, 100
@@ -71,7 +71,7 @@ class Report:
 
 
 def _groups(outcomes: Sequence[ChainOutcome]) -> list[str]:
-    """Groups by what became of them, kernels first; operators that were told are not told again."""
+    """Lines on groups by what became of them, kernels first; each operator is named once."""
     lines, seen = [], set[str]()
     for fused in (True, False):
         alike: dict[str, list[str]] = {}
@@ -91,7 +91,7 @@ def _groups(outcomes: Sequence[ChainOutcome]) -> list[str]:
 
 
 def _wrapped(begin: str, parts: Sequence[str], between: str) -> list[str]:
-    """Parts in lines that are short enough."""
+    """Join parts into lines of at most `COLUMNS`."""
     lines, line = [], begin
     for number, part in enumerate(parts):
         text = part + (between if number + 1 < len(parts) else "")
@@ -103,7 +103,7 @@ def _wrapped(begin: str, parts: Sequence[str], between: str) -> list[str]:
 
 
 def _cut(lines: Sequence[str]) -> list[str]:
-    """Lines that fit a screen; what is cut off is in `Report.outcomes`."""
+    """Cut lines to the size of a screen; `Report.outcomes` has what is cut off."""
     short = [each if len(each) <= COLUMNS else f"{each[: COLUMNS - 3]}..." for each in lines]
     if len(short) <= LINES:
         return short
@@ -111,7 +111,7 @@ def _cut(lines: Sequence[str]) -> list[str]:
 
 
 def in_torch(outcome: ChainOutcome, names: Mapping[str, str]) -> ChainOutcome:
-    """An outcome whose products have the names of torch's nodes."""
+    """Rename the products of an outcome as torch names its nodes."""
     return replace(outcome, products=tuple(names.get(each, each) for each in outcome.products))
 
 
@@ -145,7 +145,7 @@ def keep(report: Report) -> None:
 
 
 def warn_of_training() -> None:
-    """Say that a graph with gradients is left alone."""
+    """Report and warn that a graph with gradients is left to torch."""
     reason = "it records gradients, and our kernels have none"
     keep(Report(reason=reason))
     warnings.warn(

@@ -1,4 +1,4 @@
-"""Groups of a torch graph replaced by calls of ``crossfuse::run``."""
+"""Groups of a torch graph replaced by calls of ``crossfuse::run`` and ``run_rows``."""
 
 from __future__ import annotations
 
@@ -18,22 +18,13 @@ from crossfuse.workload.dtypes import zeros_behind
 
 @dataclass(frozen=True)
 class Call:
-    """A call of ``crossfuse::run`` that takes the place of some nodes.
+    """A call of ``crossfuse::run`` that takes the place of some nodes."""
 
-    Attributes
-    ----------
-    output : str
-        Name of the node whose value it makes.
-    inputs : tuple[str, ...]
-        Names of the nodes that it reads, in the order of the kernel's parameters.
-    shapes : tuple[tuple[int, ...], ...]
-        Extents that the kernel knows them by; of more elements where its rows have zeros behind.
-    key : str
-        Of the kernel.
-    """
-
+    #: Name of the node whose value it makes.
     output: str
+    #: Names of the nodes that it reads, in the order of the kernel's parameters.
     inputs: tuple[str, ...]
+    #: Extents with which the kernel takes them; of more elements where zeros pad its rows.
     shapes: tuple[tuple[int, ...], ...]
     key: str
 
@@ -45,14 +36,9 @@ _PAD = torch.ops.aten.constant_pad_nd.default
 
 
 def rewrite(module: fx.GraphModule, calls: Sequence[Call]) -> None:
-    """Replace groups in place.
+    """Replace groups of static shapes by calls, in place.
 
-    Parameters
-    ----------
-    module : torch.fx.GraphModule
-        A graph of aten operators.
-    calls : Sequence[Call]
-        What takes their place. Each names nodes of the graph as it is before all of them.
+    Each call names nodes of the graph as it is before all of them.
     """
     graph = module.graph
     nodes = {each.name: each for each in graph.nodes}
@@ -73,7 +59,7 @@ def rewrite(module: fx.GraphModule, calls: Sequence[Call]) -> None:
 
 
 def finish(module: fx.GraphModule) -> None:
-    """Remove what nothing reads any more, and make what is made of frozen weights alone."""
+    """Remove dead nodes, and compute what is made of frozen weights alone."""
     module.graph.eliminate_dead_code()
     module.graph.lint()
     module.recompile()
@@ -91,7 +77,7 @@ def is_frozen(module: fx.GraphModule) -> bool:
 
 
 def _input(graph: fx.Graph, node: fx.Node, shape: tuple[int, ...]) -> fx.Node:
-    """A tensor as kernels take them: row-major, of the function's extents.
+    """Give a tensor the form that kernels take: row-major, of the function's extents.
 
     What lies otherwise is copied by an operator of the graph, which whoever compiles the rest sees.
     """
@@ -102,14 +88,14 @@ def _input(graph: fx.Graph, node: fx.Node, shape: tuple[int, ...]) -> fx.Node:
 
 
 def contiguous(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """A node whose tensor is row-major."""
+    """The node itself if its tensor is row-major, else a copy that is."""
     if node.meta["val"].is_contiguous():
         return node
     return inserted(graph, _CONTIGUOUS, node, memory_format=torch.contiguous_format)
 
 
 def laid_out(graph: fx.Graph, result: fx.Node, before: torch.Tensor) -> fx.Node:
-    """A row-major result with the strides that the value had: views of it rely on them."""
+    """Give a row-major result the strides that the value had: views of it rely on them."""
     if before.is_contiguous():
         return result
     order = sorted(range(before.dim()), key=before.stride, reverse=True)
@@ -125,7 +111,7 @@ def _reshaped(graph: fx.Graph, node: fx.Node, shape: tuple[int, ...]) -> fx.Node
 
 
 def inserted(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    """A node with the fake tensor that later passes expect of it."""
+    """Insert a call of an operator, with the fake tensor that later passes expect of it."""
     node = graph.call_function(target, args, kwargs)
     values = fx.node.map_arg((args, kwargs), lambda each: each.meta["val"])
     with _mode(values):
@@ -134,7 +120,7 @@ def inserted(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node
 
 
 def _mode(values: Any) -> Any:
-    """The fake mode of some fake tensors."""
+    """The fake mode of the fake tensors among some values."""
     from torch._guards import detect_fake_mode
     from torch.utils._pytree import tree_leaves
 
@@ -143,41 +129,21 @@ def _mode(values: Any) -> Any:
     return mode
 
 
-# Groups of symbolic rows replaced by calls of ``crossfuse::run_rows``.
-
-
 @dataclass(frozen=True)
 class RowsCall:
-    """A call of ``crossfuse::run_rows`` that takes the place of some nodes.
+    """A call of ``crossfuse::run_rows`` that takes the place of some nodes."""
 
-    Attributes
-    ----------
-    output : fx.Node
-        Whose value it makes.
-    inputs : tuple[fx.Node, ...]
-        Tensors in the order of the kernels' parameters.
-    sizes : tuple[fx.Node, ...]
-        Sizes that the eager form reads.
-    key : str
-        Of the kernels.
-    """
-
+    #: Node whose value it makes.
     output: fx.Node
+    #: Tensors in the order of the kernels' parameters.
     inputs: tuple[fx.Node, ...]
+    #: Sizes that the eager form reads.
     sizes: tuple[fx.Node, ...]
     key: str
 
 
 def rewrite_rows(module: fx.GraphModule, calls: Sequence[RowsCall]) -> None:
-    """Replace groups of symbolic shapes in place.
-
-    Parameters
-    ----------
-    module : torch.fx.GraphModule
-        A graph of aten operators.
-    calls : Sequence[RowsCall]
-        What takes their place.
-    """
+    """Replace groups of symbolic rows by calls, in place."""
     graph = module.graph
     for call in calls:
         node = call.output
@@ -194,7 +160,7 @@ def rewrite_rows(module: fx.GraphModule, calls: Sequence[RowsCall]) -> None:
 def _shaped_as(
     graph: fx.Graph, result: fx.Node, node: fx.Node, inputs: Sequence[fx.Node]
 ) -> fx.Node:
-    """A result in the shape of a node, whose sizes other nodes have."""
+    """Give a result the shape of a node, with sizes that other nodes make."""
     shape = tuple(map(extent, node.meta["val"].shape))
     if shape == tuple(map(extent, result.meta["val"].shape)):
         return result
@@ -202,7 +168,7 @@ def _shaped_as(
 
 
 def _size(graph: fx.Graph, size: Any, before: fx.Node, inputs: Sequence[fx.Node]) -> Any:
-    """A size as a number, or as a node in front of another one."""
+    """A size as a number, or as a node that stands in front of another one."""
     if size.is_Integer:
         return int(size)
     for each in takewhile(lambda each: each is not before, graph.nodes):

@@ -1,4 +1,4 @@
-"""What torch computes without us of a group: nodes of a graph, as another process can run them."""
+"""Groups of a graph as graphs of their own, which torch runs without kernels of ours."""
 
 from __future__ import annotations
 
@@ -17,47 +17,24 @@ from crossfuse.measure.way import GRAPH, Given, Way
 from crossfuse.relax.measured import Measuring
 from crossfuse.torch.graph_key import Untold, node_words
 
-# Nodes of a graph as a function of its own, run by torch node by node.
-
 
 @dataclass(frozen=True)
 class EagerForm:
-    """What some nodes compute.
+    """Nodes of a graph as a function of its own, which torch runs node by node."""
 
-    Attributes
-    ----------
-    run : torch.fx.GraphModule
-        Of the inputs, then the sizes.
-    sizes : tuple[fx.Node, ...]
-        Nodes that make the sizes.
-    inside : frozenset[fx.Node]
-        The nodes that it computes.
-    """
-
+    #: Takes the inputs, then the sizes.
     run: fx.GraphModule
+    #: Nodes that make the sizes.
     sizes: tuple[fx.Node, ...]
+    #: The nodes that it computes.
     inside: frozenset[fx.Node]
 
 
 def eager_form(output: fx.Node, inputs: Sequence[fx.Node]) -> EagerForm:
-    """The nodes between inputs and an output.
+    """Extract the nodes between inputs and an output as a function.
 
-    Parameters
-    ----------
-    output : fx.Node
-        What to compute.
-    inputs : Sequence[fx.Node]
-        What it is made of; one may stand there twice.
-
-    Returns
-    -------
-    EagerForm
-        The function.
-
-    Raises
-    ------
-    WorkloadRefused
-        If it needs more than these, and sizes.
+    An input may stand there twice. `WorkloadRefused` is raised if the nodes read more than inputs
+    and sizes.
     """
     reached = _reached(output, frozenset(inputs))
     order = [each for each in output.graph.nodes if each in reached]
@@ -98,32 +75,24 @@ def _reached(output: fx.Node, inputs: frozenset[fx.Node]) -> frozenset[fx.Node]:
 
 @dataclass(frozen=True)
 class SeparateGraph:
-    """Nodes of a graph.
+    """A group as torch computes it, which another process times against kernels of ours."""
 
-    Attributes
-    ----------
-    run : torch.fx.GraphModule
-        Of the inputs.
-    given : tuple[Given, ...]
-        These, with their strides.
-    mode : str | None
-        How torch compiles it; None: not at all.
-    words : str
-        The nodes in words.
-    """
-
+    #: Takes the inputs.
     run: fx.GraphModule
+    #: The inputs, with their strides.
     given: tuple[Given, ...]
+    #: How torch compiles it; None does not compile it.
     mode: str | None
+    #: The nodes in words, equal for equal layers.
     words: str
 
     @property
     def text(self) -> str:
-        """All that says what it is."""
+        """All that identifies it: nodes, inputs, mode, and torch's release."""
         return f"{self.words}\n{self.given}\n{self.mode}\ntorch {torch.__version__}"
 
     def write(self, path: Path) -> Way:
-        """See `crossfuse.relax.measured.Separate`."""
+        """Write the graph to a file, see `crossfuse.relax.measured.Separate`."""
         # Nodes carry tensors of this trace, which are no part of what they compute.
         for node in self.run.graph.nodes:
             node.meta.clear()
@@ -133,27 +102,14 @@ class SeparateGraph:
 
 @dataclass(frozen=True)
 class Timing:
-    """How groups of graphs are timed.
-
-    Attributes
-    ----------
-    timer : Timer
-        Times them.
-    mode : str | None
-        How torch compiles what is left; None: nobody does.
-    """
+    """How groups of a graph are timed: the timer, and how torch's own side is compiled."""
 
     timer: Timer
+    #: How torch compiles what is left; None where nobody does.
     mode: str | None
 
     def of(self, nodes: Mapping[Any, fx.Node]) -> Measuring:
-        """The same for the groups of a translated graph.
-
-        Parameters
-        ----------
-        nodes : Mapping[Var, fx.Node]
-            Of the graph, by the variables of its translation.
-        """
+        """Bind it to a translated graph, whose nodes are given by the translation's variables."""
 
         def separate(
             output: Any, inputs: Sequence[Any], cold: Sequence[bool]
@@ -170,21 +126,10 @@ class Timing:
 def separate_graph(
     output: fx.Node, inputs: Sequence[fx.Node], cold: Sequence[bool], mode: str | None
 ) -> SeparateGraph:
-    """The nodes between inputs and an output.
+    """Extract the nodes between inputs and an output, of static shapes, to be timed.
 
-    Parameters
-    ----------
-    output, inputs
-        See `crossfuse.torch.separate.eager_form`; of static shapes.
-    cold : Sequence[bool]
-        Which inputs are read from memory.
-    mode : str | None
-        See `Timing`.
-
-    Raises
-    ------
-    WorkloadRefused, Untold
-        If it needs more than these, or has no words.
+    `cold` says which inputs are read from memory; `mode` is that of `Timing`. `WorkloadRefused` is
+    raised if the nodes read more than the inputs, `Untold` if one has no words.
     """
     form = eager_form(output, inputs)
     words = _words(inputs, [each for each in output.graph.nodes if each in form.inside])
@@ -201,7 +146,7 @@ def separate_graph(
 
 
 def _words(inputs: Sequence[fx.Node], nodes: Sequence[fx.Node]) -> str:
-    """Nodes in words, numbered in order: equal layers of a model have equal ones."""
+    """Describe nodes, numbered in order, so that equal layers of a model have equal words."""
     numbers = {each.name: str(at) for at, each in enumerate(dict.fromkeys((*inputs, *nodes)))}
     lines = (node_words(each, "val").partition(" = ")[2] for each in nodes)
     places = [numbers[each.name] for each in inputs]

@@ -28,41 +28,26 @@ _TYPES = frozenset({*FLOAT_TYPES, "bool", "int32", "int64"})
 
 @dataclass(frozen=True)
 class Translation:
-    """A graph in both forms.
+    """A graph as torch and as Relax have it."""
 
-    Attributes
-    ----------
-    module : tvm.IRModule
-        With the function ``main``.
-    nodes : Mapping[Var, fx.Node]
-        Nodes of the graph by the variables that stand for what they make. Variables inside of what
-        is one operator in torch have none.
-    untranslated : tuple[str, ...]
-        Operators that were left to torch, each once, in order: those that TVM does not know, and
-        those of a type that kernels do not take, with the type.
-    names : Mapping[str, str]
-        Names of nodes by those of variables; of a variable inside of an operator, such as the
-        product in ``addmm``, that of the operator's node.
-    """
-
+    #: With the function ``main``.
     module: tvm.IRModule
+    #: Nodes of the graph by the variables that stand for what they make. Variables inside of what
+    #: is one operator in torch have none.
     nodes: Mapping[Var, fx.Node]
+    #: Operators that were left to torch, each once, in order: those that TVM does not know, and
+    #: those of a type that kernels do not take, with the type.
     untranslated: tuple[str, ...]
+    #: Names of nodes by those of variables; of a variable inside of an operator, such as the
+    #: product in ``addmm``, that of the operator's node.
     names: Mapping[str, str]
 
 
 def translate(graph: fx.Graph) -> Translation:
-    """Translate what TVM knows of a graph of aten operators.
+    """Translate to Relax what TVM knows of a graph of aten operators.
 
-    Parameters
-    ----------
-    graph : torch.fx.Graph
-        Without mutation; its nodes carry ``meta["val"]``, as AOTAutograd leaves them.
-
-    Returns
-    -------
-    Translation
-        The function and its nodes.
+    The graph has no mutation, and its nodes carry ``meta["val"]``, as AOTAutograd leaves them. An
+    operator that the importer fails on is left out, and the walk starts again.
     """
     refused: set[Any] = set()
     while True:
@@ -96,13 +81,7 @@ class _Attempt:
         self._known = {**self._importer.convert_map, **self._own}
 
     def translation(self) -> Translation:
-        """Translate all nodes.
-
-        Raises
-        ------
-        _NotTranslated
-            At the first node that the importer fails on.
-        """
+        """Translate all nodes; `_NotTranslated` is raised where the importer fails on one."""
         inside = [each for each in self._graph.nodes if self._is_known(each)]
         given = [each for each in self._graph.nodes if each not in inside and self._takes(each)]
         env: dict[fx.Node, Any] = {each: relax.Var(each.name, _type(each)) for each in given}
@@ -150,7 +129,7 @@ class _Attempt:
 
 
 def _names(function: Any, nodes: Mapping[Var, fx.Node]) -> dict[str, str]:
-    """Names of nodes by variables: what one operator binds comes before its result."""
+    """Names of nodes by those of variables: what one operator binds comes before its result."""
     found: dict[str, str] = {}
     inside: list[str] = []
     for binding in (each for block in function.body.blocks for each in block.bindings):
@@ -162,7 +141,7 @@ def _names(function: Any, nodes: Mapping[Var, fx.Node]) -> dict[str, str]:
 
 
 def _left(node: fx.Node) -> str:
-    """The operator of a node that was left to torch; empty where nothing is to be said of it."""
+    """The operator of a node that was left to torch; empty where that needs no report."""
     import torch
 
     if node.op != "call_function" or node.target is operator.getitem:
@@ -174,7 +153,7 @@ def _left(node: fx.Node) -> str:
 
 
 def _writes(node: fx.Node) -> bool:
-    """Whether an operator changes what it is given, such as inputs at the end of a graph.
+    """Whether an operator mutates what it is given, such as inputs at the end of a graph.
 
     The importer takes what is read of it for what it becomes, also where it was read before.
     """
@@ -186,7 +165,7 @@ def _dtype(value: Any) -> str:
 
 
 def _type(node: fx.Node) -> Any:
-    """The Relax type of what a node makes; None if it is no tensor of a type and shape we take."""
+    """The Relax type of what a node makes; None if kernels take no tensor of its type and shape."""
     import torch
 
     value = node.meta.get("val")
