@@ -192,6 +192,9 @@ def test_only_rows_may_be_symbolic() -> None:
     assert "r: found the dynamic shape" in text
     text = refused(products, {"x": (rows, D), "k": (rows, D), "v": (rows, D)})
     assert "B: found symbolic extents of an operand without rows; limit: symbolic extents" in text
+    text = refused(chain, {"x": (rows * 64, D), **two})
+    assert "found rows * 64 rows, the fewest of which are too many for a bin" in text
+    assert "limit: bins of 16, 32 rows. Instead: add a bin of more rows" in text
     text = refused(numbered, {"x": (rows, D), **two})
     assert "limit: operators of which symbols are extents alone" in text
     with pytest.raises(RefusedError, match=r"bins: found \(0, 16\); limit: positive numbers of"):

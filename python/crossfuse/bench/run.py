@@ -49,8 +49,11 @@ class Worker:
         timing says ``timeout`` or ``crashed``. Its seconds are those from here.
         """
         start = time.perf_counter()
-        timing = self._measured(timeout)
-        self.stop()
+        try:
+            timing = self._measured(timeout)
+        finally:
+            # Also on an interrupt, which does not reach the other session.
+            self.stop()
         return replace(timing, seconds=round(time.perf_counter() - start, 2))
 
     def stop(self) -> None:

@@ -34,8 +34,8 @@ class Forward:
     run: fx.GraphModule
     #: Submodule and name of each weight, in the order of `run`.
     weights: tuple[tuple[str, str], ...]
-    #: Of the weights.
-    shapes: tuple[tuple[int, ...], ...]
+    #: Shape and type of each.
+    forms: tuple[tuple[tuple[int, ...], torch.dtype], ...]
     #: Of the input, as is `dtype`.
     width: int
     dtype: torch.dtype
@@ -68,8 +68,8 @@ class Forward:
         _check_named(part, [each for each in order if each not in (*named, given)])
         weights = tuple(_split(named[each]) for each in order if each in named)
         value, name = example.meta["val"], next(iter(signature_of(part.forward).parameters))
-        shapes = tuple(tuple(_tensor(part, each).shape) for each in weights)
-        return cls(run, weights, shapes, value.shape[-1], value.dtype, weight.device, name)
+        forms = tuple(_form(_tensor(part, each)) for each in weights)
+        return cls(run, weights, forms, value.shape[-1], value.dtype, weight.device, name)
 
     def __call__(self, part: nn.Module, *inputs: Any, **named: Any) -> torch.Tensor:
         """Compute the MLP of an input with any leading extents, so of any number of rows."""
@@ -96,11 +96,12 @@ class Forward:
                 "kernels without gradients",
                 "call the model under torch.no_grad() or torch.inference_mode()",
             )
-        for each in (x, *weights):
-            if each.dtype != self.dtype or each.device != self.device:
+        types = (self.dtype, *(dtype for _, dtype in self.forms))
+        for each, dtype in zip((x, *weights), types, strict=True):
+            if each.dtype != dtype or each.device != self.device:
                 found = f"a tensor of {each.dtype} on {each.device}"
-                raise refused(where, found, f"{self.dtype} on {self.device}", again)
-        for (_, name), each, due in zip(self.weights, weights, self.shapes, strict=True):
+                raise refused(where, found, f"{dtype} on {self.device}", again)
+        for (_, name), each, (due, _) in zip(self.weights, weights, self.forms, strict=True):
             if tuple(each.shape) != due:
                 found = f"a {name} of shape {list(each.shape)}"
                 raise refused(where, found, f"{list(due)}, as it was", again)
@@ -111,6 +112,10 @@ class Forward:
             found = f"an input of strides {list(x.stride())}"
             limit = "row-major elements, since a copy would go unnoticed"
             raise refused(where, found, limit, "pass x.contiguous(), or restore() this module")
+
+
+def _form(tensor: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype]:
+    return tuple(tensor.shape), tensor.dtype
 
 
 def _exported(part: nn.Module, weight: torch.Tensor) -> Any:

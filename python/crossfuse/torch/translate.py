@@ -8,7 +8,7 @@ among its results, so that nothing that they need is fused away.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +82,7 @@ class _Attempt:
 
     def translation(self) -> Translation:
         """Translate all nodes; `_NotTranslated` is raised where the importer fails on one."""
-        inside = [each for each in self._graph.nodes if self._is_known(each)]
+        inside = dict.fromkeys(each for each in self._graph.nodes if self._is_known(each))
         given = [each for each in self._graph.nodes if each not in inside and self._takes(each)]
         env: dict[fx.Node, Any] = {each: relax.Var(each.name, _type(each)) for each in given}
         builder = self._importer.block_builder = relax.BlockBuilder()
@@ -123,7 +123,7 @@ class _Attempt:
             raise _NotTranslated(node)
         return value
 
-    def _is_needed(self, node: fx.Node, inside: list[fx.Node]) -> bool:
+    def _is_needed(self, node: fx.Node, inside: Container[fx.Node]) -> bool:
         """Whether torch reads what a node makes."""
         return any(user not in inside for user in node.users)
 

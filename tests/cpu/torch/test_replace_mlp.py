@@ -96,6 +96,14 @@ def test_mlps_are_replaced_and_restored() -> None:
     torch.testing.assert_close(many[:3], eager, rtol=1e-2, atol=1e-2)  # more rows than the bin
 
 
+def test_buffers_that_are_not_read_may_have_another_type() -> None:
+    module = Gated().half().eval()
+    module.register_buffer("calls", torch.zeros(1, dtype=torch.int64))
+    replaced(module)
+    with torch.no_grad():
+        assert module(torch.randn(2, D).half()).shape == (2, D)
+
+
 def test_calls_that_no_kernel_is_for() -> None:
     module = Gated().half().eval()
     x = torch.randn(4, D).half()

@@ -22,6 +22,7 @@ from crossfuse.relax.chains.symbols import (
     sizes_for,
     text_of,
 )
+from crossfuse.relax.operators import refused
 from crossfuse.relax.outline import Outlined
 
 if TYPE_CHECKING:
@@ -233,9 +234,18 @@ def plan_rows(
             refusals.append(error)
             found.setdefault(most, PlannedBin(most, None, str(error)))
     every = tuple(found[each] for each in sorted(found))
-    if refusals and all(each.chain is None for each in every):
-        raise refusals[0]
+    if all(each.chain is None for each in every):
+        raise next(iter(refusals), _no_bin(rows, bins))
     return PlannedRows(group, output, given, function, rows, every)
+
+
+def _no_bin(rows: Any, bins: Bins) -> RefusedError:
+    return refused(
+        "bins",
+        f"{text_of(rows)} rows, the fewest of which are too many for a bin",
+        f"bins of {', '.join(map(str, bins.rows))} rows",
+        "add a bin of more rows",
+    )
 
 
 def _check(chain: PlannedChain, output: Var, rows: Any) -> None:
