@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from crossfuse import _tvm as ir
+from crossfuse.blocks.chain import read_chain
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device, device
 from crossfuse.planner.calibration.record import load, measured
@@ -28,8 +30,10 @@ from crossfuse.planner.cost.rates import Fitted, Rates, rates_from, rates_of
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.kernels.every import read_kernel
 from crossfuse.planner.kernels.shape import Shape, shape_of
-from crossfuse.schedule.families import chosen_tiles
-from crossfuse.workload import parse
+from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
+from crossfuse.schedule.rules.register_tiles import RegisterTiles
+from crossfuse.schedule.rules.tensor_tiles import TensorTiles
+from crossfuse.workload import parse, prim_func
 from study.compare_spaces import read_measured
 from study.fit import Sample, fit, predict, report
 from study.grow import Rows, grow, held_out, joined, rows_of, without_eager
@@ -42,6 +46,8 @@ _VARIANTS = {
     "ours-global": "global",
     "eager": "eager",
 }
+#: Fields of tiles that plans name.
+_TILES = ("rows", "columns", "cluster", "split", "across", "stacked")
 #: Bytes of weights from which on the compiler's own choice is l2.
 _WIDE = 6 << 20
 
@@ -167,10 +173,31 @@ def _of_bench(row: dict[str, Any]) -> Iterator[Sample]:
     if family is None or (job["l2"], job["protocol"]) != ("cold", "graph"):
         return
     try:
-        tiles = {} if family == "eager" else chosen_tiles(parse(job["spec"]), family)
+        tiles = {} if family == "eager" else _chosen(parse(job["spec"]), family)
     except RefusedError:
         return
     yield _sample(job["spec"], family, tiles, timing["microseconds"])
+
+
+def _chosen(spec: Any, family: str) -> dict[str, Any]:
+    """Tiles that the rule of a family chooses, as plans name them; refused where it has none."""
+    sch, on = ir.Schedule(prim_func(spec)), device()
+    chain = read_chain(sch)
+    if family == "registers":
+        return asdict(RegisterTiles().complete(sch, chain, on))
+    if family == "dsm":
+        return asdict(ClusterTiles().complete(sch, chain, on))
+    if family == "gemm":
+        return _given(TensorTiles().complete(sch, chain))
+    first = TensorTiles().of_first(sch, chain, on, staged=family == "l2")
+    return {
+        "first": _given(first),
+        "second": _given(TensorTiles().of_second(sch, chain, first, on)),
+    }
+
+
+def _given(tiles: TensorTiles) -> dict[str, Any]:
+    return {name: getattr(tiles, name) for name in _TILES}
 
 
 def _sample(text: str, family: str, tiles: dict[str, Any], microseconds: float) -> Sample:

@@ -221,7 +221,7 @@ def tvm_target(name: str | Device) -> tvm.target.Target:
             "arch": spec.arch,
             "max_shared_memory_per_block": spec.max_shared_bytes,
             "max_threads_per_block": spec.max_threads,
-            "thread_warp_size": 32,
+            "thread_warp_size": WARP,
         },
         host="llvm",
     )

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from crossfuse import _tvm as ir
-
 #: Loop annotation of `cluster_bind`; the value is the cluster axis, "x", "y" or "z".
 CLUSTER_AXIS = "crossfuse.cluster_axis"
 #: Storage scope of a buffer whose leading dimension is the rank: slab r lives in CTA r.
@@ -134,6 +132,8 @@ def is_cluster_function(func: Any) -> bool:
         found = found or any(b.scope() == DSM_SCOPE for b in block.alloc_buffers)
         found = found or MERGE in block.annotations
 
+    from crossfuse import _tvm as ir
+
     ir.walk(func.body, (ir.For, visit_loop), (ir.SBlock, visit_block))
     return found
 
@@ -155,6 +155,8 @@ def marked_blocks_in(body: Any, mark: str) -> list[Any]:
     def visit(block: Any) -> None:
         if mark in block.annotations:
             marked.append(block)
+
+    from crossfuse import _tvm as ir
 
     ir.walk(body, (ir.SBlock, visit))
     return marked

@@ -63,7 +63,7 @@ def test_a_graph_gets_the_strides_that_it_has_in_the_model(
     assert timed(Way(GRAPH, str(path), given)).microseconds == 1.0
     assert len(no_clock) == timing.copies_needed(64 * 32 * 4, timing.CALLS, "cold")
     assert all(torch.equal(each, no_clock[0]) for each in no_clock)
-    first, second = ways._sets(given, "cpu", timing.Conditions())[:2]
+    first, second = ways._sets(given, "cpu", timing.TimingConditions())[:2]
     assert first[0] is second[0]
     assert first[1] is not second[1]
     assert second[1].stride() == (1, 64)

@@ -14,7 +14,6 @@ torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 
 import tvm  # noqa: E402
-from crossfuse.relax.on_cpu import serial_kernels  # noqa: E402
 from tvm import relax  # noqa: E402
 
 import crossfuse  # noqa: E402
@@ -23,6 +22,7 @@ from crossfuse.hardware import device  # noqa: E402
 from crossfuse.lower.extract import buffer_specs, lower  # noqa: E402
 from crossfuse.planner.families import EAGER  # noqa: E402
 from crossfuse.relax import FuseChains, import_torch  # noqa: E402
+from crossfuse.relax.pipeline import serial_kernels  # noqa: E402
 from crossfuse.runtime import running_model  # noqa: E402
 from crossfuse.runtime.tensors import to_numpy  # noqa: E402
 from crossfuse.schedule.planned import rank_function, schedule_planned  # noqa: E402

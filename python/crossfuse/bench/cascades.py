@@ -72,7 +72,7 @@ class CascadeProblem:
 
 
 @dataclass(frozen=True)
-class Way:
+class CascadeWay:
     """A way to compute a cascade, with what is known of its kernels."""
 
     #: Takes the inputs in order, gives the output or outputs.
@@ -86,7 +86,7 @@ def measure_cascade(job: Job, spec: CascadeSpec, device: str = "cuda") -> Timing
     return measure_way(job, spec, _way(job.variant, spec, device), device)
 
 
-def measure_way(job: Job, spec: CascadeSpec, way: Way, device: str = "cuda") -> Timing:
+def measure_way(job: Job, spec: CascadeSpec, way: CascadeWay, device: str = "cuda") -> Timing:
     """Check, time, and check again one way to compute a cascade; see `measure_cascade`."""
     import torch
 
@@ -119,28 +119,28 @@ def measure_way(job: Job, spec: CascadeSpec, way: Way, device: str = "cuda") -> 
     return found.judged(job, message or late, times)
 
 
-def library_way(library: Path, device: str = "cuda") -> Way:
+def library_way(library: Path, device: str = "cuda") -> CascadeWay:
     """The way of a kernel of ours that has been built as a shared library."""
     from crossfuse.bench.ours import note_of
     from crossfuse.runtime import load
 
     kernel = load(library, check_device=device == "cuda")
-    return Way(kernel.run, note_of(kernel.manifest), kernel.manifest.resources)
+    return CascadeWay(kernel.run, note_of(kernel.manifest), kernel.manifest.resources)
 
 
-def eager_way(spec: CascadeSpec) -> Way:
+def eager_way(spec: CascadeSpec) -> CascadeWay:
     """The way of PyTorch's plain formula."""
     from crossfuse.bench.cascade_torch import formula
 
-    return Way(formula("eager", spec))
+    return CascadeWay(formula("eager", spec))
 
 
-def _way(name: str, spec: CascadeSpec, device: str) -> Way:
+def _way(name: str, spec: CascadeSpec, device: str) -> CascadeWay:
     from crossfuse.bench.cascade_torch import formula
     from crossfuse.bench.ours import compile_kernel, has_cascade, note_of
 
     if name not in OWN:
-        return Way(formula(name, spec))
+        return CascadeWay(formula(name, spec))
     if not has_cascade(name):
         raise no_such(name, spec, "a chain, which has an intermediate to place", "measure ours")
     kernel = compile_kernel(spec, OWN[name], hardware.device().name).kernel
@@ -148,10 +148,10 @@ def _way(name: str, spec: CascadeSpec, device: str) -> Way:
     def run(*inputs: Any) -> Any:
         return kernel.run(*inputs)
 
-    return Way(run, note_of(kernel.manifest), kernel.manifest.resources)
+    return CascadeWay(run, note_of(kernel.manifest), kernel.manifest.resources)
 
 
-def _bound(way: Way, inputs: dict[str, Any]) -> Callable[[], Any]:
+def _bound(way: CascadeWay, inputs: dict[str, Any]) -> Callable[[], Any]:
     values = tuple(inputs.values())
     return lambda: way.run(*values)
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from crossfuse.measure.serving import Serve, serve_lines
-from crossfuse.measure.timing import Conditions, How, copies_needed, measure, quietest, steps
+from crossfuse.measure.timing import How, TimingConditions, copies_needed, measure, quietest, steps
 from crossfuse.measure.way import GRAPH, LIBRARY, PROGRAM, Given, Taken, Way
 
 _LONGEST = 600
-_HOW = Conditions()
+_HOW = TimingConditions()
 #: Milliseconds between two timestamps; a single call may take longer.
 _LONGEST_STEP = 5.0
 
@@ -53,7 +53,7 @@ def ways_of(index: int) -> Serve:
     return serve
 
 
-def time_way(way: Way, device: str = "cuda", how: Conditions = _HOW) -> Taken:
+def time_way(way: Way, device: str = "cuda", how: TimingConditions = _HOW) -> Taken:
     """Time a way in this process: median and least time of one computation.
 
     By default the cache is cold, and a CUDA graph is replayed.
@@ -67,7 +67,7 @@ def time_way(way: Way, device: str = "cuda", how: Conditions = _HOW) -> Taken:
     return Taken(statistics.median(times), min(times))
 
 
-def _within(how: Conditions, call: Callable[[], Any], device: str) -> Conditions:
+def _within(how: TimingConditions, call: Callable[[], Any], device: str) -> TimingConditions:
     """Conditions with so few calls between two timestamps that slow ones do not take minutes."""
     import torch
 

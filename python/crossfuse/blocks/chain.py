@@ -81,10 +81,7 @@ def read_chain(sch: Any) -> Chain:
 
     Any other function raises `ScheduleRefused`.
     """
-    outputs = list(sch.get_output_blocks("root"))
-    if len(outputs) != 1:
-        raise _refuse(sch, outputs[0], f"{len(outputs)} outputs")
-    (epilogue,) = outputs
+    epilogue = _only(sch, list(sch.get_output_blocks("root")))
     last = _producers(sch, epilogue)
     if len(last) != 1 or combiner(sch, last[0]) is None or reduces(sch, epilogue):
         raise _refuse(sch, epilogue, "an output that is not an elementwise function of one product")
@@ -147,10 +144,19 @@ def read_last_product(sch: Any) -> Chain:
         for each in sch.get_output_blocks("root")
         if any(region.source.same_as(p) for region in sch.get(each).writes for p in given)
     ]
-    products = [each for each in _producers(sch, outputs[0]) if reduces(sch, each)]
-    if len(outputs) != 1 or len(products) != 1:
-        raise _refuse(sch, outputs[0], f"{len(outputs)} outputs of {len(products)} products")
-    return _single(sch, products[0], outputs[0])
+    epilogue = _only(sch, outputs)
+    products = [each for each in _producers(sch, epilogue) if reduces(sch, each)]
+    if len(products) != 1:
+        raise _refuse(sch, epilogue, f"an output of {len(products)} products")
+    return _single(sch, products[0], epilogue)
+
+
+def _only(sch: Any, outputs: list[Any]) -> Any:
+    """The only one of some output blocks; others are refused, and none too."""
+    if len(outputs) != 1:
+        block = outputs[0] if outputs else sch.get_sblock("root")
+        raise _refuse(sch, block, f"{len(outputs)} outputs")
+    return outputs[0]
 
 
 def _single(sch: Any, product: Any, epilogue: Any) -> Chain:

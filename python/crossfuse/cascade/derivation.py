@@ -163,6 +163,11 @@ def new(name: str) -> sympy.Symbol:
     return sympy.Symbol(f"{name}'", real=True)
 
 
+def old(name: str) -> sympy.Symbol:
+    """The symbol of a slot as it was before a step, or a merge, that has changed it already."""
+    return sympy.Symbol(f"{name}^", real=True)
+
+
 def guarded(name: str) -> sympy.Symbol:
     """The symbol of a slot's new value, or of what stands in for it where it has no inverse."""
     return sympy.Symbol(f"{name}~", real=True)

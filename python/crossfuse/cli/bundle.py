@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,13 +61,13 @@ def make(
     """Write a bundle, with its candidates compiled unless that is to be done there."""
     from crossfuse.bench.job import OURS, Job
     from crossfuse.hardware import device
-    from crossfuse.meta_schedule.build import Conditions
+    from crossfuse.meta_schedule.build import Conditions, cores
     from crossfuse.meta_schedule.bundle import make_bundle
 
     name = device(target).name
     found = _candidates(candidates, name, keep, baseline)
     job = Job("", OURS, l2, "graph", repeats, calls)
-    how = Conditions(name, job, build_timeout=build_timeout, builders=jobs or _cores())
+    how = Conditions(name, job, build_timeout=build_timeout, builders=jobs or cores())
     failures = []
 
     def report(candidate: Any, build: Any) -> None:
@@ -128,7 +127,7 @@ def measure(
     """
     from crossfuse.bench.environment import record as environment
     from crossfuse.bench.environment import require_gpu
-    from crossfuse.meta_schedule.build import Conditions
+    from crossfuse.meta_schedule.build import Conditions, cores
     from crossfuse.meta_schedule.bundle import measure_bundle, open_bundle
     from crossfuse.meta_schedule.records import Progress
 
@@ -136,7 +135,7 @@ def measure(
     require_gpu()
     gpu = environment()["gpu"].get("name", "")
     how = Conditions(
-        timeout=timeout, build_timeout=build_timeout, builders=jobs or max(1, _cores() - 1), gpu=gpu
+        timeout=timeout, build_timeout=build_timeout, builders=jobs or max(1, cores() - 1), gpu=gpu
     )
     with Progress(len(bundle.missing())) as progress:
         try:
@@ -193,7 +192,3 @@ def _summary(records: list[Record], as_json: bool) -> None:
     for spec, each in best.items():
         typer.echo(f"{spec}: {each.microseconds:.2f} us, {each.candidate.summary}")
     typer.echo(", ".join(f"{count} {status}" for status, count in counts.items()) or "no records")
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))

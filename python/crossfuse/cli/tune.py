@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -78,7 +77,7 @@ def tune(
     from crossfuse.bench.environment import record as environment
     from crossfuse.bench.environment import require_gpu
     from crossfuse.hardware import device
-    from crossfuse.meta_schedule.build import Conditions
+    from crossfuse.meta_schedule.build import Conditions, cores
     from crossfuse.meta_schedule.tune import open_tuning
     from crossfuse.workload.cascades import resolve_any
 
@@ -86,7 +85,7 @@ def tune(
     if trials and runner is Where.local and not rpc:
         require_gpu()
         gpu = environment()["gpu"].get("name", "")
-    how = Conditions(device(target).name, timeout=timeout, builders=jobs or _cores(), gpu=gpu)
+    how = Conditions(device(target).name, timeout=timeout, builders=jobs or cores(), gpu=gpu)
     if rpc:
         _check_chain(spec)
         how = _remote(how, rpc, runner)
@@ -206,7 +205,3 @@ def _show(tuning: Tuning, as_json: bool) -> None:
     how = "measured" if found["measured"] else "estimated, nothing was measured"
     typer.echo(f"{tuning.spec}: {found['microseconds']:.2f} us ({how})")
     typer.echo(f"{found['family']} {found['tiles'] or ''}".rstrip())
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))

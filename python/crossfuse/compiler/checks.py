@@ -120,8 +120,7 @@ def _emulated(compiled: Compiled, problem: Problem, seed: int) -> str:
 def _resources(compiled: Compiled) -> str:
     parts = []
     for usage in compiled.artefact.manifest.resources:
-        spills = usage.spill_store_bytes + usage.spill_load_bytes
-        parts.append(f"{usage.registers} registers, {spills} bytes spilled")
+        parts.append(f"{usage.registers} registers, {usage.spill_bytes} bytes spilled")
     return "; ".join(parts)
 
 

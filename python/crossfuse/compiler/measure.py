@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from crossfuse.calls import checked
 from crossfuse.errors import EnvironmentRefused, refuse
-from crossfuse.measure.timing import Conditions, measure, quietest, steps
+from crossfuse.measure.timing import TimingConditions, measure, quietest, steps
 from crossfuse.runtime.tensors import to_torch
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 RUNS = 30
 #: One call at a time, on one set of inputs: nothing of it is in the L2 cache, which is flushed.
-ONE_CALL = Conditions(repeats=RUNS, calls=1)
+ONE_CALL = TimingConditions(repeats=RUNS, calls=1)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crossfuse.errors import EnvironmentRefused, RefusedError, WorkloadRefused, refuse
+from crossfuse.errors import EnvironmentRefused, refuse
+from crossfuse.workload.refusal import refused
 
 if TYPE_CHECKING:
     from crossfuse.relax.torch_import import Imported
@@ -34,7 +35,7 @@ def import_onnx(
     unknown = sorted(set(shapes or {}) - set(extents))
     if unknown:
         limit = f"inputs of the model: {', '.join(extents)}"
-        raise _refused("shapes", unknown[0], limit, "name one of these")
+        raise refused(_RULE, "shapes", unknown[0], limit, "name one of these")
     mod = _translated(proto, extents, opset)
     function = mod["main"]
     weights = [each.numpy() for each in (function.attrs.get("params") or ())]
@@ -70,7 +71,7 @@ def _proto(model: Any) -> Any:
         return onnx.load(str(model))
     except Exception as error:
         found = f"{type(error).__name__}: {_first_line(error)}"
-        raise _refused(str(model), found, "an ONNX model", "check the path") from error
+        raise refused(_RULE, str(model), found, "an ONNX model", "check the path") from error
 
 
 def _extents(value: Any, shapes: Mapping[str, Sequence[int | str]]) -> list[int | str]:
@@ -81,7 +82,7 @@ def _extents(value: Any, shapes: Mapping[str, Sequence[int | str]]) -> list[int 
     if open_ones:
         limit = "extents that are numbers, or symbolic and named by the caller"
         advice = f"pass shapes={{'{value.name}': (16, 64)}}, say, or ('rows', 64) for any rows"
-        raise _refused(value.name, f"extents {', '.join(open_ones)} left open", limit, advice)
+        raise refused(_RULE, value.name, f"extents {', '.join(open_ones)} left open", limit, advice)
     return [each.dim_value for each in dims]
 
 
@@ -103,7 +104,7 @@ def _translated(proto: Any, extents: Mapping[str, list[int | str]], opset: int |
         found = f"{type(error).__name__}: {_first_line(error)}"
         limit = "operators that TVM's ONNX importer knows"
         advice = "express the operator with others, or build the Relax module by hand"
-        raise _refused("graph", found, limit, advice) from error
+        raise refused(_RULE, "graph", found, limit, advice) from error
     from tvm import relax
 
     return relax.transform.DecomposeOpsForInference()(mod)
@@ -112,7 +113,3 @@ def _translated(proto: Any, extents: Mapping[str, list[int | str]], opset: int |
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:200] if lines else ""
-
-
-def _refused(where: str, found: str, limit: str, instead: str) -> RefusedError:
-    return refuse(WorkloadRefused, _RULE, where, found=found, limit=limit, instead=instead)

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from crossfuse.errors import RefusedError, WorkloadRefused, refuse
+from crossfuse.workload.refusal import refused
 
 if TYPE_CHECKING:
     from crossfuse.relax.torch_import import Imported
@@ -27,7 +27,8 @@ def import_nn(module: Any, example_inputs: Sequence[Any]) -> Imported:
 
     names = list(inspect.signature(module.forward).parameters)
     if len(names) != len(example_inputs):
-        raise _refused(
+        raise refused(
+            _RULE,
             "example_inputs",
             f"{len(example_inputs)} of them",
             f"one for each argument of forward: {', '.join(names)}",
@@ -42,7 +43,7 @@ def import_nn(module: Any, example_inputs: Sequence[Any]) -> Imported:
         if each.data is None:
             limit = "parameters with values, which become the model's weights"
             advice = "call load_state_dict, or set its data"
-            raise _refused(name, "a parameter without a value", limit, advice)
+            raise refused(_RULE, name, "a parameter without a value", limit, advice)
     weights = {name: each.data.numpy() for name, each in parameters}
     return Imported(_with_main(mod), tuple(names), weights)
 
@@ -59,7 +60,3 @@ def _with_main(mod: Any) -> Any:
     functions = {name.name_hint: func for name, func in mod.functions_items()}
     main = functions.pop("forward").with_attr("global_symbol", "main")
     return tvm.IRModule({"main": main, **functions}, attrs=mod.attrs)
-
-
-def _refused(where: str, found: str, limit: str, instead: str) -> RefusedError:
-    return refuse(WorkloadRefused, _RULE, where, found=found, limit=limit, instead=instead)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from crossfuse.errors import RefusedError, WorkloadRefused, refuse
 from crossfuse.importers import from_onnx, frontend_nn, relay
+from crossfuse.workload.refusal import refused
 
 if TYPE_CHECKING:
     from crossfuse.relax.torch_import import Imported
@@ -35,7 +35,8 @@ def read_model(
         return from_onnx.import_onnx(model, shapes, opset)
     if shapes is not None or opset is not None:
         name = "shapes" if shapes is not None else "opset"
-        raise _refused(name, f"it for a {type(model).__name__}", "ONNX models", "leave it out")
+        found = f"it for a {type(model).__name__}"
+        raise refused(_RULE, name, found, "ONNX models", "leave it out")
     if _is(model, "torch.export.exported_program", "ExportedProgram"):
         from crossfuse.relax.torch_import import import_exported
 
@@ -45,7 +46,7 @@ def read_model(
         if not example_inputs:
             limit = "one tensor for each input of the module"
             advice = "pass example_inputs=(x,), whose shape and type are compiled for"
-            raise _refused(type(model).__name__, "no example inputs", limit, advice)
+            raise refused(_RULE, type(model).__name__, "no example inputs", limit, advice)
         if not torch_module:
             return frontend_nn.import_nn(model, example_inputs)
         from crossfuse.relax.torch_import import import_torch
@@ -59,7 +60,8 @@ def _relax(model: Any) -> Imported:
     from crossfuse.relax.torch_import import Imported
 
     if not isinstance(model, ir.IRModule):
-        raise _refused(
+        raise refused(
+            _RULE,
             "model",
             f"a {type(model).__name__}",
             "a torch module or exported program, an ONNX model or the path of an .onnx file, a "
@@ -68,8 +70,8 @@ def _relax(model: Any) -> Imported:
         )
     names = [each.name_hint for each in model.get_global_vars()]
     if "main" not in names:
-        raise _refused(
-            "module", f"functions {', '.join(names)}", "one that is called main", "rename it"
+        raise refused(
+            _RULE, "module", f"functions {', '.join(names)}", "one that is called main", "rename it"
         )
     return Imported(model, tuple(str(each.name) for each in model["main"].params), {})
 
@@ -77,7 +79,3 @@ def _relax(model: Any) -> Imported:
 def _is(model: object, module: str, name: str) -> bool:
     """Whether a model is of a class, without importing where it is from."""
     return any((c.__module__, c.__name__) == (module, name) for c in type(model).__mro__)
-
-
-def _refused(where: str, found: str, limit: str, instead: str) -> RefusedError:
-    return refuse(WorkloadRefused, _RULE, where, found=found, limit=limit, instead=instead)

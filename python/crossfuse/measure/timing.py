@@ -60,27 +60,27 @@ HEATING_CALLS = 16
 
 
 class How(Protocol):
-    """Protocol of what says how to measure: `Conditions`, or `crossfuse.bench.job.Job`."""
+    """Protocol of what says how to measure: `TimingConditions`, or `crossfuse.bench.job.Job`."""
 
     @property
     def l2(self) -> str:
-        """See `Conditions`."""
+        """See `TimingConditions`."""
 
     @property
     def protocol(self) -> str:
-        """See `Conditions`."""
+        """See `TimingConditions`."""
 
     @property
     def repeats(self) -> int:
-        """See `Conditions`."""
+        """See `TimingConditions`."""
 
     @property
     def calls(self) -> int:
-        """See `Conditions`."""
+        """See `TimingConditions`."""
 
 
 @dataclass(frozen=True)
-class Conditions:
+class TimingConditions:
     """How a measurement is made."""
 
     #: ``"cold"``: weights not in the L2 cache; ``"hot"``: one set of them, left there.

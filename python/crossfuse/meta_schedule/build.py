@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -12,6 +13,7 @@ from crossfuse.bench.job import OURS, Job
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import device
 from crossfuse.meta_schedule.candidate import Candidate
+from crossfuse.planner.families import EAGER
 from crossfuse.schema import typed
 
 #: Longest text of an error that is kept.
@@ -40,6 +42,11 @@ class Build:
         return typed(Build, value)
 
 
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def shared_object(folder: Path, candidate: Candidate) -> Path:
     """Path of a candidate's library in a folder."""
     return folder / "libraries" / f"{candidate.id}.so"
@@ -53,7 +60,7 @@ def build_candidate(candidate: Candidate, folder: Path, target: str, timeout: fl
     """
     start = time.perf_counter()
     try:
-        if candidate.family != "eager" and not _is_built(shared_object(folder, candidate)):
+        if candidate.family != EAGER and not _is_built(shared_object(folder, candidate)):
             _build(candidate, folder, target, timeout)
         found = Build("ok")
     except RefusedError as error:
@@ -115,5 +122,5 @@ class Conditions:
 
     def job_of(self, candidate: Candidate) -> Job:
         """The job of one candidate; kernels of ours have no time where they are wrong."""
-        variant = "eager" if candidate.family == "eager" else OURS
+        variant = "eager" if candidate.family == EAGER else OURS
         return replace(self.job, spec=candidate.spec, variant=variant)

@@ -22,7 +22,7 @@ from tvm.s_tir.meta_schedule.builder import BuilderInput, BuilderResult, PyBuild
 from crossfuse.calls import checked
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device, device
-from crossfuse.meta_schedule.build import LONGEST
+from crossfuse.meta_schedule.build import LONGEST, cores
 from crossfuse.meta_schedule.functions import keep, name_of, tag_of
 from crossfuse.meta_schedule.task import Tasks
 from crossfuse.workload.spec import WorkloadSpec
@@ -116,7 +116,7 @@ class NvccBuilder(PyBuilder):
         self._functions = _functions(workload)
         self._target = device(target)
         self._directory = directory
-        self._workers = max_workers or len(os.sched_getaffinity(0))
+        self._workers = max_workers or cores()
         self._timeout = timeout_sec
 
     def build(self, build_inputs: Sequence[BuilderInput]) -> list[BuilderResult]:

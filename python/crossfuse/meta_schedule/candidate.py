@@ -26,7 +26,7 @@ FAMILIES = {
     "tiles": "a cascade as a stream of tiles with products: schedule_cascade_tiles",
     "rows": "rows of a cascade, then their product, in one kernel: schedule_rows_gemm",
     "trace": "a recorded schedule, applied to the function of the spec",
-    "eager": "PyTorch eager (cuBLAS): nothing is built",
+    EAGER: "PyTorch eager (cuBLAS): nothing is built",
 }
 #: Arguments of the rules besides tiles.
 OPTIONS = {
@@ -39,7 +39,7 @@ OPTIONS = {
     "tiles": (),
     "rows": (),
     "trace": (),
-    "eager": (),
+    EAGER: (),
 }
 _KEYS = ("spec", "family", "tiles", "options", "trace")
 #: What a file may say of a candidate besides: how it is called, what is expected of it.

@@ -12,6 +12,7 @@ from crossfuse.errors import RefusedError
 from crossfuse.hardware import device, tvm_target
 from crossfuse.meta_schedule.records import Record
 from crossfuse.meta_schedule.scheduled import function_of, replayable
+from crossfuse.planner.families import EAGER
 from crossfuse.schedule.records import trace_json
 
 #: Files of a database, as MetaSchedule names them.
@@ -88,7 +89,7 @@ class Store:
 
 def _trace(record: Record, target: str) -> Any:
     """Trace of a candidate; None where it has no schedule."""
-    if record.candidate.family == "eager":
+    if record.candidate.family == EAGER:
         return None
     with suppress(RefusedError):
         return replayable(record.candidate, device(target)).trace

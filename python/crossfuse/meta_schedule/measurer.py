@@ -16,6 +16,7 @@ from crossfuse.bench.job import Job, Timing
 from crossfuse.measure.peer import NoAnswer, Peer
 from crossfuse.meta_schedule.build import Build, Conditions
 from crossfuse.meta_schedule.candidate import Candidate
+from crossfuse.planner.families import EAGER
 
 # Compiles candidates in several processes at once, and computes their references.
 
@@ -202,7 +203,7 @@ class Measurer:
             self._used += 1
             if earlier:
                 timing = replace(timing, message=f"{timing.message}; {earlier}")
-            if not timing.fault or (family == "eager" and timing.status == "wrong"):
+            if not timing.fault or (family == EAGER and timing.status == "wrong"):
                 return timing, attempts
             earlier = f"beside others it was {timing.status} at first: {timing.message}"
             self._peer.close()

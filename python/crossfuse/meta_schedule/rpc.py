@@ -18,6 +18,7 @@ from crossfuse.bench.problem import Problem
 from crossfuse.errors import EnvironmentRefused, WorkloadRefused, refuse
 from crossfuse.measure.timing import COLD_BYTES
 from crossfuse.meta_schedule.session import Session
+from crossfuse.planner.families import EAGER
 
 #: How it is measured there, see `crossfuse.bench.job.PROTOCOLS`.
 PROTOCOL = "stream"
@@ -82,7 +83,7 @@ class RpcSession(Session):
         Where a check failed it is ``wrong``, without a time. The family ``eager``, which has no
         library that a server could load, is refused.
         """
-        if family == "eager":
+        if family == EAGER:
             raise refuse(
                 WorkloadRefused,
                 "rpc",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from crossfuse.bench.cascades import CascadeProblem, eager_way, library_way, measure_way
 from crossfuse.bench.job import Job, Timing
 from crossfuse.errors import RefusedError
+from crossfuse.planner.families import EAGER
 
 if TYPE_CHECKING:
     from crossfuse.bench.problem import Problem
@@ -64,9 +65,7 @@ class Session:
         problem = self._problem
         assert problem is not None
         if isinstance(problem, CascadeProblem):
-            way = (
-                eager_way(problem.spec) if family == "eager" else library_way(library, self._device)
-            )
+            way = eager_way(problem.spec) if family == EAGER else library_way(library, self._device)
             return measure_way(job, problem.spec, way, self._device)
         return self._measure(job, family, library, problem)
 
@@ -79,7 +78,7 @@ class Session:
 
         variant = self._variant(family, library, problem)
         copies = copies_needed(problem.weight_bytes, job.calls, job.l2)
-        key = (family == "eager", copies)
+        key = (family == EAGER, copies)
         with torch.no_grad():
             if key not in self._placed:
                 self._placed.clear()
@@ -100,7 +99,7 @@ class Session:
         return ""
 
     def _variant(self, family: str, library: Path, problem: Problem) -> Variant:
-        if family == "eager":
+        if family == EAGER:
             from crossfuse.bench.variants import make
             from crossfuse.workload.spec_text import parse
 

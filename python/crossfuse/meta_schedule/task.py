@@ -88,8 +88,9 @@ def task_of(func: Any, target: Device) -> Task:
 
     It is refused if it is no chain, or there are no kernels of it.
     """
-    if isinstance(func, ir.tvm.IRModule):
-        (func,) = func.functions.values()
+    from crossfuse.lower.extract import only_function
+
+    func = only_function(func)
     chain = chain_from(func)
     shape = shape_of(chain, k_major=is_k_major(func))
     return Task(func, chain, space_of(shape, target, rates_of(target)))

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from crossfuse.errors import EnvironmentRefused, RefusedError, WorkloadRefused, refuse
+from crossfuse.errors import EnvironmentRefused, refuse
 from crossfuse.models.spec import ModelSpec
 from crossfuse.models.widths import Widths
+from crossfuse.workload.refusal import refused
 
 
 class Layers(nn.Module):
@@ -47,7 +48,7 @@ def from_transformers(spec: ModelSpec) -> nn.Module:
     if spec.head or spec.cache or not isinstance(widths, Widths) or widths.family not in _MAKE:
         families = ", ".join(_MAKE)
         limit = f"rows in and out, no cache, and families {families}"
-        raise _refused(str(spec), "source=transformers", limit, "leave source out")
+        raise refused("models", str(spec), "source=transformers", limit, "leave source out")
     try:
         import transformers
     except ImportError:
@@ -109,10 +110,6 @@ def _common(widths: Widths, spec: ModelSpec) -> dict[str, Any]:
 
 class _Ends(nn.Sequential):
     """BERT's two products, which its classes store in two modules."""
-
-
-def _refused(where: str, found: str, limit: str, instead: str) -> RefusedError:
-    return refuse(WorkloadRefused, "models", where, found=found, limit=limit, instead=instead)
 
 
 _MAKE = {"llama": _llama, "bert": _bert, "gpt2": _gpt2}

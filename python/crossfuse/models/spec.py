@@ -14,7 +14,7 @@ from typing import Any
 
 from crossfuse.models.widths import MODELS, Convolutions, Widths
 from crossfuse.workload.dtypes import float_type
-from crossfuse.workload.refusal import one_of, read_extent, refused
+from crossfuse.workload.refusal import one_of, read_extent, read_flag, refused
 from crossfuse.workload.spec_text import pairs
 
 #: What the text of a model begins with.
@@ -23,7 +23,6 @@ KIND = "model"
 PARTS = ("whole", "mlp")
 #: Where its modules come from: written here, or classes of the package ``transformers``.
 SOURCES = ("torch", "transformers")
-_WORDS = {"true": True, "false": False}
 
 
 @dataclass(frozen=True)
@@ -118,8 +117,7 @@ def parse(text: str) -> ModelSpec:
         if known[key] == "int":
             values[key] = read_extent(KIND, key, word)
         elif known[key] == "bool":
-            one_of(f"{KIND}:{key}", word.lower(), tuple(_WORDS))
-            values[key] = _WORDS[word.lower()]
+            values[key] = read_flag(KIND, key, word)
         else:
             values[key] = word
     return ModelSpec(name.strip(), **values)

@@ -6,7 +6,7 @@ What reads them, such as `crossfuse.planner.explain`, needs nothing else of a pl
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -147,6 +147,20 @@ def runner_of(other: Timed, best: Timed) -> Runner:
     worst = sorted((name for name in more if more[name] > 0), key=lambda each: -more[each])
     loses = {name: round(more[name], 3) for name in worst}
     return Runner(other.family, other.tiles, other.microseconds, loses)
+
+
+def check_families(wanted: Sequence[str], known: Sequence[str], of: str = "") -> None:
+    """Refuse names of families that are not known; `of` is said behind these."""
+    odd = [each for each in wanted if each not in known]
+    if odd:
+        raise refuse(
+            PlanRefused,
+            "plan",
+            "only",
+            found=repr(odd[0]),
+            limit=", ".join(known) + of,
+            instead="name some of these families",
+        )
 
 
 def no_plan(found: str, limit: str, version: int = VERSION) -> PlanRefused:

@@ -9,7 +9,7 @@ the next one, and the rounding error is less. `exact` says whether a chain stays
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ Count: TypeAlias = "int | np.ndarray[Any, Any]"
 Flag: TypeAlias = "bool | np.ndarray[Any, Any]"
 #: From 0 to 1.
 Share: TypeAlias = "float | np.ndarray[Any, Any]"
+Value = TypeVar("Value", "Flag", "Count", "Share")
 
 
 def ceil_div(count: Count, size: Count) -> Count:
@@ -55,22 +56,8 @@ def part(count: Count, share: Share) -> Count:
     return round(count * share)
 
 
-def choose(flag: Flag, yes: Count, no: Count) -> Count:
+def choose(flag: Flag, yes: Value, no: Value) -> Value:
     """`yes` where the flag is set, `no` elsewhere."""
-    if isinstance(flag, np.ndarray):
-        return np.where(flag, yes, no)
-    return yes if flag else no
-
-
-def where(flag: Flag, yes: Share, no: Share) -> Share:
-    """`choose` between shares, or times."""
-    if isinstance(flag, np.ndarray):
-        return np.where(flag, yes, no)
-    return yes if flag else no
-
-
-def whether(flag: Flag, yes: Flag, no: Flag) -> Flag:
-    """`choose` between flags."""
     if isinstance(flag, np.ndarray):
         return np.where(flag, yes, no)
     return yes if flag else no

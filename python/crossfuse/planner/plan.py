@@ -15,7 +15,7 @@ from crossfuse.errors import PlanRefused, RefusedError, refuse
 from crossfuse.hardware import TMA_PITCH, Device, device
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.choice import Choice, plain_numbers, runner_of
+from crossfuse.planner.choice import Choice, check_families, plain_numbers, runner_of
 from crossfuse.planner.cost.estimate import corrected, eager
 from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates, rates_of
@@ -180,7 +180,7 @@ def ranked(
     shape = shape_of(chain, k_major=stored)
     frame = Plan(chain, stored, spec.name, EAGER, {}, 0.0, {}, "", {})
     wanted = tuple(only) or (*families(shape), EAGER)
-    _check(wanted)
+    check_families(wanted, (*FAMILIES, EAGER))
     plans = [
         each for family in wanted for each in _of_family(frame, family, shape, spec, known, keep)
     ]
@@ -283,19 +283,6 @@ def _bytes(chain: Chain, moved: Mapping[str, int]) -> dict[str, int]:
     ends = [each for each in chain.tensors if each.role != "intermediate"]
     hbm = sum(chain.elements(each.name) * each.item // each.repeats for each in ends)
     return {"hbm": hbm, **moved}
-
-
-def _check(wanted: Sequence[str]) -> None:
-    odd = [each for each in wanted if each not in (*FAMILIES, EAGER)]
-    if odd:
-        raise refuse(
-            PlanRefused,
-            "plan",
-            "only",
-            found=repr(odd[0]),
-            limit=", ".join((*FAMILIES, EAGER)),
-            instead="name some of these families",
-        )
 
 
 # Plans of chains whose rows TMA cannot copy: those of padded copies, and the time of copies.

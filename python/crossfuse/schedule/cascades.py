@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.errors import CascadeRefused, ScheduleRefused, refuse
-from crossfuse.planner.families import CASCADE_FAMILIES, ROWS, STREAM
+from crossfuse.planner.families import CASCADE_FAMILIES, EAGER, ROWS, STREAM
 
 if TYPE_CHECKING:
     from crossfuse.cascade.derivation import Derivation
@@ -54,7 +54,7 @@ def schedule_cascade(
             "plan",
             f"family '{family}'",
             found="a plan that leaves the cascade to separate kernels"
-            if family == "eager"
+            if family == EAGER
             else "a family of chains of products",
             limit=", ".join(CASCADE_FAMILIES),
             instead="plan with only=('stream', 'tiles', 'rows')",

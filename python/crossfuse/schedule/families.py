@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from crossfuse import _tvm as ir
-from crossfuse.blocks.chain import read_chain
 from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.hardware import Device, device
+from crossfuse.hardware import Device
 from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
 from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
@@ -19,7 +17,6 @@ from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
 from crossfuse.schema import Damaged, typed
-from crossfuse.workload import prim_func
 
 
 @dataclass(frozen=True)
@@ -76,33 +73,3 @@ def _tiles(family: str, kind: type, given: Mapping[str, Any]) -> Any:
             limit=error.limit,
             instead="name tile extents like these",
         ) from None
-
-
-# The tiles that a rule chooses for a workload, in the planner's form.
-
-_FIELDS = ("rows", "columns", "cluster", "split", "across", "stacked")
-
-
-def chosen_tiles(spec: Any, family: str, target: str | Device | None = None) -> dict[str, Any]:
-    """Complete the tiles of a family with nothing given, for a device whose clusters are counted.
-
-    The families are ``"gemm"``, ``"registers"``, ``"dsm"``, ``"l2"`` and ``"global"``; the result
-    is for `crossfuse.planner.kernels.every.read_kernel`. Refused where the rule has no tiles.
-    """
-    sch, on = ir.Schedule(prim_func(spec)), device(target)
-    chain = read_chain(sch)
-    if family == "registers":
-        return asdict(RegisterTiles().complete(sch, chain, on))
-    if family == "dsm":
-        return asdict(ClusterTiles().complete(sch, chain, on))
-    if family == "gemm":
-        return _given(TensorTiles().complete(sch, chain))
-    first = TensorTiles().of_first(sch, chain, on, staged=family == "l2")
-    return {
-        "first": _given(first),
-        "second": _given(TensorTiles().of_second(sch, chain, first, on)),
-    }
-
-
-def _given(tiles: TensorTiles) -> dict[str, Any]:
-    return {name: getattr(tiles, name) for name in _FIELDS}

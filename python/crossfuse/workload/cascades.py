@@ -25,7 +25,7 @@ from typing import Any
 
 from crossfuse.workload import cascade_products, cascade_spec, suites
 from crossfuse.workload.cascade_spec import CascadeSpec, value_text
-from crossfuse.workload.refusal import one_of, read_extent, refused
+from crossfuse.workload.refusal import one_of, read_extent, read_flag, refused
 from crossfuse.workload.spec import WorkloadSpec
 from crossfuse.workload.spec_text import pairs
 
@@ -49,7 +49,6 @@ KINDS = tuple(each.kind for each in _CLASSES)
 _OF_KIND = {each.kind: each for each in _CLASSES}
 #: Other words of the suites for the same extents.
 _SPELLINGS = {"decode_attention": {"q_heads": "heads"}}
-_WORDS = {"true": True, "false": False}
 
 
 def parse(text: str) -> CascadeSpec:
@@ -127,8 +126,7 @@ def _from_options(kind: str, options: Mapping[str, str]) -> CascadeSpec:
         if known[name].type == "int":
             values[name] = read_extent(kind, name, text)
         elif known[name].type == "bool":
-            one_of(f"{kind}:{name}", text.lower(), tuple(_WORDS))
-            values[name] = _WORDS[text.lower()]
+            values[name] = read_flag(kind, name, text)
         else:
             values[name] = text
     return made(**values)

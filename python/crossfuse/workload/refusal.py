@@ -1,9 +1,11 @@
-"""Refusals of specs."""
+"""Refusals of specs, and values that are read or refused."""
 
 from __future__ import annotations
 
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
 from crossfuse.workload.dtypes import closest
+
+_FLAGS = {"true": True, "false": False}
 
 
 def refused(rule: str, where: str, found: object, limit: str, instead: str) -> RefusedError:
@@ -34,3 +36,9 @@ def read_extent(kind: str, name: str, text: str) -> int:
     raise refused(
         "workload-extent", f"{kind}:{name}", text, "a positive integer", f"write {name}=128, say"
     )
+
+
+def read_flag(kind: str, name: str, text: str) -> bool:
+    """Read ``true`` or ``false``; anything else raises `WorkloadRefused`."""
+    one_of(f"{kind}:{name}", text.lower(), tuple(_FLAGS))
+    return _FLAGS[text.lower()]

@@ -52,11 +52,11 @@ PROGRAM = """
 import sys
 from functools import partial
 from crossfuse.bench import environment
-from crossfuse.meta_schedule import conditions
+from crossfuse.meta_schedule import build
 from null.meta_schedule.test_tune_search import HOW
 environment.require_gpu = lambda: None
 given = {"builder": HOW.builder, "measurer": HOW.measurer}
-conditions.Conditions = partial(conditions.Conditions, **given)
+build.Conditions = partial(build.Conditions, **given)
 from crossfuse.cli import main
 main()
 """

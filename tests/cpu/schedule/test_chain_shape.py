@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
+from tvm.script import tirx as T
 
 from crossfuse import _tvm as ir
-from crossfuse.blocks.chain import read_chain
+from crossfuse.blocks.chain import read_chain, read_last_product
+from crossfuse.errors import ScheduleRefused
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.extract.chain import chain_from
 from crossfuse.planner.kernels.shape import shape_of, shape_of_blocks
@@ -32,3 +37,18 @@ def test_functions_have_the_shapes_of_their_specs(text: str) -> None:
     assert found == shape_of(chain_of(spec), k_major=stored)
     assert found == shape_of(chain_from(func), k_major=stored)
     assert bool(found.further) == ("residual" in text)
+
+
+@T.prim_func(s_tir=True)
+def without_output(a: T.Buffer((16,), "float32")):
+    kept = T.sblock_alloc_buffer((16,))
+    for i in range(16):
+        with T.sblock("keep"):
+            vi = T.axis.spatial(16, i)
+            kept[vi] = a[vi]
+
+
+@pytest.mark.parametrize("read", [read_chain, read_last_product])
+def test_a_function_without_output_is_refused(read: Callable[[Any], Any]) -> None:
+    with pytest.raises(ScheduleRefused, match="block 'root': found 0 outputs"):
+        read(ir.Schedule(without_output))

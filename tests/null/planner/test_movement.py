@@ -8,11 +8,12 @@ import pytest
 from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
 from crossfuse.planner.chain.build import Layer, Operand, Reduced, assemble, chain_of, matrix_chain
-from crossfuse.planner.chain.spec import Reduction
+from crossfuse.planner.chain.spec import Chain, Reduction
+from crossfuse.planner.counts import Count
 from crossfuse.planner.dataflow.movement import Machine, movement
 from crossfuse.planner.dataflow.schedules import Residency, check_residency, kept, read_schedule
 from crossfuse.planner.dataflow.tiling import Tiling, check_tiling, grains
-from crossfuse.planner.dataflow.volume import accumulators, footprints, gathered, nests
+from crossfuse.planner.dataflow.volume import Nest, accumulators, gathered, nests, region_elements
 from crossfuse.workload import lookup, parse
 from null.planner.chains import compulsory, random_case
 
@@ -201,6 +202,18 @@ def test_gate_and_up_on_two_ctas() -> None:
     made = nests(chain, schedule, tiling, residency)["cta"]
     assert accumulators(chain, tiling.cluster, made, 0, 0) == 128 * 64 * 4
     assert accumulators(chain, {}, made, 0, 0) == 2 * 128 * 64 * 4
+
+
+def footprints(chain: Chain, made: tuple[Nest, ...], residency: Residency) -> dict[str, Count]:
+    """Bytes that a unit has of each tensor; of an intermediate its own part."""
+    found: dict[str, Count] = {}
+    for nest, product in zip(made, chain.products, strict=True):
+        for name in (product.left, *product.rights, product.output):
+            tensor = chain.tensor(name)
+            hold = residency.position(tensor, nest.schedule)
+            if name not in found:
+                found[name] = region_elements(nest, tensor.dims, hold) * tensor.item
+    return found
 
 
 def test_footprints_of_a_cta() -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import sympy
 
 from crossfuse.cascade.algebra.exponents import joined, positive, ratios
-from crossfuse.cascade.algebra.state import Kept, State, chosen
+from crossfuse.cascade.algebra.state import Kept, Side, State, chosen
 from crossfuse.cascade.derivation import left, new, right, value
 from crossfuse.cascade.expressions.functions import Fence, opened
 
@@ -169,9 +169,8 @@ def merged(gauge: Gauge, parts: Sequence[sympy.Expr], state: State) -> sympy.Exp
     return sympy.Add(*(moved(gauge, part, state, side) for part, side in sides))
 
 
-def correction(gauge: Gauge, state: State, side: object = value) -> sympy.Expr:
+def correction(gauge: Gauge, state: State, side: Side = value) -> sympy.Expr:
     """The factor from the gauge of a side to that of new values."""
-    assert callable(side)
     found = sympy.S.One
     if gauge.exponents != 0:
         before = sympy.exp(-state.raw(gauge.exponents, side))
@@ -207,7 +206,7 @@ def _others(product: sympy.Mul, one: sympy.Expr) -> list[sympy.Expr]:
     return [each for each in product.args if each != one]
 
 
-def moved(gauge: Gauge, part: sympy.Expr, state: State, side: object) -> sympy.Expr:
+def moved(gauge: Gauge, part: sympy.Expr, state: State, side: Side) -> sympy.Expr:
     """Rescale the value of a side from its own gauge to that of new values."""
     if gauge.free:
         return part
@@ -215,7 +214,6 @@ def moved(gauge: Gauge, part: sympy.Expr, state: State, side: object) -> sympy.E
     if gauge.vanishes:
         return scaled
     # Not proved to be 0 where a maximum is of nothing: stand-ins on both sides, and 0 stays 0.
-    assert callable(side)
     slots = [each for each in state.kept if each.infinite]
     stood = {
         side(each.name): chosen(

@@ -7,12 +7,12 @@ from types import MappingProxyType
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.derivation import value
+from crossfuse.cascade.derivation import old, value
 from crossfuse.cascade.rewrite.cover import Tiling
 from crossfuse.cascade.rewrite.frame import Frame, at, finished, row_of, tile_of
+from crossfuse.cascade.rewrite.passes import item_bytes
 from crossfuse.cascade.rewrite.phases import Definitions, Shared, share
 from crossfuse.cascade.rewrite.residence import Residence, load
-from crossfuse.cascade.rewrite.reuse import then
 from crossfuse.cascade.rewrite.scripting import held, loop, numbers, place_symbol, steps, when
 from crossfuse.cascade.rewrite.segments import Place
 from crossfuse.cascade.rewrite.streams import BYTES, Stream
@@ -40,7 +40,7 @@ class Outputs:
         self.rows = frame.at_row(place[0])
         self.values = finished(frame, frame.invariants(self.rows), state)
         for slot in frame.derivation.slots if before else ():
-            self.values.values[then(slot.name)] = before[numbers(slot, frame.dtype)[0].name]
+            self.values.values[old(slot.name)] = before[numbers(slot, frame.dtype)[0].name]
         derived = frame.derivation
         self.results = [each for each in frame.site.outputs if each.name in derived.results]
         self.along = [each for each in frame.site.outputs if each.name in derived.rows]
@@ -169,7 +169,7 @@ class _Tile:
         """Statements: store a vector of outputs."""
         cover = self.frame.cover
         _, cta, thread = self.outputs.place
-        size = max(1, ir.tvm.DataType(_dtype(output)).bits // 8)
+        size = item_bytes(_dtype(output))
         lanes = min(cover.vector, BYTES // size)
         with steps("part", cover.vector // lanes, "unroll") as part:
             if lanes == 1:

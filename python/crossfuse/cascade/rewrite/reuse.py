@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from crossfuse.cascade.derivation import Derivation, Slot, new, value
+from crossfuse.cascade.derivation import Derivation, Slot, new, old, value
 from crossfuse.cascade.rewrite.cover import Cover
 
 
@@ -25,15 +25,11 @@ class Reused:
     kept: sympy.Symbol
 
 
-def then(name: str) -> sympy.Symbol:
-    """The symbol of a slot once a thread has taken in its elements, before states merge."""
-    return sympy.Symbol(f"{name}^", real=True)
-
-
 def reusing(derivation: Derivation) -> tuple[Derivation, tuple[Reused, ...]]:
     """Rewrite outputs over contributions that are held, where that spares an exponential.
 
-    The `rows` of the derivation are then over what is held and slots as they were (`then`).
+    The `rows` of the derivation are then over what is held, and slots as a thread has them before
+    states merge (`old`).
     """
     found: list[Reused] = []
     rows = dict(derivation.rows)
@@ -43,7 +39,7 @@ def reusing(derivation: Derivation) -> tuple[Derivation, tuple[Reused, ...]]:
             continue
         finished = {new(each.name): value(each.name) for each in derivation.slots}
         again = slot.contribution.xreplace(finished)
-        before = {value(each.name): then(each.name) for each in derivation.slots}
+        before = {value(each.name): old(each.name) for each in derivation.slots}
         kept = sympy.Symbol(f"{slot.name}_kept", real=True)
         corrected = kept * factor.xreplace(before).xreplace(finished)
         changed = {name: each.xreplace({again: corrected}) for name, each in rows.items()}

@@ -16,6 +16,7 @@ import sympy
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.access import row_major
+from crossfuse.cascade.rewrite.passes import item_bytes
 from crossfuse.cascade.site import Site
 
 #: Bytes of a load.
@@ -89,7 +90,7 @@ def vector_of(site: Site, symbols: Iterable[sympy.Symbol]) -> int:
     It is a power of two that divides the axis.
     """
     loads = [each for symbol in symbols for each in _along(site, symbol)]
-    wide = max((BYTES // _bytes(each.source) for each in loads), default=1)
+    wide = max((BYTES // item_bytes(str(each.source.ty.dtype)) for each in loads), default=1)
     return gcd(wide, site.extents[site.axis])
 
 
@@ -206,7 +207,7 @@ def _lanes(loads: tuple[Any, ...], site: Site, vector: int, aligned: int) -> int
     )
     modular = known.modular_set(known.simplify(start))
     common = gcd(int(modular.coeff), int(modular.base), width * vector, width * aligned)
-    return gcd(common, BYTES // _bytes(loads[0].source))
+    return gcd(common, BYTES // item_bytes(str(loads[0].source.ty.dtype)))
 
 
 def _step(load: Any, site: Site) -> int | None:
@@ -217,7 +218,3 @@ def _step(load: Any, site: Site) -> int | None:
 
 def _flat(load: Any) -> Any:
     return row_major(list(load.indices), load.source.ty.shape)
-
-
-def _bytes(buffer: Any) -> int:
-    return max(1, ir.tvm.DataType(str(buffer.ty.dtype)).bits // 8)

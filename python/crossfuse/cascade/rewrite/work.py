@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from crossfuse.cascade.rewrite.passes import item_bytes
+
 if TYPE_CHECKING:
     from crossfuse.cascade.derivation import Derivation
     from crossfuse.cascade.site import Site
@@ -88,7 +90,7 @@ def work_of(site: Site, derivation: Derivation) -> Work:
         read=_bytes(each for each in swept if _of_row(each, site)),
         kept=_bytes(again),
         late=_bytes(each for each in late if _of_row(each, site)),
-        written=sum(_item(each.buffer) for each in along),
+        written=sum(item_bytes(str(each.buffer.ty.dtype)) for each in along),
         fetched=_bytes(swept) * vector,
         swept=_registers(swept, vector),
         held=_registers(again, vector),
@@ -104,13 +106,7 @@ def work_of(site: Site, derivation: Derivation) -> Work:
 
 
 def _bytes(streams: Iterable[Any]) -> int:
-    return sum(_item(each.buffer) * each.width for each in streams)
-
-
-def _item(buffer: Any) -> int:
-    from crossfuse import _tvm as ir
-
-    return max(1, int(ir.tvm.DataType(str(buffer.ty.dtype)).bits) // 8)
+    return sum(item_bytes(str(each.buffer.ty.dtype)) * each.width for each in streams)
 
 
 def _is_packed(stream: Any) -> bool:
@@ -122,7 +118,7 @@ def _registers(streams: Iterable[Any], vector: int) -> int:
     count = 0
     for each in streams:
         elements = vector * each.width
-        size = _item(each.buffer)
+        size = item_bytes(str(each.buffer.ty.dtype))
         count += elements // 2 if _is_packed(each) else elements * max(1, size // _REGISTER)
     return count
 

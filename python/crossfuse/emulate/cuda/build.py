@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from crossfuse.cache import root
 from crossfuse.emulate.cuda.translate import GENERATED, Translation
 from crossfuse.errors import CheckFailed, EnvironmentRefused, refuse
 from crossfuse.files import scratch, sha256, write_atomically
@@ -151,11 +152,6 @@ def precompiled_header(compiler: Compiler, directory: Path) -> Path:
     return _compile_once(compiler, directory, "headers-{}.gch", flags)
 
 
-def store(path: Path, made: Path, mode: int) -> None:
-    """Put a file into the cache with these permissions; `EnvironmentRefused` if that fails."""
-    write_atomically(path, made.read_bytes(), mode)
-
-
 def _compile_once(compiler: Compiler, directory: Path, name: str, flags: list[str]) -> Path:
     """Compile in one process, while others that need the same file wait."""
     path = directory / name.format(content_key(compiler, *flags))
@@ -167,7 +163,7 @@ def _compile_once(compiler: Compiler, directory: Path, name: str, flags: list[st
             return
         with scratch() as folder:
             require(run(compiler, [*flags, "-o", "made"], str(folder)), compiler)
-            store(path, folder / "made", 0o644)
+            write_atomically(path, (folder / "made").read_bytes(), 0o644)
 
     _alone(path, make)
     return path
@@ -224,9 +220,7 @@ def build(translation: Translation, name: str, cache: str | os.PathLike[str] | N
 
 def cache_directory() -> Path:
     """Default folder of executables, in the user's cache directory of this platform."""
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("crossfuse", appauthor=False)) / "emulate"
+    return root() / "emulate"
 
 
 def _build_kernel(
@@ -254,7 +248,7 @@ def _build_kernel(
                 limit="CUDA C++ without inline PTX beyond special registers and cluster barriers",
                 instead="correct the generated text, or reach PTX through the leaves of dsm.cuh",
             )
-        store(executable, folder / "kernel", 0o755)
+        write_atomically(executable, (folder / "kernel").read_bytes(), 0o755)
 
 
 def _prune(directory: Path) -> None:

@@ -19,7 +19,7 @@ from crossfuse.planner.cascade.shape import CascadeShape, shape_of_cascade
 from crossfuse.planner.cascade.space import estimate, in_order, moved, parted, tile_fields
 from crossfuse.planner.cascade.stream_space import ctas, registers, shared_bytes
 from crossfuse.planner.cascade.tile_space import at_once, shared_size, steps_of, sum_registers
-from crossfuse.planner.choice import Runner, plain_numbers, runner_of
+from crossfuse.planner.choice import Runner, check_families, plain_numbers, runner_of
 from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.cost.terms import Estimate
@@ -140,7 +140,7 @@ def ranked_cascade(
     shape = workload if isinstance(workload, CascadeShape) else shape_of_cascade(workload)
     known = rates or rates_of(spec)
     wanted = tuple(only) or (*CASCADE_FAMILIES, EAGER)
-    _check(wanted)
+    check_families(wanted, (*CASCADE_FAMILIES, EAGER), " of a cascade")
     steps: dict[str, tuple[Step, ...]] = {}
     ranks: list[list[CascadePlan]] = []
     for family in (each for each in shape.families if each in wanted):
@@ -251,20 +251,6 @@ def _frame(shape: CascadeShape, spec: Device, found: Estimate) -> CascadePlan:
     total = sum(terms.values())
     alone = plain_numbers(found.busy)
     return CascadePlan(shape, spec.name, EAGER, {}, total, terms, found.bound, {}, alone, MEMORY)
-
-
-def _check(wanted: Sequence[str]) -> None:
-    known = (*CASCADE_FAMILIES, EAGER)
-    odd = [each for each in wanted if each not in known]
-    if odd:
-        raise refuse(
-            PlanRefused,
-            "plan",
-            "only",
-            found=repr(odd[0]),
-            limit=f"{', '.join(known)} of a cascade",
-            instead="name some of these families",
-        )
 
 
 def _none_fits(

@@ -108,7 +108,7 @@ def stream_estimate(work: Work, tiles: StreamTiles, device: Device, rates: Rates
     waves = _waves(work, tiles, device)
     if work.outputs:
         return _with_outputs(work, tiles, waves, device, rates)
-    idle = IDLE + IDLE_OF_WARP * tiles.threads * tiles.rows / 32
+    idle = IDLE + IDLE_OF_WARP * tiles.threads * tiles.rows / WARP
     together = min(waves.side, -(-waves.groups * tiles.cluster // device.sms))
     busy = {
         "hbm": _memory(work, tiles, waves, rates, device),

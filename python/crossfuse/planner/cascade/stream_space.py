@@ -58,7 +58,7 @@ def steps(work: Work, tiles: StreamTiles) -> int:
 
 def ctas(work: Work, tiles: StreamTiles, device: Device) -> int:
     """CTAs that an SM holds at once; 0 where a kernel would spill or not fit."""
-    threads = max(32, tiles.threads * tiles.rows)
+    threads = max(WARP, tiles.threads * tiles.rows)
     limit = min(_MAX_REGISTERS, device.registers // threads)
     if registers(work, tiles, least=True) * MARGIN > limit:
         return 0

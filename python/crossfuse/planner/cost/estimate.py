@@ -36,7 +36,7 @@ from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates, at
 from crossfuse.planner.cost.terms import LEARNED, Estimate
 from crossfuse.planner.cost.trees import features
-from crossfuse.planner.counts import Count, Share, choose, least, most, where
+from crossfuse.planner.counts import Count, Share, choose, least, most
 from crossfuse.planner.kernels.clustered import ClusteredKernel
 from crossfuse.planner.kernels.every import Kernel, memories
 from crossfuse.planner.kernels.memory import Memory, resident
@@ -109,15 +109,15 @@ class _Work:
         barrier = at(self.rates.measured.cluster_barrier, split)
         peers = self.rates.fitted.exchange * split
         turns = turns_of(phase, self.active)
-        clock.add("exchange", where(split > 1, turns * (peers + sent), 0.0))
-        clock.add("barrier", where(split > 1, turns * barrier, 0.0))
+        clock.add("exchange", choose(split > 1, turns * (peers + sent), 0.0))
+        clock.add("barrier", choose(split > 1, turns * barrier, 0.0))
 
     def again(self, clock: Clock, phase: Phase) -> None:
         """Add later waves of clusters that split a reduction, which make one tile each."""
         turns = turns_of(phase, self.active)
         clock.add(
             "waves",
-            where(phase.split > 1, (turns - 1) * (self.start + self.rates.fitted.store), 0.0),
+            choose(phase.split > 1, (turns - 1) * (self.start + self.rates.fitted.store), 0.0),
         )
 
     @cached_property
@@ -139,7 +139,7 @@ class _Work:
         moved = phase.tiles * self.kernel.cluster * rows * phase.columns * 4.0
         time = fitted.sums + fitted.part * parts + moved / rates.l2_write + moved / rates.l2_read
         time = time + fitted.summed * rows * phase.columns * 4.0 / rates.sm_ingest
-        clock.add("sums", where(parts > 1, time, 0.0))
+        clock.add("sums", choose(parts > 1, time, 0.0))
 
 
 def estimate(
@@ -203,7 +203,7 @@ def _clustered(work: _Work, clock: Clock, kernel: ClusteredKernel) -> None:
     turns = turns_of(first, work.active)
     slices = (size - 1) * first.rows * first.columns * shape.item
     sent = slices / at(work.rates.measured.dsm_push, size)
-    gather = where(size > 1, turns * (fitted.gather + sent), 0.0)
+    gather = choose(size > 1, turns * (fitted.gather + sent), 0.0)
     clock.add("gather", gather)
     ahead = work.ahead(second, gather + work.epilogue(first))
     work.run(clock, second, work.load(weights[1], ahead))
@@ -236,7 +236,7 @@ def eager(shape: Shape, rates: Rates, sms: int = 132) -> Estimate:
     rows = ((shape.k, shape.n), (shape.n, shape.l))
     for size, work, lengths in zip(weights, flops, rows, strict=True):
         whole = (lengths[0] * shape.item % 16 == 0) & (lengths[1] * shape.item % 16 == 0)
-        slower = where(whole, 1.0, UNALIGNED * shape.m**UNALIGNED_ROWS)
+        slower = choose(whole, 1.0, UNALIGNED * shape.m**UNALIGNED_ROWS)
         memory_time, tensor = slower * size / memory, slower * work / peak
         clock.loop(Streams(memory_time, 0.0, 0.0, tensor, (0.0, tensor)), 0.0)
     clock.stream("hbm", shape.further / memory)

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, permutations
-from math import comb, factorial
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import Chain, Tensor
@@ -55,11 +54,6 @@ def loop_schedules(dims: Sequence[str]) -> Iterator[LoopSchedule]:
             rest = [each for each in dims if each not in spatial]
             for order in permutations(rest):
                 yield LoopSchedule(spatial, order)
-
-
-def schedule_count(dims: int) -> int:
-    """Number of schedules of some dims; see the module."""
-    return sum(comb(dims, s) * factorial(dims - s) for s in range(1, dims + 1))
 
 
 def read_schedule(text: str, chain: Chain) -> LoopSchedule:

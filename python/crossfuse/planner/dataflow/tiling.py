@@ -54,13 +54,16 @@ class Tiling:
         present = (*self.block.values(), *self.cluster.values())
         count = max((len(each) for each in present if isinstance(each, np.ndarray)), default=1)
         for start in range(0, count, size):
-            part = slice(start, start + size)
-            yield Tiling(_cut(self.block, part), _cut(self.cluster, part))
+            yield self.at(slice(start, start + size))
+
+    def at(self, places: slice | np.ndarray) -> Tiling:
+        """The candidates at some places; an extent that is one number is that of all."""
+        return Tiling(_at(self.block, places), _at(self.cluster, places))
 
 
-def _cut(extents: Mapping[str, Count], part: slice) -> dict[str, Count]:
+def _at(extents: Mapping[str, Count], places: slice | np.ndarray) -> dict[str, Count]:
     return {
-        dim: each[part] if isinstance(each, np.ndarray) else each for dim, each in extents.items()
+        dim: each[places] if isinstance(each, np.ndarray) else each for dim, each in extents.items()
     }
 
 

@@ -188,22 +188,6 @@ def region_elements(nest: Nest, dims: tuple[str, ...], hold: int) -> Count:
     return count
 
 
-def footprints(chain: Chain, made: tuple[Nest, ...], residency: Residency) -> dict[str, Count]:
-    """Bytes that a unit of the level of the nests has of each tensor, as stored.
-
-    An intermediate counts as the product has it that makes it, which at the level of CTAs is its
-    own part.
-    """
-    found: dict[str, Count] = {}
-    for nest, product in zip(made, chain.products, strict=True):
-        for name in (product.left, *product.rights, product.output):
-            tensor = chain.tensor(name)
-            hold = residency.position(tensor, nest.schedule)
-            if name not in found:
-                found[name] = region_elements(nest, tensor.dims, hold) * tensor.item
-    return found
-
-
 def gathered(chain: Chain, made: tuple[Nest, ...], index: int, hold: int) -> Count:
     """Bytes that a unit reads of the intermediate left operand of product `index`.
 

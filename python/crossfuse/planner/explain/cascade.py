@@ -163,7 +163,7 @@ def _instructions(work: Work) -> dict[str, int]:
 def _head(reasons: CascadeReasons) -> RenderableType:
     from rich.text import Text
 
-    from crossfuse.planner.explain.tables import tiles_text
+    from crossfuse.planner.explain.tables import PROVISIONAL, tiles_text
 
     plan = reasons.plan
     chosen = f"{_FORMS.get(plan.family, '')}: {tiles_text(plan.tiles)}; {plan.place}"
@@ -172,7 +172,7 @@ def _head(reasons: CascadeReasons) -> RenderableType:
         f"{plan.microseconds:.2f} us estimated on {plan.device}, bound by {plan.bound}",
     ]
     if reasons.provisional:
-        lines.append("rates of this device are provisional: not all of them were measured on it")
+        lines.append(PROVISIONAL)
     return Text("\n".join(lines))
 
 

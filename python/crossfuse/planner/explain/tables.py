@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Version of the JSON form.
 VERSION = 1
+#: Of rates that are not all measured.
+PROVISIONAL = "rates of this device are provisional: not all of them were measured on it"
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ def _head(reasons: Reasons) -> RenderableType:
         f"{plan.microseconds:.2f} us estimated, bound by {plan.bound}",
     ]
     if reasons.provisional:
-        lines.append("rates of this device are provisional: not all of them were measured on it")
+        lines.append(PROVISIONAL)
     return Text("\n".join(lines))
 
 

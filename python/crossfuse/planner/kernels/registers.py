@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from crossfuse.hardware import Device
-from crossfuse.planner.counts import Count, Flag, ceil_div, choose, least, whether
+from crossfuse.planner.counts import Count, Flag, ceil_div, choose, least
 from crossfuse.planner.kernels.kernel import PartedKernel
 from crossfuse.planner.kernels.phase import Phase, sums_received, widest_of
 from crossfuse.planner.kernels.shape import Shape, TileRule, rows_in_parts
@@ -78,8 +78,8 @@ class RegisterKernel(PartedKernel):
         width, single = self.width(shape), self.parts == 1
         most = choose(self.rows > 128, REGISTERS_OF_THREE, REGISTERS)
         narrow = (self.columns % 8 == 0) & (self.columns <= widest_of(self.rows))
-        alone = whether(single, (self.size == 1) & self.divides(shape), True)
-        parts = whether(self.size > 1, self._in_cluster(shape, device), self._in_l2(shape, device))
+        alone = choose(single, (self.size == 1) & self.divides(shape), True)
+        parts = choose(self.size > 1, self._in_cluster(shape, device), self._in_l2(shape, device))
         return (
             # Sums lie in registers as operands of 16 bits do, and of no other width.
             TileRule("operands", "the intermediate has elements of 16 bits", shape.item == 2),
@@ -112,7 +112,7 @@ class RegisterKernel(PartedKernel):
         inside = least(self.rows, shape.m)
         whole = ceil_div(shape.m, self.size) * self.size <= self.rows
         within = (inside % self.size == 0) | whole
-        equal = whether(inside == 1, self.columns % (2 * self.size) == 0, within)
+        equal = choose(inside == 1, self.columns % (2 * self.size) == 0, within)
         return (self.size == self.parts) & (self.size <= device.max_cluster) & equal
 
     def tiles(self) -> dict[str, Any]:

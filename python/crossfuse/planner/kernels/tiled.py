@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from crossfuse.hardware import Device
 from crossfuse.planner.counts import Count, Flag, ceil_div, choose, most
 from crossfuse.planner.kernels.kernel import TileKernel
@@ -160,7 +162,7 @@ class TiledKernel(TileKernel):
             TileRule(
                 "split",
                 "a reduction is split of one product, in clusters beside each other",
-                ~_both(self.split, self.stacked) & (one | ~split),
+                ~(split & _flag(self.stacked)) & (one | ~split),
             ),
             TileRule("shares", "each CTA of a split has a share, and sums to add", shares),
             TileRule(
@@ -223,13 +225,7 @@ class TiledKernel(TileKernel):
 
 
 def _flag(value: Flag) -> Any:
-    import numpy as np
-
     return np.asarray(value, bool)
-
-
-def _both(a: Flag, b: Flag) -> Any:
-    return _flag(a) & _flag(b)
 
 
 def _splits(

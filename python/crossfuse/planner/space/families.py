@@ -42,17 +42,14 @@ from crossfuse.planner.dataflow.tiling import PIECE, Tiling
 from crossfuse.planner.space.count import (
     CLUSTER_EXTENTS,
     STEP,
-    Domain,
     Extents,
     Room,
     Rule,
     blocks_of,
-    check_rules,
     chosen,
     columns_in_a_cluster,
     ctas_of,
     grid,
-    narrowed,
     sum_before_use,
     with_room,
 )
@@ -109,29 +106,6 @@ class Group:
         for batch in self.batches:
             for start in range(0, batch.size, size):
                 yield batch.piece(start, size)
-
-
-def ruled(
-    chain: Chain,
-    device: Device,
-    domain: Domain,
-    rules: Sequence[Rule],
-    family: str,
-) -> tuple[Group, ...]:
-    """Make the candidates that rules leave of a domain, a group for each schedule that has any.
-
-    Each cluster makes an intermediate once. Clusters that no chain can run on are left out even
-    where the rules leave them in: cls_l that exceeds the CTAs of a row, say, which the published
-    rules keep.
-    """
-    check_rules(rules)
-    for rule in (each for each in rules if each.on != "room"):
-        domain = narrowed(chain, domain, rule)
-    keep = np.asarray(legal_cluster(chain, domain.clusters))
-    domain = replace(domain, clusters=chosen(domain.clusters, keep))
-    room = [each for each in rules if each.on == "room"]
-    residencies = {each: kept(chain, each) for each in domain.schedules}
-    return combined(chain, device, family, residencies, room, domain.tiles(), domain.clusters)
 
 
 def combined(
@@ -292,15 +266,6 @@ def groups_of(chain: Chain, device: Device, member: Family) -> tuple[Group, ...]
     present = {key: each for key, each in residencies.items() if each is not None}
     tiles = _tiles(chain, member)
     return combined(chain, device, member.name, present, (room,), tiles, clusters)
-
-
-def family_counts(
-    chain: Chain, device: Device, members: Sequence[Family] = FAMILIES
-) -> dict[str, int]:
-    """Count the candidates of each family, by name."""
-    return {
-        each.name: sum(group.size for group in groups_of(chain, device, each)) for each in members
-    }
 
 
 def _schedules(chain: Chain, member: Family) -> list[LoopSchedule]:

@@ -203,7 +203,7 @@ def search(
     Raises
     ------
     PlanRefused
-        If nothing is to be kept, or there is no candidate.
+        If there is no candidate.
 
     Examples
     --------
@@ -217,14 +217,14 @@ def search(
     >>> found.best[0].score  # bytes: all tensors once, the intermediate not at all
     16384.0
     """
-    if keep < 1 or not any(each.size for each in groups):
+    if not any(each.size for each in groups):
         raise refuse(
             PlanRefused,
             "search",
-            "keep, candidates",
-            found=f"{keep}, {sum(each.size for each in groups)}",
-            limit="at least one of each",
-            instead="keep 8, say, of groups that rules have left candidates in",
+            "groups",
+            found="no candidates",
+            limit="at least one",
+            instead="pass groups that rules have left candidates in",
         )
     top, queue = _Top(keep), _Queue(groups, piece)
     stages = [(each.name, stage) for each in bounds for stage in each.stages]
@@ -239,7 +239,8 @@ def search(
                 least = stage(group, tiling)
                 stay = np.flatnonzero((least <= top.limit) & (least < np.inf))
                 counts[name] += candidates_of(tiling) - len(stay)
-                places, tiling = places[stay], _picked(tiling, stay)
+                if len(stay) < len(places):
+                    places, tiling = places[stay], tiling.at(stay)
                 if not len(stay):
                     break
             else:
@@ -280,14 +281,6 @@ class _Queue:
                 return
             order, (group, batch, start) = place
             yield order, group, batch.piece(start, self._piece)
-
-
-def _picked(tiling: Tiling, index: np.ndarray) -> Tiling:
-    if len(index) == candidates_of(tiling):
-        return tiling
-    block = {dim: np.asarray(each)[index] for dim, each in tiling.block.items()}
-    cluster = {dim: np.asarray(each)[index] for dim, each in tiling.cluster.items()}
-    return Tiling(block, cluster)
 
 
 class _Top:

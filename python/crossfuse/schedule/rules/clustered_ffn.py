@@ -16,6 +16,7 @@ from crossfuse.planner.kernels.clustered import SLICE
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.pipelined import (
+    by_part,
     check_unordered,
     depth_beside,
     place_first,
@@ -105,7 +106,7 @@ def schedule_clustered_ffn(
     chosen = given.complete(sch, chain, device(target), several=unordered)
     if unordered:
         check_unordered(sch, chain, chosen.parts, 1)
-    consumer = _by_part(sch, chain, chosen) if chosen.parts > 1 else chain.second
+    consumer = by_part(sch, chain, chosen.parts, chosen.share(chain))
     _lay_out(sch, chain, chosen)
     passing = _Passing(ring, bulk)
     rank = _second(sch, chain, consumer, chosen, passing, constant_weights)
@@ -130,16 +131,6 @@ class _Passing:
 
     ring: bool
     bulk: bool
-
-
-def _by_part(sch: Any, chain: Chain, tiles: ClusterTiles) -> Any:
-    """Split the second reduction; returns its new block."""
-    *_, reduction = sch.get_loops(chain.second)
-    part, _ = sch.split(reduction, [tiles.parts, tiles.share(chain)])
-    consumer = sch.rfactor(part, 0)
-    i, j, part, _ = sch.get_loops(consumer)
-    sch.reorder(part, i, j)
-    return consumer
 
 
 def _lay_out(sch: Any, chain: Chain, tiles: ClusterTiles) -> None:

@@ -146,6 +146,18 @@ def _bind_tiles(sch: Any, block: Any, chain: Chain, tiles: TensorTiles) -> Any:
     return rank
 
 
+def by_part(sch: Any, chain: Chain, parts: int, share: int) -> Any:
+    """Split the second reduction into parts of `share` iterations; returns the block of a part."""
+    if parts == 1:
+        return chain.second
+    *_, reduction = sch.get_loops(chain.second)
+    part, _ = sch.split(reduction, [parts, share])
+    consumer = sch.rfactor(part, 0)
+    i, j, part, _ = sch.get_loops(consumer)
+    sch.reorder(part, i, j)
+    return consumer
+
+
 def depth_beside(sch: Any, consumer: Any, index: int) -> int:
     """Elements of the reduction in a step of a block that multiplies its read `index` by weights.
 

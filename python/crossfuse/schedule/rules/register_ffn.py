@@ -12,6 +12,7 @@ from crossfuse.hardware import Device, device
 from crossfuse.markers import ACCUMULATE
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.pipelined import (
+    by_part,
     check_unordered,
     depth_beside,
     has_uneven_rows,
@@ -92,7 +93,7 @@ def schedule_register_ffn(
     if chosen.cluster > 1:
         _first(sch, chain, _in_cluster(sch, chain, chosen, constant_weights), constant_weights)
         return sch
-    consumer = _by_part(sch, chain, chosen) if chosen.parts > 1 else chain.second
+    consumer = by_part(sch, chain, chosen.parts, chosen.width(chain))
     place = _second(sch, chain, consumer, chosen, constant_weights)
     if chosen.parts > 1:
         store = sch.cache_write(consumer, 0, "local")
@@ -106,16 +107,6 @@ def schedule_register_ffn(
         sch.reverse_compute_at(chain.epilogue, place, preserve_unit_loops=True)
     _first(sch, chain, place, constant_weights)
     return sch
-
-
-def _by_part(sch: Any, chain: Chain, tiles: RegisterTiles) -> Any:
-    """Split the second reduction; returns its new block."""
-    *_, reduction = sch.get_loops(chain.second)
-    part, _ = sch.split(reduction, [tiles.parts, tiles.width(chain)])
-    consumer = sch.rfactor(part, 0)
-    i, j, part, _ = sch.get_loops(consumer)
-    sch.reorder(part, i, j)
-    return consumer
 
 
 def _second(sch: Any, chain: Chain, consumer: Any, tiles: RegisterTiles, constant: bool) -> Any:

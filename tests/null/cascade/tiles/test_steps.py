@@ -8,7 +8,7 @@ import pytest
 import sympy
 
 from crossfuse.cascade.algebra import derive
-from crossfuse.cascade.derivation import Slot, guarded, left, new, right, value
+from crossfuse.cascade.derivation import Slot, guarded, left, new, old, right, value
 from crossfuse.cascade.rewrite.tiled.base_two import LOG2E, base_two
 from crossfuse.cascade.rewrite.tiled.parts import Combine, merge_steps
 from crossfuse.cascade.rewrite.tiled.skipping import limited
@@ -20,7 +20,6 @@ from crossfuse.cascade.rewrite.tiled.steps import (
     Multiply,
     Reduce,
     Tile,
-    kept,
     steps,
 )
 from crossfuse.cascade.spec import MAX, SUM, Cascade, Stage
@@ -57,7 +56,7 @@ def test_attention_step_by_step() -> None:
         (Multiply, "o"),
     ]
     factor, tile = found[3], found[4]
-    assert factor.expression == 2 ** (kept("m") - guarded("m"))
+    assert factor.expression == 2 ** (old("m") - guarded("m"))
     assert tile.expression == 2 ** (LOG2E * SCALE * x - guarded("m"))
     assert found[6].expression == tile.symbol
     assert (found[8].left, found[8].right) == (tile.symbol, v)
@@ -90,7 +89,7 @@ def test_a_merge_shares_its_factors() -> None:
     found = merge_steps(base_two(derive(ATTENTION)).slots)
     assert [type(each) for each in found] == [Keep, Combine, Guard, *[Factor] * 2, *[Combine] * 2]
     factors = {each.expression: each.symbol for each in found if isinstance(each, Factor)}
-    own = factors[2 ** (kept("m") - guarded("m"))]
+    own = factors[2 ** (old("m") - guarded("m"))]
     other = factors[2 ** (right("m") - guarded("m"))]
     assert found[-1].expression == left("o") * own + right("o") * other
 
@@ -145,4 +144,4 @@ def test_values_before_a_step_are_kept() -> None:
     mean = Slot("u", SUM, (x - value("u")) / new("n"), value("u"), None, sympy.S.Zero)
     found = steps([count, mean], frozenset())
     assert [type(each) for each in found] == [Reduce, Keep, Reduce]
-    assert found[-1].expression == (x - kept("u")) / new("n")
+    assert found[-1].expression == (x - old("u")) / new("n")

@@ -15,7 +15,7 @@ from typing import Any
 import sympy
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.derivation import Slot, guarded, left, new, right
+from crossfuse.cascade.derivation import Slot, guarded, left, new, old, right
 from crossfuse.cascade.rewrite.phases import share
 from crossfuse.cascade.rewrite.scripting import held, loop
 from crossfuse.cascade.rewrite.tiled.base_two import rebuilt
@@ -23,7 +23,7 @@ from crossfuse.cascade.rewrite.tiled.frame import TileFrame, whole
 from crossfuse.cascade.rewrite.tiled.ground import Ground, Local
 from crossfuse.cascade.rewrite.tiled.operands import Extent
 from crossfuse.cascade.rewrite.tiled.state import State, width
-from crossfuse.cascade.rewrite.tiled.steps import Factor, Guard, Keep, kept
+from crossfuse.cascade.rewrite.tiled.steps import Factor, Guard, Keep
 from crossfuse.markers import DSM_SCOPE
 
 # Statements that merge two states; pure algebra.
@@ -60,7 +60,7 @@ def merge_steps(slots: Sequence[Slot]) -> tuple[Keep | Guard | Factor | Combine,
         else:
             merge = _put(slot.merge, known)
             found.append(Combine(slot, _once(merge, slot, slots, factors, found)))
-        known[left(slot.name)] = kept(slot.name)
+        known[left(slot.name)] = old(slot.name)
         if slot.guard is not None and any(
             guarded(slot.name) in each.free_symbols for each in after
         ):

@@ -10,12 +10,13 @@ import sympy
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import guarded, new, value
 from crossfuse.cascade.rewrite.phases import is_risky, moderate, share
+from crossfuse.cascade.rewrite.scripting import place_symbol
 from crossfuse.cascade.rewrite.tiled.base_two import rebuilt
 from crossfuse.cascade.rewrite.tiled.frame import COLUMNS, PARTS, whole
 from crossfuse.cascade.rewrite.tiled.ground import Local
 from crossfuse.cascade.rewrite.tiled.operands import Extent
 from crossfuse.cascade.rewrite.tiled.sizes import refused
-from crossfuse.cascade.rewrite.tiled.state import State, index_symbol
+from crossfuse.cascade.rewrite.tiled.state import State
 from crossfuse.cascade.rewrite.tiled.steps import is_linear
 from crossfuse.cascade.site import OutputSite
 
@@ -90,7 +91,7 @@ class Results:
         """Selections that an expression uses."""
         found = []
         for slot in self.frame.slots:
-            own = {value(slot.name), index_symbol(slot)}
+            own = {value(slot.name), place_symbol(slot)}
             if slot.name in self.state.selections and expression.free_symbols & own:
                 found.append(slot.name)
         return found
@@ -103,7 +104,7 @@ class Results:
             rank = var if selection.slot.monoid.k else whole(0)
             for symbol, local in (
                 (value(name), selection.values),
-                (index_symbol(selection.slot), selection.places),
+                (place_symbol(selection.slot), selection.places),
             ):
                 self.ground.symbols[symbol] = Local(local.buffer, (*over, rank))
 

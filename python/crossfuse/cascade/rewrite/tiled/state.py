@@ -9,31 +9,26 @@ from typing import Any
 import sympy
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.derivation import Slot, guarded, new, value
-from crossfuse.cascade.rewrite.scripting import Scratch, loop, when
+from crossfuse.cascade.derivation import Slot, guarded, new, old, value
+from crossfuse.cascade.rewrite.scripting import (
+    NOWHERE,
+    PLACE,
+    Scratch,
+    is_chosen,
+    loop,
+    place_symbol,
+    stands_before,
+    when,
+)
 from crossfuse.cascade.rewrite.tiled.ground import At, Ground, Local
-from crossfuse.cascade.rewrite.tiled.steps import Factor, Guard, Keep, Tile, kept
-from crossfuse.cascade.spec import INDEXED, RANKED
+from crossfuse.cascade.rewrite.tiled.steps import Factor, Guard, Keep, Tile
 
 # Selections, the slots with places: top-k, argmax, argmin.
-
-#: Place of no element: behind all elements.
-_NOWHERE = 2**31 - 1
-
-
-def is_selection(slot: Slot) -> bool:
-    """Whether a slot chooses elements, with their places."""
-    return slot.monoid.name in (*INDEXED, *RANKED)
 
 
 def width(slot: Slot) -> int:
     """Number of elements of a selection."""
     return max(1, slot.monoid.k)
-
-
-def index_symbol(slot: Slot) -> sympy.Symbol:
-    """The symbol of the places of a selection."""
-    return sympy.Symbol(f"{slot.name}_index", integer=True, nonnegative=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +43,7 @@ class Selection:
     def begin(self, at: At, init: Any) -> None:
         """Statements: empty the selection."""
         with loop("p", width(self.slot)) as p:
-            self._store(at, p, init, ir.tirx.const(_NOWHERE, "int32"))
+            self._store(at, p, init, ir.tirx.const(NOWHERE, PLACE))
 
     def insert(self, at: At, value: Any, place: Any) -> None:
         """Statements: take in an element; the one that it displaces moves on down the row."""
@@ -57,10 +52,10 @@ class Selection:
         moved = Scratch(f"{self.slot.name}_moved", coming.buffer.ty.dtype)
         moved_from = Scratch(f"{self.slot.name}_moved_from", "int32")
         with loop("p", width(self.slot)) as p:
-            kept, kept_at = self.load(at, p)
-            with when(self._ahead(coming.value, from_.value, kept, kept_at)):
-                moved.set(kept)
-                moved_from.set(kept_at)
+            own = self.load(at, p)
+            with when(stands_before(self.slot.monoid, (coming.value, from_.value), own)):
+                moved.set(own[0])
+                moved_from.set(own[1])
                 self._store(at, p, coming.value, from_.value)
                 coming.set(moved.value)
                 from_.set(moved_from.value)
@@ -74,11 +69,6 @@ class Selection:
     def _store(self, at: At, p: Any, value: Any, place: Any) -> None:
         for local, stored in ((self.values, value), (self.places, place)):
             ir.script.buffer_store(local.buffer, stored, [*local.at(at), p])
-
-    def _ahead(self, value: Any, place: Any, other: Any, other_place: Any) -> Any:
-        better = value < other if self.slot.monoid.name == "argmin" else value > other
-        first = ir.tirx.And(ir.tirx.EQ(value, other), place < other_place)
-        return ir.tirx.Or(better, first)
 
 
 class State:
@@ -99,7 +89,7 @@ class State:
     def _state(self, slot: Slot) -> Local:
         ground, dtype = self.ground, self.frame.dtype
         over = self.places_of(slot)
-        if not is_selection(slot):
+        if not is_chosen(slot):
             return ground.local(slot.name, over, dtype)
         local = ground.local(slot.name, over, dtype, (width(slot),))
         places = ground.local(f"{slot.name}_index", over, "int32", (width(slot),))
@@ -126,7 +116,7 @@ class State:
     def keep(self, statement: Keep) -> None:
         """Write ``m_old = m``."""
         slot, over = statement.slot, self.places_of(statement.slot)
-        local = self.ground.symbols[kept(slot.name)] = self._row(f"{slot.name}_old", over)
+        local = self.ground.symbols[old(slot.name)] = self._row(f"{slot.name}_old", over)
         with self.ground.block(f"{slot.name}_keep", over) as at:
             local.store(at, self.state[slot.name].load(at))
 
@@ -161,6 +151,6 @@ class State:
         """Write what stands in for values of the finished state, where results use it."""
         for slot in self.frame.slots:
             if slot.name in self.selections:
-                self.ground.symbols[index_symbol(slot)] = self.selections[slot.name].places
+                self.ground.symbols[place_symbol(slot)] = self.selections[slot.name].places
             elif slot.guard is not None and guarded(slot.name) in used:
                 self.guard(Guard(slot))

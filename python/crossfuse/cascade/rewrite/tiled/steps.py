@@ -1,7 +1,7 @@
 """Lists the statements of one step of the stream; pure algebra.
 
 Symbols in statements are those of `crossfuse.cascade.derivation`, with a fixed meaning: `new` is
-the state once its slot has taken the tile in, `value` the state before, `kept` the state before
+the state once its slot has taken the tile in, `value` the state before, `old` the state before
 where it has changed already.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from crossfuse.cascade.derivation import Slot, guarded, new, value
+from crossfuse.cascade.derivation import Slot, guarded, new, old, value
 from crossfuse.cascade.expressions.functions import Fence
 from crossfuse.cascade.rewrite.tiled.base_two import rebuilt
 from crossfuse.cascade.rewrite.tiled.sizes import refused
@@ -74,11 +74,6 @@ class Multiply:
 
 
 Statement = Keep | Guard | Factor | Tile | Carry | Reduce | Multiply
-
-
-def kept(name: str) -> sympy.Symbol:
-    """The symbol of a slot before the current step, where it has changed already."""
-    return sympy.Symbol(f"{name}^", real=True)
 
 
 def steps(slots: Sequence[Slot], columns: frozenset[sympy.Symbol]) -> tuple[Statement, ...]:
@@ -149,7 +144,7 @@ class _Writer:
             if self.uses(own, after) or own in slot.contribution.free_symbols:
                 self.found.append(Keep(slot))
             self.update(slot)
-            self.updated[own] = kept(slot.name)
+            self.updated[own] = old(slot.name)
             if slot.guard is not None and self.uses(guarded(slot.name), after):
                 self.found.append(Guard(slot))
         return tuple(self.found)
@@ -167,7 +162,7 @@ class _Writer:
         self.found += [each for each in (carry, brought) if each is not None]
 
     def brought(self, slot: Slot) -> Statement:
-        own = {value(slot.name): kept(slot.name)}
+        own = {value(slot.name): old(slot.name)}
         if self.is_columned(slot):
             left, right = operands(slot, self.columns)
             return Multiply(slot, self.tile(self.meant(left, own)), right)
@@ -200,7 +195,7 @@ class _Writer:
     def is_of_row(self, expression: sympy.Expr) -> bool:
         """Whether an expression, and no symbol alone, is one number a row."""
         names = [each.name for each in self.slots if self.is_columned(each)]
-        columned = {form(name) for name in names for form in (value, new, kept)} | self.columns
+        columned = {form(name) for name in names for form in (value, new, old)} | self.columns
         return not expression.is_Symbol and not expression.free_symbols & columned
 
     def factor(self, expression: sympy.Expr) -> sympy.Symbol:
