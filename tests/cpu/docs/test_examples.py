@@ -13,7 +13,11 @@ from typing import Any
 
 import pytest
 
+from null.docs.test_docstrings import definitions
 from public_names import Name, public_names
+
+#: Of numpydoc, that public names have.
+SECTIONS = {"Parameters", "Attributes", "Returns", "Yields", "Raises"}
 
 # They compile with nvcc and g++, some seconds each, what tests of their own compile too.
 SLOW = frozenset(
@@ -117,6 +121,17 @@ def test_functions_say_what_they_take_and_give() -> None:
         if gives and not re.search(r"^(Returns|Yields)\n-", text, re.M):
             lacking.append(f"{path}: Returns")
     assert lacking == []
+
+
+def test_what_is_not_public_has_no_sections() -> None:
+    """A line, and a paragraph that says why: not a second signature."""
+    public = {each.path.rpartition(".")[2] for each in public_names()}
+    unknown = [
+        where
+        for where, (_, found) in definitions().items()
+        if found.keys() & SECTIONS and where.partition(": ")[2].partition(".")[0] not in public
+    ]
+    assert unknown == []
 
 
 def functions() -> Iterator[tuple[str, Any]]:
