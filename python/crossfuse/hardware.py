@@ -61,7 +61,7 @@ class Device:
         have fewer. Measured on an H100 SXM; others are taken to be divided likewise.
     memory_bits, memory_mhz, clock_mhz : int
         Width of the memory's bus, its clock, and that of the SMs at most: what rates go with where
-        none were measured, see `crossfuse.planner.calibration.scaled`.
+        none were measured, see `crossfuse.planner.calibration.record.scaled`.
     record : str
         Hash of the record that ``crossfuse calibrate`` keeps of this device for its user; empty
         without one.

@@ -29,7 +29,7 @@ class Block:
     #: ``"sum"``, ``"product"``, ``"max"`` or ``"min"``; empty if the block is element-wise.
     combine: str
     #: For each dimension of the buffer, the strides of the coordinates that make it up; empty where
-    #: each has one coordinate. See `crossfuse.planner.extract.digits`.
+    #: each has one coordinate. See `crossfuse.planner.extract.reads`.
     strides: tuple[tuple[int, ...], ...] = ()
     #: What a reduction starts from; None if the block is element-wise.
     initial: Any = None
