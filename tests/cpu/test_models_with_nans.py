@@ -112,3 +112,51 @@ def test_reductions_by_a_maximum_drop_nan() -> None:
     assert not torch.isnan(largest).any() and not torch.isnan(least).any()
     assert torch.isnan(weights[1]).all() and torch.isnan(weights[2]).any()
     torch.testing.assert_close(largest, torch.from_numpy(np.nanmax(x.numpy(), 1)))
+
+
+def _number(x: torch.Tensor) -> torch.Tensor:
+    """Reductions by extremes drop NaN (docs/numerics.md)."""
+    return x.nan_to_num(0.0, torch.inf, -torch.inf)
+
+
+def _unless(condition: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return torch.where(condition, 0.0, x)
+
+
+#: Sums and extremes of rows whose terms ask for infinities or NaN, which elements may be.
+ASKING: dict[str, Callable[..., Any]] = {
+    "logsumexp": lambda x: torch.logsumexp(_number(x), -1),
+    "no infinity": lambda x: _number(x).masked_fill(x == torch.inf, 0).amin(-1),
+    # TVM's LLVM takes NaN to be no other number.
+    "infinities": lambda x: (
+        (_number(x) != -torch.inf).float().sum(-1) + (x > -torch.inf).float().sum(-1)
+    ),
+    "below infinity": lambda x: (x < torch.inf).float().sum(-1),
+    "finite alone": lambda x: _unless(~torch.isfinite(x), x).sum(-1),
+    "NaN": lambda x: (x != x).float().sum(-1) - (x == x).float().sum(-1),
+    "no NaN": lambda x: _unless(x != x, x).sum(-1),
+    "nanmean": lambda x: torch.nanmean(x, -1),
+}
+
+
+class Asking(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(each(x) for each in ASKING.values())
+
+
+@pytest.mark.parametrize("scale", [1.0, 300.0])
+def test_reductions_that_ask_for_infinities_and_nan(scale: float) -> None:
+    x = scale * torch.randn(8, D, generator=torch.Generator().manual_seed(2))
+    x[1, 3], x[2, 4], x[3, 5] = torch.inf, -torch.inf, torch.nan
+    x[4], x[5, :2] = -torch.inf, torch.inf
+    model = compile_model(Asking().eval(), (x,), target="nvidia-h100", runs_on="llvm")
+    assert any(each.form for each in model.report.cascades)
+    for name, found, due in zip(ASKING, model(x), Asking()(x), strict=True):
+        torch.testing.assert_close(
+            found,
+            due,
+            rtol=1e-5,
+            atol=1e-4,
+            equal_nan=True,
+            msg=lambda text, name=name: name + text,
+        )

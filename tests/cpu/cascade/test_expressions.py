@@ -416,3 +416,19 @@ def test_log1p_keeps_small_numbers() -> None:
     read = to_sympy(tirx.log1p(x), {x: X}.get)
     assert str(to_tir(read, {X: x}, "float32").op.name) == "tirx.log1p"
     np.testing.assert_allclose(function([X], read)(np.array([1e-12])), [1e-12])
+
+
+def test_elements_may_be_infinite_when_they_are_compared() -> None:
+    """Symbols are real numbers, which sympy knows to be finite."""
+    x = tirx.Var("x", "float32")
+    most, least = (tirx.const(each, "float32") for each in (np.inf, -np.inf))
+    for node in (tirx.EQ(x, most), tirx.LT(least, x), tirx.NE(x, least)):
+        read = to_sympy(node, lambda _: X)
+        assert read not in (sympy.true, sympy.false)
+        assert "inf" in str(to_tir(read, {X: x}, "bool"))
+
+
+def test_a_test_for_nan_is_refused() -> None:
+    x = tirx.Var("x", "float32")
+    with pytest.raises(CascadeRefused, match="limit: comparisons of two values"):
+        to_sympy(tirx.NE(x, x), lambda _: X)

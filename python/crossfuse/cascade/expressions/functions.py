@@ -50,6 +50,31 @@ class magnitude(sympy.Function):
         return f"numpy.abs({printer._print(self.args[0])})"
 
 
+class Unbounded(sympy.NumberSymbol):
+    """Infinity as elements and results are compared with it, which sympy does not decide.
+
+    A symbol is a real number to sympy, of which ``x == oo`` is false; an element may be infinite.
+    """
+
+    is_real = True
+    is_extended_real = True
+    is_positive = True
+    is_negative = False
+    is_zero = False
+
+    def _as_mpf_val(self, prec: int) -> Any:
+        return sympy.Float("1e400")._mpf_
+
+    def _numpycode(self, _printer: Any) -> str:
+        return "numpy.inf"
+
+    def _sympystr(self, _printer: Any) -> str:
+        return "oo"
+
+
+UNBOUNDED = Unbounded()
+
+
 class log1p(sympy.Function):  # named as in numpy and TVM
     """The logarithm of 1 + x, with all digits where x is near 0."""
 

@@ -12,6 +12,7 @@ import sympy
 from crossfuse import _tvm as ir
 from crossfuse.cascade.expressions.functions import (
     OF_OPERATOR,
+    UNBOUNDED,
     fenced_product,
     fenced_sum,
     refused,
@@ -145,7 +146,14 @@ class _Reader:
             one, other = self.condition(node.a), self.condition(node.b)
             alike = _either(one, other, sympy.Not(other))
             return sympy.Not(alike) if compared is sympy.Ne else alike
-        return compared(self.number(node.a), self.number(node.b))
+        sides = (self.number(node.a), self.number(node.b))
+        if sides[0] == sides[1] and "float" in str(node.a.ty):
+            limit, instead = "comparisons of two values", "compute it in a block of its own before"
+            raise refused("a test for NaN", node, limit, f"{instead} the cascade")
+        return compared(*(each.xreplace(_INFINITIES) for each in sides))
+
+
+_INFINITIES = {sympy.oo: UNBOUNDED, -sympy.oo: -UNBOUNDED}
 
 
 def narrows(source: str, target: str) -> bool:

@@ -19,6 +19,7 @@ from sympy.logic.boolalg import Boolean, BooleanFalse, BooleanTrue
 from crossfuse import _tvm as ir
 from crossfuse.cascade.expressions.functions import (
     OF_FUNCTION,
+    UNBOUNDED,
     Fence,
     factored,
     magnitude,
@@ -121,7 +122,7 @@ class _Writer:
         return value
 
     def number(self, number: sympy.Expr) -> Any:
-        if number.is_infinite:
+        if number in (UNBOUNDED, -UNBOUNDED) or number.is_infinite:
             return ir.tirx.const(float("inf" if number > 0 else "-inf"), self.dtype)
         if not number.is_real:
             raise refused("number", number, "real numbers and infinities", "leave it out")

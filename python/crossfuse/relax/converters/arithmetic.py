@@ -54,10 +54,23 @@ def _comparison(operator: _Operator) -> Any:
     def convert(node: fx.Node, importer: Any) -> Any:
         dtype = common_type(node)
         dtype = "int8" if dtype == "bool" else dtype
-        left, right = (operand(each, importer, dtype) for each in node.args[:2])
+        one, other = node.args[:2]
+        if isinstance(one, fx.Node) and one is other and "float" in dtype:
+            return _of_itself(operator, operand(one, importer, dtype), importer.block_builder.emit)
+        left, right = (operand(each, importer, dtype) for each in (one, other))
         return importer.block_builder.emit(operator(left, right))
 
     return convert
+
+
+def _of_itself(operator: _Operator, x: Any, emit: Callable[[Any], Any]) -> Any:
+    """A comparison of a value with itself asks for NaN, which TVM's simplifier leaves out."""
+    wide = x if "64" in str(x.ty.dtype) else emit(relax.op.astype(x, "float32"))
+    if operator is relax.op.not_equal:
+        return emit(relax.op.isnan(wide))
+    if operator in (relax.op.less, relax.op.greater):
+        return emit(operator(x, x))
+    return emit(relax.op.logical_not(emit(relax.op.isnan(wide))))
 
 
 def _plain(given: Any) -> bool:
