@@ -147,7 +147,8 @@ class _Reader:
             alike = _either(one, other, sympy.Not(other))
             return sympy.Not(alike) if compared is sympy.Ne else alike
         sides = (self.number(node.a), self.number(node.b))
-        if sides[0] == sides[1] and "float" in str(node.a.ty):
+        strict = compared in (sympy.StrictLessThan, sympy.StrictGreaterThan)  # false of NaN too
+        if sides[0] == sides[1] and not (strict or sides[0].is_integer):
             limit, instead = "comparisons of two values", "compute it in a block of its own before"
             raise refused("a test for NaN", node, limit, f"{instead} the cascade")
         return compared(*(each.xreplace(_INFINITIES) for each in sides))
