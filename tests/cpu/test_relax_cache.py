@@ -15,7 +15,7 @@ from crossfuse.markers import ROWS
 from crossfuse.relax import BuildKernels, FuseCascades, FuseChains, build_kernels, fuse_cascades
 from crossfuse.relax.chains import kernels
 from crossfuse.relax.chains.groups import find_groups
-from crossfuse.relax.dataflow import read_dataflow
+from crossfuse.relax.graph import read_graph
 from crossfuse.runtime import artefact
 
 pytestmark = pytest.mark.cpu
@@ -121,12 +121,12 @@ def test_a_schedule_for_all_rows_is_not_taken_for_one_of_fewer(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(kernels, "lower", lambda *_: None)
     mod = model()
-    dataflow = read_dataflow(mod["main"])
-    (group,) = find_groups(dataflow)
+    graph = read_graph(mod["main"])
+    (group,) = find_groups(graph)
     marks = []
     for fewer_rows in (False, True):
         made = kernels.ChainKernels(mod, device("nvidia-h100"), True, fewer_rows)
-        name = made.kernel(made.planned(dataflow, group)).function
+        name = made.kernel(made.planned(graph, group)).function
         marks.append(ROWS in made.module[name].body.block.annotations)
     assert marks == [False, True]
     assert [each.kind for each in kept()].count("schedule") == 2

@@ -19,14 +19,13 @@ from crossfuse.files import scratch_folder
 from crossfuse.hardware import Device, device
 from crossfuse.lower.extract import lower
 from crossfuse.relax.calls import is_kernel, recorded
-from crossfuse.relax.dataflow import clean
+from crossfuse.relax.graph import CALL_TIR, clean, with_bindings
 from crossfuse.runtime.artefact import Artefact, KernelObject
 from crossfuse.runtime.kept import LIBRARIES, OBJECTS, Built, Kind, built_once, kept
 from crossfuse.runtime.kernel_table import write_kernels
 from crossfuse.runtime.nvcc import find_nvcc
 
 _EXTERNAL = "external_mods"
-_CALL = "relax.call_tir"
 
 
 @ir.tvm.ir.transform.module_pass(opt_level=0, name="crossfuse.BuildKernels")
@@ -181,25 +180,21 @@ def build_key(kind: Kind[Any], func: Any, target: Device, name: str) -> str:
 
 def _calling(function: Any, kernels: Mapping[GlobalVar, Any]) -> Any:
     """A function that calls kernels instead of TensorIR functions."""
-    blocks = []
-    for block in function.body.blocks:
-        bindings = [
+    return with_bindings(
+        function,
+        lambda block: [
             relax.VarBinding(each.var, _external(each.value))
             if _calls(each.value, kernels)
             else each
             for each in block.bindings
-        ]
-        blocks.append(type(block)(bindings))
-    body = relax.SeqExpr(blocks, function.body.body)
-    return relax.Function(
-        function.params, body, function.ret_ty, function.is_pure, function.attrs, function.span
+        ],
     )
 
 
 def _calls(value: Any, kernels: Mapping[GlobalVar, Any]) -> bool:
     return (
         isinstance(value, Call)
-        and getattr(value.op, "name", "") == _CALL
+        and getattr(value.op, "name", "") == CALL_TIR
         and any(value.args[0].same_as(each) for each in kernels)
     )
 

@@ -1,12 +1,10 @@
-"""Dataflow blocks of legalised Relax functions as graphs of calls of TIR functions."""
+"""Calls of TIR functions: which can be merged, and marks by which our passes know kernels."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
-from math import prod
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from tvm import relax, tirx
@@ -14,6 +12,7 @@ from tvm.ir import Call, GenericConst, GlobalVar, Op, Tuple, Var
 from tvm.tirx import PrimFunc
 
 from crossfuse import _tvm as ir
+from crossfuse.relax.graph import CALL_TIR, Callee, Graph, Node, variables_of
 from crossfuse.schema import parse
 
 # Attributes of functions by which our passes know each other's work.
@@ -54,140 +53,13 @@ def recorded(func: Any) -> dict[str, Any]:
     return {} if text is None else {"plan": parse(str(text))}
 
 
-_CALL = "relax.call_tir"
+def read_calls(mod: Any, block: Any) -> Graph:
+    """Read a dataflow block of a module after ``LegalizeOps``, with the functions that it calls.
 
-
-@dataclass(frozen=True, eq=False)
-class Callee:
-    """A TIR function that nodes call; one object for all its calls in a block."""
-
-    func: Any
-
-    @cached_property
-    def reduces(self) -> bool:
-        """Whether a block of it is more than element-wise, as far as loops tell."""
-        return _reduces(self.func)
-
-    @cached_property
-    def is_view(self) -> bool:
-        """Whether it only gives a tensor another shape."""
-        return bool(relax.analysis.has_reshape_pattern(self.func))
-
-
-@dataclass(frozen=True, eq=False)
-class Node:
-    """A binding of a dataflow block."""
-
-    #: Its number in the block.
-    place: int
-    binding: Any
-    #: The variable that it binds.
-    var: Any
-    #: The function it calls, if it is a call of a TIR function that can be merged with others.
-    callee: Callee | None
-    #: Variables and constants that it uses.
-    reads: tuple[Any, ...]
-    #: Why it cannot be merged; empty if it can.
-    reason: str = ""
-
-    @property
-    def func(self) -> Any:
-        """The TIR function that it calls; None without a `callee`."""
-        return None if self.callee is None else self.callee.func
-
-    @property
-    def name(self) -> str:
-        """Name of the function that it calls, or of the variable."""
-        if self.func is None:
-            return str(self.var.name)
-        return str(self.binding.value.args[0].name_hint)
-
-    @property
-    def results(self) -> tuple[Any, ...]:
-        """Types of the tensors that it makes."""
-        is_tuple = isinstance(self.var.ty, relax.TupleType)
-        return tuple(self.var.ty.fields) if is_tuple else (self.var.ty,)
-
-    @property
-    def reduces(self) -> bool:
-        """Whether a block of its function is more than element-wise, as far as loops tell."""
-        return self.callee is not None and self.callee.reduces
-
-    @property
-    def is_view(self) -> bool:
-        """Whether it only gives a tensor another shape, which Relax does without a kernel."""
-        return self.callee is not None and self.callee.is_view
-
-    @property
-    def is_element(self) -> bool:
-        """Whether it takes one tensor out of a call's tuple."""
-        return isinstance(self.binding.value, relax.TupleGetItem)
-
-
-@dataclass(frozen=True, eq=False)
-class Flow:
-    """A dataflow block as a graph: its bindings in order."""
-
-    nodes: tuple[Node, ...]
-
-    @cached_property
-    def makers(self) -> Mapping[Any, Node]:
-        """The node that binds each variable."""
-        return {each.var: each for each in self.nodes}
-
-    @cached_property
-    def readers(self) -> Mapping[Any, tuple[Node, ...]]:
-        """Nodes that use each variable or constant, including variables of other blocks."""
-        found: dict[Any, list[Node]] = {each.var: [] for each in self.nodes}
-        for node in self.nodes:
-            for var in dict.fromkeys(node.reads):
-                found.setdefault(var, []).append(node)
-        return {var: tuple(nodes) for var, nodes in found.items()}
-
-    def sources(self, node: Node) -> tuple[Node, ...]:
-        """Nodes of the block whose results a node uses."""
-        return tuple(self.makers[each] for each in node.reads if each in self.makers)
-
-    def users(self, node: Node) -> tuple[Node, ...]:
-        """Nodes of the block that use a node's result."""
-        return self.readers[node.var]
-
-    def leaves_block(self, node: Node) -> bool:
-        """Whether code behind the block uses a node's result."""
-        return not isinstance(node.var, relax.DataflowVar)
-
-    def inputs(self, members: Iterable[Node]) -> tuple[Any, ...]:
-        """Tensors that members read and none of them makes, each once, in order of use."""
-        return tuple(each for each in self._given(members) if not is_number(each))
-
-    def numbers(self, members: Iterable[Node]) -> tuple[Any, ...]:
-        """Constants of one element that members read, each once, in order of use."""
-        return tuple(each for each in self._given(members) if is_number(each))
-
-    def _given(self, members: Iterable[Node]) -> tuple[Any, ...]:
-        nodes = sorted(members, key=lambda each: each.place)
-        made = {each.var for each in nodes}
-        every = (var for each in nodes for var in each.reads)
-        return tuple(dict.fromkeys(var for var in every if var not in made))
-
-    def outputs(self, members: Iterable[Node]) -> tuple[Node, ...]:
-        """Members whose results are needed outside."""
-        own = set(members)
-        return tuple(
-            each
-            for each in sorted(own, key=lambda each: each.place)
-            if self.leaves_block(each) or any(user not in own for user in self.users(each))
-        )
-
-
-def read_flow(mod: Any, block: Any) -> Flow:
-    """Read a dataflow block of a module after ``LegalizeOps``.
-
-    All bindings become nodes; those that are no plain calls of TIR functions carry a reason.
+    Nodes that are no plain calls of TIR functions carry a reason.
     """
     nodes: list[Node] = []
     tuples: set[Any] = set()
-    # One object of Python for each variable and function: sets of them then need not ask TVM.
     known: dict[Any, Any] = {}
     callees: dict[Any, Callee] = {}
     for place, binding in enumerate(block.bindings):
@@ -197,28 +69,28 @@ def read_flow(mod: Any, block: Any) -> Flow:
         callee = None
         if func is not None:
             callee = callees.setdefault(value.args[0], Callee(func))
-            reads = tuple(value.args[1].fields)
+            reads = tuple(known.setdefault(each, each) for each in value.args[1].fields)
             tuples |= {var} if isinstance(var.ty, relax.TupleType) else set()
         else:
-            reads = tuple(relax.analysis.free_vars(value))
+            reads = variables_of(value, known)
             if isinstance(value, relax.TupleGetItem) and value.tuple_value in tuples:
                 reason = ""
-        reads = tuple(known.setdefault(each, each) for each in reads)
-        nodes.append(Node(place, binding, var, callee, reads, reason))
-    return Flow(tuple(_without_dead(nodes)))
+        nodes.append(Node(place, binding, var, reads, callee, reason))
+    results = (each.var for each in nodes if not isinstance(each.var, relax.DataflowVar))
+    return _without_dead(Graph(tuple(nodes), frozenset(results)))
 
 
-def _without_dead(nodes: list[Node]) -> list[Node]:
-    """Nodes, with the dead ones barred from merging: they would make no output."""
-    needed: set[Any] = set()
+def _without_dead(graph: Graph) -> Graph:
+    """A graph with the dead nodes barred from merging: they would make no output."""
+    needed = set(graph.results)
     found: list[Node] = []
-    for node in reversed(nodes):
-        if node.var in needed or not isinstance(node.var, relax.DataflowVar):
+    for node in reversed(graph.nodes):
+        if node.var in needed:
             needed |= set(node.reads)
         else:
             node = replace(node, callee=None, reason="nothing needs its result")
         found.append(node)
-    return found[::-1]
+    return replace(graph, nodes=tuple(found[::-1]))
 
 
 def _called(mod: Any, binding: Any) -> tuple[Any, str]:
@@ -226,7 +98,7 @@ def _called(mod: Any, binding: Any) -> tuple[Any, str]:
     value = binding.value
     if not isinstance(binding, relax.VarBinding) or not isinstance(value, Call):
         return None, "it is no call of a TIR function"
-    if not isinstance(value.op, Op) or value.op.name != _CALL:
+    if not isinstance(value.op, Op) or value.op.name != CALL_TIR:
         name = getattr(value.op, "name", "") or getattr(value.op, "name_hint", "")
         return None, f"it calls {name or value.op}, which is no TIR function"
     callee, given, *more = value.args
@@ -252,22 +124,3 @@ def _is_static(kind: Any) -> bool:
         return False
     extents = getattr(kind.shape, "values", None)
     return extents is not None and all(isinstance(each, tirx.IntImm) for each in extents)
-
-
-def _reduces(func: Any) -> bool:
-    found: list[Any] = []
-    ir.walk(func, (ir.SBlock, found.append))
-    plain = all(isinstance(each.body, ir.BufferStore) or not len(each.iter_vars) for each in found)
-    return not plain or any(
-        int(axis.iter_type) != ir.IterVar.DataPar for each in found for axis in each.iter_vars
-    )
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value of a Relax function is a constant of one element."""
-    return isinstance(value, GenericConst) and prod(value.value.shape) == 1
-
-
-def elements_of(node: Node) -> int:
-    """Elements of the largest tensor that a node of static shapes makes."""
-    return max(prod(int(extent) for extent in each.shape.values) for each in node.results)

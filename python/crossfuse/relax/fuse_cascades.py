@@ -21,11 +21,13 @@ from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.site import Site
 from crossfuse.hardware import Device, device
-from crossfuse.relax.calls import SCHEDULED, Flow, marked, read_flow
+from crossfuse.relax.calls import SCHEDULED, marked, read_calls
 from crossfuse.relax.cascades.forms import Forms
 from crossfuse.relax.cascades.found import Kernel, swept
 from crossfuse.relax.cascades.groups import Group, calls_of, find_groups
-from crossfuse.relax.merge import Replacement, name_of, replaced
+from crossfuse.relax.graph import Graph
+from crossfuse.relax.merge import name_of
+from crossfuse.relax.replace import Replacement, call_of_nodes, replaced
 from crossfuse.schema import Damaged, read, shown, typed
 
 # Modules in which cascades were fused before, from the cache.
@@ -270,8 +272,8 @@ class _Module:
     def _block(self, block: Any) -> Any:
         if not isinstance(block, relax.DataflowBlock):
             return block
-        flow = read_flow(self.mod, block)
-        every, refused = find_groups(self.mod, flow, self.forms)
+        graph = read_calls(self.mod, block)
+        every, refused = find_groups(graph, self.forms)
         groups = [each for each in every if _several(each)]
         alone = [each for each in every if not _several(each)]
         self.apart |= {calls_of(each.members)[0]: each.apart for each in alone}
@@ -279,9 +281,10 @@ class _Module:
         self.outcomes += [Outcome("", "", each.reason, each.calls) for each in several]
         if not groups:
             return block
-        return replaced(flow, [self._replacement(flow, each) for each in groups])
+        calls = [self._replacement(graph, each) for each in groups]
+        return relax.DataflowBlock(replaced(graph, graph.nodes, calls))
 
-    def _replacement(self, flow: Flow, group: Group) -> Replacement:
+    def _replacement(self, graph: Graph, group: Group) -> Replacement:
         if group.kernel not in self.callees:
             image = _finished(group.kernel.func, group.found.func)
             self.callees[group.kernel] = self.builder.add_func(image, _name(group))
@@ -296,7 +299,7 @@ class _Module:
             group.kernel.bytes,
         )
         self.outcomes.append(outcome)
-        return Replacement(group.members, callee)
+        return call_of_nodes(callee, graph, group.members)
 
     def take_kernel(self, name: Any, func: Any) -> None:
         """Replace a function that holds a cascade of its own, unless nothing calls it any more."""

@@ -19,19 +19,19 @@ from crossfuse.lower.refusal import refusals
 from crossfuse.planner.cascade.plan import CascadePlan, ranked_cascade
 from crossfuse.planner.cascade.shape import cascade_shape
 from crossfuse.planner.families import EAGER, ROWS
-from crossfuse.relax.calls import Flow, is_rest, read_flow
+from crossfuse.relax.calls import is_rest, read_calls
 from crossfuse.relax.chains.choice import choose_chains
 from crossfuse.relax.chains.groups import Group, find_groups, find_made_rows
 from crossfuse.relax.chains.kernels import ChainKernels
 from crossfuse.relax.chains.outcome import ChainOutcome
-from crossfuse.relax.chains.replace import with_replacements
 from crossfuse.relax.chains.symbols import at_sizes, is_symbolic, symbols_of, value_at
-from crossfuse.relax.dataflow import Dataflow, clean, read_dataflow
+from crossfuse.relax.graph import Graph, clean, read_graph
 from crossfuse.relax.merge import merged
 from crossfuse.relax.operators import GATHER, PRODUCT, refused
 from crossfuse.relax.outline import Argument, Outlined
 from crossfuse.relax.pad_weights import padding_once, weights_of
 from crossfuse.relax.passes import ATTENTION, WideArithmetic, check_row_wise, without_unit_extents
+from crossfuse.relax.replace import with_replacements
 from crossfuse.runtime.dispatch_table import BINS
 from crossfuse.schedule.cascades import only_site, schedule_cascade_of
 
@@ -110,9 +110,9 @@ def _loops(static: Any) -> tuple[Any, tuple[Any, ...], list[Var]]:
     legalize = relax.transform.LegalizeOps({**ATTENTION, **GATHER})
     passes = [WideArithmetic(), relax.transform.CanonicalizeBindings(), legalize]
     mod = ir.tvm.ir.transform.Sequential(passes)(static)
-    flow = _flow(mod)
-    func = ir.narrow(merged(mod, flow, flow.nodes))
-    return func, flow.inputs(flow.nodes), list(mod["main"].params)
+    graph = _calls(mod)
+    func = ir.narrow(merged(graph, graph.nodes))
+    return func, graph.inputs(graph.nodes), list(mod["main"].params)
 
 
 def _inlined(func: Any) -> Any:
@@ -139,14 +139,14 @@ def _sums(block: Any) -> bool:
     return any(is_reduction(each) for each in block.iter_vars)
 
 
-def _flow(mod: Any) -> Flow:
+def _calls(mod: Any) -> Graph:
     """The calls of a function of one block; refuses one with a call that cannot be merged."""
     (block,) = mod["main"].body.blocks
-    flow = read_flow(mod, block)
-    odd = next((each for each in flow.nodes if each.reason), None)
+    graph = read_calls(mod, block)
+    odd = next((each for each in graph.nodes if each.reason), None)
     if odd is not None:
         raise refused(odd.name, odd.reason, "operators that become functions of loops", _INSTEAD)
-    return flow
+    return graph
 
 
 def _argument(params: Sequence[Var], value: Any, buffer: Any) -> Argument:
@@ -170,9 +170,9 @@ def _outlined(func: Any, arguments: tuple[Argument, ...], depth: int) -> Outline
 
 def _depth(function: Any) -> int:
     """The extent that the product of a function sums over."""
-    dataflow = read_dataflow(function)
-    (product,) = (each for each in dataflow.values if dataflow.operator(each) == PRODUCT)
-    return int(dataflow.arguments(product)[0].ty.shape.values[-1])
+    graph = read_graph(function)
+    (product,) = (each.var for each in graph.nodes if each.operator == PRODUCT)
+    return int(graph.arguments(product)[0].ty.shape.values[-1])
 
 
 @ir.tvm.ir.transform.module_pass(opt_level=0, name="crossfuse.FuseChains")
@@ -268,7 +268,7 @@ class FuseChains:
         return padding_once(made, weights_of(made, self.weights))
 
     def _fused(
-        self, mod: Any, kind: type[ChainKernels], find: Callable[[Dataflow], Iterable[Group]]
+        self, mod: Any, kind: type[ChainKernels], find: Callable[[Graph], Iterable[Group]]
     ) -> tuple[Any, tuple[ChainOutcome, ...]]:
         """A module with kernels of one kind, and what became of its groups."""
         outcomes: list[ChainOutcome] = []
@@ -277,9 +277,9 @@ class FuseChains:
         kernels = kind(mod, self.target, self.constant_weights, bins=self.bins, weights=weights)
         for name, function in mod.functions_items():
             if isinstance(function, relax.Function) and not is_rest(function):
-                dataflow, label = read_dataflow(function), str(name.name_hint)
-                chosen = choose_chains(label, dataflow, kernels, self.always, find=find)
-                fused[name] = with_replacements(function, chosen.replacements)
+                graph, label = read_graph(function), str(name.name_hint)
+                chosen = choose_chains(label, graph, kernels, self.always, find=find)
+                fused[name] = with_replacements(function, graph, chosen.replacements.values())
                 outcomes += chosen.outcomes
         made = kernels.module
         for name, function in fused.items():

@@ -6,15 +6,19 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import tvm
+from tvm import relax
 from tvm.ir import GenericConst, Var
 
-from crossfuse.relax.graph import Graph
+from crossfuse.relax.graph import Graph, Node, clean, read_graph
 from crossfuse.relax.operators import (
     CAST,
     PRODUCT,
     RESHAPES,
     TRANSPOSE,
+    check_elementwise,
     dtype_of,
+    operator,
     refused,
     shape_of,
 )
@@ -51,22 +55,66 @@ class Match:
     second_weight: Weight
 
 
+def read_model(mod: tvm.IRModule) -> Graph:
+    """Read the main function of a model, or its only Relax function, which has one result.
+
+    Dead and repeated bindings are dropped. Refused are control flow, several results, dynamic
+    shapes, float64, and operators that are neither matrix products nor element-wise, casts,
+    transpositions and reshapes.
+    """
+    functions = {g.name_hint: f for g, f in mod.functions_items() if isinstance(f, relax.Function)}
+    name = "main" if "main" in functions else next(iter(functions), "")
+    if not name or (name != "main" and len(functions) > 1):
+        found = ", ".join(functions) or "no Relax function"
+        raise refused("module", found, "one Relax function, or main", "name the function main")
+    function = clean(mod, name)[name]
+    graph = read_graph(function)
+    for node in graph.nodes:
+        _check_bound(node)
+    if function.body.body not in graph.makers:
+        shape_of(function.body.body, "the output")
+        raise refused("main", "no operator", "two matrix products", "leave the model as it is")
+    for node in graph.nodes:
+        _check_values(graph, node)
+    return graph
+
+
+def _check_bound(node: Node) -> None:
+    """Refuse a binding unless it is of a call, which must have one tensor as its result."""
+    if not isinstance(node.binding, relax.VarBinding):
+        found, advice = f"a {type(node.binding).__name__}", "export without shape assertions"
+        raise refused("main", found, "static shapes", advice)
+    if isinstance(node.value, relax.Tuple):
+        raise refused("main", "several results", "one output", "return one tensor")
+    shape_of(node.var, operator(node.value))
+
+
+def _check_values(graph: Graph, node: Node) -> None:
+    if node.operator not in {PRODUCT, CAST, TRANSPOSE, *RESHAPES}:
+        check_elementwise(node.value)
+    for value in (node.var, *graph.arguments(node.var)):
+        if dtype_of(value) == "float64":
+            advice = "convert the model to float32 or less"
+            limit = "at most float32, which sums are kept in"
+            raise refused(node.operator, "float64", limit, advice)
+
+
 def match_chain(graph: Graph) -> Match:
     """Find the two layers of a graph.
 
     Refused are any other number or arrangement of matrix products, an intermediate used elsewhere,
     computed weights, and operands of different types.
     """
-    products = graph.products()
+    products = [each.var for each in graph.nodes if each.operator == PRODUCT]
     weights = {product: _weight(graph, product) for product in products}
-    inputs = {p: graph.reach(graph.calls[p].args[0], products) for p in products}
+    inputs = {p: graph.reach(graph.makers[p].value.args[0], products) for p in products}
     feeds = {p: [leaf for leaf in inputs[p][1] if leaf in weights] for p in products}
     _check_arrangement(graph, products, feeds)
     second = next(p for p in products if feeds[p])
     first = tuple(feeds[second])
     _check_used_once(graph, first, second)
     left = _left(graph, first)
-    hidden = _stored(graph, graph.calls[second].args[0], second)
+    hidden = _stored(graph, graph.makers[second].value.args[0], second)
     match = Match(
         rows=_rows(left),
         left=left,
@@ -110,7 +158,7 @@ def _check_used_once(graph: Graph, first: tuple[Var, ...], second: Var) -> None:
     inner, leaves = graph.reach(graph.output, [*first, second])
     if not any(leaf in first for leaf in leaves):
         return
-    middle, _ = graph.reach(graph.calls[second].args[0], first)
+    middle, _ = graph.reach(graph.makers[second].value.args[0], first)
     known = {*first, *middle}
     after = [v for v in inner if v not in known]
     readers = (v for v in after if known.intersection(graph.arguments(v)))
@@ -121,9 +169,9 @@ def _check_used_once(graph: Graph, first: tuple[Var, ...], second: Var) -> None:
 
 
 def _left(graph: Graph, first: tuple[Var, ...]) -> Var:
-    operands = [_stored(graph, graph.calls[product].args[0], product) for product in first]
+    operands = [_stored(graph, graph.makers[product].value.args[0], product) for product in first]
     for operand, product in zip(operands, first, strict=True):
-        if operand in graph.calls:
+        if operand in graph.makers:
             found = f"an input changed by {graph.operator(operand)} before the first product"
             advice = "apply that operator outside the graph"
             raise refused(_place(graph, product), found, "an input taken as it is", advice)
@@ -139,11 +187,11 @@ def _left(graph: Graph, first: tuple[Var, ...]) -> Var:
 
 def _weight(graph: Graph, product: Var) -> Weight:
     """Follow a right-hand side through transpositions, reshapes to itself and exact casts."""
-    value, transposed = graph.calls[product].args[1], False
-    while value in graph.calls:
-        source, name = graph.calls[value].args[0], graph.operator(value)
+    value, transposed = graph.makers[product].value.args[1], False
+    while value in graph.makers:
+        source, name = graph.makers[value].value.args[0], graph.operator(value)
         if name == TRANSPOSE and len(shape_of(value, name)) == 2:
-            axes = graph.calls[value].attrs.axes
+            axes = graph.makers[value].value.attrs.axes
             transposed ^= axes is None or [int(axis) for axis in axes] == [1, 0]
         elif not (_exact_cast(graph, value) or _same_shape(value, source, name)):
             fault = "is a product itself" if name == PRODUCT else f"is computed by {name}"
@@ -161,7 +209,7 @@ def _stored(graph: Graph, left: Any, product: Var) -> Any:
     """Look through reshapes and exact casts of a left-hand side: kernels do them on loading."""
     value = left
     while _exact_cast(graph, value) or _same_elements(graph, value):
-        value = graph.calls[value].args[0]
+        value = graph.makers[value].value.args[0]
     before, after = (shape_of(v, PRODUCT) for v in (value, left))
     if before[-1:] != after[-1:]:
         found = f"a left-hand side reshaped from {list(before)} to {list(after)}"
@@ -173,14 +221,16 @@ def _same_elements(graph: Graph, value: Any) -> bool:
     name = graph.operator(value)
     if name not in RESHAPES:
         return False
-    return math.prod(shape_of(value, name)) == math.prod(shape_of(graph.calls[value].args[0], name))
+    return math.prod(shape_of(value, name)) == math.prod(
+        shape_of(graph.makers[value].value.args[0], name)
+    )
 
 
 def _exact_cast(graph: Graph, value: Any) -> bool:
     """Whether a value is a cast to a type that holds every value of the source's type."""
     if graph.operator(value) != CAST:
         return False
-    source, target = dtype_of(graph.calls[value].args[0]), dtype_of(value)
+    source, target = dtype_of(graph.makers[value].value.args[0]), dtype_of(value)
     return source == target or (source in FLOAT_TYPES and target == "float32")
 
 

@@ -1,10 +1,8 @@
-"""Calls of a dataflow block merged to one TIR function, and the block rewritten to call it."""
+"""Calls of a dataflow block merged to one TIR function: which may be one, and what it is."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tvm
@@ -12,38 +10,27 @@ from tvm import relax
 from tvm.ir import Call
 
 from crossfuse import _tvm as ir
-from crossfuse.relax.calls import Flow, Node
+from crossfuse.relax.graph import Graph, Node, emit_copies, in_order
 
 
-@dataclass(frozen=True, eq=False)
-class Replacement:
-    """Nodes that one call replaces."""
-
-    members: frozenset[Node]
-    #: Of a TIR function of the module: it takes `Flow.inputs` of the members, and makes
-    #: `Flow.outputs`.
-    callee: Any
-
-
-def merged(mod: Any, flow: Flow, members: Iterable[Node], name: str = "merged") -> Any:
+def merged(graph: Graph, members: Iterable[Node], name: str = "merged") -> Any:
     """Make one function of several calls, as TVM's ``FuseTIR`` does of what ``FuseOps`` groups.
 
     Members are calls of TIR functions, and elements of their tuples. The function has the blocks of
-    all of them. Its parameters are `Flow.inputs`, then `Flow.outputs`; `Flow.numbers` are written
-    where they are read.
+    all of them. Its parameters are `Graph.inputs`, then `Graph.outputs`; `Graph.numbers` are
+    written where they are read.
     """
-    nodes = sorted(members, key=lambda each: each.place)
-    numbers, outputs = flow.numbers(nodes), flow.outputs(nodes)
-    inputs = (*flow.inputs(nodes), *numbers)
-    callees = {each.binding.value.args[0]: each.func for each in nodes if each.func is not None}
+    nodes = in_order(members)
+    numbers, outputs = graph.numbers(nodes), [each.var for each in graph.outputs(nodes)]
+    inputs = (*graph.inputs(nodes), *numbers)
+    callees = {each.value.args[0]: each.func for each in nodes if each.func is not None}
     builder = relax.BlockBuilder(tvm.IRModule(callees))
     params = [relax.Var(f"p{place}", each.ty) for place, each in enumerate(inputs)]
     image: dict[Any, Any] = dict(zip(inputs, params, strict=True))
     with builder.function(name, params, attrs={"Primitive": 1}, private=True):
         with builder.dataflow():
-            for node in nodes:
-                image[node.var] = builder.emit(_moved(node.binding.value, image))
-            made = [builder.emit_output(image[each.var]) for each in outputs]
+            emit_copies(builder, nodes, image, outputs)
+        made = [image[each] for each in outputs]
         builder.emit_func_output(made[0] if len(made) == 1 else relax.Tuple(made))
     region = builder.get().get_global_var(name)
     outer = [relax.Var(each.name, each.ty) for each in params]
@@ -56,23 +43,23 @@ def merged(mod: Any, flow: Flow, members: Iterable[Node], name: str = "merged") 
     return _with_numbers(func, len(inputs) - len(numbers), numbers)
 
 
-def likeness(flow: Flow, members: Iterable[Node]) -> tuple[Any, ...]:
+def likeness(graph: Graph, members: Iterable[Node]) -> tuple[Any, ...]:
     """A key of what `merged` makes of several calls, but for names: equal for equal layers.
 
-    To be compared within one flow: what is called, and where each argument comes from.
+    To be compared within one graph: what is called, and where each argument comes from.
     """
-    nodes = sorted(members, key=lambda each: each.place)
-    names: dict[Any, Any] = {var: -1 - at for at, var in enumerate(flow.inputs(nodes))}
-    names |= {each: (str(each.ty), each.value.numpy().tobytes()) for each in flow.numbers(nodes)}
+    nodes = in_order(members)
+    names: dict[Any, Any] = {var: -1 - at for at, var in enumerate(graph.inputs(nodes))}
+    names |= {each: (str(each.ty), each.value.numpy().tobytes()) for each in graph.numbers(nodes)}
     names |= {each.var: at for at, each in enumerate(nodes)}
     calls = tuple(
         (
-            each.callee if each.callee is not None else int(each.binding.value.index),
+            each.callee if each.callee is not None else int(each.value.index),
             tuple(names[var] for var in each.reads),
         )
         for each in nodes
     )
-    return calls, tuple(names[each.var] for each in flow.outputs(nodes))
+    return calls, tuple(names[each.var] for each in graph.outputs(nodes))
 
 
 def _with_numbers(func: Any, first: int, numbers: Sequence[Any]) -> Any:
@@ -101,80 +88,7 @@ def _with_numbers(func: Any, first: int, numbers: Sequence[Any]) -> Any:
     return ir.PrimFunc(kept, body, func.ret_type, func.attrs)
 
 
-def _moved(value: Any, image: Mapping[Any, Any]) -> Any:
-    """A call of other variables, or an element of another tuple."""
-    if isinstance(value, relax.TupleGetItem):
-        return relax.TupleGetItem(image[value.tuple_value], value.index)
-    callee, given = value.args
-    moved = relax.Tuple([image.get(each, each) for each in given.fields])
-    return Call(value.op, [callee, moved], value.attrs, value.ty_args)
-
-
-def replaced(flow: Flow, replacements: Sequence[Replacement]) -> Any:
-    """A dataflow block in which one call stands for each set of nodes.
-
-    The sets are disjoint, and no two of them need results of each other. Variables that are still
-    used keep their identity, in an order in which everything is made before it is read.
-    """
-    units: dict[Node, frozenset[Node]] = {each: frozenset([each]) for each in flow.nodes}
-    callees: dict[frozenset[Node], Any] = {}
-    for each in replacements:
-        units |= dict.fromkeys(each.members, each.members)
-        callees[each.members] = each.callee
-    bindings: list[Any] = []
-    for unit in _ordered(flow, units):
-        if unit in callees:
-            bindings += _call(flow, unit, callees[unit])
-        else:
-            bindings += [each.binding for each in unit]
-    return relax.DataflowBlock(bindings)
-
-
-def _ordered(flow: Flow, units: Mapping[Node, frozenset[Node]]) -> list[frozenset[Node]]:
-    """Units after those that they read; of independent ones first the one that ends first."""
-    waiting: dict[frozenset[Node], set[frozenset[Node]]] = {}
-    for node, unit in units.items():
-        needed = waiting.setdefault(unit, set())
-        needed |= {units[each] for each in flow.sources(node)} - {unit}
-    readers: dict[frozenset[Node], list[frozenset[Node]]] = {}
-    for unit, needed in waiting.items():
-        for each in needed:
-            readers.setdefault(each, []).append(unit)
-
-    def entry(unit: frozenset[Node]) -> tuple[int, frozenset[Node]]:
-        return (max(each.place for each in unit), unit)
-
-    ready = [entry(unit) for unit, needed in waiting.items() if not needed]
-    heapq.heapify(ready)
-    found: list[frozenset[Node]] = []
-    while ready:
-        _, unit = heapq.heappop(ready)
-        found.append(unit)
-        for each in readers.get(unit, ()):
-            waiting[each].remove(unit)
-            if not waiting[each]:
-                heapq.heappush(ready, entry(each))
-    assert len(found) == len(waiting)  # sets that need results of each other are never merged
-    return found
-
-
-def _call(flow: Flow, members: frozenset[Node], callee: Any) -> list[Any]:
-    """Bindings of a call, and of the elements of its tuple."""
-    outputs = flow.outputs(members)
-    kinds = [each.var.ty for each in outputs]
-    given = relax.Tuple(list(flow.inputs(members)))
-    call = relax.call_tir(callee, given, out_ty=kinds[0] if len(kinds) == 1 else kinds)
-    if len(outputs) == 1:
-        return [relax.VarBinding(outputs[0].var, call)]
-    whole = relax.DataflowVar(f"{callee.name_hint}_results", relax.TupleType(kinds))
-    elements = [
-        relax.VarBinding(each.var, relax.TupleGetItem(whole, place))
-        for place, each in enumerate(outputs)
-    ]
-    return [relax.VarBinding(whole, call), *elements]
-
-
-# Sets of calls that become one function, and what lies between them in the dataflow.
+# Sets of calls that become one function, and what lies between them in the datagraph.
 
 #: Nodes that become one function.
 Unit = frozenset[Node]
@@ -187,26 +101,26 @@ class Units:
     are one.
     """
 
-    def __init__(self, flow: Flow) -> None:
-        self.flow = flow
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
         self.of: dict[Node, Unit] = {}
         # Asked for far more often than units change.
         self._sources: dict[Unit, set[Unit]] = {}
         self._users: dict[Unit, set[Unit]] = {}
         # Sets of nodes are integers with a bit for each place.
-        self._before = _closed(flow.nodes, flow.sources)
-        self._behind = _closed(flow.nodes[::-1], flow.users)
+        self._before = _closed(graph.nodes, graph.sources)
+        self._behind = _closed(graph.nodes[::-1], graph.users)
         self._several: dict[Unit, int] = {}
-        for node in flow.nodes:
+        for node in graph.nodes:
             if node not in self.of:
-                users = flow.users(node) if len(node.results) > 1 else ()
+                users = graph.users(node) if len(node.results) > 1 else ()
                 self.claim([node, *(each for each in users if each.is_element)])
 
     def claim(self, nodes: Iterable[Node]) -> Unit:
         """Make nodes one unit, which contains the units that they were in as a whole."""
         unit = frozenset(nodes)
-        around = {node for each in unit for node in (*self.flow.sources(each), each)}
-        around |= {node for each in unit for node in self.flow.users(each)}
+        around = {node for each in unit for node in (*self.graph.sources(each), each)}
+        around |= {node for each in unit for node in self.graph.users(each)}
         for each in {self.of[node] for node in around if node in self.of}:
             self._sources.pop(each, None)
             self._users.pop(each, None)
@@ -220,14 +134,14 @@ class Units:
     def sources(self, unit: Unit) -> set[Unit]:
         """Units whose results a unit reads."""
         if unit not in self._sources:
-            found = {self.of[each] for node in unit for each in self.flow.sources(node)}
+            found = {self.of[each] for node in unit for each in self.graph.sources(node)}
             self._sources[unit] = found - {unit}
         return self._sources[unit]
 
     def users(self, unit: Unit) -> set[Unit]:
         """Units that read results of a unit."""
         if unit not in self._users:
-            found = {self.of[each] for node in unit for each in self.flow.users(node)}
+            found = {self.of[each] for node in unit for each in self.graph.users(node)}
             self._users[unit] = found - {unit}
         return self._users[unit]
 
@@ -271,7 +185,7 @@ class Units:
     def _nodes(self, mask: int) -> Iterator[Node]:
         while mask:
             place = mask.bit_length() - 1
-            yield self.flow.nodes[place]
+            yield self.graph.nodes[place]
             mask ^= 1 << place
 
 
@@ -295,7 +209,7 @@ def _mask(nodes: Iterable[Node]) -> int:
 
 def why_not(nodes: Iterable[Node]) -> str:
     """Why nodes cannot be one function, whatever they compute; empty if they can."""
-    for each in sorted(nodes, key=lambda each: each.place):
+    for each in in_order(nodes):
         if each.reason:
             return f"{each.name}, which lies between: {each.reason}"
     return ""
@@ -309,6 +223,6 @@ def places(unit: Unit) -> tuple[int, int]:
 
 def name_of(unit: Unit) -> str:
     """Names of the functions that reduce; of a unit without reductions those of all."""
-    nodes = sorted(unit, key=lambda each: each.place)
+    nodes = in_order(unit)
     reducing = [each.name for each in nodes if each.reduces]
     return ", ".join(reducing or [each.name for each in nodes if each.func is not None])

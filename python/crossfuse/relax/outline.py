@@ -11,8 +11,8 @@ from tvm.ir import GenericConst, Var
 
 from crossfuse.markers import unpadded_shapes
 from crossfuse.relax.elementwise import Region, read_region
-from crossfuse.relax.graph import Graph, read_graph
-from crossfuse.relax.match import Match, Weight, match_chain
+from crossfuse.relax.graph import Graph
+from crossfuse.relax.match import Match, Weight, match_chain, read_model
 from crossfuse.relax.operators import dtype_of, refused, shape_of
 from crossfuse.relax.rebuild import Leaf
 from crossfuse.workload.aligned import aligned
@@ -172,7 +172,7 @@ def outline(mod: tvm.IRModule) -> Outlined:
     float32; the intermediate and the output are rounded to the model's types. Every other model is
     refused, naming the operator and the reason. The module is one before legalisation.
     """
-    graph = read_graph(mod)
+    graph = read_model(mod)
     match = match_chain(graph)
     names = dict(zip(match.first, _first_names(match), strict=True))
     named = _names(graph, match, {**names, match.second: "gemm1", match.left: "A"})

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from tvm import relax
-from tvm.ir import Call
 
-from crossfuse.relax.dataflow import Dataflow, clean, read_dataflow
+from crossfuse.relax.graph import Node, clean, emit_copies, read_graph, with_bindings, with_body
 from crossfuse.runtime.running_model import PAD_WEIGHTS
 
 _MAIN = "main"
@@ -24,17 +23,19 @@ def padding_once(mod: Any, weights: Sequence[Any]) -> Any:
     what ``main`` then takes in their place: those that it reads itself, then the copies. A module
     without copies is returned as it is.
     """
-    moved = _moved(read_dataflow(mod[_MAIN]), weights) if weights else {}
-    copies = [each for each, call in moved.items() if call.op.name == _PAD]
+    moved = _moved(mod[_MAIN], weights) if weights else []
+    copies = [each.var for each in moved if each.operator == _PAD]
     if not copies:
         return mod
     made = clean(_with_main(mod, _taking(mod[_MAIN], copies)))
     main = made[_MAIN]
-    read = read_dataflow(main).users
+    graph = read_graph(main)
     inputs = len(main.params) - len(weights) - len(copies)
     pairs = zip(main.params[inputs:], (*weights, *copies), strict=True)
-    kept = {given: source for given, source in pairs if given in read}
-    made = _with_main(made, _function(main, [*main.params[:inputs], *kept], main.body))
+    kept = {
+        given: source for given, source in pairs if given in graph.readers or given in graph.results
+    }
+    made = _with_main(made, with_body(main, main.body, [*main.params[:inputs], *kept]))
     made[PAD_WEIGHTS] = _alone(weights, moved, [*kept.values()])
     return made
 
@@ -44,40 +45,36 @@ def weights_of(mod: Any, names: Collection[str]) -> tuple[Any, ...]:
     return tuple(each for each in mod[_MAIN].params if str(each.name) in names) if names else ()
 
 
-def _moved(dataflow: Dataflow, weights: Collection[Any]) -> Mapping[Any, Any]:
-    """Calls that make copies of weights, in order, by the variables that they bind."""
-    known, found = frozenset(weights), {}
-    for variable, value in dataflow.values.items():
-        if isinstance(value, Call) and getattr(value.op, "name", "") in _MAKERS:
-            given = value.args[0]
-            if given in known or given in found:
-                found[variable] = value
+def _moved(function: Any, weights: Collection[Any]) -> list[Node]:
+    """Calls that make copies of weights, in order."""
+    known, found = set(weights), []
+    for node in read_graph(function).nodes:
+        if node.operator in _MAKERS and node.value.args[0] in known:
+            found.append(node)
+            known.add(node.var)
     return found
 
 
 def _taking(function: Any, copies: Sequence[Any]) -> Any:
     """A function that takes copies as parameters instead of making them."""
     given = {each: relax.Var(str(each.name), each.ty) for each in copies}
-    blocks = []
-    for block in function.body.blocks:
-        made = [
+    return with_bindings(
+        function,
+        lambda block: [
             relax.VarBinding(each.var, given[each.var]) if each.var in given else each
             for each in block.bindings
-        ]
-        blocks.append(type(block)(made))
-    body = relax.SeqExpr(blocks, function.body.body)
-    return _function(function, [*function.params, *given.values()], body)
+        ],
+        [*function.params, *given.values()],
+    )
 
 
-def _alone(weights: Sequence[Any], moved: Mapping[Any, Any], results: Sequence[Any]) -> Any:
+def _alone(weights: Sequence[Any], moved: Sequence[Node], results: Sequence[Any]) -> Any:
     """The function ``pad_weights``, which makes the copies."""
     image: dict[Any, Any] = {each: relax.Var(str(each.name), each.ty) for each in weights}
     builder = relax.BlockBuilder()
     with builder.function(PAD_WEIGHTS, [*image.values()]):
         with builder.dataflow():
-            for variable, call in moved.items():
-                args = [image.get(each, each) for each in call.args]
-                image[variable] = builder.emit(Call(call.op, args, call.attrs, call.ty_args))
+            emit_copies(builder, moved, image)
             made = builder.emit_output(relax.Tuple([image[each] for each in results]))
         builder.emit_func_output(made)
     return builder.get()[PAD_WEIGHTS]
@@ -87,8 +84,3 @@ def _with_main(mod: Any, function: Any) -> Any:
     made = mod.clone()
     made.update_func(made.get_global_var(_MAIN), function)
     return made
-
-
-def _function(like: Any, params: Sequence[Any], body: Any) -> Any:
-    """A function like another one, but for its parameters and its body."""
-    return relax.Function(list(params), body, like.ret_ty, like.is_pure, like.attrs, like.span)

@@ -16,9 +16,9 @@ from crossfuse.hardware import Device, device, tvm_target
 from crossfuse.lower.keep_nans import keep_nans
 from crossfuse.relax.build_kernels import BuildKernels
 from crossfuse.relax.calls import SCHEDULED
-from crossfuse.relax.dataflow import clean
 from crossfuse.relax.fuse_cascades import FuseCascades
 from crossfuse.relax.fuse_chains import FuseChains
+from crossfuse.relax.graph import clean
 from crossfuse.relax.operators import GATHER
 from crossfuse.relax.passes import ATTENTION, WideArithmetic
 from crossfuse.relax.rebuild import POWERS

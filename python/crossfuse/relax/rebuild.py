@@ -65,9 +65,9 @@ def check_reshape(graph: Graph, value: Var, rows: int) -> None:
     name = graph.operator(value)
     if name not in RESHAPES and name != TRANSPOSE:
         return
-    shape, source = shape_of(value, name), shape_of(graph.calls[value].args[0], name)
+    shape, source = shape_of(value, name), shape_of(graph.makers[value].value.args[0], name)
     if name == TRANSPOSE:
-        axes = graph.calls[value].attrs.axes
+        axes = graph.makers[value].value.attrs.axes
         if axes is None or [int(axis) for axis in axes] != list(range(len(shape))):
             found, limit = f"a transposition of {list(source)}", "rows that stay rows"
             raise refused(name, found, limit, "transpose outside the graph")
@@ -199,7 +199,7 @@ class _Rebuild:
 
     def rebuilt(self, value: Var) -> Any:
         """Emit one operator."""
-        call = self.graph.calls[value]
+        call = self.graph.makers[value].value
         name = operator(call)
         arguments = [self.argument(argument) for argument in call.args]
         if name == "relax.where":

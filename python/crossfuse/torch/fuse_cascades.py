@@ -16,17 +16,17 @@ from crossfuse.measure.way import Given
 from crossfuse.planner.cascade.plan import CascadePlan, ranked_cascade
 from crossfuse.planner.cascade.shape import cascade_shape
 from crossfuse.planner.families import CASCADE_FAMILIES, EAGER
-from crossfuse.relax.calls import Flow, read_flow
+from crossfuse.relax.calls import read_calls
 from crossfuse.relax.cascades.forms import Forms
 from crossfuse.relax.cascades.found import TILES, Kernel
 from crossfuse.relax.cascades.groups import Group, Refused, find_groups
 from crossfuse.relax.chains.outcome import ChainOutcome
 from crossfuse.relax.chains.planned import left
-from crossfuse.relax.chains.replace import Replacement
-from crossfuse.relax.dataflow import read_dataflow
 from crossfuse.relax.fuse_cascades import text_of
+from crossfuse.relax.graph import Graph, read_graph
 from crossfuse.relax.measured import Contestant, Measuring, measured_kernels
 from crossfuse.relax.operators import GATHER, PRODUCT, dtype_of, shape_of
+from crossfuse.relax.replace import Replacement
 from crossfuse.torch.graph_cache import Fused, Step, replaced
 from crossfuse.torch.kernels import offer_kernels
 from crossfuse.torch.separate import Timing
@@ -63,10 +63,10 @@ def fuse_cascades(
     made = _Made(translation, always, measuring)
     for block in legal["main"].body.blocks:
         if isinstance(block, relax.DataflowBlock):
-            flow = read_flow(legal, block)
-            groups, refused = find_groups(legal, flow, Forms(target, None, None))
+            graph = read_calls(legal, block)
+            groups, refused = find_groups(graph, Forms(target, None, None))
             for group in (each for each in groups if each.kernel.form == TILES):
-                made.take(flow, group, target)
+                made.take(graph, group, target)
             made.outcomes += [_left(each) for each in refused if _LEGAL_PRODUCT in each.calls]
     step = Step()
     if made.replaced:
@@ -89,7 +89,7 @@ class _Made:
         self.replaced: dict[Var, Replacement] = {}
         self.outcomes: list[ChainOutcome] = []
 
-    def take(self, flow: Flow, group: Group, target: Device) -> None:
+    def take(self, graph: Graph, group: Group, target: Device) -> None:
         """Judge a cascade, and put a kernel in its place if that pays."""
         plans = _plans(group, target)
         ours = next(each for each in plans if each.family != EAGER)
@@ -97,11 +97,11 @@ class _Made:
         blank = ChainOutcome(
             "main", self._reductions(group), "", ours.family, ours.microseconds, eager, ""
         )
-        reason = self._refusal(flow, group)
+        reason = self._refusal(graph, group)
         if reason:
             self.outcomes.append(replace(blank, text=reason))
             return
-        found = self._measured(flow, group, ours, target)
+        found = self._measured(graph, group, ours, target)
         if found is not None:
             times = found.times or (ours.microseconds, eager)
             blank = replace(
@@ -111,19 +111,19 @@ class _Made:
         if text:
             self.outcomes.append(replace(blank, family=EAGER, text=text))
         else:
-            call = self._call(flow, group)
+            call = self._call(graph, group)
             self.outcomes.append(
                 replace(blank, name=str(call.function.name_hint), text=text_of(group.found.site))
             )
 
     def _measured(
-        self, flow: Flow, group: Group, ours: CascadePlan, target: Device
+        self, graph: Graph, group: Group, ours: CascadePlan, target: Device
     ) -> Measured | None:
         """Time the kernel and separate ones; None if nothing is measured."""
         if self._measuring is None:
             return None
-        (output,) = flow.outputs(group.members)
-        inputs = [self._results[str(each.name)] for each in flow.inputs(group.members)]
+        (output,) = graph.outputs(group.members)
+        inputs = [self._results[str(each.name)] for each in graph.inputs(group.members)]
         given = [Given(shape_of(each, str(each.name)), dtype_of(each)) for each in inputs]
         return measured_kernels(
             self._measuring.timer,
@@ -143,9 +143,9 @@ class _Made:
         found = [str(each.var.name) for each in nodes if each.reduces]
         return tuple(dict.fromkeys(self._names.get(each, each) for each in found))
 
-    def _refusal(self, flow: Flow, group: Group) -> str:
+    def _refusal(self, graph: Graph, group: Group) -> str:
         """Why torch could not call the kernel; empty if it can."""
-        outputs, inputs = flow.outputs(group.members), flow.inputs(group.members)
+        outputs, inputs = graph.outputs(group.members), graph.inputs(group.members)
         if len(outputs) != 1:
             names = ", ".join(str(each.var.name) for each in outputs)
             return f"others read {len(outputs)} results of it: {names}"
@@ -154,10 +154,10 @@ class _Made:
                 return "it begins or ends inside of an operator"
         return ""
 
-    def _call(self, flow: Flow, group: Group) -> Replacement:
+    def _call(self, graph: Graph, group: Group) -> Replacement:
         """Record the call of the kernel that takes the group's place."""
-        (output,) = flow.outputs(group.members)
-        inputs = [self._results[str(each.name)] for each in flow.inputs(group.members)]
+        (output,) = graph.outputs(group.members)
+        inputs = [self._results[str(each.name)] for each in graph.inputs(group.members)]
         if group.kernel not in self._callees:
             callee = GlobalVar(f"crossfuse_cascade_{len(self._callees)}")
             self._callees[group.kernel] = callee
@@ -165,11 +165,7 @@ class _Made:
         variable = self._results[str(output.var.name)]
         shapes = tuple(shape_of(each, str(each.name)) for each in inputs)
         call = Replacement(
-            self._callees[group.kernel],
-            tuple(inputs),
-            shapes,
-            shape_of(variable, str(variable.name)),
-            dtype_of(variable),
+            self._callees[group.kernel], tuple(inputs), shapes, (variable,), (variable.ty,)
         )
         self.replaced[variable] = call
         return call
@@ -194,10 +190,10 @@ def _may_have_attention(translation: Translation) -> bool:
 
     A quick look first: to search for cascades takes more than a second for each layer of a model.
     """
-    dataflow = read_dataflow(translation.module["main"])
-    products = (each for each in dataflow.values if dataflow.operator(each) == PRODUCT)
+    graph = read_graph(translation.module["main"])
+    products = (each.var for each in graph.nodes if each.operator == PRODUCT)
     ranks = (
-        [len(shape_of(each, "an operand")) for each in dataflow.arguments(product)]
+        [len(shape_of(each, "an operand")) for each in graph.arguments(product)]
         for product in products
     )
     return sum(min(each) >= _BATCHED for each in ranks) >= _PRODUCTS

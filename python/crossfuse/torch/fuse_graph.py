@@ -15,7 +15,7 @@ from crossfuse.measure.timer import Timer
 from crossfuse.relax.chains.choice import choose_chains
 from crossfuse.relax.chains.kernels import ChainKernels
 from crossfuse.relax.chains.outcome import ChainOutcome
-from crossfuse.relax.dataflow import read_dataflow
+from crossfuse.relax.graph import read_graph
 from crossfuse.torch.fuse_cascades import fuse_cascades
 from crossfuse.torch.fuse_rows import fuse_rows
 from crossfuse.torch.graph_cache import Fused, Record, Step, replaced
@@ -42,7 +42,7 @@ def fuse_chains(
     with None estimates choose. There is an outcome for each pair of layers.
     """
     translation = translate(module.graph)
-    dataflow = read_dataflow(translation.module["main"])
+    graph = read_graph(translation.module["main"])
     measuring = None if timing is None else timing.of(translation.nodes)
     kernels = ChainKernels(
         translation.module,
@@ -52,7 +52,7 @@ def fuse_chains(
         measuring=measuring,
         weights=_weights(module, translation),
     )
-    chosen = choose_chains("main", dataflow, kernels, always, frozenset(translation.nodes))
+    chosen = choose_chains("main", graph, kernels, always, frozenset(translation.nodes))
     step = Step()
     if chosen.replacements:
         made = offer_kernels(chosen.replacements, kernels.module, target, cpu)

@@ -20,8 +20,8 @@ from crossfuse.relax.chains.choice import choose_chains
 from crossfuse.relax.chains.groups import Group, find_groups
 from crossfuse.relax.chains.kernels import ChainKernels
 from crossfuse.relax.chains.outcome import ChainOutcome
-from crossfuse.relax.chains.replace import Replacement
-from crossfuse.relax.dataflow import read_dataflow
+from crossfuse.relax.graph import read_graph
+from crossfuse.relax.replace import Replacement
 from crossfuse.torch.concrete import Concrete, concrete, extent, symbols_of
 from crossfuse.torch.kernels import BinnedKernel, kernels_of, offer
 from crossfuse.torch.report import in_torch
@@ -87,7 +87,7 @@ def _row_counts(graph: fx.Graph, hints: Mapping[sympy.Symbol, int]) -> list[symp
         return []
     image = concrete(graph, hints)
     translation = translate(image.graph)
-    groups = find_groups(read_dataflow(translation.module["main"]))
+    groups = find_groups(read_graph(translation.module["main"]))
     found = (_node_of(each, translation, image) for each in groups)
     counts = (_rows_of(each) for each in found if each is not None)
     return list(dict.fromkeys(each for each in counts if each.free_symbols))
@@ -125,7 +125,6 @@ def _planned(
     """Plan a graph at the sizes of a bin, and choose its chains."""
     image = concrete(graph, sizes)
     translation = translate(image.graph)
-    dataflow = read_dataflow(translation.module["main"])
     measuring = None if timing is None else timing.of(translation.nodes)
     kernels = ChainKernels(
         translation.module,
@@ -135,7 +134,13 @@ def _planned(
         named=False,
         measuring=measuring,
     )
-    chosen = choose_chains("main", dataflow, kernels, always, frozenset(translation.nodes))
+    chosen = choose_chains(
+        "main",
+        read_graph(translation.module["main"]),
+        kernels,
+        always,
+        frozenset(translation.nodes),
+    )
     count = int(rows.xreplace(dict(sizes)))
     calls = {}
     made = kernels.module

@@ -21,7 +21,7 @@ from crossfuse.torch.report import Report
 from crossfuse.torch.rewrite import Call, rewrite
 
 if TYPE_CHECKING:
-    from crossfuse.relax.chains.replace import Replacement
+    from crossfuse.relax.replace import Replacement
 
 
 @dataclass(frozen=True)

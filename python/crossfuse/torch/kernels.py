@@ -24,7 +24,7 @@ from crossfuse.schema import Extent, FileName
 if TYPE_CHECKING:
     from tvm.ir import GlobalVar
 
-    from crossfuse.relax.chains.replace import Replacement
+    from crossfuse.relax.replace import Replacement
     from crossfuse.runtime.artefact import Artefact
 
 # The operators ``crossfuse::run`` and ``run_rows``: kernels of ours in a graph of torch.

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.relax.calls import Callee, Flow, Node, elements_of
 from crossfuse.relax.cascades.forms import Forms
 from crossfuse.relax.cascades.found import Found, Kernel, once, swept
+from crossfuse.relax.graph import Callee, Graph, Node, elements_of, in_order
 from crossfuse.relax.merge import Unit, Units, likeness, merged, name_of, places, why_not
 
 # Which calls of a dataflow block become one cascade: by what they read and over which loops.
@@ -29,11 +29,10 @@ class Growth:
     units that it was made of one after the other, and itself last.
     """
 
-    def __init__(self, mod: Any, flow: Flow, forms: Forms, done: Iterable[Unit] = ()) -> None:
-        self.mod = mod
-        self.flow = flow
+    def __init__(self, graph: Graph, forms: Forms, done: Iterable[Unit] = ()) -> None:
+        self.graph = graph
         self.forms = forms
-        self.units = Units(flow)
+        self.units = Units(graph)
         self.steps: dict[Unit, list[Unit]] = {}
         self._found: dict[Unit, Found] = {}
         self._moved: dict[Callee, int] = {}
@@ -56,7 +55,7 @@ class Growth:
     def found(self, unit: Unit) -> Found:
         """What detection finds of the merged calls, once for equal ones."""
         if unit not in self._found:
-            alike = likeness(self.flow, unit)
+            alike = likeness(self.graph, unit)
             self._found[unit] = self.forms.found_once(alike, lambda: self.function(unit))
         return self._found[unit]
 
@@ -64,7 +63,7 @@ class Growth:
         """The calls of a unit as one function."""
         if len(unit) == 1:
             return next(iter(unit)).func
-        return merged(self.mod, self.flow, unit)
+        return merged(self.graph, unit)
 
     def before(self, unit: Unit) -> int:
         """Bytes that calls move unfused; views move nothing."""
@@ -73,7 +72,7 @@ class Growth:
     def apart(self, unit: Unit) -> tuple[str, ...]:
         """Neighbours of a unit that were not taken in, each with the reason."""
         reasons: dict[Unit, tuple[int, str]] = {}
-        for node in sorted(unit, key=lambda each: each.place):
+        for node in in_order(unit):
             for other, reason in self._apart.get(node, {}).items():
                 if not other & unit:
                     reasons[other] = max(reason, reasons.get(other, reason))
@@ -165,9 +164,9 @@ class Growth:
 
         Detection sees their number then; a tensor could hold any.
         """
-        sources = {each for node in unit for each in self.flow.sources(node)} - unit
+        sources = {each for node in unit for each in self.graph.sources(node)} - unit
         alone = {
-            each for each in sources if not each.reads and unit.issuperset(self.flow.users(each))
+            each for each in sources if not each.reads and unit.issuperset(self.graph.users(each))
         }
         return unit | {each for each in alone if self.units.of[each] == {each}}
 
@@ -197,7 +196,7 @@ class Growth:
     def _near(self, unit: Unit) -> list[Unit]:
         """Reducing units that a unit reads through element-wise calls, or that read the same."""
         variables, found = self._upwards(unit)
-        for node in {node for var in variables for node in self.flow.readers[var]}:
+        for node in {node for var in variables for node in self.graph.readers[var]}:
             found |= self._downwards(self.units.of[node])
         return sorted(found - {unit}, key=places, reverse=True)
 
@@ -225,7 +224,7 @@ class Growth:
         while waiting:
             each = waiting.pop()
             for var in (var for node in each for var in node.reads if var not in common):
-                source = self.units.of[self.flow.makers[var]] if var in self.flow.makers else each
+                source = self.units.of[self.graph.makers[var]] if var in self.graph.makers else each
                 known = source is each or source in found or source in self.steps
                 if not known and source not in self._done and not why_not(source):
                     found.add(source)
@@ -330,9 +329,7 @@ class Refused:
     reason: str
 
 
-def find_groups(
-    mod: Any, flow: Flow, forms: Forms
-) -> tuple[tuple[Group, ...], tuple[Refused, ...]]:
+def find_groups(graph: Graph, forms: Forms) -> tuple[tuple[Group, ...], tuple[Refused, ...]]:
     """Find the cascades of a dataflow block, and those that were tried but have no kernel.
 
     Where calls that were joined have no kernel, the largest part that has one is taken, and the
@@ -343,7 +340,7 @@ def find_groups(
     refused: dict[Unit, Refused] = {}
     failed = True
     while failed:
-        growth = Growth(mod, flow, forms, [each.members for each in groups])
+        growth = Growth(graph, forms, [each.members for each in groups])
         growth.grow()
         failed = False
         for steps in growth.steps.values():
@@ -376,5 +373,5 @@ def _largest(growth: Growth, forms: Forms, steps: list[Unit]) -> tuple[Group | N
 
 def calls_of(unit: Unit) -> tuple[str, ...]:
     """Names of the functions that a unit calls, in order."""
-    nodes = sorted(unit, key=lambda each: each.place)
+    nodes = in_order(unit)
     return tuple(each.name for each in nodes if each.func is not None)

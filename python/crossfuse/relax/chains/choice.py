@@ -14,8 +14,8 @@ from crossfuse.relax.chains.groups import Group, find_groups
 from crossfuse.relax.chains.kernels import ChainKernels
 from crossfuse.relax.chains.outcome import ChainOutcome
 from crossfuse.relax.chains.planned import PlannedChain, PlannedRows
-from crossfuse.relax.chains.replace import Replacement
-from crossfuse.relax.dataflow import Dataflow
+from crossfuse.relax.graph import Graph
+from crossfuse.relax.replace import Replacement
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class ChosenChains:
 
 def choose_chains(
     name: str,
-    dataflow: Dataflow,
+    graph: Graph,
     kernels: ChainKernels,
     always: bool = False,
     known: Container[Any] | None = None,
-    find: Callable[[Dataflow], Iterable[Group]] = find_groups,
+    find: Callable[[Graph], Iterable[Group]] = find_groups,
 ) -> ChosenChains:
     """Plan all chains of a function, and schedule those that pay and do not overlap.
 
@@ -44,11 +44,11 @@ def choose_chains(
     """
     outcomes: dict[Var, ChainOutcome] = {}
     chains: list[PlannedChain | PlannedRows] = []
-    for group in find(dataflow):
+    for group in find(graph):
         blank = _blank(name, group)
         try:
             with contained(PlanRefused, "fuse-chains", "a chain of products"):
-                chains.append(kernels.planned(dataflow, group, known))
+                chains.append(kernels.planned(graph, group, known))
         except RefusedError as error:
             blank = replace(blank, text=str(error))
         outcomes[group.second] = blank

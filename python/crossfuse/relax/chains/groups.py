@@ -11,7 +11,7 @@ from tvm.ir import Var
 
 from crossfuse.errors import RefusedError
 from crossfuse.relax.chains.symbols import is_symbolic
-from crossfuse.relax.dataflow import Dataflow
+from crossfuse.relax.graph import Graph
 from crossfuse.relax.operators import CAST, PRODUCT, RESHAPES, TRANSPOSE, is_tensor, refused
 
 if TYPE_CHECKING:
@@ -46,40 +46,38 @@ class Group:
             yield (self.after[count - 1] if count else self.second), self.after[:count]
 
 
-def find_groups(dataflow: Dataflow) -> Iterator[Group]:
+def find_groups(graph: Graph) -> Iterator[Group]:
     """Find pairs of layers, the second of which reads the first through element-wise operators.
 
     In the order of their second products. Groups may share products: whoever fuses one leaves out
     those that overlap it. Whether a group is a chain that rules know is not asked here.
     """
-    for variable in dataflow.values:
-        if dataflow.operator(variable) != PRODUCT:
+    for variable in graph.makers:
+        if graph.operator(variable) != PRODUCT:
             continue
-        first = _first(dataflow, variable)
+        first = _first(graph, variable)
         if first:
-            views = frozenset(_views(dataflow, first, variable))
-            before = tuple(_before(dataflow, first, variable, views))
-            after = tuple(after_product(dataflow, variable, before))
+            views = frozenset(_views(graph, first, variable))
+            before = tuple(_before(graph, first, variable, views))
+            after = tuple(after_product(graph, variable, before))
             yield Group(first, variable, before, views, after)
 
 
-def _first(dataflow: Dataflow, second: Var) -> tuple[Var, ...]:
+def _first(graph: Graph, second: Var) -> tuple[Var, ...]:
     """Products that the left operand of another one is made of, element by element.
 
     A value that is read elsewhere too must be stored anyway, hence is an operand like any other,
     and is not looked behind; unless no product is left then.
     """
-    left = dataflow.arguments(second)[0]
-    cone = set(_cone(dataflow, left, frozenset()))
+    left = graph.arguments(second)[0]
+    cone = set(_cone(graph, left, frozenset()))
     inside = {*cone, second}
-    stored = frozenset(
-        each for each in cone if any(user not in inside for user in dataflow.users[each])
-    )
-    found = _products(dataflow, _cone(dataflow, left, stored))
-    return found or _products(dataflow, iter(cone))
+    stored = frozenset(each for each in cone if graph.is_read_by_others(each, inside))
+    found = _products(graph, _cone(graph, left, stored))
+    return found or _products(graph, iter(cone))
 
 
-def _cone(dataflow: Dataflow, left: Any, stored: frozenset[Any]) -> Iterator[Var]:
+def _cone(graph: Graph, left: Any, stored: frozenset[Any]) -> Iterator[Var]:
     """Values that a value is made of, element by element, up to products and stored ones."""
     pending, seen = [left], set()
     while pending:
@@ -87,22 +85,20 @@ def _cone(dataflow: Dataflow, left: Any, stored: frozenset[Any]) -> Iterator[Var
         if value in seen or value in stored:
             continue
         seen.add(value)
-        if dataflow.operator(value) == PRODUCT:
+        if graph.operator(value) == PRODUCT:
             yield value
-        elif dataflow.is_elementwise(value):
+        elif graph.is_elementwise(value):
             yield value
-            pending += dataflow.arguments(value)
+            pending += graph.arguments(value)
 
 
-def _products(dataflow: Dataflow, values: Iterator[Var]) -> tuple[Var, ...]:
+def _products(graph: Graph, values: Iterator[Var]) -> tuple[Var, ...]:
     """Products among values, in the order of binding."""
-    found = {each for each in values if dataflow.operator(each) == PRODUCT}
-    return tuple(each for each in dataflow.values if each in found)
+    found = {each for each in values if graph.operator(each) == PRODUCT}
+    return tuple(each for each in graph.makers if each in found)
 
 
-def _before(
-    dataflow: Dataflow, first: tuple[Var, ...], second: Var, views: frozenset[Var]
-) -> list[Var]:
+def _before(graph: Graph, first: tuple[Var, ...], second: Var, views: frozenset[Var]) -> list[Var]:
     """Bindings of a group up to its second product: those that depend on the first, and views.
 
     Those that do not, such as another branch of a residual, are computed outside.
@@ -111,67 +107,67 @@ def _before(
 
     def needs_first(value: Any) -> bool:
         if value not in depends:
-            depends[value] = dataflow.is_elementwise(value) and any(
-                [needs_first(each) for each in dataflow.arguments(value)]
+            depends[value] = graph.is_elementwise(value) and any(
+                [needs_first(each) for each in graph.arguments(value)]
             )
         return depends[value]
 
-    needs_first(dataflow.arguments(second)[0])
-    return [each for each in dataflow.values if each in views or depends.get(each, False)]
+    needs_first(graph.arguments(second)[0])
+    return [each for each in graph.makers if each in views or depends.get(each, False)]
 
 
-def _views(dataflow: Dataflow, first: tuple[Var, ...], second: Var) -> Iterator[Var]:
+def _views(graph: Graph, first: tuple[Var, ...], second: Var) -> Iterator[Var]:
     """Operators between stored tensors and the products that read them."""
     for product in (*first, second):
-        left, right = dataflow.arguments(product)
-        yield from views_of_weight(dataflow, right)
+        left, right = graph.arguments(product)
+        yield from views_of_weight(graph, right)
         if product is not second:
-            yield from _way(dataflow, left, RESHAPES)
+            yield from _way(graph, left, RESHAPES)
 
 
-def views_of_weight(dataflow: Dataflow, right: Any) -> Iterator[Var]:
+def views_of_weight(graph: Graph, right: Any) -> Iterator[Var]:
     """Operators between a stored weight and its product, the last operator first."""
-    return _way(dataflow, right, _OF_WEIGHTS)
+    return _way(graph, right, _OF_WEIGHTS)
 
 
-def _way(dataflow: Dataflow, value: Any, names: frozenset[str]) -> Iterator[Var]:
+def _way(graph: Graph, value: Any, names: frozenset[str]) -> Iterator[Var]:
     """The chain of operators of the given names that makes a value, the last operator first."""
-    while dataflow.operator(value) in names:
+    while graph.operator(value) in names:
         yield value
-        (value, *_) = dataflow.arguments(value)
+        (value, *_) = graph.arguments(value)
 
 
-def after_product(dataflow: Dataflow, second: Var, before: tuple[Var, ...]) -> Iterator[Var]:
+def after_product(graph: Graph, second: Var, before: tuple[Var, ...]) -> Iterator[Var]:
     """The element-wise operators behind a product, one after the other, while each has one user.
 
     It ends at an operator that reads a value in `before` other than the product.
     """
     value = second
-    while True:
-        users = dataflow.users.get(value, [])
-        if len(users) != 1 or users[0] is None or not dataflow.is_elementwise(users[0]):
+    while value not in graph.results and len(graph.readers[value]) == 1:
+        (node,) = graph.readers[value]
+        others = (each for each in node.reads if not each.same_as(second))
+        if not node.is_elementwise or any(each in before for each in others):
             return
-        (value,) = users
-        if any(each in before for each in dataflow.arguments(value) if not each.same_as(second)):
-            return
+        value = node.var
         yield value
 
 
 # Conditions of replacing a group by a kernel, whether or not it is a chain.
 
 
-def check_used_inside(dataflow: Dataflow, inner: list[Var], output: Var, group: Group) -> None:
+def check_used_inside(graph: Graph, inner: list[Var], output: Var, group: Group) -> None:
     """Refuse a group if other code reads a value of it, other than its result or a view."""
     for value in inner:
-        for user in dataflow.users.get(value, []):
-            if value.same_as(output) or value in group.views or user in inner:
-                continue
-            where = f"{dataflow.operator(value)} ({value.name})"
+        if value.same_as(output) or value in group.views:
+            continue
+        users = [each for each in graph.readers[value] if each.var not in inner]
+        if users or value in graph.results:
+            node = users[0] if users else None
             what = "the model's results"
-            if user is not None and not isinstance(dataflow.values[user], relax.Tuple):
-                what = dataflow.operator(user) or "a call of another function"
+            if node is not None and not isinstance(node.value, relax.Tuple):
+                what = node.operator or "a call of another function"
             raise refused(
-                where,
+                f"{graph.operator(value)} ({value.name})",
                 f"an intermediate that {what} reads too",
                 "one that nothing else reads",
                 "leave the model unfused, or keep that use out of it",
@@ -213,45 +209,45 @@ def check_kernel(buffers: Sequence[BufferSpec], values: Sequence[Any]) -> None:
 # `crossfuse.relax.fuse_chains`.
 
 
-def find_made_rows(dataflow: Dataflow) -> Iterator[Group]:
+def find_made_rows(graph: Graph) -> Iterator[Group]:
     """Find products of symbolic rows by weights, with the prologue that only they read.
 
     Each group has one product. Something before it is more than element-wise; whether it is a
     cascade of each row is not asked here.
     """
-    for variable in dataflow.values:
-        if dataflow.operator(variable) != PRODUCT or not _by_weights(dataflow, variable):
+    for variable in graph.makers:
+        if graph.operator(variable) != PRODUCT or not _by_weights(graph, variable):
             continue
-        left, right = dataflow.arguments(variable)
-        views = frozenset(views_of_weight(dataflow, right))
+        left, right = graph.arguments(variable)
+        views = frozenset(views_of_weight(graph, right))
         # What makes the rows may be needed behind the product too, such as scales.
-        after = tuple(after_product(dataflow, variable, ()))
-        makes = _making(dataflow, left, {variable, *after})
-        if any(_reduces(dataflow, each) for each in makes):
+        after = tuple(after_product(graph, variable, ()))
+        makes = _making(graph, left, {variable, *after})
+        if any(_reduces(graph, each) for each in makes):
             inside = {*makes, *views, variable}
-            before = tuple(each for each in dataflow.values if each in inside)
+            before = tuple(each for each in graph.makers if each in inside)
             yield Group((), variable, before, views, after)
 
 
-def _by_weights(dataflow: Dataflow, product: Var) -> bool:
-    left, right = dataflow.arguments(product)
+def _by_weights(graph: Graph, product: Var) -> bool:
+    left, right = graph.arguments(product)
     try:
         return is_symbolic(left) and not is_symbolic(right) and len(right.ty.shape.values) == 2
     except RefusedError:
         return False
 
 
-def _making(dataflow: Dataflow, left: Any, users: set[Var]) -> set[Var]:
+def _making(graph: Graph, left: Any, users: set[Var]) -> set[Var]:
     """Operators that make a value, and whose results are needed only by each other and `users`."""
     wanted: set[Any] = {left}
     found: set[Var] = set()
-    for value in reversed(list(dataflow.values)):
-        known = dataflow.operator(value) not in ("", PRODUCT) and is_tensor(value)
-        if value in wanted and known and set(dataflow.users[value]) <= found | users:
+    for value in reversed(list(graph.makers)):
+        known = graph.operator(value) not in ("", PRODUCT) and is_tensor(value)
+        if value in wanted and known and not graph.is_read_by_others(value, found | users):
             found.add(value)
-            wanted |= set(dataflow.arguments(value))
+            wanted |= set(graph.arguments(value))
     return found
 
 
-def _reduces(dataflow: Dataflow, value: Var) -> bool:
-    return dataflow.operator(value) != TRANSPOSE and not dataflow.is_elementwise(value)
+def _reduces(graph: Graph, value: Var) -> bool:
+    return graph.operator(value) != TRANSPOSE and not graph.is_elementwise(value)

@@ -27,16 +27,6 @@ from crossfuse.relax.calls import REST, marked, with_plan
 from crossfuse.relax.chains.groups import Group, check_kernel, check_known, check_used_inside
 from crossfuse.relax.chains.outcome import BinOutcome
 from crossfuse.relax.chains.planned import Bins, PlannedChain, PlannedRows, plan_rows
-from crossfuse.relax.chains.replace import (
-    FunctionCall,
-    NamedCall,
-    Replacement,
-    call_of,
-    calling,
-    picking,
-    private,
-    value_of,
-)
 from crossfuse.relax.chains.symbols import (
     check_symbols,
     extents_of,
@@ -44,9 +34,18 @@ from crossfuse.relax.chains.symbols import (
     symbols_of,
     with_extents,
 )
-from crossfuse.relax.dataflow import Dataflow, subgraph
+from crossfuse.relax.graph import Graph
 from crossfuse.relax.measured import Contestant, Measuring, measured_kernels
 from crossfuse.relax.outline import Outlined, outline
+from crossfuse.relax.replace import (
+    FunctionCall,
+    Replacement,
+    call_of,
+    calling,
+    picking,
+    private,
+    value_of,
+)
 from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
 from crossfuse.schedule.planned import rank_function, schedule_planned
 from crossfuse.schema import read
@@ -86,7 +85,7 @@ class ChainKernels:
 
     `module` is `mod` with the kernels. `constant_weights` is that of
     `crossfuse.schedule.planned.schedule_planned`, `fewer_rows` lets calls have fewer rows (see
-    `crossfuse.schedule.accept_fewer_rows`), `named` is that of `crossfuse.relax.dataflow.subgraph`.
+    `crossfuse.schedule.accept_fewer_rows`), `named` is that of `Graph.subgraph`.
     `bins` are the most rows of the kernels of symbolic rows, which are refused without any. With
     `measuring`, kernels of static shapes are timed and the fastest is taken; without, estimates
     choose. `weights` are variables with the same value in each call, as constants have: kernels
@@ -124,7 +123,7 @@ class ChainKernels:
         return self._builder.get()
 
     def planned(
-        self, dataflow: Dataflow, group: Group, known: Container[Any] | None = None
+        self, graph: Graph, group: Group, known: Container[Any] | None = None
     ) -> PlannedChain | PlannedRows:
         """Plan a group, with as much as possible of what follows it as its epilogue.
 
@@ -136,16 +135,16 @@ class ChainKernels:
         for output, after in group.outputs():
             inner = [*group.before, *after]
             try:
-                check_used_inside(dataflow, inner, output, group)
-                module, given = subgraph(dataflow, inner, output, self._named)
+                check_used_inside(graph, inner, output, group)
+                module, given = graph.subgraph(inner, output, self._named)
                 check_known([output, *given], known)
-                return self._planned(dataflow, group, output, tuple(given), module)
+                return self._planned(graph, group, output, given, module)
             except RefusedError as error:
                 refusals.append(error)
         raise refusals[0]
 
     def _planned(
-        self, dataflow: Dataflow, group: Group, output: Var, given: tuple[Var, ...], module: Any
+        self, graph: Graph, group: Group, output: Var, given: tuple[Var, ...], module: Any
     ) -> PlannedChain | PlannedRows:
         """Plan a group that is a module of its own."""
 
@@ -159,7 +158,7 @@ class ChainKernels:
             # Of padded arguments a call has all rows.
             return plan(module, padded=not self._fewer_rows)
         self.check_rows(module["main"], rows_of(output))
-        bins = Bins(self._bins, dataflow.function.attrs)
+        bins = Bins(self._bins, graph.attributes)
         return plan_rows(group, output, given, module["main"], bins, plan)
 
     def _stored(self, outlined: Outlined, given: Sequence[Var]) -> frozenset[str]:
@@ -180,7 +179,7 @@ class ChainKernels:
             return self._picked(chain, always)
         func = chain.outlined.func
         name = self._names.find(func, lambda: self._added(chain))
-        return call_of(Replacement, name, chain, chain.given)
+        return call_of(Replacement, name, chain, chain.given, chain.output)
 
     def _picked(self, chain: PlannedRows, always: bool) -> Replacement:
         """The call of a function that picks the kernel by the number of rows."""
@@ -204,9 +203,9 @@ class ChainKernels:
             raise refusals[0]
         name = self._function(picking(function, chain.rows, kernels, rest), f"{chain.name}_rows")
         shapes = tuple(extents_of(each) for each in chain.given)
-        output, dtype = extents_of(chain.output), str(chain.output.ty.dtype)
         given = (*chain.given, *extents)
-        return FunctionCall(name, given, (*shapes, *extents), output, dtype, tuple(outcomes))
+        made = ((chain.output,), (chain.output.ty,))
+        return FunctionCall(name, given, (*shapes, *extents), *made, bins=tuple(outcomes))
 
     def _calling(self, function: Any, rows: Any, chain: PlannedChain) -> tuple[str, GlobalVar]:
         """Name of a bin's kernel, and a function that calls it."""
@@ -216,8 +215,7 @@ class ChainKernels:
             buffers, [value_of(each, function.params) for each in chain.outlined.arguments]
         )
         kernel = self._rows_names.find(func, lambda: self._added_bin(chain, image))
-        call = call_of(NamedCall, kernel, chain, function.params, rows)
-        caller = calling(function, call)
+        caller = calling(function, kernel, chain, rows)
         name = str(kernel.name_hint)
         return name, self._function(caller, f"{name}_call")
 

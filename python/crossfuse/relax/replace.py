@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import prod
 from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.ir import Call, GenericConst, GlobalVar, Var
 from tvm.relax.utils import copy_with_new_vars
 
 from crossfuse.relax.chains.outcome import BinOutcome
 from crossfuse.relax.chains.planned import PlannedChain
 from crossfuse.relax.chains.symbols import extents_of, is_symbolic, same_extents
+from crossfuse.relax.graph import Graph, Node, with_bindings
 from crossfuse.relax.operators import is_tensor
 from crossfuse.relax.outline import Argument
 from crossfuse.workload.dtypes import zeros_behind
@@ -23,34 +26,73 @@ from crossfuse.workload.dtypes import zeros_behind
 
 @dataclass(frozen=True)
 class Replacement:
-    """A call of a TensorIR function that computes the values of some bindings."""
+    """A call of a TensorIR function that computes what some bindings do."""
 
-    #: Its last parameter is the output.
+    #: Its last parameters are its results.
     function: GlobalVar
     #: Variables or constants of the model; one may be a shape.
     inputs: tuple[Any, ...]
     #: Extents of the inputs in the function, of as many elements in the same order; symbolic ones
     #: may be among them. More elements where the function takes rows padded with zeros.
     shapes: tuple[tuple[Any, ...], ...]
-    #: Extents of the function's output.
-    shape: tuple[Any, ...]
-    #: Element type of the output.
-    dtype: str
+    #: Variables of the model that it makes.
+    outputs: tuple[Var, ...]
+    #: Types of the function's results. One alone may have other extents than in the model.
+    results: tuple[Any, ...]
+    #: Nodes whose bindings go beside those of the outputs; what others leave unread is dead code.
+    members: frozenset[Node] = frozenset()
     #: What became of each bin, if rows are symbolic.
     bins: tuple[BinOutcome, ...] = ()
 
     @property
-    def result(self) -> Any:
-        """Type of the function's result."""
-        return relax.TensorType(self.shape, self.dtype)
+    def shape(self) -> tuple[Any, ...]:
+        """Extents of the function's only result."""
+        (result,) = self.results
+        return tuple(int(e) if isinstance(e, tirx.IntImm) else e for e in result.shape.values)
+
+    @property
+    def dtype(self) -> str:
+        """Element type of the function's only result."""
+        (result,) = self.results
+        return str(result.dtype)
+
+    @property
+    def bindings(self) -> list[Any]:
+        """Bindings of the outputs, the call between reshapes where extents differ in the model.
+
+        Tensors whose rows are shorter in the model are padded with zeros; constants at compile
+        time.
+        """
+        made: list[Any] = []
+        pairs = zip(self.inputs, self.shapes, strict=True)
+        call = self.call([_given(each, shape, made) for each, shape in pairs])
+        if len(self.outputs) > 1:
+            name = f"{self.function.name_hint}_results"
+            whole = relax.DataflowVar(name, relax.TupleType(self.results))
+            elements = [
+                relax.VarBinding(each, relax.TupleGetItem(whole, place))
+                for place, each in enumerate(self.outputs)
+            ]
+            return [*made, relax.VarBinding(whole, call), *elements]
+        (variable,) = self.outputs
+        due = extents_of(variable)
+        if not same_extents(due, self.shape):
+            flat = relax.DataflowVar(f"{variable.name}_rows", *self.results)
+            made.append(relax.VarBinding(flat, call))
+            call = self.reshaped(flat, due)
+        return [*made, relax.VarBinding(variable, call)]
 
     def call(self, given: Sequence[Any]) -> Any:
         """The call with tensors of the function's extents."""
-        return relax.call_tir(self.function, list(given), out_ty=self.result)
+        return relax.call_tir(self.function, list(given), out_ty=self._out)
 
     def reshaped(self, made: Any, extents: Sequence[Any]) -> Any:
         """The call's result in the extents that it has in the model."""
         return relax.op.reshape(made, extents)
+
+    @property
+    def _out(self) -> Any:
+        return self.results[0] if len(self.results) == 1 else list(self.results)
 
 
 class NamedCall(Replacement):
@@ -59,7 +101,7 @@ class NamedCall(Replacement):
     def call(self, given: Sequence[Any]) -> Any:
         """See `Replacement.call`."""
         name = str(self.function.name_hint)
-        return relax.call_dps_packed(name, relax.Tuple(list(given)), out_ty=self.result)
+        return relax.call_dps_packed(name, relax.Tuple(list(given)), out_ty=self._out)
 
     def reshaped(self, made: Any, extents: Sequence[Any]) -> Any:
         """See `Replacement.reshaped`; a view, as TVM copies a reshape that a function returns."""
@@ -74,40 +116,65 @@ class FunctionCall(Replacement):
         return Call(self.function, list(given))
 
 
-def with_replacements(function: Any, replacements: Mapping[Var, Replacement]) -> Any:
-    """A function that binds variables to calls instead of what they were bound to.
-
-    What the replaced bindings alone read becomes dead code.
-    """
-    blocks = []
-    for block in function.body.blocks:
-        made: list[Any] = []
-        for binding in block.bindings:
-            found = replacements.get(binding.var)
-            made += [binding] if found is None else bindings(binding.var, found)
-        blocks.append(type(block)(made))
-    body = relax.SeqExpr(blocks, function.body.body)
-    return relax.Function(
-        function.params, body, function.ret_ty, function.is_pure, function.attrs, function.span
+def with_replacements(function: Any, graph: Graph, replacements: Collection[Replacement]) -> Any:
+    """A function in which calls stand for some bindings; what these alone read becomes dead."""
+    nodes = iter(graph.nodes)
+    return with_bindings(
+        function, lambda block: replaced(graph, islice(nodes, len(block.bindings)), replacements)
     )
 
 
-def bindings(variable: Var, found: Replacement) -> list[Any]:
-    """Bindings that make a variable by a call, between reshapes where extents differ in the model.
+def replaced(graph: Graph, nodes: Iterable[Node], replacements: Iterable[Replacement]) -> list[Any]:
+    """Bindings of a block in which one call stands for each group of nodes.
 
-    Tensors whose rows are shorter in the model are padded with zeros; constants at compile time.
+    Groups are disjoint, and no two of them need results of each other. Variables that are still
+    used keep their identity, in an order in which everything is made before it is read.
     """
-    made: list[Any] = []
-    given = [
-        _given(each, shape, made) for each, shape in zip(found.inputs, found.shapes, strict=True)
-    ]
-    call = found.call(given)
-    due = extents_of(variable)
-    if not same_extents(due, found.shape):
-        flat = relax.DataflowVar(f"{variable.name}_rows", found.result)
-        made.append(relax.VarBinding(flat, call))
-        call = found.reshaped(flat, due)
-    return [*made, relax.VarBinding(variable, call)]
+    units: dict[Node, frozenset[Node]] = {each: frozenset([each]) for each in nodes}
+    calls: dict[frozenset[Node], Replacement] = {}
+    for each in replacements:
+        members = each.members.union(graph.makers[var] for var in each.outputs)
+        if members <= units.keys():
+            units |= dict.fromkeys(members, members)
+            calls[members] = each
+    bindings: list[Any] = []
+    for unit in _ordered(graph, units, calls):
+        bindings += calls[unit].bindings if unit in calls else [each.binding for each in unit]
+    return bindings
+
+
+def _ordered(
+    graph: Graph,
+    units: Mapping[Node, frozenset[Node]],
+    calls: Mapping[frozenset[Node], Replacement],
+) -> list[frozenset[Node]]:
+    """Units after those that they read; of independent ones first the one that ends first."""
+    waiting: dict[frozenset[Node], set[frozenset[Node]]] = {}
+    readers: dict[frozenset[Node], list[frozenset[Node]]] = {}
+    for unit in dict.fromkeys(units.values()):
+        reads = (
+            calls[unit].inputs if unit in calls else [var for each in unit for var in each.reads]
+        )
+        sources = (graph.makers[each] for each in reads if each in graph.makers)
+        waiting[unit] = {units[each] for each in sources if each in units}
+        for each in waiting[unit]:
+            readers.setdefault(each, []).append(unit)
+
+    def entry(unit: frozenset[Node]) -> tuple[int, frozenset[Node]]:
+        return (max(each.place for each in unit), unit)
+
+    ready = [entry(unit) for unit, needed in waiting.items() if not needed]
+    heapq.heapify(ready)
+    found: list[frozenset[Node]] = []
+    while ready:
+        _, unit = heapq.heappop(ready)
+        found.append(unit)
+        for each in readers.get(unit, ()):
+            waiting[each].remove(unit)
+            if not waiting[each]:
+                heapq.heappush(ready, entry(each))
+    assert len(found) == len(waiting)  # groups that need results of each other are never replaced
+    return found
 
 
 def _given(value: Any, shape: Sequence[Any], made: list[Any]) -> Any:
@@ -147,17 +214,27 @@ def call_of(
     function: GlobalVar,
     chain: PlannedChain,
     given: Sequence[Any],
+    output: Var,
     rows: Any = None,
 ) -> Replacement:
     """The call of a chain's kernel on given values, with symbolic rows if there are any."""
     outlined = chain.outlined
-    values, shapes = [], []
-    for each in outlined.arguments:
-        value = value_of(each, given)
-        values.append(value)
-        shapes.append(_shape(value, each.shape, rows))
-    output = (outlined.M if rows is None else rows, outlined.L)
-    return kind(function, tuple(values), tuple(shapes), output, outlined.output_dtype)
+    values = tuple(value_of(each, given) for each in outlined.arguments)
+    pairs = zip(values, outlined.arguments, strict=True)
+    shapes = tuple(_shape(value, each.shape, rows) for value, each in pairs)
+    made = (outlined.M if rows is None else rows, outlined.L)
+    result = relax.TensorType(made, outlined.output_dtype)
+    return kind(function, values, shapes, (output,), (result,))
+
+
+def call_of_nodes(function: GlobalVar, graph: Graph, members: frozenset[Node]) -> Replacement:
+    """The call of a function of `crossfuse.relax.merge.merged` in the place of its nodes."""
+    inputs = graph.inputs(members)
+    outputs = tuple(each.var for each in graph.outputs(members))
+    shapes = tuple(map(extents_of, inputs))
+    return Replacement(
+        function, inputs, shapes, outputs, tuple(each.ty for each in outputs), members
+    )
 
 
 def _shape(value: Any, shape: tuple[int, ...], rows: Any) -> tuple[Any, ...]:
@@ -178,15 +255,15 @@ def value_of(argument: Argument, given: Sequence[Any]) -> Any:
 Leaf = tuple[int | None, GlobalVar]
 
 
-def calling(function: Any, call: Replacement) -> Any:
+def calling(function: Any, kernel: GlobalVar, chain: PlannedChain, rows: Any) -> Any:
     """A private function that computes a chain of symbolic rows by a call of its kernel.
 
     Reshapes in it are views, since they are in a dataflow block; memory that a branch of ``R.If``
     allocates itself TVM may reuse in the other branch.
     """
     result = relax.Var("result", function.ret_ty)
-    body = relax.SeqExpr([relax.DataflowBlock(bindings(result, call))], result)
-    return private(function, body)
+    call = call_of(NamedCall, kernel, chain, function.params, result, rows)
+    return private(function, relax.SeqExpr([relax.DataflowBlock(call.bindings)], result))
 
 
 def picking(function: Any, rows: Any, kernels: Mapping[int, GlobalVar], rest: GlobalVar) -> Any:
