@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,11 +20,11 @@ from crossfuse.planner.cascade.plan import CascadePlan, ranked_cascade
 from crossfuse.planner.cascade.shape import cascade_shape
 from crossfuse.planner.families import EAGER, ROWS
 from crossfuse.relax.calls import is_rest, read_calls
-from crossfuse.relax.chains.choice import choose_chains
-from crossfuse.relax.chains.groups import Group, find_groups, find_made_rows
+from crossfuse.relax.chains.groups import find_made_rows
 from crossfuse.relax.chains.kernels import ChainKernels
 from crossfuse.relax.chains.outcome import ChainOutcome
 from crossfuse.relax.chains.symbols import at_sizes, is_symbolic, symbols_of, value_at
+from crossfuse.relax.choice import choose
 from crossfuse.relax.graph import Graph, clean, read_graph
 from crossfuse.relax.merge import merged
 from crossfuse.relax.operators import GATHER, PRODUCT, refused
@@ -57,6 +57,8 @@ class OutlinedRows(Outlined):
 
 class RowsKernels(ChainKernels):
     """Kernels of products that make their rows; see `ChainKernels`."""
+
+    find = staticmethod(find_made_rows)
 
     def outlined(self, static: Any) -> OutlinedRows:
         """See `ChainKernels.outlined`; refuses all but a cascade of rows before a product."""
@@ -261,15 +263,13 @@ class FuseChains:
         tvm.IRModule
             With calls of the kernels.
         """
-        made, self.outcomes = self._fused(clean(mod), ChainKernels, find_groups)
+        made, self.outcomes = self._fused(clean(mod), ChainKernels)
         if self.bins:
-            made, outcomes = self._fused(made, RowsKernels, find_made_rows)
+            made, outcomes = self._fused(made, RowsKernels)
             self.outcomes += outcomes
         return padding_once(made, weights_of(made, self.weights))
 
-    def _fused(
-        self, mod: Any, kind: type[ChainKernels], find: Callable[[Graph], Iterable[Group]]
-    ) -> tuple[Any, tuple[ChainOutcome, ...]]:
+    def _fused(self, mod: Any, kind: type[ChainKernels]) -> tuple[Any, tuple[ChainOutcome, ...]]:
         """A module with kernels of one kind, and what became of its groups."""
         outcomes: list[ChainOutcome] = []
         fused: dict[Any, Any] = {}
@@ -277,9 +277,9 @@ class FuseChains:
         kernels = kind(mod, self.target, self.constant_weights, bins=self.bins, weights=weights)
         for name, function in mod.functions_items():
             if isinstance(function, relax.Function) and not is_rest(function):
-                graph, label = read_graph(function), str(name.name_hint)
-                chosen = choose_chains(label, graph, kernels, self.always, find=find)
-                fused[name] = with_replacements(function, graph, chosen.replacements.values())
+                graph = read_graph(function)
+                chosen = choose(str(name.name_hint), graph, kernels, self.always)
+                fused[name] = with_replacements(function, graph, chosen.replacements)
                 outcomes += chosen.outcomes
         made = kernels.module
         for name, function in fused.items():

@@ -16,11 +16,12 @@ from crossfuse.cache.keys import package_hash
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
 from crossfuse.lower.extract import buffer_specs
-from crossfuse.relax.chains.choice import choose_chains
 from crossfuse.relax.chains.groups import Group, find_groups
 from crossfuse.relax.chains.kernels import ChainKernels
 from crossfuse.relax.chains.outcome import ChainOutcome
+from crossfuse.relax.choice import Chosen, choose
 from crossfuse.relax.graph import read_graph
+from crossfuse.relax.measured import Measuring
 from crossfuse.relax.replace import Replacement
 from crossfuse.torch.concrete import Concrete, concrete, extent, symbols_of
 from crossfuse.torch.kernels import BinnedKernel, kernels_of, offer
@@ -62,7 +63,7 @@ def fuse_rows(
     rows. A call takes the kernel of the smallest bin that holds its rows. More rows than any bin
     has, and bins in which fusion is not estimated to pay, are left to what `apart` makes of the
     chain's graph. Outcomes are those of the bin that the example falls in. Further parameters are
-    those of `crossfuse.torch.fuse_graph.fuse_chains`.
+    those of `crossfuse.torch.fuse_graph.fuse_graph`.
     """
     hints = {each: max(_LEAST, size) for each, size in symbols_of(module.graph).items()}
     outcomes: list[ChainOutcome] = []
@@ -126,34 +127,45 @@ def _planned(
     image = concrete(graph, sizes)
     translation = translate(image.graph)
     measuring = None if timing is None else timing.of(translation.nodes)
+    chosen, made = chosen_chains(translation, target, always, measuring, fewer_rows=True)
+    count = int(rows.xreplace(dict(sizes)))
+    calls = {}
+    known = {each.function for each in chosen.replacements}
+    by_row = {each: tuple(buffer.rows for buffer in buffer_specs(made[each])) for each in known}
+    for call in chosen.replacements:
+        output, *given = (
+            image.nodes[translation.nodes[each]] for each in (*call.outputs, *call.inputs)
+        )
+        key = (output, tuple(given))
+        if _fits(key, call, rows, count, by_row[call.function]):
+            calls[key] = call
+    functions = {str(each.function.name_hint): made[each.function] for each in calls.values()}
+    return _Bin(count, calls, functions, chosen.outcomes)
+
+
+def chosen_chains(
+    translation: Translation,
+    target: Device,
+    always: bool,
+    measuring: Measuring | None,
+    **options: Any,
+) -> tuple[Chosen, Any]:
+    """The chains of a translated graph that become kernels, and its module with the kernels.
+
+    `always` also fuses chains that are estimated to be slower than separate kernels; `options` are
+    further ones of `ChainKernels`. There is an outcome for each pair of layers.
+    """
     kernels = ChainKernels(
         translation.module,
         target,
         constant_weights=False,
-        fewer_rows=True,
         named=False,
         measuring=measuring,
+        known=frozenset(translation.nodes),
+        **options,
     )
-    chosen = choose_chains(
-        "main",
-        read_graph(translation.module["main"]),
-        kernels,
-        always,
-        frozenset(translation.nodes),
-    )
-    count = int(rows.xreplace(dict(sizes)))
-    calls = {}
-    made = kernels.module
-    known = {each.function for each in chosen.replacements.values()}
-    by_row = {each: tuple(buffer.rows for buffer in buffer_specs(made[each])) for each in known}
-    for variable, call in chosen.replacements.items():
-        given = (image.nodes[translation.nodes[each]] for each in call.inputs)
-        key = (image.nodes[translation.nodes[variable]], tuple(given))
-        if _fits(key, call, rows, count, by_row[call.function]):
-            calls[key] = call
-    functions = {str(each.function.name_hint): made[each.function] for each in calls.values()}
-    outcomes = tuple(in_torch(each, translation.names) for each in chosen.outcomes)
-    return _Bin(count, calls, functions, outcomes)
+    chosen = choose("main", read_graph(translation.module["main"]), kernels, always)
+    return in_torch(chosen, translation.names), kernels.module
 
 
 def _fits(

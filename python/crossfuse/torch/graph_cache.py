@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import fx
 
@@ -13,60 +13,11 @@ from crossfuse.cache import Entry, shelf
 from crossfuse.cache.keys import content_key
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
-from crossfuse.relax.chains.outcome import ChainOutcome
 from crossfuse.schema import read
 from crossfuse.torch.graph_key import Untold, environment, node_words
 from crossfuse.torch.kernels import KeptKernel, offer_kept
 from crossfuse.torch.report import Report
 from crossfuse.torch.rewrite import Call, rewrite
-
-if TYPE_CHECKING:
-    from crossfuse.relax.replace import Replacement
-
-
-@dataclass(frozen=True)
-class Step:
-    """Groups that became kernels, in a form that another process can repeat."""
-
-    kernels: tuple[KeptKernel, ...] = ()
-    #: What takes the place of which nodes, in order.
-    calls: tuple[Call, ...] = ()
-
-
-@dataclass(frozen=True)
-class Fused:
-    """What a pass made of a graph."""
-
-    #: Of each group that was found.
-    outcomes: tuple[ChainOutcome, ...] = ()
-    step: Step = Step()
-    #: Operators that TVM does not know.
-    untranslated: tuple[str, ...] = ()
-
-
-def replaced(
-    module: fx.GraphModule,
-    nodes: Mapping[Any, fx.Node],
-    replacements: Mapping[Any, Replacement],
-    kernels: Mapping[Any, KeptKernel],
-) -> Step:
-    """Replace groups of a graph by calls of their kernels, in place.
-
-    `nodes` are by the variables of the graph's translation, `replacements` by the variables that
-    they make, and `kernels` by function.
-    """
-    calls = tuple(
-        Call(
-            nodes[variable].name,
-            tuple(nodes[each].name for each in found.inputs),
-            tuple(tuple(map(int, each)) for each in found.shapes),
-            kernels[found.function].key,
-        )
-        for variable, found in replacements.items()
-    )
-    rewrite(module, calls)
-    return Step(tuple(kernels.values()), calls)
-
 
 # Graphs that were fused before: what became of them, from the cache, without TVM.
 #
@@ -83,13 +34,10 @@ class Record:
     """What became of a graph, in a form that another process can repeat."""
 
     report: Report
-    #: What was replaced, in order.
-    steps: tuple[Step, ...]
-
-    @property
-    def kernels(self) -> tuple[KeptKernel, ...]:
-        """Kernels that the graph calls."""
-        return tuple(each for step in self.steps for each in step.kernels)
+    #: Kernels that the graph calls.
+    kernels: tuple[KeptKernel, ...] = ()
+    #: What takes the place of which nodes.
+    calls: tuple[Call, ...] = ()
 
     @property
     def label(self) -> str:
@@ -127,9 +75,8 @@ def recall(module: fx.GraphModule, key: str) -> Record | None:
             return None
     except RefusedError:
         return None
-    for step in record.steps:
-        if step.calls:
-            rewrite(module, step.calls)
+    if record.calls:
+        rewrite(module, record.calls)
     return record
 
 
@@ -146,10 +93,9 @@ def _fits(record: Record, module: fx.GraphModule) -> bool:
     """Whether the calls of a record name nodes of a graph, and kernels of their own."""
     names = {each.name for each in module.graph.nodes}
     keys = {each.key for each in record.kernels}
-    calls = [each for step in record.steps for each in step.calls]
     return all(
         {each.output, *each.inputs} <= names
         and each.key in keys
         and len(each.inputs) == len(each.shapes)
-        for each in calls
+        for each in record.calls
     )

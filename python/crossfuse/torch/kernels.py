@@ -163,14 +163,14 @@ class KeptKernel:
 
 
 def offer_kernels(
-    replacements: Mapping[Any, Replacement], mod: Mapping[Any, Any], target: Device, cpu: bool
+    replacements: Sequence[Replacement], mod: Mapping[Any, Any], target: Device, cpu: bool
 ) -> dict[GlobalVar, KeptKernel]:
     """Build the functions that a graph calls, and make them known to ``crossfuse::run``.
 
     `cpu` runs the scheduled functions on the CPU instead, one thread after the other. Refusals are
     those of `crossfuse.runtime.build_library`.
     """
-    calls = {each.function: each for each in replacements.values()}
+    calls = {each.function: each for each in replacements}
     functions = {name: mod[name] for name in calls}
     made = kernels_of({str(each.name_hint): func for each, func in functions.items()}, target, cpu)
     found = {}
@@ -180,7 +180,7 @@ def offer_kernels(
         text = package_hash() + str(mod[name].script())
         key = f"{hint}-{'cpu' if cpu else target.name}-{sha256(text.encode()).hexdigest()[:16]}"
         library = "" if cpu else _library_key(mod[name], target, hint)
-        found[name] = KeptKernel(key, library, hint, tuple(call.shape), call.dtype)
+        found[name] = KeptKernel(key, library, hint, call.shape, call.dtype)
         _offer(found[name], made[hint])
     return found
 

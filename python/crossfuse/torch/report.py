@@ -7,8 +7,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import wrap
+from typing import TYPE_CHECKING
 
 from crossfuse.relax.chains.outcome import ChainOutcome, headline, told
+
+if TYPE_CHECKING:
+    from crossfuse.relax.choice import Chosen
 
 #: Reports that a process remembers.
 _MOST = 64
@@ -110,9 +114,13 @@ def _cut(lines: Sequence[str]) -> list[str]:
     return [*short[: LINES - 1], f"... {len(short) - LINES + 1} more lines: see Report.outcomes"]
 
 
-def in_torch(outcome: ChainOutcome, names: Mapping[str, str]) -> ChainOutcome:
-    """Rename the products of an outcome as torch names its nodes."""
-    return replace(outcome, products=tuple(names.get(each, each) for each in outcome.products))
+def in_torch(chosen: Chosen, names: Mapping[str, str]) -> Chosen:
+    """Rename the products in outcomes as torch names its nodes, each once."""
+    outcomes = (
+        replace(each, products=tuple(dict.fromkeys(names.get(one, one) for one in each.products)))
+        for each in chosen.outcomes
+    )
+    return replace(chosen, outcomes=tuple(outcomes))
 
 
 _REPORTS: deque[Report] = deque(maxlen=_MOST)

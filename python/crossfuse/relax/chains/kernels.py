@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,14 +17,20 @@ from crossfuse import _tvm as ir
 from crossfuse.cache import shelf
 from crossfuse.cache.answers import answered
 from crossfuse.cache.keys import content_key
-from crossfuse.errors import RefusedError
+from crossfuse.errors import PlanRefused, RefusedError, contained
 from crossfuse.hardware import Device
 from crossfuse.lower.extract import buffer_specs, lower
 from crossfuse.markers import unpadded_shapes
 from crossfuse.measure.way import Given
 from crossfuse.planner.noted import noted
 from crossfuse.relax.calls import REST, marked, with_plan
-from crossfuse.relax.chains.groups import Group, check_kernel, check_known, check_used_inside
+from crossfuse.relax.chains.groups import (
+    Group,
+    check_kernel,
+    check_known,
+    check_used_inside,
+    find_groups,
+)
 from crossfuse.relax.chains.outcome import BinOutcome
 from crossfuse.relax.chains.planned import Bins, PlannedChain, PlannedRows, plan_rows
 from crossfuse.relax.chains.symbols import (
@@ -34,6 +40,7 @@ from crossfuse.relax.chains.symbols import (
     symbols_of,
     with_extents,
 )
+from crossfuse.relax.choice import Candidate
 from crossfuse.relax.graph import Graph
 from crossfuse.relax.measured import Contestant, Measuring, measured_kernels
 from crossfuse.relax.outline import Outlined, outline
@@ -76,6 +83,8 @@ class Equal:
 
 T = TypeVar("T")
 
+#: What refusals of faults in planning name.
+_WHERE = ("fuse-chains", "a chain of products")
 #: Plans of a family that are tried, since one may turn out impossible to schedule.
 _TRIED = 3
 
@@ -89,7 +98,8 @@ class ChainKernels:
     `bins` are the most rows of the kernels of symbolic rows, which are refused without any. With
     `measuring`, kernels of static shapes are timed and the fastest is taken; without, estimates
     choose. `weights` are variables with the same value in each call, as constants have: kernels
-    that need longer rows of them get padded copies that are made once, not in each call.
+    that need longer rows of them get padded copies that are made once, not in each call. Chains
+    begin and end with variables in `known`; None allows all.
     """
 
     def __init__(
@@ -102,6 +112,7 @@ class ChainKernels:
         bins: Sequence[int] = (),
         measuring: Measuring | None = None,
         weights: Collection[Any] = (),
+        known: Container[Any] | None = None,
     ) -> None:
         self._builder = relax.BlockBuilder(mod)
         self.target = target
@@ -111,6 +122,7 @@ class ChainKernels:
         self._bins = tuple(bins)
         self._measuring = measuring
         self._weights = frozenset(weights)
+        self._known = known
         self._plans = Equal()
         self._names = Equal()
         self._rows_images = Equal()
@@ -122,14 +134,27 @@ class ChainKernels:
         """The module with the kernels that were made."""
         return self._builder.get()
 
-    def planned(
-        self, graph: Graph, group: Group, known: Container[Any] | None = None
-    ) -> PlannedChain | PlannedRows:
+    #: Finds the groups that may be chains.
+    find = staticmethod(find_groups)
+
+    def candidates(self, graph: Graph) -> Iterator[Candidate]:
+        """See `crossfuse.relax.choice.Kernels`."""
+        for group in self.find(graph):
+            parts = (*group.first, group.second)
+            names = tuple(str(each.name) for each in parts)
+            try:
+                with contained(PlanRefused, *_WHERE):
+                    planned = self.planned(graph, group)
+            except RefusedError as error:
+                yield Candidate(names, None, str(error))
+            else:
+                yield Candidate(names, planned, parts=parts)
+
+    def planned(self, graph: Graph, group: Group) -> PlannedChain | PlannedRows:
         """Plan a group, with as much as possible of what follows it as its epilogue.
 
-        It begins and ends with variables in `known`; None allows all. Symbolic rows are planned in
-        each bin. Refused is a group that is no chain, or of which other code reads intermediates;
-        the reason is that of the longest form.
+        Symbolic rows are planned in each bin. Refused is a group that is no chain, or of which
+        other code reads intermediates; the reason is that of the longest form.
         """
         refusals: list[RefusedError] = []
         for output, after in group.outputs():
@@ -137,29 +162,29 @@ class ChainKernels:
             try:
                 check_used_inside(graph, inner, output, group)
                 module, given = graph.subgraph(inner, output, self._named)
-                check_known([output, *given], known)
-                return self._planned(graph, group, output, given, module)
+                check_known([output, *given], self._known)
+                return self._planned(graph, output, given, module)
             except RefusedError as error:
                 refusals.append(error)
         raise refusals[0]
 
     def _planned(
-        self, graph: Graph, group: Group, output: Var, given: tuple[Var, ...], module: Any
+        self, graph: Graph, output: Var, given: tuple[Var, ...], module: Any
     ) -> PlannedChain | PlannedRows:
         """Plan a group that is a module of its own."""
 
         def plan(static: Any, padded: bool = False) -> PlannedChain:
             outlined = self.outlined(static)
             outlined = outlined.padded(self._stored(outlined, given)) if padded else outlined
-            planned = PlannedChain(group, output, given, outlined, self._ranked(outlined.func))
-            return self._timed(planned)
+            plans = self._ranked(outlined.func)
+            return self._timed(PlannedChain(plans, None, output, given, outlined))
 
         if not self._bins or not symbols_of(module["main"]):
             # Of padded arguments a call has all rows.
             return plan(module, padded=not self._fewer_rows)
         self.check_rows(module["main"], rows_of(output))
         bins = Bins(self._bins, graph.attributes)
-        return plan_rows(group, output, given, module["main"], bins, plan)
+        return plan_rows(output, given, module["main"], bins, plan)
 
     def _stored(self, outlined: Outlined, given: Sequence[Var]) -> frozenset[str]:
         """Arguments of a chain that are the same in each call: constants and weights."""
@@ -170,16 +195,17 @@ class ChainKernels:
         )
 
     def kernel(self, chain: PlannedChain | PlannedRows, always: bool = False) -> Replacement:
-        """Schedule a chain, and give the call of its kernel.
+        """See `crossfuse.relax.choice.Kernels`.
 
         Of symbolic rows, `always` schedules bins too in which the kernel is estimated to be slower.
         It refuses if no plan has a kernel; of symbolic rows with the reason of the first bin.
         """
-        if isinstance(chain, PlannedRows):
-            return self._picked(chain, always)
-        func = chain.outlined.func
-        name = self._names.find(func, lambda: self._added(chain))
-        return call_of(Replacement, name, chain, chain.given, chain.output)
+        with contained(PlanRefused, *_WHERE):
+            if isinstance(chain, PlannedRows):
+                return self._picked(chain, always)
+            func = chain.outlined.func
+            name = self._names.find(func, lambda: self._added(chain))
+            return call_of(Replacement, name, chain, chain.given, chain.output)
 
     def _picked(self, chain: PlannedRows, always: bool) -> Replacement:
         """The call of a function that picks the kernel by the number of rows."""

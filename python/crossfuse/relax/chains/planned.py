@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tvm.ir import Var
 
 from crossfuse.errors import RefusedError
 from crossfuse.measure.choice import Measured
 from crossfuse.planner.families import EAGER
-from crossfuse.relax.chains.groups import Group
 from crossfuse.relax.chains.outcome import BinOutcome
 from crossfuse.relax.chains.symbols import (
     at_sizes,
@@ -31,26 +30,45 @@ if TYPE_CHECKING:
     from crossfuse.planner.plan import Plan
 
 
-@dataclass(frozen=True)
-class PlannedChain:
-    """A group that is a chain, with its plans."""
+class Planned(Protocol):
+    """A group that a kernel may compute: how fast it is, and how fast are separate kernels."""
 
-    group: Group
-    #: The group's result in the model.
-    output: Var
-    #: The group's inputs in the model: the parameters of the outlined function.
-    given: tuple[Var, ...]
-    #: The chain as one function.
-    outlined: Outlined
+    @property
+    def family(self) -> str:
+        """Family of the best kernel of ours."""
+
+    @property
+    def times(self) -> tuple[float, float]:
+        """Microseconds of the kernel and of not fusing, both measured or both estimated."""
+
+    @property
+    def gain(self) -> float:
+        """Microseconds that fusing saves."""
+
+    @property
+    def summary(self) -> str:
+        """One line on the group, for reports."""
+
+    @property
+    def words(self) -> str:
+        """The measurements, for reports; empty without any."""
+
+    def left(self, always: bool) -> str:
+        """Why it is not to be fused; empty if it is. `always` fuses even where that is slower."""
+
+
+@dataclass(frozen=True)
+class PlannedGroup:
+    """Plans of a group of static shapes; see `Planned`."""
+
     #: The fastest first.
     plans: tuple[Plan | CascadePlan, ...]
     #: Times of the first few kernels and of not fusing; places are those of `kernels`.
-    measured: Measured | None = None
-
-    @property
-    def name(self) -> str:
-        """Name of its kernels."""
-        return f"crossfuse_{self.outlined.kind}"
+    measured: Measured | None
+    #: The group's result in the model.
+    output: Var
+    #: The group's inputs in the model, in the order of its function's parameters.
+    given: tuple[Var, ...]
 
     @property
     def kernels(self) -> tuple[Plan | CascadePlan, ...]:
@@ -69,6 +87,11 @@ class PlannedChain:
         return self.tried[0]
 
     @property
+    def family(self) -> str:
+        """See `Planned`."""
+        return self.ours.family
+
+    @property
     def eager(self) -> float:
         """Estimated microseconds of not fusing."""
         every: list[Plan | CascadePlan | Runner] = [*self.plans, *self.plans[0].runners]
@@ -76,45 +99,49 @@ class PlannedChain:
 
     @property
     def times(self) -> tuple[float, float]:
-        """Microseconds of the kernel and of not fusing, both measured or both estimated."""
+        """See `Planned`."""
         found = None if self.measured is None else self.measured.times
         return found or (self.ours.microseconds, self.eager)
 
     @property
     def gain(self) -> float:
-        """Microseconds that fusing saves."""
+        """See `Planned`."""
         ours, eager = self.times
         return eager - ours
 
     @property
-    def summary(self) -> str:
-        """One line on the chain, for reports."""
-        return self.outlined.summary
-
-    @property
     def words(self) -> str:
-        """The measurements, for reports; empty without any."""
+        """See `Planned`."""
         return "" if self.measured is None else self.measured.text
 
     def left(self, always: bool) -> str:
-        """Why it is not to be fused; empty if it is."""
-        return left(self.gain, self.measured, always)
+        """See `Planned`; what was measured comes before estimates."""
+        if self.measured is not None and self.measured.best is None:
+            return "none of its kernels ran"
+        fuse = None if self.measured is None else self.measured.fuse
+        if always or fuse or (fuse is None and self.gain > 0):
+            return ""
+        if fuse is None:
+            return f"not to fuse is estimated to be faster by {-self.gain:.1f} us"
+        return "no kernel was measured to be faster than not to fuse"
 
 
-def left(gain: float, measured: Measured | None, always: bool) -> str:
-    """Why a group is not to be fused; empty if it is.
+@dataclass(frozen=True)
+class PlannedChain(PlannedGroup):
+    """A group that is a chain, with its plans."""
 
-    `gain` is the microseconds that fusing saves; what was measured comes before it. `always` fuses
-    even where that is slower, unless none of the measured kernels ran.
-    """
-    if measured is not None and measured.best is None:
-        return "none of its kernels ran"
-    fuse = None if measured is None else measured.fuse
-    if always or fuse or (fuse is None and gain > 0):
-        return ""
-    if fuse is None:
-        return f"not to fuse is estimated to be faster by {-gain:.1f} us"
-    return "no kernel was measured to be faster than not to fuse"
+    #: The chain as one function.
+    outlined: Outlined
+
+    @property
+    def name(self) -> str:
+        """Name of its kernels."""
+        return f"crossfuse_{self.outlined.kind}"
+
+    @property
+    def summary(self) -> str:
+        """See `Planned`."""
+        return self.outlined.summary
 
 
 @dataclass(frozen=True)
@@ -132,8 +159,8 @@ class PlannedBin:
         """Its outcome, with the name of its kernel or the reason why it has none."""
         if self.chain is None:
             return BinOutcome(self.rows, "", "", None, None, self.text)
-        ours, text = self.chain.ours, text or self.chain.left(always)
-        family = EAGER if self.chain.left(always) else ours.family
+        left = self.chain.left(always)
+        family, text = EAGER if left else self.chain.family, text or left
         times, words = self.chain.times, self.chain.words
         return BinOutcome(self.rows, name, family, *times, text, words)
 
@@ -142,10 +169,9 @@ class PlannedBin:
 class PlannedRows:
     """A group whose number of rows is symbolic, planned in each bin of rows."""
 
-    group: Group
-    #: As in `PlannedChain`.
+    #: As in `PlannedGroup`.
     output: Var
-    #: As in `PlannedChain`.
+    #: As in `PlannedGroup`.
     given: tuple[Var, ...]
     #: The group alone, a Relax function; its parameters are in the order of `given`.
     function: Any
@@ -166,13 +192,13 @@ class PlannedRows:
         return self.best.name
 
     @property
-    def ours(self) -> Plan | CascadePlan:
-        """The best plan of a kernel of ours, in the bin in which fusing saves most."""
-        return self.best.ours
+    def family(self) -> str:
+        """Family of the best kernel of ours, in the bin in which fusing saves most."""
+        return self.best.family
 
     @property
     def times(self) -> tuple[float, float]:
-        """See `PlannedChain.times`, in that bin."""
+        """See `Planned`, in that bin."""
         return self.best.times
 
     @property
@@ -212,7 +238,7 @@ class Bins:
 
 
 def plan_rows(
-    group: Group, output: Var, given: tuple[Var, ...], function: Any, bins: Bins, plan: Planner
+    output: Var, given: tuple[Var, ...], function: Any, bins: Bins, plan: Planner
 ) -> PlannedRows:
     """Plan a group of symbolic rows in all bins; those without a chain carry the reason.
 
@@ -236,7 +262,7 @@ def plan_rows(
     every = tuple(found[each] for each in sorted(found))
     if all(each.chain is None for each in every):
         raise next(iter(refusals), _no_bin(rows, bins))
-    return PlannedRows(group, output, given, function, rows, every)
+    return PlannedRows(output, given, function, rows, every)
 
 
 def _no_bin(rows: Any, bins: Bins) -> RefusedError:
