@@ -123,10 +123,8 @@ def test_a_schedule_for_all_rows_is_not_taken_for_one_of_fewer(
     mod = model()
     graph = read_graph(mod["main"])
     (group,) = find_groups(graph)
-    marks = []
-    for fewer_rows in (False, True):
-        made = kernels.ChainKernels(mod, device("nvidia-h100"), True, fewer_rows)
-        name = made.kernel(made.planned(graph, group)).function
-        marks.append(ROWS in made.module[name].body.block.annotations)
-    assert marks == [False, True]
+    made = kernels.ChainKernels(mod, device("nvidia-h100"), True)
+    planned = made.planned(graph, group)
+    found = [made._kernel(planned, fewer_rows) for fewer_rows in (False, True)]
+    assert [ROWS in each.body.block.annotations for each in found] == [False, True]
     assert [each.kind for each in kept()].count("schedule") == 2

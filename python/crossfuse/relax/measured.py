@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,9 +33,9 @@ class Measuring:
     """How groups of a model are timed."""
 
     timer: Timer
-    #: Makes what computes a group otherwise, of its output, its inputs, and which of these are
-    #: cold; None where that cannot be said.
-    separate: Callable[[Any, Sequence[Any], Sequence[bool]], Separate | None]
+    #: Makes what computes a group otherwise, of its output, its inputs, which of these are cold,
+    #: and sizes of symbols; None where that cannot be said.
+    separate: Callable[[Any, Sequence[Any], Sequence[bool], Mapping[Any, int]], Separate | None]
 
 
 @dataclass(frozen=True)

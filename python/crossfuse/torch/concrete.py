@@ -11,8 +11,8 @@ import torch
 from torch import fx
 
 #: Operators whose numbers are extents of what they make, and say nothing about its elements.
-_OF_SHAPE = frozenset({"view.default", "reshape.default", "_unsafe_view.default", "expand.default"})
-_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+OF_SHAPE = frozenset({"view.default", "reshape.default", "_unsafe_view.default", "expand.default"})
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,9 @@ def extent(value: Any) -> sympy.Expr:
     return value.node.expr if isinstance(value, torch.SymInt) else sympy.Integer(int(value))
 
 
-def symbols_of(graph: fx.Graph) -> dict[sympy.Symbol, int]:
-    """Symbols in the shapes of a graph's inputs, with the sizes that they had in the example."""
-    found: dict[sympy.Symbol, int] = {}
-    for node in graph.nodes:
-        value = node.meta.get("val")
-        if node.op != "placeholder" or not isinstance(value, torch.Tensor):
-            continue
-        for each in value.shape:
-            if isinstance(each, torch.SymInt) and extent(each).is_Symbol and each.node.has_hint():
-                found[extent(each)] = int(each.node.hint)
-    return dict(sorted(found.items(), key=lambda each: str(each[0])))
+def is_size(node: fx.Node) -> bool:
+    """Whether what a node makes is a number that may differ from run to run."""
+    return isinstance(node.meta.get("val"), SYMBOLS)
 
 
 def elsewhere(graph: fx.Graph) -> frozenset[fx.Node]:
@@ -66,7 +58,7 @@ def concrete(graph: fx.Graph, sizes: Mapping[sympy.Symbol, int]) -> Concrete:
     left = elsewhere(graph)
     for node in graph.nodes:
         value = node.meta.get("val")
-        if isinstance(value, _SYMBOLS):
+        if isinstance(value, SYMBOLS):
             images[node] = _number(value, sizes)
             continue
         image = made.node_copy(node, lambda each: images[each])
@@ -86,8 +78,8 @@ def _of_symbols(*_: Any, **__: Any) -> None:
 
 def _depends(node: fx.Node) -> bool:
     """Whether what a node makes may depend on symbols in its elements, not in its shape alone."""
-    symbolic = any(isinstance(each.meta.get("val"), _SYMBOLS) for each in node.all_input_nodes)
-    return node.op == "call_function" and symbolic and _name(node) not in _OF_SHAPE
+    symbolic = any(isinstance(each.meta.get("val"), SYMBOLS) for each in node.all_input_nodes)
+    return node.op == "call_function" and symbolic and _name(node) not in OF_SHAPE
 
 
 def _name(node: fx.Node) -> str:

@@ -21,6 +21,7 @@ from crossfuse.relax.cascades.forms import Forms
 from crossfuse.relax.cascades.found import TILES, Kernel
 from crossfuse.relax.cascades.groups import Group, find_groups
 from crossfuse.relax.chains.planned import PlannedGroup
+from crossfuse.relax.chains.symbols import extents_of, is_symbolic
 from crossfuse.relax.choice import Candidate
 from crossfuse.relax.fuse_cascades import text_of
 from crossfuse.relax.graph import Graph, in_order
@@ -48,6 +49,9 @@ class PlannedCascade(PlannedGroup):
 
 class CascadeKernels:
     """Finds and plans cascades of products in a legalised graph, and collects their kernels.
+
+    A kernel has to beat separate kernels of the products and of what lies between, as inductor
+    makes them. Names of candidates are the operators that reduce.
 
     They begin and end with variables named as those in `known`, which stand in their calls:
     legalisation may bind new ones. With `measuring` kernels are timed.
@@ -120,21 +124,21 @@ class CascadeKernels:
             planned.summary,
             [Contestant(planned.ours, lambda: kernel.func)],
             [Given(shape_of(each, str(each.name)), dtype_of(each)) for each in given],
-            self._measuring.separate(planned.output, given, [True] * len(given)),
+            self._measuring.separate(planned.output, given, [True] * len(given), {}),
         )
 
 
 def may_have_attention(graph: Graph) -> bool:
     """Whether two products have batches on both sides, as products with weights of layers do not.
 
+    Those of symbolic shapes do not count: kernels of cascades are written for one shape.
+
     A quick look first: to search for cascades takes more than a second for each layer of a model.
     """
-    products = (each.var for each in graph.nodes if each.operator == PRODUCT)
-    ranks = (
-        [len(shape_of(each, "an operand")) for each in graph.arguments(product)]
-        for product in products
-    )
-    return sum(min(each) >= _BATCHED for each in ranks) >= _PRODUCTS
+    products = (graph.arguments(each.var) for each in graph.nodes if each.operator == PRODUCT)
+    static = (operands for operands in products if not any(map(is_symbolic, operands)))
+    ranks = (min(len(extents_of(each)) for each in operands) for operands in static)
+    return sum(each >= _BATCHED for each in ranks) >= _PRODUCTS
 
 
 def legalised(mod: Any) -> Graph:

@@ -15,7 +15,7 @@ from crossfuse.calls import checked
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
 from crossfuse.runtime.dispatch_table import BINS
 from crossfuse.torch.backend import Backend
-from crossfuse.torch.fuse_rows import fuse_rows
+from crossfuse.torch.fuse_graph import fuse_graph
 from crossfuse.workload.dtypes import FLOAT_TYPES
 
 _RULE = "replace-mlp"
@@ -55,14 +55,9 @@ class Forward:
         run, signature = exported.graph_module, exported.graph_signature
         (given,) = (run_input for run_input in signature.user_inputs)
         example = next(each for each in run.graph.nodes if each.name == given)
-        outcomes = fuse_rows(
-            run,
-            options.device_of(weight.device),
-            options.always,
-            options.sequential(weight.device),
-            options.bins,
-        )
-        _check_alone(part, run, outcomes)
+        target, sequential = options.device_of(weight.device), options.sequential(weight.device)
+        record, _ = fuse_graph(run, options, target, sequential)
+        _check_alone(part, run, record.report.outcomes)
         named = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         order = [each.name for each in run.graph.nodes if each.op == "placeholder"]
         _check_named(part, [each for each in order if each not in (*named, given)])
@@ -259,7 +254,7 @@ def replace_mlp(
     (3, 5, 32)
     >>> replaced.restore()
     """
-    options = Backend(rest="eager", always=always, target=target, cpu=cpu, bins=tuple(bins))
+    options = Backend("eager", always, target, cpu, cascades=False, bins=tuple(bins))
     _check(module, options)
     parts: dict[str, nn.Module] = {}
     left: dict[str, RefusedError] = {}

@@ -15,7 +15,9 @@ from crossfuse.errors import RefusedError, WorkloadRefused, refuse
 from crossfuse.measure.timer import Timer
 from crossfuse.measure.way import GRAPH, Given, Way
 from crossfuse.relax.measured import Measuring
+from crossfuse.torch.concrete import concrete
 from crossfuse.torch.graph_key import Untold, node_words
+from crossfuse.torch.translate import Translation
 
 
 @dataclass(frozen=True)
@@ -108,15 +110,20 @@ class Timing:
     #: How torch compiles what is left; None where nobody does.
     mode: str | None
 
-    def of(self, nodes: Mapping[Any, fx.Node]) -> Measuring:
-        """Bind it to a translated graph, whose nodes are given by the translation's variables."""
+    def of(self, graph: fx.Graph, translation: Translation) -> Measuring:
+        """Bind it to a graph and its translation."""
+        symbols = {variable: each for each, variable in translation.symbols.items()}
 
         def separate(
-            output: Any, inputs: Sequence[Any], cold: Sequence[bool]
+            output: Any, inputs: Sequence[Any], cold: Sequence[bool], sizes: Mapping[Any, int]
         ) -> SeparateGraph | None:
             try:
-                given = [nodes[each] for each in inputs]
-                return separate_graph(nodes[output], given, cold, self.mode)
+                nodes = [translation.nodes[each] for each in (output, *inputs)]
+                if sizes:
+                    known = {symbols[each]: size for each, size in sizes.items()}
+                    image = {v: k for k, v in concrete(graph, known).nodes.items()}
+                    nodes = [image[each] for each in nodes]
+                return separate_graph(nodes[0], nodes[1:], cold, self.mode)
             except (KeyError, RefusedError, Untold):
                 return None
 

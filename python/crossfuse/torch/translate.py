@@ -1,8 +1,8 @@
 """A graph of torch as a Relax function, node by node: groups of one are groups of the other.
 
-TVM's importer translates single operators. Operators that it does not know, or that have dynamic
-shapes, are not translated: what they make is a parameter of the function, and what they read is
-among its results, so that nothing that they need is fused away.
+TVM's importer translates single operators. Operators that it does not know, or that depend on
+symbols in more than shapes, are not translated: what they make is a parameter of the function, and
+what they read is among its results, so that nothing that they need is fused away.
 """
 
 from __future__ import annotations
@@ -10,16 +10,21 @@ from __future__ import annotations
 import operator
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import add, mul
 from typing import Any
 
+import sympy
+import torch
 import tvm
 from torch import fx
-from tvm import relax
+from tvm import relax, tirx
 from tvm.ir import Var
 
 from crossfuse.relax.builders import end_blocks
+from crossfuse.relax.chains.symbols import extents_of, same_extents
 from crossfuse.relax.converters import CONVERTERS
-from crossfuse.torch.concrete import elsewhere
+from crossfuse.torch.concrete import OF_SHAPE, SYMBOLS, elsewhere, extent, is_size
 from crossfuse.workload.dtypes import FLOAT_TYPES
 
 #: Element types that the importer is given; what has others is left to torch.
@@ -41,6 +46,8 @@ class Translation:
     #: Names of nodes by those of variables; of a variable inside of an operator, such as the
     #: product in ``addmm``, that of the operator's node.
     names: Mapping[str, str]
+    #: Variables in the shapes of tensors by torch's symbols.
+    symbols: Mapping[sympy.Symbol, Var]
 
 
 def translate(graph: fx.Graph) -> Translation:
@@ -76,6 +83,7 @@ class _Attempt:
         self._graph = graph
         self._refused = refused
         self._elsewhere = elsewhere(graph)
+        self._symbols: dict[sympy.Symbol, Var] = {}
         self._importer = ExportedProgramImporter()
         self._own = CONVERTERS
         self._known = {**self._importer.convert_map, **self._own}
@@ -84,10 +92,12 @@ class _Attempt:
         """Translate all nodes; `_NotTranslated` is raised where the importer fails on one."""
         inside = dict.fromkeys(each for each in self._graph.nodes if self._is_known(each))
         given = [each for each in self._graph.nodes if each not in inside and self._takes(each)]
-        env: dict[fx.Node, Any] = {each: relax.Var(each.name, _type(each)) for each in given}
+        env: dict[fx.Node, Any] = {each: relax.Var(each.name, self._type(each)) for each in given}
+        params = [*env.values()]
+        env |= {each: self._size(each.meta["val"]) for each in self._graph.nodes if is_size(each)}
         builder = self._importer.block_builder = relax.BlockBuilder()
         self._importer.env = env
-        with builder.function("main", [env[each] for each in given]):
+        with builder.function("main", params):
             with builder.dataflow():
                 for node in inside:
                     env[node] = self._convert(node)
@@ -95,22 +105,28 @@ class _Attempt:
                 results = builder.emit_output(relax.Tuple(needed))
             builder.emit_func_output(results)
         # What only gives another name to a value, as a view of the same shape may, stays behind it.
-        nodes = {value: each for each, value in [*env.items()][::-1] if isinstance(value, Var)}
-        names = dict.fromkeys(_left(each) for each in self._graph.nodes if each not in inside)
+        made = [(each, value) for each, value in env.items() if not is_size(each)]
+        nodes = {value: each for each, value in reversed(made) if isinstance(value, Var)}
+        names = dict.fromkeys(self._left(each) for each in self._graph.nodes if each not in inside)
         names.pop("", None)
         module = builder.get()
-        return Translation(module, nodes, tuple(names), _names(module["main"], nodes))
+        known = _names(module["main"], nodes)
+        return Translation(module, nodes, tuple(names), known, self._symbols)
 
     def _is_known(self, node: fx.Node) -> bool:
         if node.op != "call_function" or node.target in self._refused or not self._takes(node):
             return False
         if getattr(node.target, "__name__", "") not in self._known or _writes(node):
             return False
-        return all(map(self._takes, node.all_input_nodes))
+        sizes = [each for each in node.all_input_nodes if is_size(each)]
+        if sizes and node.target.__name__ not in OF_SHAPE:
+            return False
+        known = all(self._size(each.meta["val"]) is not None for each in sizes)
+        return known and all(is_size(each) or self._takes(each) for each in node.all_input_nodes)
 
     def _takes(self, node: fx.Node) -> bool:
         """Whether what a node makes is a tensor that kernels may read or write."""
-        return node not in self._elsewhere and _type(node) is not None
+        return node not in self._elsewhere and self._type(node) is not None
 
     def _convert(self, node: fx.Node) -> Any:
         name = node.target.__name__
@@ -119,13 +135,51 @@ class _Attempt:
             value = self._known[name](node, *extra)
         except Exception as error:  # converters raise whatever they like
             raise _NotTranslated(node) from error
-        if not isinstance(value, Var) or str(value.ty) != str(_type(node)):
+        if not isinstance(value, Var) or not _same_type(value, self._type(node)):
             raise _NotTranslated(node)
         return value
 
     def _is_needed(self, node: fx.Node, inside: Container[fx.Node]) -> bool:
         """Whether torch reads what a node makes."""
-        return any(user not in inside for user in node.users)
+        return any(user not in inside and not is_size(user) for user in node.users)
+
+    def _left(self, node: fx.Node) -> str:
+        """The operator of a node that was left to torch; empty where that needs no report."""
+        if node.op != "call_function" or node.target is operator.getitem or _is_symbolic(node):
+            return ""
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and _dtype(value) not in _TYPES:
+            return f"{node.target} of {_dtype(value)}"
+        return str(node.target) if self._type(node) else ""
+
+    def _type(self, node: fx.Node) -> Any:
+        """The Relax type of what a node makes; None if kernels take no such tensor."""
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+            return None
+        shape = [self._size(each) for each in value.shape]
+        # Without elements there is nothing to compute.
+        if _dtype(value) not in _TYPES or any(each is None or each == 0 for each in shape):
+            return None
+        return relax.TensorType(shape, _dtype(value))
+
+    def _size(self, size: Any) -> Any:
+        """A size as a number or as an expression of `_symbols`; None if it is none of these."""
+        if isinstance(size, int):
+            return size
+        if not isinstance(size, torch.SymInt):
+            return None
+        return self._expression(extent(size))
+
+    def _expression(self, given: sympy.Expr) -> Any:
+        if given.is_Integer:
+            return tirx.IntImm("int64", int(given))
+        if given.is_Symbol:
+            return self._symbols.setdefault(given, tirx.Var(str(given), "int64"))
+        parts = [self._expression(each) for each in given.args]
+        if not (given.is_Add or given.is_Mul) or None in parts:
+            return None
+        return reduce(add if given.is_Add else mul, parts)
 
 
 def _names(function: Any, nodes: Mapping[Var, fx.Node]) -> dict[str, str]:
@@ -140,18 +194,6 @@ def _names(function: Any, nodes: Mapping[Var, fx.Node]) -> dict[str, str]:
     return found
 
 
-def _left(node: fx.Node) -> str:
-    """The operator of a node that was left to torch; empty where that needs no report."""
-    import torch
-
-    if node.op != "call_function" or node.target is operator.getitem:
-        return ""
-    value = node.meta.get("val")
-    if isinstance(value, torch.Tensor) and _dtype(value) not in _TYPES:
-        return f"{node.target} of {_dtype(value)}"
-    return str(node.target) if _type(node) else ""
-
-
 def _writes(node: fx.Node) -> bool:
     """Whether an operator mutates what it is given, such as inputs at the end of a graph.
 
@@ -164,16 +206,16 @@ def _dtype(value: Any) -> str:
     return str(value.dtype).removeprefix("torch.")
 
 
-def _type(node: fx.Node) -> Any:
-    """The Relax type of what a node makes; None if kernels take no tensor of its type and shape."""
-    import torch
+def _is_symbolic(node: fx.Node) -> bool:
+    """Whether the shape of what a node makes, or its elements, depend on symbols."""
+    values = (each.meta.get("val") for each in (node, *node.all_input_nodes))
+    sizes = (each for value in values for each in getattr(value, "shape", (value,)))
+    return any(isinstance(each, SYMBOLS) for each in sizes)
 
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-        return None
-    dtype = _dtype(value)
-    if dtype not in _TYPES or not all(isinstance(each, int) for each in value.shape):
-        return None
-    if not value.numel():  # nothing to compute
-        return None
-    return relax.TensorType(tuple(value.shape), dtype)
+
+def _same_type(value: Any, due: Any) -> bool:
+    """Whether a tensor has the type that torch says, for all values of the symbols."""
+    kind = value.ty
+    if not isinstance(kind, relax.TensorType) or kind.shape is None or kind.dtype != due.dtype:
+        return False
+    return same_extents(extents_of(value), due.shape.values)

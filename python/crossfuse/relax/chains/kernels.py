@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -93,13 +93,12 @@ class ChainKernels:
     """Plans, schedules and collects the kernels of a module's chains.
 
     `module` is `mod` with the kernels. `constant_weights` is that of
-    `crossfuse.schedule.planned.schedule_planned`, `fewer_rows` lets calls have fewer rows (see
-    `crossfuse.schedule.accept_fewer_rows`), `named` is that of `Graph.subgraph`.
-    `bins` are the most rows of the kernels of symbolic rows, which are refused without any. With
-    `measuring`, kernels of static shapes are timed and the fastest is taken; without, estimates
-    choose. `weights` are variables with the same value in each call, as constants have: kernels
-    that need longer rows of them get padded copies that are made once, not in each call. Chains
-    begin and end with variables in `known`; None allows all.
+    `crossfuse.schedule.planned.schedule_planned`, `named` that of `Graph.subgraph`. `bins` are the
+    most rows of the kernels of symbolic rows, which are refused without any. With `measuring`
+    kernels are timed and the fastest is taken; without, estimates choose. `weights` are variables
+    with the same value in each call, as constants have: kernels that need longer rows of them get
+    padded copies that are made once, not in each call. Chains begin and end with variables in
+    `known`; None allows all.
     """
 
     def __init__(
@@ -107,7 +106,6 @@ class ChainKernels:
         mod: tvm.IRModule,
         target: Device,
         constant_weights: bool,
-        fewer_rows: bool = False,
         named: bool = True,
         bins: Sequence[int] = (),
         measuring: Measuring | None = None,
@@ -117,7 +115,6 @@ class ChainKernels:
         self._builder = relax.BlockBuilder(mod)
         self.target = target
         self._constant = constant_weights
-        self._fewer_rows = fewer_rows
         self._named = named
         self._bins = tuple(bins)
         self._measuring = measuring
@@ -173,15 +170,15 @@ class ChainKernels:
     ) -> PlannedChain | PlannedRows:
         """Plan a group that is a module of its own."""
 
-        def plan(static: Any, padded: bool = False) -> PlannedChain:
+        def plan(static: Any, sizes: Mapping[Var, int]) -> PlannedChain:
             outlined = self.outlined(static)
-            outlined = outlined.padded(self._stored(outlined, given)) if padded else outlined
+            if not sizes:  # of padded arguments a call has all rows
+                outlined = outlined.padded(self._stored(outlined, given))
             plans = self._ranked(outlined.func)
-            return self._timed(PlannedChain(plans, None, output, given, outlined))
+            return self._timed(PlannedChain(plans, None, output, given, outlined), sizes)
 
         if not self._bins or not symbols_of(module["main"]):
-            # Of padded arguments a call has all rows.
-            return plan(module, padded=not self._fewer_rows)
+            return plan(module, {})
         self.check_rows(module["main"], rows_of(output))
         bins = Bins(self._bins, graph.attributes)
         return plan_rows(output, given, module["main"], bins, plan)
@@ -208,42 +205,58 @@ class ChainKernels:
             return call_of(Replacement, name, chain, chain.given, chain.output)
 
     def _picked(self, chain: PlannedRows, always: bool) -> Replacement:
-        """The call of a function that picks the kernel by the number of rows."""
+        """The call of what picks the kernel by the number of rows."""
         function, extents = with_extents(chain.function)
-        unfused = private(function, function.body).with_attr(REST, True)
-        rest = self._function(unfused, f"{chain.name}_rest")
         kernels: dict[int, GlobalVar] = {}
         outcomes: list[BinOutcome] = []
         refusals: list[RefusedError] = []
         for each in chain.bins:
-            outcome, kernels[each.rows] = each.outcome(always), rest
+            outcome = each.outcome(always)
             if each.chain is not None and not outcome.text:
                 try:
-                    name, kernels[each.rows] = self._calling(function, chain.rows, each.chain)
-                    outcome = each.outcome(always, name=name)
+                    kernels[each.rows] = self._of_bin(each.chain, function.params)
+                    outcome = each.outcome(always, name=str(kernels[each.rows].name_hint))
                 except RefusedError as error:
                     refusals.append(error)
                     outcome = each.outcome(always, text=str(error))
             outcomes.append(outcome)
-        if not any(each.name for each in outcomes):
+        if not kernels:
             raise refusals[0]
-        name = self._function(picking(function, chain.rows, kernels, rest), f"{chain.name}_rows")
-        shapes = tuple(extents_of(each) for each in chain.given)
-        given = (*chain.given, *extents)
-        made = ((chain.output,), (chain.output.ty,))
-        return FunctionCall(name, given, (*shapes, *extents), *made, bins=tuple(outcomes))
+        return self.picked(chain, function, extents, kernels, tuple(outcomes))
 
-    def _calling(self, function: Any, rows: Any, chain: PlannedChain) -> tuple[str, GlobalVar]:
-        """Name of a bin's kernel, and a function that calls it."""
+    def picked(
+        self,
+        chain: PlannedRows,
+        function: Any,
+        extents: tuple[Any, ...],
+        kernels: Mapping[int, GlobalVar],
+        outcomes: tuple[BinOutcome, ...],
+    ) -> Replacement:
+        """The call of a function that picks one of some bins' kernels.
+
+        `function` and `extents` are those of `with_extents`.
+        """
+        unfused = private(function, function.body).with_attr(REST, True)
+        rest = self._function(unfused, f"{chain.name}_rest")
+        callers: dict[int, GlobalVar] = {}
+        for each in chain.bins:
+            callers[each.rows] = rest
+            if each.chain is not None and each.rows in kernels:
+                kernel = kernels[each.rows]
+                caller = calling(function, kernel, each.chain, chain.rows)
+                callers[each.rows] = self._function(caller, f"{kernel.name_hint}_call")
+        name = self._function(picking(function, chain.rows, callers, rest), f"{chain.name}_rows")
+        shapes = (*map(extents_of, chain.given), *extents)
+        made = ((chain.output,), (chain.output.ty,))
+        return FunctionCall(name, (*chain.given, *extents), shapes, *made, bins=outcomes)
+
+    def _of_bin(self, chain: PlannedChain, params: Sequence[Any]) -> GlobalVar:
+        """A bin's kernel, of a group with these parameters."""
         func = chain.outlined.func
         image, buffers = self._rows_images.find(func, lambda: self._bin_image(chain))
-        check_kernel(
-            buffers, [value_of(each, function.params) for each in chain.outlined.arguments]
-        )
-        kernel = self._rows_names.find(func, lambda: self._added_bin(chain, image))
-        caller = calling(function, kernel, chain, rows)
-        name = str(kernel.name_hint)
-        return name, self._function(caller, f"{name}_call")
+        check_kernel(buffers, [value_of(each, params) for each in chain.outlined.arguments])
+        kernel: GlobalVar = self._rows_names.find(func, lambda: self._added_bin(chain, image))
+        return kernel
 
     def _function(self, function: Any, name: str) -> GlobalVar:
         """Add a function to the module, equal ones once."""
@@ -281,7 +294,7 @@ class ChainKernels:
         plans: tuple[Plan | CascadePlan, ...] = self._plans.find(func, rank)
         return plans
 
-    def _timed(self, chain: PlannedChain) -> PlannedChain:
+    def _timed(self, chain: PlannedChain, sizes: Mapping[Var, int]) -> PlannedChain:
         """A chain with its measured times, if kernels are measured."""
         if self._measuring is None:
             return chain
@@ -292,23 +305,23 @@ class ChainKernels:
         first = chain.outlined.arguments[0].position
         cold = [at != first for at in range(len(chain.given))]
         plans = [
-            Contestant(each, partial(self._of_plan, chain, each, self._fewer_rows))
+            Contestant(each, partial(self._of_plan, chain, each, bool(sizes)))
             for each in chain.kernels
         ]
         func = tvm.ir.save_json(chain.outlined.func)
         found = measured_kernels(
             self._measuring.timer,
             self.target,
-            [func, str(self._constant), str(self._fewer_rows)],
+            [func, str(self._constant), str(bool(sizes))],
             _label(chain.outlined.func, self.target),
             plans,
             given,
-            self._measuring.separate(chain.output, chain.given, cold),
+            self._measuring.separate(chain.output, chain.given, cold, sizes),
         )
         return replace(chain, measured=found)
 
     def _added(self, chain: PlannedChain) -> GlobalVar:
-        kernel = self._kernel(chain, self._fewer_rows)
+        kernel = self._kernel(chain, False)
         # The variable has the type of what callers pass, where the kernel copies that.
         name = self._builder.add_func(_declared(kernel), chain.name)
         self._builder.update_func(name, kernel)

@@ -223,8 +223,8 @@ class PlannedRows:
 
 # Groups of symbolic rows are planned at the largest number of rows of each bin.
 
-#: Plans a group of static shapes, a module of its own.
-Planner = Callable[[Any], PlannedChain]
+#: Plans a group of static shapes, a module of its own, at some sizes of its symbols.
+Planner = Callable[[Any, Mapping[Var, int]], PlannedChain]
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ def plan_rows(
         if not sizes:
             continue
         try:
-            chain = plan(at_sizes(function, sizes))
+            chain = plan(at_sizes(function, sizes), sizes)
             _check(chain, output, rows)
             found[chain.outlined.M] = PlannedBin(chain.outlined.M, chain)
         except RefusedError as error:
