@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tvm
@@ -209,14 +209,17 @@ def _dtype(value: Any) -> str:
 # Calls of a chain's kernel, whose arguments are found among the values of the model.
 
 
+Kind = TypeVar("Kind", bound=Replacement)
+
+
 def call_of(
-    kind: type[Replacement],
+    kind: type[Kind],
     function: GlobalVar,
     chain: PlannedChain,
     given: Sequence[Any],
     output: Var,
     rows: Any = None,
-) -> Replacement:
+) -> Kind:
     """The call of a chain's kernel on given values, with symbolic rows if there are any."""
     outlined = chain.outlined
     values = tuple(value_of(each, given) for each in outlined.arguments)

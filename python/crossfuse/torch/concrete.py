@@ -1,9 +1,8 @@
-"""Graphs of symbolic shapes at some sizes, as graphs without symbols."""
+"""Symbols in the shapes of torch's graphs, and graphs at some sizes of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -13,17 +12,6 @@ from torch import fx
 #: Operators whose numbers are extents of what they make, and say nothing about its elements.
 OF_SHAPE = frozenset({"view.default", "reshape.default", "_unsafe_view.default", "expand.default"})
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
-
-@dataclass(frozen=True)
-class Concrete:
-    """A graph in which symbols have values."""
-
-    #: To be translated, not to be run: tensors that depend on symbols by more than their shape are
-    #: made by operators that nothing knows.
-    graph: fx.Graph
-    #: Nodes of the symbolic graph by those of this one.
-    nodes: Mapping[fx.Node, fx.Node]
 
 
 def extent(value: Any) -> sympy.Expr:
@@ -48,42 +36,22 @@ def elsewhere(graph: fx.Graph) -> frozenset[fx.Node]:
     return frozenset(each for each, kind in kinds.items() if kind == "cpu")
 
 
-def concrete(graph: fx.Graph, sizes: Mapping[sympy.Symbol, int]) -> Concrete:
-    """Give symbols values, and drop the nodes that compute sizes.
+def concrete(graph: fx.Graph, sizes: Mapping[sympy.Symbol, int]) -> Mapping[fx.Node, Any]:
+    """Copy a graph with values for symbols: its nodes in the copy, and numbers for sizes.
 
     Nodes carry ``meta["val"]``. What depends on symbols without a value stays symbolic.
     """
     made = fx.Graph()
     images: dict[fx.Node, Any] = {}
-    left = elsewhere(graph)
     for node in graph.nodes:
         value = node.meta.get("val")
-        if isinstance(value, SYMBOLS):
+        if is_size(node):
             images[node] = _number(value, sizes)
             continue
-        image = made.node_copy(node, lambda each: images[each])
-        if _depends(node):
-            image.target = _of_symbols
-        if node in left:
-            image.meta["val"] = None
-        elif isinstance(value, torch.Tensor):
-            image.meta["val"] = _tensor(value, sizes)
-        images[node] = image
-    return Concrete(made, {v: k for k, v in images.items() if isinstance(v, fx.Node)})
-
-
-def _of_symbols(*_: Any, **__: Any) -> None:
-    """Stand-in for an operator whose result depends on what differs from run to run."""
-
-
-def _depends(node: fx.Node) -> bool:
-    """Whether what a node makes may depend on symbols in its elements, not in its shape alone."""
-    symbolic = any(isinstance(each.meta.get("val"), SYMBOLS) for each in node.all_input_nodes)
-    return node.op == "call_function" and symbolic and _name(node) not in OF_SHAPE
-
-
-def _name(node: fx.Node) -> str:
-    return str(getattr(node.target, "__name__", ""))
+        images[node] = made.node_copy(node, lambda each: images[each])
+        if isinstance(value, torch.Tensor):
+            images[node].meta["val"] = _tensor(value, sizes)
+    return images
 
 
 def _number(value: Any, sizes: Mapping[sympy.Symbol, int]) -> Any:

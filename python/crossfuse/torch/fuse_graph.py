@@ -23,7 +23,7 @@ from crossfuse.torch.graph_cache import Record
 from crossfuse.torch.kernels import KeptKernel, offer_kernels
 from crossfuse.torch.options import Given
 from crossfuse.torch.report import Report, in_torch
-from crossfuse.torch.rewrite import Call, is_frozen, rewrite, rewrite_rows
+from crossfuse.torch.rewrite import Call, is_frozen, rewrite
 from crossfuse.torch.separate import Timing
 from crossfuse.torch.translate import Translation, translate
 
@@ -73,10 +73,8 @@ def fuse_graph(
         text, failed = f"{type(error).__name__}: {error}", True
         cascades = Chosen((), (ChainOutcome("main", ("cascades",), "", "", None, None, text),))
         warnings.warn(f"crossfuse left cascades of a graph to torch: {text}", stacklevel=2)
-    if rows_calls:
-        rewrite_rows(module, rows_calls)
-    if calls:
-        rewrite(module, calls)
+    if calls or rows_calls:
+        rewrite(module, calls, rows_calls)
     outcomes = (*map(with_bins, chains.outcomes), *cascades.outcomes)
     return Record(Report(outcomes, translation.untranslated), made, calls), not failed
 

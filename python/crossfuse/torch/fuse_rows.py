@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -42,7 +43,7 @@ class TorchKernels(ChainKernels):
         super().__init__(translation.module, target, False, named=False, known=known, **options)
         self._nodes = known
         self._pickers = Equal()
-        self._count = 0
+        self._count = Counter[str]()
 
     def picked(
         self,
@@ -58,14 +59,15 @@ class TorchKernels(ChainKernels):
         """
         first = next(e.chain for e in chain.bins if e.chain is not None and e.rows in kernels)
         name = self._pickers.find(first.outlined.func, lambda: self._numbered(chain.name))
-        call = call_of(Replacement, name, first, chain.given, chain.output, chain.rows)
+        call = call_of(RowsReplacement, name, first, chain.given, chain.output, chain.rows)
         form = eager_form(self._nodes[chain.output], [self._nodes[each] for each in call.inputs])
         bins = {each.rows: kernels.get(each.rows) for each in chain.bins}
-        return RowsReplacement(**{**vars(call), "bins": outcomes}, kernels=bins, form=form)
+        return replace(call, bins=outcomes, kernels=bins, form=form)
 
     def _numbered(self, name: str) -> GlobalVar:
-        self._count += 1
-        return GlobalVar(name if self._count == 1 else f"{name}{self._count - 1}")
+        count = self._count[name]
+        self._count[name] += 1
+        return GlobalVar(f"{name}{count or ''}")
 
 
 def offered_rows(

@@ -29,19 +29,39 @@ class Call:
     key: str
 
 
+@dataclass(frozen=True)
+class RowsCall:
+    """A call of ``crossfuse::run_rows`` that takes the place of some nodes."""
+
+    #: Node whose value it makes.
+    output: fx.Node
+    #: Tensors in the order of the kernels' parameters.
+    inputs: tuple[fx.Node, ...]
+    #: Sizes that the eager form reads.
+    sizes: tuple[fx.Node, ...]
+    key: str
+
+
 RESHAPE = torch.ops.aten.reshape.default
 _CONTIGUOUS = torch.ops.aten.clone.default
 _PERMUTE = torch.ops.aten.permute.default
 _PAD = torch.ops.aten.constant_pad_nd.default
 
 
-def rewrite(module: fx.GraphModule, calls: Sequence[Call]) -> None:
-    """Replace groups of static shapes by calls, in place.
+def rewrite(module: fx.GraphModule, calls: Sequence[Call], rows: Sequence[RowsCall] = ()) -> None:
+    """Replace groups by calls, in place: `calls` of static shapes, `rows` of symbolic rows.
 
-    Each call names nodes of the graph as it is before all of them.
+    Each call is in terms of the graph as it is before all of them.
     """
     graph = module.graph
     nodes = {each.name: each for each in graph.nodes}
+    for one in rows:
+        with graph.inserting_before(one.output):
+            given = [contiguous(graph, each) for each in one.inputs]
+            run = torch.ops.crossfuse.run_rows.default
+            result = inserted(graph, run, given, list(one.sizes), one.key)
+            result = _shaped_as(graph, result, one.output, one.inputs)
+            nodes[one.output.name] = _in_place(graph, result, one.output)
     for call in calls:
         node = nodes[call.output]
         with graph.inserting_before(node):
@@ -51,11 +71,16 @@ def rewrite(module: fx.GraphModule, calls: Sequence[Call]) -> None:
             ]
             result = inserted(graph, torch.ops.crossfuse.run.default, given, call.key)
             result = _reshaped(graph, result, tuple(node.meta["val"].shape))
-            result = laid_out(graph, result, node.meta["val"])
-        node.replace_all_uses_with(result)
-        # Or what reads it next would keep alive what computed it before.
-        nodes[call.output] = result
+            # Or what reads it next would keep alive what computed it before.
+            nodes[call.output] = _in_place(graph, result, node)
     finish(module)
+
+
+def _in_place(graph: fx.Graph, result: fx.Node, node: fx.Node) -> fx.Node:
+    """Put a result, in the strides of a node, in the place of the node."""
+    result = laid_out(graph, result, node.meta["val"])
+    node.replace_all_uses_with(result)
+    return result
 
 
 def finish(module: fx.GraphModule) -> None:
@@ -127,34 +152,6 @@ def _mode(values: Any) -> Any:
     mode = detect_fake_mode([each for each in tree_leaves(values) if torch.is_tensor(each)])
     assert mode is not None
     return mode
-
-
-@dataclass(frozen=True)
-class RowsCall:
-    """A call of ``crossfuse::run_rows`` that takes the place of some nodes."""
-
-    #: Node whose value it makes.
-    output: fx.Node
-    #: Tensors in the order of the kernels' parameters.
-    inputs: tuple[fx.Node, ...]
-    #: Sizes that the eager form reads.
-    sizes: tuple[fx.Node, ...]
-    key: str
-
-
-def rewrite_rows(module: fx.GraphModule, calls: Sequence[RowsCall]) -> None:
-    """Replace groups of symbolic rows by calls, in place."""
-    graph = module.graph
-    for call in calls:
-        node = call.output
-        with graph.inserting_before(node):
-            given = [contiguous(graph, each) for each in call.inputs]
-            run = torch.ops.crossfuse.run_rows.default
-            result = inserted(graph, run, given, list(call.sizes), call.key)
-            result = _shaped_as(graph, result, node, call.inputs)
-            result = laid_out(graph, result, node.meta["val"])
-        node.replace_all_uses_with(result)
-    finish(module)
 
 
 def _shaped_as(

@@ -121,7 +121,7 @@ class Timing:
                 nodes = [translation.nodes[each] for each in (output, *inputs)]
                 if sizes:
                     known = {symbols[each]: size for each, size in sizes.items()}
-                    image = {v: k for k, v in concrete(graph, known).nodes.items()}
+                    image = concrete(graph, known)
                     nodes = [image[each] for each in nodes]
                 return separate_graph(nodes[0], nodes[1:], cold, self.mode)
             except (KeyError, RefusedError, Untold):

@@ -45,7 +45,7 @@ class ChainOutcome:
     text : str
         The chain that was found, or why there is none.
     bins : tuple[BinOutcome, ...]
-        Of symbolic rows in Relax what became of each bin, few rows first.
+        Of symbolic rows what became of each bin, few rows first.
     measured : str
         All times that were measured, on which GPU, and what won; empty where nothing was.
 
