@@ -15,7 +15,7 @@ from tvm_ffi import structural_equal
 
 from crossfuse import RefusedError, compile_model
 from crossfuse.relax import BuildKernels, FuseChains
-from crossfuse.relax.chains.outcome import told
+from crossfuse.relax.outcome import told
 from crossfuse.relax.pipeline import serial_kernels
 from crossfuse.runtime.model_record import ModelInput, ModelInputs
 

@@ -20,8 +20,8 @@ from crossfuse.runtime.running_model import RUNS_ON, RunningModel, Uncopied
 from crossfuse.runtime.torch_operator import operators_in
 
 if TYPE_CHECKING:
-    from crossfuse.relax.chains.outcome import ChainOutcome
     from crossfuse.relax.fuse_cascades import Outcome
+    from crossfuse.relax.outcome import ChainOutcome
     from crossfuse.relax.torch_import import Imported
     from crossfuse.runtime.model_record import ModelArtefact
 
@@ -46,7 +46,7 @@ class ModelReport:
 
     def text(self) -> str:
         """The report as text, one line for each part."""
-        from crossfuse.relax.chains.outcome import told
+        from crossfuse.relax.outcome import told
 
         lines = [told(self.chains)]
         for each in self.cascades:

@@ -11,7 +11,7 @@ from crossfuse._lazy import lazy_names
 _HOME = {
     "Argument": "outline",
     "BuildKernels": "build_kernels",
-    "ChainOutcome": "chains.outcome",
+    "ChainOutcome": "outcome",
     "FuseCascades": "fuse_cascades",
     "FuseChains": "fuse_chains",
     "Imported": "torch_import",

@@ -25,7 +25,7 @@ from crossfuse.relax.calls import SCHEDULED, marked, read_calls
 from crossfuse.relax.cascades.forms import Forms
 from crossfuse.relax.cascades.found import Kernel, swept
 from crossfuse.relax.cascades.groups import Group, calls_of, find_groups
-from crossfuse.relax.graph import Graph
+from crossfuse.relax.graph import Graph, with_body
 from crossfuse.relax.merge import name_of
 from crossfuse.relax.replace import Replacement, call_of_nodes, replaced
 from crossfuse.schema import Damaged, read, shown, typed
@@ -266,8 +266,7 @@ class _Module:
         blocks = [self._block(each) for each in func.body.blocks]
         if any(new is not old for new, old in zip(blocks, func.body.blocks, strict=True)):
             body = self.builder.normalize(relax.SeqExpr(blocks, func.body.body))
-            made = relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
-            self.changed[name] = made
+            self.changed[name] = with_body(func, body, func.params)
 
     def _block(self, block: Any) -> Any:
         if not isinstance(block, relax.DataflowBlock):

@@ -22,16 +22,16 @@ from crossfuse.planner.families import EAGER, ROWS
 from crossfuse.relax.calls import is_rest, read_calls
 from crossfuse.relax.chains.groups import find_made_rows
 from crossfuse.relax.chains.kernels import ChainKernels
-from crossfuse.relax.chains.outcome import ChainOutcome
-from crossfuse.relax.chains.symbols import at_sizes, is_symbolic, symbols_of, value_at
 from crossfuse.relax.choice import choose
 from crossfuse.relax.graph import Graph, clean, read_graph
 from crossfuse.relax.merge import merged
 from crossfuse.relax.operators import GATHER, PRODUCT, refused
+from crossfuse.relax.outcome import ChainOutcome
 from crossfuse.relax.outline import Argument, Outlined
 from crossfuse.relax.pad_weights import padding_once, weights_of
 from crossfuse.relax.passes import ATTENTION, WideArithmetic, check_row_wise, without_unit_extents
 from crossfuse.relax.replace import with_replacements
+from crossfuse.relax.symbols import at_sizes, is_symbolic, symbols_of, value_at
 from crossfuse.runtime.dispatch_table import BINS
 from crossfuse.schedule.cascades import only_site, schedule_cascade_of
 

@@ -20,14 +20,13 @@ from crossfuse.relax.calls import read_calls
 from crossfuse.relax.cascades.forms import Forms
 from crossfuse.relax.cascades.found import TILES, Kernel
 from crossfuse.relax.cascades.groups import Group, find_groups
-from crossfuse.relax.chains.planned import PlannedGroup
-from crossfuse.relax.chains.symbols import extents_of, is_symbolic
-from crossfuse.relax.choice import Candidate
+from crossfuse.relax.choice import Candidate, PlannedGroup
 from crossfuse.relax.fuse_cascades import text_of
 from crossfuse.relax.graph import Graph, in_order
 from crossfuse.relax.measured import Contestant, Measuring, measured_kernels
 from crossfuse.relax.operators import GATHER, PRODUCT, dtype_of, shape_of
 from crossfuse.relax.replace import Replacement
+from crossfuse.relax.symbols import extents_of, is_symbolic
 
 #: The function that TVM makes of a product.
 _LEGAL_PRODUCT = "matmul"
@@ -43,7 +42,7 @@ class PlannedCascade(PlannedGroup):
 
     @property
     def summary(self) -> str:
-        """See `crossfuse.relax.chains.planned.Planned`."""
+        """See `crossfuse.relax.choice.Planned`."""
         return text_of(self.group.found.site)
 
 

@@ -13,9 +13,9 @@ from torch import fx
 
 from crossfuse.hardware import Device
 from crossfuse.measure.timer import Timer
-from crossfuse.relax.chains.outcome import ChainOutcome
 from crossfuse.relax.choice import Chosen, choose
 from crossfuse.relax.graph import Graph, read_graph
+from crossfuse.relax.outcome import ChainOutcome
 from crossfuse.relax.replace import Replacement, with_replacements
 from crossfuse.torch.fuse_cascades import CascadeKernels, legalised, may_have_attention
 from crossfuse.torch.fuse_rows import TorchKernels, offered_rows, with_bins

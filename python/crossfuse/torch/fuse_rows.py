@@ -14,11 +14,12 @@ from tvm.ir import GlobalVar
 
 from crossfuse.cache.keys import package_hash
 from crossfuse.hardware import Device
+from crossfuse.relax.chains.calls import call_of
 from crossfuse.relax.chains.kernels import ChainKernels, Equal
-from crossfuse.relax.chains.outcome import BinOutcome, ChainOutcome
 from crossfuse.relax.chains.planned import PlannedRows
-from crossfuse.relax.chains.symbols import is_symbolic
-from crossfuse.relax.replace import Replacement, call_of
+from crossfuse.relax.outcome import BinOutcome, ChainOutcome
+from crossfuse.relax.replace import Replacement
+from crossfuse.relax.symbols import is_symbolic
 from crossfuse.torch.kernels import BinnedKernel, kernels_of, offer
 from crossfuse.torch.rewrite import RowsCall
 from crossfuse.torch.separate import EagerForm, eager_form

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from crossfuse.relax.chains.outcome import ChainOutcome, headline, told
+from crossfuse.relax.outcome import ChainOutcome, headline, told
 
 if TYPE_CHECKING:
     from crossfuse.relax.choice import Chosen

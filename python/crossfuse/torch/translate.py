@@ -22,8 +22,8 @@ from tvm import relax, tirx
 from tvm.ir import Var
 
 from crossfuse.relax.builders import end_blocks
-from crossfuse.relax.chains.symbols import extents_of, same_extents
 from crossfuse.relax.converters import CONVERTERS
+from crossfuse.relax.symbols import extents_of, same_extents
 from crossfuse.torch.concrete import OF_SHAPE, SYMBOLS, elsewhere, extent, is_size
 from crossfuse.workload.dtypes import FLOAT_TYPES
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from crossfuse.relax.chains.outcome import ChainOutcome
+from crossfuse.relax.outcome import ChainOutcome
 from crossfuse.torch.report import COLUMNS, LINES, Report
 
 MLP = ChainOutcome(

@@ -10,9 +10,9 @@ from tvm import relax
 from tvm.ir import Var
 
 from crossfuse.errors import RefusedError
-from crossfuse.relax.chains.symbols import is_symbolic
 from crossfuse.relax.graph import Graph
 from crossfuse.relax.operators import CAST, PRODUCT, RESHAPES, TRANSPOSE, is_tensor, refused
+from crossfuse.relax.symbols import is_symbolic
 
 if TYPE_CHECKING:
     from crossfuse.lower.image import BufferSpec

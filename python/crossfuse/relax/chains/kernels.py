@@ -24,6 +24,7 @@ from crossfuse.markers import unpadded_shapes
 from crossfuse.measure.way import Given
 from crossfuse.planner.noted import noted
 from crossfuse.relax.calls import REST, marked, with_plan
+from crossfuse.relax.chains.calls import FunctionCall, call_of, calling, picking, private, value_of
 from crossfuse.relax.chains.groups import (
     Group,
     check_kernel,
@@ -31,27 +32,19 @@ from crossfuse.relax.chains.groups import (
     check_used_inside,
     find_groups,
 )
-from crossfuse.relax.chains.outcome import BinOutcome
 from crossfuse.relax.chains.planned import Bins, PlannedChain, PlannedRows, plan_rows
-from crossfuse.relax.chains.symbols import (
+from crossfuse.relax.choice import Candidate
+from crossfuse.relax.graph import Graph
+from crossfuse.relax.measured import Contestant, Measuring, measured_kernels
+from crossfuse.relax.outcome import BinOutcome
+from crossfuse.relax.outline import Outlined, outline
+from crossfuse.relax.replace import Replacement
+from crossfuse.relax.symbols import (
     check_symbols,
     extents_of,
     rows_of,
     symbols_of,
     with_extents,
-)
-from crossfuse.relax.choice import Candidate
-from crossfuse.relax.graph import Graph
-from crossfuse.relax.measured import Contestant, Measuring, measured_kernels
-from crossfuse.relax.outline import Outlined, outline
-from crossfuse.relax.replace import (
-    FunctionCall,
-    Replacement,
-    call_of,
-    calling,
-    picking,
-    private,
-    value_of,
 )
 from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
 from crossfuse.schedule.planned import rank_function, schedule_planned

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from tvm.ir import Var
 
 from crossfuse.errors import RefusedError
-from crossfuse.measure.choice import Measured
 from crossfuse.planner.families import EAGER
-from crossfuse.relax.chains.outcome import BinOutcome
-from crossfuse.relax.chains.symbols import (
+from crossfuse.relax.choice import PlannedGroup
+from crossfuse.relax.operators import refused
+from crossfuse.relax.outcome import BinOutcome
+from crossfuse.relax.outline import Outlined
+from crossfuse.relax.symbols import (
     at_sizes,
     check_rows,
     cut,
@@ -21,109 +23,6 @@ from crossfuse.relax.chains.symbols import (
     sizes_for,
     text_of,
 )
-from crossfuse.relax.operators import refused
-from crossfuse.relax.outline import Outlined
-
-if TYPE_CHECKING:
-    from crossfuse.planner.cascade.plan import CascadePlan
-    from crossfuse.planner.choice import Runner
-    from crossfuse.planner.plan import Plan
-
-
-class Planned(Protocol):
-    """A group that a kernel may compute: how fast it is, and how fast are separate kernels."""
-
-    @property
-    def family(self) -> str:
-        """Family of the best kernel of ours."""
-
-    @property
-    def times(self) -> tuple[float, float]:
-        """Microseconds of the kernel and of not fusing, both measured or both estimated."""
-
-    @property
-    def gain(self) -> float:
-        """Microseconds that fusing saves."""
-
-    @property
-    def summary(self) -> str:
-        """One line on the group, for reports."""
-
-    @property
-    def words(self) -> str:
-        """The measurements, for reports; empty without any."""
-
-    def left(self, always: bool) -> str:
-        """Why it is not to be fused; empty if it is. `always` fuses even where that is slower."""
-
-
-@dataclass(frozen=True)
-class PlannedGroup:
-    """Plans of a group of static shapes; see `Planned`."""
-
-    #: The fastest first.
-    plans: tuple[Plan | CascadePlan, ...]
-    #: Times of the first few kernels and of not fusing; places are those of `kernels`.
-    measured: Measured | None
-    #: The group's result in the model.
-    output: Var
-    #: The group's inputs in the model, in the order of its function's parameters.
-    given: tuple[Var, ...]
-
-    @property
-    def kernels(self) -> tuple[Plan | CascadePlan, ...]:
-        """Plans with kernels of ours, the fastest estimate first."""
-        return tuple(each for each in self.plans if each.family != EAGER)
-
-    @property
-    def tried(self) -> tuple[Plan | CascadePlan, ...]:
-        """Plans to be tried until one has a kernel; after measuring the fastest alone."""
-        best = self.measured.best if self.measured is not None else None
-        return self.kernels if best is None else (self.kernels[best.place],)
-
-    @property
-    def ours(self) -> Plan | CascadePlan:
-        """The best plan of a kernel of ours."""
-        return self.tried[0]
-
-    @property
-    def family(self) -> str:
-        """See `Planned`."""
-        return self.ours.family
-
-    @property
-    def eager(self) -> float:
-        """Estimated microseconds of not fusing."""
-        every: list[Plan | CascadePlan | Runner] = [*self.plans, *self.plans[0].runners]
-        return next(each.microseconds for each in every if each.family == EAGER)
-
-    @property
-    def times(self) -> tuple[float, float]:
-        """See `Planned`."""
-        found = None if self.measured is None else self.measured.times
-        return found or (self.ours.microseconds, self.eager)
-
-    @property
-    def gain(self) -> float:
-        """See `Planned`."""
-        ours, eager = self.times
-        return eager - ours
-
-    @property
-    def words(self) -> str:
-        """See `Planned`."""
-        return "" if self.measured is None else self.measured.text
-
-    def left(self, always: bool) -> str:
-        """See `Planned`; what was measured comes before estimates."""
-        if self.measured is not None and self.measured.best is None:
-            return "none of its kernels ran"
-        fuse = None if self.measured is None else self.measured.fuse
-        if always or fuse or (fuse is None and self.gain > 0):
-            return ""
-        if fuse is None:
-            return f"not to fuse is estimated to be faster by {-self.gain:.1f} us"
-        return "no kernel was measured to be faster than not to fuse"
 
 
 @dataclass(frozen=True)
