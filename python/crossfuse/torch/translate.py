@@ -145,12 +145,12 @@ class _Attempt:
 
     def _left(self, node: fx.Node) -> str:
         """The operator of a node that was left to torch; empty where that needs no report."""
-        if node.op != "call_function" or node.target is operator.getitem or _is_symbolic(node):
+        if node.op != "call_function" or node.target is operator.getitem:
             return ""
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and _dtype(value) not in _TYPES:
             return f"{node.target} of {_dtype(value)}"
-        return str(node.target) if self._type(node) else ""
+        return str(node.target) if self._type(node) and not _is_symbolic(node) else ""
 
     def _type(self, node: fx.Node) -> Any:
         """The Relax type of what a node makes; None if kernels take no such tensor."""
@@ -158,8 +158,8 @@ class _Attempt:
         if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
             return None
         shape = [self._size(each) for each in value.shape]
-        # Without elements there is nothing to compute.
-        if _dtype(value) not in _TYPES or any(each is None or each == 0 for each in shape):
+        nothing = any(isinstance(each, int) and each == 0 for each in shape)
+        if _dtype(value) not in _TYPES or nothing or any(each is None for each in shape):
             return None
         return relax.TensorType(shape, _dtype(value))
 
@@ -177,7 +177,7 @@ class _Attempt:
         if given.is_Symbol:
             return self._symbols.setdefault(given, tirx.Var(str(given), "int64"))
         parts = [self._expression(each) for each in given.args]
-        if not (given.is_Add or given.is_Mul) or None in parts:
+        if not (given.is_Add or given.is_Mul) or any(each is None for each in parts):
             return None
         return reduce(add if given.is_Add else mul, parts)
 
