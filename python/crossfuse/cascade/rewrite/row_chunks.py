@@ -26,7 +26,6 @@ from crossfuse.cascade.rewrite.residence import Residence
 from crossfuse.cascade.rewrite.rows_first import RowsFirst
 from crossfuse.cascade.rewrite.scripting import held, named, spatial
 from crossfuse.cascade.rewrite.segments import Segment
-from crossfuse.cascade.rewrite.streaming import over_parameters
 from crossfuse.cascade.rewrite.tiles import StreamTiles, refused
 from crossfuse.cascade.site import OutputSite, Site
 from crossfuse.hardware import WARP
@@ -170,10 +169,11 @@ def _written(chunks: RowChunks) -> Any:
     with ir.IRBuilder() as builder, ir.script.prim_func(s_tir=True):
         ir.script.func_name("rows")
         ir.script.func_attr({FAST: 1})
-        site = over_parameters(chunks.site)
+        for each in chunks.site.function.params:
+            ir.script.arg(str(each.name), each)
         shape = (chunks.chunks, chunks.rows)
         factors = ir.script.arg(FACTORS, ir.script.buffer(shape, "float32"))
-        _Writer(replace(chunks, site=site), factors).run()
+        _Writer(chunks, factors).run()
     return builder.get()
 
 

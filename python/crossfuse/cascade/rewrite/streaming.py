@@ -24,7 +24,7 @@ from crossfuse.cascade.rewrite.scripting import (
 )
 from crossfuse.cascade.rewrite.segments import Segment
 from crossfuse.cascade.rewrite.tiles import StreamTiles, refused
-from crossfuse.cascade.site import OutputSite, Site, StageSite
+from crossfuse.cascade.site import Site
 from crossfuse.hardware import WARP
 from crossfuse.markers import FAST, MERGE, MERGE_EQUAL, PUSH, RESIDENT_CTAS
 
@@ -80,8 +80,9 @@ def streaming(site: Site, derivation: Derivation, tiles: StreamTiles | None = No
     with ir.IRBuilder() as builder, ir.script.prim_func(s_tir=True):
         ir.script.func_name(symbol_of(site.function))
         ir.script.func_attr({FAST: 1} | ({RESIDENT_CTAS: sizes.ctas} if sizes.ctas else {}))
-        frame = frame_of(over_parameters(site), derivation, sizes)
-        _Writer(frame).run()
+        for each in site.function.params:
+            ir.script.arg(str(each.name), each)
+        _Writer(frame_of(site, derivation, sizes)).run()
     return builder.get()
 
 
@@ -112,41 +113,6 @@ def _check(site: Site, derivation: Derivation) -> None:
             "elements that are loaded",
             "lower it with matrix products",
         )
-
-
-def over_parameters(site: Site) -> Site:
-    """The site over the parameters of the function that is being written."""
-    images = {}
-    for old in site.function.params:
-        kind = old.ty
-        buffer = ir.script.buffer(tuple(kind.shape), str(kind.dtype))
-        images[old] = ir.script.arg(str(old.name), buffer)
-
-    def renewed(expression: Any) -> Any:
-        return ir.substitute(expression, lambda var: images.get(var, var))
-
-    outputs = tuple(
-        OutputSite(
-            each.name,
-            images[each.buffer],
-            tuple(renewed(index) for index in each.indices),
-            each.columns,
-        )
-        for each in site.outputs
-    )
-    reads = {symbol: renewed(each) for symbol, each in site.reads.items()}
-    stages: dict[str, StageSite] = dict(site.stages)
-    return Site(
-        site.function,
-        site.cascade,
-        site.rows,
-        site.axis,
-        site.extents,
-        reads,
-        stages,
-        outputs,
-        site.producers,
-    )
 
 
 class _Writer:
