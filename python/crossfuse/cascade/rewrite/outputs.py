@@ -10,12 +10,12 @@ from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import old, value
 from crossfuse.cascade.rewrite.cover import Tiling
 from crossfuse.cascade.rewrite.frame import Frame, at, finished, row_of, tile_of
-from crossfuse.cascade.rewrite.passes import item_bytes
 from crossfuse.cascade.rewrite.phases import Definitions, Shared, share
 from crossfuse.cascade.rewrite.residence import Residence, load
 from crossfuse.cascade.rewrite.scripting import held, loop, numbers, place_symbol, steps, when
 from crossfuse.cascade.rewrite.segments import Place
 from crossfuse.cascade.rewrite.streams import BYTES, Stream
+from crossfuse.cascade.rewrite.work import item_bytes
 from crossfuse.cascade.site import OutputSite
 
 

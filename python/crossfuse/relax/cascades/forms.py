@@ -14,9 +14,8 @@ from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.streaming import streaming
 from crossfuse.cascade.rewrite.tiled.frame import frame_of
 from crossfuse.cascade.rewrite.tiled.operands import has_products
-from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
 from crossfuse.cascade.rewrite.tiled.tiled import tiled
-from crossfuse.cascade.rewrite.tiles import StreamTiles
+from crossfuse.cascade.rewrite.tiles import CascadeTiles, StreamTiles
 from crossfuse.cascade.rewrite.work import work_of
 from crossfuse.cascade.site import Site
 from crossfuse.errors import CascadeRefused, PlanRefused, RefusedError, contained, refuse

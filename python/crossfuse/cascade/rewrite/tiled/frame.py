@@ -23,9 +23,9 @@ from crossfuse.cascade.rewrite.tiled.operands import (
     mentions,
     products,
 )
-from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles, refused
 from crossfuse.cascade.rewrite.tiled.skipping import limited
 from crossfuse.cascade.rewrite.tiled.steps import Statement, operands, steps
+from crossfuse.cascade.rewrite.tiles import CascadeTiles, tiles_refused
 from crossfuse.cascade.site import Site
 
 #: Names of the loops over tiles: of rows, of columns, of the axis, of the depth of its elements.
@@ -166,7 +166,7 @@ def frame_of(site: Site, derivation: Derivation, tiles: CascadeTiles) -> TileFra
         slots = limited(slots, index < length, zeros)
     frame = TileFrame(site, replace(told, slots=slots), sizes, rows, made, index, dtype)
     if frame.column is not None and len(frame.columns) > 1:
-        raise refused(
+        raise tiles_refused(
             "tiles, columns",
             f"{sizes.columns} of {widest}, where results have different columns",
             "all columns in a tile",
@@ -185,14 +185,14 @@ def _right_operands(
     right = [each.right for each in made]
     right += [load for symbol in _sorted(columns) for load in ir.buffer_loads(site.reads[symbol])]
     if not right:
-        raise refused(
+        raise tiles_refused(
             "function",
             "a cascade without products",
             "elements that a product makes, or results with columns",
             "write it as a stream of threads (crossfuse.cascade.rewrite.streaming)",
         )
     if not site.rows:
-        raise refused(
+        raise tiles_refused(
             "function",
             "results of a single row, without a loop over rows",
             "at least one loop that all reductions have",
@@ -209,7 +209,7 @@ def _check_rounding(frame: TileFrame, slot: Slot) -> None:
     known = read is not None and str(read.ty) == dtype
     state = {form(each.name) for each in frame.slots for form in (value, new, guarded)}
     if int(ir.tvm.DataType(dtype).bits) < FEW_BITS and not known and not left.free_symbols & state:
-        raise refused(
+        raise tiles_refused(
             f"slot {slot.name}",
             f"{left} rounded to {dtype}",
             "numbers that the state so far scales, such as by the largest magnitude",

@@ -15,9 +15,9 @@ from crossfuse.cascade.rewrite.tiled.base_two import rebuilt
 from crossfuse.cascade.rewrite.tiled.frame import COLUMNS, PARTS, whole
 from crossfuse.cascade.rewrite.tiled.ground import Local
 from crossfuse.cascade.rewrite.tiled.operands import Extent
-from crossfuse.cascade.rewrite.tiled.sizes import refused
 from crossfuse.cascade.rewrite.tiled.state import State
 from crossfuse.cascade.rewrite.tiled.steps import is_linear
+from crossfuse.cascade.rewrite.tiles import tiles_refused
 from crossfuse.cascade.site import OutputSite
 
 
@@ -38,7 +38,7 @@ class Results:
         for number, output in enumerate(self.frame.site.outputs):
             along = output.name in derivation.rows
             if along and (self.frame.count > 1 or self.frame.tiles.cluster > 1):
-                raise refused(
+                raise tiles_refused(
                     f"output {output.name}",
                     f"numbers of each element, in {self.frame.count} tiles of the axis",
                     "one tile, which is still there when the state is finished",

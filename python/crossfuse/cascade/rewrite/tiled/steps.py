@@ -15,7 +15,7 @@ import sympy
 from crossfuse.cascade.derivation import Slot, guarded, new, old, value
 from crossfuse.cascade.expressions.functions import Fence
 from crossfuse.cascade.rewrite.tiled.base_two import rebuilt
-from crossfuse.cascade.rewrite.tiled.sizes import refused
+from crossfuse.cascade.rewrite.tiles import tiles_refused
 
 
 @dataclass(frozen=True)
@@ -92,14 +92,14 @@ def operands(slot: Slot, columns: frozenset[sympy.Symbol]) -> tuple[sympy.Expr, 
     """
     own = sorted(slot.contribution.free_symbols & columns, key=lambda each: each.name)
     if len(own) != 1 or not is_linear(slot.contribution, own[0]):
-        raise refused(
+        raise tiles_refused(
             f"slot {slot.name}",
             f"a contribution {slot.contribution}",
             f"a product with one of {', '.join(sorted(each.name for each in columns))}",
             "multiply by one matrix, and apply scales of columns to the result",
         )
     if slot.monoid.name != "sum":
-        raise refused(
+        raise tiles_refused(
             f"slot {slot.name}",
             f"a {slot.monoid.name} for each column",
             "sums for each column",

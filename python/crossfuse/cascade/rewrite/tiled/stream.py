@@ -14,7 +14,6 @@ from crossfuse.cascade.rewrite.scripting import held, loop
 from crossfuse.cascade.rewrite.tiled.frame import DEPTH, whole
 from crossfuse.cascade.rewrite.tiled.ground import Ground, Local
 from crossfuse.cascade.rewrite.tiled.operands import Extent, Product, mentions
-from crossfuse.cascade.rewrite.tiled.sizes import refused
 from crossfuse.cascade.rewrite.tiled.state import State
 from crossfuse.cascade.rewrite.tiled.steps import (
     Carry,
@@ -26,6 +25,7 @@ from crossfuse.cascade.rewrite.tiled.steps import (
     Statement,
     Tile,
 )
+from crossfuse.cascade.rewrite.tiles import tiles_refused
 
 # Staging: tiles of operands in shared memory, and the products that make elements.
 
@@ -100,7 +100,7 @@ class Staging:
             known.bind(each, ir.tvm.ir.Range(0, self.ground.extents[each].domain))
         last = int(known.const_int_bound(index).max_value)
         if last >= _UNBOUNDED:
-            raise refused(
+            raise tiles_refused(
                 "an index of a tile",
                 found=str(index),
                 limit="places that follow from the loops, not from elements of a tensor",

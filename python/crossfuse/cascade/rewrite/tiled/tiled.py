@@ -27,10 +27,10 @@ from crossfuse.cascade.rewrite.tiled.ground import Ground
 from crossfuse.cascade.rewrite.tiled.operands import Extent, mentions
 from crossfuse.cascade.rewrite.tiled.parts import Merge, Slabs, part_of
 from crossfuse.cascade.rewrite.tiled.results import Results
-from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
 from crossfuse.cascade.rewrite.tiled.skipping import span
 from crossfuse.cascade.rewrite.tiled.state import State
 from crossfuse.cascade.rewrite.tiled.stream import Stream
+from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.cascade.site import Site
 
 #: Name of the block of a tile.
