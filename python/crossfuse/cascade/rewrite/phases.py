@@ -163,6 +163,18 @@ def share(
     return Shared(fixed, tuple(definitions), tuple(left))
 
 
+def hoisted(
+    expression: sympy.Expr, changing: Iterable[sympy.Symbol], slots: Sequence[Slot]
+) -> tuple[tuple[Definition, ...], sympy.Expr]:
+    """Compute the invariant parts of an expression once: their definitions, and the rest.
+
+    As `share`, but nothing else is taken out.
+    """
+    hoist = _Hoist(frozenset(changing), moderate(slots))
+    rest = hoist.run(expression)
+    return tuple((symbol, each) for each, symbol in hoist.found.items()), rest
+
+
 class _Hoist:
     """Replaces invariant parts of expressions by symbols."""
 

@@ -8,91 +8,17 @@ are in scope ``global``, and a second kernel merges them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import sympy
-
 from crossfuse import _tvm as ir
-from crossfuse.cascade.derivation import Slot, guarded, left, new, old, right
-from crossfuse.cascade.rewrite.phases import share
+from crossfuse.cascade.derivation import left, right
 from crossfuse.cascade.rewrite.scripting import held, loop
-from crossfuse.cascade.rewrite.tiled.base_two import rebuilt
 from crossfuse.cascade.rewrite.tiled.frame import TileFrame, whole
 from crossfuse.cascade.rewrite.tiled.ground import Ground, Local
 from crossfuse.cascade.rewrite.tiled.operands import Extent
 from crossfuse.cascade.rewrite.tiled.state import State, width
-from crossfuse.cascade.rewrite.tiled.steps import Factor, Guard, Keep
+from crossfuse.cascade.rewrite.tiled.steps import Combine, Factor, merge_steps
 from crossfuse.markers import DSM_SCOPE
-
-# Statements that merge two states; pure algebra.
-#
-# `left` is the state that is merged into, `right` the other one; `new` and `guarded` are of the
-# merged state, `kept` is what a slot was before where it has changed already.
-
-
-@dataclass(frozen=True)
-class Combine:
-    """A slot of the merged state; no expression for one that takes in elements one by one."""
-
-    slot: Slot
-    expression: sympy.Expr | None
-
-
-def merge_steps(slots: Sequence[Slot]) -> tuple[Keep | Guard | Factor | Combine, ...]:
-    """The statements of a merge, in order.
-
-    Numbers that do not depend on a slot itself are computed before it, so that slots and columns
-    share them.
-    """
-    found: list[Keep | Guard | Factor | Combine] = []
-    known: dict[sympy.Symbol, sympy.Symbol] = {
-        guarded(each.name): new(each.name) for each in slots if each.guard is None
-    }
-    factors: dict[sympy.Expr, sympy.Symbol] = {}
-    for place, slot in enumerate(slots):
-        after = [each.merge for each in slots[place + 1 :] if each.merge is not None]
-        if any(left(slot.name) in each.free_symbols for each in after):
-            found.append(Keep(slot))
-        if slot.merge is None:
-            found.append(Combine(slot, None))
-        else:
-            merge = _put(slot.merge, known)
-            found.append(Combine(slot, _once(merge, slot, slots, factors, found)))
-        known[left(slot.name)] = old(slot.name)
-        if slot.guard is not None and any(
-            guarded(slot.name) in each.free_symbols for each in after
-        ):
-            found.append(Guard(slot))
-    return tuple(found)
-
-
-def _once(
-    merge: sympy.Expr,
-    slot: Slot,
-    slots: Sequence[Slot],
-    factors: dict[sympy.Expr, sympy.Symbol],
-    found: list[Keep | Guard | Factor | Combine],
-) -> sympy.Expr:
-    """A merge over numbers that are computed before; appends the statements that compute them."""
-    parts = share([merge], [left(slot.name), right(slot.name)], slots)
-    (expression,) = parts.expressions
-    for symbol, each in reversed(parts.definitions):
-        expression = expression.xreplace({symbol: each})
-    named: dict[sympy.Symbol, sympy.Symbol] = {}
-    for symbol, fixed in parts.fixed:
-        each = fixed.xreplace(named)
-        if each not in factors:
-            factors[each] = sympy.Symbol(f"merge{len(factors)}", real=True)
-            found.append(Factor(factors[each], each))
-        named[symbol] = factors[each]
-        expression = expression.xreplace({symbol: factors[each]})
-    return expression
-
-
-def _put(expression: sympy.Expr, images: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:
-    return rebuilt(expression, lambda each: images.get(each) if each.is_Symbol else None)
 
 
 class Slabs:
@@ -148,7 +74,6 @@ class Merge(State):
         for slot in self.frame.slots:
             ground.symbols[left(slot.name)] = self.state[slot.name]
             ground.symbols[right(slot.name)] = slabs.values[slot.name]
-        self.steps = merge_steps(self.frame.slots)
 
     def run(self) -> None:
         """Merge slab after slab."""
@@ -156,18 +81,16 @@ class Merge(State):
         count = self.frame.tiles.cluster
         with loop("cta", count) as cta:
             self.slabs.at(self.ground, cta, count)
-            for each in self.steps:
-                if isinstance(each, Keep):
-                    self.keep(each)
-                elif isinstance(each, Guard):
-                    self.guard(each)
-                elif isinstance(each, Factor):
-                    more = [self.slabs.cta, *self.slabs.group]
-                    self.define(each, self.rows, each.symbol.name, more)
-                else:
-                    self._combine(each)
+            for each in merge_steps(self.frame.slots):
+                self.write(each)
 
-    def _combine(self, statement: Combine) -> None:
+    def factor(self, statement: Factor) -> None:
+        """Write a number of a row anew for each slab."""
+        more = [self.slabs.cta, *self.slabs.group]
+        self.define(statement, self.rows, statement.symbol.name, more)
+
+    def combine(self, statement: Combine) -> None:
+        """Write ``s = merged s and s of the slab``."""
         slot = statement.slot
         over, name = (*self.slabs.group, *self.places_of(slot)), slot.name
         with self.ground.block(f"{name}_merge", over, [self.slabs.cta]) as at:

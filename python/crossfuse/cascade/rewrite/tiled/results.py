@@ -9,7 +9,7 @@ import sympy
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import guarded, new, value
-from crossfuse.cascade.rewrite.phases import is_risky, moderate, share
+from crossfuse.cascade.rewrite.phases import hoisted, is_risky, moderate
 from crossfuse.cascade.rewrite.scripting import place_symbol
 from crossfuse.cascade.rewrite.tiled.base_two import rebuilt
 from crossfuse.cascade.rewrite.tiled.frame import COLUMNS, PARTS, whole
@@ -121,11 +121,8 @@ class Results:
         linear = len(own) == 1 and is_linear(expression, own[0]) and not risky
         if linear:
             factor = rebuilt(expression, lambda each: sympy.S.One if each == own[0] else None)
-        parts = share([factor], changing, slots)
-        (left,) = parts.expressions
-        for symbol, each in reversed(parts.definitions):
-            left = left.xreplace({symbol: each})
-        for place, (symbol, each) in enumerate(parts.fixed):
+        fixed, left = hoisted(factor, changing, slots)
+        for place, (symbol, each) in enumerate(fixed):
             self._once(symbol, each, f"{name}{place}")
         return own[0] * left if linear else left
 

@@ -21,7 +21,7 @@ from crossfuse.cascade.rewrite.scripting import (
     when,
 )
 from crossfuse.cascade.rewrite.tiled.ground import At, Ground, Local
-from crossfuse.cascade.rewrite.tiled.steps import Factor, Guard, Keep, Tile
+from crossfuse.cascade.rewrite.tiled.steps import Factor, Guard, Keep, Statement, Tile
 
 # Selections, the slots with places: top-k, argmax, argmin.
 
@@ -112,6 +112,10 @@ class State:
 
     def _row(self, name: str, over: Sequence[Any]) -> Local:
         return self.ground.local(name, over, self.frame.dtype)
+
+    def write(self, statement: Statement) -> None:
+        """Write a statement, by the method of its name."""
+        getattr(self, type(statement).__name__.lower())(statement)
 
     def keep(self, statement: Keep) -> None:
         """Write ``m_old = m``."""

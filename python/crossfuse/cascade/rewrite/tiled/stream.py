@@ -8,8 +8,7 @@ from typing import Any
 import sympy
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.derivation import Slot
-from crossfuse.cascade.expressions.to_tir import to_tir
+from crossfuse.cascade.rewrite.phases import combined
 from crossfuse.cascade.rewrite.scripting import held, loop
 from crossfuse.cascade.rewrite.tiled.frame import DEPTH, whole
 from crossfuse.cascade.rewrite.tiled.ground import Ground, Local
@@ -17,9 +16,6 @@ from crossfuse.cascade.rewrite.tiled.operands import Extent, Product, mentions
 from crossfuse.cascade.rewrite.tiled.state import State
 from crossfuse.cascade.rewrite.tiled.steps import (
     Carry,
-    Factor,
-    Guard,
-    Keep,
     Multiply,
     Reduce,
     Statement,
@@ -192,7 +188,7 @@ class Stream(State):
         """Take in a tile of the axis."""
         for statement in self.frame.steps:
             self._load(statement)
-            _WRITERS[type(statement)](self, statement)
+            self.write(statement)
 
     def _load(self, statement: Statement) -> None:
         """Stage or compute the operands of a statement that are not there yet."""
@@ -237,12 +233,7 @@ class Stream(State):
             if slot.name in self.selections:
                 self.selections[slot.name].insert(at, coming, at[self.axis])
             else:
-                state.store(at, self._combined(slot, state.load(at), coming))
-
-    def _combined(self, slot: Slot, one: Any, other: Any) -> Any:
-        a, b = sympy.symbols("a b", real=True)
-        combined = slot.monoid.combine(a, b)
-        return to_tir(combined, {a: one, b: other}, self.frame.dtype)
+                state.store(at, combined(slot.monoid, state.load(at), coming, self.frame.dtype))
 
     def multiply(self, statement: Multiply) -> None:
         """Write ``O += P V``, P rounded to the type of V."""
@@ -279,14 +270,3 @@ def _symbols(statement: Statement) -> set[sympy.Symbol]:
         return statement.left.free_symbols | {statement.right}
     expression = getattr(statement, "expression", sympy.S.Zero)
     return set(expression.free_symbols)
-
-
-_WRITERS: dict[type, Any] = {
-    Keep: Stream.keep,
-    Guard: Stream.guard,
-    Factor: Stream.factor,
-    Tile: Stream.tile,
-    Carry: Stream.carry,
-    Reduce: Stream.reduce,
-    Multiply: Stream.multiply,
-}
