@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.rewrite.frame import Frame, at
-from crossfuse.cascade.rewrite.reuse import Reused
+from crossfuse.cascade.rewrite.context import Reused, StreamContext, at
 from crossfuse.cascade.rewrite.scripting import held, loop, steps, zero
 from crossfuse.cascade.rewrite.streams import Stream
 
@@ -18,32 +17,38 @@ Tile = Callable[[Any], Any]
 class Residence:
     """Buffers that hold elements; they are allocated while the function is written."""
 
-    def __init__(self, frame: Frame) -> None:
-        self.frame = frame
-        self.where = frame.tiles.resident if frame.derivation.rows else "none"
+    def __init__(self, context: StreamContext) -> None:
+        self.context = context
+        self.where = context.tiles.resident if context.derivation.rows else "none"
         self.buffers: dict[Stream, Any] = {}
         #: Contributions that outputs use again, by slot.
-        self.reused = {each.slot: self._contributions(each) for each in frame.reused}
+        self.reused = {each.slot: self._contributions(each) for each in context.reused}
         if self.where == "none":
             return
-        for stream in frame.streams(frame.swept):
-            if any(stream.same(each) for each in frame.streams(frame.emitted)):
+        for stream in context.streams(context.swept):
+            if any(stream.same(each) for each in context.streams(context.emitted)):
                 self.buffers[stream] = self._buffer(stream)
 
     def _buffer(self, stream: Stream) -> Any:
-        cover, tiles = self.frame.cover, self.frame.tiles
-        width = cover.vector * stream.width
+        mapping, tiles = self.context.mapping, self.context.tiles
+        width = mapping.vector * stream.width
         dtype = str(stream.buffer.ty.dtype)
         if self.where == "registers":
-            shape = (self.frame.rows, tiles.cluster, cover.threads, cover.held, width)
+            shape = (self.context.row_count, tiles.cluster, mapping.threads, mapping.held, width)
         else:
-            shape = (tiles.cluster, self.frame.rows, cover.held, cover.threads, width)
+            shape = (tiles.cluster, self.context.row_count, mapping.held, mapping.threads, width)
         return held(f"{stream.name}_kept", shape, dtype)
 
     def _contributions(self, reused: Reused) -> Any:
-        cover = self.frame.cover
-        shape = (self.frame.rows, cover.cluster, cover.threads, cover.held, cover.vector)
-        return held(f"{reused.kept.name}", shape, self.frame.dtype)
+        mapping = self.context.mapping
+        shape = (
+            self.context.row_count,
+            mapping.cluster,
+            mapping.threads,
+            mapping.held,
+            mapping.vector,
+        )
+        return held(f"{reused.kept.name}", shape, self.context.dtype)
 
     def registers(self, stream: Stream) -> Any:
         """The buffer of a stream that stays in registers, or None."""
@@ -59,7 +64,7 @@ class Residence:
         kept = self.kept(stream) if self.where == "shared" else None
         if kept is None:
             return
-        for_lanes(self.frame, stream, lambda i: self._move(kept, place, i, tile(i)))
+        for_lanes(self.context, stream, lambda i: self._move(kept, place, i, tile(i)))
 
     def _move(self, stream: Stream, place: Sequence[Any], number: Any, what: Any) -> None:
         ir.script.buffer_store(self.buffers[stream], what, self._shared(place, number))
@@ -76,7 +81,7 @@ class Residence:
         registers, and half as many CTAs. See `crossfuse.lower.pack_registers`.
         """
         kept = self.element(self.kept(stream), place)
-        for_lanes(self.frame, stream, lambda i: ir.script.buffer_store(into, kept(i), [0, i]))
+        for_lanes(self.context, stream, lambda i: ir.script.buffer_store(into, kept(i), [0, i]))
 
     def element(self, stream: Stream, place: Sequence[Any]) -> Tile:
         """Elements of a held stream at a step."""
@@ -86,9 +91,9 @@ class Residence:
         return lambda number: buffer[tuple(self._shared(place, number))]
 
 
-def for_lanes(frame: Frame, stream: Stream, move: Callable[[Any], None]) -> None:
+def for_lanes(context: StreamContext, stream: Stream, move: Callable[[Any], None]) -> None:
     """Statements for every element of a vector, as many at a time as one access takes."""
-    width = frame.cover.vector * stream.width
+    width = context.mapping.vector * stream.width
     with steps("part", width // stream.lanes, "unroll") as part:
         if stream.lanes == 1:
             move(part)
@@ -97,14 +102,14 @@ def for_lanes(frame: Frame, stream: Stream, move: Callable[[Any], None]) -> None
             move(part * stream.lanes + lane)
 
 
-def load(frame: Frame, stream: Stream, place: Sequence[Any], tile: Tile) -> None:
+def load(context: StreamContext, stream: Stream, place: Sequence[Any], tile: Tile) -> None:
     """Statements: load a vector of a stream from global memory into its tile."""
     row, cta, thread, step = place
-    first = frame.cover.element(cta, thread, step)
-    rows = frame.at_row(row)
+    first = context.mapping.element(cta, thread, step)
+    rows = context.at_row(row)
 
     def move(number: Any) -> None:
-        indices = [at(each, rows) for each in stream.indices(first, number, frame.site.axis)]
+        indices = [at(each, rows) for each in stream.indices(first, number, context.site.axis)]
         target = tile(number)
         value = stream.buffer[tuple(indices)]
         inside = stream.inside(indices)
@@ -112,4 +117,4 @@ def load(frame: Frame, stream: Stream, place: Sequence[Any], tile: Tile) -> None
             value = ir.tirx.if_then_else(ir.conjunction(inside), value, zero(str(value.ty)))
         ir.script.buffer_store(target.source, value, list(target.indices))
 
-    for_lanes(frame, stream, move)
+    for_lanes(context, stream, move)

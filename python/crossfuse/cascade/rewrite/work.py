@@ -14,7 +14,7 @@ import sympy
 
 if TYPE_CHECKING:
     from crossfuse.cascade.derivation import Derivation
-    from crossfuse.cascade.rewrite.tiled.frame import TileFrame
+    from crossfuse.cascade.rewrite.tiled.tile_context import TileContext
     from crossfuse.cascade.site import Site
 
 # Bytes, and the arithmetic of an element of the axis.
@@ -173,16 +173,15 @@ class Work:
 
 def work_of(site: Site, derivation: Derivation) -> Work:
     """Count the bytes, registers and operations of a cascade as a stream."""
-    from crossfuse.cascade.rewrite.frame import frame_of
-    from crossfuse.cascade.rewrite.reuse import reusing
+    from crossfuse.cascade.rewrite.context import reusing, stream_context
     from crossfuse.cascade.rewrite.scripting import numbers
     from crossfuse.cascade.rewrite.tiles import StreamTiles
 
-    frame = frame_of(site, derivation, StreamTiles())
-    swept, emitted = frame.streams(frame.swept), frame.streams(frame.emitted)
+    context = stream_context(site, derivation, StreamTiles())
+    swept, emitted = context.streams(context.swept), context.streams(context.emitted)
     again = [each for each in emitted if any(each.same(other) for other in swept)]
     late = [each for each in emitted if each not in again]
-    vector = frame.cover.vector
+    vector = context.mapping.vector
     elements = site.cascade.elements
     taken = [each.contribution for each in derivation.slots]
     given = list(derivation.rows.values())
@@ -190,8 +189,8 @@ def work_of(site: Site, derivation: Derivation) -> Work:
     left = operations(list(shorter.rows.values()), (*elements, *(each.kept for each in reused)))
     along = [each for each in site.outputs if each.name in derivation.rows]
     return Work(
-        frame.rows,
-        frame.cover.length,
+        context.row_count,
+        context.length,
         vector,
         read=_moved(each for each in swept if _of_row(each, site)),
         kept=_moved(again),
@@ -204,7 +203,7 @@ def work_of(site: Site, derivation: Derivation) -> Work:
         unpacked=any(_is_packed(each) for each in swept),
         reused=vector * len(reused),
         spared=max(0, operations(given, elements) - left),
-        slots=sum(len(numbers(each, frame.dtype)) for each in derivation.slots),
+        slots=sum(len(numbers(each, context.dtype)) for each in derivation.slots),
         # What outputs compute again is computed in a second sweep.
         exponentials=exponentials(taken, elements) + exponentials(given, elements),
         operations=len(taken) + operations(taken, elements) + operations(given, elements),
@@ -289,14 +288,14 @@ class TileWork:
 def tile_work_of(site: Site, derivation: Derivation) -> TileWork:
     """Count the bytes and operations of a cascade with products; refused without a tile form."""
     from crossfuse import _tvm as ir
-    from crossfuse.cascade.rewrite.tiled.frame import frame_of
+    from crossfuse.cascade.rewrite.tiled.tile_context import tile_context
     from crossfuse.cascade.rewrite.tiles import CascadeTiles
 
-    frame = frame_of(site, derivation, CascadeTiles())
-    made = frame.products
+    context = tile_context(site, derivation, CascadeTiles())
+    made = context.products
     loads = ir.buffer_loads
     elements = [each for each in site.cascade.elements if each in site.reads]
-    columned = [each for each in elements if each in frame.columned]
+    columned = [each for each in elements if each in context.columned]
     own = [load for each in elements if each not in columned for load in loads(site.reads[each])]
     values = [load for each in columned for load in loads(site.reads[each])]
     lefts, rights = [each.left for each in made], [each.right for each in made]
@@ -304,11 +303,11 @@ def tile_work_of(site: Site, derivation: Derivation) -> TileWork:
     rows = prod(int(site.extents[each]) for each in site.rows)
     read, parameters = _sources([*lefts, *rights, *own, *values]), set(site.function.params)
     return TileWork(
-        groups=rows // frame.rows.extent,
-        rows=frame.rows.extent,
-        length=frame.length,
+        groups=rows // context.rows.extent,
+        rows=context.rows.extent,
+        length=context.length,
         depth=max((each.extents[0] for each in made), default=0),
-        columns=frame.widest,
+        columns=context.widest,
         left=_item(lefts or own, 2),
         right=_item(rights, 2),
         value=value,
@@ -316,9 +315,9 @@ def tile_work_of(site: Site, derivation: Derivation) -> TileWork:
         inputs=sum(_bytes(each) for each in read if each in parameters),
         item=value if values else _item(lefts, 2),
         same=any(one.source.same_as(other.source) for one in rights for other in values),
-        **_arithmetic(frame),
-        spans=_spans(frame),
-        slots=sum(not frame.columns_of(each) for each in frame.slots),
+        **_arithmetic(context),
+        spans=_spans(context),
+        slots=sum(not context.columns_of(each) for each in context.slots),
     )
 
 
@@ -329,13 +328,13 @@ def _results(site: Site) -> int:
     )
 
 
-def _arithmetic(frame: TileFrame) -> dict[str, int]:
+def _arithmetic(context: TileContext) -> dict[str, int]:
     """Instructions of an element, counted in the statements of a step."""
     from crossfuse.cascade.rewrite.tiled.steps import Multiply, Reduce, Tile
 
-    moving = set(frame.site.cascade.elements)
+    moving = set(context.site.cascade.elements)
     written, plain = [], 0
-    for each in frame.steps:
+    for each in context.steps:
         if isinstance(each, Tile):
             moving |= {each.symbol}
         if isinstance(each, Tile | Reduce):
@@ -352,18 +351,18 @@ def _arithmetic(frame: TileFrame) -> dict[str, int]:
     }
 
 
-def _spans(frame: TileFrame) -> tuple[tuple[int, int, int], ...]:
+def _spans(context: TileContext) -> tuple[tuple[int, int, int], ...]:
     """Elements that some rows need, by the bounds of masks on the axis."""
     from crossfuse.cascade.rewrite.tiled.skipping import span
 
-    rows, length = frame.rows.extent, frame.length
+    rows, length = context.rows.extent, context.length
     symbols = {
         symbol
-        for symbol in frame.site.cascade.invariants
+        for symbol in context.site.cascade.invariants
         if symbol.is_integer
-        and getattr(frame.read(symbol), "same_as", lambda other: False)(frame.rows.var)
+        and getattr(context.read(symbol), "same_as", lambda other: False)(context.rows.var)
     }
-    found = span(frame.slots, frame.index, {each: (each, each) for each in symbols})
+    found = span(context.slots, context.index, {each: (each, each) for each in symbols})
     if not found.lower and not found.upper:
         return ()
     places = sorted({round(i * (rows - 1) / (_SAMPLES - 1)) for i in range(_SAMPLES)})

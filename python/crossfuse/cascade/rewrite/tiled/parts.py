@@ -13,48 +13,48 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import left, right
 from crossfuse.cascade.rewrite.scripting import held, loop
-from crossfuse.cascade.rewrite.tiled.frame import TileFrame, whole
-from crossfuse.cascade.rewrite.tiled.ground import Ground, Local
+from crossfuse.cascade.rewrite.tiled.block_builder import BlockBuilder, Local
 from crossfuse.cascade.rewrite.tiled.operands import Extent
 from crossfuse.cascade.rewrite.tiled.state import State, width
 from crossfuse.cascade.rewrite.tiled.steps import Combine, Factor, merge_steps
+from crossfuse.cascade.rewrite.tiled.tile_context import TileContext, whole
 from crossfuse.markers import DSM_SCOPE
 
 
 class Slabs:
     """Partial states of CTAs that share an axis."""
 
-    def __init__(self, frame: TileFrame, extents: dict[Any, Extent]) -> None:
+    def __init__(self, context: TileContext, extents: dict[Any, Extent]) -> None:
         self.cta = ir.Var("cta", "int32")
-        self.scope = "global" if frame.tiles.in_memory else DSM_SCOPE
+        self.scope = "global" if context.tiles.in_memory else DSM_SCOPE
         # A tile may have more rows than its group, which would be those of the next group. In a
         # cluster nobody else has its slabs.
-        group = frame.rows.group if frame.tiles.in_memory else None
+        group = context.rows.group if context.tiles.in_memory else None
         self.group: tuple[Any, ...] = () if group is None else (group,)
         self.values: dict[str, Local] = {}
         self.places: dict[str, Local] = {}
-        for slot in frame.slots:
-            over = (*self.group, *frame.site.rows, *frame.columns_of(slot))
-            shape = [frame.tiles.cluster, *(extents[each].domain for each in over)]
+        for slot in context.slots:
+            over = (*self.group, *context.site.rows, *context.columns_of(slot))
+            shape = [context.tiles.cluster, *(extents[each].domain for each in over)]
             indices: tuple[Any, ...] = (self.cta, *over)
             if slot.merge is None:
                 shape.append(width(slot))
                 self.places[slot.name] = self._slab(f"{slot.name}_index", shape, "int32", indices)
-            self.values[slot.name] = self._slab(slot.name, shape, frame.dtype, indices)
+            self.values[slot.name] = self._slab(slot.name, shape, context.dtype, indices)
 
     def _slab(self, name: str, shape: list[int], dtype: str, indices: tuple[Any, ...]) -> Local:
         return Local(held(f"{name}_slab", tuple(shape), dtype, self.scope), indices)
 
-    def at(self, ground: Ground, cta: Any, count: int) -> None:
+    def at(self, builder: BlockBuilder, cta: Any, count: int) -> None:
         """Select the CTA whose slab blocks access."""
-        ground.extents[self.cta] = Extent("cta", count, 0, cta)
+        builder.extents[self.cta] = Extent("cta", count, 0, cta)
 
     def fill(self, state: State, cta: Any) -> None:
         """Store a CTA's state to its slab."""
-        self.at(state.ground, cta, state.frame.tiles.cluster)
-        for slot in state.frame.slots:
+        self.at(state.builder, cta, state.context.tiles.cluster)
+        for slot in state.context.slots:
             over = [self.cta, *self.group, *state.places_of(slot)]
-            with state.ground.block(f"{slot.name}_slab", over) as at:
+            with state.builder.block(f"{slot.name}_slab", over) as at:
                 if slot.name not in self.places:
                     self.values[slot.name].store(at, state.state[slot.name].load(at))
                     continue
@@ -68,20 +68,20 @@ class Slabs:
 class Merge(State):
     """Merges the partial states of all CTAs to one; columns are those of the CTA's slice."""
 
-    def __init__(self, ground: Ground, slabs: Slabs) -> None:
-        super().__init__(ground)
+    def __init__(self, builder: BlockBuilder, slabs: Slabs) -> None:
+        super().__init__(builder)
         self.slabs = slabs
-        for slot in self.frame.slots:
-            ground.symbols[left(slot.name)] = self.state[slot.name]
-            ground.symbols[right(slot.name)] = slabs.values[slot.name]
+        for slot in self.context.slots:
+            builder.symbols[left(slot.name)] = self.state[slot.name]
+            builder.symbols[right(slot.name)] = slabs.values[slot.name]
 
     def run(self) -> None:
         """Merge slab after slab."""
         self.begin()
-        count = self.frame.tiles.cluster
+        count = self.context.tiles.cluster
         with loop("cta", count) as cta:
-            self.slabs.at(self.ground, cta, count)
-            for each in merge_steps(self.frame.slots):
+            self.slabs.at(self.builder, cta, count)
+            for each in merge_steps(self.context.slots):
                 self.write(each)
 
     def factor(self, statement: Factor) -> None:
@@ -93,9 +93,9 @@ class Merge(State):
         """Write ``s = merged s and s of the slab``."""
         slot = statement.slot
         over, name = (*self.slabs.group, *self.places_of(slot)), slot.name
-        with self.ground.block(f"{name}_merge", over, [self.slabs.cta]) as at:
+        with self.builder.block(f"{name}_merge", over, [self.slabs.cta]) as at:
             if statement.expression is not None:
-                self.state[name].store(at, self.ground.write(statement.expression, at))
+                self.state[name].store(at, self.builder.write(statement.expression, at))
                 return
             with loop("q", width(slot)) as q:
                 value, place = (
