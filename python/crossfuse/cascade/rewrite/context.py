@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -13,7 +13,7 @@ import sympy
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Derivation, Slot, guarded, new, old, value
 from crossfuse.cascade.rewrite.phases import Definitions
-from crossfuse.cascade.rewrite.scripting import Scratch, held, is_chosen, numbers
+from crossfuse.cascade.rewrite.scripting import Scratch, is_chosen, numbers
 from crossfuse.cascade.rewrite.streams import Stream, streams, vector_of, with_tiles
 from crossfuse.cascade.rewrite.thread_mapping import ThreadMapping
 from crossfuse.cascade.rewrite.tiles import StreamTiles
@@ -218,14 +218,3 @@ def finished(
                 f"{slot.name}_usable", context.dtype, stand_in
             ).value
     return made
-
-
-def tile_of(stream: Stream, context: StreamContext, steps: int, name: str) -> Any:
-    """Allocate a tile of a stream in registers: a vector for each step."""
-    width = context.mapping.vector * stream.width
-    return held(name, (steps, width), str(stream.buffer.ty.dtype), "local")
-
-
-def row_of(buffer: Any, step: Any) -> Callable[[Any], Any]:
-    """Elements of a tile at a step."""
-    return lambda number: buffer[step, number]

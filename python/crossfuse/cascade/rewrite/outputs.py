@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import old, value
-from crossfuse.cascade.rewrite.context import StreamContext, at, finished, row_of, tile_of
+from crossfuse.cascade.rewrite.context import StreamContext, at, finished
 from crossfuse.cascade.rewrite.phases import Definitions, Shared, share
-from crossfuse.cascade.rewrite.residence import Residence, load
+from crossfuse.cascade.rewrite.residence import (
+    Place,
+    Residence,
+    ThreadTile,
+    Tile,
+    each_tile,
+    row_of,
+)
 from crossfuse.cascade.rewrite.scripting import held, loop, numbers, place_symbol, steps, when
-from crossfuse.cascade.rewrite.segments import Place
 from crossfuse.cascade.rewrite.streams import BYTES, Stream
 from crossfuse.cascade.rewrite.thread_mapping import Tiling
 from crossfuse.cascade.rewrite.work import item_bytes
@@ -60,11 +67,7 @@ class Outputs:
             rows = [derived.rows[each.name] for each in self.along]
             parts = share(rows, self.context.moving, derived.slots)
             self.values.define(parts.fixed)
-            for number, tiling in enumerate(self.context.mapping.tilings):
-                kind = "unroll" if self.residence.where == "registers" else "serial"
-                with steps(f"tile_{number}", tiling.count, kind) as tile:
-                    first = tiling.first + tile * tiling.steps
-                    _Tile(self, tiling, first, f"{number}", parts).run()
+            each_tile(self.residence, lambda *tile: _Tile(self, parts, *tile).run())
 
     def result(self, output: OutputSite) -> None:
         """Statements: store a result of a row; one for each rank if it has columns."""
@@ -96,94 +99,68 @@ class Outputs:
         return known.write(result, whole).astype(_dtype(output))
 
 
-class _Tile:
+class _Tile(ThreadTile):
     """Writes the outputs of one tile."""
 
     def __init__(
-        self, outputs: Outputs, tiling: Tiling, first: Any, suffix: str, parts: Shared
+        self, outputs: Outputs, parts: Shared, tiling: Tiling, first: Any, number: int
     ) -> None:
+        super().__init__(outputs.residence, outputs.place, tiling, first)
         self.outputs = outputs
-        self.context = outputs.context
-        self.tiling = tiling
-        self.first = first
-        self.suffix = suffix
         self.parts = parts
-        self.loaded: dict[Stream, Any] = {}
-        for stream in self.context.streams(self.context.emitted):
-            if outputs.residence.kept(stream) is None:
-                name = f"{stream.name}_again_{suffix}"
-                self.loaded[stream] = tile_of(stream, self.context, tiling.steps, name)
-        residence = outputs.residence
-        kept = residence.buffers if residence.where == "registers" else {}
-        self.copied = {
-            each: tile_of(each, self.context, 1, f"{each.name}_packed_{suffix}") for each in kept
+        self.number = number
+        self.loaded = {
+            each: self.buffer(each, f"again_{number}")
+            for each in self.context.streams(self.context.emitted)
+            if self.residence.kept(each) is None
         }
+        kept = self.residence.buffers if self.residence.where == "registers" else {}
+        self.copied = {each: self.buffer(each, f"packed_{number}", 1) for each in kept}
 
     def run(self) -> None:
         for stream, buffer in self.loaded.items():
-            with loop("step", self.tiling.steps, "unroll") as step, when(self.inside(step)):
-                place = (*self.outputs.place, self.first + step)
-                load(self.context, stream, place, row_of(buffer, step))
+            self.load(stream, partial(row_of, buffer))
+        shape = (self.context.mapping.vector,)
         staged = {
-            output.name: held(
-                f"{output.name}_out_{self.suffix}",
-                (self.context.mapping.vector,),
-                _dtype(output),
-                "local",
-            )
-            for output in self.outputs.along
+            each.name: held(f"{each.name}_out_{self.number}", shape, _dtype(each), "local")
+            for each in self.outputs.along
         }
-        with loop("step", self.tiling.steps, "unroll") as step, when(self.inside(step)):
-            place = (*self.outputs.place, self.first + step)
+        with self.each_step() as step:
             for stream, buffer in self.copied.items():
-                self.outputs.residence.take(stream, place, buffer)
+                self.residence.take(stream, self.at(step), buffer)
             with loop("lane", self.context.mapping.vector, "unroll") as lane:
                 self.lane(step, lane, staged)
             for output in self.outputs.along:
                 self.store(output, staged[output.name], step)
 
-    def inside(self, step: Any) -> Any:
-        return self.context.mapping.inside(self.tiling, self.outputs.place, self.first, step)
-
-    def tiles(self, step: Any) -> dict[Stream, Callable[[Any], Any]]:
-        residence = self.outputs.residence
-        place = (*self.outputs.place, self.first + step)
-        found = {each: residence.element(each, place) for each in residence.buffers}
+    def tiles(self, step: Any) -> dict[Stream, Tile]:
+        place = self.at(step)
+        found = {each: self.residence.element(each, place) for each in self.residence.buffers}
         found |= {each: row_of(buffer, 0) for each, buffer in self.copied.items()}
         return found | {each: row_of(buffer, step) for each, buffer in self.loaded.items()}
 
     def lane(self, step: Any, lane: Any, staged: Mapping[str, Any]) -> None:
         """Statements: compute the outputs of one element."""
-        _, cta, thread = self.outputs.place
-        element = self.context.mapping.element(cta, thread, self.first + step, lane)
-        where = {**self.outputs.rows, self.context.site.axis: element}
-        symbols = self.context.symbols(where, self.tiles(step), lane)
+        symbols = self.symbols(self.tiles(step), step, lane)
         for each in self.context.reused:
-            kept = self.outputs.residence.reused[each.slot]
-            symbols[each.kept] = kept[(*self.outputs.place, self.first + step, lane)]
+            symbols[each.kept] = self.residence.reused[each.slot][(*self.at(step), lane)]
         values = Definitions({**self.outputs.values.values, **symbols}, self.context.dtype)
         for output, each in zip(self.outputs.along, values.all(self.parts), strict=True):
             ir.script.buffer_store(staged[output.name], each.astype(_dtype(output)), [lane])
 
     def store(self, output: OutputSite, staged: Any, step: Any) -> None:
         """Statements: store a vector of outputs."""
-        mapping = self.context.mapping
-        _, cta, thread = self.outputs.place
-        size = item_bytes(_dtype(output))
-        lanes = min(mapping.vector, BYTES // size)
-        with steps("part", mapping.vector // lanes, "unroll") as part:
+        vector = self.context.mapping.vector
+        lanes = min(vector, BYTES // item_bytes(_dtype(output)))
+        with steps("part", vector // lanes, "unroll") as part:
             if lanes == 1:
-                self.put(
-                    output, staged, mapping.element(cta, thread, self.first + step, part), part
-                )
+                self.put(output, staged, step, part)
                 return
             with loop("lane", lanes, "vectorized") as lane:
-                number = part * lanes + lane
-                element = mapping.element(cta, thread, self.first + step, number)
-                self.put(output, staged, element, number)
+                self.put(output, staged, step, part * lanes + lane)
 
-    def put(self, output: OutputSite, staged: Any, element: Any, number: Any) -> None:
-        where = {**self.outputs.rows, self.context.site.axis: element}
+    def put(self, output: OutputSite, staged: Any, step: Any, number: Any) -> None:
+        where = {**self.rows, self.context.site.axis: self.element(step, number)}
         indices = [at(each, where) for each in output.indices]
         ir.script.buffer_store(output.buffer, staged[number], indices)
 

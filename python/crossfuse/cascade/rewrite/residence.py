@@ -1,14 +1,16 @@
-"""Holds elements between the stream and outputs over the axis, in registers or shared memory."""
+"""Loads elements into tiles of a thread, and holds them between the stream and outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.rewrite.context import Reused, StreamContext, at
-from crossfuse.cascade.rewrite.scripting import held, loop, steps, zero
+from crossfuse.cascade.rewrite.scripting import held, loop, steps, when, zero
 from crossfuse.cascade.rewrite.streams import Stream
+from crossfuse.cascade.rewrite.thread_mapping import Tiling
 
 #: The element of a tile at a place in it.
 Tile = Callable[[Any], Any]
@@ -118,3 +120,67 @@ def load(context: StreamContext, stream: Stream, place: Sequence[Any], tile: Til
         ir.script.buffer_store(target.source, value, list(target.indices))
 
     for_lanes(context, stream, move)
+
+
+# Tiles of a thread.
+
+#: Where a thread is: row, CTA of the cluster, thread.
+Place = tuple[Any, Any, Any]
+
+
+def each_tile(residence: Residence, write: Callable[[Tiling, Any, int], None]) -> None:
+    """Statements for all tiles of a thread: `write` gets kind, first step, and number of kind."""
+    kind = "unroll" if residence.where == "registers" else "serial"
+    for number, tiling in enumerate(residence.context.mapping.tilings):
+        with steps(f"tile_{number}", tiling.count, kind) as tile:
+            write(tiling, tiling.first + tile * tiling.steps, number)
+
+
+class ThreadTile:
+    """Elements of a tile of a thread, whose steps count from a first one."""
+
+    def __init__(self, residence: Residence, place: Place, tiling: Tiling, first: Any) -> None:
+        self.residence = residence
+        self.context = residence.context
+        self.place = place
+        self.rows = self.context.at_row(place[0])
+        self.tiling = tiling
+        self.first = first
+
+    def at(self, step: Any) -> tuple[Any, Any, Any, Any]:
+        """Place of a step."""
+        return (*self.place, self.first + step)
+
+    def element(self, step: Any, lane: Any = 0) -> Any:
+        """Index along the axis."""
+        _, cta, thread = self.place
+        return self.context.mapping.element(cta, thread, self.first + step, lane)
+
+    def symbols(self, tiles: Mapping[Stream, Tile], step: Any, lane: Any) -> Any:
+        """Values of elements and invariants, loads along the axis from tiles of the step."""
+        where = {**self.rows, self.context.site.axis: self.element(step, lane)}
+        return self.context.symbols(where, tiles, lane)
+
+    @contextmanager
+    def each_step(self) -> Iterator[Any]:
+        """Statements for each step that lies within the axis."""
+        with loop("step", self.tiling.steps, "unroll") as step:
+            inside = self.context.mapping.inside(self.tiling, self.place, self.first, step)
+            with when(inside):
+                yield step
+
+    def buffer(self, stream: Stream, name: str, count: int = 0) -> Any:
+        """Allocate registers: a vector for each step, or for some."""
+        shape = (count or self.tiling.steps, self.context.mapping.vector * stream.width)
+        return held(f"{stream.name}_{name}", shape, str(stream.buffer.ty.dtype), "local")
+
+    def load(self, stream: Stream, tile: Callable[[Any], Tile]) -> None:
+        """Statements: load a stream into its tile, and hold what is held in shared memory."""
+        with self.each_step() as step:
+            load(self.context, stream, self.at(step), tile(step))
+            self.residence.keep(stream, self.at(step), tile(step))
+
+
+def row_of(buffer: Any, step: Any) -> Tile:
+    """Elements of a tile at a step."""
+    return lambda number: buffer[step, number]

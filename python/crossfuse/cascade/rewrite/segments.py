@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Slot, guarded, new, value
-from crossfuse.cascade.rewrite.context import StreamContext, row_of, tile_of
+from crossfuse.cascade.rewrite.context import StreamContext
 from crossfuse.cascade.rewrite.merging import insert
 from crossfuse.cascade.rewrite.phases import (
     Definitions,
@@ -18,7 +19,14 @@ from crossfuse.cascade.rewrite.phases import (
     share,
     written,
 )
-from crossfuse.cascade.rewrite.residence import Residence, load
+from crossfuse.cascade.rewrite.residence import (
+    Place,
+    Residence,
+    ThreadTile,
+    Tile,
+    each_tile,
+    row_of,
+)
 from crossfuse.cascade.rewrite.scripting import (
     PLACE,
     Scratch,
@@ -27,14 +35,9 @@ from crossfuse.cascade.rewrite.scripting import (
     nothing,
     numbers,
     pairs,
-    steps,
-    when,
 )
 from crossfuse.cascade.rewrite.streams import Stream
 from crossfuse.cascade.rewrite.thread_mapping import Tiling
-
-#: Where a thread is: row, CTA of the cluster, thread.
-Place = tuple[Any, Any, Any]
 
 
 class Segment:
@@ -70,60 +73,42 @@ class Segment:
         for slot, number in self.numbers:
             start = nothing(number, slot, written(slot.init, invariants, self.context.dtype))
             self.state[number.name].set(start)
-        for which, tiling in enumerate(tilings):
-            kind = "unroll" if self.residence.where == "registers" else "serial"
-            with steps(f"tile_{which}", tiling.count, kind) as tile:
-                first = tiling.first + tile * tiling.steps
-                _Tile(self, tiling, first, which, fresh).run()
+        each_tile(self.residence, lambda *tile: _Tile(self, fresh, *tile).run())
         for _, number in self.numbers:
             kept = self.state[number.name].value
             ir.script.buffer_store(into[number.name], kept, list(self.place))
 
 
-class _Tile:
+class _Tile(ThreadTile):
     """Writes the reduction of one tile into the state."""
 
     def __init__(
-        self, segment: Segment, tiling: Tiling, first: Any, number: int, fresh: bool
+        self, segment: Segment, fresh: bool, tiling: Tiling, first: Any, number: int
     ) -> None:
+        super().__init__(segment.residence, segment.place, tiling, first)
         self.segment = segment
-        self.context = segment.context
-        self.tiling = tiling
-        self.first = first
         self.number = number
         self.fresh = fresh
-        self.tiles = {each: self._tile(each) for each in segment.streams}
-        self.values = dict(self.context.invariants(segment.rows))
+        self.tiles = {each: self.tile(each) for each in segment.streams}
+        self.values = dict(self.context.invariants(self.rows))
         for slot in segment.slots:
-            first = numbers(slot, self.context.dtype)[0]
-            self.values[value(slot.name)] = segment.state[first.name].value
+            name = numbers(slot, self.context.dtype)[0].name
+            self.values[value(slot.name)] = segment.state[name].value
 
-    def _tile(self, stream: Stream) -> Callable[[Any], Callable[[Any], Any]]:
+    def tile(self, stream: Stream) -> Callable[[Any], Tile]:
         """Give the tile's elements for each step."""
-        kept = self.segment.residence.registers(stream)
+        kept = self.residence.registers(stream)
         if kept is not None:
-            return lambda step: lambda at: kept[(*self.segment.place, self.first + step, at)]
-        name = f"{stream.name}_tile_{self.number}"
-        buffer = tile_of(stream, self.context, self.tiling.steps, name)
-        return lambda step: lambda at: buffer[step, at]
+            return lambda step: lambda number: kept[(*self.at(step), number)]
+        return partial(row_of, self.buffer(stream, f"tile_{self.number}"))
 
     def run(self) -> None:
         for stream, tile in self.tiles.items():
-            with loop("step", self.tiling.steps, "unroll") as step, when(self.inside(step)):
-                place = (*self.segment.place, self.first + step)
-                load(self.context, stream, place, tile(step))
-                self.segment.residence.keep(stream, place, tile(step))
+            self.load(stream, tile)
         for which, phase in enumerate(self.segment.phases):
             self.sweep(phase, which)
         for _, number in self.segment.numbers:
             self.segment.state[number.name].set(self.segment.next[number.name].value)
-
-    def element(self, step: Any, lane: Any = 0) -> Any:
-        _, cta, thread = self.segment.place
-        return self.context.mapping.element(cta, thread, self.first + step, lane)
-
-    def inside(self, step: Any) -> Any:
-        return self.context.mapping.inside(self.tiling, self.segment.place, self.first, step)
 
     def sweep(self, phase: Phase, number: int) -> None:
         """Statements: reduce the tile's contributions, then compute new values."""
@@ -142,16 +127,15 @@ class _Tile:
         parts, plain = self.contributions(phase)
         definitions = Definitions(self.values, self.context.dtype)
         definitions.define(parts.fixed)
-        with loop("step", self.tiling.steps, "unroll") as step, when(self.inside(step)):
+        with self.each_step() as step:
             for slot in plain:
                 times = self.context.mapping.vector if slot.monoid.name == "sum" else 1
                 self.add(slot, totals, definitions.write(times * slot.contribution))
             moving = [each for each in phase.slots if each not in plain]
             if moving:
                 tiles = {stream: tile(step) for stream, tile in self.tiles.items()}
-                place = (*self.segment.place, self.first + step)
                 for stream, buffer in copied.items():
-                    self.segment.residence.take(stream, place, buffer)
+                    self.residence.take(stream, self.at(step), buffer)
                     tiles[stream] = row_of(buffer, 0)
                 with loop("lane", self.context.mapping.vector, "unroll") as lane:
                     self.lane(moving, parts, definitions, totals, tiles, step, lane)
@@ -163,10 +147,8 @@ class _Tile:
 
     def copied(self, number: int) -> dict[Stream, Any]:
         """Buffers of a vector for each stream in registers, for a later sweep."""
-        residence = self.segment.residence
-        kept = [each for each in self.tiles if residence.registers(each) is not None]
-        names = {each: f"{each.name}_packed_{self.number}_{number}" for each in kept}
-        return {each: tile_of(each, self.context, 1, name) for each, name in names.items()}
+        kept = [each for each in self.tiles if self.residence.registers(each) is not None]
+        return {each: self.buffer(each, f"packed_{self.number}_{number}", 1) for each in kept}
 
     def following(self, slot: Slot) -> list[Scratch]:
         """The slot's numbers after this tile."""
@@ -204,8 +186,7 @@ class _Tile:
         lane: Any,
     ) -> None:
         """Statements: take in one element."""
-        where = {**self.segment.rows, self.context.site.axis: self.element(step, lane)}
-        values = {**fixed.values, **self.context.symbols(where, tiles, lane)}
+        values = {**fixed.values, **self.symbols(tiles, step, lane)}
         brought = Definitions(values, self.context.dtype).all(parts)
         for slot, each in zip(slots, brought, strict=True):
             if is_chosen(slot):
@@ -217,10 +198,10 @@ class _Tile:
 
     def kept(self, slot: Slot, what: Any, step: Any, lane: Any) -> Any:
         """A contribution; statement: hold it for outputs that use it again."""
-        buffer = self.segment.residence.reused.get(slot.name)
+        buffer = self.residence.reused.get(slot.name)
         if buffer is None:
             return what
-        index = [*self.segment.place, self.first + step, lane]
+        index = [*self.at(step), lane]
         ir.script.buffer_store(buffer, what, index)
         return buffer[tuple(index)]
 
