@@ -129,14 +129,12 @@ class Scorer:
 
     def emit(self) -> None:
         """Write all its tiles."""
-        with ir.script.While(self.tiles.is_left):
-            self.tiles.take()
+        with self.tiles.all():
             for step in self.program.before:
                 self.rows.run(step, self._at())
             self.queries.wait_full()
-            with ir.script.While(self.tiles.has_block):
+            with self.tiles.blocks():
                 self._tile()
-                self.tiles.block.set(self.tiles.block.value + 1)
             self.queries.advance()
 
     def _at(self) -> Values:
@@ -191,12 +189,10 @@ class Adder:
     def emit(self) -> None:
         """Write all its tiles."""
         self.product.clear()
-        with ir.script.While(self.tiles.is_left):
-            self.tiles.take()
+        with self.tiles.all():
             self.keep.set(ir.script.uint32(0))
-            with ir.script.While(self.tiles.has_block):
+            with self.tiles.blocks():
                 self._tile()
-                self.tiles.block.set(self.tiles.block.value + 1)
             self._leave()
 
     def _tile(self) -> None:
@@ -215,16 +211,12 @@ class Adder:
     def _with_rows(self, buffers: tuple[Any, ...]) -> Values:
         """Expressions of sums, and of values of rows that were handed over."""
         held = self.passing.take_rows(self.lanes, buffers)
-        sums = self.product.sums
 
         def row(buffer: Any, half: int) -> Any:
             return held[buffer][half] if buffer in held else None
 
-        def element(buffer: Any, register: int) -> Any:
-            assert buffer.same_as(self.program.sums), buffer
-            return sums[register]
-
-        return Values(self.program, self.lanes, self.tiles.values, row, element)
+        places, sums = self.tiles.values, self.product.sums
+        return Values.of_sums(self.program, self.lanes, places, row, sums)
 
     def _carry(self) -> None:
         """Correct the sums before a tile is added."""

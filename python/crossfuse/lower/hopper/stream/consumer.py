@@ -193,12 +193,8 @@ class Consumer:
 
     def _carry(self) -> None:
         """Correct the sums before the next tile of keys is added."""
-        sums = self.multiplier.sums
-
-        def element(buffer: Any, register: int) -> Any:
-            return sums[register]
-
-        values = Values(self.program, self.lanes, self.tiles.values, self.rows.register, element)
+        sums, rows = self.multiplier.sums, self.rows.register
+        values = Values.of_sums(self.program, self.lanes, self.tiles.values, rows, sums)
         for step in self.program.carries:
             values.store(sums, step.value, self.plan.sums)
 

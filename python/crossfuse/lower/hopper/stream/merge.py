@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -59,11 +59,7 @@ class Handing(ABC):
         for buffer in self.plan.registers.deferred:
             rows.gather(buffer)
 
-        def element(buffer: Any, register: int) -> Any:
-            assert buffer.same_as(self.program.sums), buffer
-            return self.sums[register]
-
-        values = Values(self.program, self.lanes, places, rows.register, element)
+        values = Values.of_sums(self.program, self.lanes, places, rows.register, self.sums)
         for half in range(2):
             if self.plan.consumers == 1 and half * _HALF >= self.inbox.rows:
                 continue
@@ -78,11 +74,16 @@ class Handing(ABC):
         made += [ir.script.float32(0)] * (2 * self.inbox.pairs - len(made))
         return list(zip(made[::2], made[1::2], strict=True))
 
-    @property
-    def of_elements(self) -> Step:
-        """Sums that are handed over."""
+    def pairs_of_elements(self, half: int, values: Values) -> Iterator[tuple[int, list[Any]]]:
+        """Sums of a row that are handed over, two by two, with the column from the thread's first.
+
+        One after another: what a pair is made of is written when it is asked for.
+        """
         (step,) = (each for each in self.split.slabs if each.kind is not Kind.ROW)
-        return step
+        for register in range(0, self.plan.sums, 2):
+            if half_of(register) == half:
+                both = [values.of_element(step.value, register + each) for each in range(2)]
+                yield column_of(register), both
 
 
 # What a thread merges of the states of CTAs that share keys, wherever they lie.
@@ -237,10 +238,7 @@ class Merger(Handing):
     def _send_elements(self, half: int, values: Values, places: dict[Any, Any]) -> None:
         known: dict[int, _Owner] = {}
         width = self.inbox.columns
-        for register in range(0, self.plan.sums, 2):
-            if half_of(register) != half:
-                continue
-            first = column_of(register)
+        for first, both in self.pairs_of_elements(half, values):
             column = self.lanes.column + first
             inside = column - first // width * width
             if width % _BLOCK:
@@ -250,7 +248,6 @@ class Merger(Handing):
                 rank = first // width
                 owner = known[rank] if rank in known else _Owner(self, ir.script.int32(rank))
                 known[rank] = owner
-            both = [values.of_element(self.of_elements.value, register + each) for each in range(2)]
             owner.push(self.inbox.element(self.rank, self.lanes.rows[half], inside), *both)
 
     def _merge(self, places: dict[Any, Any]) -> None:
@@ -412,11 +409,8 @@ class StateWriter(Handing):
                 self._put(offset, *both)
 
     def _send_elements(self, half: int, values: Values, places: dict[Any, Any]) -> None:
-        for register in range(0, self.plan.sums, 2):
-            if half_of(register) != half:
-                continue
-            column = self.lanes.column + column_of(register)
-            both = [values.of_element(self.of_elements.value, register + each) for each in range(2)]
+        for first, both in self.pairs_of_elements(half, values):
+            column = self.lanes.column + first
             self._put(self.inbox.element(self._slot, self.lanes.rows[half], column), *both)
 
     def _put(self, offset: Any, *both: Any) -> None:

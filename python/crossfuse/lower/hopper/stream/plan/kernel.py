@@ -11,6 +11,7 @@ from crossfuse.hardware import WARPGROUP, Device
 from crossfuse.lower.hopper.plan.memory import Arena
 from crossfuse.lower.hopper.plan.operands import MAX_BOX
 from crossfuse.lower.hopper.program.tile import Place, identifier
+from crossfuse.lower.hopper.stream.common_subexpressions import share_elements
 from crossfuse.lower.hopper.stream.plan.memory import (
     Inbox,
     Operand,
@@ -29,7 +30,6 @@ from crossfuse.lower.hopper.stream.plan.registers import (
     plan_registers,
 )
 from crossfuse.lower.hopper.stream.program import StreamProgram
-from crossfuse.lower.hopper.stream.recover.settle import settle
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
@@ -219,7 +219,7 @@ def plan_stream(program: StreamProgram, device: Device) -> StreamPlan:
 
     Refuses tiles that tensor cores, TMA, registers or shared memory cannot take.
     """
-    program = settle(program)
+    program = share_elements(program)
     _check_tile(program)
     operands = plan_operands(program)
     registers = plan_registers(program)

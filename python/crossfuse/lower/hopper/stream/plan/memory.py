@@ -10,9 +10,9 @@ from crossfuse.hardware import TMA_PITCH, Device
 from crossfuse.lower.hopper.plan.memory import Arena
 from crossfuse.lower.hopper.plan.operands import item_bytes
 from crossfuse.lower.hopper.program.tile import identifier
+from crossfuse.lower.hopper.stream.common_subexpressions import reads
 from crossfuse.lower.hopper.stream.plan.registers import RegisterPlan
 from crossfuse.lower.hopper.stream.program import Box, Kind, StreamProgram
-from crossfuse.lower.hopper.stream.recover.settle import reads
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
