@@ -54,9 +54,9 @@ def _stage(stage: Stage, step: Step) -> list[str]:
             f"    G = {written(each.element)},  H = {written(each.context)}"
             for each in step.factors
         ]
-    if step.gauge:
-        names = ", ".join(step.gauge)
-        lines.append(f"    in the gauge of {names}: {_why(stage, step)}")
+    if step.rescaling:
+        names = ", ".join(step.rescaling)
+        lines.append(f"    rescaled by {names}: {_why(stage, step)}")
     if step.correction is not None:
         lines.append(f"    correction: {written(step.correction)}")
     if step.hoisted:
