@@ -15,9 +15,9 @@ from crossfuse.cascade.expressions.to_tir import to_tir
 from crossfuse.cascade.rewrite.scripting import loop, spatial, symbol_of
 from crossfuse.cascade.rewrite.tiled.block_builder import BlockBuilder
 from crossfuse.cascade.rewrite.tiled.operands import Extent, mentions
-from crossfuse.cascade.rewrite.tiled.parts import Merge, Slabs, part_of
 from crossfuse.cascade.rewrite.tiled.results import Results
 from crossfuse.cascade.rewrite.tiled.skipping import span
+from crossfuse.cascade.rewrite.tiled.split import Merge, Slabs, part_of
 from crossfuse.cascade.rewrite.tiled.state import State
 from crossfuse.cascade.rewrite.tiled.stream import Stream
 from crossfuse.cascade.rewrite.tiled.tile_context import (
