@@ -78,18 +78,23 @@ class CascadeSpec(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Softmax(CascadeSpec):
-    """``y[i,l] = exp(x[i,l] - max x[i]) / sum exp(x[i] - max x[i])``."""
-
-    kind: ClassVar[str] = "softmax"
+class Matrix(CascadeSpec):
+    """Reductions over the rows of one matrix."""
 
     rows: int
     cols: int
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """One matrix."""
+        """The matrix."""
         return (Operand("x", (self.rows, self.cols), self.dtype),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Softmax(Matrix):
+    """``y[i,l] = exp(x[i,l] - max x[i]) / sum exp(x[i] - max x[i])``."""
+
+    kind: ClassVar[str] = "softmax"
 
     @property
     def outputs(self) -> tuple[Operand, ...]:
@@ -105,19 +110,15 @@ class LogSoftmax(Softmax):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrossEntropy(CascadeSpec):
+class CrossEntropy(Matrix):
     """``loss[i] = log sum exp(x[i]) - x[i, labels[i]]``."""
 
     kind: ClassVar[str] = "cross_entropy"
 
-    rows: int
-    cols: int
-
     @property
     def operands(self) -> tuple[Operand, ...]:
         """Logits and labels."""
-        logits = Operand("x", (self.rows, self.cols), self.dtype)
-        return (logits, Operand("labels", (self.rows,), "int32"))
+        return (*super().operands, Operand("labels", (self.rows,), "int32"))
 
     @property
     def outputs(self) -> tuple[Operand, ...]:
@@ -169,19 +170,12 @@ class RmsNorm(Norm):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Variance(CascadeSpec):
+class Variance(Matrix):
     """``variance[i] = sum (x[i] - mean x[i])**2 / cols``."""
 
     kind: ClassVar[str] = "variance"
 
-    rows: int
-    cols: int
     dtype: str = "float32"
-
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        """One matrix."""
-        return (Operand("x", (self.rows, self.cols), self.dtype),)
 
     @property
     def outputs(self) -> tuple[Operand, ...]:
@@ -358,27 +352,14 @@ class MoeRouting(CascadeSpec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantGemm(CascadeSpec):
-    """``(x @ weight.T) * weight_scale`` with each row of x quantised by its largest magnitude."""
+class RowsGemm(CascadeSpec):
+    """A product whose left operand is made of whole rows of tokens first."""
 
-    kind: ClassVar[str] = "quant_gemm"
     counted: ClassVar[str] = "tokens"
 
     tokens: int
     K: int
     N: int
-    quant: str = QUANTISATIONS[0]
-
-    def __post_init__(self) -> None:
-        one_of(f"{self.kind}:quant", self.quant, QUANTISATIONS)
-        super().__post_init__()
-
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        """Tokens, the quantised weight, and a scale for each of its rows."""
-        weight = Operand("weight", (self.N, self.K), QUANTISED)
-        scale = Operand("weight_scale", (self.N,), "float32")
-        return (Operand("x", (self.tokens, self.K), self.dtype), weight, scale)
 
     @property
     def flops(self) -> int:
@@ -392,31 +373,36 @@ class QuantGemm(CascadeSpec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RmsNormGemm(CascadeSpec):
+class QuantGemm(RowsGemm):
+    """``(x @ weight.T) * weight_scale`` with each row of x quantised by its largest magnitude."""
+
+    kind: ClassVar[str] = "quant_gemm"
+
+    quant: str = QUANTISATIONS[0]
+
+    def __post_init__(self) -> None:
+        one_of(f"{self.kind}:quant", self.quant, QUANTISATIONS)
+        super().__post_init__()
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """Tokens, the quantised weight, and a scale for each of its rows."""
+        weight = Operand("weight", (self.N, self.K), QUANTISED)
+        scale = Operand("weight_scale", (self.N,), "float32")
+        return (Operand("x", (self.tokens, self.K), self.dtype), weight, scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RmsNormGemm(RowsGemm):
     """``(x / sqrt(mean x**2 + 1e-5) * gamma) @ weight.T``, the left operand rounded to `dtype`."""
 
     kind: ClassVar[str] = "rmsnorm_gemm"
-    counted: ClassVar[str] = "tokens"
-
-    tokens: int
-    K: int
-    N: int
 
     @property
     def operands(self) -> tuple[Operand, ...]:
         """Tokens, the factors of their columns, and the weight."""
         shapes = {"x": (self.tokens, self.K), "gamma": (self.K,), "weight": (self.N, self.K)}
         return tuple(Operand(name, shape, self.dtype) for name, shape in shapes.items())
-
-    @property
-    def flops(self) -> int:
-        """Of the product."""
-        return 2 * self.tokens * self.K * self.N
-
-    @property
-    def outputs(self) -> tuple[Operand, ...]:
-        """The product."""
-        return (Operand("out", (self.tokens, self.N), self.out),)
 
 
 def value_text(value: object) -> str:
