@@ -154,7 +154,7 @@ class Work:
     #: Whether registers hold two elements each, which takes as many again to compute with.
     unpacked: bool = False
     #: Registers of a vector of contributions that outputs use again; see
-    #: `crossfuse.cascade.rewrite.reuse`.
+    #: `crossfuse.cascade.rewrite.context.reusing`.
     reused: int = 0
     #: Operations of an element that these spare.
     spared: int = 0
