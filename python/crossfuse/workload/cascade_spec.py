@@ -10,13 +10,10 @@ from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from crossfuse.workload.dtypes import Operand, float_type
-from crossfuse.workload.refusal import one_of, refused
+from crossfuse.workload.refusal import check_elements, check_extent, one_of, refused
 
 #: What normalisations add under the root.
 EPSILON = 1e-5
-
-# Linear indices are int32 in the functions that are built from a spec.
-_MOST_ELEMENTS = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,16 +34,10 @@ class CascadeSpec(ABC):
         object.__setattr__(self, "dtype", float_type(self.dtype).name)
         object.__setattr__(self, "out", float_type(self.out or self.dtype, "out").name)
         for each in fields(self):
-            value = getattr(self, each.name)
-            if each.type == "int" and (type(value) is not int or value < 1):
-                where, limit = f"{self.kind}:{each.name}", "a positive integer"
-                raise refused("workload-extent", where, value, limit, f"write {each.name}=16, say")
+            if each.type == "int":
+                check_extent(self.kind, each.name, getattr(self, each.name), 16)
         for operand in (*self.operands, *self.outputs):
-            if operand.elements > _MOST_ELEMENTS:
-                found = f"{operand.elements} elements"
-                limit = f"{_MOST_ELEMENTS}, so that int32 can index them"
-                where = f"{self.kind}:{operand.name}"
-                raise refused("workload-extent", where, found, limit, "compute it in slices")
+            check_elements(self.kind, operand.name, operand.elements, "compute it in slices")
 
     @property
     @abstractmethod
