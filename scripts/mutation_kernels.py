@@ -11,7 +11,7 @@ import numpy as np
 from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.rows_first import RowsFirst, rows_first
-from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
+from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower

@@ -56,8 +56,8 @@ print(explain(derived))
 #
 # - **pair**: the term is `exp(x) * exp(-m)`, one factor of the element and one of the earlier
 #   result, and a product distributes over a sum;
-# - **gauge**: `exp(x)` alone would overflow, so that the state is kept relative to the maximum so
-#   far;
+# - **rescaled by**: `exp(x)` alone would overflow, so that the state is kept relative to the
+#   maximum so far;
 # - **update** is the flash-attention step, `s' = s exp(m - m~) + sum exp(x - m~)`;
 # - **merge** says how the states of two pieces of a row combine: of two threads, or two CTAs;
 # - `m~` stands in for the maximum where nothing but -oo was seen. More on that below.

@@ -9,8 +9,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
-from crossfuse.cascade.rewrite.tiles import StreamTiles
+from crossfuse.cascade.rewrite.tiles import CascadeTiles, StreamTiles
 from crossfuse.relax import FuseCascades, Outcome
 from relax_models import run
 

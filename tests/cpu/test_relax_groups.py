@@ -12,8 +12,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
-from crossfuse.cascade.rewrite.tiles import StreamTiles
+from crossfuse.cascade.rewrite.tiles import CascadeTiles, StreamTiles
 from crossfuse.relax import FuseCascades, Outcome
 from relax_models import (
     Parameters,

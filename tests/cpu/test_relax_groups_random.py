@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from tvm.relax import op
 
-from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
-from crossfuse.cascade.rewrite.tiles import StreamTiles
+from crossfuse.cascade.rewrite.tiles import CascadeTiles, StreamTiles
 from crossfuse.relax import FuseCascades
 from relax_models import Parameters, layer_norm, legalised, normals, number, rms_norm, run, softmax
 

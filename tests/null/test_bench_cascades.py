@@ -84,7 +84,7 @@ def test_some_rows_are_the_cascade_of_fewer_rows(text: str) -> None:
         return {name: each.reshape(shapes[name]) for name, each in picked.items()}
 
     def results(of: object, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return run(of, values, np.float64, lambda x: x, lambda x: x, typed=False)  # type: ignore[arg-type]
+        return run(of, values, np.float64, lambda x, _: x, typed=False)  # type: ignore[arg-type]
 
     whole = take(results(spec, arrays))
     alone = results(part.spec, take(arrays))

@@ -7,9 +7,8 @@ from typing import Any
 
 from crossfuse.bench.quack import quack
 from crossfuse.bench.variant import no_such
-from crossfuse.workload import cascade_products, cascade_spec
-from crossfuse.workload.cascade_products import LARGEST_QUANTISED, LEAST_MAGNITUDE
-from crossfuse.workload.cascade_spec import EPSILON, CascadeSpec
+from crossfuse.workload import cascade_spec
+from crossfuse.workload.cascade_spec import EPSILON, LARGEST_QUANTISED, LEAST_MAGNITUDE, CascadeSpec
 
 #: Takes the inputs in order, gives the output or outputs.
 Formula = Callable[..., Any]
@@ -35,9 +34,9 @@ def formula(name: str, spec: CascadeSpec) -> Formula:
     if name in ("compile", "autotune"):
         mode = {"compile": None, "autotune": "max-autotune-no-cudagraphs"}[name]
         return torch.compile(lambda *inputs: plain(spec, *inputs), mode=mode, dynamic=False)
-    if name in _LIBRARY and isinstance(spec, cascade_products.Attention):
+    if name in _LIBRARY and isinstance(spec, cascade_spec.Attention):
         return _library(_LIBRARY[name], spec)
-    if name in _LIBRARY and isinstance(spec, cascade_products.MlaDecode):
+    if name in _LIBRARY and isinstance(spec, cascade_spec.MlaDecode):
         return _latent_library(_LIBRARY[name], spec)
     if name == "quack":
         return quack(spec)
@@ -45,7 +44,7 @@ def formula(name: str, spec: CascadeSpec) -> Formula:
     raise no_such(name, spec, limit, "measure one of these")
 
 
-def _library(backend: str, spec: cascade_products.Attention) -> Formula:
+def _library(backend: str, spec: cascade_spec.Attention) -> Formula:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
@@ -58,7 +57,7 @@ def _library(backend: str, spec: cascade_products.Attention) -> Formula:
     return call
 
 
-def _latent_library(backend: str, spec: cascade_products.MlaDecode) -> Formula:
+def _latent_library(backend: str, spec: cascade_spec.MlaDecode) -> Formula:
     """Library attention of MLA: query heads as rows of one head, keys and values as views.
 
     Only the memory-efficient kernels take values narrower than keys. Others get all columns, of
@@ -129,7 +128,7 @@ def _moment_of_inertia(
     return (mass * squares).sum(1)
 
 
-def _attention(spec: cascade_products.Attention, q: Any, k: Any, v: Any) -> Any:
+def _attention(spec: cascade_spec.Attention, q: Any, k: Any, v: Any) -> Any:
     import torch
 
     share = spec.heads // spec.kv_heads
@@ -143,7 +142,7 @@ def _attention(spec: cascade_products.Attention, q: Any, k: Any, v: Any) -> Any:
     return torch.softmax(scores, -1).to(v.dtype) @ v
 
 
-def _mla_decode(spec: cascade_products.MlaDecode, q: Any, cache: Any) -> Any:
+def _mla_decode(spec: cascade_spec.MlaDecode, q: Any, cache: Any) -> Any:
     import torch
 
     width = spec.latent_dim + spec.rope_dim
@@ -151,14 +150,14 @@ def _mla_decode(spec: cascade_products.MlaDecode, q: Any, cache: Any) -> Any:
     return torch.softmax(scores, -1).to(q.dtype) @ cache[:, :, : spec.latent_dim]
 
 
-def _moe_routing(spec: cascade_products.MoeRouting, x: Any, router: Any) -> Any:
+def _moe_routing(spec: cascade_spec.MoeRouting, x: Any, router: Any) -> Any:
     import torch
 
     gates, chosen = torch.softmax((x @ router.T).float(), -1).topk(spec.top_k, -1)
     return gates, chosen.int()
 
 
-def _quant_gemm(spec: cascade_products.QuantGemm, x: Any, weight: Any, scale: Any) -> Any:
+def _quant_gemm(spec: cascade_spec.QuantGemm, x: Any, weight: Any, scale: Any) -> Any:
     import torch
 
     largest = x.float().abs().amax(1, keepdim=True).clamp(min=LEAST_MAGNITUDE)
@@ -168,7 +167,7 @@ def _quant_gemm(spec: cascade_products.QuantGemm, x: Any, weight: Any, scale: An
     return torch._scaled_mm(quantised, weight.T, of_rows, scale[None, :], out_dtype=out)
 
 
-def _rmsnorm_gemm(spec: cascade_products.RmsNormGemm, x: Any, gamma: Any, weight: Any) -> Any:
+def _rmsnorm_gemm(spec: cascade_spec.RmsNormGemm, x: Any, gamma: Any, weight: Any) -> Any:
     import torch
 
     wide = x.float()
@@ -184,10 +183,10 @@ _PLAIN: dict[type[CascadeSpec], Formula] = {
     cascade_spec.RmsNorm: _rmsnorm,
     cascade_spec.Variance: _variance,
     cascade_spec.MomentOfInertia: _moment_of_inertia,
-    cascade_products.Attention: _attention,
-    cascade_products.DecodeAttention: _attention,
-    cascade_products.MlaDecode: _mla_decode,
-    cascade_products.MoeRouting: _moe_routing,
-    cascade_products.QuantGemm: _quant_gemm,
-    cascade_products.RmsNormGemm: _rmsnorm_gemm,
+    cascade_spec.Attention: _attention,
+    cascade_spec.DecodeAttention: _attention,
+    cascade_spec.MlaDecode: _mla_decode,
+    cascade_spec.MoeRouting: _moe_routing,
+    cascade_spec.QuantGemm: _quant_gemm,
+    cascade_spec.RmsNormGemm: _rmsnorm_gemm,
 }

@@ -16,7 +16,7 @@ from crossfuse.bench.job import OWN, Job, Timing
 from crossfuse.bench.variant import no_such
 from crossfuse.errors import CheckFailed
 from crossfuse.measure.timing import How
-from crossfuse.workload import cascade_products, cascade_spec
+from crossfuse.workload import cascade_spec
 from crossfuse.workload.cascade_spec import CascadeSpec
 
 if TYPE_CHECKING:
@@ -32,29 +32,8 @@ def cascade_floor(spec: CascadeSpec) -> Floor:
 
     Causal attention counts the scores that are visible.
     """
-    eight_bits = isinstance(spec, cascade_products.QuantGemm)
-    return Floor(spec.bytes, _products(spec), roofs_of(hardware.device()), eight_bits)
-
-
-def _products(spec: CascadeSpec) -> int:
-    """Operations of the matrix products, multiplications and additions counted apart."""
-    if isinstance(spec, cascade_products.Attention):
-        pairs = _visible(spec.q_len, spec.kv_len) if spec.causal else spec.q_len * spec.kv_len
-        return 4 * spec.batch * spec.heads * pairs * spec.head_dim
-    if isinstance(spec, cascade_products.MlaDecode):
-        width = 2 * spec.latent_dim + spec.rope_dim
-        return 2 * spec.batch * spec.q_heads * spec.kv_len * width
-    if isinstance(spec, cascade_products.MoeRouting):
-        return 2 * spec.tokens * spec.hidden * spec.experts
-    if isinstance(spec, (cascade_products.QuantGemm, cascade_products.RmsNormGemm)):
-        return 2 * spec.tokens * spec.K * spec.N
-    return 0
-
-
-def _visible(q_len: int, kv_len: int) -> int:
-    """Pairs of a query and a key up to ``i + kv_len - q_len``."""
-    seeing = min(q_len, kv_len)
-    return seeing * kv_len - seeing * (seeing - 1) // 2
+    eight_bits = isinstance(spec, cascade_spec.QuantGemm)
+    return Floor(spec.bytes, spec.flops, roofs_of(hardware.device()), eight_bits)
 
 
 def rows_of(spec: CascadeSpec) -> int:
@@ -221,22 +200,8 @@ def _several(outputs: Any) -> tuple[Any, ...]:
 #: Rows that are checked; of attention, heads.
 ROWS = 32
 _HEADS = 2
-#: The extent that counts rows, by kind; of the others each has a rule of its own.
-_COUNTED = {
-    cascade_spec.Softmax: "rows",
-    cascade_spec.LogSoftmax: "rows",
-    cascade_spec.CrossEntropy: "rows",
-    cascade_spec.LayerNorm: "rows",
-    cascade_spec.RmsNorm: "rows",
-    cascade_spec.Variance: "rows",
-    cascade_spec.MomentOfInertia: "bodies",
-    cascade_products.MlaDecode: "batch",
-    cascade_products.MoeRouting: "tokens",
-    cascade_products.QuantGemm: "tokens",
-    cascade_products.RmsNormGemm: "tokens",
-}
 #: Of what is large, fewer.
-_FEWER = {cascade_products.MlaDecode: 1, cascade_spec.Variance: 8, cascade_spec.MomentOfInertia: 8}
+_FEWER = {cascade_spec.MlaDecode: 1, cascade_spec.Variance: 8, cascade_spec.MomentOfInertia: 8}
 
 
 @dataclass(frozen=True)
@@ -263,22 +228,21 @@ class Sample:
 def sample(spec: CascadeSpec, seed: int = 0) -> Sample:
     """Choose at most `ROWS` rows, among them the first and the last; reproducible by its seed."""
     rng = np.random.default_rng(seed)
-    if isinstance(spec, cascade_products.Attention):
+    if isinstance(spec, cascade_spec.Attention):
         return _heads(spec, rng)
-    name = _COUNTED[type(spec)]
-    total = getattr(spec, name)
+    total = getattr(spec, spec.counted)
     chosen = _some(rng, total, _FEWER.get(type(spec), ROWS))
     index = list(map(int, chosen))
     every = (*spec.operands, *spec.outputs)
     # Whatever has the rows as its first extent, and would not with another number of rows.
-    changed: dict[str, Any] = {name: len(index)}
+    changed: dict[str, Any] = {spec.counted: len(index)}
     fewer = replace(spec, **changed)
     shapes = {each.name: each.shape for each in (*fewer.operands, *fewer.outputs)}
     picks = {each.name: index for each in every if shapes[each.name] != each.shape}
     return Sample(fewer, picks)
 
 
-def _heads(spec: cascade_products.Attention, rng: np.random.Generator) -> Sample:
+def _heads(spec: cascade_spec.Attention, rng: np.random.Generator) -> Sample:
     """Single heads of single sequences, each with the keys and values of its group."""
     share = spec.heads // spec.kv_heads
     picks: list[tuple[int, int]] = []

@@ -67,7 +67,7 @@ class Factor:
     element: sympy.Expr
     #: H, over results of earlier stages and invariants.
     context: sympy.Expr
-    #: The slot that reduces G, in whatever gauge.
+    #: The slot that reduces G, in whatever scale.
     slot: str
 
 
@@ -82,7 +82,7 @@ class Step:
     #: One for a separable term, several for a sum that was split.
     factors: tuple[Factor, ...]
     #: Earlier results that correct the state while it streams.
-    gauge: tuple[str, ...]
+    rescaling: tuple[str, ...]
     #: Earlier results that are applied once, to the finished state.
     hoisted: tuple[str, ...]
     #: The factor (or addend) of the carry, over `value` and `new`; None without one.

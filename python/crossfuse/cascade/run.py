@@ -17,7 +17,7 @@ from crossfuse.calls import AtLeastOne, checked
 from crossfuse.cascade.algebra.exponents import nonnegative, ratios
 from crossfuse.cascade.algebra.state import State
 from crossfuse.cascade.derivation import Derivation, Slot, guarded, left, new, right, value
-from crossfuse.cascade.numeric import function
+from crossfuse.cascade.expressions.to_numpy import function
 from crossfuse.cascade.spec import INDEXED, RANKED, Cascade, Monoid
 
 # Reductions of numpy arrays. One that keeps positions is a pair of arrays: values and positions.

@@ -94,7 +94,7 @@ def _cascade(
 ) -> _Told:
     from rich.text import Text
 
-    from crossfuse.cascade.explanation import explain_cascade
+    from crossfuse.cascade.algebra.explain import explain_cascade
     from crossfuse.planner.explain.best import explain_best_cascade
 
     derived = explain_cascade(workload)

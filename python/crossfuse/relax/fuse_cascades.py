@@ -17,8 +17,7 @@ from crossfuse.cache import shelf
 from crossfuse.cache.answers import answered
 from crossfuse.cache.keys import content_key
 from crossfuse.calls import checked
-from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
-from crossfuse.cascade.rewrite.tiles import StreamTiles
+from crossfuse.cascade.rewrite.tiles import CascadeTiles, StreamTiles
 from crossfuse.cascade.site import Site
 from crossfuse.hardware import Device, device
 from crossfuse.relax.calls import SCHEDULED, marked, read_calls

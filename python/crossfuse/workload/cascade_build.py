@@ -10,9 +10,14 @@ from typing import Any
 
 from tvm import te, tirx
 
-from crossfuse.workload import cascade_products, cascade_spec
-from crossfuse.workload.cascade_products import LARGEST_QUANTISED, LEAST_MAGNITUDE, QUANTISED
-from crossfuse.workload.cascade_spec import EPSILON, CascadeSpec
+from crossfuse.workload import cascade_spec
+from crossfuse.workload.cascade_spec import (
+    EPSILON,
+    LARGEST_QUANTISED,
+    LEAST_MAGNITUDE,
+    QUANTISED,
+    CascadeSpec,
+)
 
 # Top-k as plain reductions.
 
@@ -82,11 +87,28 @@ def _reduced(
     return te.compute(tuple(shape), lambda *at: by(element(*at, axis), axis=axis), name)
 
 
+def _exponentials(shape: Sequence[int], cols: int, value: Element) -> tuple[te.Tensor, te.Tensor]:
+    """The maximum of each row, and the sum of exponentials of differences from it."""
+    m = _reduced(shape, cols, value, "m", te.max)
+    return m, _reduced(shape, cols, lambda i, j: tirx.exp(value(i, j) - m[i]), "s")
+
+
+def _product(left: te.Tensor, weight: te.Tensor, name: str) -> te.Tensor:
+    """The product of rows and a weight [columns, depth], in float32."""
+
+    def element(i: Any, n: Any, j: Any) -> Any:
+        return _wide(left[i, j]) * _wide(weight[n, j])
+
+    return _reduced((left.shape[0], weight.shape[0]), left.shape[1], element, name)
+
+
+def _element(x: te.Tensor) -> Element:
+    return lambda i, j: _wide(x[i, j])
+
+
 def _softmax(spec: cascade_spec.Softmax, inputs: Tensors) -> list[te.Tensor]:
     (x,) = inputs
-    rows = (spec.rows,)
-    m = _reduced(rows, spec.cols, lambda i, j: _wide(x[i, j]), "m", te.max)
-    s = _reduced(rows, spec.cols, lambda i, j: tirx.exp(_wide(x[i, j]) - m[i]), "s")
+    m, s = _exponentials((spec.rows,), spec.cols, _element(x))
 
     def element(i: Any, j: Any) -> Any:
         return (tirx.exp(_wide(x[i, j]) - m[i]) / s[i]).astype(spec.out)
@@ -96,9 +118,7 @@ def _softmax(spec: cascade_spec.Softmax, inputs: Tensors) -> list[te.Tensor]:
 
 def _log_softmax(spec: cascade_spec.LogSoftmax, inputs: Tensors) -> list[te.Tensor]:
     (x,) = inputs
-    rows = (spec.rows,)
-    m = _reduced(rows, spec.cols, lambda i, j: _wide(x[i, j]), "m", te.max)
-    s = _reduced(rows, spec.cols, lambda i, j: tirx.exp(_wide(x[i, j]) - m[i]), "s")
+    m, s = _exponentials((spec.rows,), spec.cols, _element(x))
 
     def element(i: Any, j: Any) -> Any:
         return (_wide(x[i, j]) - m[i] - tirx.log(s[i])).astype(spec.out)
@@ -109,8 +129,7 @@ def _log_softmax(spec: cascade_spec.LogSoftmax, inputs: Tensors) -> list[te.Tens
 def _cross_entropy(spec: cascade_spec.CrossEntropy, inputs: Tensors) -> list[te.Tensor]:
     x, labels = inputs
     rows, zero = (spec.rows,), tirx.const(0, "float32")
-    m = _reduced(rows, spec.cols, lambda i, j: _wide(x[i, j]), "m", te.max)
-    s = _reduced(rows, spec.cols, lambda i, j: tirx.exp(_wide(x[i, j]) - m[i]), "s")
+    m, s = _exponentials(rows, spec.cols, _element(x))
 
     def labelled(i: Any, j: Any) -> Any:
         return tirx.Select(j == labels[i], _wide(x[i, j]), zero)
@@ -135,22 +154,27 @@ def _summed(spec: cascade_spec.Norm, inputs: Tensors) -> tuple[Element, list[te.
     """The element to be normalised, and the sum as an output where there is a residual."""
     x = inputs[0]
     if not spec.residual:
-        return lambda i, j: _wide(x[i, j]), []
+        return _element(x), []
     residual = inputs[1]
     total = te.compute(x.shape, lambda i, j: _wide(x[i, j]) + _wide(residual[i, j]), "sum")
     stored = te.compute(x.shape, lambda i, j: total[i, j].astype(spec.dtype), "h")
     return lambda i, j: total[i, j], [stored]
 
 
+def _spread(squares: te.Tensor, cols: int) -> Callable[[Any], Any]:
+    """The reciprocal of the root of the mean of squares, of a row."""
+    epsilon = tirx.const(EPSILON, "float32")
+    return lambda i: tirx.rsqrt(squares[i] / float(cols) + epsilon)
+
+
 def _layernorm(spec: cascade_spec.LayerNorm, inputs: Tensors) -> list[te.Tensor]:
     *_, weight, bias = inputs
     value, stored = _summed(spec, inputs)
     mean, squares = _moments(value, spec.rows, spec.cols)
-    epsilon = tirx.const(EPSILON, "float32")
+    spread = _spread(squares, spec.cols)
 
     def element(i: Any, j: Any) -> Any:
-        spread = tirx.rsqrt(squares[i] / float(spec.cols) + epsilon)
-        normal = (value(i, j) - mean[i]) * spread
+        normal = (value(i, j) - mean[i]) * spread(i)
         return (normal * _wide(weight[j]) + _wide(bias[j])).astype(spec.out)
 
     return [*stored, te.compute((spec.rows, spec.cols), element, "y")]
@@ -159,18 +183,17 @@ def _layernorm(spec: cascade_spec.LayerNorm, inputs: Tensors) -> list[te.Tensor]
 def _rmsnorm(spec: cascade_spec.RmsNorm, inputs: Tensors) -> list[te.Tensor]:
     value, stored = _summed(spec, inputs)
     squares = _reduced((spec.rows,), spec.cols, lambda i, j: value(i, j) * value(i, j), "squares")
-    epsilon = tirx.const(EPSILON, "float32")
+    spread = _spread(squares, spec.cols)
 
     def element(i: Any, j: Any) -> Any:
-        spread = tirx.rsqrt(squares[i] / float(spec.cols) + epsilon)
-        return (value(i, j) * spread * _wide(inputs[-1][j])).astype(spec.out)
+        return (value(i, j) * spread(i) * _wide(inputs[-1][j])).astype(spec.out)
 
     return [*stored, te.compute((spec.rows, spec.cols), element, "y")]
 
 
 def _variance(spec: cascade_spec.Variance, inputs: Tensors) -> list[te.Tensor]:
     x = inputs[0]
-    _, squares = _moments(lambda i, j: _wide(x[i, j]), spec.rows, spec.cols)
+    _, squares = _moments(_element(x), spec.rows, spec.cols)
     return [te.compute((spec.rows,), lambda i: squares[i] / float(spec.cols), "variance")]
 
 
@@ -220,7 +243,7 @@ def _attend(
     return te.compute(o.shape, lambda *at: (o(*at) / s(*at[:-1])).astype(types[1]), "out")
 
 
-def _attention(spec: cascade_products.Attention, inputs: Tensors) -> list[te.Tensor]:
+def _attention(spec: cascade_spec.Attention, inputs: Tensors) -> list[te.Tensor]:
     q, k, v = inputs
     share = spec.heads // spec.kv_heads
     rows = (spec.batch, spec.heads, spec.q_len)
@@ -249,7 +272,7 @@ def _attention(spec: cascade_products.Attention, inputs: Tensors) -> list[te.Ten
     ]
 
 
-def _mla_decode(spec: cascade_products.MlaDecode, inputs: Tensors) -> list[te.Tensor]:
+def _mla_decode(spec: cascade_spec.MlaDecode, inputs: Tensors) -> list[te.Tensor]:
     q, cache = inputs
     rows, width = (spec.batch, spec.q_heads), spec.latent_dim + spec.rope_dim
 
@@ -271,22 +294,16 @@ def _mla_decode(spec: cascade_products.MlaDecode, inputs: Tensors) -> list[te.Te
     ]
 
 
-def _moe_routing(spec: cascade_products.MoeRouting, inputs: Tensors) -> list[te.Tensor]:
+def _moe_routing(spec: cascade_spec.MoeRouting, inputs: Tensors) -> list[te.Tensor]:
     x, router = inputs
-    rows = (spec.tokens,)
-
-    def product(i: Any, j: Any, d: Any) -> Any:
-        return _wide(x[i, d]) * _wide(router[j, d])
-
-    logits = _reduced((*rows, spec.experts), spec.hidden, product, "logits")
-    m = _reduced(rows, spec.experts, lambda i, j: logits[i, j], "m", te.max)
-    s = _reduced(rows, spec.experts, lambda i, j: tirx.exp(logits[i, j] - m[i]), "s")
+    logits = _product(x, router, "logits")
+    m, s = _exponentials((spec.tokens,), spec.experts, lambda i, j: logits[i, j])
     top, places = top_of(logits, spec.top_k, ("top", "chosen"))
     gates = te.compute(top.shape, lambda i, t: tirx.exp(top[i, t] - m[i]) / s[i], "gates")
     return [gates, places]
 
 
-def _quant_gemm(spec: cascade_products.QuantGemm, inputs: Tensors) -> list[te.Tensor]:
+def _quant_gemm(spec: cascade_spec.QuantGemm, inputs: Tensors) -> list[te.Tensor]:
     x, weight, weight_scale = inputs
     rows = (spec.tokens,)
     a = _reduced(rows, spec.K, lambda i, j: tirx.abs(_wide(x[i, j])), "magnitude", te.max)
@@ -295,11 +312,7 @@ def _quant_gemm(spec: cascade_products.QuantGemm, inputs: Tensors) -> list[te.Te
     quantised = te.compute(
         x.shape, lambda i, j: (_wide(x[i, j]) / scale[i]).astype(QUANTISED), "quantised"
     )
-
-    def product(i: Any, n: Any, j: Any) -> Any:
-        return _wide(quantised[i, j]) * _wide(weight[n, j])
-
-    y = _reduced((*rows, spec.N), spec.K, product, "product")
+    y = _product(quantised, weight, "product")
 
     def element(i: Any, n: Any) -> Any:
         return (y[i, n] * scale[i] * weight_scale[n]).astype(spec.out)
@@ -307,22 +320,16 @@ def _quant_gemm(spec: cascade_products.QuantGemm, inputs: Tensors) -> list[te.Te
     return [te.compute(y.shape, element, "out")]
 
 
-def _rmsnorm_gemm(spec: cascade_products.RmsNormGemm, inputs: Tensors) -> list[te.Tensor]:
+def _rmsnorm_gemm(spec: cascade_spec.RmsNormGemm, inputs: Tensors) -> list[te.Tensor]:
     x, gamma, weight = inputs
     rows = (spec.tokens,)
     squares = _reduced(rows, spec.K, lambda i, j: _wide(x[i, j]) * _wide(x[i, j]), "squares")
-    epsilon = tirx.const(EPSILON, "float32")
+    spread = _spread(squares, spec.K)
 
     def normal(i: Any, j: Any) -> Any:
-        spread = tirx.rsqrt(squares[i] / float(spec.K) + epsilon)
-        return (_wide(x[i, j]) * spread * _wide(gamma[j])).astype(spec.dtype)
+        return (_wide(x[i, j]) * spread(i) * _wide(gamma[j])).astype(spec.dtype)
 
-    normalised = te.compute(x.shape, normal, "normalised")
-
-    def product(i: Any, n: Any, j: Any) -> Any:
-        return _wide(normalised[i, j]) * _wide(weight[n, j])
-
-    y = _reduced((*rows, spec.N), spec.K, product, "product")
+    y = _product(te.compute(x.shape, normal, "normalised"), weight, "product")
     return [te.compute(y.shape, lambda i, n: y[i, n].astype(spec.out), "out")]
 
 
@@ -334,10 +341,10 @@ _BUILDERS: dict[type[CascadeSpec], Callable[..., list[te.Tensor]]] = {
     cascade_spec.RmsNorm: _rmsnorm,
     cascade_spec.Variance: _variance,
     cascade_spec.MomentOfInertia: _moment_of_inertia,
-    cascade_products.Attention: _attention,
-    cascade_products.DecodeAttention: _attention,
-    cascade_products.MlaDecode: _mla_decode,
-    cascade_products.MoeRouting: _moe_routing,
-    cascade_products.QuantGemm: _quant_gemm,
-    cascade_products.RmsNormGemm: _rmsnorm_gemm,
+    cascade_spec.Attention: _attention,
+    cascade_spec.DecodeAttention: _attention,
+    cascade_spec.MlaDecode: _mla_decode,
+    cascade_spec.MoeRouting: _moe_routing,
+    cascade_spec.QuantGemm: _quant_gemm,
+    cascade_spec.RmsNormGemm: _rmsnorm_gemm,
 }

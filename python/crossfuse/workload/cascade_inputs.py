@@ -8,12 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from crossfuse.errors import CheckFailed, refuse
-from crossfuse.workload import cascade_products
+from crossfuse.workload import cascade_spec
 from crossfuse.workload.accuracy import Accuracy, judge
 from crossfuse.workload.cascade_numerics import Arrays, below_maximum, reference, run, unfused
-from crossfuse.workload.cascade_products import QUANTISED
-from crossfuse.workload.cascade_spec import CascadeSpec
-from crossfuse.workload.dtypes import FLOAT_TYPES, float_type
+from crossfuse.workload.cascade_spec import QUANTISED, CascadeSpec
+from crossfuse.workload.dtypes import FLOAT_TYPES, float_type, stored
 from crossfuse.workload.tolerances import plain_tolerance
 
 # Inputs to check cascades with: random ones, and ones that break careless kernels.
@@ -43,7 +42,7 @@ def random_inputs(spec: CascadeSpec, seed: int = 0) -> Inputs:
         elif each.name in WEIGHTS and len(each.shape) > 1:
             values = values / np.float32(np.sqrt(each.shape[-1]))
         drawn[each.name] = values
-    return _rounded(spec, drawn)
+    return stored(spec.operands, drawn)
 
 
 def adversarial_inputs(spec: CascadeSpec, seed: int = 0) -> Iterator[tuple[str, Inputs]]:
@@ -73,7 +72,7 @@ def adversarial_inputs(spec: CascadeSpec, seed: int = 0) -> Iterator[tuple[str, 
         if name == "infinite" and "labels" in inputs:
             # The first element of a row is finite: a loss of infinity checks nothing.
             inputs["labels"] = np.zeros_like(inputs["labels"])
-        yield name, _rounded(spec, inputs)
+        yield name, stored(spec.operands, inputs)
 
 
 def _infinite(x: np.ndarray, smallest: float) -> np.ndarray:
@@ -93,15 +92,6 @@ _CASES: Mapping[str, Callable[[np.ndarray, float], np.ndarray]] = {
 }
 
 
-def _rounded(spec: CascadeSpec, inputs: Mapping[str, np.ndarray]) -> Inputs:
-    return {
-        each.name: np.ascontiguousarray(inputs[each.name]).astype(
-            np.int32 if each.dtype == "int32" else float_type(each.dtype).numpy
-        )
-        for each in spec.operands
-    }
-
-
 # Errors of computed cascades, and the errors that are allowed.
 
 #: How often inputs are moved to see what rounding does.
@@ -118,7 +108,7 @@ def check(spec: CascadeSpec, inputs: Arrays, outputs: Arrays) -> dict[str, Accur
     exact, separate = reference(spec, inputs), unfused(spec, inputs)
     noise = _noise(spec, inputs, exact)
     anywhere = noise
-    if isinstance(spec, cascade_products.QuantGemm):
+    if isinstance(spec, cascade_spec.QuantGemm):
         # Single elements of separate kernels may be near by chance; all of them together are not.
         anywhere = _noise(spec, inputs, exact, x=FLOAT_TYPES[QUANTISED].unit)
     found = {}
@@ -136,7 +126,7 @@ def check(spec: CascadeSpec, inputs: Arrays, outputs: Arrays) -> dict[str, Accur
                 norm=plain.norm + float(np.linalg.norm(np.nan_to_num(noise[each.name]))),
             )
             found[each.name] = judge(limits, output, where)
-        elif isinstance(spec, cascade_products.MoeRouting):
+        elif isinstance(spec, cascade_spec.MoeRouting):
             _check_chosen(spec, inputs, output, exact["gates"], noise["gates"])
     return found
 
@@ -151,7 +141,7 @@ def _noise(
     for _ in range(_DRAWS):
         moved = {name: _moved(rng, array, unit) for name, array in inputs.items()}
         moved |= {name: _moved(rng, moved[name], each) for name, each in units.items()}
-        found = run(spec, moved, np.float64, lambda x: x, lambda x: x, typed=False)
+        found = run(spec, moved, np.float64, lambda x, _: x, typed=False)
         with np.errstate(all="ignore"):
             for name in most:
                 most[name] = np.fmax(most[name], np.abs(found[name] - exact[name]))
@@ -165,7 +155,7 @@ def _moved(rng: np.random.Generator, array: np.ndarray, unit: float) -> np.ndarr
 
 
 def _check_chosen(
-    spec: cascade_products.MoeRouting,
+    spec: cascade_spec.MoeRouting,
     inputs: Arrays,
     chosen: np.ndarray,
     gates: np.ndarray,

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from crossfuse.workload import cascade_products, cascade_spec
-from crossfuse.workload.cascade_products import LARGEST_QUANTISED, LEAST_MAGNITUDE, QUANTISED
-from crossfuse.workload.cascade_spec import EPSILON, CascadeSpec
-from crossfuse.workload.dtypes import float_type
+from crossfuse.workload import cascade_spec
+from crossfuse.workload.cascade_spec import (
+    EPSILON,
+    LARGEST_QUANTISED,
+    LEAST_MAGNITUDE,
+    QUANTISED,
+    CascadeSpec,
+)
+from crossfuse.workload.dtypes import float_type, stored
 from crossfuse.workload.numerics import check_operands
 
 #: Arrays by name.
 Arrays = Mapping[str, np.ndarray]
-#: Rounds what leaves an operator.
-Rounding = Callable[[np.ndarray], np.ndarray]
+#: Rounds what leaves an operator to a type.
+Rounding = Callable[[np.ndarray, str], np.ndarray]
 
 
 def reference(spec: CascadeSpec, inputs: Arrays) -> dict[str, np.ndarray]:
@@ -25,7 +29,7 @@ def reference(spec: CascadeSpec, inputs: Arrays) -> dict[str, np.ndarray]:
     Integers keep their type. Inputs of other names, shapes or types than the spec's raise
     `CheckFailed`.
     """
-    return run(spec, inputs, np.float64, lambda x: x, lambda x: x)
+    return run(spec, inputs, np.float64, lambda x, _: x)
 
 
 def unfused(spec: CascadeSpec, inputs: Arrays) -> dict[str, np.ndarray]:
@@ -33,20 +37,11 @@ def unfused(spec: CascadeSpec, inputs: Arrays) -> dict[str, np.ndarray]:
 
     They are by name, of the output types. Refuses as `reference`.
     """
-    kind = float_type(spec.dtype).numpy
 
-    def rounded(x: np.ndarray) -> np.ndarray:
-        return x.astype(kind).astype(np.float32)
+    def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
+        return x.astype(float_type(dtype).numpy).astype(np.float32)
 
-    def quantised(x: np.ndarray) -> np.ndarray:
-        return x.astype(float_type(QUANTISED).numpy).astype(np.float32)
-
-    found = run(spec, inputs, np.float32, rounded, quantised)
-    return {each.name: found[each.name].astype(_numpy(each.dtype)) for each in spec.outputs}
-
-
-def _numpy(dtype: str) -> Any:
-    return np.dtype(dtype) if dtype == "int32" else float_type(dtype).numpy
+    return stored(spec.outputs, run(spec, inputs, np.float32, rounded))
 
 
 def run(
@@ -54,13 +49,11 @@ def run(
     inputs: Arrays,
     work: type[np.floating],
     rounded: Rounding,
-    quantised: Rounding,
     typed: bool = True,
 ) -> dict[str, np.ndarray]:
     """Compute the outputs by name, with all numbers of the type `work`.
 
-    `rounded` is applied to what leaves an operator, `quantised` to what is quantised. Types of
-    inputs are checked if `typed`.
+    `rounded` is applied to what leaves an operator. Types of inputs are checked if `typed`.
     """
     if typed:
         check_operands(spec.operands, inputs)
@@ -69,7 +62,7 @@ def run(
         for each in spec.operands
     ]
     with np.errstate(all="ignore"):
-        results = _RULES[type(spec)](spec, values, rounded, quantised)
+        results = _RULES[type(spec)](spec, values, rounded)
     return {each.name: result for each, result in zip(spec.outputs, results, strict=True)}
 
 
@@ -83,23 +76,17 @@ def below_maximum(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return power, power.sum(axis=-1, keepdims=True)
 
 
-def _softmax(
-    spec: cascade_spec.Softmax, values: Values, rounded: Rounding, _: Rounding
-) -> list[np.ndarray]:
+def _softmax(spec: cascade_spec.Softmax, values: Values, rounded: Rounding) -> Values:
     power, total = below_maximum(values[0])
     return [power / total]
 
 
-def _log_softmax(
-    spec: cascade_spec.LogSoftmax, values: Values, rounded: Rounding, _: Rounding
-) -> list[np.ndarray]:
+def _log_softmax(spec: cascade_spec.LogSoftmax, values: Values, rounded: Rounding) -> Values:
     _power, total = below_maximum(values[0])
     return [values[0] - values[0].max(axis=1, keepdims=True) - np.log(total)]
 
 
-def _cross_entropy(
-    spec: cascade_spec.CrossEntropy, values: Values, rounded: Rounding, _: Rounding
-) -> list[np.ndarray]:
+def _cross_entropy(spec: cascade_spec.CrossEntropy, values: Values, rounded: Rounding) -> Values:
     x, labels = values
     _power, total = below_maximum(x)
     label = np.take_along_axis(x, labels[:, None].astype(np.int64), axis=1)
@@ -113,12 +100,10 @@ def _deviations(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _summed(spec: cascade_spec.Norm, values: Values, rounded: Rounding) -> np.ndarray:
     """The rows to be normalised: the sum as the operator before has stored it."""
-    return rounded(values[0] + values[1]) if spec.residual else values[0]
+    return rounded(values[0] + values[1], spec.dtype) if spec.residual else values[0]
 
 
-def _layernorm(
-    spec: cascade_spec.LayerNorm, values: Values, rounded: Rounding, _: Rounding
-) -> list[np.ndarray]:
+def _layernorm(spec: cascade_spec.LayerNorm, values: Values, rounded: Rounding) -> Values:
     weight, bias = values[-2:]
     x = _summed(spec, values, rounded)
     away, variance = _deviations(x)
@@ -126,57 +111,47 @@ def _layernorm(
     return [x, normal] if spec.residual else [normal]
 
 
-def _rmsnorm(
-    spec: cascade_spec.RmsNorm, values: Values, rounded: Rounding, _: Rounding
-) -> list[np.ndarray]:
+def _rmsnorm(spec: cascade_spec.RmsNorm, values: Values, rounded: Rounding) -> Values:
     x = _summed(spec, values, rounded)
     mean = (x * x).mean(axis=1, keepdims=True)
     normal = x / np.sqrt(mean + x.dtype.type(EPSILON)) * values[-1]
     return [x, normal] if spec.residual else [normal]
 
 
-def _variance(
-    spec: cascade_spec.Variance, values: Values, rounded: Rounding, _: Rounding
-) -> list[np.ndarray]:
+def _variance(spec: cascade_spec.Variance, values: Values, rounded: Rounding) -> Values:
     return [_deviations(values[0])[1][:, 0]]
 
 
 def _moment_of_inertia(
-    spec: cascade_spec.MomentOfInertia, values: Values, rounded: Rounding, _: Rounding
-) -> list[np.ndarray]:
+    spec: cascade_spec.MomentOfInertia, values: Values, rounded: Rounding
+) -> Values:
     mass, *positions = values
     total = mass.sum(axis=1, keepdims=True)
     away = [r - (mass * r).sum(axis=1, keepdims=True) / total for r in positions]
     return [(mass * sum(each * each for each in away)).sum(axis=1)]
 
 
-def _attention(
-    spec: cascade_products.Attention, values: Values, rounded: Rounding, _: Rounding
-) -> list[np.ndarray]:
+def _attention(spec: cascade_spec.Attention, values: Values, rounded: Rounding) -> Values:
     q, k, v = values
     share = spec.heads // spec.kv_heads
     k, v = (np.repeat(each, share, axis=1) for each in (k, v))
-    scores = rounded(q @ k.swapaxes(2, 3)) * q.dtype.type(spec.head_dim**-0.5)
+    scores = rounded(q @ k.swapaxes(2, 3), spec.dtype) * q.dtype.type(spec.head_dim**-0.5)
     if spec.causal:
         i, j = np.indices((spec.q_len, spec.kv_len))
         scores = np.where(j <= i + spec.kv_len - spec.q_len, scores, -np.inf)
     power, total = below_maximum(scores)
-    return [rounded(power / total) @ v]
+    return [rounded(power / total, spec.dtype) @ v]
 
 
-def _mla_decode(
-    spec: cascade_products.MlaDecode, values: Values, rounded: Rounding, _: Rounding
-) -> list[np.ndarray]:
+def _mla_decode(spec: cascade_spec.MlaDecode, values: Values, rounded: Rounding) -> Values:
     q, cache = values
     width = spec.latent_dim + spec.rope_dim
-    scores = rounded(q @ cache.swapaxes(1, 2)) * q.dtype.type(width**-0.5)
+    scores = rounded(q @ cache.swapaxes(1, 2), spec.dtype) * q.dtype.type(width**-0.5)
     power, total = below_maximum(scores)
-    return [rounded(power / total) @ cache[:, :, : spec.latent_dim]]
+    return [rounded(power / total, spec.dtype) @ cache[:, :, : spec.latent_dim]]
 
 
-def _moe_routing(
-    spec: cascade_products.MoeRouting, values: Values, rounded: Rounding, _: Rounding
-) -> list[np.ndarray]:
+def _moe_routing(spec: cascade_spec.MoeRouting, values: Values, rounded: Rounding) -> Values:
     x, router = values
     logits = x @ router.T
     power, total = below_maximum(logits)
@@ -185,25 +160,21 @@ def _moe_routing(
     return [gates, chosen.astype(np.int32)]
 
 
-def _quant_gemm(
-    spec: cascade_products.QuantGemm, values: Values, rounded: Rounding, quantised: Rounding
-) -> list[np.ndarray]:
+def _quant_gemm(spec: cascade_spec.QuantGemm, values: Values, rounded: Rounding) -> Values:
     x, weight, weight_scale = values
     largest = np.abs(x).max(axis=1, keepdims=True)
     scale = np.maximum(largest, x.dtype.type(LEAST_MAGNITUDE)) / x.dtype.type(LARGEST_QUANTISED)
-    return [(quantised(x / scale) @ weight.T) * scale * weight_scale]
+    return [(rounded(x / scale, QUANTISED) @ weight.T) * scale * weight_scale]
 
 
-def _rmsnorm_gemm(
-    spec: cascade_products.RmsNormGemm, values: Values, rounded: Rounding, _: Rounding
-) -> list[np.ndarray]:
+def _rmsnorm_gemm(spec: cascade_spec.RmsNormGemm, values: Values, rounded: Rounding) -> Values:
     x, gamma, weight = values
     mean = (x * x).mean(axis=1, keepdims=True)
-    normal = rounded(x / np.sqrt(mean + x.dtype.type(EPSILON)))
-    return [rounded(normal * gamma) @ weight.T]
+    normal = rounded(x / np.sqrt(mean + x.dtype.type(EPSILON)), spec.dtype)
+    return [rounded(normal * gamma, spec.dtype) @ weight.T]
 
 
-_RULES: dict[type[CascadeSpec], Callable[..., list[np.ndarray]]] = {
+_RULES: dict[type[CascadeSpec], Callable[..., Values]] = {
     cascade_spec.Softmax: _softmax,
     cascade_spec.LogSoftmax: _log_softmax,
     cascade_spec.CrossEntropy: _cross_entropy,
@@ -211,10 +182,10 @@ _RULES: dict[type[CascadeSpec], Callable[..., list[np.ndarray]]] = {
     cascade_spec.RmsNorm: _rmsnorm,
     cascade_spec.Variance: _variance,
     cascade_spec.MomentOfInertia: _moment_of_inertia,
-    cascade_products.Attention: _attention,
-    cascade_products.DecodeAttention: _attention,
-    cascade_products.MlaDecode: _mla_decode,
-    cascade_products.MoeRouting: _moe_routing,
-    cascade_products.QuantGemm: _quant_gemm,
-    cascade_products.RmsNormGemm: _rmsnorm_gemm,
+    cascade_spec.Attention: _attention,
+    cascade_spec.DecodeAttention: _attention,
+    cascade_spec.MlaDecode: _mla_decode,
+    cascade_spec.MoeRouting: _moe_routing,
+    cascade_spec.QuantGemm: _quant_gemm,
+    cascade_spec.RmsNormGemm: _rmsnorm_gemm,
 }

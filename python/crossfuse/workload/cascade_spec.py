@@ -1,6 +1,5 @@
-"""Cascades of reductions over rows as values: the computation and its operands.
+"""Cascades of reductions as values: the computation and its operands.
 
-`crossfuse.workload.cascade_products` has those with matrix products, and
 `crossfuse.workload.cascades` reads all of them from text.
 """
 
@@ -8,17 +7,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from math import prod
 from typing import ClassVar
 
 from crossfuse.workload.dtypes import Operand, float_type
-from crossfuse.workload.refusal import refused
+from crossfuse.workload.refusal import check_elements, check_extent, one_of, refused
 
 #: What normalisations add under the root.
 EPSILON = 1e-5
-
-# Linear indices are int32 in the functions that are built from a spec.
-_MOST_ELEMENTS = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +21,8 @@ class CascadeSpec(ABC):
     """Base of all cascades, which checks extents and types and refuses with `WorkloadRefused`."""
 
     kind: ClassVar[str] = ""
+    #: The extent that counts rows, which do not depend on each other.
+    counted: ClassVar[str] = "rows"
 
     #: Type of the inputs.
     dtype: str = "bfloat16"
@@ -37,16 +34,10 @@ class CascadeSpec(ABC):
         object.__setattr__(self, "dtype", float_type(self.dtype).name)
         object.__setattr__(self, "out", float_type(self.out or self.dtype, "out").name)
         for each in fields(self):
-            value = getattr(self, each.name)
-            if each.type == "int" and (type(value) is not int or value < 1):
-                where, limit = f"{self.kind}:{each.name}", "a positive integer"
-                raise refused("workload-extent", where, value, limit, f"write {each.name}=16, say")
+            if each.type == "int":
+                check_extent(self.kind, each.name, getattr(self, each.name), 16)
         for operand in (*self.operands, *self.outputs):
-            if operand.elements > _MOST_ELEMENTS:
-                found = f"{operand.elements} elements"
-                limit = f"{_MOST_ELEMENTS}, so that int32 can index them"
-                where = f"{self.kind}:{operand.name}"
-                raise refused("workload-extent", where, found, limit, "compute it in slices")
+            check_elements(self.kind, operand.name, operand.elements, "compute it in slices")
 
     @property
     @abstractmethod
@@ -61,7 +52,12 @@ class CascadeSpec(ABC):
     @property
     def bytes(self) -> int:
         """Bytes of all inputs and outputs: the least that a kernel moves."""
-        return sum(_bytes(each) for each in (*self.operands, *self.outputs))
+        return sum(each.bytes for each in (*self.operands, *self.outputs))
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of its matrix products, each counted apart."""
+        return 0
 
     def __str__(self) -> str:
         """Canonical text; `crossfuse.workload.cascades.parse` reads it back to an equal spec."""
@@ -73,18 +69,23 @@ class CascadeSpec(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Softmax(CascadeSpec):
-    """``y[i,l] = exp(x[i,l] - max x[i]) / sum exp(x[i] - max x[i])``."""
-
-    kind: ClassVar[str] = "softmax"
+class Matrix(CascadeSpec):
+    """Reductions over the rows of one matrix."""
 
     rows: int
     cols: int
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """One matrix."""
+        """The matrix."""
         return (Operand("x", (self.rows, self.cols), self.dtype),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Softmax(Matrix):
+    """``y[i,l] = exp(x[i,l] - max x[i]) / sum exp(x[i] - max x[i])``."""
+
+    kind: ClassVar[str] = "softmax"
 
     @property
     def outputs(self) -> tuple[Operand, ...]:
@@ -100,19 +101,15 @@ class LogSoftmax(Softmax):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrossEntropy(CascadeSpec):
+class CrossEntropy(Matrix):
     """``loss[i] = log sum exp(x[i]) - x[i, labels[i]]``."""
 
     kind: ClassVar[str] = "cross_entropy"
 
-    rows: int
-    cols: int
-
     @property
     def operands(self) -> tuple[Operand, ...]:
         """Logits and labels."""
-        logits = Operand("x", (self.rows, self.cols), self.dtype)
-        return (logits, Operand("labels", (self.rows,), "int32"))
+        return (*super().operands, Operand("labels", (self.rows,), "int32"))
 
     @property
     def outputs(self) -> tuple[Operand, ...]:
@@ -164,19 +161,12 @@ class RmsNorm(Norm):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Variance(CascadeSpec):
+class Variance(Matrix):
     """``variance[i] = sum (x[i] - mean x[i])**2 / cols``."""
 
     kind: ClassVar[str] = "variance"
 
-    rows: int
-    cols: int
     dtype: str = "float32"
-
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        """One matrix."""
-        return (Operand("x", (self.rows, self.cols), self.dtype),)
 
     @property
     def outputs(self) -> tuple[Operand, ...]:
@@ -192,6 +182,7 @@ class MomentOfInertia(CascadeSpec):
     """
 
     kind: ClassVar[str] = "moment_of_inertia"
+    counted: ClassVar[str] = "bodies"
 
     bodies: int
     points: int
@@ -209,9 +200,200 @@ class MomentOfInertia(CascadeSpec):
         return (Operand("inertia", (self.bodies,), "float32"),)
 
 
-def _bytes(operand: Operand) -> int:
-    size = 4 if operand.dtype == "int32" else float_type(operand.dtype).size
-    return prod(operand.shape) * size
+# Cascades with matrix products: attention, routing, normed and quantised products.
+
+#: Type of the weights of a quantised product, and the largest value that it holds.
+QUANTISED = "float8_e4m3fn"
+LARGEST_QUANTISED = 448.0
+#: How a quantised product may be quantised.
+QUANTISATIONS = ("per-token fp8 e4m3",)
+#: Least magnitude of a row that is quantised, so that rows of zeros have a scale.
+LEAST_MAGNITUDE = 1e-10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(CascadeSpec):
+    """``softmax(q @ k.T / sqrt(head_dim)) @ v``, the softmax rounded to `dtype`.
+
+    q is [batch, heads, q_len, head_dim], k and v are [batch, kv_heads, kv_len, head_dim].
+    """
+
+    kind: ClassVar[str] = "attention"
+
+    batch: int
+    heads: int
+    q_len: int
+    kv_len: int
+    head_dim: int
+    #: Heads of keys and values, each shared by as many heads of queries; `heads` unless given.
+    kv_heads: int = 0
+    #: Whether query i sees the keys up to ``i + kv_len - q_len`` only.
+    causal: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kv_heads == 0:
+            object.__setattr__(self, "kv_heads", self.heads)
+        super().__post_init__()
+        if self.heads % self.kv_heads:
+            found, limit = f"{self.kv_heads} for {self.heads}", "a divisor of the heads of queries"
+            raise refused("workload-extent", f"{self.kind}:kv_heads", found, limit, "change it")
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """Queries, keys and values."""
+        q = (self.batch, self.heads, self.q_len, self.head_dim)
+        kv = (self.batch, self.kv_heads, self.kv_len, self.head_dim)
+        return tuple(Operand(n, s, self.dtype) for n, s in (("q", q), ("k", kv), ("v", kv)))
+
+    @property
+    def flops(self) -> int:
+        """Of both products; under a causal mask those of scores that are visible."""
+        pairs = self.q_len * self.kv_len
+        if self.causal:
+            seeing = min(self.q_len, self.kv_len)
+            pairs = seeing * self.kv_len - seeing * (seeing - 1) // 2
+        return 4 * self.batch * self.heads * pairs * self.head_dim
+
+    @property
+    def outputs(self) -> tuple[Operand, ...]:
+        """A vector for each query."""
+        return (Operand("out", self.operands[0].shape, self.out),)
+
+    def __str__(self) -> str:
+        """See `CascadeSpec`; `kv_heads` is left out if it equals `heads`."""
+        return super().__str__().replace(f",kv_heads={self.heads}", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeAttention(Attention):
+    """`Attention` of few queries over many keys, whose heads share keys and values."""
+
+    kind: ClassVar[str] = "decode_attention"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlaDecode(CascadeSpec):
+    """Attention of one query over a cache of latent vectors, which are the values too.
+
+    ``softmax(q @ cache.T / sqrt(latent_dim + rope_dim)) @ cache[:, :latent_dim]``.
+    """
+
+    kind: ClassVar[str] = "mla_decode"
+    counted: ClassVar[str] = "batch"
+
+    batch: int
+    q_heads: int
+    kv_len: int
+    latent_dim: int
+    rope_dim: int
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """Queries and the cache."""
+        width = self.latent_dim + self.rope_dim
+        queries = Operand("q", (self.batch, self.q_heads, width), self.dtype)
+        return (queries, Operand("cache", (self.batch, self.kv_len, width), self.dtype))
+
+    @property
+    def flops(self) -> int:
+        """Of both products."""
+        width = 2 * self.latent_dim + self.rope_dim
+        return 2 * self.batch * self.q_heads * self.kv_len * width
+
+    @property
+    def outputs(self) -> tuple[Operand, ...]:
+        """A latent vector for each query."""
+        return (Operand("out", (self.batch, self.q_heads, self.latent_dim), self.out),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoeRouting(CascadeSpec):
+    """The `top_k` largest of ``softmax(hidden @ router.T)`` of each token, and their experts."""
+
+    kind: ClassVar[str] = "moe_routing"
+    counted: ClassVar[str] = "tokens"
+
+    tokens: int
+    hidden: int
+    experts: int
+    top_k: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.top_k > self.experts:
+            where, limit = f"{self.kind}:top_k", f"at most the experts, {self.experts}"
+            raise refused("workload-extent", where, self.top_k, limit, "lower it")
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """Tokens and the router's weight."""
+        tokens = Operand("x", (self.tokens, self.hidden), self.dtype)
+        return (tokens, Operand("router", (self.experts, self.hidden), self.dtype))
+
+    @property
+    def flops(self) -> int:
+        """Of the logits."""
+        return 2 * self.tokens * self.hidden * self.experts
+
+    @property
+    def outputs(self) -> tuple[Operand, ...]:
+        """Probabilities in descending order, and their experts."""
+        shape = (self.tokens, self.top_k)
+        return (Operand("gates", shape, "float32"), Operand("chosen", shape, "int32"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsGemm(CascadeSpec):
+    """A product whose left operand is made of whole rows of tokens first."""
+
+    counted: ClassVar[str] = "tokens"
+
+    tokens: int
+    K: int
+    N: int
+
+    @property
+    def flops(self) -> int:
+        """Of the product."""
+        return 2 * self.tokens * self.K * self.N
+
+    @property
+    def outputs(self) -> tuple[Operand, ...]:
+        """The product."""
+        return (Operand("out", (self.tokens, self.N), self.out),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantGemm(RowsGemm):
+    """``(x @ weight.T) * weight_scale`` with each row of x quantised by its largest magnitude."""
+
+    kind: ClassVar[str] = "quant_gemm"
+
+    quant: str = QUANTISATIONS[0]
+
+    def __post_init__(self) -> None:
+        one_of(f"{self.kind}:quant", self.quant, QUANTISATIONS)
+        super().__post_init__()
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """Tokens, the quantised weight, and a scale for each of its rows."""
+        weight = Operand("weight", (self.N, self.K), QUANTISED)
+        scale = Operand("weight_scale", (self.N,), "float32")
+        return (Operand("x", (self.tokens, self.K), self.dtype), weight, scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RmsNormGemm(RowsGemm):
+    """``(x / sqrt(mean x**2 + 1e-5) * gamma) @ weight.T``, the left operand rounded to `dtype`."""
+
+    kind: ClassVar[str] = "rmsnorm_gemm"
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """Tokens, the factors of their columns, and the weight."""
+        shapes = {"x": (self.tokens, self.K), "gamma": (self.K,), "weight": (self.N, self.K)}
+        return tuple(Operand(name, shape, self.dtype) for name, shape in shapes.items())
 
 
 def value_text(value: object) -> str:

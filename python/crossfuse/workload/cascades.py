@@ -23,22 +23,22 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from crossfuse.workload import cascade_products, cascade_spec, suites
+from crossfuse.workload import cascade_spec, suites
 from crossfuse.workload.cascade_spec import CascadeSpec, value_text
-from crossfuse.workload.refusal import one_of, read_extent, read_flag, refused
+from crossfuse.workload.refusal import check_given, one_of, read_extent, read_flag, refused
 from crossfuse.workload.spec import WorkloadSpec
 from crossfuse.workload.spec_text import pairs
 
 _CLASSES: tuple[type[CascadeSpec], ...] = (
-    cascade_products.Attention,
-    cascade_products.DecodeAttention,
-    cascade_products.MlaDecode,
-    cascade_products.MoeRouting,
-    cascade_products.QuantGemm,
+    cascade_spec.Attention,
+    cascade_spec.DecodeAttention,
+    cascade_spec.MlaDecode,
+    cascade_spec.MoeRouting,
+    cascade_spec.QuantGemm,
     cascade_spec.Softmax,
     cascade_spec.LogSoftmax,
     cascade_spec.CrossEntropy,
-    cascade_products.RmsNormGemm,
+    cascade_spec.RmsNormGemm,
     cascade_spec.LayerNorm,
     cascade_spec.RmsNorm,
     cascade_spec.Variance,
@@ -113,14 +113,8 @@ def _options(kind: str, body: str) -> dict[str, str]:
 def _from_options(kind: str, options: Mapping[str, str]) -> CascadeSpec:
     made = _OF_KIND[kind]
     known = {each.name: each for each in fields(made)}
-    missing = [
-        name for name, each in known.items() if each.default is MISSING and name not in options
-    ]
-    if missing:
-        needed = [name for name, each in known.items() if each.default is MISSING]
-        found, limit = "no " + ", ".join(missing), "the extents " + ", ".join(needed)
-        instead = "add " + ",".join(f"{name}=16" for name in missing) + " or the extents you mean"
-        raise refused("workload-extent", kind, found, limit, instead)
+    needed = [name for name, each in known.items() if each.default is MISSING]
+    check_given(kind, needed, options, 16)
     values: dict[str, Any] = {}
     for name, text in options.items():
         if known[name].type == "int":

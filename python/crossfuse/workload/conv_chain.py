@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from crossfuse.calls import checked
 from crossfuse.errors import RefusedError
 from crossfuse.workload.dtypes import Operand
-from crossfuse.workload.refusal import read_extent, refused
+from crossfuse.workload.refusal import check_given, read_extent, refused
 from crossfuse.workload.spec import WorkloadSpec
 
 if TYPE_CHECKING:
@@ -173,15 +173,7 @@ def from_options(options: dict[str, str]) -> ConvChainSpec:
 
     Refuses as `conv_chain`, and for missing extents.
     """
-    missing = [name for name in EXTENTS if name not in options]
-    if missing:
-        raise refused(
-            "workload-extent",
-            KIND,
-            "no " + ", ".join(missing),
-            "the extents " + ", ".join(EXTENTS),
-            "add " + ",".join(f"{name}=1" for name in missing) + " or what you mean",
-        )
+    check_given(KIND, EXTENTS, options, 1, "what you mean")
     values: dict[str, Any] = {
         name: text if name in _WORDS else read_extent(KIND, name, text)
         for name, text in options.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
@@ -98,6 +98,25 @@ class Operand:
     def elements(self) -> int:
         """Number of elements."""
         return prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all elements."""
+        return self.elements * (4 if self.dtype == "int32" else float_type(self.dtype).size)
+
+    @property
+    def numpy(self) -> np.dtype:
+        """The numpy type of an element."""
+        import numpy as np
+
+        return np.dtype(self.dtype) if self.dtype == "int32" else float_type(self.dtype).numpy
+
+
+def stored(operands: Sequence[Operand], values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Round values by name to the types of operands, in their order and row-major."""
+    import numpy as np
+
+    return {e.name: np.ascontiguousarray(values[e.name]).astype(e.numpy) for e in operands}
 
 
 def zeros_behind(shape: Sequence[int], elements: int) -> int:

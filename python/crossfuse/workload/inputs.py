@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from crossfuse.calls import Seed, checked
-from crossfuse.workload.dtypes import float_type
+from crossfuse.workload.dtypes import float_type, stored
 from crossfuse.workload.epilogue import further_operands
 from crossfuse.workload.numerics import stages
 from crossfuse.workload.spec import WorkloadSpec
@@ -42,13 +42,13 @@ def random_inputs(spec: WorkloadSpec, seed: Seed = 0) -> Inputs:
     if spec.combine == "prod":
         # Factors spread around one, so that the product of K pairs stays of order one.
         factors = {n: _factors(rng, spec, spec.inputs[n]) for n in ("A", "B")}
-        return _rounded(spec, factors | _further(rng, spec))
+        return stored(spec.operands, factors | _further(rng, spec))
     first = spec.operands[0]
     drawn = {first.name: rng.standard_normal(first.shape, np.float32)}
     for each in spec.weight_operands:
         depth = spec.N if each.name == "D" else spec.K
         drawn[each.name] = rng.standard_normal(each.shape, np.float32) / np.float32(np.sqrt(depth))
-    return _rounded(spec, drawn | _further(rng, spec))
+    return stored(spec.operands, drawn | _further(rng, spec))
 
 
 @checked
@@ -104,10 +104,12 @@ def adversarial_inputs(spec: WorkloadSpec, seed: Seed = 0) -> Iterator[tuple[str
         inputs = base | {first.name: np.broadcast_to(a, left.shape).reshape(first.shape)}
         if name == "alternating" and not product:
             inputs |= {key: _level(spec, base[key]) for key in base if key.startswith("B")}
-        yield name, _in_range(spec, inputs) if name == "large" else _rounded(spec, inputs)
+        yield name, _in_range(spec, inputs) if name == "large" else stored(spec.operands, inputs)
     if spec.residual:
-        alone = stages(spec, _rounded(spec, base | {"residual": np.zeros(spec.output)})).output
-        yield "opposite", _rounded(spec, base | {"residual": -alone})
+        alone = stages(
+            spec, stored(spec.operands, base | {"residual": np.zeros(spec.output)})
+        ).output
+        yield "opposite", stored(spec.operands, base | {"residual": -alone})
 
 
 def _in_range(spec: WorkloadSpec, inputs: dict[str, np.ndarray]) -> Inputs:
@@ -115,7 +117,7 @@ def _in_range(spec: WorkloadSpec, inputs: dict[str, np.ndarray]) -> Inputs:
     room = min(float_type(spec.dtype).largest, float_type(spec.out).largest) / 4
     first = spec.operands[0].name
     while True:
-        rounded = _rounded(spec, inputs)
+        rounded = stored(spec.operands, inputs)
         tensors = stages(spec, rounded)
         largest = max(np.max(np.abs(t)) for t in (*tensors.first, tensors.hidden, tensors.output))
         if largest <= room or not rounded[first].any():
@@ -140,10 +142,3 @@ def _further(rng: np.random.Generator, spec: WorkloadSpec) -> dict[str, np.ndarr
 def _level(spec: WorkloadSpec, stored: np.ndarray) -> np.ndarray:
     """Repeat the first value of every column of [K, N] along K."""
     return np.broadcast_to(stored[:, :1] if spec.weights == "nk" else stored[:1], stored.shape)
-
-
-def _rounded(spec: WorkloadSpec, inputs: dict[str, np.ndarray]) -> Inputs:
-    return {
-        each.name: np.ascontiguousarray(inputs[each.name]).astype(float_type(each.dtype).numpy)
-        for each in spec.operands
-    }

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
+
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
 from crossfuse.workload.dtypes import closest
 
 _FLAGS = {"true": True, "false": False}
+# Linear indices are int32.
+_MOST_ELEMENTS = 2**31 - 1
 
 
 def refused(rule: str, where: str, found: object, limit: str, instead: str) -> RefusedError:
@@ -36,6 +40,35 @@ def read_extent(kind: str, name: str, text: str) -> int:
     raise refused(
         "workload-extent", f"{kind}:{name}", text, "a positive integer", f"write {name}=128, say"
     )
+
+
+def check_extent(kind: str, name: str, value: object, example: int) -> None:
+    """Refuse an extent that is no positive integer."""
+    if type(value) is not int or value < 1:
+        where, limit = f"{kind}:{name}", "a positive integer"
+        raise refused("workload-extent", where, value, limit, f"write {name}={example}, say")
+
+
+def check_elements(kind: str, name: str, elements: int, instead: str) -> None:
+    """Refuse more elements of a tensor than linear indices count in functions of specs."""
+    if elements > _MOST_ELEMENTS:
+        found, limit = f"{elements} elements", f"{_MOST_ELEMENTS}, so that int32 can index them"
+        raise refused("workload-extent", f"{kind}:{name}", found, limit, instead)
+
+
+def check_given(
+    kind: str,
+    needed: Sequence[str],
+    options: Container[str],
+    example: int,
+    otherwise: str = "the extents you mean",
+) -> None:
+    """Refuse options that leave extents out."""
+    missing = [name for name in needed if name not in options]
+    if missing:
+        found, limit = "no " + ", ".join(missing), "the extents " + ", ".join(needed)
+        instead = "add " + ",".join(f"{name}={example}" for name in missing) + f" or {otherwise}"
+        raise refused("workload-extent", kind, found, limit, instead)
 
 
 def read_flag(kind: str, name: str, text: str) -> bool:

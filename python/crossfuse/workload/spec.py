@@ -11,7 +11,7 @@ from typing import ClassVar
 from crossfuse.calls import checked
 from crossfuse.workload import epilogue, expression
 from crossfuse.workload.dtypes import Operand, float_type
-from crossfuse.workload.refusal import one_of, refused
+from crossfuse.workload.refusal import check_elements, check_extent, one_of, refused
 
 KINDS = ("gated_ffn", "gemm_chain", "gemm", "conv_chain")
 LAYOUTS = ("kn", "nk")
@@ -25,9 +25,6 @@ _DEFAULT_ACT = {
     "conv_chain": "relu",
 }
 _DEFAULT_WEIGHTS = {"gated_ffn": "nk", "gemm_chain": "kn", "gemm": "kn", "conv_chain": "nk"}
-# Linear indices into one matrix are int32 in the functions that are built from a spec.
-_MOST_ELEMENTS = 2**31 - 1
-_SLICE = "compute the matrix in slices"
 
 
 @checked
@@ -191,13 +188,8 @@ def _check_extents(spec: WorkloadSpec) -> None:
             "leave L out, or write kind gemm_chain",
         )
     for name in DIMS if spec.kind != "gemm" else DIMS[:3]:
-        value = getattr(spec, name)
-        if type(value) is not int or value < 1:
-            where, limit = f"{spec.kind}:{name}", "a positive integer"
-            raise refused("workload-extent", where, value, limit, f"write {name}=128, say")
+        check_extent(spec.kind, name, getattr(spec, name), 128)
     products = {"MxN": spec.M * spec.N, "MxL": spec.M * spec.L, "MxK": spec.M * spec.K}
     products |= {"KxN": spec.K * spec.N, "NxL": spec.N * spec.L}
     for name, size in products.items():
-        if size > _MOST_ELEMENTS:
-            found, limit = f"{size} elements", f"{_MOST_ELEMENTS}, so that int32 can index them"
-            raise refused("workload-extent", f"{spec.kind}:{name}", found, limit, _SLICE)
+        check_elements(spec.kind, name, size, "compute the matrix in slices")

@@ -17,7 +17,7 @@ from typing import Any
 
 from crossfuse.calls import checked
 from crossfuse.workload import conv_chain
-from crossfuse.workload.refusal import one_of, read_extent, refused
+from crossfuse.workload.refusal import check_given, one_of, read_extent, refused
 from crossfuse.workload.spec import DIMS, KINDS, WorkloadSpec
 
 #: What may stand before an equals sign.
@@ -94,15 +94,7 @@ def from_options(kind: str, options: dict[str, str]) -> WorkloadSpec:
     if kind == conv_chain.KIND:
         return conv_chain.from_options(options)
     needed = DIMS if kind != "gemm" else DIMS[:3]
-    missing = [name for name in needed if name not in options]
-    if missing:
-        raise refused(
-            "workload-extent",
-            kind,
-            "no " + ", ".join(missing),
-            "the extents " + ", ".join(needed),
-            "add " + ",".join(f"{name}=128" for name in missing) + " or the extents you mean",
-        )
+    check_given(kind, needed, options, 128)
     values: dict[str, Any] = dict(options)
     values |= {name: read_extent(kind, name, options[name]) for name in DIMS if name in options}
     return WorkloadSpec(kind, **values)

@@ -20,9 +20,9 @@ from crossfuse.cascade.expressions.functions import (
     round_away,
     shared,
 )
+from crossfuse.cascade.expressions.to_numpy import function
 from crossfuse.cascade.expressions.to_sympy import narrows, to_sympy
 from crossfuse.cascade.expressions.to_tir import to_tir
-from crossfuse.cascade.numeric import function
 from crossfuse.errors import CascadeRefused
 
 pytestmark = pytest.mark.cpu

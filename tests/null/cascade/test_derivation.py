@@ -1,4 +1,4 @@
-"""What is derived: pairs, gauges, what is hoisted, stand-ins; and what is refused."""
+"""What is derived: pairs, rescalings, what is hoisted, stand-ins; and what is refused."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def test_softmax_corrects_by_one_exponential_of_a_difference() -> None:
     assert stand_in == 0 and test.args == (new("m"), NOTHING)
 
 
-def test_normalised_attention_keeps_only_the_maximum_in_its_gauge() -> None:
+def test_normalised_attention_keeps_only_the_maximum_in_its_rescaling() -> None:
     derivation = named("normalised attention")
-    assert step(derivation, "o").gauge == ("m",)
+    assert step(derivation, "o").rescaling == ("m",)
     assert step(derivation, "o").hoisted == ("s",)
     assert derivation.stages["o"] == value("o") / guarded("s")
 
@@ -176,7 +176,7 @@ def test_masks_outside_of_exponentials_need_no_stand_in_of_the_past() -> None:
 
 def test_powers_of_two_are_exponentials() -> None:
     derivation = derive(Cascade((Stage("m", MAX, x), total(2 ** (x - m))), (x,)))
-    assert step(derivation, "o").gauge == ("m",)
+    assert step(derivation, "o").rescaling == ("m",)
     data = {"x": np.array([[3000.0, 3001.0, -np.inf]])}
     np.testing.assert_allclose(stream(derivation, data, 1)["o"], 1.5)
 
@@ -231,7 +231,7 @@ def test_a_mean_of_one_stage_is_no_mean_of_another() -> None:
     with pytest.raises(CascadeRefused, match=r"found \|S_mean - x\|, which couples x with S_mean"):
         derive(Cascade((*stages, total(sympy.Abs(x - mean))), (x,), **rest))
     derivation = derive(Cascade((*stages, total(exp(x - mean))), (x,), **rest))
-    assert step(derivation, "o").gauge == ("S_mean",)
+    assert step(derivation, "o").rescaling == ("S_mean",)
     data = {"x": 500 + np.random.default_rng(5).normal(size=(2, 13))}
     wanted = np.exp(data["x"] - data["x"].mean(axis=1, keepdims=True)).sum(axis=1)
     np.testing.assert_allclose(stream(derivation, data, 4)["o"], wanted, rtol=1e-10)

@@ -7,7 +7,7 @@ import pytest
 import sympy
 
 from crossfuse.cascade.derivation import Slot, new, value
-from crossfuse.cascade.numeric import function
+from crossfuse.cascade.expressions.to_numpy import function
 from crossfuse.cascade.rewrite.phases import Shared, is_risky, moderate, share
 from crossfuse.cascade.spec import MAX, SUM
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossfuse.cascade.rewrite.cover import Cover
+from crossfuse.cascade.rewrite.thread_mapping import ThreadMapping
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.rewrite.work import Work
 from crossfuse.errors import PlanRefused
@@ -263,15 +263,15 @@ def test_nothing_fits() -> None:
 def test_every_element_is_taken_in_once(
     vectors: int, threads: int, vector: int, unroll: int, cluster: int
 ) -> None:
-    cover = Cover(vectors * vector, threads, vector, unroll, cluster)
+    mapping = ThreadMapping(vectors * vector, threads, vector, unroll, cluster)
     seen: list[int] = []
     for cta in range(cluster):
         for thread in range(threads):
-            for tiling in cover.tilings:
+            for tiling in mapping.tilings:
                 for step in range(tiling.first, tiling.first + tiling.count * tiling.steps):
-                    first = cover.element(cta, thread, step)
-                    inside = first < cover.length and step < cover.steps
+                    first = mapping.element(cta, thread, step)
+                    inside = first < mapping.length and step < mapping.steps
                     assert inside or tiling.guarded
-                    assert step < cover.held
+                    assert step < mapping.held
                     seen += range(first, first + vector) if inside else []
-    assert sorted(seen) == list(range(cover.length))
+    assert sorted(seen) == list(range(mapping.length))

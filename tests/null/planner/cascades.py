@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from crossfuse.cascade.rewrite.passes import Pass
-from crossfuse.cascade.rewrite.tiled.work import TileWork
-from crossfuse.cascade.rewrite.work import Work
+from crossfuse.cascade.rewrite.work import Pass, TileWork, Work
 from crossfuse.planner.cascade.rows_product import RowsProduct
 from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.chain.build import chain_of

@@ -8,8 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from scipy.stats import spearmanr
 
-from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
-from crossfuse.cascade.rewrite.tiles import StreamTiles
+from crossfuse.cascade.rewrite.tiles import CascadeTiles, StreamTiles
 from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
 from crossfuse.planner.cascade.choice import eager_estimate
@@ -113,7 +112,7 @@ def test_separate_kernels_are_counted_pass_by_pass() -> None:
 #: torch.compile, which makes a kernel of each pass (benchmarks/results/cascades-h100.json).
 @pytest.mark.parametrize(("name", "measured"), [("cross entropy", 684.2), ("inertia", 681.8)])
 def test_two_passes_take_what_two_kernels_took(name: str, measured: float) -> None:
-    from crossfuse.cascade.rewrite.passes import Pass
+    from crossfuse.cascade.rewrite.work import Pass
 
     work = WORKS[name]
     each = Pass("a pass", work.rows * work.length * work.read, 0)

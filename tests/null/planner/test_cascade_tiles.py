@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
-from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
-from crossfuse.cascade.rewrite.tiled.work import TileWork
+from crossfuse.cascade.rewrite.tiles import CascadeTiles
+from crossfuse.cascade.rewrite.work import TileWork
 from crossfuse.hardware import device
 from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.cascade.space import in_order

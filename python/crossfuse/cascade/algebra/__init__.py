@@ -1,6 +1,6 @@
 """The algebra of cascades: a `Cascade` becomes a `Derivation`, or is refused with the reason.
 
-Sympy only; nothing here needs TVM.
+Sympy only: nothing here but the explanation of a packaged cascade needs TVM.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ import sympy
 from crossfuse.calls import checked
 from crossfuse.cascade.algebra import cancellation
 from crossfuse.cascade.algebra.exponents import joined, nonnegative, rescaled
-from crossfuse.cascade.algebra.gauge import as_factors, quotient
 from crossfuse.cascade.algebra.moments import Mean, centred, is_polynomial
+from crossfuse.cascade.algebra.rescaling import as_factors, quotient
 from crossfuse.cascade.algebra.stages import Deriver
 from crossfuse.cascade.derivation import Derivation
 from crossfuse.cascade.spec import Cascade, Stage

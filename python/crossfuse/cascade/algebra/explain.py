@@ -1,6 +1,9 @@
-"""Writes a derivation as a person would write it down."""
+"""Explains how a cascade streams, as a person would write it down and as plain values."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import sympy
 
@@ -8,6 +11,9 @@ from crossfuse.cascade.algebra.stages import PAIRS
 from crossfuse.cascade.algebra.writing import written
 from crossfuse.cascade.derivation import Derivation, Slot, Step
 from crossfuse.cascade.spec import Stage
+
+if TYPE_CHECKING:
+    from crossfuse.workload.cascade_spec import CascadeSpec
 
 _REDUCED = {"sum": "Σ", "prod": "Π"}
 
@@ -54,9 +60,9 @@ def _stage(stage: Stage, step: Step) -> list[str]:
             f"    G = {written(each.element)},  H = {written(each.context)}"
             for each in step.factors
         ]
-    if step.gauge:
-        names = ", ".join(step.gauge)
-        lines.append(f"    in the gauge of {names}: {_why(stage, step)}")
+    if step.rescaling:
+        names = ", ".join(step.rescaling)
+        lines.append(f"    rescaled by {names}: {_why(stage, step)}")
     if step.correction is not None:
         lines.append(f"    correction: {written(step.correction)}")
     if step.hoisted:
@@ -140,3 +146,57 @@ def _verdict(derivation: Derivation) -> str:
     if derivation.exact:
         return "Exact: in real arithmetic this is what two passes give."
     return f"Approximate: {derivation.reason}."
+
+
+# Of a packaged cascade.
+
+
+@dataclass(frozen=True)
+class CascadeExplanation:
+    """The derivation of a cascade, to print or to serialise."""
+
+    #: Text of the spec.
+    workload: str
+    derivation: Derivation
+
+    def text(self) -> str:
+        """The derivation as a person would write it down."""
+        return f"{self.workload}\n{explain(self.derivation)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """A value that `json` can write; expressions are sympy's text."""
+        slots = [
+            {
+                "name": each.name,
+                "monoid": each.monoid.name,
+                "init": str(each.init),
+                "carry": str(each.carry),
+                "contribution": str(each.contribution),
+                "merge": None if each.merge is None else str(each.merge),
+                "guard": None if each.guard is None else str(each.guard),
+            }
+            for each in self.derivation.slots
+        ]
+        made = {"results": self.derivation.results, "rows": self.derivation.rows}
+        return {
+            "workload": self.workload,
+            "slots": slots,
+            **{key: {name: str(each) for name, each in of.items()} for key, of in made.items()},
+            "exact": self.derivation.exact,
+            "reason": self.derivation.reason,
+        }
+
+
+def explain_cascade(source: str | CascadeSpec) -> CascadeExplanation:
+    """Derive a packaged cascade, such as ``"R7"`` or ``"softmax:rows=64,cols=1024"``.
+
+    Refused is a source that is no cascade, or a cascade that cannot stream.
+    """
+    from crossfuse.cascade.algebra.deriving import derive
+    from crossfuse.cascade.detect import detect
+    from crossfuse.workload.cascade_build import prim_func
+    from crossfuse.workload.cascades import resolve
+
+    spec = resolve(source) if isinstance(source, str) else source
+    (site,) = detect(prim_func(spec))
+    return CascadeExplanation(str(spec), derive(site.cascade))

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import sympy
 
-from crossfuse.cascade.expressions.functions import Fence
+from crossfuse.cascade.expressions.functions import Fence, with_parts
 
 #: Least multiple that is taken for a denominator, which sympy made of an epsilon.
 _LARGE = 100
@@ -20,12 +20,7 @@ def joined(expression: sympy.Basic) -> sympy.Basic:
     """Join the exponentials of every product in an expression."""
     if not expression.has(sympy.exp):
         return expression
-    if isinstance(expression, sympy.Piecewise):
-        # Conditions stay as they are: sympy takes a real number not to be an infinity.
-        sides = [(joined(value), test) for value, test in expression.args]
-        return sympy.Piecewise(*sides, evaluate=False)
-    if expression.args:
-        expression = expression.func(*(joined(each) for each in expression.args))
+    expression = with_parts(expression, joined)
     if not isinstance(expression, sympy.Mul):
         return expression
     powers = [each for each in expression.args if isinstance(each, sympy.exp)]
@@ -78,14 +73,11 @@ def rescaled(expression: sympy.Basic) -> sympy.Basic:
     """
     if not expression.has(sympy.Pow):
         return expression
-    if isinstance(expression, sympy.Piecewise):
-        sides = [(rescaled(value), test) for value, test in expression.args]
-        return sympy.Piecewise(*sides, evaluate=False)
+    if isinstance(expression, sympy.Abs):
+        # Evaluated, it would be brought over a common denominator again.
+        return sympy.Abs(rescaled(expression.args[0]), evaluate=False)
     if not isinstance(expression, sympy.Pow):
-        # A magnitude would be brought over a common denominator again.
-        unchanged = {"evaluate": False} if isinstance(expression, sympy.Abs) else {}
-        args = [rescaled(each) for each in expression.args]
-        return expression.func(*args, **unchanged) if args else expression
+        return with_parts(expression, rescaled)
     base, power = map(rescaled, expression.args)
     scale = _scale(base)
     if scale == 1 or not power.is_number:
@@ -111,11 +103,7 @@ def ratios(expression: sympy.Basic) -> sympy.Basic:
     """
     if isinstance(expression, sympy.UnevaluatedExpr) or not expression.has(sympy.Pow):
         return expression
-    if isinstance(expression, sympy.Piecewise):
-        sides = [(ratios(value), test) for value, test in expression.args]
-        return sympy.Piecewise(*sides, evaluate=False)
-    if expression.args:
-        expression = expression.func(*(ratios(each) for each in expression.args))
+    expression = with_parts(expression, ratios)
     if not isinstance(expression, sympy.Mul):
         return expression
     parts = list(expression.args)

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import sympy
 
-from crossfuse.cascade.algebra import gauge as gauges
 from crossfuse.cascade.algebra.exponents import nonnegative
-from crossfuse.cascade.algebra.gauge import as_choices
 from crossfuse.cascade.algebra.moments import Centre
 from crossfuse.cascade.algebra.proof import coupled
+from crossfuse.cascade.algebra.rescaling import Rescaling, as_choices
 from crossfuse.cascade.algebra.separation import Coupled, Product, products
 from crossfuse.cascade.algebra.state import State
 from crossfuse.cascade.derivation import Step, left, right, value
@@ -105,19 +104,19 @@ class Progress:
         return self.state.add(name, monoid, element, value(name), merge, no_sign=no_sign)
 
     def accumulate(
-        self, name: str, gauge: gauges.Gauge, g: sympy.Expr, *, fresh: bool = False
+        self, name: str, rescaling: Rescaling, g: sympy.Expr, *, fresh: bool = False
     ) -> sympy.Symbol:
-        """Add the slot of a sum in a gauge, or reuse an equal one; returns its symbol.
+        """Add the slot of a sum with a rescaling, or reuse an equal one; returns its symbol.
 
         With `fresh`, the slot gets a new name like `name`.
         """
-        brought = as_choices(gauges.contribution(gauge, g, self.state))
+        brought = as_choices(rescaling.contribution(g, self.state))
         same = self.state.same(SUM, brought)
         if same is not None:
             return same
         name = self.state.fresh(name) if fresh else name
-        merge = gauges.merged(gauge, (left(name), right(name)), self.state)
-        carry = gauges.carry(gauge, value(name), self.state)
+        merge = rescaling.merged((left(name), right(name)), self.state)
+        carry = rescaling.moved(value(name), self.state)
         return self.state.add(name, SUM, brought, carry, merge, no_sign=nonnegative(g))
 
     def count(self) -> sympy.Symbol:

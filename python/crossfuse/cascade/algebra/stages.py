@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from crossfuse.cascade.algebra import gauge as gauges
-from crossfuse.cascade.algebra.centres import Centres
 from crossfuse.cascade.algebra.exponents import joined, natural, nonnegative, unlogged
 from crossfuse.cascade.algebra.moments import Mean
 from crossfuse.cascade.algebra.progress import Progress
 from crossfuse.cascade.algebra.proof import checked, refused, words
+from crossfuse.cascade.algebra.rescaling import Rescaling
 from crossfuse.cascade.algebra.separation import Product
+from crossfuse.cascade.algebra.shifted_moments import ShiftedMoments
 from crossfuse.cascade.algebra.sums import Sums
 from crossfuse.cascade.algebra.writing import written
 from crossfuse.cascade.derivation import Factor, Step, value
@@ -163,8 +163,8 @@ class Deriver:
     def __init__(self, cascade: Cascade, means: Mapping[str, Mean]) -> None:
         self.progress = Progress(cascade)
         self.means = means
-        self.centres = Centres(self.progress)
-        self.sums = Sums(self.progress, self.centres)
+        self.moments = ShiftedMoments(self.progress)
+        self.sums = Sums(self.progress, self.moments)
 
     def take(self, stage: Stage) -> None:
         """Derive a stage; those that it uses are derived already."""
@@ -182,7 +182,7 @@ class Deriver:
         if stage.monoid.name == "logaddexp":
             self._logaddexp(stage, term)
         elif stage.name in self.means:
-            self.centres.take(stage, self.means[stage.name])
+            self.moments.take(stage, self.means[stage.name])
         elif not progress.results(term):
             self._plain(stage, term)
         elif stage.monoid.name == "sum":
@@ -241,9 +241,9 @@ class Deriver:
                 raise progress.coupled(stage, term, found.factor)
             element, addend = found.element, found.addend
         largest = progress.keep(progress.state.fresh(f"{stage.name}_max"), MAX, element)
-        gauge = gauges.Gauge(exponents=-largest)
+        rescaling = Rescaling(exponents=-largest)
         name = progress.state.fresh(f"{stage.name}_sum")
-        symbol = progress.accumulate(name, gauge, sympy.exp(element))
+        symbol = progress.accumulate(name, rescaling, sympy.exp(element))
         factor = Factor(element, progress.spelt(addend), progress.state.of(symbol).name)
         step = Step(
             stage.name,
@@ -251,7 +251,7 @@ class Deriver:
             (factor,),
             progress.names([largest]),
             progress.names([addend]),
-            gauges.correction(gauge, progress.state),
+            rescaling.correction(progress.state),
             "log sum exp(x + d) = d + log sum exp(x)",
             ("kept as a maximum and a sum of exponentials below it",),
         )

@@ -6,20 +6,19 @@ from collections.abc import Callable, Iterable, Sequence
 
 import sympy
 
-from crossfuse.cascade.algebra import gauge as gauges
-from crossfuse.cascade.algebra.centres import Centres
 from crossfuse.cascade.algebra.exponents import has_one_sign
-from crossfuse.cascade.algebra.gauge import as_factors
 from crossfuse.cascade.algebra.moments import Centre, centred, is_polynomial
 from crossfuse.cascade.algebra.progress import Progress
 from crossfuse.cascade.algebra.proof import checked, words
+from crossfuse.cascade.algebra.rescaling import Rescaling, as_factors, split
 from crossfuse.cascade.algebra.separation import Product
+from crossfuse.cascade.algebra.shifted_moments import ShiftedMoments
 from crossfuse.cascade.derivation import Factor, Step
 from crossfuse.cascade.expressions.functions import Fence
 from crossfuse.cascade.spec import Stage
 
-#: Accumulates a sum under a name and in a gauge; returns it over slots.
-Keep = Callable[[str, gauges.Gauge, sympy.Expr], sympy.Expr]
+#: Accumulates a sum under a name and with a rescaling; returns it over slots.
+Keep = Callable[[str, Rescaling, sympy.Expr], sympy.Expr]
 #: Proofs of sums over distances: from means alone, and from extremes.
 _PROOFS = (
     "depends on the mean by distances from it only, as a polynomial",
@@ -30,9 +29,9 @@ _PROOFS = (
 class Sums:
     """Derives stages that sum terms over earlier results."""
 
-    def __init__(self, progress: Progress, centres: Centres) -> None:
+    def __init__(self, progress: Progress, moments: ShiftedMoments) -> None:
         self.progress = progress
-        self.centres = centres
+        self.moments = moments
 
     def take(self, stage: Stage, term: sympy.Expr) -> None:
         """Derive a sum: over distances from means and extremes if possible, else as products."""
@@ -48,7 +47,7 @@ class Sums:
         self._add(
             stage,
             progress.separated(stage, near),
-            self.centres.moment,
+            self.moments.moment,
             f"sum, shift of {what}",
             _PROOFS[len(kinds) > 1 or "the mean" not in kinds],
             [f"moves with {what} by the binomial formula: no large numbers cancel"],
@@ -58,7 +57,7 @@ class Sums:
         """The term over distances from means and extremes; None if it has none.
 
         Any number of references may stand in it, each with distances of its own. Exponentials are
-        left out: a gauge keeps them in range.
+        left out: a rescaling keeps them in range.
         """
         progress, state = self.progress, self.progress.state
         spelt = as_factors(term)
@@ -86,7 +85,7 @@ class Sums:
         extremes = [each for each in free & state.symbols if state.of(each).extreme]
         extremes.sort(key=lambda each: str(each.name))
         found = [each for each in means if each.symbol in free]
-        places = [self.centres.extreme(each, term) for each in extremes]
+        places = [self.moments.extreme(each, term) for each in extremes]
         return found + [each for each in places if each is not None]
 
     def _add(
@@ -104,21 +103,21 @@ class Sums:
         if len(found) > 1 and not has_one_sign([self._signed(g * h) for g, h in found]):
             progress.split.append(stage.name)
         factors: list[Factor] = []
-        gauged: list[sympy.Expr] = []
+        eager: list[sympy.Expr] = []
         hoisted: list[sympy.Expr] = []
         for number, (g, h) in enumerate(self._placed(stage, found)):
-            part, rest = gauges.split(g, h, state, progress.elements, bool(stage.cast))
+            part, rest = split(g, h, state, progress.elements, bool(stage.cast))
             kept = keep(progress.named(stage, number, len(found)), part, g)
             total += kept * rest
             name = state.of(kept).name if kept in state.symbols else ""
             factors.append(Factor(progress.spelt(g), progress.spelt(h), name))
-            gauged += [part.factor, *(each.symbol for each in progress.centres_in(g))]
+            eager += [part.factor, *(each.symbol for each in progress.centres_in(g))]
             hoisted.append(rest)
             if not part.free:
-                correction = gauges.correction(part, state)
+                correction = part.correction(state)
             if not part.vanishes:
                 notes.append("carries use stand-ins: the sum may not be 0 where a maximum is -oo")
-        names = (progress.names(gauged), progress.names(hoisted))
+        names = (progress.names(eager), progress.names(hoisted))
         step = Step(stage.name, pair, tuple(factors), *names, correction, proof, tuple(notes))
         progress.done(stage, Fence(total), step)
 

@@ -146,6 +146,19 @@ OF_FUNCTION: dict[type, str] = {
 }
 
 
+def with_parts(
+    expression: sympy.Basic, change: Callable[[sympy.Basic], sympy.Basic]
+) -> sympy.Basic:
+    """Change all parts of an expression.
+
+    Conditions stay as they are: sympy takes a real ``m == -oo`` to be false.
+    """
+    if isinstance(expression, sympy.Piecewise):
+        sides = [(change(value), test) for value, test in expression.args]
+        return sympy.Piecewise(*sides, evaluate=False)
+    return expression.func(*map(change, expression.args)) if expression.args else expression
+
+
 def factored(expression: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
     """Split a sum, such as an exponent, into a positive factor of all addends and the rest.
 
@@ -245,11 +258,9 @@ def rebuilt_without(expression: sympy.Basic, opens: Any) -> sympy.Basic:
     """Remove the fences that a test selects; conditions stay as they are."""
     if not expression.has(Fence):
         return expression
-    if isinstance(expression, sympy.Piecewise):
-        sides = [(rebuilt_without(value, opens), test) for value, test in expression.args]
-        return sympy.Piecewise(*sides, evaluate=False)
-    args = [rebuilt_without(each, opens) for each in expression.args]
-    return args[0] if opens(expression) else expression.func(*args)
+    if opens(expression):
+        return rebuilt_without(expression.args[0], opens)
+    return with_parts(expression, lambda each: rebuilt_without(each, opens))
 
 
 def settled(expression: sympy.Basic) -> sympy.Basic:
@@ -262,9 +273,6 @@ def settled(expression: sympy.Basic) -> sympy.Basic:
         return expression
     if isinstance(expression, Fence):
         return settled(expression.args[0])
-    if isinstance(expression, sympy.Piecewise):
-        sides = [(settled(value), test) for value, test in expression.args]
-        return sympy.Piecewise(*sides, evaluate=False)
     if isinstance(expression, sympy.Add):
         return fenced_sum(*(settled(each) for each in expression.args))
     if isinstance(expression, sympy.Mul):
@@ -273,7 +281,7 @@ def settled(expression: sympy.Basic) -> sympy.Basic:
         if number != 1 and len(inside) == 1:
             return fenced_product(number, inside[0])
         return number * sympy.Mul(*inside)
-    return expression.func(*(settled(each) for each in expression.args))
+    return with_parts(expression, settled)
 
 
 # Common subexpressions.
@@ -309,16 +317,12 @@ def _hold_conditions(expression: sympy.Basic, held: dict[sympy.Basic, sympy.Dumm
                 condition = held.setdefault(condition, sympy.Dummy(f"c{len(held)}"))
             sides.append((_hold_conditions(value, held), condition))
         return sympy.Piecewise(*sides, evaluate=False)
-    if not expression.args:
-        return expression
-    return expression.func(*(_hold_conditions(each, held) for each in expression.args))
+    return with_parts(expression, lambda each: _hold_conditions(each, held))
 
 
 def _put_back(expression: sympy.Basic, held: Mapping[sympy.Dummy, sympy.Basic]) -> sympy.Basic:
-    """Restore conditions as they were, for sympy takes a real ``m == -oo`` to be false."""
+    """Restore conditions as they were."""
     if isinstance(expression, sympy.Piecewise):
         sides = [(_put_back(value, held), held.get(test, test)) for value, test in expression.args]
         return sympy.Piecewise(*sides, evaluate=False)
-    if not expression.args:
-        return expression
-    return expression.func(*(_put_back(each, held) for each in expression.args))
+    return with_parts(expression, lambda each: _put_back(each, held))

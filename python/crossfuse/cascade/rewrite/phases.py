@@ -16,7 +16,7 @@ import sympy
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Slot, guarded, new, value
-from crossfuse.cascade.expressions.functions import factored, opened, shared
+from crossfuse.cascade.expressions.functions import factored, opened, shared, with_parts
 from crossfuse.cascade.expressions.to_tir import to_tir
 from crossfuse.cascade.rewrite.scripting import Scratch
 from crossfuse.cascade.spec import Monoid
@@ -163,6 +163,18 @@ def share(
     return Shared(fixed, tuple(definitions), tuple(left))
 
 
+def hoisted(
+    expression: sympy.Expr, changing: Iterable[sympy.Symbol], slots: Sequence[Slot]
+) -> tuple[tuple[Definition, ...], sympy.Expr]:
+    """Compute the invariant parts of an expression once: their definitions, and the rest.
+
+    As `share`, but nothing else is taken out.
+    """
+    hoist = _Hoist(frozenset(changing), moderate(slots))
+    rest = hoist.run(expression)
+    return tuple((symbol, each) for each, symbol in hoist.found.items()), rest
+
+
 class _Hoist:
     """Replaces invariant parts of expressions by symbols."""
 
@@ -178,10 +190,6 @@ class _Hoist:
             return expression
         if not self.changes(expression):
             return self.symbol(expression)
-        if isinstance(expression, sympy.Piecewise):
-            # Conditions stay as they are: sympy takes a real ``m == -oo`` to be false.
-            sides = [(self.run(value), test) for value, test in expression.args]
-            return sympy.Piecewise(*sides, evaluate=False)
         if isinstance(expression, sympy.exp):
             factor, difference = factored(expression.args[0])
             if factor != 1:
@@ -190,7 +198,7 @@ class _Hoist:
             return self.added(expression)
         if isinstance(expression, sympy.Mul):
             return self.gathered(expression)
-        return expression.func(*(self.run(each) for each in expression.args))
+        return with_parts(expression, self.run)
 
     def gathered(self, expression: sympy.Expr) -> sympy.Expr:
         still = [each for each in expression.args if not self.changes(each)]

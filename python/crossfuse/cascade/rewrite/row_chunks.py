@@ -18,7 +18,7 @@ from crossfuse import _tvm as ir
 from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.derivation import Derivation, Slot, new, value
 from crossfuse.cascade.detect import detect
-from crossfuse.cascade.rewrite.frame import Frame, frame_of
+from crossfuse.cascade.rewrite.context import StreamContext, stream_context
 from crossfuse.cascade.rewrite.merging import merge
 from crossfuse.cascade.rewrite.outputs import Outputs
 from crossfuse.cascade.rewrite.phases import written
@@ -26,7 +26,6 @@ from crossfuse.cascade.rewrite.residence import Residence
 from crossfuse.cascade.rewrite.rows_first import RowsFirst
 from crossfuse.cascade.rewrite.scripting import held, named, spatial
 from crossfuse.cascade.rewrite.segments import Segment
-from crossfuse.cascade.rewrite.streaming import over_parameters
 from crossfuse.cascade.rewrite.tiles import StreamTiles, refused
 from crossfuse.cascade.site import OutputSite, Site
 from crossfuse.hardware import WARP
@@ -115,8 +114,8 @@ def row_chunks(parts: RowsFirst, site: Site, derivation: Derivation, chunk: int)
     that are not corrected by a factor of it, and chunks that do not divide the rows.
     """
     correction = _correction(parts)
-    frame = frame_of(site, derivation, StreamTiles(threads=WARP))
-    vectors = WARP * frame.cover.vector
+    context = stream_context(site, derivation, StreamTiles(threads=WARP))
+    vectors = WARP * context.mapping.vector
     length = int(site.extents[site.axis])
     if chunk < vectors or chunk % vectors or length % chunk or len(site.rows) != 1:
         raise refused(
@@ -170,10 +169,11 @@ def _written(chunks: RowChunks) -> Any:
     with ir.IRBuilder() as builder, ir.script.prim_func(s_tir=True):
         ir.script.func_name("rows")
         ir.script.func_attr({FAST: 1})
-        site = over_parameters(chunks.site)
+        for each in chunks.site.function.params:
+            ir.script.arg(str(each.name), each)
         shape = (chunks.chunks, chunks.rows)
         factors = ir.script.arg(FACTORS, ir.script.buffer(shape, "float32"))
-        _Writer(replace(chunks, site=site), factors).run()
+        _Writer(chunks, factors).run()
     return builder.get()
 
 
@@ -220,7 +220,7 @@ class _Writer:
                 named("thread", thread)
                 block(thread)
 
-    def _frame(self, chunk: Any) -> Frame:
+    def _context(self, chunk: Any) -> StreamContext:
         """One chunk as if it were all of its row."""
         made, site = self.chunks, self.chunks.site
 
@@ -235,8 +235,10 @@ class _Writer:
         extents = {**site.extents, site.axis: made.chunk, chunk: made.chunks}
         reads = {symbol: moved(each) for symbol, each in site.reads.items()}
         here = replace(site, extents=extents, reads=reads, outputs=outputs)
-        vectors = made.chunk // (WARP * frame_of(here, made.derivation, _TILES).cover.vector)
-        return frame_of(here, made.derivation, replace(_TILES, unroll=vectors))
+        vectors = made.chunk // (
+            WARP * stream_context(here, made.derivation, _TILES).mapping.vector
+        )
+        return stream_context(here, made.derivation, replace(_TILES, unroll=vectors))
 
     def _places(self, thread: Any) -> tuple[Any, Any, Any]:
         """Row, chunk and thread of a block."""
@@ -248,8 +250,8 @@ class _Writer:
     def _segment(self, thread: Any) -> None:
         with ir.script.sblock("segment"):
             row, chunk, lane = self._places(thread)
-            frame = self._frame(chunk)
-            Segment(frame, (row, 0, lane), Residence(frame)).run({self.name: self.segment})
+            context = self._context(chunk)
+            Segment(context, (row, 0, lane), Residence(context)).run({self.name: self.segment})
 
     def _merge(self, thread: Any) -> None:
         with ir.script.sblock("merge"):
@@ -262,7 +264,7 @@ class _Writer:
     def _outputs(self, thread: Any) -> None:
         with ir.script.sblock("outputs"):
             row, chunk, lane = self._places(thread)
-            frame = self._frame(chunk)
+            context = self._context(chunk)
             raised = held(f"{self.name}_raised", (1,), "float32", "local")
             found, bound = self.merged[row], self.bound[0]
             room = _with_room(found)
@@ -274,7 +276,7 @@ class _Writer:
             ir.script.buffer_store(factor, quotient, [0])
             with ir.script.If(lane == 0), ir.script.Then():
                 ir.script.buffer_store(self.factors, factor[0], [chunk, row])
-            Outputs(frame, (row, 0, lane), Residence(frame), {self.name: raised[0]}).run()
+            Outputs(context, (row, 0, lane), Residence(context), {self.name: raised[0]}).run()
             ir.script.buffer_store(self.bound, raised[0], [0])
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Slot, guarded, new, value
-from crossfuse.cascade.rewrite.cover import Tiling
-from crossfuse.cascade.rewrite.frame import Frame, row_of, tile_of
+from crossfuse.cascade.rewrite.context import StreamContext
 from crossfuse.cascade.rewrite.merging import insert
 from crossfuse.cascade.rewrite.phases import (
     Definitions,
@@ -19,7 +19,14 @@ from crossfuse.cascade.rewrite.phases import (
     share,
     written,
 )
-from crossfuse.cascade.rewrite.residence import Residence, load
+from crossfuse.cascade.rewrite.residence import (
+    Place,
+    Residence,
+    ThreadTile,
+    Tile,
+    each_tile,
+    row_of,
+)
 from crossfuse.cascade.rewrite.scripting import (
     PLACE,
     Scratch,
@@ -28,31 +35,29 @@ from crossfuse.cascade.rewrite.scripting import (
     nothing,
     numbers,
     pairs,
-    steps,
-    when,
 )
 from crossfuse.cascade.rewrite.streams import Stream
-
-#: Where a thread is: row, CTA of the cluster, thread.
-Place = tuple[Any, Any, Any]
+from crossfuse.cascade.rewrite.thread_mapping import Tiling
 
 
 class Segment:
     """Writes how one thread reduces its part of a row, at a place: row, CTA and thread."""
 
-    def __init__(self, frame: Frame, place: Place, residence: Residence) -> None:
-        self.frame = frame
+    def __init__(self, context: StreamContext, place: Place, residence: Residence) -> None:
+        self.context = context
         self.place = place
         self.residence = residence
-        self.slots = frame.derivation.slots
-        self.streams = frame.streams(frame.swept)
+        self.slots = context.slots
+        self.streams = context.streams(context.swept)
         self.phases = phases(self.slots)
-        self.rows = frame.at_row(place[0])
-        self.numbers = [(slot, each) for slot in self.slots for each in numbers(slot, frame.dtype)]
+        self.rows = context.at_row(place[0])
+        self.numbers = [
+            (slot, each) for slot in self.slots for each in numbers(slot, context.dtype)
+        ]
         self.state = self._scratch("so_far")
         self.next = self._scratch("next")
         self.usable = {
-            each.name: Scratch(f"{each.name}_usable_", frame.dtype)
+            each.name: Scratch(f"{each.name}_usable_", context.dtype)
             for each in self.slots
             if each.guard is not None
         }
@@ -62,66 +67,48 @@ class Segment:
 
     def run(self, into: Mapping[str, Any]) -> None:
         """Statements: take in all tiles, then store the state."""
-        tilings = self.frame.cover.tilings
+        tilings = self.context.mapping.tilings
         fresh = len(tilings) == 1 and tilings[0].count == 1
-        invariants = self.frame.invariants(self.rows)
+        invariants = self.context.invariants(self.rows)
         for slot, number in self.numbers:
-            start = nothing(number, slot, written(slot.init, invariants, self.frame.dtype))
+            start = nothing(number, slot, written(slot.init, invariants, self.context.dtype))
             self.state[number.name].set(start)
-        for which, tiling in enumerate(tilings):
-            kind = "unroll" if self.residence.where == "registers" else "serial"
-            with steps(f"tile_{which}", tiling.count, kind) as tile:
-                first = tiling.first + tile * tiling.steps
-                _Tile(self, tiling, first, which, fresh).run()
+        each_tile(self.residence, lambda *tile: _Tile(self, fresh, *tile).run())
         for _, number in self.numbers:
             kept = self.state[number.name].value
             ir.script.buffer_store(into[number.name], kept, list(self.place))
 
 
-class _Tile:
+class _Tile(ThreadTile):
     """Writes the reduction of one tile into the state."""
 
     def __init__(
-        self, segment: Segment, tiling: Tiling, first: Any, number: int, fresh: bool
+        self, segment: Segment, fresh: bool, tiling: Tiling, first: Any, number: int
     ) -> None:
+        super().__init__(segment.residence, segment.place, tiling, first)
         self.segment = segment
-        self.frame = segment.frame
-        self.tiling = tiling
-        self.first = first
         self.number = number
         self.fresh = fresh
-        self.tiles = {each: self._tile(each) for each in segment.streams}
-        self.values = dict(self.frame.invariants(segment.rows))
+        self.tiles = {each: self.tile(each) for each in segment.streams}
+        self.values = dict(self.context.invariants(self.rows))
         for slot in segment.slots:
-            first = numbers(slot, self.frame.dtype)[0]
-            self.values[value(slot.name)] = segment.state[first.name].value
+            name = numbers(slot, self.context.dtype)[0].name
+            self.values[value(slot.name)] = segment.state[name].value
 
-    def _tile(self, stream: Stream) -> Callable[[Any], Callable[[Any], Any]]:
+    def tile(self, stream: Stream) -> Callable[[Any], Tile]:
         """Give the tile's elements for each step."""
-        kept = self.segment.residence.registers(stream)
+        kept = self.residence.registers(stream)
         if kept is not None:
-            return lambda step: lambda at: kept[(*self.segment.place, self.first + step, at)]
-        name = f"{stream.name}_tile_{self.number}"
-        buffer = tile_of(stream, self.frame, self.tiling.steps, name)
-        return lambda step: lambda at: buffer[step, at]
+            return lambda step: lambda number: kept[(*self.at(step), number)]
+        return partial(row_of, self.buffer(stream, f"tile_{self.number}"))
 
     def run(self) -> None:
         for stream, tile in self.tiles.items():
-            with loop("step", self.tiling.steps, "unroll") as step, when(self.inside(step)):
-                place = (*self.segment.place, self.first + step)
-                load(self.frame, stream, place, tile(step))
-                self.segment.residence.keep(stream, place, tile(step))
+            self.load(stream, tile)
         for which, phase in enumerate(self.segment.phases):
             self.sweep(phase, which)
         for _, number in self.segment.numbers:
             self.segment.state[number.name].set(self.segment.next[number.name].value)
-
-    def element(self, step: Any, lane: Any = 0) -> Any:
-        _, cta, thread = self.segment.place
-        return self.frame.cover.element(cta, thread, self.first + step, lane)
-
-    def inside(self, step: Any) -> Any:
-        return self.frame.cover.inside(self.tiling, self.segment.place, self.first, step)
 
     def sweep(self, phase: Phase, number: int) -> None:
         """Statements: reduce the tile's contributions, then compute new values."""
@@ -129,8 +116,8 @@ class _Tile:
         totals = {
             slot.name: Scratch(
                 f"{slot.name}_tile_{self.number}_",
-                self.frame.dtype,
-                written(slot.monoid.identity, {}, self.frame.dtype),
+                self.context.dtype,
+                written(slot.monoid.identity, {}, self.context.dtype),
             )
             for slot in phase.slots
             if not is_chosen(slot)
@@ -138,20 +125,19 @@ class _Tile:
         for slot in phase.slots:
             self.begin(slot)
         parts, plain = self.contributions(phase)
-        definitions = Definitions(self.values, self.frame.dtype)
+        definitions = Definitions(self.values, self.context.dtype)
         definitions.define(parts.fixed)
-        with loop("step", self.tiling.steps, "unroll") as step, when(self.inside(step)):
+        with self.each_step() as step:
             for slot in plain:
-                times = self.frame.cover.vector if slot.monoid.name == "sum" else 1
+                times = self.context.mapping.vector if slot.monoid.name == "sum" else 1
                 self.add(slot, totals, definitions.write(times * slot.contribution))
             moving = [each for each in phase.slots if each not in plain]
             if moving:
                 tiles = {stream: tile(step) for stream, tile in self.tiles.items()}
-                place = (*self.segment.place, self.first + step)
                 for stream, buffer in copied.items():
-                    self.segment.residence.take(stream, place, buffer)
+                    self.residence.take(stream, self.at(step), buffer)
                     tiles[stream] = row_of(buffer, 0)
-                with loop("lane", self.frame.cover.vector, "unroll") as lane:
+                with loop("lane", self.context.mapping.vector, "unroll") as lane:
                     self.lane(moving, parts, definitions, totals, tiles, step, lane)
         for slot in phase.slots:
             if is_chosen(slot):
@@ -161,19 +147,17 @@ class _Tile:
 
     def copied(self, number: int) -> dict[Stream, Any]:
         """Buffers of a vector for each stream in registers, for a later sweep."""
-        residence = self.segment.residence
-        kept = [each for each in self.tiles if residence.registers(each) is not None]
-        names = {each: f"{each.name}_packed_{self.number}_{number}" for each in kept}
-        return {each: tile_of(each, self.frame, 1, name) for each, name in names.items()}
+        kept = [each for each in self.tiles if self.residence.registers(each) is not None]
+        return {each: self.buffer(each, f"packed_{self.number}_{number}", 1) for each in kept}
 
     def following(self, slot: Slot) -> list[Scratch]:
         """The slot's numbers after this tile."""
-        return [self.segment.next[each.name] for each in numbers(slot, self.frame.dtype)]
+        return [self.segment.next[each.name] for each in numbers(slot, self.context.dtype)]
 
     def begin(self, slot: Slot) -> None:
         """Statements: a choice starts from the elements that it chose before."""
         if is_chosen(slot):
-            for each in numbers(slot, self.frame.dtype):
+            for each in numbers(slot, self.context.dtype):
                 self.segment.next[each.name].set(self.segment.state[each.name].value)
 
     def contributions(self, phase: Phase) -> tuple[Shared, list[Slot]]:
@@ -181,7 +165,7 @@ class _Tile:
 
         These slots come apart, as the second value.
         """
-        elements = set(self.frame.site.cascade.elements)
+        elements = set(self.context.site.cascade.elements)
         plain = [
             each
             for each in phase.slots
@@ -189,7 +173,7 @@ class _Tile:
             and each.monoid.name in ("sum", "max", "min")
         ]
         moving = [each.contribution for each in phase.slots if each not in plain]
-        return share(moving, elements, self.frame.derivation.slots), plain
+        return share(moving, elements, self.context.slots), plain
 
     def lane(
         self,
@@ -202,33 +186,32 @@ class _Tile:
         lane: Any,
     ) -> None:
         """Statements: take in one element."""
-        where = {**self.segment.rows, self.frame.site.axis: self.element(step, lane)}
-        values = {**fixed.values, **self.frame.symbols(where, tiles, lane)}
-        brought = Definitions(values, self.frame.dtype).all(parts)
+        values = {**fixed.values, **self.symbols(tiles, step, lane)}
+        brought = Definitions(values, self.context.dtype).all(parts)
         for slot, each in zip(slots, brought, strict=True):
             if is_chosen(slot):
-                kept = pairs(slot, self.segment.next, self.frame.dtype)
+                kept = pairs(slot, self.segment.next, self.context.dtype)
                 place = ir.tirx.Cast(PLACE, self.element(step, lane))
-                insert(slot.monoid, kept, (each, place), self.frame.dtype)
+                insert(slot.monoid, kept, (each, place), self.context.dtype)
             else:
                 self.add(slot, totals, self.kept(slot, each, step, lane))
 
     def kept(self, slot: Slot, what: Any, step: Any, lane: Any) -> Any:
         """A contribution; statement: hold it for outputs that use it again."""
-        buffer = self.segment.residence.reused.get(slot.name)
+        buffer = self.residence.reused.get(slot.name)
         if buffer is None:
             return what
-        index = [*self.segment.place, self.first + step, lane]
+        index = [*self.at(step), lane]
         ir.script.buffer_store(buffer, what, index)
         return buffer[tuple(index)]
 
     def add(self, slot: Slot, totals: Mapping[str, Scratch], what: Any) -> None:
         total = totals[slot.name]
-        total.set(combined(slot.monoid, total.value, what, self.frame.dtype))
+        total.set(combined(slot.monoid, total.value, what, self.context.dtype))
 
     def renew(self, slot: Slot, total: Any, parts: Shared, fixed: Definitions) -> None:
         """Statements: compute the slot's new value, and what stands in for it."""
-        dtype = self.frame.dtype
+        dtype = self.context.dtype
         result = total
         if not (self.fresh and slot.init == slot.monoid.identity):
             # A quotient takes many instructions; contributions have made these already.
@@ -245,5 +228,5 @@ class _Tile:
         self.values[new(slot.name)] = self.values[guarded(slot.name)] = following.value
         if slot.guard is not None:
             usable = self.segment.usable[slot.name]
-            usable.set(written(slot.guard, self.values, self.frame.dtype))
+            usable.set(written(slot.guard, self.values, self.context.dtype))
             self.values[guarded(slot.name)] = usable.value

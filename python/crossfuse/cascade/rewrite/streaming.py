@@ -8,7 +8,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.calls import checked
 from crossfuse.cascade.derivation import Derivation
-from crossfuse.cascade.rewrite.frame import Frame, frame_of
+from crossfuse.cascade.rewrite.context import StreamContext, stream_context
 from crossfuse.cascade.rewrite.merging import check_merges, merge
 from crossfuse.cascade.rewrite.outputs import Outputs
 from crossfuse.cascade.rewrite.residence import Residence
@@ -24,7 +24,7 @@ from crossfuse.cascade.rewrite.scripting import (
 )
 from crossfuse.cascade.rewrite.segments import Segment
 from crossfuse.cascade.rewrite.tiles import StreamTiles, refused
-from crossfuse.cascade.site import OutputSite, Site, StageSite
+from crossfuse.cascade.site import Site
 from crossfuse.hardware import WARP
 from crossfuse.markers import FAST, MERGE, MERGE_EQUAL, PUSH, RESIDENT_CTAS
 
@@ -80,8 +80,9 @@ def streaming(site: Site, derivation: Derivation, tiles: StreamTiles | None = No
     with ir.IRBuilder() as builder, ir.script.prim_func(s_tir=True):
         ir.script.func_name(symbol_of(site.function))
         ir.script.func_attr({FAST: 1} | ({RESIDENT_CTAS: sizes.ctas} if sizes.ctas else {}))
-        frame = frame_of(over_parameters(site), derivation, sizes)
-        _Writer(frame).run()
+        for each in site.function.params:
+            ir.script.arg(str(each.name), each)
+        _Writer(stream_context(site, derivation, sizes)).run()
     return builder.get()
 
 
@@ -114,68 +115,33 @@ def _check(site: Site, derivation: Derivation) -> None:
         )
 
 
-def over_parameters(site: Site) -> Site:
-    """The site over the parameters of the function that is being written."""
-    images = {}
-    for old in site.function.params:
-        kind = old.ty
-        buffer = ir.script.buffer(tuple(kind.shape), str(kind.dtype))
-        images[old] = ir.script.arg(str(old.name), buffer)
-
-    def renewed(expression: Any) -> Any:
-        return ir.substitute(expression, lambda var: images.get(var, var))
-
-    outputs = tuple(
-        OutputSite(
-            each.name,
-            images[each.buffer],
-            tuple(renewed(index) for index in each.indices),
-            each.columns,
-        )
-        for each in site.outputs
-    )
-    reads = {symbol: renewed(each) for symbol, each in site.reads.items()}
-    stages: dict[str, StageSite] = dict(site.stages)
-    return Site(
-        site.function,
-        site.cascade,
-        site.rows,
-        site.axis,
-        site.extents,
-        reads,
-        stages,
-        outputs,
-        site.producers,
-    )
-
-
 class _Writer:
     """Writes the function's blocks."""
 
-    def __init__(self, frame: Frame) -> None:
-        self.frame = frame
-        self.slots = frame.derivation.slots
-        self.ctas, self.threads = frame.cover.cluster, frame.cover.threads
-        self.residence = Residence(frame)
-        self.segments = self._state("segment", (frame.rows, self.ctas, self.threads))
+    def __init__(self, context: StreamContext) -> None:
+        self.context = context
+        self.slots = context.slots
+        self.ctas, self.threads = context.mapping.cluster, context.mapping.threads
+        self.residence = Residence(context)
+        self.segments = self._state("segment", (context.row_count, self.ctas, self.threads))
         self.merged = self._state(
-            "cta", (frame.rows,) if self.ctas == 1 else (self.ctas, frame.rows)
+            "cta", (context.row_count,) if self.ctas == 1 else (self.ctas, context.row_count)
         )
         self.inbox: dict[str, Any] = {}
         self.final: dict[str, Any] = {}
         if self.ctas > 1:
-            self.inbox = self._state("inbox", (self.ctas, frame.rows, self.ctas))
-            self.final = self._state("final", (frame.rows, self.ctas, self.threads))
+            self.inbox = self._state("inbox", (self.ctas, context.row_count, self.ctas))
+            self.final = self._state("final", (context.row_count, self.ctas, self.threads))
 
     def _state(self, name: str, shape: tuple[int, ...]) -> dict[str, Any]:
         return {
             each.name: held(f"{each.name}_{name}", shape, each.dtype)
             for slot in self.slots
-            for each in numbers(slot, self.frame.dtype)
+            for each in numbers(slot, self.context.dtype)
         }
 
     def run(self) -> None:
-        with loop("row", self.frame.rows) as row:
+        with loop("row", self.context.row_count) as row:
             self._nest(row, self._segment)
             self._nest(row, self._merge)
             if self.ctas > 1:
@@ -194,7 +160,7 @@ class _Writer:
     def _place(self, row: Any, cta: Any, thread: Any) -> tuple[Any, Any, Any]:
         rank = spatial("cta_", self.ctas, cta) if self.ctas > 1 else 0
         return (
-            spatial("row_", self.frame.rows, row),
+            spatial("row_", self.context.row_count, row),
             rank,
             spatial("thread_", self.threads, thread),
         )
@@ -203,28 +169,30 @@ class _Writer:
         with ir.script.sblock("segment"):
             place = self._place(row, cta, thread)
             # Stated, because the block reads back what it keeps for outputs.
-            ir.script.reads(*[_whole(each.buffer) for each in self.frame.streams(self.frame.swept)])
+            ir.script.reads(
+                *[_whole(each.buffer) for each in self.context.streams(self.context.swept)]
+            )
             ir.script.writes(
                 *[each[place] for each in self.segments.values()],
                 *[self._kept(each, place) for each in self.residence.buffers.values()],
                 *[self._kept(each, place) for each in self.residence.reused.values()],
             )
-            Segment(self.frame, place, self.residence).run(self.segments)
+            Segment(self.context, place, self.residence).run(self.segments)
 
     def _kept(self, buffer: Any, place: tuple[Any, Any, Any]) -> Any:
         row, cta, thread = place
-        count, width = self.frame.cover.held, int(buffer.ty.shape[-1])
+        count, width = self.context.mapping.held, int(buffer.ty.shape[-1])
         if self.residence.where == "registers":
             return buffer[row, cta, thread, 0:count, 0:width]
         return buffer[cta, row, 0:count, thread, 0:width]
 
     def _merge(self, row: Any, cta: Any, thread: Any) -> None:
         with ir.script.sblock("merge"):
-            at_row = spatial("row_", self.frame.rows, row)
+            at_row = spatial("row_", self.context.row_count, row)
             rank = spatial("cta_", self.ctas, cta) if self.ctas > 1 else 0
             of = named("thread_", ir.script.axis.reduce(self.threads, thread))
             into = (at_row,) if self.ctas == 1 else (rank, at_row)
-            invariants = self.frame.invariants(self.frame.at_row(at_row))
+            invariants = self.context.invariants(self.context.at_row(at_row))
             ir.script.sblock_attr({MERGE: 1} | self._counts(1))
             place = (at_row, rank, of)
             self._join(self.merged, into, self.segments, place, invariants)
@@ -247,26 +215,26 @@ class _Writer:
         with loop("other", self.ctas) as other, ir.script.sblock("fold"):
             place = self._place(row, cta, thread)
             of = named("other_", ir.script.axis.reduce(self.ctas, other))
-            invariants = self.frame.invariants(self.frame.at_row(place[0]))
+            invariants = self.context.invariants(self.context.at_row(place[0]))
             if self.ctas & (self.ctas - 1) == 0 and self.ctas <= min(self.threads, WARP):
                 ir.script.sblock_attr({MERGE: 1} | self._counts(self.threads))
             self._join(self.final, place, self.inbox, (place[1], place[0], of), invariants)
 
     def _counts(self, threads: int) -> dict[str, Any]:
         """An annotation of the numbers that count elements, with their value after some threads."""
-        cover = self.frame.cover
-        each = cover.steps * cover.vector * threads
-        if any(tiling.guarded for tiling in cover.tilings):
+        mapping = self.context.mapping
+        each = mapping.steps * mapping.vector * threads
+        if any(tiling.guarded for tiling in mapping.tilings):
             each = 0
         counts = [
             each * (slot.monoid.name == "sum" and slot.contribution == 1)
             for slot in self.slots
-            for _ in numbers(slot, self.frame.dtype)
+            for _ in numbers(slot, self.context.dtype)
         ]
         return {MERGE_EQUAL: counts} if any(counts) else {}
 
     def _join(self, into: Any, into_place: Any, of: Any, of_place: Any, invariants: Any) -> None:
-        merge(self.slots, into, into_place, of, of_place, invariants, self.frame.dtype)
+        merge(self.slots, into, into_place, of, of_place, invariants, self.context.dtype)
 
     def _outputs(self, row: Any, cta: Any, thread: Any) -> None:
         with ir.script.sblock("outputs"):
@@ -275,7 +243,7 @@ class _Writer:
             index = place if self.ctas > 1 else (place[0],)
             state = {name: buffer[index] for name, buffer in held_in.items()}
             before = {name: buffer[place] for name, buffer in self.segments.items()}
-            Outputs(self.frame, place, self.residence, state, before).run()
+            Outputs(self.context, place, self.residence, state, before).run()
 
 
 def _whole(buffer: Any) -> Any:

@@ -16,7 +16,7 @@ import sympy
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.access import row_major
-from crossfuse.cascade.rewrite.passes import item_bytes
+from crossfuse.cascade.rewrite.work import item_bytes
 from crossfuse.cascade.site import Site
 
 #: Bytes of a load.

@@ -1,16 +1,123 @@
-"""Counts the bytes, registers and operations of a stream, for the planner's estimates."""
+"""Counts what a cascade moves, holds and computes, fused and unfused, for the planner's estimates.
+
+Functions load TVM when they are called: the planner imports the numbers alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
-from crossfuse.cascade.rewrite.passes import item_bytes
+import sympy
 
 if TYPE_CHECKING:
     from crossfuse.cascade.derivation import Derivation
+    from crossfuse.cascade.rewrite.tiled.tile_context import TileContext
     from crossfuse.cascade.site import Site
+
+# Bytes, and the arithmetic of an element of the axis.
+
+#: Functions that take more than one instruction of the special-function units.
+_SEVERAL = {sympy.tanh: 2}
+#: Functions that these units compute, beside powers that are no products.
+_SPECIAL = (sympy.exp, sympy.log, sympy.tanh, sympy.sin, sympy.cos)
+
+
+def item_bytes(dtype: str) -> int:
+    """Bytes of an element in memory."""
+    from crossfuse import _tvm as ir
+
+    return max(1, int(ir.tvm.DataType(dtype).bits) // 8)
+
+
+def _item(loads: Iterable[Any], otherwise: int) -> int:
+    """Bytes of the widest of some loads; without any another number."""
+    return max((item_bytes(str(each.ty)) for each in loads), default=otherwise)
+
+
+def _item_of(buffer: Any) -> int:
+    return item_bytes(str(buffer.ty.dtype))
+
+
+def _bytes(buffer: Any) -> int:
+    return prod(int(each) for each in buffer.ty.shape) * _item_of(buffer)
+
+
+def _sources(loads: Iterable[Any]) -> list[Any]:
+    """The tensors of loads, each once."""
+    found: list[Any] = []
+    for load in loads:
+        if not any(load.source.same_as(each) for each in found):
+            found.append(load.source)
+    return found
+
+
+def exponentials(expressions: Iterable[sympy.Expr], elements: Iterable[sympy.Symbol]) -> int:
+    """Instructions of the special-function units for each element, each value computed once.
+
+    `elements` change along the axis; anything else is computed once a row and is not counted.
+    """
+    moving = set(elements)
+    found = {each for each in _parts(expressions, moving) if _is_special(each)}
+    return sum(_SEVERAL.get(each.func, 1) for each in found)
+
+
+def operations(expressions: Iterable[sympy.Expr], elements: Iterable[sympy.Symbol]) -> int:
+    """Additions, products and comparisons of each element; a multiply-add counts as one.
+
+    Conditions of masks are not counted.
+    """
+    moving = set(elements)
+    return sum(_count(each, moving) for each in set(_parts(expressions, moving)))
+
+
+def _parts(expressions: Iterable[sympy.Expr], moving: set[sympy.Symbol]) -> list[sympy.Basic]:
+    """Parts of expressions that change along the axis, but for conditions."""
+    found: list[sympy.Basic] = []
+
+    def visit(part: sympy.Basic) -> None:
+        if not part.free_symbols & moving:
+            return
+        found.append(part)
+        inner = [each for each, _ in part.args] if isinstance(part, sympy.Piecewise) else part.args
+        for each in inner:
+            visit(each)
+
+    for each in expressions:
+        visit(each)
+    return found
+
+
+def _is_special(part: sympy.Basic) -> bool:
+    if isinstance(part, sympy.Pow):
+        return not (part.exp.is_Integer and part.exp > 0)
+    return isinstance(part, _SPECIAL)
+
+
+def _count(part: sympy.Basic, moving: set[sympy.Symbol]) -> int:
+    if isinstance(part, sympy.Pow):
+        return int(part.exp) - 1 if part.exp.is_Integer and part.exp > 0 else 0
+    if not isinstance(part, sympy.Add | sympy.Mul | sympy.Max | sympy.Min):
+        return 0
+    changing = [each for each in part.args if each.free_symbols & moving]
+    # What does not change is one number; a sign is part of the instruction.
+    fixed = [each for each in part.args if each not in changing and each != -1]
+    terms = len(changing) + bool(fixed) - 1
+    if isinstance(part, sympy.Add):
+        products = sum(isinstance(_chosen(each), sympy.Mul) for each in changing)
+        # A product of two that is added is one instruction, which `_count` of it has counted.
+        return max(0, terms - products)
+    return terms
+
+
+def _chosen(part: sympy.Basic) -> sympy.Basic:
+    """An element without its mask."""
+    return part.args[0][0] if isinstance(part, sympy.Piecewise) else part
+
+
+# A stream of threads.
 
 #: Bytes of a register.
 _REGISTER = 4
@@ -47,7 +154,7 @@ class Work:
     #: Whether registers hold two elements each, which takes as many again to compute with.
     unpacked: bool = False
     #: Registers of a vector of contributions that outputs use again; see
-    #: `crossfuse.cascade.rewrite.reuse`.
+    #: `crossfuse.cascade.rewrite.context.reusing`.
     reused: int = 0
     #: Operations of an element that these spare.
     spared: int = 0
@@ -66,17 +173,15 @@ class Work:
 
 def work_of(site: Site, derivation: Derivation) -> Work:
     """Count the bytes, registers and operations of a cascade as a stream."""
-    from crossfuse.cascade.rewrite.counting import exponentials, operations
-    from crossfuse.cascade.rewrite.frame import frame_of
-    from crossfuse.cascade.rewrite.reuse import reusing
+    from crossfuse.cascade.rewrite.context import reusing, stream_context
     from crossfuse.cascade.rewrite.scripting import numbers
     from crossfuse.cascade.rewrite.tiles import StreamTiles
 
-    frame = frame_of(site, derivation, StreamTiles())
-    swept, emitted = frame.streams(frame.swept), frame.streams(frame.emitted)
+    context = stream_context(site, derivation, StreamTiles())
+    swept, emitted = context.streams(context.swept), context.streams(context.emitted)
     again = [each for each in emitted if any(each.same(other) for other in swept)]
     late = [each for each in emitted if each not in again]
-    vector = frame.cover.vector
+    vector = context.mapping.vector
     elements = site.cascade.elements
     taken = [each.contribution for each in derivation.slots]
     given = list(derivation.rows.values())
@@ -84,29 +189,29 @@ def work_of(site: Site, derivation: Derivation) -> Work:
     left = operations(list(shorter.rows.values()), (*elements, *(each.kept for each in reused)))
     along = [each for each in site.outputs if each.name in derivation.rows]
     return Work(
-        frame.rows,
-        frame.cover.length,
+        context.row_count,
+        context.length,
         vector,
-        read=_bytes(each for each in swept if _of_row(each, site)),
-        kept=_bytes(again),
-        late=_bytes(each for each in late if _of_row(each, site)),
-        written=sum(item_bytes(str(each.buffer.ty.dtype)) for each in along),
-        fetched=_bytes(swept) * vector,
+        read=_moved(each for each in swept if _of_row(each, site)),
+        kept=_moved(again),
+        late=_moved(each for each in late if _of_row(each, site)),
+        written=sum(_item_of(each.buffer) for each in along),
+        fetched=_moved(swept) * vector,
         swept=_registers(swept, vector),
         held=_registers(again, vector),
         emitted=_registers(emitted, vector),
         unpacked=any(_is_packed(each) for each in swept),
         reused=vector * len(reused),
         spared=max(0, operations(given, elements) - left),
-        slots=sum(len(numbers(each, frame.dtype)) for each in derivation.slots),
+        slots=sum(len(numbers(each, context.dtype)) for each in derivation.slots),
         # What outputs compute again is computed in a second sweep.
         exponentials=exponentials(taken, elements) + exponentials(given, elements),
         operations=len(taken) + operations(taken, elements) + operations(given, elements),
     )
 
 
-def _bytes(streams: Iterable[Any]) -> int:
-    return sum(item_bytes(str(each.buffer.ty.dtype)) * each.width for each in streams)
+def _moved(streams: Iterable[Any]) -> int:
+    return sum(_item_of(each.buffer) * each.width for each in streams)
 
 
 def _is_packed(stream: Any) -> bool:
@@ -118,7 +223,7 @@ def _registers(streams: Iterable[Any], vector: int) -> int:
     count = 0
     for each in streams:
         elements = vector * each.width
-        size = item_bytes(str(each.buffer.ty.dtype))
+        size = _item_of(each.buffer)
         count += elements // 2 if _is_packed(each) else elements * max(1, size // _REGISTER)
     return count
 
@@ -129,3 +234,266 @@ def _of_row(stream: Any, site: Any) -> bool:
 
     used = [each for load in stream.loads for i in load.indices for each in ir.variables(i)]
     return any(each.same_as(row) for each in used for row in site.rows)
+
+
+# A stream over tiles.
+
+#: Rows at which bounds of the axis are sampled; the planner interpolates between them.
+_SAMPLES = 65
+#: Instructions to compare and exchange an element with each of the best so far.
+_CHOICE = 3
+
+
+@dataclass(frozen=True)
+class TileWork:
+    """A cascade with products in numbers."""
+
+    #: Sets of rows that share right operands.
+    groups: int
+    #: Rows of each group.
+    rows: int
+    #: Elements of the axis.
+    length: int
+    #: Elements that the product that makes the axis's elements sums; 0 where these are loaded.
+    depth: int = 0
+    #: Columns of the widest result; 0 without a second product.
+    columns: int = 0
+    #: Bytes of an element of the left operand (or of a loaded element).
+    left: int = 2
+    #: Bytes of an element of the right operand.
+    right: int = 2
+    #: Bytes of an element of the second product's right operand.
+    value: int = 2
+    #: Bytes of all results of a row.
+    result: int = 0
+    #: Bytes of all tensors that are read, each once.
+    inputs: int = 0
+    #: Bytes of an element in the second product; in the first where there is none.
+    item: int = 2
+    #: Whether the right operands of both products are one tensor.
+    same: bool = False
+    #: Instructions of an element on the special-function units.
+    exponentials: int = 0
+    #: Other instructions of an element.
+    operations: int = 0
+    #: Conditions of an element; where they bound the axis, of tiles that are not all needed.
+    masks: int = 0
+    #: Rows of a group, ascending, with the first element that each needs and the one behind the
+    #: last; none where all are needed.
+    spans: tuple[tuple[int, int, int], ...] = ()
+    #: Numbers of the state of a row without columns.
+    slots: int = 2
+
+
+def tile_work_of(site: Site, derivation: Derivation) -> TileWork:
+    """Count the bytes and operations of a cascade with products; refused without a tile form."""
+    from crossfuse import _tvm as ir
+    from crossfuse.cascade.rewrite.tiled.tile_context import tile_context
+    from crossfuse.cascade.rewrite.tiles import CascadeTiles
+
+    context = tile_context(site, derivation, CascadeTiles())
+    made = context.products
+    loads = ir.buffer_loads
+    elements = [each for each in site.cascade.elements if each in site.reads]
+    columned = [each for each in elements if each in context.columned]
+    own = [load for each in elements if each not in columned for load in loads(site.reads[each])]
+    values = [load for each in columned for load in loads(site.reads[each])]
+    lefts, rights = [each.left for each in made], [each.right for each in made]
+    value = _item(values, 2)
+    rows = prod(int(site.extents[each]) for each in site.rows)
+    read, parameters = _sources([*lefts, *rights, *own, *values]), set(site.function.params)
+    return TileWork(
+        groups=rows // context.rows.extent,
+        rows=context.rows.extent,
+        length=context.length,
+        depth=max((each.extents[0] for each in made), default=0),
+        columns=context.widest,
+        left=_item(lefts or own, 2),
+        right=_item(rights, 2),
+        value=value,
+        result=_results(site),
+        inputs=sum(_bytes(each) for each in read if each in parameters),
+        item=value if values else _item(lefts, 2),
+        same=any(one.source.same_as(other.source) for one in rights for other in values),
+        **_arithmetic(context),
+        spans=_spans(context),
+        slots=sum(not context.columns_of(each) for each in context.slots),
+    )
+
+
+def _results(site: Site) -> int:
+    return sum(
+        _item_of(each.buffer) * prod(int(site.extents[column]) for column in each.columns)
+        for each in site.outputs
+    )
+
+
+def _arithmetic(context: TileContext) -> dict[str, int]:
+    """Instructions of an element, counted in the statements of a step."""
+    from crossfuse.cascade.rewrite.tiled.steps import Multiply, Reduce, Tile
+
+    moving = set(context.site.cascade.elements)
+    written, plain = [], 0
+    for each in context.steps:
+        if isinstance(each, Tile):
+            moving |= {each.symbol}
+        if isinstance(each, Tile | Reduce):
+            written.append(each.expression)
+        if isinstance(each, Reduce):
+            plain += 1 + _CHOICE * each.slot.monoid.k
+        # What is multiplied is rounded first.
+        plain += isinstance(each, Multiply)
+    conditions = {part for each in written for part in each.atoms(sympy.core.relational.Relational)}
+    return {
+        "exponentials": exponentials(written, moving),
+        "operations": plain + operations(written, moving),
+        "masks": sum(bool(each.free_symbols & moving) for each in conditions),
+    }
+
+
+def _spans(context: TileContext) -> tuple[tuple[int, int, int], ...]:
+    """Elements that some rows need, by the bounds of masks on the axis."""
+    from crossfuse.cascade.rewrite.tiled.skipping import span
+
+    rows, length = context.rows.extent, context.length
+    symbols = {
+        symbol
+        for symbol in context.site.cascade.invariants
+        if symbol.is_integer
+        and getattr(context.read(symbol), "same_as", lambda other: False)(context.rows.var)
+    }
+    found = span(context.slots, context.index, {each: (each, each) for each in symbols})
+    if not found.lower and not found.upper:
+        return ()
+    places = sorted({round(i * (rows - 1) / (_SAMPLES - 1)) for i in range(_SAMPLES)})
+
+    def at(bound: sympy.Expr, row: int) -> int:
+        return int(bound.subs(dict.fromkeys(symbols, row)))
+
+    return tuple(
+        (
+            row,
+            max(0, *(at(each, row) for each in found.lower), 0),
+            min(length, *(at(each, row) + 1 for each in found.upper), length),
+        )
+        for row in places
+    )
+
+
+# Separate kernels.
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One kernel of a cascade as written, one reduction after another."""
+
+    #: Of its result.
+    name: str
+    #: Bytes, as those written.
+    read: int
+    written: int
+    #: Multiplications and additions of its matrix product.
+    flops: int = 0
+
+
+def passes_of(site: Site) -> tuple[Pass, ...]:
+    """List the kernels of a cascade that is not fused, in order.
+
+    A product that makes elements is a kernel. Independent reductions share one; each other one
+    waits for those that it uses. The left operand of a result with columns is written before it is
+    multiplied. Outputs over the axis are the last kernel.
+    """
+    return tuple(_Counter(site).run())
+
+
+class _Counter:
+    def __init__(self, site: Site) -> None:
+        from crossfuse.cascade.rewrite.tiled.operands import products
+
+        self.site = site
+        self.rows = prod(int(site.extents[each]) for each in site.rows)
+        self.length = int(site.extents[site.axis])
+        self.products = {each.symbol: each for each in products(site)}
+
+    def run(self) -> list[Pass]:
+        found = [self._made(symbol) for symbol in self.site.producers]
+        levels: dict[int, list[str]] = {}
+        depth: dict[str, int] = {}
+        for stage in self.site.cascade.stages:
+            names = {each.name for each in stage.term.free_symbols}
+            depth[stage.name] = 1 + max((depth[each] for each in names & depth.keys()), default=0)
+            levels.setdefault(depth[stage.name], []).append(stage.name)
+        for level in sorted(levels):
+            plain = [each for each in levels[level] if not self.site.stages[each].columns]
+            found += [self._reduced(plain)] if plain else []
+            for name in levels[level]:
+                if name not in plain:
+                    found += self._multiplied(name)
+        return found + self._outputs()
+
+    def _made(self, symbol: sympy.Symbol) -> Pass:
+        """The product that makes an element; its result has the type of its operands."""
+        made, item = self.products[symbol], self._item_of(symbol)
+        count = self.rows * self.length
+        read = sum(_bytes(each.source) for each in (made.left, made.right))
+        return Pass(self.site.producers[symbol], read, count * item, 2 * count * made.extents[0])
+
+    def _reduced(self, names: list[str]) -> Pass:
+        used = set().union(*(self._term(each).free_symbols for each in names))
+        return Pass(", ".join(names), self._read(used), 4 * self.rows * len(names))
+
+    def _multiplied(self, name: str) -> list[Pass]:
+        """The kernel of the left operand, and the product."""
+        columned = self._columned(name)
+        used = self._term(name).free_symbols
+        columns = prod(int(self.site.extents[each]) for each in self.site.stages[name].columns)
+        item = min((self._item_of(each) for each in columned), default=4)
+        operand = self.rows * self.length * item
+        right = self._read(columned)
+        product = Pass(
+            name,
+            operand + right,
+            self.rows * columns * item,
+            2 * self.rows * self.length * columns,
+        )
+        return [Pass(f"operand of {name}", self._read(used - columned), operand), product]
+
+    def _outputs(self) -> list[Pass]:
+        rows = self.site.cascade.rows
+        if not rows:
+            return []
+        used = set().union(*(each.free_symbols for each in rows.values()))
+        along = [each for each in self.site.outputs if each.name in rows]
+        written = sum(_bytes(each.buffer) for each in along)
+        return [Pass(", ".join(each.name for each in along), self._read(used), written)]
+
+    def _term(self, name: str) -> sympy.Expr:
+        return self.site.cascade.stage(name).term
+
+    def _columned(self, name: str) -> set[sympy.Symbol]:
+        from crossfuse.cascade.rewrite.tiled.operands import mentions
+
+        columns = self.site.stages[name].columns
+        return {
+            symbol
+            for symbol in self._term(name).free_symbols & self.site.reads.keys()
+            if any(mentions([self.site.reads[symbol]], each) for each in columns)
+        }
+
+    def _read(self, symbols: Iterable[sympy.Symbol]) -> int:
+        """Bytes of the tensors that symbols are read from, each once."""
+        ordered = sorted(symbols, key=lambda each: each.name)
+        made = [each for each in ordered if each in self.site.producers]
+        loads = [load for each in ordered if each not in made for load in self._loads(each)]
+        count = self.rows * self.length
+        return sum(count * self._item_of(each) for each in made) + sum(map(_bytes, _sources(loads)))
+
+    def _loads(self, symbol: sympy.Symbol) -> list[Any]:
+        from crossfuse import _tvm as ir
+
+        return ir.buffer_loads(self.site.reads[symbol]) if symbol in self.site.reads else []
+
+    def _item_of(self, symbol: sympy.Symbol) -> int:
+        if symbol in self.products:
+            return item_bytes(str(self.products[symbol].left.ty))
+        return _item(self._loads(symbol), 4)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from crossfuse.cascade.rewrite.passes import Pass
+from crossfuse.cascade.rewrite.work import Pass
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.choice import Runner, no_plan

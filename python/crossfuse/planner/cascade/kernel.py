@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
-from crossfuse.cascade.rewrite.tiles import StreamTiles
+from crossfuse.cascade.rewrite.tiles import CascadeTiles, StreamTiles
 from crossfuse.planner.cascade.rows_space import RowsTiles
 from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.families import ROWS, STREAM, TILES

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from heapq import merge
 from typing import TYPE_CHECKING, Any
 
-from crossfuse.cascade.rewrite.tiled.sizes import DSM, KERNEL, WARPGROUP_ROWS, CascadeTiles
-from crossfuse.cascade.rewrite.tiles import StreamTiles
+from crossfuse.cascade.rewrite.tiles import DSM, KERNEL, WARPGROUP_ROWS, CascadeTiles, StreamTiles
 from crossfuse.cascade.rewrite.work import Work
 from crossfuse.errors import PlanRefused, RefusedError, refuse
 from crossfuse.hardware import WARP, WARPGROUP, Device, device

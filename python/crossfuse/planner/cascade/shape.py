@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from crossfuse.cascade.rewrite.passes import Pass
-from crossfuse.cascade.rewrite.tiled.work import TileWork
-from crossfuse.cascade.rewrite.work import Work
+from crossfuse.cascade.rewrite.work import Pass, TileWork, Work
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade.rows_product import RowsProduct, rows_product_of
 from crossfuse.planner.cost.rates import Rates
@@ -50,10 +48,8 @@ class CascadeShape:
 
 def cascade_shape(site: Site, derivation: Derivation, name: str = "cascade") -> CascadeShape:
     """Count the work of a cascade in its function; refuses products without a tile form."""
-    from crossfuse.cascade.rewrite.passes import passes_of
     from crossfuse.cascade.rewrite.tiled.operands import has_products
-    from crossfuse.cascade.rewrite.tiled.work import tile_work_of
-    from crossfuse.cascade.rewrite.work import work_of
+    from crossfuse.cascade.rewrite.work import passes_of, tile_work_of, work_of
 
     count = tile_work_of if has_products(site) else work_of
     product = rows_product_of(site.function) if has_products(site) else None

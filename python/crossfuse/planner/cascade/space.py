@@ -8,8 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from crossfuse.cascade.rewrite.tiled.sizes import DSM, CascadeTiles
-from crossfuse.cascade.rewrite.tiles import StreamTiles
+from crossfuse.cascade.rewrite.tiles import DSM, CascadeTiles, StreamTiles
 from crossfuse.cascade.rewrite.work import Work
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import Device

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from crossfuse.cascade.rewrite.tiled.sizes import WARPGROUP_ROWS, CascadeTiles
-from crossfuse.cascade.rewrite.tiled.work import TileWork
+from crossfuse.cascade.rewrite.tiles import WARPGROUP_ROWS, CascadeTiles
+from crossfuse.cascade.rewrite.work import TileWork
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade.shape import LANES, SPECIAL, clock
 from crossfuse.planner.cascade.tile_space import (

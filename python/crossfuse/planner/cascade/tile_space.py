@@ -9,8 +9,8 @@ from math import log
 
 import numpy as np
 
-from crossfuse.cascade.rewrite.tiled.sizes import WARPGROUP_ROWS, WIDE, CascadeTiles
-from crossfuse.cascade.rewrite.tiled.work import TileWork
+from crossfuse.cascade.rewrite.tiles import WARPGROUP_ROWS, WIDE, CascadeTiles
+from crossfuse.cascade.rewrite.work import TileWork
 from crossfuse.hardware import Device
 from crossfuse.planner.space.count import Step
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from crossfuse.cascade.rewrite.passes import Pass
-from crossfuse.cascade.rewrite.work import Work
+from crossfuse.cascade.rewrite.work import Pass, Work
 from crossfuse.hardware import Device, device
 from crossfuse.planner.cascade.choice import CascadeChoice, pass_times
 from crossfuse.planner.cascade.space import candidates, read_tiles

@@ -12,11 +12,10 @@ from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.derivation import Derivation
 from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.streaming import streaming
-from crossfuse.cascade.rewrite.tiled.frame import frame_of
 from crossfuse.cascade.rewrite.tiled.operands import has_products
-from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
+from crossfuse.cascade.rewrite.tiled.tile_context import tile_context
 from crossfuse.cascade.rewrite.tiled.tiled import tiled
-from crossfuse.cascade.rewrite.tiles import StreamTiles
+from crossfuse.cascade.rewrite.tiles import CascadeTiles, StreamTiles
 from crossfuse.cascade.rewrite.work import work_of
 from crossfuse.cascade.site import Site
 from crossfuse.errors import CascadeRefused, PlanRefused, RefusedError, contained, refuse
@@ -207,7 +206,7 @@ def recomputed(site: Site, derivation: Derivation, tiles: CascadeTiles) -> str:
         if left:
             times = prod(int(site.extents[each]) for each in left)
             return f"each element of block '{block}' would be computed for {times} rows again"
-    count = frame_of(site, derivation, tiles).column_tiles if site.producers else 1
+    count = tile_context(site, derivation, tiles).column_tiles if site.producers else 1
     if count > 1:
         block = next(iter(site.producers.values()))
         return f"each of {count} tiles of columns would compute the elements of block '{block}'"

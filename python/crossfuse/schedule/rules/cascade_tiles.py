@@ -7,9 +7,9 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.calls import AnyFunction, checked
 from crossfuse.cascade.derivation import Derivation
-from crossfuse.cascade.rewrite.tiled.frame import COLUMNS, DEPTH, PARTS, ROWS, STEPS
-from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
+from crossfuse.cascade.rewrite.tiled.tile_context import COLUMNS, DEPTH, PARTS, ROWS, STEPS
 from crossfuse.cascade.rewrite.tiled.tiled import MERGE, TILE, tiled
+from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.cascade.site import Site
 from crossfuse.markers import STAGES, STREAM
 from crossfuse.schedule.install import install

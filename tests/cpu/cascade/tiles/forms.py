@@ -7,7 +7,7 @@ from typing import Any
 from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.derivation import Derivation
 from crossfuse.cascade.detect import detect
-from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
+from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.cascade.site import Site
 from crossfuse.emulate.llvm import run_sequential, run_serial
 from crossfuse.emulate.serialise import serialise

@@ -16,8 +16,8 @@ from cpu.cascade.tiles.attention_forms import After, Before
 from cpu.cascade.tiles.forms import found, scheduled
 from cpu.cascade.tiles.masked import Masked, function
 from crossfuse import _tvm as ir
-from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
 from crossfuse.cascade.rewrite.tiled.tiled import tiled
+from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.errors import ArgumentRefused, CascadeRefused
 from crossfuse.lower.open_blocks import open_blocks
 from crossfuse.schedule.records import trace_json

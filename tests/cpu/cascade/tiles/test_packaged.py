@@ -11,7 +11,7 @@ import pytest
 from cpu.cascade.small import small
 from cpu.cascade.tiles.forms import Compiled, found, run, scheduled
 from crossfuse.cascade.derivation import left, right, value
-from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
+from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.errors import CheckFailed
 from crossfuse.schedule.rules.cascade_tiles import schedule_cascade_tiles
 from crossfuse.workload.cascade_build import prim_func

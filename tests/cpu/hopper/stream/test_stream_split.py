@@ -16,7 +16,7 @@ from crossfuse.emulate.cuda import change_argument, drop_call, emulate
 from crossfuse.errors import LoweringRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
-from crossfuse.lower.hopper.stream.plan.memory import plan_inbox
+from crossfuse.lower.hopper.stream.plan.memory import plan_mailbox
 from crossfuse.lower.hopper.stream.recover.function import recover_streams
 from crossfuse.lower.image import KernelImage
 from crossfuse.runtime import compile_cubin
@@ -151,7 +151,7 @@ def test_odd_slices_are_refused() -> None:
     assert program.split is not None
     odd = replace(program, split=replace(program.split, columns=13))
     with pytest.raises(LoweringRefused) as caught:
-        plan_inbox(odd)
+        plan_mailbox(odd)
     assert str(caught.value) == (
         "stream-split: loop 'part': found slices of 13 columns for 5 CTAs; limit: slices of an "
         "even number of columns, since threads send pairs. Instead: pass another number of CTAs a "

@@ -10,16 +10,17 @@ import sympy
 from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.derivation import Slot, guarded, left, new, old, right, value
 from crossfuse.cascade.rewrite.tiled.base_two import LOG2E, base_two
-from crossfuse.cascade.rewrite.tiled.parts import Combine, merge_steps
 from crossfuse.cascade.rewrite.tiled.skipping import limited
 from crossfuse.cascade.rewrite.tiled.steps import (
     Carry,
+    Combine,
     Factor,
     Guard,
     Keep,
     Multiply,
     Reduce,
     Tile,
+    merge_steps,
     steps,
 )
 from crossfuse.cascade.spec import MAX, SUM, Cascade, Stage

@@ -14,7 +14,7 @@ import sympy
 from sympy.core.relational import Relational
 
 from crossfuse.cascade.derivation import Derivation, Slot, guarded, left, new, right, value
-from crossfuse.cascade.expressions.functions import Fence
+from crossfuse.cascade.expressions.functions import Fence, with_parts
 
 #: As a fraction: sympy would turn ``2**(x/log(2))`` back into ``exp(x)``.
 LOG2E = sympy.Rational(1 / math.log(2))
@@ -41,11 +41,8 @@ def times(expression: sympy.Expr, factor: sympy.Rational) -> sympy.Expr:
     """Multiply an expression by a positive number, inside of sums, choices and constants."""
     if expression.is_infinite:
         return expression
-    if isinstance(expression, sympy.Piecewise):
-        sides = [(times(each, factor), test) for each, test in expression.args]
-        return sympy.Piecewise(*sides, evaluate=False)
-    if isinstance(expression, sympy.Add | Fence | sympy.Max | sympy.Min):
-        return expression.func(*(times(each, factor) for each in expression.args))
+    if isinstance(expression, sympy.Piecewise | sympy.Add | Fence | sympy.Max | sympy.Min):
+        return with_parts(expression, lambda each: times(each, factor))
     if isinstance(expression, sympy.Mul):
         number, rest = expression.as_coeff_Mul()
         if number > 0 and number != 1:

@@ -11,7 +11,7 @@ import sympy
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.detect.program import Program, read_program
-from crossfuse.cascade.rewrite.tiled.sizes import refused
+from crossfuse.cascade.rewrite.tiles import tiles_refused
 from crossfuse.cascade.site import Site
 
 
@@ -61,7 +61,7 @@ def _product(site: Site, program: Program, symbol: sympy.Symbol) -> Product:
     right = [e for e in factors if mentions(getattr(e, "indices", ()), site.axis)]
     left = [each for each in factors if not any(each is other for other in right)]
     if block.combine != "sum" or not plain or len(left) != 1 or len(right) != 1:
-        raise refused(
+        raise tiles_refused(
             f"block '{block.name}'",
             f"a {block.combine} of {value}",
             "a sum of products of two inputs: one of the row, one of the axis",

@@ -113,40 +113,25 @@ def _whole(expression: sympy.Expr) -> sympy.Expr:
 
 
 def _isolated(
-    expression: sympy.Expr, index: sympy.Symbol, least: sympy.Expr
+    expression: sympy.Expr, index: sympy.Symbol, limit: sympy.Expr, side: str = "lower"
 ) -> tuple[str, sympy.Expr] | None:
-    """Solve ``expression >= least`` for the index, all whole numbers."""
+    """Solve ``expression >= limit`` (or ``<=``, for its upper side) for the index; all whole."""
+    least = side == "lower"
     if expression == index:
-        return "lower", least
+        return side, limit
     if isinstance(expression, sympy.Add):
         fixed, moving = expression.as_independent(index, as_Add=True)
-        return _isolated(moving, index, least - fixed) if fixed.is_integer else None
+        return _isolated(moving, index, limit - fixed, side) if fixed.is_integer else None
     number, rest = expression.as_coeff_Mul()
     if number.is_integer and number > 1:
-        return _isolated(rest, index, sympy.floor((least + number - 1) / number))
-    if number.is_integer and number < 0:
-        return _below(rest, index, sympy.floor(least / number))
+        above = number - 1 if least else 0
+        return _isolated(rest, index, sympy.floor((limit + above) / number), side)
+    if least and number.is_integer and number < 0:
+        return _isolated(rest, index, sympy.floor(limit / number), "upper")
     if isinstance(expression, sympy.floor):
         top, bottom = expression.args[0].as_numer_denom()
-        return _isolated(top, index, bottom * least) if bottom.is_Integer else None
-    return None
-
-
-def _below(
-    expression: sympy.Expr, index: sympy.Symbol, most: sympy.Expr
-) -> tuple[str, sympy.Expr] | None:
-    """Solve ``expression <= most`` for the index."""
-    if expression == index:
-        return "upper", most
-    if isinstance(expression, sympy.Add):
-        fixed, moving = expression.as_independent(index, as_Add=True)
-        return _below(moving, index, most - fixed) if fixed.is_integer else None
-    number, rest = expression.as_coeff_Mul()
-    if number.is_integer and number > 1:
-        return _below(rest, index, sympy.floor(most / number))
-    if isinstance(expression, sympy.floor):
-        top, bottom = expression.args[0].as_numer_denom()
-        return _below(top, index, bottom * most + bottom - 1) if bottom.is_Integer else None
+        above = 0 if least else bottom - 1
+        return _isolated(top, index, bottom * limit + above, side) if bottom.is_Integer else None
     return None
 
 

@@ -20,8 +20,8 @@ from crossfuse.cascade.rewrite.scripting import (
     stands_before,
     when,
 )
-from crossfuse.cascade.rewrite.tiled.ground import At, Ground, Local
-from crossfuse.cascade.rewrite.tiled.steps import Factor, Guard, Keep, Tile
+from crossfuse.cascade.rewrite.tiled.block_builder import At, BlockBuilder, Local
+from crossfuse.cascade.rewrite.tiled.steps import Factor, Guard, Keep, Statement, Tile
 
 # Selections, the slots with places: top-k, argmax, argmin.
 
@@ -74,61 +74,65 @@ class Selection:
 class State:
     """Writes the blocks of a state."""
 
-    def __init__(self, ground: Ground) -> None:
-        self.ground = ground
-        self.frame = ground.frame
-        self.rows = tuple(self.frame.site.rows)
+    def __init__(self, builder: BlockBuilder) -> None:
+        self.builder = builder
+        self.context = builder.context
+        self.rows = tuple(self.context.site.rows)
         self.selections: dict[str, Selection] = {}
-        self.state = {each.name: self._state(each) for each in self.frame.slots}
-        for slot in self.frame.slots:
+        self.state = {each.name: self._state(each) for each in self.context.slots}
+        for slot in self.context.slots:
             for symbol in (value(slot.name), new(slot.name)):
-                ground.symbols[symbol] = self.state[slot.name]
+                builder.symbols[symbol] = self.state[slot.name]
             if slot.guard is None:
-                ground.symbols[guarded(slot.name)] = self.state[slot.name]
+                builder.symbols[guarded(slot.name)] = self.state[slot.name]
 
     def _state(self, slot: Slot) -> Local:
-        ground, dtype = self.ground, self.frame.dtype
+        builder, dtype = self.builder, self.context.dtype
         over = self.places_of(slot)
         if not is_chosen(slot):
-            return ground.local(slot.name, over, dtype)
-        local = ground.local(slot.name, over, dtype, (width(slot),))
-        places = ground.local(f"{slot.name}_index", over, "int32", (width(slot),))
+            return builder.local(slot.name, over, dtype)
+        local = builder.local(slot.name, over, dtype, (width(slot),))
+        places = builder.local(f"{slot.name}_index", over, "int32", (width(slot),))
         self.selections[slot.name] = Selection(slot, local, places)
         return local
 
     def places_of(self, slot: Slot) -> tuple[Any, ...]:
         """Rows, and columns of a slot."""
-        return (*self.rows, *self.frame.columns_of(slot))
+        return (*self.rows, *self.context.columns_of(slot))
 
     def begin(self) -> None:
         """Initialise the state."""
-        for slot in self.frame.slots:
-            with self.ground.block(f"{slot.name}_init", self.places_of(slot)) as at:
-                init = self.ground.write(slot.init, at)
+        for slot in self.context.slots:
+            with self.builder.block(f"{slot.name}_init", self.places_of(slot)) as at:
+                init = self.builder.write(slot.init, at)
                 if slot.name in self.selections:
                     self.selections[slot.name].begin(at, init)
                 else:
                     self.state[slot.name].store(at, init)
 
     def _row(self, name: str, over: Sequence[Any]) -> Local:
-        return self.ground.local(name, over, self.frame.dtype)
+        return self.builder.local(name, over, self.context.dtype)
+
+    def write(self, statement: Statement) -> None:
+        """Write a statement, by the method of its name."""
+        getattr(self, type(statement).__name__.lower())(statement)
 
     def keep(self, statement: Keep) -> None:
         """Write ``m_old = m``."""
         slot, over = statement.slot, self.places_of(statement.slot)
-        local = self.ground.symbols[old(slot.name)] = self._row(f"{slot.name}_old", over)
-        with self.ground.block(f"{slot.name}_keep", over) as at:
+        local = self.builder.symbols[old(slot.name)] = self._row(f"{slot.name}_old", over)
+        with self.builder.block(f"{slot.name}_keep", over) as at:
             local.store(at, self.state[slot.name].load(at))
 
     def guard(self, statement: Guard) -> None:
         """Write ``m_safe = select(m == -inf, 0, m)``."""
         slot, over = statement.slot, self.places_of(statement.slot)
         symbol = guarded(slot.name)
-        if symbol not in self.ground.symbols:
-            self.ground.symbols[symbol] = self._row(f"{slot.name}_safe", over)
-        with self.ground.block(f"{slot.name}_guard", over) as at:
+        if symbol not in self.builder.symbols:
+            self.builder.symbols[symbol] = self._row(f"{slot.name}_safe", over)
+        with self.builder.block(f"{slot.name}_guard", over) as at:
             assert slot.guard is not None
-            self.ground.symbols[symbol].store(at, self.ground.write(slot.guard, at))
+            self.builder.symbols[symbol].store(at, self.builder.write(slot.guard, at))
 
     def factor(self, statement: Factor) -> None:
         """Write ``c = exp2(m_old - m_safe)``."""
@@ -143,14 +147,14 @@ class State:
     ) -> None:
         """Compute and name a number of each place, once for all iterations of `more`."""
         local = self._row(name, over)
-        with self.ground.block(f"{name}_make", [*more, *over]) as at:
-            local.store(at, self.ground.write(statement.expression, at))
-        self.ground.symbols[statement.symbol] = local
+        with self.builder.block(f"{name}_make", [*more, *over]) as at:
+            local.store(at, self.builder.write(statement.expression, at))
+        self.builder.symbols[statement.symbol] = local
 
     def finish(self, used: set[sympy.Symbol]) -> None:
         """Write what stands in for values of the finished state, where results use it."""
-        for slot in self.frame.slots:
+        for slot in self.context.slots:
             if slot.name in self.selections:
-                self.ground.symbols[place_symbol(slot)] = self.selections[slot.name].places
+                self.builder.symbols[place_symbol(slot)] = self.selections[slot.name].places
             elif slot.guard is not None and guarded(slot.name) in used:
                 self.guard(Guard(slot))

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import sympy
 
-from crossfuse.cascade.derivation import Slot, guarded, new, old, value
+from crossfuse.cascade.derivation import Slot, guarded, left, new, old, right, value
 from crossfuse.cascade.expressions.functions import Fence
+from crossfuse.cascade.rewrite.phases import hoisted
 from crossfuse.cascade.rewrite.tiled.base_two import rebuilt
-from crossfuse.cascade.rewrite.tiled.sizes import refused
+from crossfuse.cascade.rewrite.tiles import tiles_refused
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,15 @@ class Multiply:
     right: sympy.Symbol
 
 
-Statement = Keep | Guard | Factor | Tile | Carry | Reduce | Multiply
+@dataclass(frozen=True)
+class Combine:
+    """Merge a slot of two states; no expression for one that takes in elements one by one."""
+
+    slot: Slot
+    expression: sympy.Expr | None
+
+
+Statement = Keep | Guard | Factor | Tile | Carry | Reduce | Multiply | Combine
 
 
 def steps(slots: Sequence[Slot], columns: frozenset[sympy.Symbol]) -> tuple[Statement, ...]:
@@ -82,7 +92,17 @@ def steps(slots: Sequence[Slot], columns: frozenset[sympy.Symbol]) -> tuple[Stat
     `columns` are elements that change from column to column of a result. A contribution to a slot
     with columns that is no product of a number of the row and one of the column is refused.
     """
-    return _Writer(tuple(slots), columns).run()
+    return _Steps(tuple(slots), columns).run()
+
+
+def merge_steps(slots: Sequence[Slot]) -> tuple[Statement, ...]:
+    """The statements that merge two states, in order.
+
+    `left` is the state that is merged into, `right` the other one; `new` and `guarded` are of the
+    merged state, `old` is what a slot was before where it has changed already. Numbers that do not
+    depend on a slot itself are computed before it, so that slots and columns share them.
+    """
+    return _MergeSteps(tuple(slots)).run()
 
 
 def operands(slot: Slot, columns: frozenset[sympy.Symbol]) -> tuple[sympy.Expr, sympy.Symbol]:
@@ -92,14 +112,14 @@ def operands(slot: Slot, columns: frozenset[sympy.Symbol]) -> tuple[sympy.Expr, 
     """
     own = sorted(slot.contribution.free_symbols & columns, key=lambda each: each.name)
     if len(own) != 1 or not is_linear(slot.contribution, own[0]):
-        raise refused(
+        raise tiles_refused(
             f"slot {slot.name}",
             f"a contribution {slot.contribution}",
             f"a product with one of {', '.join(sorted(each.name for each in columns))}",
             "multiply by one matrix, and apply scales of columns to the result",
         )
     if slot.monoid.name != "sum":
-        raise refused(
+        raise tiles_refused(
             f"slot {slot.name}",
             f"a {slot.monoid.name} for each column",
             "sums for each column",
@@ -127,34 +147,81 @@ def is_linear(expression: sympy.Expr, symbol: sympy.Symbol) -> bool:
     return False
 
 
-class _Writer:
-    def __init__(self, slots: tuple[Slot, ...], columns: frozenset[sympy.Symbol]) -> None:
+class _Updates:
+    """Lists statements that change the state slot by slot, each in terms of those before it."""
+
+    #: Prefix of the symbols of numbers of a row, and the symbol of a slot before it changes.
+    factor_name = "factor"
+    before = staticmethod(value)
+
+    def __init__(self, slots: tuple[Slot, ...]) -> None:
         self.slots = slots
-        self.columns = columns
         self.found: list[Statement] = []
         self.updated: dict[sympy.Symbol, sympy.Symbol] = {}
         self.factors: dict[sympy.Expr, sympy.Symbol] = {}
-        self.tiles: dict[sympy.Expr, sympy.Symbol] = {}
-        self.multiplied = {operands(each, columns)[0] for each in slots if self.is_columned(each)}
+        self.plain = {guarded(e.name): new(e.name) for e in slots if e.guard is None}
 
     def run(self) -> tuple[Statement, ...]:
         for place, slot in enumerate(self.slots):
-            after = self.slots[place + 1 :]
-            own = value(slot.name)
-            if self.uses(own, after) or own in slot.contribution.free_symbols:
+            after = [part for each in self.slots[place + 1 :] for part in self.parts(each)]
+            own = self.before(slot.name)
+            if self.is_kept(slot, after):
                 self.found.append(Keep(slot))
             self.update(slot)
             self.updated[own] = old(slot.name)
-            if slot.guard is not None and self.uses(guarded(slot.name), after):
+            if slot.guard is not None and _uses(guarded(slot.name), after):
                 self.found.append(Guard(slot))
         return tuple(self.found)
 
+    def parts(self, slot: Slot) -> list[sympy.Expr]:
+        """The expressions that update a slot."""
+        raise NotImplementedError
+
+    def update(self, slot: Slot) -> None:
+        """Append the statements that do it."""
+        raise NotImplementedError
+
+    def is_kept(self, slot: Slot, after: Sequence[sympy.Expr]) -> bool:
+        """Whether the slot's value is used when it has changed."""
+        return _uses(self.before(slot.name), after)
+
+    def factor(self, expression: sympy.Expr) -> sympy.Symbol:
+        """The symbol of a number of each row, which is computed once."""
+        if expression not in self.factors:
+            symbol = sympy.Symbol(f"{self.factor_name}{len(self.factors)}", real=True)
+            self.factors[expression] = symbol
+            self.found.append(Factor(symbol, expression))
+        return self.factors[expression]
+
+    def meant(
+        self,
+        expression: sympy.Expr,
+        more: Mapping[sympy.Symbol, sympy.Symbol] = MappingProxyType({}),
+    ) -> sympy.Expr:
+        """Rename values so far of slots that have changed to their saved ones."""
+        put = {**self.updated, **more, **self.plain}
+        return rebuilt(expression, lambda each: put.get(each) if each.is_Symbol else None)
+
+
+def _uses(symbol: sympy.Symbol, expressions: Sequence[sympy.Expr]) -> bool:
+    return any(symbol in each.free_symbols for each in expressions)
+
+
+class _Steps(_Updates):
+    def __init__(self, slots: tuple[Slot, ...], columns: frozenset[sympy.Symbol]) -> None:
+        super().__init__(slots)
+        self.columns = columns
+        self.tiles: dict[sympy.Expr, sympy.Symbol] = {}
+        self.multiplied = {operands(each, columns)[0] for each in slots if self.is_columned(each)}
+
+    def parts(self, slot: Slot) -> list[sympy.Expr]:
+        return [slot.contribution, slot.carry]
+
+    def is_kept(self, slot: Slot, after: Sequence[sympy.Expr]) -> bool:
+        return super().is_kept(slot, [*after, slot.contribution])
+
     def is_columned(self, slot: Slot) -> bool:
         return bool(slot.contribution.free_symbols & self.columns)
-
-    def uses(self, symbol: sympy.Symbol, slots: Sequence[Slot]) -> bool:
-        used = (part for each in slots for part in (each.contribution, each.carry))
-        return any(symbol in each.free_symbols for each in used)
 
     def update(self, slot: Slot) -> None:
         carry = self.carry(slot) if slot.corrected else None
@@ -184,7 +251,7 @@ class _Writer:
     def carry(self, slot: Slot) -> Carry:
         """The carry, if possible by one number a row, computed before."""
         own = slot.symbol
-        expression = self.meant(slot.carry, {})
+        expression = self.meant(slot.carry)
         for node, base in ((sympy.Mul, own), (sympy.Add, own)):
             if isinstance(expression, node) and base in expression.args:
                 rest = node(*(each for each in expression.args if each != base))
@@ -198,17 +265,23 @@ class _Writer:
         columned = {form(name) for name in names for form in (value, new, old)} | self.columns
         return not expression.is_Symbol and not expression.free_symbols & columned
 
-    def factor(self, expression: sympy.Expr) -> sympy.Symbol:
-        if expression not in self.factors:
-            symbol = sympy.Symbol(f"factor{len(self.factors)}", real=True)
-            self.factors[expression] = symbol
-            self.found.append(Factor(symbol, expression))
-        return self.factors[expression]
 
-    def meant(
-        self, expression: sympy.Expr, more: Mapping[sympy.Symbol, sympy.Symbol]
-    ) -> sympy.Expr:
-        """Rename values so far of slots that have changed to their saved ones."""
-        put = {**self.updated, **more}
-        put |= {guarded(each.name): new(each.name) for each in self.slots if each.guard is None}
-        return rebuilt(expression, lambda each: put.get(each) if each.is_Symbol else None)
+class _MergeSteps(_Updates):
+    factor_name = "merge"
+    before = staticmethod(left)
+
+    def parts(self, slot: Slot) -> list[sympy.Expr]:
+        return [] if slot.merge is None else [slot.merge]
+
+    def update(self, slot: Slot) -> None:
+        expression = None if slot.merge is None else self.once(slot, self.meant(slot.merge))
+        self.found.append(Combine(slot, expression))
+
+    def once(self, slot: Slot, merge: sympy.Expr) -> sympy.Expr:
+        """A merge over numbers that are computed before."""
+        fixed, expression = hoisted(merge, [left(slot.name), right(slot.name)], self.slots)
+        named: dict[sympy.Symbol, sympy.Symbol] = {}
+        for symbol, each in fixed:
+            named[symbol] = self.factor(each.xreplace(named))
+            expression = expression.xreplace({symbol: named[symbol]})
+        return expression

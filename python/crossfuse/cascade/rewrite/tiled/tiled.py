@@ -13,24 +13,24 @@ from crossfuse.calls import checked
 from crossfuse.cascade.derivation import Derivation
 from crossfuse.cascade.expressions.to_tir import to_tir
 from crossfuse.cascade.rewrite.scripting import loop, spatial, symbol_of
-from crossfuse.cascade.rewrite.tiled.frame import (
+from crossfuse.cascade.rewrite.tiled.block_builder import BlockBuilder
+from crossfuse.cascade.rewrite.tiled.operands import Extent, mentions
+from crossfuse.cascade.rewrite.tiled.results import Results
+from crossfuse.cascade.rewrite.tiled.skipping import span
+from crossfuse.cascade.rewrite.tiled.split import Merge, Slabs, part_of
+from crossfuse.cascade.rewrite.tiled.state import State
+from crossfuse.cascade.rewrite.tiled.stream import Stream
+from crossfuse.cascade.rewrite.tiled.tile_context import (
     COLUMNS,
     PARTS,
     ROWS,
     STEPS,
-    TileFrame,
+    TileContext,
     extents_of,
-    frame_of,
+    tile_context,
     whole,
 )
-from crossfuse.cascade.rewrite.tiled.ground import Ground
-from crossfuse.cascade.rewrite.tiled.operands import Extent, mentions
-from crossfuse.cascade.rewrite.tiled.parts import Merge, Slabs, part_of
-from crossfuse.cascade.rewrite.tiled.results import Results
-from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
-from crossfuse.cascade.rewrite.tiled.skipping import span
-from crossfuse.cascade.rewrite.tiled.state import State
-from crossfuse.cascade.rewrite.tiled.stream import Stream
+from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.cascade.site import Site
 
 #: Name of the block of a tile.
@@ -97,20 +97,20 @@ def tiled(site: Site, derivation: Derivation, tiles: CascadeTiles | None = None)
         ir.script.func_name(symbol_of(site.function))
         for each in site.function.params:
             ir.script.arg(str(each.name), each)
-        _Writer(frame_of(site, derivation, tiles or CascadeTiles())).run()
+        _Writer(tile_context(site, derivation, tiles or CascadeTiles())).run()
     return builder.get()
 
 
 class _Writer:
-    def __init__(self, frame: TileFrame) -> None:
-        self.frame = frame
-        self.cluster = frame.tiles.cluster
+    def __init__(self, context: TileContext) -> None:
+        self.context = context
+        self.cluster = context.tiles.cluster
 
     def run(self) -> None:
         slabs = None
         if self.cluster > 1:
             whole_tile = dict.fromkeys((*self._grid(), PARTS), whole(0))
-            slabs = Slabs(self.frame, extents_of(self.frame, whole_tile))
+            slabs = Slabs(self.context, extents_of(self.context, whole_tile))
         with self._tiles() as grid:
             if slabs is None:
                 with self._block(TILE, grid) as place:
@@ -118,7 +118,7 @@ class _Writer:
                 return
             with self._part(TILE, grid) as (place, cta):
                 slabs.fill(self._stream(place, cta), cta)
-            if not self.frame.tiles.in_memory:
+            if not self.context.tiles.in_memory:
                 with self._part(MERGE, grid) as (place, cta):
                     self._merge({**place, PARTS: cta}, slabs)
                 return
@@ -137,7 +137,7 @@ class _Writer:
 
     def _merge(self, place: dict[str, Any], slabs: Slabs) -> None:
         """Merge the states of a tile, and write its outputs."""
-        merge = Merge(Ground(self.frame, extents_of(self.frame, place), "merged_"), slabs)
+        merge = Merge(BlockBuilder(self.context, extents_of(self.context, place), "merged_"), slabs)
         merge.run()
         self._results(merge, place)
 
@@ -161,14 +161,14 @@ class _Writer:
 
     def _stream(self, place: dict[str, Any], cta: Any = None) -> Stream:
         """The state of a tile, of all the axis or of a CTA's part of it."""
-        stream = Stream(Ground(self.frame, extents_of(self.frame, place)))
+        stream = Stream(BlockBuilder(self.context, extents_of(self.context, place)))
         self._axis(stream, whole(0))
         stream.begin()
         first, count = self._needed(stream, place)
         if cta is not None:
             first, count = part_of(first, count, cta, self.cluster)
         with loop(STEPS, count) as t:
-            self._axis(stream, (first + t) * self.frame.tiles.elements)
+            self._axis(stream, (first + t) * self.context.tiles.elements)
             stream.step()
         self._axis(stream, whole(0))  # the only tile, where outputs go along the axis
         return stream
@@ -178,28 +178,30 @@ class _Writer:
 
     def _grid(self) -> dict[str, int]:
         """Loops over tiles: rows that do not share right operands, tiles of rows, of columns."""
-        frame, rows = self.frame, self.frame.rows
+        context, rows = self.context, self.context.rows
         found = {}
-        for var in frame.site.rows:
+        for var in context.site.rows:
             if not var.same_as(rows.var):
-                found[str(var.name)] = int(frame.site.extents[var])
+                found[str(var.name)] = int(context.site.extents[var])
             elif rows.group is not None:
                 found[str(rows.group.name)] = rows.groups
-        return {**found, COLUMNS: frame.column_tiles, ROWS: frame.row_tiles}
+        return {**found, COLUMNS: context.column_tiles, ROWS: context.row_tiles}
 
     def _axis(self, stream: Stream, base: Any) -> None:
-        frame, size = self.frame, self.frame.tiles.elements
-        limit = frame.length if frame.length % size else None
-        stream.ground.extents[frame.site.axis] = Extent("j", frame.count * size, size, base, limit)
+        context, size = self.context, self.context.tiles.elements
+        limit = context.length if context.length % size else None
+        stream.builder.extents[context.site.axis] = Extent(
+            "j", context.count * size, size, base, limit
+        )
 
     def _needed(self, stream: Stream, place: dict[str, Any]) -> tuple[Any, Any]:
         """The first tile of the axis that rows of the tile need, and how many: one at least."""
-        frame, size = self.frame, self.frame.tiles.elements
-        box, values = self._box(stream.ground)
-        found = span(frame.slots, frame.index, box)
+        context, size = self.context, self.context.tiles.elements
+        box, values = self._box(stream.builder)
+        found = span(context.slots, context.index, box)
         first = sympy.Max(0, *(sympy.floor(each / size) for each in found.lower))
-        first = sympy.Min(first, frame.count - 1)  # one tile at least, if only to be masked
-        behind = sympy.Min(frame.count, *(sympy.floor(each / size) + 1 for each in found.upper))
+        first = sympy.Min(first, context.count - 1)  # one tile at least, if only to be masked
+        behind = sympy.Min(context.count, *(sympy.floor(each / size) + 1 for each in found.upper))
         known = ir.sym.Analyzer()
         for each, extent in self._grid().items():
             known.bind(place[each], ir.tvm.ir.Range(0, extent))
@@ -207,24 +209,26 @@ class _Writer:
         count = known.simplify(to_tir(sympy.Max(1, behind - first), values, "int32"))
         return start, count
 
-    def _box(self, ground: Ground) -> tuple[dict[sympy.Symbol, Any], dict[sympy.Symbol, Any]]:
+    def _box(
+        self, builder: BlockBuilder
+    ) -> tuple[dict[sympy.Symbol, Any], dict[sympy.Symbol, Any]]:
         """Least and largest values of indices in a tile.
 
         Values in tensors are unknown here: a kernel must know its loops before it loads anything.
         """
         box: dict[sympy.Symbol, Any] = {}
         values: dict[sympy.Symbol, Any] = {}
-        place = {var: each.base for var, each in ground.extents.items()}
-        rows = self.frame.rows.var
-        last = ground.extents[rows].base + (self.frame.tiles.rows - 1)
-        limit = ground.extents[rows].limit
+        place = {var: each.base for var, each in builder.extents.items()}
+        rows = self.context.rows.var
+        last = builder.extents[rows].base + (self.context.tiles.rows - 1)
+        limit = builder.extents[rows].limit
         last = last if limit is None else ir.tirx.min(last, limit - 1)
-        for symbol in self.frame.site.cascade.invariants:
-            read = self.frame.read(symbol)
-            if not symbol.is_integer or symbol in self.frame.columned:
+        for symbol in self.context.site.cascade.invariants:
+            read = self.context.read(symbol)
+            if not symbol.is_integer or symbol in self.context.columned:
                 continue
             least = sympy.Symbol(f"{symbol.name}_least", integer=True)
-            values[least] = ground.read(read, place)
+            values[least] = builder.read(read, place)
             if read.same_as(rows):
                 most = sympy.Symbol(f"{symbol.name}_most", integer=True)
                 values[most] = last

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +63,20 @@ class Tiles:
     def has_block(self) -> Any:
         """Whether there is a current tile of keys, not yet past the last one."""
         return self.block.value < self._end.value
+
+    @contextmanager
+    def all(self) -> Iterator[None]:
+        """Statements for each tile of rows that is left."""
+        with ir.script.While(self.is_left):
+            self.take()
+            yield
+
+    @contextmanager
+    def blocks(self) -> Iterator[None]:
+        """Statements for each tile of keys that is left."""
+        with ir.script.While(self.has_block):
+            yield
+            self.block.set(self.block.value + 1)
 
     def take(self) -> None:
         """Go on to the next tile of rows, and its first tile of keys."""

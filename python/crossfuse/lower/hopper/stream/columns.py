@@ -32,26 +32,26 @@ from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
 _THERE, _READ = 8, 9
 
 
-class Passing:
+class Handoff:
     """Weights and values of rows in shared memory, between the scoring role and the adding ones."""
 
     def __init__(self, body: StreamBody) -> None:
         plan = body.plan
-        assert plan.passed is not None
-        self.body, self.passed = body, plan.passed
+        assert plan.handoff is not None
+        self.body, self.layout = body, plan.handoff
         self._threads = ir.script.uint32(WARPGROUP * (1 + plan.adders))
         self._rows = ir.script.decl_buffer(
             (max(1, len(self._buffers)) * WARPGROUP_ROWS,),
             "float32",
             data=body.memory.data,
             scope="shared.dyn",
-            byte_offset=plan.arena["passed"].offset + self.passed.of_rows,
+            byte_offset=plan.arena["passed"].offset + self.layout.of_rows,
         )
         ir.IRBuilder.name("passed_rows", self._rows)
 
     @property
     def _buffers(self) -> tuple[Any, ...]:
-        return (*self.passed.carried, *self.passed.finished)
+        return (*self.layout.carried, *self.layout.finished)
 
     def await_read(self) -> None:
         """Wait, as the scoring role, until what it handed over before has been read."""
@@ -125,18 +125,16 @@ class Scorer:
         self.tiles = body.tiles()
         self.queries, self.keys = Cursor(body.queries), Cursor(body.keys)
         self._release = body.release(body.keys)
-        self.passing = Passing(body)
+        self.handoff = Handoff(body)
 
     def emit(self) -> None:
         """Write all its tiles."""
-        with ir.script.While(self.tiles.is_left):
-            self.tiles.take()
+        with self.tiles.all():
             for step in self.program.before:
                 self.rows.run(step, self._at())
             self.queries.wait_full()
-            with ir.script.While(self.tiles.has_block):
+            with self.tiles.blocks():
                 self._tile()
-                self.tiles.block.set(self.tiles.block.value + 1)
             self.queries.advance()
 
     def _at(self) -> Values:
@@ -155,12 +153,12 @@ class Scorer:
         self.elements.run(self.rows, self._at())
         pin_sums(self.body, self.rows)
         self.elements.pack(self._at())
-        self.passing.await_read()
-        self.passing.put_weights(self.elements.words)
-        self.passing.put_rows(self.rows, self.lanes, self.passing.passed.carried)
+        self.handoff.await_read()
+        self.handoff.put_weights(self.elements.words)
+        self.handoff.put_rows(self.rows, self.lanes, self.handoff.layout.carried)
         with when(self.tiles.is_last_block):
             self._finish()
-        self.passing.hand_over()
+        self.handoff.hand_over()
 
     def _finish(self) -> None:
         """Hand over the values of rows that results are made of."""
@@ -168,7 +166,7 @@ class Scorer:
             self.rows.gather(buffer)
         for step in self.program.after:
             self.rows.run(step, self._at())
-        self.passing.put_rows(self.rows, self.lanes, self.passing.passed.finished)
+        self.handoff.put_rows(self.rows, self.lanes, self.handoff.layout.finished)
 
 
 class Adder:
@@ -186,23 +184,21 @@ class Adder:
         self.queries, self.values = Cursor(body.queries), Cursor(body.values)
         self._release, self._release_queries = map(body.release, (body.values, body.queries))
         self.keep = Variable("keep", "uint32", ir.script.uint32(0))
-        self.passing = Passing(body)
+        self.handoff = Handoff(body)
 
     def emit(self) -> None:
         """Write all its tiles."""
         self.product.clear()
-        with ir.script.While(self.tiles.is_left):
-            self.tiles.take()
+        with self.tiles.all():
             self.keep.set(ir.script.uint32(0))
-            with ir.script.While(self.tiles.has_block):
+            with self.tiles.blocks():
                 self._tile()
-                self.tiles.block.set(self.tiles.block.value + 1)
             self._leave()
 
     def _tile(self) -> None:
         """Add a tile of keys."""
-        self.passing.say_read()
-        self.passing.await_there()
+        self.handoff.say_read()
+        self.handoff.await_there()
         if self.program.carries:
             with when(self.keep.value != ir.script.uint32(0)):
                 self._carry()
@@ -214,21 +210,17 @@ class Adder:
 
     def _with_rows(self, buffers: tuple[Any, ...]) -> Values:
         """Expressions of sums, and of values of rows that were handed over."""
-        held = self.passing.take_rows(self.lanes, buffers)
-        sums = self.product.sums
+        held = self.handoff.take_rows(self.lanes, buffers)
 
         def row(buffer: Any, half: int) -> Any:
             return held[buffer][half] if buffer in held else None
 
-        def element(buffer: Any, register: int) -> Any:
-            assert buffer.same_as(self.program.sums), buffer
-            return sums[register]
-
-        return Values(self.program, self.lanes, self.tiles.values, row, element)
+        places, sums = self.tiles.values, self.product.sums
+        return Values.of_sums(self.program, self.lanes, places, row, sums)
 
     def _carry(self) -> None:
         """Correct the sums before a tile is added."""
-        carried = self.passing.passed.carried
+        carried = self.handoff.layout.carried
         values = self._with_rows(carried)
         scaled = all(_is_scaled(each.value, self.program.sums) for each in self.program.carries)
         with when(_is_any_not_one(values, carried)) if scaled else nullcontext():
@@ -237,7 +229,7 @@ class Adder:
 
     def _leave(self) -> None:
         """Store the results of a tile of rows, and make room for its next queries."""
-        values = self._with_rows(self.passing.passed.finished)
+        values = self._with_rows(self.handoff.layout.finished)
         self.store.leave(values, self.tiles.places)
         self.store.finish()
         self._release_queries(self.queries.stage)

@@ -25,7 +25,7 @@ from crossfuse.lower.hopper.stream.values import Elements, Lanes, RowState, Valu
 _FIRST = 8
 
 
-class Turns:
+class PingPong:
     """The turns of one warpgroup at the tensor cores; one warpgroup alone needs none."""
 
     def __init__(self, count: int, warpgroup: Any) -> None:
@@ -68,9 +68,9 @@ class Consumer:
         self.multiplier = Multiplier(body, warpgroup, self.elements)
         self.rows = RowState(plan.registers.rows)
         # A tile's state is stored while the next one is begun; a part of a tile has no next one.
-        self.done_rows = RowState(() if plan.inbox is not None else plan.registers.rows, "done_")
+        self.done_rows = RowState(() if plan.mailbox is not None else plan.registers.rows, "done_")
         self.tiles = body.tiles()
-        places = () if plan.inbox is not None else self.tiles.places
+        places = () if plan.mailbox is not None else self.tiles.places
         self.done = {var: Variable(f"done_{var.name}", "int32", 0) for var in places}
         self.queries, self.keys, self.values = (
             Cursor(each) for each in (body.queries, body.keys, body.values)
@@ -78,7 +78,7 @@ class Consumer:
         self._releases = {
             each: body.release(each.ring) for each in (self.queries, self.keys, self.values)
         }
-        self.turns = Turns(plan.consumers, warpgroup)
+        self.ping_pong = PingPong(plan.consumers, warpgroup)
         self.keep = Variable("keep", "uint32", ir.script.uint32(0))
 
     def emit(self) -> None:
@@ -86,7 +86,7 @@ class Consumer:
         self.store = ResultStore(self.body, self.warpgroup, self.lanes, self.multiplier.sums)
         self.multiplier.clear()
         with when(self.tiles.is_left):
-            self.turns.begin()
+            self.ping_pong.begin()
             self.tiles.take()
             self._start_rows()
             self._begin()
@@ -149,12 +149,12 @@ class Consumer:
     def _multiply(self) -> None:
         """Multiply the scores of the current tile beside the sums of the one before."""
         self.keys.wait_full()
-        self.turns.take()
+        self.ping_pong.take()
         self.multiplier.hold_sums()
         self.multiplier.score(self.queries.stage, self.keys.stage)
         self.values.wait_full()
         self.multiplier.add(self.values.stage, self.keep.value)
-        self.turns.give()
+        self.ping_pong.give()
         self.multiplier.wait(1)
         self.multiplier.hold_scores()
         self._scored()
@@ -193,12 +193,8 @@ class Consumer:
 
     def _carry(self) -> None:
         """Correct the sums before the next tile of keys is added."""
-        sums = self.multiplier.sums
-
-        def element(buffer: Any, register: int) -> Any:
-            return sums[register]
-
-        values = Values(self.program, self.lanes, self.tiles.values, self.rows.register, element)
+        sums, rows = self.multiplier.sums, self.rows.register
+        values = Values.of_sums(self.program, self.lanes, self.tiles.values, rows, sums)
         for step in self.program.carries:
             values.store(sums, step.value, self.plan.sums)
 

@@ -36,26 +36,19 @@ def _emit_keys(body: StreamBody) -> None:
     plan = body.plan
     queries, keys = Cursor(body.queries), Cursor(body.keys)
     tiles = body.tiles()
-    with ir.script.While(tiles.is_left):
-        tiles.take()
+    with tiles.all():
         # Nobody waits for the queries of a part without keys.
         with nullcontext() if plan.program.split is None else when(tiles.has_block):
             _load(body, "queries", plan.queries, queries, tiles.values)
-        with ir.script.While(tiles.has_block):
+        with tiles.blocks():
             _load(body, "keys", plan.keys, keys, tiles.values)
-            tiles.block.set(tiles.block.value + 1)
 
 
 def _emit_values(body: StreamBody) -> None:
     """Load the values of each tile."""
-    plan = body.plan
-    values = Cursor(body.values)
-    tiles = body.tiles()
-    with ir.script.While(tiles.is_left):
-        tiles.take()
-        with ir.script.While(tiles.has_block):
-            _load(body, "values", plan.values, values, tiles.values)
-            tiles.block.set(tiles.block.value + 1)
+    values, tiles = Cursor(body.values), body.tiles()
+    with tiles.all(), tiles.blocks():
+        _load(body, "values", body.plan.values, values, tiles.values)
 
 
 def _load(
@@ -105,7 +98,7 @@ class ResultStore:
     def store(self, rows: RowState, places: dict[Any, Any]) -> None:
         """Store what the sums and the state of rows make, of the tile at some places."""
         program = self.plan.program
-        values = Values(program, self.lanes, places, rows.register, self._sum)
+        values = Values.of_sums(program, self.lanes, places, rows.register, self.sums)
         for buffer in self.plan.registers.deferred:
             rows.gather(buffer)
         for step in program.after:
@@ -125,10 +118,6 @@ class ResultStore:
         """Wait until all boxes have left shared memory."""
         with when(self.body.where.thread == 0):
             run(ir.script.ptx.cp.async_.bulk.wait_group.read(0))
-
-    def _sum(self, buffer: Any, register: int) -> Any:
-        assert buffer.same_as(self.plan.program.sums), buffer
-        return self.sums[register]
 
     def _open(self) -> None:
         """Wait until the boxes of the tile before have left shared memory."""

@@ -95,7 +95,7 @@ def _emit_multiplying(body: StreamBody) -> None:
     plan = body.plan
     if not plan.adders:
         set_registers("inc", REGISTERS[plan.consumers][1])
-        (Consumer if plan.inbox is None else SplitConsumer)(body).emit()
+        (Consumer if plan.mailbox is None else SplitConsumer)(body).emit()
         return
     _, of_scores, of_sums, _ = SHARED_REGISTERS[plan.adders]
     started = launched_registers(plan.threads)

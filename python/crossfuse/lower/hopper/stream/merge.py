@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +18,7 @@ from crossfuse.lower.hopper.statements import Variable, let, registers, run, whe
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.consumer import Consumer
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
-from crossfuse.lower.hopper.stream.plan.memory import FLOAT_BYTES, Inbox
+from crossfuse.lower.hopper.stream.plan.memory import FLOAT_BYTES, Mailbox
 from crossfuse.lower.hopper.stream.program import Kind, Step, StreamProgram
 from crossfuse.lower.hopper.stream.values import Lanes, RowState, Values, column_of, half_of
 from crossfuse.lower.image import BufferSpec, TensorMap
@@ -34,8 +34,8 @@ class Handing(ABC):
 
     def __init__(self, body: StreamBody, warpgroup: Any, lanes: Lanes, sums: Any) -> None:
         self.body, self.plan, self.program = body, body.plan, body.plan.program
-        assert self.plan.inbox is not None and self.program.split is not None
-        self.inbox, self.split = self.plan.inbox, self.program.split
+        assert self.plan.mailbox is not None and self.program.split is not None
+        self.mailbox, self.split = self.plan.mailbox, self.program.split
         self.warpgroup, self.lanes, self.sums = warpgroup, lanes, sums
 
     @abstractmethod
@@ -59,15 +59,11 @@ class Handing(ABC):
         for buffer in self.plan.registers.deferred:
             rows.gather(buffer)
 
-        def element(buffer: Any, register: int) -> Any:
-            assert buffer.same_as(self.program.sums), buffer
-            return self.sums[register]
-
-        values = Values(self.program, self.lanes, places, rows.register, element)
+        values = Values.of_sums(self.program, self.lanes, places, rows.register, self.sums)
         for half in range(2):
-            if self.plan.consumers == 1 and half * _HALF >= self.inbox.rows:
+            if self.plan.consumers == 1 and half * _HALF >= self.mailbox.rows:
                 continue
-            with when(self.lanes.rows[half] < self.inbox.rows):
+            with when(self.lanes.rows[half] < self.mailbox.rows):
                 self._send_rows(half, values, places)
                 self._send_elements(half, values, places)
 
@@ -75,14 +71,19 @@ class Handing(ABC):
         """Values of a row that are handed over, two by two; behind an odd number of them is 0."""
         steps = [each for each in self.split.slabs if each.kind is Kind.ROW]
         made = [let(str(each.name), values.of_row(each.value, half)) for each in steps]
-        made += [ir.script.float32(0)] * (2 * self.inbox.pairs - len(made))
+        made += [ir.script.float32(0)] * (2 * self.mailbox.pairs - len(made))
         return list(zip(made[::2], made[1::2], strict=True))
 
-    @property
-    def of_elements(self) -> Step:
-        """Sums that are handed over."""
+    def pairs_of_elements(self, half: int, values: Values) -> Iterator[tuple[int, list[Any]]]:
+        """Sums of a row that are handed over, two by two, with the column from the thread's first.
+
+        One after another: what a pair is made of is written when it is asked for.
+        """
         (step,) = (each for each in self.split.slabs if each.kind is not Kind.ROW)
-        return step
+        for register in range(0, self.plan.sums, 2):
+            if half_of(register) == half:
+                both = [values.of_element(step.value, register + each) for each in range(2)]
+                yield column_of(register), both
 
 
 # What a thread merges of the states of CTAs that share keys, wherever they lie.
@@ -101,21 +102,26 @@ class Unit:
     """Two neighbouring columns of a row, merged by one thread.
 
     `at_row` is the row of the tile and the first of both columns. `load` writes the load of two
-    floats: into which registers, from which one on, and from which offset in the inbox. The states
-    of `ahead` CTAs are loaded before any of them is merged.
+    floats: into which registers, from which one on, and from which offset in the mailbox. The
+    states of `ahead` CTAs are loaded before any of them is merged.
     """
 
     def __init__(
         self,
         program: StreamProgram,
-        inbox: Inbox,
+        mailbox: Mailbox,
         at_row: tuple[Any, Any],
         places: dict[Any, Any],
         load: Callable[[Any, int, Any], None],
         ahead: int = 1,
     ) -> None:
         assert program.split is not None
-        self.program, self.inbox, self.split, self.places = program, inbox, program.split, places
+        self.program, self.mailbox, self.split, self.places = (
+            program,
+            mailbox,
+            program.split,
+            places,
+        )
         self.row, self.column = at_row
         self._load_pair, self._ahead, self._first = load, ahead, 0
         steps = (*self.split.before, *self.split.steps, *program.after)
@@ -126,30 +132,30 @@ class Unit:
                 self._registers[each.target] = registers(str(each.target.name), count, "float32")
         self._slabs = {
             each: registers(str(each.name), 2 * ahead, "float32")
-            for each in (*self.inbox.of_rows[::2], self.inbox.of_elements)
+            for each in (*self.mailbox.of_rows[::2], self.mailbox.of_elements)
         }
         # Nothing here asks for the first row of a warpgroup.
         lanes = Lanes((self.row, self.row), self.column, 0)
         self.values = Values(program, lanes, places, self._of_row, self._of_element)
 
     def _of_row(self, buffer: Any, half: int) -> Any:
-        for number, each in enumerate(self.inbox.of_rows):
+        for number, each in enumerate(self.mailbox.of_rows):
             if each.same_as(buffer):
-                first = self.inbox.of_rows[number - number % 2]
+                first = self.mailbox.of_rows[number - number % 2]
                 return self._slabs[first][self._first + number % 2]
         found = self._registers.get(buffer)
         return None if found is None or len(found.ty.shape) != 1 or _is_pair(found) else found[0]
 
     def _of_element(self, buffer: Any, register: int) -> Any:
-        if buffer.same_as(self.inbox.of_elements):
+        if buffer.same_as(self.mailbox.of_elements):
             return self._slabs[buffer][self._first + register]
         return self._registers[buffer][register]
 
     def run(self, images: dict[Any, Any]) -> None:
         """Write everything about it; `images` are parameters of the kernel by the function's."""
         self._steps(self.split.before)
-        for first in range(0, self.inbox.size, self._ahead):
-            slots = range(first, min(first + self._ahead, self.inbox.size))
+        for first in range(0, self.mailbox.size, self._ahead):
+            slots = range(first, min(first + self._ahead, self.mailbox.size))
             for slot in slots:
                 self._load(slot, 2 * (slot - first))
             for slot in slots:
@@ -169,10 +175,10 @@ class Unit:
     def _load(self, slot: int, register: int) -> None:
         """Load what a CTA has handed over."""
         places = [
-            (first, self.inbox.of_row(slot, self.row, pair))
-            for pair, first in enumerate(self.inbox.of_rows[::2])
+            (first, self.mailbox.of_row(slot, self.row, pair))
+            for pair, first in enumerate(self.mailbox.of_rows[::2])
         ]
-        places.append((self.inbox.of_elements, self.inbox.element(slot, self.row, self.column)))
+        places.append((self.mailbox.of_elements, self.mailbox.element(slot, self.row, self.column)))
         for slab, offset in places:
             self._load_pair(self._slabs[slab], register, offset)
 
@@ -193,7 +199,7 @@ def _is_pair(buffer: Any) -> bool:
 
 # Partial states of a cluster merge: each CTA receives a slice of all of them, and merges that.
 #
-# Values leave registers for the inboxes of their owners, whose barriers count the bytes. As in
+# Values leave registers for the mailboxes of their owners, whose barriers count the bytes. As in
 # `crossfuse.lower.hopper.dsm_reduce`, a CTA sends to itself, too, and states merge in the
 # order of ranks, so that results are the same in every run.
 
@@ -202,7 +208,7 @@ _BLOCK = 8
 
 
 class Merger(Handing):
-    """Sends what one warpgroup has to the inboxes of a cluster, and merges what it owns."""
+    """Sends what one warpgroup has to the mailboxes of a cluster, and merges what it owns."""
 
     def __init__(self, body: StreamBody, warpgroup: Any, lanes: Lanes, sums: Any) -> None:
         super().__init__(body, warpgroup, lanes, sums)
@@ -211,11 +217,11 @@ class Merger(Handing):
 
     def begin(self) -> None:
         """Tell the barrier of this CTA how many bytes will arrive."""
-        left = self.inbox.all_columns - self.rank * self.inbox.columns
-        width = ir.script.max(0, ir.script.min(self.inbox.columns, left))
+        left = self.mailbox.all_columns - self.rank * self.mailbox.columns
+        width = ir.script.max(0, ir.script.min(self.mailbox.columns, left))
         first = ir.script.And(self.warpgroup == 0, self.body.where.thread == 0)
         with when(first):
-            mbarrier.expect(self.body.received, self.inbox.expected(width))
+            mbarrier.expect(self.body.received, self.mailbox.expected(width))
 
     def finish(self, rows: RowState, places: dict[Any, Any]) -> None:
         """Hand the state over, and merge a slice of all states."""
@@ -226,21 +232,18 @@ class Merger(Handing):
     def _send_rows(self, half: int, values: Values, places: dict[Any, Any]) -> None:
         """Send values of a row to all CTAs; the four threads of a row share them out."""
         pairs = self.pairs_of_row(half, values)
-        for first in range(0, self.inbox.size, 4):
+        for first in range(0, self.mailbox.size, 4):
             rank = let("to", first + self.body.where.lane % 4)
-            with when(rank < self.inbox.size) if self.inbox.size % 4 else nullcontext():
+            with when(rank < self.mailbox.size) if self.mailbox.size % 4 else nullcontext():
                 owner = _Owner(self, rank)
                 for pair, both in enumerate(pairs):
-                    offset = self.inbox.of_row(self.rank, self.lanes.rows[half], pair)
+                    offset = self.mailbox.of_row(self.rank, self.lanes.rows[half], pair)
                     owner.push(offset, *both)
 
     def _send_elements(self, half: int, values: Values, places: dict[Any, Any]) -> None:
         known: dict[int, _Owner] = {}
-        width = self.inbox.columns
-        for register in range(0, self.plan.sums, 2):
-            if half_of(register) != half:
-                continue
-            first = column_of(register)
+        width = self.mailbox.columns
+        for first, both in self.pairs_of_elements(half, values):
             column = self.lanes.column + first
             inside = column - first // width * width
             if width % _BLOCK:
@@ -250,14 +253,13 @@ class Merger(Handing):
                 rank = first // width
                 owner = known[rank] if rank in known else _Owner(self, ir.script.int32(rank))
                 known[rank] = owner
-            both = [values.of_element(self.of_elements.value, register + each) for each in range(2)]
-            owner.push(self.inbox.element(self.rank, self.lanes.rows[half], inside), *both)
+            owner.push(self.mailbox.element(self.rank, self.lanes.rows[half], inside), *both)
 
     def _merge(self, places: dict[Any, Any]) -> None:
         """Merge the slices of all CTAs, a pair of columns a thread and turn."""
         mbarrier.wait_cluster(self.body.received, 0)
-        across = self.inbox.columns // 2
-        count = self.inbox.rows * across
+        across = self.mailbox.columns // 2
+        count = self.mailbox.rows * across
         threads = self.plan.consumers * WARPGROUP
         me = let("thread_of_tile", self.warpgroup * WARPGROUP + self.body.where.thread)
         with ir.script.serial(0, -(-count // threads)) as turn:
@@ -265,7 +267,7 @@ class Merger(Handing):
             unit = let("unit", turn * threads + me)
             row, column = let("unit_row", unit // across), let("unit_column", unit % across * 2)
             with when(self._is_stored(unit < count, row, column, places)):
-                unit_of = Unit(self.program, self.inbox, (row, column), places, self._load)
+                unit_of = Unit(self.program, self.mailbox, (row, column), places, self._load)
                 unit_of.run(self.body.images)
 
     def _load(self, target: Any, first: int, offset: Any) -> None:
@@ -275,24 +277,24 @@ class Merger(Handing):
     def _is_stored(self, exists: Any, row: Any, column: Any, places: dict[Any, Any]) -> Any:
         """Whether there is such a unit, inside the tensor."""
         found = with_row(exists, row, self.program, places)
-        if self.inbox.size * self.inbox.columns > self.inbox.all_columns:
-            inside = self.rank * self.inbox.columns + column < self.inbox.all_columns
+        if self.mailbox.size * self.mailbox.columns > self.mailbox.all_columns:
+            inside = self.rank * self.mailbox.columns + column < self.mailbox.all_columns
             found = ir.script.And(found, inside)
         return found
 
 
 class _Owner:
-    """A CTA of the cluster that owns a slice: its inbox and its barrier."""
+    """A CTA of the cluster that owns a slice: its mailbox and its barrier."""
 
     def __init__(self, merger: Merger, rank: Any) -> None:
-        inbox, barrier = Variable("inbox_of", "uint32"), Variable("received_by", "uint32")
-        mbarrier.cluster_address(inbox.value, merger.buffer(0), rank)
+        mailbox, barrier = Variable("inbox_of", "uint32"), Variable("received_by", "uint32")
+        mbarrier.cluster_address(mailbox.value, merger.buffer(0), rank)
         mbarrier.cluster_address(barrier.value, merger.body.received, rank)
-        self.inbox, self.barrier = inbox.value, barrier.value
+        self.mailbox, self.barrier = mailbox.value, barrier.value
 
     def push(self, offset: Any, *values: Any) -> None:
         """Send values to an offset."""
-        place = self.inbox + ir.script.Cast("uint32", offset)
+        place = self.mailbox + ir.script.Cast("uint32", offset)
         mbarrier.push(place, values, self.barrier)
 
 
@@ -310,7 +312,7 @@ class MergePlan:
     #: Plan of the kernel that stores the states.
     stream: StreamPlan
     #: How the states of a tile of rows are laid out.
-    inbox: Inbox
+    mailbox: Mailbox
     #: The states of all tiles, in global memory.
     states: BufferSpec
     # As other plans have them.
@@ -332,7 +334,7 @@ class MergePlan:
     @property
     def units(self) -> int:
         """Pairs of columns of a tile of rows, one for each thread."""
-        return self.inbox.rows * (self.inbox.columns // 2)
+        return self.mailbox.rows * (self.mailbox.columns // 2)
 
     @property
     def turns(self) -> int:
@@ -347,9 +349,9 @@ class MergePlan:
 
 def plan_merge(stream: StreamPlan) -> MergePlan | None:
     """Plan the kernel that merges what a stream's parts store; None if they store nothing."""
-    if stream.inbox is None or stream.states is None:
+    if stream.mailbox is None or stream.states is None:
         return None
-    return MergePlan(stream, stream.inbox, stream.states)
+    return MergePlan(stream, stream.mailbox, stream.states)
 
 
 def emit_merge(plan: MergePlan, name: str) -> Any:
@@ -374,7 +376,7 @@ def _emit_body(plan: MergePlan, images: dict[Any, Any], states: Any) -> None:
     tile = let("tile", where.cluster // plan.turns)
     places = unravel(plan.program.tile_places, tile, 0)
     unit = let("unit", where.cluster % plan.turns * plan.threads + where.thread)
-    across = plan.inbox.columns // 2
+    across = plan.mailbox.columns // 2
     row, column = let("unit_row", unit // across), let("unit_column", unit % across * 2)
 
     def load(target: Any, first: int, offset: Any) -> None:
@@ -384,8 +386,8 @@ def _emit_body(plan: MergePlan, images: dict[Any, Any], states: Any) -> None:
     # Launched while the parts are still at work.
     run(ir.script.ptx.griddepcontrol.wait())
     with when(with_row(unit < plan.units, row, plan.program, places)):
-        ahead = plan.inbox.size
-        Unit(plan.program, plan.inbox, (row, column), places, load, ahead).run(images)
+        ahead = plan.mailbox.size
+        Unit(plan.program, plan.mailbox, (row, column), places, load, ahead).run(images)
 
 
 class StateWriter(Handing):
@@ -408,16 +410,13 @@ class StateWriter(Handing):
         pairs = self.pairs_of_row(half, values)
         with when(self.body.where.lane % 4 == 0):
             for pair, both in enumerate(pairs):
-                offset = self.inbox.of_row(self._slot, self.lanes.rows[half], pair)
+                offset = self.mailbox.of_row(self._slot, self.lanes.rows[half], pair)
                 self._put(offset, *both)
 
     def _send_elements(self, half: int, values: Values, places: dict[Any, Any]) -> None:
-        for register in range(0, self.plan.sums, 2):
-            if half_of(register) != half:
-                continue
-            column = self.lanes.column + column_of(register)
-            both = [values.of_element(self.of_elements.value, register + each) for each in range(2)]
-            self._put(self.inbox.element(self._slot, self.lanes.rows[half], column), *both)
+        for first, both in self.pairs_of_elements(half, values):
+            column = self.lanes.column + first
+            self._put(self.mailbox.element(self._slot, self.lanes.rows[half], column), *both)
 
     def _put(self, offset: Any, *both: Any) -> None:
         place = self.body.states.ptr_to([self._tile, offset // FLOAT_BYTES])
@@ -440,7 +439,7 @@ class SplitConsumer(Consumer):
         self.tiles.take()
         self._start_rows()
         with when(self.tiles.has_block):
-            self.turns.begin()
+            self.ping_pong.begin()
             self._begin()
             with ir.script.While(ir.script.Not(self.tiles.is_last_block)):
                 self.tiles.block.set(self.tiles.block.value + 1)

@@ -38,8 +38,7 @@ class ScoreProduct:
     def score(self, slot: Any, stage: Any) -> None:
         """Issue the product of queries and keys."""
         self.hold_scores()
-        run(ir.script.ptx.wgmma.fence.sync.aligned())
-        accumulators = [self.elements.scores[each] for each in range(self.plan.scores)]
+        accumulators = _begin(self.elements.scores, self.plan.scores)
         left, right = self.plan.queries, self.plan.keys
         queries = let("queries_tile", self._queries.value + words(slot * left.size))
         keys = let("keys_tile", self._keys.value + words(stage * right.size))
@@ -75,8 +74,7 @@ class Multiplier(ScoreProduct):
     def add(self, stage: Any, keep: Any) -> None:
         """Issue the product of weights and values; `keep` is 0 for the first tile of keys."""
         self.hold_sums()
-        run(ir.script.ptx.wgmma.fence.sync.aligned())
-        accumulators = [self.sums[each] for each in range(self.plan.sums)]
+        accumulators = _begin(self.sums, self.plan.sums)
         values = let("values_tile", self._values.value + words(stage * self.plan.values.size))
         for part in range(self.plan.program.tile[1] // GROUP):
             left = [
@@ -116,8 +114,7 @@ class SumProduct:
     def add(self, stage: Any, keep: Any) -> None:
         """Multiply weights and values, and wait; `keep` is 0 for the first tile of keys."""
         hold(self.sums, self.plan.sums)
-        run(ir.script.ptx.wgmma.fence.sync.aligned())
-        accumulators = [self.sums[each] for each in range(self.plan.sums)]
+        accumulators = _begin(self.sums, self.plan.sums)
         values = let("values_tile", self._values.value + words(stage * self.plan.values.size))
         for part in range(self.plan.program.tile[1] // GROUP):
             box, inside = divmod(part * K_BYTES, ROW_BYTES)
@@ -141,6 +138,12 @@ def of_values(body: StreamBody, offset: Any) -> Variable:
     """
     name = "keys" if body.plan.program.shares_tile else "values"
     return swizzled("values", body.region(name)(offset), body.plan.values.pitch)
+
+
+def _begin(sums: Any, count: int) -> list[Any]:
+    """Order what has been written to registers before the product; returns these."""
+    run(ir.script.ptx.wgmma.fence.sync.aligned())
+    return [sums[each] for each in range(count)]
 
 
 def _words(offset: int) -> Any:

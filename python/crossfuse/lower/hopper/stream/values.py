@@ -12,6 +12,7 @@ from crossfuse.lower.hopper.plan.operands import PACKED_TYPES
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS
 from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
+from crossfuse.lower.hopper.stream.common_subexpressions import positive_factor, reads
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
 from crossfuse.lower.hopper.stream.program import (
     Affine,
@@ -22,7 +23,6 @@ from crossfuse.lower.hopper.stream.program import (
     inequality,
     ranges,
 )
-from crossfuse.lower.hopper.stream.recover.settle import positive_factor, reads
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
 # Expressions of a stream in the registers of one thread.
@@ -79,6 +79,17 @@ class Values:
     elements: Callable[[Any, int], Any]
     _floats: dict[tuple[int, str], Any] = field(default_factory=dict)
     _named: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
+
+    @staticmethod
+    def of_sums(
+        program: Framed,
+        lanes: Lanes,
+        places: dict[Any, Any],
+        rows: Callable[[Any, int], Any],
+        sums: Any,
+    ) -> Values:
+        """Expressions of rows and of the second product's sums."""
+        return Values(program, lanes, places, rows, lambda _, register: sums[register])
 
     def with_rows_named(self, value: Any) -> Any:
         """The same expression with what is made of rows alone made once, and named.

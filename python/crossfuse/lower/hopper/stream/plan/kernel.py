@@ -11,14 +11,15 @@ from crossfuse.hardware import WARPGROUP, Device
 from crossfuse.lower.hopper.plan.memory import Arena
 from crossfuse.lower.hopper.plan.operands import MAX_BOX
 from crossfuse.lower.hopper.program.tile import Place, identifier
+from crossfuse.lower.hopper.stream.common_subexpressions import share_elements
 from crossfuse.lower.hopper.stream.plan.memory import (
-    Inbox,
+    HandoffLayout,
+    Mailbox,
     Operand,
-    Passed,
     divide_memory,
-    plan_inbox,
+    plan_handoff,
+    plan_mailbox,
     plan_operands,
-    plan_passed,
 )
 from crossfuse.lower.hopper.stream.plan.registers import (
     MAX_COLUMNS,
@@ -29,7 +30,6 @@ from crossfuse.lower.hopper.stream.plan.registers import (
     plan_registers,
 )
 from crossfuse.lower.hopper.stream.program import StreamProgram
-from crossfuse.lower.hopper.stream.recover.settle import settle
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
@@ -117,13 +117,13 @@ class StreamPlan:
     #: what a cluster's CTAs hand over, ``barriers``, ``scratch``. Where warpgroups share columns
     #: ``passed``, and boxes lie where the queries were.
     arena: Arena
-    #: Layout of the inbox, where CTAs share keys; also in global memory, for a second kernel.
-    inbox: Inbox | None = None
+    #: Layout of the mailbox, where CTAs share keys; also in global memory, for a second kernel.
+    mailbox: Mailbox | None = None
     #: Warpgroups that share the columns of a tile's sums, beside one that makes scores and weights;
     #: 0 if each warpgroup does all for its own rows.
     adders: int = 0
     #: What passes between these warpgroups.
-    passed: Passed | None = None
+    handoff: HandoffLayout | None = None
     #: From here on as a plan of chains has them, for parts that both share; always as here.
     phases: tuple[Any, ...] = ()
     state: tuple[BufferSpec, ...] = ()
@@ -134,24 +134,24 @@ class StreamPlan:
     @property
     def cluster_size(self) -> int:
         """CTAs of a cluster."""
-        return self.inbox.size if self.inbox is not None and self.receives else self.sharers
+        return self.mailbox.size if self.mailbox is not None and self.receives else self.sharers
 
     @property
     def receives(self) -> bool:
         """Whether CTAs of a cluster hand their states to one another."""
-        return self.inbox is not None and not self.inbox.in_memory
+        return self.mailbox is not None and not self.mailbox.in_memory
 
     @property
     def states(self) -> BufferSpec | None:
         """What a second kernel merges: the states of all tiles of rows; None without one."""
-        if self.inbox is None or not self.inbox.in_memory:
+        if self.mailbox is None or not self.mailbox.in_memory:
             return None
         taken = {identifier(each) for each in self.program.parameters}
         name = "partial_states"
         while name in taken:
             name += "_"
         tiles = prod(each.extent for each in self.program.tile_places)
-        return BufferSpec(name, (tiles, self.inbox.bytes // 4), "float32", True)
+        return BufferSpec(name, (tiles, self.mailbox.bytes // 4), "float32", True)
 
     @property
     def sharers(self) -> int:
@@ -209,7 +209,7 @@ class StreamPlan:
         copied = [self.queries, self.keys]
         if not self.program.shares_tile:
             copied.append(self.values)
-        if self.inbox is None:
+        if self.mailbox is None:
             copied.append(self.output)
         return tuple(each.map for each in copied)
 
@@ -219,14 +219,14 @@ def plan_stream(program: StreamProgram, device: Device) -> StreamPlan:
 
     Refuses tiles that tensor cores, TMA, registers or shared memory cannot take.
     """
-    program = settle(program)
+    program = share_elements(program)
     _check_tile(program)
     operands = plan_operands(program)
     registers = plan_registers(program)
     adders = plan_adders(program, registers)
-    inbox = plan_inbox(program)
-    passed = plan_passed(program, registers) if adders else None
-    slots, stages, arena = divide_memory(program, operands, inbox or passed, device)
+    mailbox = plan_mailbox(program)
+    handoff = plan_handoff(program, registers) if adders else None
+    slots, stages, arena = divide_memory(program, operands, mailbox or handoff, device)
     order = order_tiles(program, device)
     queries, keys, values, output = operands
     return StreamPlan(
@@ -235,9 +235,9 @@ def plan_stream(program: StreamProgram, device: Device) -> StreamPlan:
         slots=slots,
         stages=stages,
         arena=arena,
-        inbox=inbox,
+        mailbox=mailbox,
         adders=adders,
-        passed=passed,
+        handoff=handoff,
     )
 
 

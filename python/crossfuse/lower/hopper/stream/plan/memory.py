@@ -10,9 +10,9 @@ from crossfuse.hardware import TMA_PITCH, Device
 from crossfuse.lower.hopper.plan.memory import Arena
 from crossfuse.lower.hopper.plan.operands import item_bytes
 from crossfuse.lower.hopper.program.tile import identifier
+from crossfuse.lower.hopper.stream.common_subexpressions import reads
 from crossfuse.lower.hopper.stream.plan.registers import RegisterPlan
 from crossfuse.lower.hopper.stream.program import Box, Kind, StreamProgram
-from crossfuse.lower.hopper.stream.recover.settle import reads
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
@@ -137,7 +137,7 @@ FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Inbox:
+class Mailbox:
     """Slots for the states of all CTAs, in the order of ranks: the columns that one CTA merges.
 
     In the shared memory of that CTA; or in global memory, all columns of a tile of rows.
@@ -183,8 +183,8 @@ class Inbox:
         return (width + 2 * self.pairs) * (self.size * self.rows * FLOAT_BYTES)
 
 
-def plan_inbox(program: StreamProgram) -> Inbox | None:
-    """Lay the inbox of a stream out; None if its CTAs share no keys.
+def plan_mailbox(program: StreamProgram) -> Mailbox | None:
+    """Lay the mailbox of a stream out; None if its CTAs share no keys.
 
     Refuses slices with odd numbers of columns, as a thread sends pairs.
     """
@@ -209,7 +209,7 @@ def plan_inbox(program: StreamProgram) -> Inbox | None:
             limit="one, that of the second product's sums",
             instead="hand over one slab of columns",
         )
-    return Inbox(
+    return Mailbox(
         split.place.extent,
         program.output.rows,
         split.columns,
@@ -229,7 +229,7 @@ BOX_KEYS = ROW_BYTES // 2
 
 
 @dataclass(frozen=True)
-class Passed:
+class HandoffLayout:
     """Layout of what the scoring warpgroup passes on, in shared memory."""
 
     #: Boxes of weights, each of 64 keys.
@@ -251,13 +251,13 @@ class Passed:
         return self.boxes * BOX
 
 
-def plan_passed(program: StreamProgram, registers: RegisterPlan) -> Passed:
+def plan_handoff(program: StreamProgram, registers: RegisterPlan) -> HandoffLayout:
     """Find which values of rows are read where the sums are."""
 
     def read_by(values: list[Any]) -> tuple[Any, ...]:
         return tuple(each for each in registers.rows if any(reads(v, each) for v in values))
 
-    return Passed(
+    return HandoffLayout(
         -(-program.tile[1] // BOX_KEYS),
         read_by([each.value for each in program.carries]),
         read_by([program.result]),
@@ -273,7 +273,10 @@ _SCRATCH, _BARRIER = 16, 8
 
 
 def divide_memory(
-    program: StreamProgram, operands: Operands, between: Inbox | Passed | None, device: Device
+    program: StreamProgram,
+    operands: Operands,
+    between: Mailbox | HandoffLayout | None,
+    device: Device,
 ) -> tuple[int, int, Arena]:
     """Decide slots of queries, stages of keys and values, and all regions of shared memory.
 
@@ -306,12 +309,12 @@ def divide_memory(
     )
 
 
-def _least_stages(program: StreamProgram, between: Inbox | Passed | None) -> int:
+def _least_stages(program: StreamProgram, between: Mailbox | HandoffLayout | None) -> int:
     """Stages without which a kernel would deadlock.
 
     A warpgroup that does all multiplies keys of a tile before the values of the one before it.
     """
-    least = 2 if program.shares_tile and not isinstance(between, Passed) else 1
+    least = 2 if program.shares_tile and not isinstance(between, HandoffLayout) else 1
     wanted = program.stream.stages
     if 0 < wanted < least:
         raise refuse(
@@ -327,7 +330,7 @@ def _least_stages(program: StreamProgram, between: Inbox | Passed | None) -> int
 def _arena(
     program: StreamProgram,
     operands: Operands,
-    between: Inbox | Passed | None,
+    between: Mailbox | HandoffLayout | None,
     slots: int,
     stages: int,
 ) -> Arena:
@@ -336,7 +339,7 @@ def _arena(
     of_queries = slots * queries.size
     if between is None:
         leaving = ("boxes", output.size * program.tile[0] // WARPGROUP_ROWS)
-    elif isinstance(between, Inbox):
+    elif isinstance(between, Mailbox):
         leaving = ("inbox", 0 if between.in_memory else between.bytes)
     else:
         of_queries, leaving = max(of_queries, output.size), ("passed", between.bytes)

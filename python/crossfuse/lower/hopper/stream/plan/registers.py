@@ -7,8 +7,8 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.plan.operands import MAX_BOX
+from crossfuse.lower.hopper.stream.common_subexpressions import reads
 from crossfuse.lower.hopper.stream.program import Kind, Step, StreamProgram
-from crossfuse.lower.hopper.stream.recover.settle import reads
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
 from typing import Any
 
 import sympy
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Derivation, Slot, guarded, new, value
+from crossfuse.cascade.rewrite.context import Context
 from crossfuse.cascade.rewrite.tiled.base_two import base_two
 from crossfuse.cascade.rewrite.tiled.operands import (
     Extent,
@@ -23,9 +23,9 @@ from crossfuse.cascade.rewrite.tiled.operands import (
     mentions,
     products,
 )
-from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles, refused
 from crossfuse.cascade.rewrite.tiled.skipping import limited
 from crossfuse.cascade.rewrite.tiled.steps import Statement, operands, steps
+from crossfuse.cascade.rewrite.tiles import CascadeTiles, tiles_refused
 from crossfuse.cascade.site import Site
 
 #: Names of the loops over tiles: of rows, of columns, of the axis, of the depth of its elements.
@@ -37,12 +37,12 @@ FEW_BITS = 16
 
 
 @dataclass(frozen=True, eq=False)
-class TileFrame:
-    """A cascade in its function, and how it is cut into tiles."""
+class TileContext(Context):
+    """A cascade that is cut into tiles.
 
-    site: Site
-    #: To the base of two; contributions beyond the axis change nothing.
-    derivation: Derivation
+    Its derivation is to the base of two; contributions beyond the axis change nothing.
+    """
+
     #: Sizes, all chosen.
     tiles: CascadeTiles
     #: Rows of a tile.
@@ -51,18 +51,6 @@ class TileFrame:
     products: tuple[Product, ...]
     #: The axis's index, which bounds of the last tile are written with.
     index: sympy.Symbol
-    #: Type of the state and of all arithmetic.
-    dtype: str
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        """The state, in the order of updates."""
-        return self.derivation.slots
-
-    @property
-    def length(self) -> int:
-        """Elements of the axis."""
-        return int(self.site.extents[self.site.axis])
 
     @property
     def count(self) -> int:
@@ -82,8 +70,7 @@ class TileFrame:
     @property
     def places(self) -> int:
         """Tiles of all rows and columns: CTAs, if none share an axis."""
-        rows = prod(int(self.site.extents[each]) for each in self.site.rows)
-        return rows // self.rows.extent * self.row_tiles * self.column_tiles
+        return self.row_count // self.rows.extent * self.row_tiles * self.column_tiles
 
     @property
     def column(self) -> Any:
@@ -142,7 +129,7 @@ class TileFrame:
         return self.site.axis if symbol == self.index else self.site.reads.get(symbol)
 
 
-def frame_of(site: Site, derivation: Derivation, tiles: CascadeTiles) -> TileFrame:
+def tile_context(site: Site, derivation: Derivation, tiles: CascadeTiles) -> TileContext:
     """Analyse a cascade for tiles, and choose the sizes that `tiles` leaves open.
 
     Refused are a cascade without products, and sizes that do not fit.
@@ -155,8 +142,6 @@ def frame_of(site: Site, derivation: Derivation, tiles: CascadeTiles) -> TileFra
     length = int(site.extents[site.axis])
     sizes = tiles.complete(rows.extent, length, widest, depth)
     index = site.cascade.index or sympy.Symbol("position", integer=True, nonnegative=True)
-    dtypes = {each.dtype for each in site.stages.values()}
-    dtype = "float64" if "float64" in dtypes else "float32"
     told = base_two(derivation)
     slots = _ordered(told.slots, columns)
     if length % sizes.elements:
@@ -164,18 +149,18 @@ def frame_of(site: Site, derivation: Derivation, tiles: CascadeTiles) -> TileFra
             e for e in site.cascade.elements if e in site.reads and ir.buffer_loads(site.reads[e])
         ]
         slots = limited(slots, index < length, zeros)
-    frame = TileFrame(site, replace(told, slots=slots), sizes, rows, made, index, dtype)
-    if frame.column is not None and len(frame.columns) > 1:
-        raise refused(
+    context = TileContext(site, replace(told, slots=slots), sizes, rows, made, index)
+    if context.column is not None and len(context.columns) > 1:
+        raise tiles_refused(
             "tiles, columns",
             f"{sizes.columns} of {widest}, where results have different columns",
             "all columns in a tile",
             f"pass columns={widest}",
         )
     for slot in slots:
-        if frame.columns_of(slot):
-            _check_rounding(frame, slot)
-    return frame
+        if context.columns_of(slot):
+            _check_rounding(context, slot)
+    return context
 
 
 def _right_operands(
@@ -185,14 +170,14 @@ def _right_operands(
     right = [each.right for each in made]
     right += [load for symbol in _sorted(columns) for load in ir.buffer_loads(site.reads[symbol])]
     if not right:
-        raise refused(
+        raise tiles_refused(
             "function",
             "a cascade without products",
             "elements that a product makes, or results with columns",
             "write it as a stream of threads (crossfuse.cascade.rewrite.streaming)",
         )
     if not site.rows:
-        raise refused(
+        raise tiles_refused(
             "function",
             "results of a single row, without a loop over rows",
             "at least one loop that all reductions have",
@@ -201,15 +186,15 @@ def _right_operands(
     return right
 
 
-def _check_rounding(frame: TileFrame, slot: Slot) -> None:
+def _check_rounding(context: TileContext, slot: Slot) -> None:
     """Refuse to round to few bits what has more, unless the state scales it so that it fits."""
-    left, right = operands(slot, frame.columned & set(frame.site.cascade.elements))
-    read = frame.read(left) if left.is_Symbol else None
-    dtype = frame.cast(slot, str(ir.buffer_loads(frame.read(right))[0].ty))
+    left, right = operands(slot, context.columned & set(context.site.cascade.elements))
+    read = context.read(left) if left.is_Symbol else None
+    dtype = context.cast(slot, str(ir.buffer_loads(context.read(right))[0].ty))
     known = read is not None and str(read.ty) == dtype
-    state = {form(each.name) for each in frame.slots for form in (value, new, guarded)}
+    state = {form(each.name) for each in context.slots for form in (value, new, guarded)}
     if int(ir.tvm.DataType(dtype).bits) < FEW_BITS and not known and not left.free_symbols & state:
-        raise refused(
+        raise tiles_refused(
             f"slot {slot.name}",
             f"{left} rounded to {dtype}",
             "numbers that the state so far scales, such as by the largest magnitude",
@@ -226,47 +211,47 @@ def _sorted(symbols: frozenset[sympy.Symbol]) -> list[sympy.Symbol]:
     return sorted(symbols, key=lambda each: each.name)
 
 
-def extents_of(frame: TileFrame, place: Mapping[str, Any]) -> dict[Any, Extent]:
+def extents_of(context: TileContext, place: Mapping[str, Any]) -> dict[Any, Extent]:
     """How blocks of a tile iterate over loops of the site, but the axis and depths.
 
     The place of the tile maps names to values: row loops, `ROWS` and `COLUMNS` for which tile of
     rows and columns it is, and `PARTS` for the CTA that has a slice of columns.
     """
-    rows, size = frame.rows, frame.tiles.rows
+    rows, size = context.rows, context.tiles.rows
     found: dict[Any, Extent] = {}
-    for var in frame.site.rows:
+    for var in context.site.rows:
         if not var.same_as(rows.var):
-            found[var] = Extent(var.name, int(frame.site.extents[var]), 0, place[var.name])
-    base: Any = whole(0) if frame.row_tiles == 1 else place[ROWS] * size
+            found[var] = Extent(var.name, int(context.site.extents[var]), 0, place[var.name])
+    base: Any = whole(0) if context.row_tiles == 1 else place[ROWS] * size
     limit: Any = rows.extent
     if rows.group is not None:
         group = place[rows.group.name]
         found[rows.group] = Extent(rows.group.name, rows.groups, 0, group)
         base, limit = group * rows.extent + base, group * rows.extent + rows.extent
-    domain = (rows.groups - 1) * rows.extent + frame.row_tiles * size
+    domain = (rows.groups - 1) * rows.extent + context.row_tiles * size
     ragged = rows.extent % size
     found[rows.var] = Extent("i", domain, size, base, limit if ragged else None)
-    for var in frame.columns:
-        found[var] = _column(frame, var, place)
+    for var in context.columns:
+        found[var] = _column(context, var, place)
     return found
 
 
-def _column(frame: TileFrame, var: Any, place: Mapping[str, Any]) -> Extent:
+def _column(context: TileContext, var: Any, place: Mapping[str, Any]) -> Extent:
     """How blocks iterate over columns: a slice of them if the place has `PARTS`."""
-    extent = int(frame.site.extents[var])
-    tiled = frame.column is not None and var.same_as(frame.column)
-    size = frame.tiles.columns if tiled else extent
+    extent = int(context.site.extents[var])
+    tiled = context.column is not None and var.same_as(context.column)
+    size = context.tiles.columns if tiled else extent
     first = place[COLUMNS] * size if tiled else whole(0)
-    domain = frame.column_tiles * size if tiled else extent
+    domain = context.column_tiles * size if tiled else extent
     ragged = domain != extent
-    if frame.sliced is None or not var.same_as(frame.sliced):
+    if context.sliced is None or not var.same_as(context.sliced):
         return Extent("c", domain, size, first, extent if ragged else None)
-    width = frame.tiles.slice_of(size)
+    width = context.tiles.slice_of(size)
     # Slices of the last tile may reach beyond it, and so may the slabs that they are merged of.
-    domain += width * frame.tiles.cluster - size
+    domain += width * context.tiles.cluster - size
     if PARTS not in place:
         return Extent("c", domain, size, first, extent if ragged else None)
-    ends = [first + size] if width * frame.tiles.cluster != size else []
+    ends = [first + size] if width * context.tiles.cluster != size else []
     ends += [whole(extent)] if ragged else []
     limit = None if not ends else ir.tirx.min(*ends) if len(ends) > 1 else ends[0]
     return Extent("c", domain, width, first + place[PARTS] * width, limit)

@@ -12,8 +12,8 @@ import sympy
 from crossfuse import _tvm as ir
 from crossfuse.cascade.expressions.to_tir import to_tir
 from crossfuse.cascade.rewrite.scripting import held, loop, named, zero
-from crossfuse.cascade.rewrite.tiled.frame import TileFrame
 from crossfuse.cascade.rewrite.tiled.operands import Extent, mentions
+from crossfuse.cascade.rewrite.tiled.tile_context import TileContext
 
 #: The place of a block: the value of each of the site's variables.
 At = Mapping[Any, Any]
@@ -54,14 +54,16 @@ def put(expression: Any, place: At) -> Any:
     return ir.substitute(expression, replace)
 
 
-class Ground:
+class BlockBuilder:
     """The context in which blocks of a tile are written.
 
     `extents` says how blocks iterate over loops of the site; `prefix` begins their names.
     """
 
-    def __init__(self, frame: TileFrame, extents: Mapping[Any, Extent], prefix: str = "") -> None:
-        self.frame = frame
+    def __init__(
+        self, context: TileContext, extents: Mapping[Any, Extent], prefix: str = ""
+    ) -> None:
+        self.context = context
         self.prefix = prefix
         self.extents = dict(extents)
         self.staged: list[tuple[Any, Local]] = []
@@ -102,7 +104,7 @@ class Ground:
 
     def _iterator(self, kind: str, var: Any, value: Any) -> Any:
         if kind == "stored":
-            made = ir.script.axis.spatial(int(self.frame.site.extents[var]), value)
+            made = ir.script.axis.spatial(int(self.context.site.extents[var]), value)
         else:
             made = getattr(ir.script.axis, kind)(self.extents[var].domain, value)
         return named(f"v_{self.extents[var].name}", made)
@@ -143,7 +145,7 @@ class Ground:
         """Values of all symbols of an expression at a place."""
         found: dict[sympy.Symbol, Any] = {}
         for symbol in expression.free_symbols:
-            read = self.frame.read(symbol)
+            read = self.context.read(symbol)
             if symbol in self.symbols:
                 found[symbol] = self.symbols[symbol].load(place)
             elif read is not None:
@@ -152,4 +154,4 @@ class Ground:
 
     def write(self, expression: sympy.Basic, place: At, dtype: str = "") -> Any:
         """An expression of the derivation at a place."""
-        return to_tir(expression, self.values(expression, place), dtype or self.frame.dtype)
+        return to_tir(expression, self.values(expression, place), dtype or self.context.dtype)

@@ -1,10 +1,10 @@
-"""Decides which results correct the state while it streams, and which are applied once at the end.
+"""Chooses which rescalings are applied as a stream goes on, and which once, at its end.
 
-``sum G(x) * H(d)`` with the final ``d`` needs no correction: the sum of G is accumulated, and H is
-applied to it once. Only what G needs in order to stay in range belongs to the *gauge*, that is to
-contributions and to the state: the maximum under an exponential, the largest magnitude under a
-power, and a scale in front of a rounding. Where H has no inverse, what stands in for the result
-(`Slot.guard`) is used in the state and in contributions alike.
+These are the two variants of FlashAttention. ``sum G(x) * H(d)`` with the final ``d`` needs no
+correction: the sum of G is accumulated, and H is applied to it once. Only by what G needs in order
+to stay in range contributions and the state are rescaled: the maximum under an exponential, the
+largest magnitude under a power, and a scale in front of a rounding. Where H has no inverse, what
+stands in for the result (`Slot.guard`) is used in the state and in contributions alike.
 """
 
 from __future__ import annotations
@@ -87,25 +87,69 @@ def _is_mask(term: sympy.Basic) -> bool:
 
 
 @dataclass(frozen=True)
-class Gauge:
+class Rescaling:
     """The part of H that scales the state and the contributions."""
 
     #: Of ``exp``.
     exponents: sympy.Expr = sympy.S.Zero
     #: Slots, or maxima of them and positive numbers, and the powers of them that are divided by.
     powers: tuple[tuple[sympy.Expr, sympy.Expr], ...] = ()
-    #: Whether the sum so far is proved to be 0 where a slot of the gauge has no inverse.
+    #: Whether the sum so far is proved to be 0 where a slot of the rescaling has no inverse.
     vanishes: bool = True
 
     @property
     def free(self) -> bool:
-        """Whether the gauge is empty."""
+        """Whether nothing is rescaled."""
         return self.exponents == 0 and not self.powers
 
     @property
     def factor(self) -> sympy.Expr:
-        """The gauge as a factor of H."""
+        """The rescaling as a factor of H."""
         return sympy.Mul(sympy.exp(self.exponents), *(base**-power for base, power in self.powers))
+
+    def contribution(self, element: sympy.Expr, state: State) -> sympy.Expr:
+        """The contribution of one element: G in the scale of new values, exponents joined."""
+        made = element
+        for base, power in self.powers:
+            below = state.usable(1 / base, new) ** -1
+            made = ratios(times(made, below**-power))
+        if self.exponents != 0:
+            made = times(made, sympy.exp(state.within(self.exponents, new)))
+        return made
+
+    def merged(self, parts: Sequence[sympy.Expr], state: State) -> sympy.Expr:
+        """The sum of the values of two sides in the scale of the merged state."""
+        sides = zip(parts, (left, right), strict=True)
+        return sympy.Add(*(self.moved(part, state, side) for part, side in sides))
+
+    def correction(self, state: State, side: Side = value) -> sympy.Expr:
+        """The factor from the scale of a side to that of new values."""
+        found = sympy.S.One
+        if self.exponents != 0:
+            before = sympy.exp(-state.raw(self.exponents, side))
+            found *= joined(sympy.exp(state.within(self.exponents, new)) * before)
+        for base, power in self.powers:
+            ratio = (state.raw(base, side) * state.usable(1 / base, new)) ** power
+            found *= ratios(ratio)
+        return found
+
+    def moved(self, part: sympy.Expr, state: State, side: Side = value) -> sympy.Expr:
+        """Rescale a value, so far or of a side, from its own scale to that of new values."""
+        if self.free:
+            return part
+        scaled = part * self.correction(state, side)
+        if self.vanishes:
+            return scaled
+        # Not proved to be 0 where a maximum is of nothing: stand-ins on both sides, and 0 stays 0.
+        slots = [each for each in state.kept if each.infinite]
+        stood = {
+            side(each.name): chosen(
+                side(each.name), each.monoid.identity, sympy.S.Zero, side(each.name)
+            )
+            for each in slots
+            if state.among(each, self.exponents.free_symbols)
+        }
+        return chosen(part, sympy.S.Zero, sympy.S.Zero, scaled.xreplace(stood))
 
 
 def split(
@@ -114,8 +158,8 @@ def split(
     state: State,
     elements: frozenset[sympy.Symbol],
     rounded: bool,
-) -> tuple[Gauge, sympy.Expr]:
-    """Split H into the gauge, which streams, and the rest, which is applied once at the end.
+) -> tuple[Rescaling, sympy.Expr]:
+    """Split H into the rescaling, which streams, and the rest, which is applied once at the end.
 
     G and H are `element` and `context`, H over slots of `state`; `elements` change along the axis.
     Terms that are `rounded` to a narrow type must be scaled before that.
@@ -140,45 +184,11 @@ def split(
             powers.append((base, -power))
         else:
             rest.append(factor)
-    return Gauge(sympy.Add(*exponents), tuple(powers), vanishes), sympy.Mul(*rest)
+    return Rescaling(sympy.Add(*exponents), tuple(powers), vanishes), sympy.Mul(*rest)
 
 
 def _divides(power: sympy.Expr) -> bool:
     return bool(power.could_extract_minus_sign())
-
-
-def contribution(gauge: Gauge, element: sympy.Expr, state: State) -> sympy.Expr:
-    """The contribution of one element: G in the gauge of new values, exponents joined."""
-    made = element
-    for base, power in gauge.powers:
-        below = state.usable(1 / base, new) ** -1
-        made = ratios(times(made, below**-power))
-    if gauge.exponents != 0:
-        made = times(made, sympy.exp(state.within(gauge.exponents, new)))
-    return made
-
-
-def carry(gauge: Gauge, kept: sympy.Expr, state: State) -> sympy.Expr:
-    """Rescale a value so far to the gauge of new values."""
-    return moved(gauge, kept, state, value)
-
-
-def merged(gauge: Gauge, parts: Sequence[sympy.Expr], state: State) -> sympy.Expr:
-    """The sum of the values of two sides in the gauge of the merged state."""
-    sides = zip(parts, (left, right), strict=True)
-    return sympy.Add(*(moved(gauge, part, state, side) for part, side in sides))
-
-
-def correction(gauge: Gauge, state: State, side: Side = value) -> sympy.Expr:
-    """The factor from the gauge of a side to that of new values."""
-    found = sympy.S.One
-    if gauge.exponents != 0:
-        before = sympy.exp(-state.raw(gauge.exponents, side))
-        found *= joined(sympy.exp(state.within(gauge.exponents, new)) * before)
-    for base, power in gauge.powers:
-        ratio = (state.raw(base, side) * state.usable(1 / base, new)) ** power
-        found *= ratios(ratio)
-    return found
 
 
 def times(element: sympy.Expr, factor: sympy.Expr) -> sympy.Expr:
@@ -204,25 +214,6 @@ def times(element: sympy.Expr, factor: sympy.Expr) -> sympy.Expr:
 
 def _others(product: sympy.Mul, one: sympy.Expr) -> list[sympy.Expr]:
     return [each for each in product.args if each != one]
-
-
-def moved(gauge: Gauge, part: sympy.Expr, state: State, side: Side) -> sympy.Expr:
-    """Rescale the value of a side from its own gauge to that of new values."""
-    if gauge.free:
-        return part
-    scaled = part * correction(gauge, state, side)
-    if gauge.vanishes:
-        return scaled
-    # Not proved to be 0 where a maximum is of nothing: stand-ins on both sides, and 0 stays 0.
-    slots = [each for each in state.kept if each.infinite]
-    stood = {
-        side(each.name): chosen(
-            side(each.name), each.monoid.identity, sympy.S.Zero, side(each.name)
-        )
-        for each in slots
-        if state.among(each, gauge.exponents.free_symbols)
-    }
-    return chosen(part, sympy.S.Zero, sympy.S.Zero, scaled.xreplace(stood))
 
 
 def _added(kept: Kept, exponent: sympy.Expr, state: State) -> bool:
@@ -301,6 +292,3 @@ def _vanishes(element: sympy.Expr, kept: Kept, power: sympy.Expr) -> bool:
         if not grown - below.free_symbols:
             return True
     return False
-
-
-__all__ = ["Gauge", "carry", "contribution", "correction", "merged", "moved", "split", "times"]

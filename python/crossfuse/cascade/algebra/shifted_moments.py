@@ -7,10 +7,15 @@ from dataclasses import dataclass
 
 import sympy
 
-from crossfuse.cascade.algebra import gauge as gauges
-from crossfuse.cascade.algebra.gauge import as_choices, as_factors, masks_all, quotient
 from crossfuse.cascade.algebra.moments import Centre, Mean
 from crossfuse.cascade.algebra.progress import Progress
+from crossfuse.cascade.algebra.rescaling import (
+    Rescaling,
+    as_choices,
+    as_factors,
+    masks_all,
+    quotient,
+)
 from crossfuse.cascade.algebra.state import Kept, Side, chosen
 from crossfuse.cascade.derivation import Factor, Step, left, new, right, value
 from crossfuse.cascade.expressions.functions import Fence, fenced_sum, magnitude, opened, settled
@@ -30,14 +35,14 @@ class _Moment:
     name: str
     #: What its distances are from.
     centres: tuple[Centre, ...]
-    gauge: gauges.Gauge
+    rescaling: Rescaling
     #: Lower moments, which add to this one when the centres move.
     lower: Lower
     #: Whether it is never negative.
     even: bool
 
 
-class Centres:
+class ShiftedMoments:
     """Turns means, and moments about them, into slots of a derivation."""
 
     def __init__(self, progress: Progress) -> None:
@@ -86,7 +91,7 @@ class Centres:
         name = f"{stage.name}_reference"
         centre = found[0] if found else self._reference(mean.element, size, state.fresh(name))
         weight = progress.known[weights.symbol]
-        first = self.moment(stage.name, gauges.Gauge(), weights.term * centre.distance)
+        first = self.moment(stage.name, Rescaling(), weights.term * centre.distance)
         kept = state.of(centre.symbol).name
         factor = Factor(progress.spelt(weights.term * centre.distance), sympy.S.One, stage.name)
         note = (
@@ -179,7 +184,12 @@ class Centres:
         return slots[0]
 
     def moment(
-        self, name: str, gauge: gauges.Gauge, element: sympy.Expr, *, fresh: bool = False
+        self,
+        name: str,
+        rescaling: Rescaling,
+        element: sympy.Expr,
+        *,
+        fresh: bool = False,
     ) -> sympy.Expr:
         """Accumulate a sum of a polynomial in distances; returns it over slots.
 
@@ -192,29 +202,29 @@ class Centres:
         centres = self.progress.centres_in(element)
         if not centres:
             number, rest = element.as_independent(*self.progress.elements, as_Add=False)
-            return number * self.progress.accumulate(name, gauge, rest, fresh=fresh)
-        own = self._own(gauge, element, centres)
+            return number * self.progress.accumulate(name, rescaling, rest, fresh=fresh)
+        own = self._own(rescaling, element, centres)
         if own is not None and not fresh:
             return sympy.S.Zero
         if own is not None and own[0].rest is not None and own[1].is_number:
             return own[1] * own[0].rest
         here = {each.distance: self._spelt(each) for each in centres}
-        brought = gauges.contribution(gauge, element.xreplace(here), state)
+        brought = rescaling.contribution(element.xreplace(here), state)
         brought = settled(as_choices(brought))
         same = state.same(SUM, brought)
         if same is not None:
             return same
         name = state.fresh(name) if fresh else name
         # What is never negative stays so where rounding leaves less than nothing of it.
-        lower = self._lower(name, gauge, element, centres)
-        made = _Moment(name, tuple(centres), gauge, lower, even=_is_square(element))
+        lower = self._lower(name, rescaling, element, centres)
+        made = _Moment(name, tuple(centres), rescaling, lower, even=_is_square(element))
         if any(each.mass is None for each in centres):
             carry, *parts = (self._scaled(made, side) for side in (value, left, right))
             merge = sympy.Add(*parts)
         else:
             so_far, *parts = (self._at(made, side) for side in (value, left, right))
-            carry = gauges.carry(gauge, so_far, state)
-            merge = gauges.merged(gauge, parts, state)
+            carry = rescaling.moved(so_far, state)
+            merge = rescaling.merged(parts, state)
         symbol = state.add(name, SUM, brought, carry, merge, no_sign=made.even)
         return self.progress.note_moment(symbol)
 
@@ -227,7 +237,7 @@ class Centres:
         return Fence(fenced_sum(centre.element, -self.progress.state.within(centre.symbol, new)))
 
     def _own(
-        self, gauge: gauges.Gauge, element: sympy.Expr, centres: list[Centre]
+        self, rescaling: Rescaling, element: sympy.Expr, centres: list[Centre]
     ) -> tuple[Centre, sympy.Expr] | None:
         """The mean whose first moment a sum is a multiple of, and the multiple; or None."""
         if len(centres) != 1 or centres[0].mass is None:
@@ -236,13 +246,13 @@ class Centres:
         if weight.free_symbols & self.progress.distances:
             return None
         own = self.progress.state.of(centres[0].mass).contribution
-        ratio = quotient(gauges.contribution(gauge, weight, self.progress.state), own)
+        ratio = quotient(rescaling.contribution(weight, self.progress.state), own)
         if ratio is None or ratio.free_symbols & self.progress.elements:
             return None
         return centres[0], ratio
 
     def _lower(
-        self, name: str, gauge: gauges.Gauge, element: sympy.Expr, centres: list[Centre]
+        self, name: str, rescaling: Rescaling, element: sympy.Expr, centres: list[Centre]
     ) -> Lower:
         """The lower moments that a moment needs when its centres move, by the binomial formula."""
         moves = {each.distance: each.move for each in centres}
@@ -255,13 +265,13 @@ class Centres:
                 continue
             for part in sympy.Add.make_args(sympy.expand(coefficient)):
                 number, rest = part.as_coeff_Mul()
-                slot = self.moment(f"{name}_lower", gauge, rest, fresh=True)
+                slot = self.moment(f"{name}_lower", rescaling, rest, fresh=True)
                 if slot != 0:
                     found.setdefault(exponents, []).append((number, slot))
         return found
 
     def _at(self, made: _Moment, side: Side) -> sympy.Expr:
-        """The moment of one side about the new mean, in the side's own gauge."""
+        """The moment of one side about the new mean, in the side's own scale."""
         state = self.progress.state
         powers = {
             exponents: sympy.Add(*(number * state.raw(slot, side) for number, slot in parts))
@@ -270,22 +280,22 @@ class Centres:
         return self._shifted(made, side, side(made.name), powers)
 
     def _scaled(self, made: _Moment, side: Side) -> sympy.Expr:
-        """The moment of one side about the new centres, in the gauge of new values.
+        """The moment of one side about the new centres, in the scale of new values.
 
         Unlike in `_at`, sums are rescaled before they meet how far an extreme moved: from the least
         number of a type, which masks, that is too far for any sum but one that is 0 by then.
         """
-        state, gauge = self.progress.state, made.gauge
+        state, rescaling = self.progress.state, made.rescaling
 
         def kept(number: sympy.Expr, slot: sympy.Expr) -> sympy.Expr:
             more, rest = state.raw(slot, side).as_coeff_Mul()
-            return number * more * sympy.UnevaluatedExpr(gauges.moved(gauge, rest, state, side))
+            return number * more * sympy.UnevaluatedExpr(rescaling.moved(rest, state, side))
 
         powers = {
             exponents: sympy.Add(*(kept(*each) for each in parts))
             for exponents, parts in made.lower.items()
         }
-        own = gauges.moved(gauge, side(made.name), state, side)
+        own = rescaling.moved(side(made.name), state, side)
         return self._shifted(made, side, own, powers)
 
     def _shifted(

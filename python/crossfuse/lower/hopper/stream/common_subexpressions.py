@@ -13,7 +13,7 @@ from crossfuse.lower.hopper.stream.program import Kind, Step, StreamProgram, ine
 from crossfuse.lower.hopper.stream.recover.statements import branches_of
 
 
-def settle(program: StreamProgram) -> StreamProgram:
+def share_elements(program: StreamProgram) -> StreamProgram:
     """Write the program as a kernel computes it, with fast functions of float32.
 
     Steps that make the same elements of scores, such as a maximum and the exponentials behind it,

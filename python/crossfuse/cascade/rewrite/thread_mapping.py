@@ -30,7 +30,7 @@ class Tiling:
 
 
 @dataclass(frozen=True)
-class Cover:
+class ThreadMapping:
     """How the axis is divided among CTAs and threads."""
 
     #: Elements of the axis.

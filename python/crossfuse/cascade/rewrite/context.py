@@ -1,0 +1,220 @@
+"""Shared by all blocks of a rewritten function: the cascade in its function, sizes, symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import sympy
+
+from crossfuse import _tvm as ir
+from crossfuse.cascade.derivation import Derivation, Slot, guarded, new, old, value
+from crossfuse.cascade.rewrite.phases import Definitions
+from crossfuse.cascade.rewrite.scripting import Scratch, is_chosen, numbers
+from crossfuse.cascade.rewrite.streams import Stream, streams, vector_of, with_tiles
+from crossfuse.cascade.rewrite.thread_mapping import ThreadMapping
+from crossfuse.cascade.rewrite.tiles import StreamTiles
+from crossfuse.cascade.site import Site
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """A cascade in its function, and how it streams."""
+
+    site: Site
+    derivation: Derivation
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The state, in the order of updates."""
+        return self.derivation.slots
+
+    @cached_property
+    def dtype(self) -> str:
+        """Type of the state and of all arithmetic."""
+        dtypes = {each.dtype for each in self.site.stages.values()}
+        return "float64" if "float64" in dtypes else "float32"
+
+    @property
+    def length(self) -> int:
+        """Elements of the axis."""
+        return int(self.site.extents[self.site.axis])
+
+    @property
+    def row_count(self) -> int:
+        """Rows of the cascade."""
+        return prod(int(self.site.extents[each]) for each in self.site.rows)
+
+
+# Contributions in outputs, as a thread computed them.
+#
+# The softmax of an element is ``exp(x - m) / s``, and ``exp(x - m)`` was its contribution to the
+# sum, below the maximum of its thread. What corrects a thread's sum when maxima grow corrects each
+# of its terms: held in registers, they are multiplied by it, instead of computed again.
+
+
+@dataclass(frozen=True)
+class Reused:
+    """A contribution that each thread holds for its elements."""
+
+    #: The slot that it contributes to.
+    slot: str
+    #: Its symbol, in the place of an element.
+    kept: sympy.Symbol
+
+
+def reusing(derivation: Derivation) -> tuple[Derivation, tuple[Reused, ...]]:
+    """Rewrite outputs over contributions that are held, where that spares an exponential.
+
+    The `rows` of the derivation are then over what is held, and slots as a thread has them before
+    states merge (`old`).
+    """
+    found: list[Reused] = []
+    rows = dict(derivation.rows)
+    for slot in derivation.slots:
+        factor = _factor(slot)
+        if factor is None or not slot.contribution.has(sympy.exp):
+            continue
+        finished = {new(each.name): value(each.name) for each in derivation.slots}
+        again = slot.contribution.xreplace(finished)
+        before = {value(each.name): old(each.name) for each in derivation.slots}
+        kept = sympy.Symbol(f"{slot.name}_kept", real=True)
+        corrected = kept * factor.xreplace(before).xreplace(finished)
+        changed = {name: each.xreplace({again: corrected}) for name, each in rows.items()}
+        if changed != rows:
+            rows = changed
+            found.append(Reused(slot.name, kept))
+    return (replace(derivation, rows=rows), tuple(found)) if found else (derivation, ())
+
+
+def can_reuse(mapping: ThreadMapping, resident: str) -> bool:
+    """Whether threads take in all of their elements at once, and hold them in registers."""
+    tilings = mapping.tilings
+    return resident == "registers" and len(tilings) == 1 and tilings[0].count == 1
+
+
+def _factor(slot: Slot) -> sympy.Expr | None:
+    """The factor by which a step corrects the state; None for other corrections, or none."""
+    if slot.monoid.name != "sum" or not isinstance(slot.carry, sympy.Mul):
+        return None
+    others = [each for each in slot.carry.args if each != slot.symbol]
+    if len(others) + 1 != len(slot.carry.args) or any(
+        slot.symbol in e.free_symbols for e in others
+    ):
+        return None
+    return sympy.Mul(*others)
+
+
+# A stream of threads.
+
+
+@dataclass(frozen=True, eq=False)
+class StreamContext(Context):
+    """A cascade whose axis is divided among threads."""
+
+    tiles: StreamTiles
+    mapping: ThreadMapping
+    #: Contributions that outputs use again.
+    reused: tuple[Reused, ...] = ()
+
+    @property
+    def swept(self) -> tuple[sympy.Symbol, ...]:
+        """Elements that the state takes in."""
+        used = set().union(*(each.contribution.free_symbols for each in self.slots))
+        return tuple(each for each in self.site.cascade.elements if each in used)
+
+    @property
+    def moving(self) -> tuple[sympy.Symbol, ...]:
+        """Symbols that change along the axis."""
+        return (*self.site.cascade.elements, *(each.kept for each in self.reused))
+
+    @property
+    def emitted(self) -> tuple[sympy.Symbol, ...]:
+        """Elements that outputs over the axis use."""
+        used = set().union(*(each.free_symbols for each in self.derivation.rows.values()))
+        return tuple(each for each in self.site.cascade.elements if each in used)
+
+    def streams(self, symbols: Iterable[sympy.Symbol]) -> tuple[Stream, ...]:
+        """Streams that symbols are loaded from along the axis."""
+        return streams(self.site, symbols, self.mapping.vector, self.mapping.vector)
+
+    def at_row(self, row: Any) -> dict[Any, Any]:
+        """Variables of the rows at a row's number."""
+        found: dict[Any, Any] = {}
+        below = self.row_count
+        for each in self.site.rows:
+            extent = int(self.site.extents[each])
+            below //= extent
+            number = ir.tirx.floordiv(row, below) if below > 1 else row
+            found[each] = (
+                ir.tirx.floormod(number, extent) if below * extent < self.row_count else number
+            )
+        return found
+
+    def symbols(self, place: Mapping[Any, Any], tiles: Mapping[Stream, Any], lane: Any) -> Any:
+        """Values of elements and invariants at a row and an element of the axis."""
+        cascade = self.site.cascade
+        return {
+            symbol: at(with_tiles(self.site, symbol, tiles, lane), place)
+            for symbol in (*cascade.elements, *cascade.invariants)
+            if symbol in self.site.reads
+        }
+
+    def invariants(self, place: Mapping[Any, Any]) -> dict[sympy.Symbol, Any]:
+        """Values of invariants at a row."""
+        return {
+            symbol: at(self.site.reads[symbol], place)
+            for symbol in self.site.cascade.invariants
+            if symbol in self.site.reads
+        }
+
+
+def at(expression: Any, place: Mapping[Any, Any]) -> Any:
+    """Substitute a place in an expression of the site; integers get the variables' types."""
+
+    def replace(var: Any) -> Any:
+        for each, now in place.items():
+            if each.same_as(var):
+                return now if not isinstance(now, int) else ir.tirx.const(now, str(var.ty))
+        return var
+
+    return ir.substitute(expression, replace)
+
+
+def stream_context(site: Site, derivation: Derivation, tiles: StreamTiles) -> StreamContext:
+    """Choose the sizes that `tiles` leaves open."""
+    length = int(site.extents[site.axis])
+    vector = vector_of(site, site.cascade.elements)
+    if tiles.vector:
+        vector = tiles.vector if length % tiles.vector == 0 else 1
+    mapping = ThreadMapping(length, tiles.threads, vector, tiles.unroll, tiles.cluster)
+    reused: tuple[Reused, ...] = ()
+    if can_reuse(mapping, tiles.resident):
+        derivation, reused = reusing(derivation)
+    return StreamContext(site, derivation, tiles, mapping, reused)
+
+
+def finished(
+    context: StreamContext, values: dict[sympy.Symbol, Any], state: Mapping[str, Any]
+) -> Definitions:
+    """Define the finished state, and what stands in for its values, in registers."""
+    made = Definitions(values, context.dtype)
+    for slot in context.slots:
+        kept = [
+            Scratch(f"{each.name}_final", each.dtype, state[each.name]).value
+            for each in numbers(slot, context.dtype)
+        ]
+        known = kept[0]
+        made.values[value(slot.name)] = made.values[guarded(slot.name)] = known
+        if is_chosen(slot):
+            made.chosen[slot.name] = kept
+        if slot.guard is not None:
+            inside = {**made.values, new(slot.name): known}
+            stand_in = Definitions(inside, context.dtype).write(slot.guard)
+            made.values[guarded(slot.name)] = Scratch(
+                f"{slot.name}_usable", context.dtype, stand_in
+            ).value
+    return made
