@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from crossfuse import _tvm as ir
-from crossfuse.hardware import WARPGROUP
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.body import Body
-from crossfuse.lower.hopper.dsm_gather import await_slices
-from crossfuse.lower.hopper.epilogue.store import BoxPlace, OwnPlace, PlaceInStages
-from crossfuse.lower.hopper.epilogue.sums import Sum
-from crossfuse.lower.hopper.epilogue.tile_end import TileEnd
+from crossfuse.lower.hopper.epilogue.store import BoxPlace, Epilogue, OwnPlace, PlaceInStages
+from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, TileSums
 from crossfuse.lower.hopper.pipeline import Cursor, Release
 from crossfuse.lower.hopper.plan.memory import count
-from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.rows.chunks import correct_sums
 from crossfuse.lower.hopper.rows.emit import RowsWithHelp
 from crossfuse.lower.hopper.rows.head import Head
 from crossfuse.lower.hopper.statements import registers, run, when
 from crossfuse.lower.hopper.tma import sharing_rank
 from crossfuse.lower.hopper.warmup import Warmup, hidden, warmed_up
-from crossfuse.lower.hopper.wgmma import (
-    LeftOperand,
-    LeftRegisters,
-    Multiplier,
-    gathered_tiles,
-    ring_tiles,
-)
+from crossfuse.lower.hopper.wgmma import Multiplier, ring_tiles
+
+T = TypeVar("T")
 
 
 def emit_multiplying(body: Body) -> None:
@@ -37,9 +30,10 @@ def emit_multiplying(body: Body) -> None:
     plan, where = body.plan, body.where
     warpgroup = where.warpgroup - 1
     accumulators = registers("accumulators", plan.accumulators, "float32")
-    kept = registers("kept", plan.kept, "uint32") if plan.kept else None
+    parts = [each.consumer(body, warpgroup) for each in plan.features]
     rings = [_Side(body, "left"), _Side(body, "right")]
-    _expect_slices(body, warpgroup)
+    for part in parts:
+        part.begin()
     # With several tiles a CTA the first one warms up for the others.
     once = all(plan.clusters >= each.program.tiles for each in plan.phases)
     made, flags = plan.rows, plan.phases[0].awaits
@@ -57,21 +51,17 @@ def emit_multiplying(body: Body) -> None:
             with warmup.skipped():
                 run(ir.script.ptx.griddepcontrol.wait())
         for number, phase in enumerate(plan.phases):
-            multiplier = Multiplier(
-                phase,
-                _left(body, phase, warpgroup, kept),
-                plan.right,
-                body.region("right"),
-                accumulators,
-            )
+            left = _first(part.left(number) for part in parts)
+            if left is None:
+                share = phase.warpgroups.share
+                left = ring_tiles(plan.left, body.region("left"), warpgroup, share)
+            multiplier = Multiplier(phase, left, plan.right, body.region("right"), accumulators)
             boxes = _boxes(body, number, warpgroup, rings[0])
-            end = TileEnd(body, number, warpgroup, accumulators, kept, boxes, warmup)
-            _emit_tiles(body, number, multiplier, rings, end, head)
-        if plan.summed is not None:
-            threads = WARPGROUP * plan.consumers
-            total = Sum(plan.summed, where, threads, warmup)
-            total.store(body.summed, body.places_of_sum(plan.summed))
-            body.timeline.stamp("summed")
+            sums = TileSums(body, number, warpgroup, accumulators, boxes, warmup)
+            end = _first(part.ending(sums) for part in parts) or Epilogue(sums)
+            _emit_tiles(body, number, multiplier, rings, end, head, parts, warmup)
+        for part in parts:
+            part.finish(warmup)
     if plan.cluster_size > 1 and not plan.leaves_early:
         mbarrier.leave_cluster()
 
@@ -84,12 +74,9 @@ def _meet_started(body: Body, warmup: Warmup) -> None:
     body.timeline.stamp("cluster met")
 
 
-def _expect_slices(body: Body, warpgroup: Any) -> None:
-    """Announce the bytes that the cluster will gather, before any can arrive."""
-    for phase in body.plan.phases:
-        if phase.program.takes is not None and body.gather is not None:
-            rank = body.where.places[phase.program.takes.place.var]
-            body.gather.expect(warpgroup, body.where.thread, rank)
+def _first(found: Iterable[T | None]) -> T | None:
+    """The first that there is."""
+    return next((each for each in found if each is not None), None)
 
 
 def _emit_tiles(
@@ -97,42 +84,30 @@ def _emit_tiles(
     number: int,
     multiplier: Multiplier,
     rings: list[_Side],
-    end: TileEnd,
+    end: Ending,
     head: Head | None,
+    parts: list[ConsumerPart],
+    warmup: Warmup,
 ) -> None:
     """Multiply and finish all tiles of a phase."""
     plan, phase = body.plan, body.plan.phases[number]
     with body.each_tile(phase) as places:
-        # Beside what is kept, or a block's sums beside another's, there is no room for
+        # Beside what is held, or a block's sums beside another's, there is no room for
         # registers that nothing defines: to ptxas they are in use since the start.
-        crowded = plan.kept or plan.blocks > 1
+        crowded = plan.held or plan.blocks > 1
         multiplier.clear() if crowded else multiplier.forget()
         end.ahead(places)
-        with end.warmup.skipped():
-            if end.pairing is not None:
-                end.pairing.expect()
-            gather = phase.program.takes
-            if gather is not None and not gather.ring and body.gather is not None:
-                await_slices(body.gather, body.where.warpgroup - 1, 0)
+        with warmup.skipped():
+            for part in parts:
+                part.tile(number, places)
             if head is not None:
                 head.prepare(places)
-            _multiply(body, number, multiplier, rings, head)
+            _multiply(body, number, multiplier, rings, head, parts)
         body.timeline.stamp("multiplied", number)
         leaves = plan.leaves_early and phase is plan.phases[-1]
-        end.tile(places, mbarrier.leave_cluster if leaves else None)
+        end.end(places, mbarrier.leave_cluster if leaves else None)
         body.timeline.stamp("stored", number)
     end.finish()
-
-
-def _left(body: Body, phase: PhasePlan, warpgroup: Any, kept: Any) -> LeftOperand:
-    """Where a phase's left tiles are: in their ring, gathered by the cluster, or in registers."""
-    if phase.program.reuses:
-        return LeftRegisters(kept, phase.kept, phase.program.contraction.depth)
-    if phase.program.takes is not None:
-        depth = phase.program.contraction.depth
-        return gathered_tiles(phase.program.takes, depth, body.region("gathered"), warpgroup)
-    rows = phase.warpgroups.share
-    return ring_tiles(body.plan.left, body.region("left"), warpgroup, rows)
 
 
 class _Side:
@@ -155,10 +130,15 @@ class _Side:
 
 
 def _multiply(
-    body: Body, number: int, multiplier: Multiplier, rings: list[_Side], head: Head | None
+    body: Body,
+    number: int,
+    multiplier: Multiplier,
+    rings: list[_Side],
+    head: Head | None,
+    parts: list[ConsumerPart],
 ) -> None:
     """Multiply all steps of a tile; with a head, those of raw rows first."""
-    steps = _Steps(body, number, multiplier, rings)
+    steps = _Steps(body, number, multiplier, rings, parts)
     first, last = 0, body.plan.phases[number].program.contraction.steps
     if head is not None:
         first = head.steps
@@ -179,7 +159,15 @@ class _Steps:
     The last left stages are not, if boxes will take their place.
     """
 
-    def __init__(self, body: Body, number: int, multiplier: Multiplier, rings: list[_Side]) -> None:
+    def __init__(
+        self,
+        body: Body,
+        number: int,
+        multiplier: Multiplier,
+        rings: list[_Side],
+        parts: list[ConsumerPart],
+    ) -> None:
+        self.parts = parts
         self.body, self.number, self.phase = body, number, body.plan.phases[number]
         self.multiplier, (self.left, self.right) = multiplier, rings
         self.rings = rings if self.phase.left is not None else [self.right]
@@ -207,7 +195,8 @@ class _Steps:
                 with when(number == 0):
                     body.timeline.stamp("first tiles", self.number)
             step = values[phase.program.contraction.step]
-            _await_slice(body, phase, number, step)
+            for part in self.parts:
+                part.step(self.number, number, step)
             place = self.left.cursor.stage if phase.left is not None else step
             correct_sums(body, phase, multiplier, place, number)
             multiplier.start(place, self.right.cursor.stage, number == 0)
@@ -216,17 +205,6 @@ class _Steps:
                 self.hand_back(number)
             for ring in self.rings:
                 ring.cursor.advance()
-
-
-def _await_slice(body: Body, phase: PhasePlan, number: Any, step: Any) -> None:
-    """Wait for the slice that a step begins with, in ring order; the first is the CTA's own."""
-    gather = phase.program.takes
-    if gather is None or not gather.ring or body.gather is None:
-        return
-    steps = phase.program.contraction.steps // gather.place.extent
-    if gather.place.extent > 1:
-        with when(ir.script.And(number > 0, number % steps == 0)):
-            await_slices(body.gather, body.where.warpgroup - 1, step // steps)
 
 
 def _boxes(body: Body, phase_number: int, warpgroup: Any, left: _Side) -> BoxPlace | None:

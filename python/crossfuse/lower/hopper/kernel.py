@@ -12,8 +12,6 @@ from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.body import Body
 from crossfuse.lower.hopper.consumer import emit_multiplying
 from crossfuse.lower.hopper.coordinates import Coordinates, declare_coordinates
-from crossfuse.lower.hopper.dsm_gather import GatherBarriers
-from crossfuse.lower.hopper.dsm_reduce import ExchangeBarriers
 from crossfuse.lower.hopper.kernel_parts import (
     ONE_CTA,
     fetch_descriptors,
@@ -172,22 +170,13 @@ def _declared(
     stages = plan.left.stages
     left = ring_barriers(arena, memory, "left_barriers", stages, 0)
     right = ring_barriers(arena, memory, "right_barriers", plan.right.stages, 16 * stages)
-    exchange = None
-    if "received" in arena:
-        exchange = ExchangeBarriers(*(barrier("exchange_barriers", each) for each in range(2)))
-    paired = barrier("pair_barrier") if "paired" in arena else None
-    gather = None
-    taken = next((each.program.takes for each in plan.phases if each.program.takes), None)
-    if taken is not None:
-        gather = GatherBarriers(taken, partial(barrier, "gather_barriers"))
-    summed = None if plan.summed is None else barrier("sum_barrier")
     rows_made = None
     if plan.holds_weights_back or plan.helps:
         rows_made = barrier("rows_barrier")
     chunks = None
     if plan.phases[0].chunks is not None:
         chunks = ChunkBarriers(plan.phases[0].chunks, partial(barrier, "row_barriers"))
-    barriers = (left, right, exchange, paired, gather, summed, rows_made)
+    barriers = (left, right, rows_made)
     own_made = barrier("own_rows_barrier") if plan.head is not None else None
     body = Body(plan, where, maps, memory, *barriers, flags, timeline, chunks, own_made=own_made)
     if not plan.helps:
@@ -202,17 +191,12 @@ def _initialise(body: Body) -> None:
     body.right.initialise(plan.consumers * plan.right.sharers, thread)
     if body.chunks is not None:
         body.chunks.initialise(thread)
-    for barrier in (body.summed, body.paired, body.rows_made, body.own_made):
+    for barrier in (body.rows_made, body.own_made):
         if barrier is not None:
             with when(thread == 0):
                 mbarrier.initialise(barrier, 1)
     if body.help is not None:
         with when(thread == 0):
             body.help.initialise(len(plan.makers))
-    for phase in plan.phases:
-        exchange = phase.program.exchange
-        if exchange is not None and not exchange.pair and body.exchange is not None:
-            with when(thread == 0):
-                body.exchange.initialise(phase)
-        if phase.program.takes is not None and body.gather is not None:
-            body.gather.initialise(plan.consumers, thread)
+    for each in plan.features:
+        each.initialise(body)

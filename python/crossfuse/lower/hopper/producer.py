@@ -17,7 +17,6 @@ from crossfuse.hardware import WARP
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.body import Body
 from crossfuse.lower.hopper.coordinates import at, grid_places
-from crossfuse.lower.hopper.epilogue.sums import await_parts
 from crossfuse.lower.hopper.flags import FlagReader
 from crossfuse.lower.hopper.pipeline import Cursor, Throttle
 from crossfuse.lower.hopper.plan.operands import Operand
@@ -170,14 +169,8 @@ def _emit_lefts(body: Body) -> None:
                 with when(body.where.lane == 0) if plan.is_persistent else nullcontext():
                     _load(body, phase, "left", cursor, phase.lefts, places | step)
                 cursor.advance()
-    if plan.summed is not None:
-        flags = plan.phases[-1].raises
-        assert flags is not None
-        with body.each_tile(plan.phases[-1]) as places:
-            values = places | body.places_of_sum(plan.summed)
-            await_parts(plan.summed, body.placed(flags), launch, values)
-            with when(body.where.lane == 0):
-                mbarrier.arrive(body.summed)
+    for each in plan.features:
+        each.loaded(body, launch)
     if plan.is_persistent:
         _count_launch(body, launch)
 
@@ -232,16 +225,9 @@ def _load(
     if number is not None:
         load_factors(body, phase, values, number, cursor.stage, full)
     load = partial(_load_tiles, body, phase, values, cursor.stage * plan.pitch, address, full)
-    if name == "right" and phase.others:
-        exchange = phase.program.exchange
-        assert exchange is not None
-        with branches(body.where.places[exchange.place.var] == 0) as (one, other):
-            with one:
-                load(operands)
-            with other:
-                load(phase.others)
-        return
-    load(operands)
+    features = body.plan.features if name == "right" else ()
+    if not any(each.load_rights(body, phase, load) for each in features):
+        load(operands)
 
 
 def _load_tiles(

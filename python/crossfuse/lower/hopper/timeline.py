@@ -52,7 +52,7 @@ def events(plan: KernelPlan) -> tuple[str, ...]:
         for each in _PHASE
         if each not in _missing(phase)
     ]
-    summed = () if plan.summed is None else ("summed",)
+    summed = () if plan.phases[-1].program.summed is None else ("summed",)
     rows = () if plan.rows is None else _ROWS
     return ("begin", "cluster met", *rows, *phases, *summed, "end")
 

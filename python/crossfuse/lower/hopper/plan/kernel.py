@@ -7,15 +7,25 @@ from typing import Any
 
 from crossfuse.hardware import WARPGROUP, Device
 from crossfuse.lower.hopper.epilogue.operands import further_of
+from crossfuse.lower.hopper.features.feature import Feature
+from crossfuse.lower.hopper.features.gather import Gathering
+from crossfuse.lower.hopper.features.kept_left import KeptLeft
+from crossfuse.lower.hopper.features.pair import Pair
+from crossfuse.lower.hopper.features.split_sum import SplitSum
+from crossfuse.lower.hopper.features.sum_of_parts import SumOfParts
 from crossfuse.lower.hopper.flags import Flags, state
 from crossfuse.lower.hopper.plan.memory import Arena, RingPlan, box_bytes, plan_memory
 from crossfuse.lower.hopper.plan.phase import PhasePlan, plan_phases
-from crossfuse.lower.hopper.program.tile_program import SumProgram, TileProgram
+from crossfuse.lower.hopper.program.tile_program import TileProgram
+from crossfuse.lower.hopper.reduced.epilogue import RowsReduced
 from crossfuse.lower.hopper.rows.plan import BESIDE_HEAD, HeadPlan, plan_head, registers_beside
 from crossfuse.lower.hopper.rows.program import RowProgram
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.memory import BEFORE_ROWS, ON_THEIR_WAY
+
+#: All that a kernel may have, in the order in which it is asked for.
+_FEATURES = (Pair, SumOfParts, SplitSum, Gathering, KeptLeft, RowsReduced)
 
 
 @dataclass(frozen=True)
@@ -24,15 +34,16 @@ class KernelPlan:
 
     #: In the order of execution. Phases after the first wait for flags of earlier ones.
     phases: tuple[PhasePlan, ...]
+    #: What it has beside its rings of tiles.
+    features: tuple[Feature, ...]
     #: Ring of left tiles.
     left: RingPlan
     #: Ring of the right tiles of all products.
     right: RingPlan
-    #: Shared memory: ``left``, ``right``, ``boxes`` (if stored by TMA), ``gathered`` (if an
-    #: intermediate stays in the cluster), ``paired`` (if two CTAs make a product each),
-    #: ``received`` (if a reduction is split), ``row_states`` (if warps that make a row pass one
-    #: another states), ``barriers``. What is received lies where right tiles were; where left tiles
-    #: were too, if it needs more.
+    #: Shared memory: ``left``, ``right``, ``boxes`` (if stored by TMA), ``row_states`` (if warps
+    #: that make a row pass one another states), ``barriers``, and what its features ask for. What
+    #: CTAs send, ``received``, lies where right tiles were; where left tiles were too, if it needs
+    #: more.
     arena: Arena
     #: Clusters launched; each goes through tiles ``c, c + clusters, ...`` of a phase.
     clusters: int
@@ -88,9 +99,9 @@ class KernelPlan:
         return max(each.sums for each in self.phases)
 
     @property
-    def kept(self) -> int:
-        """Registers of a thread that hold an intermediate; 0 if there is none."""
-        return max(each.kept for each in self.phases)
+    def held(self) -> int:
+        """Registers of a thread that features have in use beside the sums."""
+        return sum(each.held for each in self.features)
 
     @property
     def box_pitch(self) -> int:
@@ -122,7 +133,7 @@ class KernelPlan:
         one they would not be free while they wait.
         """
         phase, rows = self.phases[0], self.rows
-        alone = len(self.phases) == 1 and phase.raises is None and self.summed is None
+        alone = len(self.phases) == 1 and phase.raises is None
         if rows is None or not rows.by_warpgroups or not alone:
             return False
         return self.clusters == phase.program.tiles
@@ -162,10 +173,8 @@ class KernelPlan:
         It may still be writing what epilogues read besides the sums: nothing says that these are
         constant, and they are read before the first left tile has come.
         """
-        programs: list[TileProgram | SumProgram] = [each.program for each in self.phases]
-        programs += [] if self.summed is None else [self.summed]
-        reduced = any(each.program.reduced is not None for each in self.phases)
-        return self.early and (reduced or any(map(further_of, programs)))
+        further = any(further_of(each.program) for each in self.phases)
+        return self.early and (further or any(each.reads_early() for each in self.features))
 
     @property
     def leaves_early(self) -> bool:
@@ -173,14 +182,9 @@ class KernelPlan:
         return self.cluster_size > 1 and self.clusters == self.phases[-1].program.tiles
 
     @property
-    def summed(self) -> SumProgram | None:
-        """The program that adds the partial tiles of the last phase."""
-        return self.phases[-1].program.summed
-
-    @property
-    def sums(self) -> tuple[Any, ...]:
-        """Buffers in which TMA adds partial tiles: zero before the first launch, and after each."""
-        return () if self.summed is None or not self.summed.accumulated else (self.summed.partial,)
+    def zeroed(self) -> tuple[Any, ...]:
+        """Buffers in global memory that are zero before the first launch, and after each."""
+        return tuple(buffer for each in self.features for buffer in each.zeroed())
 
     @property
     def flag_count(self) -> int:
@@ -224,7 +228,10 @@ def plan_kernel(programs: tuple[TileProgram, ...], device: Device, number: int =
     placed = rows is None or rows.is_placed
     constant = placed and all(each.program.contraction.constant for each in phases)
     early = follows or constant
-    plan = KernelPlan(phases, *plan_memory(phases, device), clusters, early, number)
+    found = (each.found_in(phases) for each in _FEATURES)
+    features = tuple(each for each in found if each is not None)
+    memory = plan_memory(phases, features, device)
+    plan = KernelPlan(phases, features, *memory, clusters, early, number)
     return _with_head(plan, device)
 
 

@@ -82,9 +82,8 @@ def share_rows(program: TileProgram) -> Warpgroups:
 
 def _check_blocks(program: TileProgram, warpgroups: Warpgroups) -> None:
     """Refuse programs that need warpgroups of one block each."""
-    exchange = program.exchange
     others = {
-        "a product of each of two paired CTAs": exchange is not None and exchange.pair,
+        "a product of each of two paired CTAs": program.pairs,
         "an intermediate that a cluster gathers": program.gives or program.takes,
         "an intermediate in registers": program.keeps or program.reuses,
     }
@@ -220,6 +219,12 @@ class PhasePlan:
         return exchange.elements * 4
 
     @property
+    def exchanged_bytes(self) -> int:
+        """Bytes that all CTAs of an exchange send to one of them."""
+        exchange = self.program.exchange
+        return 0 if exchange is None else exchange.place.extent * self.slice_bytes
+
+    @property
     def has_whole_warps(self) -> bool:
         """Whether each slice of a split reduction is the rows of whole warps of a full tile."""
         exchange = self.program.exchange
@@ -282,7 +287,7 @@ def plan_phase(
 def _right(program: TileProgram, product: Product) -> Operand:
     """How a product's right tile is loaded; the CTAs of a pair load different ones."""
     exchange = program.exchange
-    apart = exchange.place if exchange is not None and exchange.pair else None
+    apart = exchange.place if exchange is not None and program.pairs else None
     return make_operand(program, product.right, k_major=not product.is_transposed, apart=apart)
 
 

@@ -1,25 +1,76 @@
-"""Partial sums of a split reduction, exchanged through distributed shared memory."""
+"""A reduction that a cluster splits: partial sums pass through distributed shared memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.coordinates import Coordinates, at
+from crossfuse.lower.hopper.coordinates import at
 from crossfuse.lower.hopper.epilogue.elements import Elements, Units
-from crossfuse.lower.hopper.epilogue.store import publish_elements
-from crossfuse.lower.hopper.flags import FlagWriter
+from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Feature, TileSums
+from crossfuse.lower.hopper.plan.memory import Piece
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS, PhasePlan
 from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
-from crossfuse.lower.hopper.warmup import Warmup
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
+if TYPE_CHECKING:
+    from crossfuse.lower.hopper.body import Body
+
 _WARPS = WARPGROUP_ROWS // WARP_ROWS
+
+
+@dataclass(frozen=True)
+class SplitSum(Feature):
+    """Each CTA of a cluster sums a part of a reduction, and adds a slice of all parts."""
+
+    asked_by: ClassVar = "splits"
+    #: Phases whose reduction is split.
+    numbers: tuple[int, ...]
+    #: Bytes of the partial sums of all CTAs, which lie where tiles were.
+    received: int
+
+    @classmethod
+    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> SplitSum:
+        """Peers send to one place in all phases."""
+        return cls(tuple(numbers), max(phases[each].exchanged_bytes for each in numbers))
+
+    def behind_tiles(self, stages: int) -> tuple[Piece, ...]:
+        """Two barriers."""
+        return (Piece("exchange_barriers", 16),)
+
+    def barriers(self, body: Body) -> ExchangeBarriers:
+        """Its barriers."""
+        return ExchangeBarriers(*(body.barrier("exchange_barriers", each) for each in range(2)))
+
+    def initialise(self, body: Body) -> None:
+        """Initialise both barriers."""
+        for number in self.numbers:
+            phase = body.plan.phases[number]
+            assert phase.program.exchange is not None
+            with when(body.where.thread == 0):
+                barriers, size = self.barriers(body), phase.program.exchange.place.extent
+                mbarrier.initialise(barriers.free, size * phase.consumers)
+                mbarrier.initialise(barriers.received, 1)
+
+    def consumer(self, body: Body, warpgroup: Any) -> ConsumerPart:
+        """Tiles of these phases end with the sum."""
+        return _Part(self)
+
+
+@dataclass(frozen=True)
+class _Part(ConsumerPart):
+    feature: SplitSum
+
+    def ending(self, sums: TileSums) -> Ending | None:
+        """The sum over the cluster."""
+        if sums.number not in self.feature.numbers:
+            return None
+        return SplitReduction(sums, sums.body.region("received"), self.feature.barriers(sums.body))
 
 
 @dataclass(frozen=True)
@@ -31,16 +82,8 @@ class ExchangeBarriers:
     #: Address of the one that all partial sums complete.
     received: Any
 
-    def initialise(self, plan: PhasePlan) -> None:
-        """Initialise both barriers."""
-        exchange = plan.program.exchange
-        assert exchange is not None
-        size = exchange.place.extent
-        mbarrier.initialise(self.free, size * plan.consumers)
-        mbarrier.initialise(self.received, 1)
 
-
-class SplitReduction:
+class SplitReduction(Ending):
     """Push-and-add reduce-scatter of one warpgroup's accumulators.
 
     PTX has no float32 addition into remote shared memory. So each thread pushes its registers into
@@ -52,37 +95,23 @@ class SplitReduction:
         CTA 0: p00 p01         CTA 0 <-- p00, p10          CTA 0: p00 + p10
         CTA 1: p10 p11         CTA 1 <-- p01, p11          CTA 1:           p01 + p11
 
-    `buffer` maps a byte offset in the receive buffer to an address; `note` records an event, see
-    `timeline`.
+    `buffer` maps a byte offset in the receive buffer to an address.
     """
 
-    def __init__(
-        self,
-        plan: PhasePlan,
-        where: Coordinates,
-        warpgroup: Any,
-        buffer: Any,
-        barriers: ExchangeBarriers,
-        warmup: Warmup,
-        note: Callable[[str], None],
-    ) -> None:
-        exchange = plan.program.exchange
+    def __init__(self, sums: TileSums, buffer: Any, barriers: ExchangeBarriers) -> None:
+        super().__init__(sums)
+        exchange = self.plan.program.exchange
         assert exchange is not None
-        self.plan = plan
-        self.where = where
         self.exchange = exchange
         self.size = exchange.place.extent
-        self.rank = where.places[exchange.place.var]
+        self.rank = self.where.places[exchange.place.var]
         self.buffer = buffer
         self.barriers = barriers
-        self.count = 4 if plan.has_whole_warps else 2
-        self.warpgroup = warpgroup
-        self.warmup = warmup
-        self.note = note
-        self.elements = Elements(plan)
-        self.parts = [part for block in range(plan.blocks) for part in self._parts(block)]
+        self.count = 4 if self.plan.has_whole_warps else 2
+        self.elements = Elements(self.plan)
+        self.parts = [part for block in range(self.plan.blocks) for part in self._parts(block)]
 
-    def _parts(self, below: int) -> list[_Part]:
+    def _parts(self, below: int) -> list[_Slice]:
         """Contiguous accumulators of a block of rows, with one owner and a place in its slice."""
         index = self.warpgroup * self.plan.blocks + below
         warp = let("warp_of_tile", index * _WARPS + self.where.warp)
@@ -90,7 +119,7 @@ class SplitReduction:
         parts = self._parts_of_warps(warp) if self.count == 4 else self._parts_of_rows(warp)
         return [replace(each, first=start + each.first) for each in parts]
 
-    def _parts_of_rows(self, warp: Any) -> list[_Part]:
+    def _parts_of_rows(self, warp: Any) -> list[_Slice]:
         """Parts that are pairs within a row."""
         rows = [
             let("row_of_tile", warp * WARP_ROWS + self.where.lane // 4 + 8 * half)
@@ -110,25 +139,27 @@ class SplitReduction:
             half = first // 2 % 2
             column = first // 4 * 8 + self.where.lane % 4 * 2
             exists = self._exists(inside[half], column)
-            parts.append(_Part(first, owners[half], starts[half] + column * 4, exists))
+            parts.append(_Slice(first, owners[half], starts[half] + column * 4, exists))
         return parts
 
-    def _parts_of_warps(self, warp: Any) -> list[_Part]:
+    def _parts_of_warps(self, warp: Any) -> list[_Slice]:
         """Parts that are blocks of eight columns, in the layout of the fragments."""
         warps = self.exchange.rows // WARP_ROWS
         blocks = self.plan.accumulators // 4
         owner = _Owner(self, let("owner", warp // warps))
         start = let("start", warp % warps * (blocks * 32 * 16) + self.where.lane * 16)
-        return [_Part(4 * block, owner, start + block * (32 * 16), None) for block in range(blocks)]
+        return [
+            _Slice(4 * block, owner, start + block * (32 * 16), None) for block in range(blocks)
+        ]
 
-    def _part_of_pair(self, rows: list[Any], first: int) -> _Part:
+    def _part_of_pair(self, rows: list[Any], first: int) -> _Slice:
         """Two neighbours of a row that slices divide, so that each pair has an owner of its own."""
         column = first // 4 * 8 + self.where.lane % 4 * 2
         elements = self.exchange.elements
         position = rows[first // 2 % 2] * self.exchange.width + column
         exists = self._exists(position < elements * self.size, column)
         owner = _Owner(self, self._known(position // elements))
-        return _Part(first, owner, position % elements * 4, exists)
+        return _Slice(first, owner, position % elements * 4, exists)
 
     def _known(self, rank: Any) -> Any:
         """A rank clamped to the cluster: without an owner nothing is sent, so any will do."""
@@ -140,13 +171,10 @@ class SplitReduction:
             return inside
         return ir.script.And(inside, column < self.exchange.width)
 
-    def combine(
-        self, accumulators: Any, values: Mapping[Any, Any], leave: Callable[[], None] | None
-    ) -> None:
+    def end(self, values: Mapping[Any, Any], leave: Callable[[], None] | None) -> None:
         """Send partial sums to their owners; add and store the slice that this CTA owns.
 
-        `values` are those of the variables of the tile's origin. `leave` is called when this thread
-        has sent everything.
+        `leave` is called when this thread has sent everything.
         """
         units = self._units(values)
         if self.elements.further:
@@ -157,7 +185,7 @@ class SplitReduction:
         for part in self.parts:
             exists = when(part.exists) if part.exists is not None else nullcontext()
             with self.warmup.skipped(), exists:
-                self._push(part, accumulators)
+                self._push(part)
         with self.warmup.skipped():
             if leave is not None:
                 leave()
@@ -239,8 +267,8 @@ class SplitReduction:
             mbarrier.arrive_remote(address.value)
         mbarrier.wait(self.barriers.free, 0)
 
-    def _push(self, part: _Part, accumulators: Any) -> None:
-        values = [accumulators[part.first + i] for i in range(self.count)]
+    def _push(self, part: _Slice) -> None:
+        values = [self.accumulators[part.first + i] for i in range(self.count)]
         place = part.owner.buffer + ir.script.Cast("uint32", part.offset)
         mbarrier.push(place, values, part.owner.barrier)
 
@@ -259,7 +287,7 @@ class _Owner:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Slice:
     """Contiguous accumulators that are sent to one CTA."""
 
     #: The first accumulator.
@@ -269,59 +297,3 @@ class _Part:
     offset: Any
     #: A condition where not all threads have such elements, else None.
     exists: Any
-
-
-class Pairing(SplitReduction):
-    """Push-and-multiply of the two products of a tile, which a pair of CTAs makes.
-
-    As in a split reduction, but what is received of both CTAs stays separate for the epilogue::
-
-        before                 push                      after
-        CTA 0: gate0 gate1     CTA 0 <-- gate0, up0      CTA 0: silu(gate0) * up0
-        CTA 1: up0   up1       CTA 1 <-- gate1, up1      CTA 1: silu(gate1) * up1
-
-    The receive buffer has a place of its own: right tiles of the next phase are loaded meanwhile.
-    So a CTA sends as soon as it has multiplied. `received` is the address of the barrier that both
-    CTAs' halves complete; `writer`, if there is one, raises the flag of each tile.
-    """
-
-    def __init__(
-        self,
-        plan: PhasePlan,
-        where: Coordinates,
-        warpgroup: Any,
-        buffer: Any,
-        received: Any,
-        warmup: Warmup,
-        note: Callable[[str], None],
-        writer: FlagWriter | None,
-    ) -> None:
-        barriers = ExchangeBarriers(None, received)
-        super().__init__(plan, where, warpgroup, buffer, barriers, warmup, note)
-        self.writer = writer
-
-    def expect(self) -> None:
-        """Announce the bytes that both CTAs will send; some may have arrived before."""
-        with when(ir.script.And(self.warpgroup == 0, self.where.thread == 0)):
-            mbarrier.expect(self.barriers.received, self.size * self.plan.slice_bytes)
-
-    def _announce(self) -> None:
-        """Nothing to wait for: nothing else lies in the buffer."""
-
-    def combine(
-        self, accumulators: Any, values: Mapping[Any, Any], leave: Callable[[], None] | None
-    ) -> None:
-        """Exchange halves, make and store this CTA's half, and raise the flag of the tile."""
-        super().combine(accumulators, values, leave)
-        if self.writer is not None:
-            origin = self.plan.program.store.tile.origin
-            row, column = (let("first", at(each, dict(values))) for each in origin)
-            # What each thread stored is to be read by TMA.
-            run(ir.script.ptx.fence.proxy.async_.global_())
-            publish_elements(self.writer, self.where, self.warpgroup, (row, column), self.warmup)
-
-    def _add(self, unit: Any, total: Any, received: Any) -> tuple[Any, ...]:
-        """Both products of a unit, not added."""
-        for slot, target in enumerate((total, received)):
-            self._load(slot, unit, target)
-        return total, received

@@ -1,0 +1,177 @@
+"""What a kernel of products has beside its rings of tiles: the points at which it takes part.
+
+A feature that a kernel does not have appears nowhere in its code: whoever plans or emits the kernel
+goes through `KernelPlan.features`, and asks each of them at these points, in this order::
+
+    plan        found_in; before_tiles, received, behind_tiles: its shared memory; held: registers
+    all warps   initialise: barriers
+    loading     load_rights; loaded: behind the last left tile
+    multiplying begin; warm: in the warm-up too;
+                for each tile  left, ending: chosen once; tile; step: before the products of each
+                finish: behind the last tile
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from crossfuse.lower.hopper.flags import FlagWriter
+from crossfuse.lower.hopper.plan.phase import PhasePlan
+from crossfuse.lower.hopper.warmup import Warmup
+
+if TYPE_CHECKING:
+    from crossfuse.lower.hopper.body import Body
+    from crossfuse.lower.hopper.epilogue.store import BoxPlace
+    from crossfuse.lower.hopper.plan.memory import Piece
+    from crossfuse.lower.hopper.plan.operands import Operand
+    from crossfuse.lower.hopper.wgmma import LeftOperand
+
+
+class Feature:
+    """A feature of a kernel, as plain values; at every point it does nothing.
+
+    Phases are named by their numbers: the kernel is emitted on other buffers than it is planned on.
+    """
+
+    #: What a phase's program has that asks for it.
+    asked_by: ClassVar[str]
+    #: Bytes that CTAs of the cluster send to this one, where it has multiplied its tiles.
+    received: int = 0
+    #: Registers that a thread has in use beside its sums, from one phase to the next.
+    held: int = 0
+
+    @classmethod
+    def found_in(cls, phases: tuple[PhasePlan, ...]) -> Feature | None:
+        """The feature if phases ask for it."""
+        numbers = [
+            each for each, phase in enumerate(phases) if getattr(phase.program, cls.asked_by)
+        ]
+        return cls.of(phases, numbers) if numbers else None
+
+    @classmethod
+    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> Feature:
+        """The feature of a kernel in which the phases of these numbers ask for it."""
+        raise NotImplementedError
+
+    def reads_early(self) -> bool:
+        """Whether multiplying warpgroups read what the kernel before may still be writing."""
+        return False
+
+    def zeroed(self) -> tuple[Any, ...]:
+        """Buffers in global memory that are zero before the first launch, and after each."""
+        return ()
+
+    def before_tiles(self) -> tuple[Piece, ...]:
+        """Its shared memory in front of the rings."""
+        return ()
+
+    def behind_tiles(self, stages: int) -> tuple[Piece, ...]:
+        """Its shared memory behind the rings, with so many stages of left tiles."""
+        return ()
+
+    def initialise(self, body: Body) -> None:
+        """Initialise its barriers, by one warp."""
+
+    def load_rights(
+        self, body: Body, phase: PhasePlan, load: Callable[[tuple[Operand, ...]], None]
+    ) -> bool:
+        """Load the right tiles of a step in a way of its own; whether it does."""
+        return False
+
+    def loaded(self, body: Body, launch: Any) -> None:
+        """Behind the last left tile, in the warp that loads them, in launch number `launch`."""
+
+    def step(self, body: Body, phase: PhasePlan, number: Any) -> Any:
+        """The step of the reduction that a CTA takes as this one of its steps."""
+        return number
+
+    def consumer(self, body: Body, warpgroup: Any) -> ConsumerPart:
+        """Its part in a warpgroup that multiplies."""
+        return ConsumerPart()
+
+
+class ConsumerPart:
+    """What a feature does in a multiplying warpgroup, with what it declares there: nothing."""
+
+    def begin(self) -> None:
+        """Where the role begins."""
+
+    def warm(self, warmup: Warmup) -> None:
+        """Before the first tile, in the warm-up too."""
+
+    def left(self, number: int) -> LeftOperand | None:
+        """Where the left tiles of a phase are, if they are in no ring."""
+        return None
+
+    def ending(self, sums: TileSums) -> Ending | None:
+        """What ends the tiles of a phase, if they are not stored."""
+        return None
+
+    def tile(self, number: int, places: dict[Any, Any]) -> None:
+        """Before a tile of a phase is multiplied."""
+
+    def step(self, number: int, count: Any, step: Any) -> None:
+        """Before the products of a step, which is number `count` of the tile."""
+
+    def finish(self, warmup: Warmup) -> None:
+        """Behind the last tile."""
+
+
+@dataclass(frozen=True)
+class TileSums:
+    """The sums of a phase's tiles in a multiplying warpgroup, of which something is to become."""
+
+    body: Body
+    #: Of the phase.
+    number: int
+    warpgroup: Any
+    #: Registers of all products.
+    accumulators: Any
+    #: Where TMA's boxes are filled; None where elements are stored directly.
+    boxes: BoxPlace | None
+    warmup: Warmup
+
+    @property
+    def phase(self) -> PhasePlan:
+        """The plan of the phase."""
+        return self.body.plan.phases[self.number]
+
+    @property
+    def writer(self) -> FlagWriter | None:
+        """Raises the flags of the tiles, if others wait for these."""
+        flags = self.phase.raises
+        return None if flags is None else FlagWriter(self.body.placed(flags))
+
+
+class Ending:
+    """The end of each tile of a phase, in one multiplying warpgroup."""
+
+    def __init__(self, sums: TileSums) -> None:
+        self.body, self.plan, self.where = sums.body, sums.phase, sums.body.where
+        self.number, self.warpgroup = sums.number, sums.warpgroup
+        self.accumulators, self.warmup = sums.accumulators, sums.warmup
+
+    def note(self, event: str) -> None:
+        """Record an event of the phase, see `timeline`."""
+        self.body.timeline.stamp(event, self.number)
+
+    def ahead(self, values: Mapping[Any, Any]) -> None:
+        """Prefetch what the tile that `values` place needs beside its sums, before it is made."""
+
+    def end(self, values: Mapping[Any, Any], leave: Callable[[], None] | None) -> None:
+        """Take over the sums of the tile that `values` place.
+
+        `leave`, if given, is called when this thread sends no more to its peers.
+        """
+        raise NotImplementedError
+
+    def leave(self, leave: Callable[[], None] | None) -> None:
+        """Call `leave` at once, where nothing is sent to peers."""
+        if leave is not None:
+            with self.warmup.skipped():
+                leave()
+
+    def finish(self) -> None:
+        """Wait for stores that are still in flight, behind the last tile."""
