@@ -13,8 +13,6 @@ from crossfuse.lower.hopper.flags import Flags, PlacedFlags
 from crossfuse.lower.hopper.pipeline import Ring
 from crossfuse.lower.hopper.plan.kernel import KernelPlan
 from crossfuse.lower.hopper.plan.phase import PhasePlan
-from crossfuse.lower.hopper.rows.helping import Help
-from crossfuse.lower.hopper.rows.plan import ChunkBarriers
 from crossfuse.lower.hopper.statements import Variable, when
 from crossfuse.lower.hopper.timeline import Timeline
 
@@ -31,19 +29,9 @@ class Body:
     memory: Any
     left: Ring
     right: Ring
-    #: Address of the barrier that completes when the rows of its first left tile are made.
-    rows_made: Any
-    #: Buffer of flags in global memory; None if no phase follows another.
-    flags: Any
+    #: Buffers in global memory that are no parameters of the function, by name.
+    buffers: dict[str, Any]
     timeline: Timeline
-    #: If rows of the left operand are made chunk by chunk.
-    chunks: ChunkBarriers | None = None
-    #: If a CTA makes rows that others are late with.
-    help: Help | None = None
-    #: Buffer of the factors of all rows in global memory, if the product has a head.
-    factors: Any = None
-    #: Address of the barrier that completes when this CTA has made its own rows, if it has such.
-    own_made: Any = None
 
     def region(self, name: str) -> Callable[[Any], Any]:
         """A function from a byte offset in a region of shared memory to an address."""
@@ -66,6 +54,11 @@ class Body:
         )
         ir.IRBuilder.name(name, buffer)
         return buffer
+
+    @property
+    def flags(self) -> Any:
+        """Buffer of flags in global memory, in a kernel whose CTAs wait for one another."""
+        return self.buffers[self.plan.state[0].name]
 
     def placed(self, flags: Flags) -> PlacedFlags:
         """Flags of a phase together with where they lie in memory."""

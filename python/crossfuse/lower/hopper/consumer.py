@@ -14,12 +14,9 @@ from crossfuse.lower.hopper.epilogue.store import BoxPlace, Epilogue, OwnPlace, 
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, TileSums
 from crossfuse.lower.hopper.pipeline import Cursor, Release
 from crossfuse.lower.hopper.plan.memory import count
-from crossfuse.lower.hopper.rows.chunks import correct_sums
-from crossfuse.lower.hopper.rows.emit import RowsWithHelp
-from crossfuse.lower.hopper.rows.head import Head
 from crossfuse.lower.hopper.statements import registers, run, when
 from crossfuse.lower.hopper.tma import sharing_rank
-from crossfuse.lower.hopper.warmup import Warmup, hidden, warmed_up
+from crossfuse.lower.hopper.warmup import Warmup, warmed_up
 from crossfuse.lower.hopper.wgmma import Multiplier, ring_tiles
 
 T = TypeVar("T")
@@ -36,42 +33,26 @@ def emit_multiplying(body: Body) -> None:
         part.begin()
     # With several tiles a CTA the first one warms up for the others.
     once = all(plan.clusters >= each.program.tiles for each in plan.phases)
-    made, flags = plan.rows, plan.phases[0].awaits
-    rows = None
-    helps = body.help is not None and plan.head is None
-    if helps and made is not None and flags is not None:
-        rows = RowsWithHelp(body, made, flags)
-    head = None if plan.head is None else Head(body, plan.phases[0], plan.head)
     with warmed_up(once) as warmup:
-        if rows is not None:
-            rows.make(warmup)
-        elif plan.head is not None:
-            _meet_started(body, warmup)
+        for part in parts:
+            part.warm(warmup)
         if plan.is_awaited_by_all:
             with warmup.skipped():
                 run(ir.script.ptx.griddepcontrol.wait())
         for number, phase in enumerate(plan.phases):
-            left = _first(part.left(number) for part in parts)
-            if left is None:
-                share = phase.warpgroups.share
-                left = ring_tiles(plan.left, body.region("left"), warpgroup, share)
+            share = phase.warpgroups.share
+            left = _first(part.left(number) for part in parts) or ring_tiles(
+                plan.left, body.region("left"), warpgroup, share
+            )
             multiplier = Multiplier(phase, left, plan.right, body.region("right"), accumulators)
             boxes = _boxes(body, number, warpgroup, rings[0])
             sums = TileSums(body, number, warpgroup, accumulators, boxes, warmup)
             end = _first(part.ending(sums) for part in parts) or Epilogue(sums)
-            _emit_tiles(body, number, multiplier, rings, end, head, parts, warmup)
+            _emit_tiles(Steps(body, number, multiplier, rings, parts), end, warmup)
         for part in parts:
             part.finish(warmup)
     if plan.cluster_size > 1 and not plan.leaves_early:
         mbarrier.leave_cluster()
-
-
-def _meet_started(body: Body, warmup: Warmup) -> None:
-    """Wait for the cluster during the warm-up: nothing has been sent or received before."""
-    if body.plan.cluster_size > 1:
-        with when(hidden(warmup.turn) == 0):
-            mbarrier.await_started()
-    body.timeline.stamp("cluster met")
 
 
 def _first(found: Iterable[T | None]) -> T | None:
@@ -79,30 +60,19 @@ def _first(found: Iterable[T | None]) -> T | None:
     return next((each for each in found if each is not None), None)
 
 
-def _emit_tiles(
-    body: Body,
-    number: int,
-    multiplier: Multiplier,
-    rings: list[_Side],
-    end: Ending,
-    head: Head | None,
-    parts: list[ConsumerPart],
-    warmup: Warmup,
-) -> None:
+def _emit_tiles(steps: Steps, end: Ending, warmup: Warmup) -> None:
     """Multiply and finish all tiles of a phase."""
-    plan, phase = body.plan, body.plan.phases[number]
+    body, plan, phase, number = steps.body, steps.body.plan, steps.phase, steps.number
     with body.each_tile(phase) as places:
         # Beside what is held, or a block's sums beside another's, there is no room for
         # registers that nothing defines: to ptxas they are in use since the start.
         crowded = plan.held or plan.blocks > 1
-        multiplier.clear() if crowded else multiplier.forget()
+        steps.multiplier.clear() if crowded else steps.multiplier.forget()
         end.ahead(places)
         with warmup.skipped():
-            for part in parts:
+            for part in steps.parts:
                 part.tile(number, places)
-            if head is not None:
-                head.prepare(places)
-            _multiply(body, number, multiplier, rings, head, parts)
+            steps.multiply()
         body.timeline.stamp("multiplied", number)
         leaves = plan.leaves_early and phase is plan.phases[-1]
         end.end(places, mbarrier.leave_cluster if leaves else None)
@@ -129,31 +99,7 @@ class _Side:
         return Release(self.ring, where.thread, (found, rank), self.plan.sharers // found)
 
 
-def _multiply(
-    body: Body,
-    number: int,
-    multiplier: Multiplier,
-    rings: list[_Side],
-    head: Head | None,
-    parts: list[ConsumerPart],
-) -> None:
-    """Multiply all steps of a tile; with a head, those of raw rows first."""
-    steps = _Steps(body, number, multiplier, rings, parts)
-    first, last = 0, body.plan.phases[number].program.contraction.steps
-    if head is not None:
-        first = head.steps
-        # Code that runs once is fetched from L2. Of a number of steps that it knew, the compiler
-        # would make as many copies.
-        steps.emit(0, hidden(ir.script.int32(first)))
-        multiplier.wait(pending=0)
-        rings[0].cursor.wait_full()  # the next rows have been made
-        head.scale(multiplier)
-    steps.emit(first, last)
-    multiplier.wait(pending=0)
-    steps.hand_back()
-
-
-class _Steps:
+class Steps:
     """Steps of a tile; a stage is released once the next one's products are in flight.
 
     The last left stages are not, if boxes will take their place.
@@ -171,8 +117,15 @@ class _Steps:
         self.body, self.number, self.phase = body, number, body.plan.phases[number]
         self.multiplier, (self.left, self.right) = multiplier, rings
         self.rings = rings if self.phase.left is not None else [self.right]
-        self.releases = [ring.release(number) for ring in self.rings]
         self.kept_from = self.phase.program.contraction.steps - self.phase.store.pages
+
+    def multiply(self) -> None:
+        """Multiply all steps of a tile."""
+        self.releases = [ring.release(self.number) for ring in self.rings]
+        first = sum(part.first(self) for part in self.parts)
+        self.emit(first, self.phase.program.contraction.steps)
+        self.multiplier.wait(pending=0)
+        self.hand_back()
 
     def hand_back(self, number: Any = None) -> None:
         """Release the stages before those of step `number`, or the last ones."""
@@ -191,14 +144,11 @@ class _Steps:
         with body.each_step(phase, first, last, unrolled=unrolled) as (values, number):
             for ring in self.rings:
                 ring.cursor.wait_full()
-            if body.plan.timed:
-                with when(number == 0):
-                    body.timeline.stamp("first tiles", self.number)
+            body.timeline.stamp("first tiles", self.number, number == 0)
             step = values[phase.program.contraction.step]
             for part in self.parts:
-                part.step(self.number, number, step)
+                part.step(self, number, step)
             place = self.left.cursor.stage if phase.left is not None else step
-            correct_sums(body, phase, multiplier, place, number)
             multiplier.start(place, self.right.cursor.stage, number == 0)
             multiplier.wait(pending=1)
             with when(number > 0):

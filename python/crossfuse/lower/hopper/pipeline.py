@@ -98,6 +98,8 @@ class Throttle:
     ) -> None:
         self.ring = ring
         self.first = first
+        #: Whether somebody waits for the first stages.
+        self.begins_with_few = begin[1] > 0
         self.gate = gate if first < most else None
         # Stages are waited for, one more each time: between two numbers of those asked for, and
         # from a third on.

@@ -3,17 +3,18 @@
 A feature that a kernel does not have appears nowhere in its code: whoever plans or emits the kernel
 goes through `KernelPlan.features`, and asks each of them at these points, in this order::
 
-    plan        found_in; before_tiles, received, behind_tiles: its shared memory; held: registers
-    all warps   initialise: barriers
-    loading     load_rights; loaded: behind the last left tile
-    multiplying begin; warm: in the warm-up too;
-                for each tile  left, ending: chosen once; tile; step: before the products of each
-                finish: behind the last tile
+    plan        found_in; its shared memory; settled: what depends on all else
+    all warps   prefetch; initialise: its barriers; meeting: while the cluster meets
+    loading     load, or rights (load_rights) and lefts; loaded: behind the last one; beside_loads
+    multiplying begin; warm: in the warm-up too; finish: behind the last tile
+                of a phase: left, ending; of a tile: tile, first; of a step: step
+    others      apart
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,11 +23,19 @@ from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.warmup import Warmup
 
 if TYPE_CHECKING:
+    from crossfuse.hardware import Device
     from crossfuse.lower.hopper.body import Body
+    from crossfuse.lower.hopper.consumer import Steps
+    from crossfuse.lower.hopper.coordinates import Coordinates
     from crossfuse.lower.hopper.epilogue.store import BoxPlace
+    from crossfuse.lower.hopper.flags import EndOfWait
+    from crossfuse.lower.hopper.pipeline import Cursor, Throttle
+    from crossfuse.lower.hopper.plan.kernel import KernelPlan
     from crossfuse.lower.hopper.plan.memory import Piece
     from crossfuse.lower.hopper.plan.operands import Operand
+    from crossfuse.lower.hopper.producer import Loader
     from crossfuse.lower.hopper.wgmma import LeftOperand
+    from crossfuse.lower.image import BufferSpec, TensorMap
 
 
 class Feature:
@@ -39,8 +48,18 @@ class Feature:
     asked_by: ClassVar[str]
     #: Bytes that CTAs of the cluster send to this one, where it has multiplied its tiles.
     received: int = 0
+    #: Registers of a thread that loads, and of one that multiplies, if they are not as usual.
+    registers: tuple[int, int] | None = None
     #: Registers that a thread has in use beside its sums, from one phase to the next.
     held: int = 0
+    #: Warpgroups beside those that load and multiply.
+    warpgroups: int = 0
+    #: Whether warpgroups begin before the cluster has met, and wait for no other CTA.
+    helps: bool = False
+    #: Whether functions are computed in 16 bits, see `crossfuse.lower.pack_registers`.
+    fast: bool = False
+    #: Events that it notes in front of all phases, see `timeline`.
+    events: tuple[str, ...] = ()
 
     @classmethod
     def found_in(cls, phases: tuple[PhasePlan, ...]) -> Feature | None:
@@ -55,6 +74,14 @@ class Feature:
         """The feature of a kernel in which the phases of these numbers ask for it."""
         raise NotImplementedError
 
+    def settled(self, plan: KernelPlan, device: Device) -> KernelPlan:
+        """The plan with what of the feature depends on all else in it."""
+        return plan
+
+    def may_start_early(self) -> bool:
+        """Whether the kernel may start before the one before it is over."""
+        return True
+
     def reads_early(self) -> bool:
         """Whether multiplying warpgroups read what the kernel before may still be writing."""
         return False
@@ -63,16 +90,50 @@ class Feature:
         """Buffers in global memory that are zero before the first launch, and after each."""
         return ()
 
+    def workspaces(self) -> tuple[BufferSpec, ...]:
+        """Buffers in global memory for one launch."""
+        return ()
+
+    def tensor_maps(self) -> tuple[TensorMap, ...]:
+        """Descriptors that it copies by."""
+        return ()
+
     def before_tiles(self) -> tuple[Piece, ...]:
         """Its shared memory in front of the rings."""
         return ()
 
-    def behind_tiles(self, stages: int) -> tuple[Piece, ...]:
-        """Its shared memory behind the rings, with so many stages of left tiles."""
+    def behind_tiles(self) -> tuple[Piece, ...]:
+        """What is sent to it, behind the rings."""
         return ()
+
+    def behind_all(self, stages: int) -> tuple[Piece, ...]:
+        """Its shared memory behind that, with so many stages of left tiles."""
+        return ()
+
+    def noting(self, where: Coordinates) -> Any:
+        """Whether this thread notes its events."""
+        raise NotImplementedError
+
+    def prefetch(self, body: Body) -> None:
+        """Before anything is loaded."""
 
     def initialise(self, body: Body) -> None:
         """Initialise its barriers, by one warp."""
+
+    def meeting(self, body: Body) -> None:
+        """While the CTAs of a cluster wait for one another."""
+
+    def apart(self, body: Body) -> AbstractContextManager[Any]:
+        """What its own warpgroups do; in the context is what those that multiply do."""
+        return nullcontext()
+
+    def load(self, loader: Loader) -> bool:
+        """Load both operands in a way of its own; whether it does."""
+        return False
+
+    def throttle(self, body: Body) -> Throttle | None:
+        """What limits the right tiles in flight, if it has other limits than usual."""
+        return None
 
     def load_rights(
         self, body: Body, phase: PhasePlan, load: Callable[[tuple[Operand, ...]], None]
@@ -80,8 +141,19 @@ class Feature:
         """Load the right tiles of a step in a way of its own; whether it does."""
         return False
 
+    def lefts(self, loader: Loader, number: int) -> LeftsPart:
+        """Its part in loading the left tiles of a phase."""
+        return LeftsPart()
+
+    def end_of_wait(self, body: Body) -> EndOfWait | None:
+        """What may end a wait for flags early."""
+        return None
+
     def loaded(self, body: Body, launch: Any) -> None:
         """Behind the last left tile, in the warp that loads them, in launch number `launch`."""
+
+    def beside_loads(self, body: Body) -> None:
+        """What other warps of the loading warpgroup do."""
 
     def step(self, body: Body, phase: PhasePlan, number: Any) -> Any:
         """The step of the reduction that a CTA takes as this one of its steps."""
@@ -90,6 +162,17 @@ class Feature:
     def consumer(self, body: Body, warpgroup: Any) -> ConsumerPart:
         """Its part in a warpgroup that multiplies."""
         return ConsumerPart()
+
+
+class LeftsPart:
+    """What a feature does where the left tiles of a phase are loaded: nothing."""
+
+    def first(self, cursor: Cursor, places: dict[Any, Any]) -> int:
+        """Load the first steps of a tile in a way of its own; returns their number."""
+        return 0
+
+    def ready(self) -> None:
+        """Before a step is loaded, when its left tile has been made."""
 
 
 class ConsumerPart:
@@ -112,7 +195,11 @@ class ConsumerPart:
     def tile(self, number: int, places: dict[Any, Any]) -> None:
         """Before a tile of a phase is multiplied."""
 
-    def step(self, number: int, count: Any, step: Any) -> None:
+    def first(self, steps: Steps) -> int:
+        """Multiply the first steps of a tile in a way of its own; returns their number."""
+        return 0
+
+    def step(self, steps: Steps, count: Any, step: Any) -> None:
         """Before the products of a step, which is number `count` of the tile."""
 
     def finish(self, warmup: Warmup) -> None:

@@ -31,6 +31,7 @@ from crossfuse.planner.kernels.memory import ALIGNMENT
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.body import Body
+    from crossfuse.lower.hopper.consumer import Steps
 
 _WARPS = WARPGROUP // WARP
 _COPY = "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"
@@ -119,14 +120,14 @@ class _Part(ConsumerPart):
         if number == self.feature.number and not self.feature.gather.ring:
             self._await(0)
 
-    def step(self, number: int, count: Any, step: Any) -> None:
+    def step(self, steps: Steps, count: Any, step: Any) -> None:
         """Wait for the slice that a step begins with, in ring order; the first is the CTA's own."""
         gather = self.feature.gather
-        if number != self.feature.number or not gather.ring or gather.place.extent == 1:
+        if steps.number != self.feature.number or not gather.ring or gather.place.extent == 1:
             return
-        steps = self.body.plan.phases[number].program.contraction.steps // gather.place.extent
-        with when(ir.script.And(count > 0, count % steps == 0)):
-            self._await(step // steps)
+        inside = steps.phase.program.contraction.steps // gather.place.extent
+        with when(ir.script.And(count > 0, count % inside == 0)):
+            self._await(step // inside)
 
     def _await(self, owner: Any) -> None:
         """Wait until a warpgroup has its rows of the slices that a barrier counts, for wgmma.

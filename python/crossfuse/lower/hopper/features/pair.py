@@ -38,7 +38,7 @@ class Pair(Feature):
         (number,) = numbers
         return cls(number, phases[number].exchanged_bytes)
 
-    def behind_tiles(self, stages: int) -> tuple[Piece, ...]:
+    def behind_tiles(self) -> tuple[Piece, ...]:
         """A place of its own: right tiles of the next phase are loaded while halves are sent."""
         return Piece("paired", self.size, ALIGNMENT), Piece("pair_barrier", 8)
 

@@ -39,7 +39,7 @@ class SplitSum(Feature):
         """Peers send to one place in all phases."""
         return cls(tuple(numbers), max(phases[each].exchanged_bytes for each in numbers))
 
-    def behind_tiles(self, stages: int) -> tuple[Piece, ...]:
+    def behind_tiles(self) -> tuple[Piece, ...]:
         """Two barriers."""
         return (Piece("exchange_barriers", 16),)
 

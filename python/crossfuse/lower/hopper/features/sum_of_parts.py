@@ -66,7 +66,7 @@ class SumOfParts(Feature):
         """The sums that TMA adds partial tiles to."""
         return (self.program.partial,) if self.program.accumulated else ()
 
-    def behind_tiles(self, stages: int) -> tuple[Piece, ...]:
+    def behind_all(self, stages: int) -> tuple[Piece, ...]:
         """The barrier that completes when all parts of this CTA's tile are stored."""
         return (Piece("sum_barrier", 8),)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from crossfuse.hardware import WARPGROUP, Device
@@ -18,14 +19,13 @@ from crossfuse.lower.hopper.plan.memory import Arena, RingPlan, box_bytes, plan_
 from crossfuse.lower.hopper.plan.phase import PhasePlan, plan_phases
 from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.hopper.reduced.epilogue import RowsReduced
-from crossfuse.lower.hopper.rows.plan import BESIDE_HEAD, HeadPlan, plan_head, registers_beside
-from crossfuse.lower.hopper.rows.program import RowProgram
+from crossfuse.lower.hopper.rows.feature import Rows
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import refuse
-from crossfuse.planner.kernels.memory import BEFORE_ROWS, ON_THEIR_WAY
+from crossfuse.planner.kernels.memory import ON_THEIR_WAY
 
 #: All that a kernel may have, in the order in which it is asked for.
-_FEATURES = (Pair, SumOfParts, SplitSum, Gathering, KeptLeft, RowsReduced)
+_FEATURES = (SumOfParts, Pair, Rows, SplitSum, Gathering, KeptLeft, RowsReduced)
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,10 @@ class KernelPlan:
     number: int = 0
     #: Whether it records when it did what, see `timeline`.
     timed: bool = False
-    #: If its product begins with raw rows, and a warpgroup of its own makes the others.
-    head: HeadPlan | None = None
 
     @property
     def consumers(self) -> int:
-        """Number of warpgroups that multiply; one more loads, and beside a head one makes rows."""
+        """Number of warpgroups that multiply."""
         return self.phases[0].consumers
 
     @property
@@ -67,14 +65,9 @@ class KernelPlan:
         return self.phases[0].blocks
 
     @property
-    def makers(self) -> range:
-        """Indices of the warpgroups that make rows, where warpgroups do."""
-        return range(1 if self.head is None else self.consumers + 1, self.threads // WARPGROUP)
-
-    @property
     def threads(self) -> int:
         """Threads of a CTA."""
-        return WARPGROUP * (self.consumers + 1 + (self.head is not None))
+        return WARPGROUP * (self.consumers + 1 + sum(each.warpgroups for each in self.features))
 
     @property
     def cluster_size(self) -> int:
@@ -82,16 +75,10 @@ class KernelPlan:
         return self.phases[0].program.cluster_size
 
     @property
-    def rows(self) -> RowProgram | None:
-        """The program that makes the left operand of the first phase, row by row."""
-        return self.phases[0].program.rows
-
-    @property
     def registers(self) -> tuple[int, int]:
         """Registers of a thread that loads, and of one that multiplies; 0 as launched."""
-        if self.head is not None:
-            return BESIDE_HEAD[0], BESIDE_HEAD[1]
-        return registers_beside(self.rows)[self.consumers]
+        others = (each.registers for each in self.features)
+        return next((each for each in others if each is not None), self.phases[0].registers)
 
     @property
     def accumulators(self) -> int:
@@ -115,10 +102,8 @@ class KernelPlan:
     @property
     def flags(self) -> tuple[Flags, ...]:
         """Flags of all phases, in the order in which they lie in memory."""
-        raised = [each.raises for each in self.phases]
-        if self.rows is not None:
-            raised.insert(0, self.phases[0].awaits)
-        return tuple(each for each in raised if each is not None)
+        found = (flags for each in self.phases for flags in (each.awaits, each.raises))
+        return tuple(dict.fromkeys(each for each in found if each is not None))
 
     @property
     def is_persistent(self) -> bool:
@@ -127,42 +112,18 @@ class KernelPlan:
 
     @property
     def helps(self) -> bool:
-        """Whether a CTA that has waited long makes the rows of its tile itself, see `helping`.
-
-        The warpgroups that make rows have nothing else to do before their first tile; for a second
-        one they would not be free while they wait.
-        """
-        phase, rows = self.phases[0], self.rows
-        alone = len(self.phases) == 1 and phase.raises is None
-        if rows is None or not rows.by_warpgroups or not alone:
-            return False
-        return self.clusters == phase.program.tiles
+        """Whether a CTA waits for no other one, and need not run at the same time."""
+        return any(each.helps for each in self.features)
 
     @property
     def on_their_way(self) -> int:
         """Stages of right tiles that may be in flight before the first of them has arrived."""
         if not all(operand.streamed for each in self.phases for operand in each.rights):
             return self.right.stages  # what L2 has comes soon enough
-        return min(self.right.stages, max(2, -(-ON_THEIR_WAY // self._asked_for)))
+        return min(self.right.stages, max(2, -(-ON_THEIR_WAY // self.asked_for)))
 
     @property
-    def on_their_way_first(self) -> int:
-        """Stages of right tiles in flight before the rows of the first left tile are made.
-
-        Rows that are made meanwhile, their stores and their flags would wait behind all of them;
-        where rows are made chunk by chunk, the wait for the first is shorter.
-        """
-        if self.rows is None or self.rows.chunks is not None:
-            return self.on_their_way
-        return min(self.on_their_way, max(1, BEFORE_ROWS // self._asked_for))
-
-    @property
-    def holds_weights_back(self) -> bool:
-        """Whether all right tiles but the first are loaded after rows are made."""
-        return self.on_their_way_first < self.on_their_way
-
-    @property
-    def _asked_for(self) -> int:
+    def asked_for(self) -> int:
         """Bytes of a stage of right tiles that this CTA loads itself, without its peers' parts."""
         return max(sum(x.size // x.sharers for x in each.rights) for each in self.phases)
 
@@ -204,14 +165,14 @@ class KernelPlan:
     @property
     def tensor_maps(self) -> tuple[TensorMap, ...]:
         """Descriptors that the kernel takes, each once."""
-        raw = () if self.head is None else (self.head.raw,)
-        maps = (map_ for each in self.phases for map_ in each.tensor_maps)
-        return tuple(dict.fromkeys((*maps, *raw)))
+        maps = [map_ for each in self.phases for map_ in each.tensor_maps]
+        maps += [map_ for each in self.features for map_ in each.tensor_maps()]
+        return tuple(dict.fromkeys(maps))
 
     @property
     def workspaces(self) -> tuple[BufferSpec, ...]:
         """Buffers in global memory for the kernel itself, for one launch."""
-        return () if self.head is None else (self.head.factors,)
+        return tuple(buffer for each in self.features for buffer in each.workspaces())
 
 
 def plan_kernel(programs: tuple[TileProgram, ...], device: Device, number: int = 0) -> KernelPlan:
@@ -223,28 +184,13 @@ def plan_kernel(programs: tuple[TileProgram, ...], device: Device, number: int =
     phases = plan_phases(programs)
     clusters = _clusters(phases, device)
     follows = len(phases) == 1 and phases[0].program.follows
-    rows = phases[0].program.rows
-    # What makes rows reads them after the kernel before, if nvcc cannot move these loads.
-    placed = rows is None or rows.is_placed
-    constant = placed and all(each.program.contraction.constant for each in phases)
-    early = follows or constant
     found = (each.found_in(phases) for each in _FEATURES)
     features = tuple(each for each in found if each is not None)
+    constant = all(each.program.contraction.constant for each in phases)
+    early = follows or (constant and all(each.may_start_early() for each in features))
     memory = plan_memory(phases, features, device)
     plan = KernelPlan(phases, features, *memory, clusters, early, number)
-    return _with_head(plan, device)
-
-
-def _with_head(plan: KernelPlan, device: Device) -> KernelPlan:
-    """The plan, with a head if rows would be waited for and CTAs help one another."""
-    if not plan.helps or not plan.holds_weights_back or plan.is_awaited_by_all:
-        return plan
-    ctas = plan.clusters * plan.cluster_size
-    head = plan_head(plan.phases[0], ctas, plan.left.stages, plan.number)
-    arena = plan.arena.with_region("own_rows_barrier", 8, 8)
-    if head is None or arena.size > device.max_shared_bytes:
-        return plan
-    return replace(plan, head=head, arena=arena)
+    return reduce(lambda known, each: each.settled(known, device), features, plan)
 
 
 def _clusters(phases: tuple[PhasePlan, ...], device: Device) -> int:

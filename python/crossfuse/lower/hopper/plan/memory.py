@@ -117,12 +117,6 @@ def count(fillers: Fillers) -> int:
     return prod(each.extent for each in fillers)
 
 
-#: Alignment of what TMA copies to shared memory without a swizzle.
-_COPY = 128
-#: Bytes of three barriers, see `crossfuse.lower.hopper.rows.helping`.
-_HELP = 3 * 8
-
-
 @dataclass(frozen=True)
 class RingPlan:
     """A ring of stages that all phases use in turn."""
@@ -220,22 +214,8 @@ def _arena(
     arena = arena.with_region("right", most, ALIGNMENT)
     if received:
         arena = arena.with_alias("received", "left" if spread else "right", received)
-    arena = arena.with_pieces(
-        piece for each in features for piece in each.behind_tiles(left.stages)
-    )
-    rows = phases[0].program.rows
-    if rows is not None and rows.chunks is None:
-        arena = arena.with_region("rows_barrier", 8, 8)
-        if rows.by_warpgroups:
-            arena = arena.with_region("help", _HELP, 8)
-    if rows is not None and rows.staged:
-        states = 4 * rows.state_places * phases[0].consumers
-        arena = arena.with_region("row_states", states, 8)
-    chunks = phases[0].chunks
-    if chunks is not None:
-        arena = arena.with_region("row_ring", chunks.ring_bytes, _COPY)
-        arena = arena.with_region("factors", left.stages * 4 * chunks.tile, _COPY)
-        arena = arena.with_region("row_barriers", 8 * chunks.barriers, 8)
+    arena = arena.with_pieces(piece for each in features for piece in each.behind_tiles())
+    arena = arena.with_pieces(piece for each in features for piece in each.behind_all(left.stages))
     return arena.with_region("barriers", 16 * (left.stages + right.stages), 8)
 
 

@@ -17,7 +17,12 @@ from crossfuse.lower.hopper.plan.operands import (
 )
 from crossfuse.lower.hopper.plan.store import StorePlan, plan_store
 from crossfuse.lower.hopper.program.tile_program import Product, TileProgram
-from crossfuse.lower.hopper.rows.plan import ChunkPlan, check_row_room, plan_chunks
+from crossfuse.lower.hopper.rows.plan import (
+    ChunkPlan,
+    check_row_room,
+    plan_chunks,
+    registers_beside,
+)
 from crossfuse.lower.hopper.wgmma_instruction import OPERAND_TYPES
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
@@ -144,6 +149,8 @@ class PhasePlan:
     others: tuple[Operand, ...] = ()
     #: If rows of the left operand are made chunk by chunk.
     chunks: ChunkPlan | None = None
+    #: Registers of a thread that loads, and of one that multiplies; 0 as launched.
+    registers: tuple[int, int] = (0, 0)
 
     @property
     def columns(self) -> int:
@@ -205,8 +212,7 @@ class PhasePlan:
     @property
     def tensor_maps(self) -> tuple[TensorMap, ...]:
         """Descriptors of its loads and of its store."""
-        chunks = () if self.chunks is None else (self.chunks.source, self.chunks.factors)
-        return (*(each.map for each in self.operands), *self.store.maps, *chunks)
+        return (*(each.map for each in self.operands), *self.store.maps)
 
     @property
     def slice_bytes(self) -> int:
@@ -281,6 +287,7 @@ def plan_phase(
         awaits,
         others,
         chunks,
+        registers_beside(program.rows)[warpgroups.count],
     )
 
 

@@ -208,7 +208,7 @@ ON_THEIR_WAY = 2
 #: Sums of a thread that leave room in the 128 registers of four warpgroups.
 _MOST_SUMS = 96
 #: Warpgroups that multiply, and rows that one more makes side by side at most.
-_MULTIPLYING, _AT_ONCE = 2, 2
+MULTIPLYING, _AT_ONCE = 2, 2
 #: Words that one of its threads holds of all that these rows are made of: 60 are spilled.
 _MOST_WORDS = 56
 
@@ -244,7 +244,7 @@ def plan_head(phase: PhasePlan, ctas: int, stages: int, number: int) -> HeadPlan
     if list(map(int, source.ty.shape)) != list(map(int, rows.buffer.ty.shape)):
         return None
     at_once, steps = -(-rows.rows // ctas), stages - 1
-    fits = phase.blocks == 1 and phase.sums <= _MOST_SUMS and phase.consumers == _MULTIPLYING
+    fits = phase.blocks == 1 and phase.sums <= _MOST_SUMS and phase.consumers == MULTIPLYING
     fits = fits and at_once <= _AT_ONCE and _words(rows, at_once) <= _MOST_WORDS
     if not fits or steps >= phase.program.contraction.steps:
         return None
