@@ -27,7 +27,7 @@ def emit_multiplying(body: Body) -> None:
     plan, where = body.plan, body.where
     warpgroup = where.warpgroup - 1
     accumulators = registers("accumulators", plan.accumulators, "float32")
-    parts = [each.consumer(body, warpgroup) for each in plan.features]
+    parts = [each.part(each, body, warpgroup) for each in plan.features]
     rings = [_Side(body, "left"), _Side(body, "right")]
     for part in parts:
         part.begin()

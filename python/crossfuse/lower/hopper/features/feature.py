@@ -38,6 +38,109 @@ if TYPE_CHECKING:
     from crossfuse.lower.image import BufferSpec, TensorMap
 
 
+class LeftsPart:
+    """What a feature does where the left tiles of a phase are loaded: nothing."""
+
+    def first(self, cursor: Cursor, places: dict[Any, Any]) -> int:
+        """Load the first steps of a tile in a way of its own; returns their number."""
+        return 0
+
+    def ready(self) -> None:
+        """Before a step is loaded, when its left tile has been made."""
+
+
+class ConsumerPart:
+    """What a feature does in a multiplying warpgroup, with what it declares there: nothing."""
+
+    def __init__(self, feature: Any, body: Body, warpgroup: Any) -> None:
+        self.feature, self.body, self.warpgroup = feature, body, warpgroup
+
+    def begin(self) -> None:
+        """Where the role begins."""
+
+    def warm(self, warmup: Warmup) -> None:
+        """Before the first tile, in the warm-up too."""
+
+    def left(self, number: int) -> LeftOperand | None:
+        """Where the left tiles of a phase are, if they are in no ring."""
+        return None
+
+    def ending(self, sums: TileSums) -> Ending | None:
+        """What ends the tiles of a phase, if they are not stored."""
+        return None
+
+    def tile(self, number: int, places: dict[Any, Any]) -> None:
+        """Before a tile of a phase is multiplied."""
+
+    def first(self, steps: Steps) -> int:
+        """Multiply the first steps of a tile in a way of its own; returns their number."""
+        return 0
+
+    def step(self, steps: Steps, count: Any, step: Any) -> None:
+        """Before the products of a step, which is number `count` of the tile."""
+
+    def finish(self, warmup: Warmup) -> None:
+        """Behind the last tile."""
+
+
+@dataclass(frozen=True)
+class TileSums:
+    """The sums of a phase's tiles in a multiplying warpgroup, of which something is to become."""
+
+    body: Body
+    #: Of the phase.
+    number: int
+    warpgroup: Any
+    #: Registers of all products.
+    accumulators: Any
+    #: Where TMA's boxes are filled; None where elements are stored directly.
+    boxes: BoxPlace | None
+    warmup: Warmup
+
+    @property
+    def phase(self) -> PhasePlan:
+        """The plan of the phase."""
+        return self.body.plan.phases[self.number]
+
+    @property
+    def writer(self) -> FlagWriter | None:
+        """Raises the flags of the tiles, if others wait for these."""
+        flags = self.phase.raises
+        return None if flags is None else FlagWriter(self.body.placed(flags))
+
+
+class Ending:
+    """The end of each tile of a phase, in one multiplying warpgroup."""
+
+    def __init__(self, sums: TileSums) -> None:
+        self.body, self.plan, self.where = sums.body, sums.phase, sums.body.where
+        self.number, self.warpgroup = sums.number, sums.warpgroup
+        self.accumulators, self.warmup = sums.accumulators, sums.warmup
+
+    def note(self, event: str) -> None:
+        """Record an event of the phase, see `timeline`."""
+        self.body.timeline.stamp(event, self.number)
+
+    def ahead(self, values: Mapping[Any, Any]) -> None:
+        """Prefetch what the tile that `values` place needs beside its sums, before it is made."""
+
+    def end(self, values: Mapping[Any, Any], leave: Callable[[], None] | None) -> None:
+        """Take over the sums of the tile that `values` place.
+
+        `leave`, if given, is called when this thread sends no more to its peers.
+        """
+        raise NotImplementedError
+
+    def leave(self, leave: Callable[[], None] | None) -> None:
+        """Call `leave` at once, where nothing is sent to peers."""
+        if leave is not None:
+            with self.warmup.skipped():
+                leave()
+
+    def finish(self) -> None:
+        """Wait for stores that are still in flight, behind the last tile."""
+
+
 class Feature:
     """A feature of a kernel, as plain values; at every point it does nothing.
 
@@ -46,6 +149,8 @@ class Feature:
 
     #: What a phase's program has that asks for it.
     asked_by: ClassVar[str]
+    #: Its part in a warpgroup that multiplies.
+    part: ClassVar[type[ConsumerPart]] = ConsumerPart
     #: Bytes that CTAs of the cluster send to this one, where it has multiplied its tiles.
     received: int = 0
     #: Registers of a thread that loads, and of one that multiplies, if they are not as usual.
@@ -158,107 +263,3 @@ class Feature:
     def step(self, body: Body, phase: PhasePlan, number: Any) -> Any:
         """The step of the reduction that a CTA takes as this one of its steps."""
         return number
-
-    def consumer(self, body: Body, warpgroup: Any) -> ConsumerPart:
-        """Its part in a warpgroup that multiplies."""
-        return ConsumerPart()
-
-
-class LeftsPart:
-    """What a feature does where the left tiles of a phase are loaded: nothing."""
-
-    def first(self, cursor: Cursor, places: dict[Any, Any]) -> int:
-        """Load the first steps of a tile in a way of its own; returns their number."""
-        return 0
-
-    def ready(self) -> None:
-        """Before a step is loaded, when its left tile has been made."""
-
-
-class ConsumerPart:
-    """What a feature does in a multiplying warpgroup, with what it declares there: nothing."""
-
-    def begin(self) -> None:
-        """Where the role begins."""
-
-    def warm(self, warmup: Warmup) -> None:
-        """Before the first tile, in the warm-up too."""
-
-    def left(self, number: int) -> LeftOperand | None:
-        """Where the left tiles of a phase are, if they are in no ring."""
-        return None
-
-    def ending(self, sums: TileSums) -> Ending | None:
-        """What ends the tiles of a phase, if they are not stored."""
-        return None
-
-    def tile(self, number: int, places: dict[Any, Any]) -> None:
-        """Before a tile of a phase is multiplied."""
-
-    def first(self, steps: Steps) -> int:
-        """Multiply the first steps of a tile in a way of its own; returns their number."""
-        return 0
-
-    def step(self, steps: Steps, count: Any, step: Any) -> None:
-        """Before the products of a step, which is number `count` of the tile."""
-
-    def finish(self, warmup: Warmup) -> None:
-        """Behind the last tile."""
-
-
-@dataclass(frozen=True)
-class TileSums:
-    """The sums of a phase's tiles in a multiplying warpgroup, of which something is to become."""
-
-    body: Body
-    #: Of the phase.
-    number: int
-    warpgroup: Any
-    #: Registers of all products.
-    accumulators: Any
-    #: Where TMA's boxes are filled; None where elements are stored directly.
-    boxes: BoxPlace | None
-    warmup: Warmup
-
-    @property
-    def phase(self) -> PhasePlan:
-        """The plan of the phase."""
-        return self.body.plan.phases[self.number]
-
-    @property
-    def writer(self) -> FlagWriter | None:
-        """Raises the flags of the tiles, if others wait for these."""
-        flags = self.phase.raises
-        return None if flags is None else FlagWriter(self.body.placed(flags))
-
-
-class Ending:
-    """The end of each tile of a phase, in one multiplying warpgroup."""
-
-    def __init__(self, sums: TileSums) -> None:
-        self.body, self.plan, self.where = sums.body, sums.phase, sums.body.where
-        self.number, self.warpgroup = sums.number, sums.warpgroup
-        self.accumulators, self.warmup = sums.accumulators, sums.warmup
-
-    def note(self, event: str) -> None:
-        """Record an event of the phase, see `timeline`."""
-        self.body.timeline.stamp(event, self.number)
-
-    def ahead(self, values: Mapping[Any, Any]) -> None:
-        """Prefetch what the tile that `values` place needs beside its sums, before it is made."""
-
-    def end(self, values: Mapping[Any, Any], leave: Callable[[], None] | None) -> None:
-        """Take over the sums of the tile that `values` place.
-
-        `leave`, if given, is called when this thread sends no more to its peers.
-        """
-        raise NotImplementedError
-
-    def leave(self, leave: Callable[[], None] | None) -> None:
-        """Call `leave` at once, where nothing is sent to peers."""
-        if leave is not None:
-            with self.warmup.skipped():
-                leave()
-
-    def finish(self) -> None:
-        """Wait for stores that are still in flight, behind the last tile."""

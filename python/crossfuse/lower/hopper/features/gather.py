@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from crossfuse import _tvm as ir
@@ -37,138 +36,13 @@ _WARPS = WARPGROUP // WARP
 _COPY = "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"
 
 
-@dataclass(frozen=True)
-class Gathering(Feature):
-    """An intermediate stays in the cluster: each CTA makes a slice, and gathers all of them."""
+def _barrier(at: Giver | _Part, gather: Gather, owner: Any) -> Any:
+    """The barrier that completes when other CTAs' slices of a warpgroup's rows are there.
 
-    asked_by: ClassVar = "takes"
-    #: The phase that multiplies it; the one before makes it.
-    number: int
-    gather: Gather
-    #: Warpgroups that multiply.
-    consumers: int
-
-    @classmethod
-    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> Gathering:
-        """One intermediate stays in the cluster."""
-        (number,) = numbers
-        gather = phases[number].program.takes
-        assert gather is not None
-        return cls(number, gather, phases[number].consumers)
-
-    def before_tiles(self) -> tuple[Piece, ...]:
-        """The intermediate, and a barrier for each warpgroup, or for each of its slices."""
-        return (
-            Piece("gathered", gathered_bytes(self.gather, self.consumers), ALIGNMENT),
-            Piece("gather_barriers", 8 * barrier_count(self.gather, self.consumers)),
-        )
-
-    def barriers(self, body: Body) -> GatherBarriers:
-        """Its barriers."""
-        return GatherBarriers(self.gather, partial(body.barrier, "gather_barriers"))
-
-    def initialise(self, body: Body) -> None:
-        """Initialise all barriers, spread over the threads of a warp."""
-        count, thread = barrier_count(self.gather, self.consumers), body.where.thread
-        for first in range(0, count, WARP):
-            with when(thread < count - first):
-                mbarrier.initialise(body.barrier("gather_barriers", thread + first), 1)
-
-    def step(self, body: Body, phase: PhasePlan, number: Any) -> Any:
-        """In ring order each CTA begins with its own slice."""
-        place = self.gather.place
-        if phase is not body.plan.phases[self.number] or not self.gather.ring or place.extent == 1:
-            return number
-        steps = phase.program.contraction.steps
-        first = body.where.places[place.var] * (steps // place.extent)
-        return let("step_of_ring", (first + number) % steps)
-
-    def consumer(self, body: Body, warpgroup: Any) -> ConsumerPart:
-        """Slices are sent where one phase ends, and awaited where the next one begins."""
-        return _Part(self, body, warpgroup)
-
-
-@dataclass(frozen=True)
-class _Part(ConsumerPart):
-    feature: Gathering
-    body: Body
-    warpgroup: Any
-
-    def begin(self) -> None:
-        """Announce the bytes that the cluster will gather, before any can arrive."""
-        rank = self.body.where.places[self.feature.gather.place.var]
-        barriers = self.feature.barriers(self.body)
-        barriers.expect(self.warpgroup, self.body.where.thread, rank)
-
-    def left(self, number: int) -> LeftOperand | None:
-        """Left tiles lie among what is gathered."""
-        if number != self.feature.number:
-            return None
-        depth = self.body.plan.phases[number].program.contraction.depth
-        return gathered_tiles(
-            self.feature.gather, depth, self.body.region("gathered"), self.warpgroup
-        )
-
-    def ending(self, sums: TileSums) -> Ending | None:
-        """The phase before sends what it makes."""
-        if sums.phase.program.gives is None:
-            return None
-        return Giver(sums, self.body.region("gathered"), self.feature.barriers(self.body))
-
-    def tile(self, number: int, places: dict[Any, Any]) -> None:
-        """Wait for all slices, unless they are multiplied one by one."""
-        if number == self.feature.number and not self.feature.gather.ring:
-            self._await(0)
-
-    def step(self, steps: Steps, count: Any, step: Any) -> None:
-        """Wait for the slice that a step begins with, in ring order; the first is the CTA's own."""
-        gather = self.feature.gather
-        if steps.number != self.feature.number or not gather.ring or gather.place.extent == 1:
-            return
-        inside = steps.phase.program.contraction.steps // gather.place.extent
-        with when(ir.script.And(count > 0, count % inside == 0)):
-            self._await(step // inside)
-
-    def _await(self, owner: Any) -> None:
-        """Wait until a warpgroup has its rows of the slices that a barrier counts, for wgmma.
-
-        In ring order `owner` is the CTA whose slice is awaited; otherwise one barrier counts all.
-        """
-        gather = self.feature.gather
-        if gather.place.extent == 1:
-            return
-        mbarrier.wait_cluster(self.feature.barriers(self.body).of(self.warpgroup, owner), 0)
-        if not gather.bulk:
-            # Peers cannot fence what they store here for wgmma's proxy.
-            run(ir.script.ptx.fence.proxy.async_.shared__cta())
-
-
-@dataclass(frozen=True)
-class GatherBarriers:
-    """Barriers that complete when other CTAs' slices of a multiplying warpgroup's rows are there.
-
-    One barrier for all slices, or one for each slice in ring order.
+    One for all slices; in ring order one for each, which the slice of CTA `owner` completes.
     """
-
-    gather: Gather
-    #: From the number of a barrier to its address.
-    address: Callable[[Any], Any]
-
-    def of(self, warpgroup: Any, owner: Any) -> Any:
-        """Address of the barrier that the slice of CTA `owner` completes."""
-        if not self.gather.ring:
-            return self.address(warpgroup)
-        return self.address(warpgroup * self.gather.place.extent + owner)
-
-    def expect(self, warpgroup: Any, thread: Any, rank: Any) -> None:
-        """Announce the bytes that will arrive; some may have before. A whole warpgroup calls it."""
-        slices, size = self.gather.place.extent, slice_bytes(self.gather)
-        if not self.gather.ring:
-            with when(thread == 0):
-                mbarrier.expect(self.address(warpgroup), size * (slices - 1))
-            return
-        with when(ir.script.And(thread < slices, thread != rank)):
-            mbarrier.expect(self.of(warpgroup, thread), size)
+    number = at.warpgroup * gather.place.extent + owner if gather.ring else at.warpgroup
+    return at.body.barrier("gather_barriers", number)
 
 
 class Giver(Ending):
@@ -182,17 +56,14 @@ class Giver(Ending):
         CTA 0: h0              CTA 0 -- h0 --> 1, 2, 3
         CTA 1: h1              CTA 1 -- h1 --> 2, 3, 0      h0 | h1 | h2 | h3
         ...
-
-    `buffer` maps a byte offset in the gathered intermediate to an address.
     """
 
-    def __init__(self, sums: TileSums, buffer: Any, barriers: GatherBarriers) -> None:
+    def __init__(self, sums: TileSums) -> None:
         super().__init__(sums)
         gather = self.plan.program.gives
         assert gather is not None
         self.gather = gather
-        self.buffer = buffer
-        self.barriers = barriers
+        self.buffer = self.body.region("gathered")
         self.fragment = Fragment(self.plan, self.where, self.accumulators)
         # A slice has whole steps of the product that reads it, maybe more than the tile makes.
         self.made = min(gather.width, self.plan.columns)
@@ -304,5 +175,105 @@ class Giver(Ending):
         peer = self.rank + (extent - step if self.gather.ring else step)
         peer = let("peer_rank", self.where.rank - self.rank + peer % extent)
         mbarrier.cluster_address(target.value, self.buffer(start), peer)
-        barrier = self.barriers.of(self.warpgroup, self.rank)
+        barrier = _barrier(self, self.gather, self.rank)
         mbarrier.cluster_address(arrival.value, barrier, peer)
+
+
+class _Part(ConsumerPart):
+    feature: Gathering
+
+    def begin(self) -> None:
+        """Announce the bytes that the cluster will gather; some may have arrived before."""
+        gather, where = self.feature.gather, self.body.where
+        slices, size = gather.place.extent, slice_bytes(gather)
+        if not gather.ring:
+            with when(where.thread == 0):
+                mbarrier.expect(_barrier(self, gather, 0), size * (slices - 1))
+            return
+        rank = where.places[gather.place.var]
+        with when(ir.script.And(where.thread < slices, where.thread != rank)):
+            mbarrier.expect(_barrier(self, gather, where.thread), size)
+
+    def left(self, number: int) -> LeftOperand | None:
+        """Left tiles lie among what is gathered."""
+        if number != self.feature.number:
+            return None
+        depth = self.body.plan.phases[number].program.contraction.depth
+        return gathered_tiles(
+            self.feature.gather, depth, self.body.region("gathered"), self.warpgroup
+        )
+
+    def ending(self, sums: TileSums) -> Ending | None:
+        """The phase before sends what it makes."""
+        return None if sums.phase.program.gives is None else Giver(sums)
+
+    def tile(self, number: int, places: dict[Any, Any]) -> None:
+        """Wait for all slices, unless they are multiplied one by one."""
+        if number == self.feature.number and not self.feature.gather.ring:
+            self._await(0)
+
+    def step(self, steps: Steps, count: Any, step: Any) -> None:
+        """Wait for the slice that a step begins with, in ring order; the first is the CTA's own."""
+        gather = self.feature.gather
+        if steps.number != self.feature.number or not gather.ring or gather.place.extent == 1:
+            return
+        inside = steps.phase.program.contraction.steps // gather.place.extent
+        with when(ir.script.And(count > 0, count % inside == 0)):
+            self._await(step // inside)
+
+    def _await(self, owner: Any) -> None:
+        """Wait until a warpgroup has its rows of the slices that a barrier counts, for wgmma.
+
+        In ring order `owner` is the CTA whose slice is awaited; otherwise one barrier counts all.
+        """
+        gather = self.feature.gather
+        if gather.place.extent == 1:
+            return
+        mbarrier.wait_cluster(_barrier(self, gather, owner), 0)
+        if not gather.bulk:
+            # Peers cannot fence what they store here for wgmma's proxy.
+            run(ir.script.ptx.fence.proxy.async_.shared__cta())
+
+
+@dataclass(frozen=True)
+class Gathering(Feature):
+    """An intermediate stays in the cluster: each CTA makes a slice, and gathers all of them."""
+
+    asked_by: ClassVar = "takes"
+    part: ClassVar = _Part
+    #: The phase that multiplies it; the one before makes it.
+    number: int
+    gather: Gather
+    #: Warpgroups that multiply.
+    consumers: int
+
+    @classmethod
+    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> Gathering:
+        """One intermediate stays in the cluster."""
+        (number,) = numbers
+        gather = phases[number].program.takes
+        assert gather is not None
+        return cls(number, gather, phases[number].consumers)
+
+    def before_tiles(self) -> tuple[Piece, ...]:
+        """The intermediate, and a barrier for each warpgroup, or for each of its slices."""
+        return (
+            Piece("gathered", gathered_bytes(self.gather, self.consumers), ALIGNMENT),
+            Piece("gather_barriers", 8 * barrier_count(self.gather, self.consumers)),
+        )
+
+    def initialise(self, body: Body) -> None:
+        """Initialise all barriers, spread over the threads of a warp."""
+        count, thread = barrier_count(self.gather, self.consumers), body.where.thread
+        for first in range(0, count, WARP):
+            with when(thread < count - first):
+                mbarrier.initialise(body.barrier("gather_barriers", thread + first), 1)
+
+    def step(self, body: Body, phase: PhasePlan, number: Any) -> Any:
+        """In ring order each CTA begins with its own slice."""
+        place = self.gather.place
+        if phase is not body.plan.phases[self.number] or not self.gather.ring or place.extent == 1:
+            return number
+        steps = phase.program.contraction.steps
+        first = body.where.places[place.var] * (steps // place.extent)
+        return let("step_of_ring", (first + number) % steps)

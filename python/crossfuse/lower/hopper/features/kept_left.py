@@ -20,41 +20,6 @@ if TYPE_CHECKING:
     from crossfuse.lower.hopper.body import Body
 
 
-@dataclass(frozen=True)
-class KeptLeft(Feature):
-    """A phase multiplies what the one before has left in registers."""
-
-    asked_by: ClassVar = "reuses"
-    #: Registers of a thread that hold it.
-    held: int
-
-    @classmethod
-    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> KeptLeft:
-        """All phases have the same registers."""
-        return cls(max(phases[each].kept for each in numbers))
-
-    def consumer(self, body: Body, warpgroup: Any) -> ConsumerPart:
-        """Declare the registers."""
-        return _Part(body, registers("kept", self.held, "uint32"))
-
-
-@dataclass(frozen=True)
-class _Part(ConsumerPart):
-    body: Body
-    kept: Any
-
-    def left(self, number: int) -> LeftOperand | None:
-        """The registers, if a phase multiplies what they hold."""
-        phase = self.body.plan.phases[number]
-        if not phase.program.reuses:
-            return None
-        return LeftRegisters(self.kept, phase.kept, phase.program.contraction.depth)
-
-    def ending(self, sums: TileSums) -> Ending | None:
-        """The phase before rounds its sums."""
-        return Keeper(sums, self.kept) if sums.phase.program.keeps else None
-
-
 class Keeper(Ending):
     """Rounds a warpgroup's sums to the left operand of its next product, in registers.
 
@@ -96,3 +61,35 @@ class Keeper(Ending):
             operand = [self.kept[first + each] for each in range(GROUP_REGISTERS)]
             self.fragment.pack(operand, row, column, group * GROUP, self.further.pairs)
         hold(self.kept, kept_registers(self.width))
+
+
+class _Part(ConsumerPart):
+    def __init__(self, feature: KeptLeft, body: Body, warpgroup: Any) -> None:
+        super().__init__(feature, body, warpgroup)
+        self.kept = registers("kept", feature.held, "uint32")
+
+    def left(self, number: int) -> LeftOperand | None:
+        """The registers, if a phase multiplies what they hold."""
+        phase = self.body.plan.phases[number]
+        if not phase.program.reuses:
+            return None
+        return LeftRegisters(self.kept, phase.kept, phase.program.contraction.depth)
+
+    def ending(self, sums: TileSums) -> Ending | None:
+        """The phase before rounds its sums."""
+        return Keeper(sums, self.kept) if sums.phase.program.keeps else None
+
+
+@dataclass(frozen=True)
+class KeptLeft(Feature):
+    """A phase multiplies what the one before has left in registers."""
+
+    asked_by: ClassVar = "reuses"
+    part: ClassVar = _Part
+    #: Registers of a thread that hold it.
+    held: int
+
+    @classmethod
+    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> KeptLeft:
+        """All phases have the same registers."""
+        return cls(max(phases[each].kept for each in numbers))

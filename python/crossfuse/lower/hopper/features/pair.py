@@ -11,7 +11,7 @@ from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import at
 from crossfuse.lower.hopper.epilogue.store import publish_elements
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Feature, TileSums
-from crossfuse.lower.hopper.features.split_sum import ExchangeBarriers, SplitReduction
+from crossfuse.lower.hopper.features.split_sum import SplitReduction
 from crossfuse.lower.hopper.plan.memory import Piece
 from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.statements import branches, let, run, when
@@ -22,11 +22,70 @@ if TYPE_CHECKING:
     from crossfuse.lower.hopper.plan.operands import Operand
 
 
+class Pairing(SplitReduction):
+    """Push-and-multiply of the two products of a tile, which a pair of CTAs makes.
+
+    As in a split reduction, but what is received of both CTAs stays separate for the epilogue::
+
+        before                 push                      after
+        CTA 0: gate0 gate1     CTA 0 <-- gate0, up0      CTA 0: silu(gate0) * up0
+        CTA 1: up0   up1       CTA 1 <-- gate1, up1      CTA 1: silu(gate1) * up1
+
+    The receive buffer has a place of its own: right tiles of the next phase are loaded meanwhile.
+    So a CTA sends as soon as it has multiplied.
+    """
+
+    region = "paired"
+
+    def __init__(self, sums: TileSums) -> None:
+        super().__init__(sums)
+        self.writer = sums.writer
+
+    @property
+    def received(self) -> Any:
+        """Address of the barrier that both halves complete."""
+        return self.body.barrier("pair_barrier")
+
+    def _announce(self) -> None:
+        """Nothing to wait for: nothing else lies in the buffer."""
+
+    def end(self, values: Mapping[Any, Any], leave: Callable[[], None] | None) -> None:
+        """Exchange halves, make and store this CTA's half, and raise the flag of the tile."""
+        super().end(values, leave)
+        if self.writer is not None:
+            origin = self.plan.program.store.tile.origin
+            row, column = (let("first", at(each, dict(values))) for each in origin)
+            # What each thread stored is to be read by TMA.
+            run(ir.script.ptx.fence.proxy.async_.global_())
+            publish_elements(self.writer, self.where, self.warpgroup, (row, column), self.warmup)
+
+    def _add(self, unit: Any, total: Any, received: Any) -> tuple[Any, ...]:
+        """Both products of a unit, not added."""
+        for slot, target in enumerate((total, received)):
+            self._load(slot, unit, target)
+        return total, received
+
+
+class _Part(ConsumerPart):
+    feature: Pair
+
+    def ending(self, sums: TileSums) -> Ending | None:
+        """The exchange of halves."""
+        return Pairing(sums) if sums.number == self.feature.number else None
+
+    def tile(self, number: int, places: dict[Any, Any]) -> None:
+        """Announce the bytes that both CTAs will send; some may have arrived before."""
+        if number == self.feature.number:
+            with when(ir.script.And(self.warpgroup == 0, self.body.where.thread == 0)):
+                mbarrier.expect(self.body.barrier("pair_barrier"), self.feature.size)
+
+
 @dataclass(frozen=True)
 class Pair(Feature):
     """Two CTAs make a product each of a tile, and exchange halves of them."""
 
     asked_by: ClassVar = "pairs"
+    part: ClassVar = _Part
     #: The phase that they make.
     number: int
     #: Bytes of what both send to each of them.
@@ -61,68 +120,3 @@ class Pair(Feature):
             with other:
                 load(phase.others)
         return True
-
-    def consumer(self, body: Body, warpgroup: Any) -> ConsumerPart:
-        """Tiles of the phase end with the exchange."""
-        return _Part(self)
-
-
-class _Part(ConsumerPart):
-    def __init__(self, feature: Pair) -> None:
-        self.feature = feature
-        self.pairing: Pairing | None = None
-
-    def ending(self, sums: TileSums) -> Ending | None:
-        """The exchange of halves."""
-        if sums.number != self.feature.number:
-            return None
-        barriers = ExchangeBarriers(None, sums.body.barrier("pair_barrier"))
-        self.pairing = Pairing(sums, sums.body.region("paired"), barriers)
-        return self.pairing
-
-    def tile(self, number: int, places: dict[Any, Any]) -> None:
-        """Announce the bytes that both CTAs will send; some may have arrived before."""
-        if number == self.feature.number and self.pairing is not None:
-            self.pairing.expect()
-
-
-class Pairing(SplitReduction):
-    """Push-and-multiply of the two products of a tile, which a pair of CTAs makes.
-
-    As in a split reduction, but what is received of both CTAs stays separate for the epilogue::
-
-        before                 push                      after
-        CTA 0: gate0 gate1     CTA 0 <-- gate0, up0      CTA 0: silu(gate0) * up0
-        CTA 1: up0   up1       CTA 1 <-- gate1, up1      CTA 1: silu(gate1) * up1
-
-    The receive buffer has a place of its own: right tiles of the next phase are loaded meanwhile.
-    So a CTA sends as soon as it has multiplied.
-    """
-
-    def __init__(self, sums: TileSums, buffer: Any, barriers: ExchangeBarriers) -> None:
-        super().__init__(sums, buffer, barriers)
-        self.writer = sums.writer
-
-    def expect(self) -> None:
-        """Announce the bytes that both CTAs will send; some may have arrived before."""
-        with when(ir.script.And(self.warpgroup == 0, self.where.thread == 0)):
-            mbarrier.expect(self.barriers.received, self.size * self.plan.slice_bytes)
-
-    def _announce(self) -> None:
-        """Nothing to wait for: nothing else lies in the buffer."""
-
-    def end(self, values: Mapping[Any, Any], leave: Callable[[], None] | None) -> None:
-        """Exchange halves, make and store this CTA's half, and raise the flag of the tile."""
-        super().end(values, leave)
-        if self.writer is not None:
-            origin = self.plan.program.store.tile.origin
-            row, column = (let("first", at(each, dict(values))) for each in origin)
-            # What each thread stored is to be read by TMA.
-            run(ir.script.ptx.fence.proxy.async_.global_())
-            publish_elements(self.writer, self.where, self.warpgroup, (row, column), self.warmup)
-
-    def _add(self, unit: Any, total: Any, received: Any) -> tuple[Any, ...]:
-        """Both products of a unit, not added."""
-        for slot, target in enumerate((total, received)):
-            self._load(slot, unit, target)
-        return total, received

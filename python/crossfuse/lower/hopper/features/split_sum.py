@@ -22,65 +22,9 @@ if TYPE_CHECKING:
     from crossfuse.lower.hopper.body import Body
 
 _WARPS = WARPGROUP_ROWS // WARP_ROWS
-
-
-@dataclass(frozen=True)
-class SplitSum(Feature):
-    """Each CTA of a cluster sums a part of a reduction, and adds a slice of all parts."""
-
-    asked_by: ClassVar = "splits"
-    #: Phases whose reduction is split.
-    numbers: tuple[int, ...]
-    #: Bytes of the partial sums of all CTAs, which lie where tiles were.
-    received: int
-
-    @classmethod
-    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> SplitSum:
-        """Peers send to one place in all phases."""
-        return cls(tuple(numbers), max(phases[each].exchanged_bytes for each in numbers))
-
-    def behind_tiles(self) -> tuple[Piece, ...]:
-        """Two barriers."""
-        return (Piece("exchange_barriers", 16),)
-
-    def barriers(self, body: Body) -> ExchangeBarriers:
-        """Its barriers."""
-        return ExchangeBarriers(*(body.barrier("exchange_barriers", each) for each in range(2)))
-
-    def initialise(self, body: Body) -> None:
-        """Initialise both barriers."""
-        for number in self.numbers:
-            phase = body.plan.phases[number]
-            assert phase.program.exchange is not None
-            with when(body.where.thread == 0):
-                barriers, size = self.barriers(body), phase.program.exchange.place.extent
-                mbarrier.initialise(barriers.free, size * phase.consumers)
-                mbarrier.initialise(barriers.received, 1)
-
-    def consumer(self, body: Body, warpgroup: Any) -> ConsumerPart:
-        """Tiles of these phases end with the sum."""
-        return _Part(self)
-
-
-@dataclass(frozen=True)
-class _Part(ConsumerPart):
-    feature: SplitSum
-
-    def ending(self, sums: TileSums) -> Ending | None:
-        """The sum over the cluster."""
-        if sums.number not in self.feature.numbers:
-            return None
-        return SplitReduction(sums, sums.body.region("received"), self.feature.barriers(sums.body))
-
-
-@dataclass(frozen=True)
-class ExchangeBarriers:
-    """Barriers of an exchange through DSM."""
-
-    #: Address of the one that completes when no CTA of the cluster needs its tiles any more.
-    free: Any
-    #: Address of the one that all partial sums complete.
-    received: Any
+#: Barriers: one completes when no CTA of the cluster needs its tiles any more, the other when all
+#: partial sums are there.
+_FREE, _RECEIVED = 0, 1
 
 
 class SplitReduction(Ending):
@@ -94,22 +38,27 @@ class SplitReduction(Ending):
         before                 push                        after
         CTA 0: p00 p01         CTA 0 <-- p00, p10          CTA 0: p00 + p10
         CTA 1: p10 p11         CTA 1 <-- p01, p11          CTA 1:           p01 + p11
-
-    `buffer` maps a byte offset in the receive buffer to an address.
     """
 
-    def __init__(self, sums: TileSums, buffer: Any, barriers: ExchangeBarriers) -> None:
+    #: Region of what is received.
+    region = "received"
+
+    def __init__(self, sums: TileSums) -> None:
         super().__init__(sums)
         exchange = self.plan.program.exchange
         assert exchange is not None
         self.exchange = exchange
         self.size = exchange.place.extent
         self.rank = self.where.places[exchange.place.var]
-        self.buffer = buffer
-        self.barriers = barriers
+        self.buffer = self.body.region(self.region)
         self.count = 4 if self.plan.has_whole_warps else 2
         self.elements = Elements(self.plan)
         self.parts = [part for block in range(self.plan.blocks) for part in self._parts(block)]
+
+    @property
+    def received(self) -> Any:
+        """Address of the barrier that all partial sums complete."""
+        return self.body.barrier("exchange_barriers", _RECEIVED)
 
     def _parts(self, below: int) -> list[_Slice]:
         """Contiguous accumulators of a block of rows, with one owner and a place in its slice."""
@@ -189,7 +138,7 @@ class SplitReduction(Ending):
         with self.warmup.skipped():
             if leave is not None:
                 leave()
-            mbarrier.wait_cluster(self.barriers.received, 0)
+            mbarrier.wait_cluster(self.received, 0)
         self.note("received")
         origin = self.plan.program.store.tile.origin
         row, column = (let("first", at(each, dict(values))) for each in origin)
@@ -256,16 +205,16 @@ class SplitReduction(Ending):
 
     def _announce(self) -> None:
         """Signal all CTAs that this warpgroup has multiplied its tiles, and wait for theirs."""
-        thread = self.where.thread
+        thread, free = self.where.thread, self.body.barrier("exchange_barriers", _FREE)
         with when(ir.script.And(self.warpgroup == 0, thread == 0)):
             # Nothing arrives before this thread too has said that the buffer is free.
-            mbarrier.expect(self.barriers.received, self.size * self.plan.slice_bytes)
+            mbarrier.expect(self.received, self.size * self.plan.slice_bytes)
         with when(thread < self.size):
             address = Variable("free_in_cluster", "uint32")
             rank = self.where.rank - self.rank + thread
-            mbarrier.cluster_address(address.value, self.barriers.free, rank)
+            mbarrier.cluster_address(address.value, free, rank)
             mbarrier.arrive_remote(address.value)
-        mbarrier.wait(self.barriers.free, 0)
+        mbarrier.wait(free, 0)
 
     def _push(self, part: _Slice) -> None:
         values = [self.accumulators[part.first + i] for i in range(self.count)]
@@ -280,7 +229,7 @@ class _Owner:
         target, arrival = Variable("target", "uint32"), Variable("arrival", "uint32")
         linear = reduction.where.rank + (rank - reduction.rank)
         mbarrier.cluster_address(target.value, reduction.buffer(0), linear)
-        mbarrier.cluster_address(arrival.value, reduction.barriers.received, linear)
+        mbarrier.cluster_address(arrival.value, reduction.received, linear)
         offset = ir.script.Cast("uint32", reduction.rank * reduction.plan.slice_bytes)
         target.set(target.value + offset)
         self.buffer, self.barrier = target.value, arrival.value
@@ -297,3 +246,42 @@ class _Slice:
     offset: Any
     #: A condition where not all threads have such elements, else None.
     exists: Any
+
+
+class _Part(ConsumerPart):
+    feature: SplitSum
+
+    def ending(self, sums: TileSums) -> Ending | None:
+        """The sum over the cluster."""
+        return SplitReduction(sums) if sums.number in self.feature.numbers else None
+
+
+@dataclass(frozen=True)
+class SplitSum(Feature):
+    """Each CTA of a cluster sums a part of a reduction, and adds a slice of all parts."""
+
+    asked_by: ClassVar = "splits"
+    part: ClassVar = _Part
+    #: Phases whose reduction is split.
+    numbers: tuple[int, ...]
+    #: Bytes of the partial sums of all CTAs, which lie where tiles were.
+    received: int
+
+    @classmethod
+    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> SplitSum:
+        """Peers send to one place in all phases."""
+        return cls(tuple(numbers), max(phases[each].exchanged_bytes for each in numbers))
+
+    def behind_tiles(self) -> tuple[Piece, ...]:
+        """Two barriers."""
+        return (Piece("exchange_barriers", 16),)
+
+    def initialise(self, body: Body) -> None:
+        """Initialise both barriers."""
+        for number in self.numbers:
+            phase = body.plan.phases[number]
+            assert phase.program.exchange is not None
+            with when(body.where.thread == 0):
+                arrivals = phase.program.exchange.place.extent * phase.consumers
+                mbarrier.initialise(body.barrier("exchange_barriers", _FREE), arrivals)
+                mbarrier.initialise(body.barrier("exchange_barriers", _RECEIVED), 1)

@@ -44,70 +44,6 @@ __device__ __forceinline__ void crossfuse_await_parts(const void* flags, int pit
 """
 
 
-@dataclass(frozen=True)
-class SumOfParts(Feature):
-    """Clusters make partial tiles of the last phase; when all are stored, each CTA adds a slice."""
-
-    asked_by: ClassVar = "summed"
-    program: SumProgram
-
-    @classmethod
-    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> SumOfParts:
-        """Of the last phase."""
-        summed = phases[-1].program.summed
-        assert summed is not None
-        return cls(summed)
-
-    def reads_early(self) -> bool:
-        """Whether its epilogue reads anything but sums."""
-        return bool(further_of(self.program))
-
-    def zeroed(self) -> tuple[Any, ...]:
-        """The sums that TMA adds partial tiles to."""
-        return (self.program.partial,) if self.program.accumulated else ()
-
-    def behind_all(self, stages: int) -> tuple[Piece, ...]:
-        """The barrier that completes when all parts of this CTA's tile are stored."""
-        return (Piece("sum_barrier", 8),)
-
-    def initialise(self, body: Body) -> None:
-        """Initialise it."""
-        with when(body.where.thread == 0):
-            mbarrier.initialise(body.barrier("sum_barrier"), 1)
-
-    def loaded(self, body: Body, launch: Any) -> None:
-        """Wait for all parts, where nothing is left to load."""
-        phase = body.plan.phases[-1]
-        flags, program = phase.raises, phase.program.summed
-        assert flags is not None and program is not None
-        with body.each_tile(phase) as places:
-            values = places | _places(body, program)
-            await_parts(program, body.placed(flags), launch, values)
-            with when(body.where.lane == 0):
-                mbarrier.arrive(body.barrier("sum_barrier"))
-
-    def consumer(self, body: Body, warpgroup: Any) -> ConsumerPart:
-        """Add the parts behind the last tile."""
-        return _Part(body)
-
-
-@dataclass(frozen=True)
-class _Part(ConsumerPart):
-    body: Body
-
-    def ending(self, sums: TileSums) -> Ending | None:
-        """TMA may add partial tiles where they are stored."""
-        return Accumulation(sums) if sums.phase.program.store.adds else None
-
-    def finish(self, warmup: Warmup) -> None:
-        """Add a slice of all parts."""
-        body, program = self.body, self.body.plan.phases[-1].program.summed
-        assert program is not None
-        total = Sum(program, body.where, WARPGROUP * body.plan.consumers, warmup)
-        total.store(body.barrier("sum_barrier"), _places(body, program))
-        body.timeline.stamp("summed")
-
-
 def _places(body: Body, program: SumProgram) -> dict[Any, Any]:
     """Values of the places of the sum of partial tiles; each cluster has one tile."""
     return unravel(program.places, body.where.cluster, body.where.rank)
@@ -260,3 +196,61 @@ class Sum:
         inside = self.elements.inside(row, column)
         with self.warmup.skipped(), when(ir.conjunction(inside)) if inside else nullcontext():
             yield
+
+
+class _Part(ConsumerPart):
+    def ending(self, sums: TileSums) -> Ending | None:
+        """TMA may add partial tiles where they are stored."""
+        return Accumulation(sums) if sums.phase.program.store.adds else None
+
+    def finish(self, warmup: Warmup) -> None:
+        """Add a slice of all parts."""
+        body, program = self.body, self.body.plan.phases[-1].program.summed
+        assert program is not None
+        total = Sum(program, body.where, WARPGROUP * body.plan.consumers, warmup)
+        total.store(body.barrier("sum_barrier"), _places(body, program))
+        body.timeline.stamp("summed")
+
+
+@dataclass(frozen=True)
+class SumOfParts(Feature):
+    """Clusters make partial tiles of the last phase; when all are stored, each CTA adds a slice."""
+
+    asked_by: ClassVar = "summed"
+    part: ClassVar = _Part
+    program: SumProgram
+
+    @classmethod
+    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> SumOfParts:
+        """Of the last phase."""
+        summed = phases[-1].program.summed
+        assert summed is not None
+        return cls(summed)
+
+    def reads_early(self) -> bool:
+        """Whether its epilogue reads anything but sums."""
+        return bool(further_of(self.program))
+
+    def zeroed(self) -> tuple[Any, ...]:
+        """The sums that TMA adds partial tiles to."""
+        return (self.program.partial,) if self.program.accumulated else ()
+
+    def behind_all(self, stages: int) -> tuple[Piece, ...]:
+        """The barrier that completes when all parts of this CTA's tile are stored."""
+        return (Piece("sum_barrier", 8),)
+
+    def initialise(self, body: Body) -> None:
+        """Initialise it."""
+        with when(body.where.thread == 0):
+            mbarrier.initialise(body.barrier("sum_barrier"), 1)
+
+    def loaded(self, body: Body, launch: Any) -> None:
+        """Wait for all parts, where nothing is left to load."""
+        phase = body.plan.phases[-1]
+        flags, program = phase.raises, phase.program.summed
+        assert flags is not None and program is not None
+        with body.each_tile(phase) as places:
+            values = places | _places(body, program)
+            await_parts(program, body.placed(flags), launch, values)
+            with when(body.where.lane == 0):
+                mbarrier.arrive(body.barrier("sum_barrier"))

@@ -28,7 +28,7 @@ from crossfuse.lower.hopper.stream.values import (
 from crossfuse.lower.hopper.warmup import Warmup
 
 if TYPE_CHECKING:
-    from crossfuse.lower.hopper.body import Body
+    pass
 
 # The best elements of rows by repeated selection: the four threads of a row find each together.
 
@@ -127,33 +127,6 @@ class _Row:
             ir.script.buffer_store(self.left, element, [number])
 
 
-@dataclass(frozen=True)
-class RowsReduced(Feature):
-    """Rows of the sums are reduced, and what they are reduced to is stored in place of them."""
-
-    asked_by: ClassVar = "reduced"
-
-    @classmethod
-    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> RowsReduced:
-        """Nothing is to be planned."""
-        return cls()
-
-    def reads_early(self) -> bool:
-        """Whether reductions may read something else than sums."""
-        return True
-
-    def consumer(self, body: Body, warpgroup: Any) -> ConsumerPart:
-        """Tiles end with the reductions."""
-        return _Part()
-
-
-class _Part(ConsumerPart):
-    def ending(self, sums: TileSums) -> Ending | None:
-        """The reductions of a phase's rows."""
-        reduced = sums.phase.program.reduced
-        return None if reduced is None else RowEpilogue(sums, reduced)
-
-
 class RowEpilogue(Ending):
     """The epilogue that reduces rows, for one multiplying warpgroup.
 
@@ -233,3 +206,27 @@ class RowEpilogue(Ending):
         if not ranges(self.program).can_prove(last < rows):
             conditions.append(self._place(output, places, half, 0)[box.axis] < rows)
         return conditions
+
+
+class _Part(ConsumerPart):
+    def ending(self, sums: TileSums) -> Ending | None:
+        """The reductions of a phase's rows."""
+        reduced = sums.phase.program.reduced
+        return None if reduced is None else RowEpilogue(sums, reduced)
+
+
+@dataclass(frozen=True)
+class RowsReduced(Feature):
+    """Rows of the sums are reduced, and what they are reduced to is stored in place of them."""
+
+    asked_by: ClassVar = "reduced"
+    part: ClassVar = _Part
+
+    @classmethod
+    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> RowsReduced:
+        """Nothing is to be planned."""
+        return cls()
+
+    def reads_early(self) -> bool:
+        """Whether reductions may read something else than sums."""
+        return True

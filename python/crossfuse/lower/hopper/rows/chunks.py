@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP
@@ -49,10 +49,17 @@ if TYPE_CHECKING:
 _COPY = 128
 
 
+class _Part(ConsumerPart):
+    def step(self, steps: Steps, count: Any, step: Any) -> None:
+        """Correct the sums of a warp where a chunk begins."""
+        _correct_sums(self.body, steps.phase, steps.multiplier, steps.left.cursor.stage, count)
+
+
 @dataclass(frozen=True)
 class RowsByChunks(Feature):
     """Rows of the left operand are made chunk by chunk, by warps beside those that load."""
 
+    part: ClassVar = _Part
     chunks: ChunkPlan
     #: Whether nvcc cannot move the loads of rows in front of a wait.
     placed: bool
@@ -102,19 +109,6 @@ class RowsByChunks(Feature):
         with when(body.where.warp >= FIRST_WARP):
             assert phase.program.rows is not None
             _Rows(body, phase, phase.program.rows, self.chunks, self.barriers(body)).emit()
-
-    def consumer(self, body: Body, warpgroup: Any) -> ConsumerPart:
-        """Sums are corrected where a chunk begins."""
-        return _Part(body)
-
-
-@dataclass(frozen=True)
-class _Part(ConsumerPart):
-    body: Body
-
-    def step(self, steps: Steps, count: Any, step: Any) -> None:
-        """Correct the sums of a warp."""
-        _correct_sums(self.body, steps.phase, steps.multiplier, steps.left.cursor.stage, count)
 
 
 def _load_both(loader: Loader) -> None:

@@ -54,97 +54,12 @@ _GROUP, _GROUPS = 8, ROW_BYTES // 16
 _ROWS = WARPGROUP // _GROUPS
 
 
-@dataclass(frozen=True)
-class RowsBesideHead(RowsWithHelp):
-    """A product begins with raw rows, while a warpgroup of its own makes the others."""
-
-    head: HeadPlan = field(kw_only=True)
-
-    registers = BESIDE_HEAD[:2]
-    warpgroups = 1
-    barriers = ("rows_barrier", "own_rows_barrier")
-
-    def tensor_maps(self) -> tuple[TensorMap, ...]:
-        """Raw tiles."""
-        return (self.head.raw,)
-
-    def workspaces(self) -> tuple[BufferSpec, ...]:
-        """The factors of all rows."""
-        return (self.head.factors,)
-
-    def makers(self, body: Body) -> range:
-        """The last warpgroup alone."""
-        return range(body.plan.consumers + 1, body.plan.consumers + 2)
-
-    def noting(self, where: Coordinates) -> Any:
-        """The first thread of that warpgroup."""
-        return ir.script.And(where.warpgroup == MULTIPLYING + 1, where.thread == 0)
-
-    def prefetch(self, body: Body) -> None:
-        """Prefetch all rows that this CTA makes, and once what they share."""
-        plan, where, rows = body.plan, body.where, self.program(body.plan)
-        with when(where.warpgroup > plan.consumers):
-            for number in range(self.head.at_once):
-                row = let("row_ahead", first_row(plan, where, rows, number))
-                with when(row < rows.rows):
-                    for each in rows.read if number == 0 else rows.matrices:
-                        fetch(each, row, where.thread, rows.threads)
-
-    @contextmanager
-    def apart(self, body: Body) -> Iterator[None]:
-        """One warpgroup makes rows, the others multiply."""
-        with branches(body.where.warpgroup > body.plan.consumers) as (making, multiplying):
-            with making:
-                set_registers("dec", BESIDE_HEAD[2])
-                if body.plan.cluster_size > 1:
-                    mbarrier.say_started()
-                HeadRows(body, self).emit()
-            with multiplying:
-                yield
-
-    def throttle(self, body: Body) -> Throttle:
-        """Few right tiles are in flight at first: rows, flags and raw tiles wait behind them."""
-        begin = ON_THEIR_WAY, 2 * self.head.steps
-        return Throttle(body.right, body.plan.on_their_way, begin=begin)
-
-    def lefts(self, loader: Loader, number: int) -> LeftsPart:
-        """Raw tiles are loaded first."""
-        return _Raw(loader, self.head)
-
-    def consumer(self, body: Body, warpgroup: Any) -> ConsumerPart:
-        """Raw rows are multiplied first."""
-        return Head(body, self)
-
-
-class _Raw(Tells):
-    def __init__(self, loader: Loader, head: HeadPlan) -> None:
-        super().__init__(loader.body)
-        self.loader, self.head = loader, head
-
-    def first(self, cursor: Cursor, places: dict[Any, Any]) -> int:
-        """Load the raw tiles of a head.
-
-        They wait for no other CTA, but for the rows of this one: the warpgroup that makes these
-        needs the same elements first, which are in L2 then.
-        """
-        body, head, (phase,) = self.body, self.head, self.body.plan.phases
-        assert phase.left is not None
-        mbarrier.wait(body.barrier("own_rows_barrier"), 0)
-        # Code that runs once is fetched from L2: of a number that it knew, the compiler would make
-        # as many copies.
-        raw = replace(phase.left, map=head.raw)
-        with body.each_step(phase, 0, hidden(ir.script.int32(head.steps))) as (step, _):
-            with when(body.where.lane == 0):
-                self.loader.load(phase, "left", cursor, (raw,), places | step)
-            cursor.advance()
-        return head.steps
-
-
 class Head(ConsumerPart):
     """The head of a product, in a warpgroup that multiplies."""
 
-    def __init__(self, body: Body, feature: RowsBesideHead) -> None:
-        self.body, self.phase, self.head = body, body.plan.phases[0], feature.head
+    def __init__(self, feature: RowsBesideHead, body: Body, warpgroup: Any) -> None:
+        super().__init__(feature, body, warpgroup)
+        self.phase, self.head = body.plan.phases[0], feature.head
         self.rows = feature.program(body.plan)
         assert self.rows.scaled is not None
         self.scaled, self.dtype = self.rows.scaled, self.phase.program.contraction.left.dtype
@@ -355,3 +270,86 @@ def _is_of(statement: Any, same: dict[Any, Any]) -> bool:
     if isinstance(statement, ir.AllocBuffer):
         return statement.buffer in same
     return any(statement.same_as(each) for each in same.values())
+
+
+class _Raw(Tells):
+    def __init__(self, loader: Loader, head: HeadPlan) -> None:
+        super().__init__(loader.body)
+        self.loader, self.head = loader, head
+
+    def first(self, cursor: Cursor, places: dict[Any, Any]) -> int:
+        """Load the raw tiles of a head.
+
+        They wait for no other CTA, but for the rows of this one: the warpgroup that makes these
+        needs the same elements first, which are in L2 then.
+        """
+        body, head, (phase,) = self.body, self.head, self.body.plan.phases
+        assert phase.left is not None
+        mbarrier.wait(body.barrier("own_rows_barrier"), 0)
+        # Code that runs once is fetched from L2: of a number that it knew, the compiler would make
+        # as many copies.
+        raw = replace(phase.left, map=head.raw)
+        with body.each_step(phase, 0, hidden(ir.script.int32(head.steps))) as (step, _):
+            with when(body.where.lane == 0):
+                self.loader.load(phase, "left", cursor, (raw,), places | step)
+            cursor.advance()
+        return head.steps
+
+
+@dataclass(frozen=True)
+class RowsBesideHead(RowsWithHelp):
+    """A product begins with raw rows, while a warpgroup of its own makes the others."""
+
+    head: HeadPlan = field(kw_only=True)
+
+    part = Head
+    registers = BESIDE_HEAD[:2]
+    warpgroups = 1
+    barriers = ("rows_barrier", "own_rows_barrier")
+
+    def tensor_maps(self) -> tuple[TensorMap, ...]:
+        """Raw tiles."""
+        return (self.head.raw,)
+
+    def workspaces(self) -> tuple[BufferSpec, ...]:
+        """The factors of all rows."""
+        return (self.head.factors,)
+
+    def makers(self, body: Body) -> range:
+        """The last warpgroup alone."""
+        return range(body.plan.consumers + 1, body.plan.consumers + 2)
+
+    def noting(self, where: Coordinates) -> Any:
+        """The first thread of that warpgroup."""
+        return ir.script.And(where.warpgroup == MULTIPLYING + 1, where.thread == 0)
+
+    def prefetch(self, body: Body) -> None:
+        """Prefetch all rows that this CTA makes, and once what they share."""
+        plan, where, rows = body.plan, body.where, self.program(body.plan)
+        with when(where.warpgroup > plan.consumers):
+            for number in range(self.head.at_once):
+                row = let("row_ahead", first_row(plan, where, rows, number))
+                with when(row < rows.rows):
+                    for each in rows.read if number == 0 else rows.matrices:
+                        fetch(each, row, where.thread, rows.threads)
+
+    @contextmanager
+    def apart(self, body: Body) -> Iterator[None]:
+        """One warpgroup makes rows, the others multiply."""
+        with branches(body.where.warpgroup > body.plan.consumers) as (making, multiplying):
+            with making:
+                set_registers("dec", BESIDE_HEAD[2])
+                if body.plan.cluster_size > 1:
+                    mbarrier.say_started()
+                HeadRows(body, self).emit()
+            with multiplying:
+                yield
+
+    def throttle(self, body: Body) -> Throttle:
+        """Few right tiles are in flight at first: rows, flags and raw tiles wait behind them."""
+        begin = ON_THEIR_WAY, 2 * self.head.steps
+        return Throttle(body.right, body.plan.on_their_way, begin=begin)
+
+    def lefts(self, loader: Loader, number: int) -> LeftsPart:
+        """Raw tiles are loaded first."""
+        return _Raw(loader, self.head)
