@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.body import Body
 from crossfuse.lower.hopper.epilogue.store import BoxPlace, Epilogue, OwnPlace, PlaceInStages
-from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, TileSums
+from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, TileSums, first_of
 from crossfuse.lower.hopper.pipeline import Cursor, Release
 from crossfuse.lower.hopper.plan.memory import count
 from crossfuse.lower.hopper.statements import registers, run, when
 from crossfuse.lower.hopper.tma import sharing_rank
 from crossfuse.lower.hopper.warmup import Warmup, warmed_up
 from crossfuse.lower.hopper.wgmma import Multiplier, ring_tiles
-
-T = TypeVar("T")
 
 
 def emit_multiplying(body: Body) -> None:
@@ -41,23 +38,18 @@ def emit_multiplying(body: Body) -> None:
                 run(ir.script.ptx.griddepcontrol.wait())
         for number, phase in enumerate(plan.phases):
             share = phase.warpgroups.share
-            left = _first(part.left(number) for part in parts) or ring_tiles(
+            left = first_of(part.left(number) for part in parts) or ring_tiles(
                 plan.left, body.region("left"), warpgroup, share
             )
             multiplier = Multiplier(phase, left, plan.right, body.region("right"), accumulators)
             boxes = _boxes(body, number, warpgroup, rings[0])
             sums = TileSums(body, number, warpgroup, accumulators, boxes, warmup)
-            end = _first(part.ending(sums) for part in parts) or Epilogue(sums)
+            end = first_of(part.ending(sums) for part in parts) or Epilogue(sums)
             _emit_tiles(Steps(body, number, multiplier, rings, parts), end, warmup)
         for part in parts:
             part.finish(warmup)
     if plan.cluster_size > 1 and not plan.leaves_early:
         mbarrier.leave_cluster()
-
-
-def _first(found: Iterable[T | None]) -> T | None:
-    """The first that there is."""
-    return next((each for each in found if each is not None), None)
 
 
 def _emit_tiles(steps: Steps, end: Ending, warmup: Warmup) -> None:

@@ -12,17 +12,12 @@ from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.body import Body
 from crossfuse.lower.hopper.consumer import emit_multiplying
 from crossfuse.lower.hopper.coordinates import Coordinates, declare_coordinates
-from crossfuse.lower.hopper.kernel_parts import (
-    ONE_CTA,
-    fetch_descriptors,
-    parameter,
-    ring_barriers,
-    set_registers,
-)
+from crossfuse.lower.hopper.pipeline import ring_barriers
 from crossfuse.lower.hopper.plan.kernel import KernelPlan
 from crossfuse.lower.hopper.producer import emit_loading
-from crossfuse.lower.hopper.statements import branches, run, when
+from crossfuse.lower.hopper.statements import ONE_CTA, branches, parameter, run, set_registers, when
 from crossfuse.lower.hopper.timeline import RecordedTimeline, Timeline, timeline_buffer
+from crossfuse.lower.hopper.tma import fetch_descriptors
 from crossfuse.lower.image import ROW_COUNT
 from crossfuse.markers import FAST
 

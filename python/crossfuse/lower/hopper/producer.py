@@ -14,6 +14,7 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.body import Body
 from crossfuse.lower.hopper.coordinates import at
+from crossfuse.lower.hopper.features.feature import first_of
 from crossfuse.lower.hopper.flags import FlagReader
 from crossfuse.lower.hopper.pipeline import Cursor, Throttle
 from crossfuse.lower.hopper.plan.operands import Operand
@@ -70,9 +71,8 @@ class Loader:
     def load_rights(self) -> None:
         """Load all right tiles."""
         body, cursor = self.body, Cursor(self.body.right)
-        own = (each.throttle(body) for each in self.plan.features)
-        throttle = next((each for each in own if each is not None), None)
-        throttle = throttle or Throttle(body.right, self.plan.on_their_way)
+        own = first_of(each.throttle(body) for each in self.plan.features)
+        throttle = own or Throttle(body.right, self.plan.on_their_way)
         for number, phase in enumerate(self.plan.phases):
             body.timeline.stamp_here("weights asked for", number)
             steps = ir.script.int32(phase.program.contraction.steps)
@@ -173,8 +173,7 @@ class WaitsForFlags(Waits):
     def __init__(self, loader: Loader, phase: PhasePlan) -> None:
         assert phase.awaits is not None and phase.left is not None
         self.phase, self.tile, body = phase, phase.left.tile, loader.body
-        ends = (each.end_of_wait(body) for each in body.plan.features)
-        end = next((each for each in ends if each is not None), None)
+        end = first_of(each.end_of_wait(body) for each in body.plan.features)
         self.reader = FlagReader(body.placed(phase.awaits), loader.launch, end)
 
     def start(self, places: dict[Any, Any]) -> None:

@@ -10,6 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.program.tile import identifier
+
+#: Attribute of a kernel: a CTA has an SM for itself.
+ONE_CTA = {"tirx.launch_bounds_min_blocks_per_sm": 1}
 
 
 @contextmanager
@@ -38,6 +42,18 @@ def let(name: str, value: Any) -> Any:
     variable = ir.script.bind(value)
     ir.IRBuilder.name(name, variable)
     return variable
+
+
+def parameter(buffer: Any) -> Any:
+    """Declare a parameter as TIRx has them, with a layout."""
+    shape = [int(each) for each in buffer.ty.shape]
+    return ir.script.arg(identifier(buffer), ir.script.Buffer(shape, str(buffer.ty.dtype)))
+
+
+def set_registers(direction: str, count: int) -> None:
+    """Move registers between warpgroups (PTX ISA, setmaxnreg)."""
+    if count:
+        run(getattr(ir.script.ptx.setmaxnreg, direction).sync.aligned.u32(count))
 
 
 def registers(name: str, count: int, dtype: str) -> Any:

@@ -11,6 +11,7 @@ from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import Coordinates, at
+from crossfuse.lower.hopper.epilogue.elements import scatter
 from crossfuse.lower.hopper.epilogue.prefetch import Ahead, Fragment
 from crossfuse.lower.hopper.features.feature import Ending, TileSums
 from crossfuse.lower.hopper.flags import FlagWriter
@@ -18,7 +19,6 @@ from crossfuse.lower.hopper.pipeline import Cursor, Release
 from crossfuse.lower.hopper.plan.memory import RingPlan
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS
 from crossfuse.lower.hopper.plan.store import StoreBox, StorePlan
-from crossfuse.lower.hopper.registers import scatter
 from crossfuse.lower.hopper.statements import let, registers, run, when
 from crossfuse.lower.hopper.tma import store_name
 from crossfuse.lower.hopper.warmup import Warmup, hidden

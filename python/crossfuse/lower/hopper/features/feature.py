@@ -13,10 +13,10 @@ goes through `KernelPlan.features`, and asks each of them at these points, in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from crossfuse.lower.hopper.flags import FlagWriter
 from crossfuse.lower.hopper.plan.phase import PhasePlan
@@ -36,6 +36,13 @@ if TYPE_CHECKING:
     from crossfuse.lower.hopper.producer import Loader
     from crossfuse.lower.hopper.wgmma import LeftOperand
     from crossfuse.lower.image import BufferSpec, TensorMap
+
+T = TypeVar("T")
+
+
+def first_of(found: Iterable[T | None]) -> T | None:
+    """The first that there is."""
+    return next((each for each in found if each is not None), None)
 
 
 class LeftsPart:
@@ -163,6 +170,18 @@ class Feature:
     helps: bool = False
     #: Whether functions are computed in 16 bits, see `crossfuse.lower.pack_registers`.
     fast: bool = False
+    #: Whether the kernel may start before the one before it is over.
+    may_start_early: bool = True
+    #: Whether multiplying warpgroups read what the kernel before may still be writing.
+    reads_early: bool = False
+    #: Buffers in global memory: for one launch; and those that are zero before and after each.
+    workspaces: tuple[BufferSpec, ...] = ()
+    zeroed: tuple[Any, ...] = ()
+    #: Descriptors that it copies by.
+    tensor_maps: tuple[TensorMap, ...] = ()
+    #: Shared memory in front of the rings, and behind them where something is sent to.
+    before_tiles: tuple[Piece, ...] = ()
+    behind_tiles: tuple[Piece, ...] = ()
     #: Events that it notes in front of all phases, see `timeline`.
     events: tuple[str, ...] = ()
 
@@ -177,42 +196,14 @@ class Feature:
     @classmethod
     def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> Feature:
         """The feature of a kernel in which the phases of these numbers ask for it."""
-        raise NotImplementedError
+        return cls()
 
     def settled(self, plan: KernelPlan, device: Device) -> KernelPlan:
         """The plan with what of the feature depends on all else in it."""
         return plan
 
-    def may_start_early(self) -> bool:
-        """Whether the kernel may start before the one before it is over."""
-        return True
-
-    def reads_early(self) -> bool:
-        """Whether multiplying warpgroups read what the kernel before may still be writing."""
-        return False
-
-    def zeroed(self) -> tuple[Any, ...]:
-        """Buffers in global memory that are zero before the first launch, and after each."""
-        return ()
-
-    def workspaces(self) -> tuple[BufferSpec, ...]:
-        """Buffers in global memory for one launch."""
-        return ()
-
-    def tensor_maps(self) -> tuple[TensorMap, ...]:
-        """Descriptors that it copies by."""
-        return ()
-
-    def before_tiles(self) -> tuple[Piece, ...]:
-        """Its shared memory in front of the rings."""
-        return ()
-
-    def behind_tiles(self) -> tuple[Piece, ...]:
-        """What is sent to it, behind the rings."""
-        return ()
-
     def behind_all(self, stages: int) -> tuple[Piece, ...]:
-        """Its shared memory behind that, with so many stages of left tiles."""
+        """Shared memory behind all that, with so many stages of left tiles."""
         return ()
 
     def noting(self, where: Coordinates) -> Any:

@@ -244,8 +244,7 @@ class Gathering(Feature):
     #: The phase that multiplies it; the one before makes it.
     number: int
     gather: Gather
-    #: Warpgroups that multiply.
-    consumers: int
+    before_tiles: tuple[Piece, ...]
 
     @classmethod
     def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> Gathering:
@@ -253,18 +252,14 @@ class Gathering(Feature):
         (number,) = numbers
         gather = phases[number].program.takes
         assert gather is not None
-        return cls(number, gather, phases[number].consumers)
-
-    def before_tiles(self) -> tuple[Piece, ...]:
-        """The intermediate, and a barrier for each warpgroup, or for each of its slices."""
-        return (
-            Piece("gathered", gathered_bytes(self.gather, self.consumers), ALIGNMENT),
-            Piece("gather_barriers", 8 * barrier_count(self.gather, self.consumers)),
-        )
+        consumers = phases[number].consumers
+        intermediate = Piece("gathered", gathered_bytes(gather, consumers), ALIGNMENT)
+        barriers = Piece("gather_barriers", 8 * barrier_count(gather, consumers))
+        return cls(number, gather, (intermediate, barriers))
 
     def initialise(self, body: Body) -> None:
         """Initialise all barriers, spread over the threads of a warp."""
-        count, thread = barrier_count(self.gather, self.consumers), body.where.thread
+        count, thread = barrier_count(self.gather, body.plan.consumers), body.where.thread
         for first in range(0, count, WARP):
             with when(thread < count - first):
                 mbarrier.initialise(body.barrier("gather_barriers", thread + first), 1)

@@ -11,9 +11,9 @@ from crossfuse.lower.hopper.epilogue.prefetch import Ahead, Fragment
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Feature, TileSums
 from crossfuse.lower.hopper.plan.operands import GROUP, GROUP_REGISTERS, kept_registers
 from crossfuse.lower.hopper.plan.phase import PhasePlan
-from crossfuse.lower.hopper.registers import hold
 from crossfuse.lower.hopper.statements import let, registers
 from crossfuse.lower.hopper.wgmma import LeftOperand, LeftRegisters
+from crossfuse.lower.hopper.wgmma_instruction import hold
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
 if TYPE_CHECKING:

@@ -90,16 +90,15 @@ class Pair(Feature):
     number: int
     #: Bytes of what both send to each of them.
     size: int
+    behind_tiles: tuple[Piece, ...]
 
     @classmethod
     def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> Pair:
         """Only one phase is made by pairs."""
         (number,) = numbers
-        return cls(number, phases[number].exchanged_bytes)
-
-    def behind_tiles(self) -> tuple[Piece, ...]:
-        """A place of its own: right tiles of the next phase are loaded while halves are sent."""
-        return Piece("paired", self.size, ALIGNMENT), Piece("pair_barrier", 8)
+        size = phases[number].exchanged_bytes
+        # A place of its own: right tiles of the next phase are loaded while halves are sent.
+        return cls(number, size, (Piece("paired", size, ALIGNMENT), Piece("pair_barrier", 8)))
 
     def initialise(self, body: Body) -> None:
         """The barrier that completes when both CTAs have sent their halves."""

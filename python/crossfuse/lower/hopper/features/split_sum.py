@@ -262,6 +262,7 @@ class SplitSum(Feature):
 
     asked_by: ClassVar = "splits"
     part: ClassVar = _Part
+    behind_tiles = (Piece("exchange_barriers", 16),)
     #: Phases whose reduction is split.
     numbers: tuple[int, ...]
     #: Bytes of the partial sums of all CTAs, which lie where tiles were.
@@ -271,10 +272,6 @@ class SplitSum(Feature):
     def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> SplitSum:
         """Peers send to one place in all phases."""
         return cls(tuple(numbers), max(phases[each].exchanged_bytes for each in numbers))
-
-    def behind_tiles(self) -> tuple[Piece, ...]:
-        """Two barriers."""
-        return (Piece("exchange_barriers", 16),)
 
     def initialise(self, body: Body) -> None:
         """Initialise both barriers."""

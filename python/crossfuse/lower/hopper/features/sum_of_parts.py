@@ -218,22 +218,15 @@ class SumOfParts(Feature):
 
     asked_by: ClassVar = "summed"
     part: ClassVar = _Part
-    program: SumProgram
+    reads_early: bool
+    zeroed: tuple[Any, ...]
 
     @classmethod
     def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> SumOfParts:
-        """Of the last phase."""
+        """Of the last phase: TMA adds partial tiles to one, or they are added here."""
         summed = phases[-1].program.summed
         assert summed is not None
-        return cls(summed)
-
-    def reads_early(self) -> bool:
-        """Whether its epilogue reads anything but sums."""
-        return bool(further_of(self.program))
-
-    def zeroed(self) -> tuple[Any, ...]:
-        """The sums that TMA adds partial tiles to."""
-        return (self.program.partial,) if self.program.accumulated else ()
+        return cls(bool(further_of(summed)), (summed.partial,) if summed.accumulated else ())
 
     def behind_all(self, stages: int) -> tuple[Piece, ...]:
         """The barrier that completes when all parts of this CTA's tile are stored."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from crossfuse.hardware import WARPGROUP, Device
 from crossfuse.lower.hopper.epilogue.operands import further_of
-from crossfuse.lower.hopper.features.feature import Feature
+from crossfuse.lower.hopper.features.feature import Feature, first_of
 from crossfuse.lower.hopper.features.gather import Gathering
 from crossfuse.lower.hopper.features.kept_left import KeptLeft
 from crossfuse.lower.hopper.features.pair import Pair
@@ -77,8 +77,7 @@ class KernelPlan:
     @property
     def registers(self) -> tuple[int, int]:
         """Registers of a thread that loads, and of one that multiplies; 0 as launched."""
-        others = (each.registers for each in self.features)
-        return next((each for each in others if each is not None), self.phases[0].registers)
+        return first_of(each.registers for each in self.features) or self.phases[0].registers
 
     @property
     def accumulators(self) -> int:
@@ -135,7 +134,7 @@ class KernelPlan:
         constant, and they are read before the first left tile has come.
         """
         further = any(further_of(each.program) for each in self.phases)
-        return self.early and (further or any(each.reads_early() for each in self.features))
+        return self.early and (further or any(each.reads_early for each in self.features))
 
     @property
     def leaves_early(self) -> bool:
@@ -145,7 +144,7 @@ class KernelPlan:
     @property
     def zeroed(self) -> tuple[Any, ...]:
         """Buffers in global memory that are zero before the first launch, and after each."""
-        return tuple(buffer for each in self.features for buffer in each.zeroed())
+        return tuple(buffer for each in self.features for buffer in each.zeroed)
 
     @property
     def flag_count(self) -> int:
@@ -166,13 +165,13 @@ class KernelPlan:
     def tensor_maps(self) -> tuple[TensorMap, ...]:
         """Descriptors that the kernel takes, each once."""
         maps = [map_ for each in self.phases for map_ in each.tensor_maps]
-        maps += [map_ for each in self.features for map_ in each.tensor_maps()]
+        maps += [map_ for each in self.features for map_ in each.tensor_maps]
         return tuple(dict.fromkeys(maps))
 
     @property
     def workspaces(self) -> tuple[BufferSpec, ...]:
         """Buffers in global memory for the kernel itself, for one launch."""
-        return tuple(buffer for each in self.features for buffer in each.workspaces())
+        return tuple(buffer for each in self.features for buffer in each.workspaces)
 
 
 def plan_kernel(programs: tuple[TileProgram, ...], device: Device, number: int = 0) -> KernelPlan:
@@ -187,7 +186,7 @@ def plan_kernel(programs: tuple[TileProgram, ...], device: Device, number: int =
     found = (each.found_in(phases) for each in _FEATURES)
     features = tuple(each for each in found if each is not None)
     constant = all(each.program.contraction.constant for each in phases)
-    early = follows or (constant and all(each.may_start_early() for each in features))
+    early = follows or (constant and all(each.may_start_early for each in features))
     memory = plan_memory(phases, features, device)
     plan = KernelPlan(phases, features, *memory, clusters, early, number)
     return reduce(lambda known, each: each.settled(known, device), features, plan)

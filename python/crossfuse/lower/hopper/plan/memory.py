@@ -207,14 +207,14 @@ def _arena(
     boxes = box_bytes(phases) * phases[0].consumers
     if boxes:
         arena = arena.with_region("boxes", boxes, ALIGNMENT)
-    arena = arena.with_pieces(piece for each in features for piece in each.before_tiles())
+    arena = arena.with_pieces(piece for each in features for piece in each.before_tiles)
     arena = arena.with_region("left", left.size, ALIGNMENT)
     spread = received > right.size and phases[0].blocks > 1
     most = max(right.size, received - spread * left.size)
     arena = arena.with_region("right", most, ALIGNMENT)
     if received:
         arena = arena.with_alias("received", "left" if spread else "right", received)
-    arena = arena.with_pieces(piece for each in features for piece in each.behind_tiles())
+    arena = arena.with_pieces(piece for each in features for piece in each.behind_tiles)
     arena = arena.with_pieces(piece for each in features for piece in each.behind_all(left.stages))
     return arena.with_region("barriers", 16 * (left.stages + right.stages), 8)
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import at
 from crossfuse.lower.hopper.fast_math import fast, fast_tanh
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Feature, TileSums
-from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.reduced.program import Best, Output, RowReductions
 from crossfuse.lower.hopper.reduced.recover import NOWHERE
 from crossfuse.lower.hopper.statements import Variable, let, registers, when
@@ -215,18 +213,9 @@ class _Part(ConsumerPart):
         return None if reduced is None else RowEpilogue(sums, reduced)
 
 
-@dataclass(frozen=True)
 class RowsReduced(Feature):
     """Rows of the sums are reduced, and what they are reduced to is stored in place of them."""
 
-    asked_by: ClassVar = "reduced"
-    part: ClassVar = _Part
-
-    @classmethod
-    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> RowsReduced:
-        """Nothing is to be planned."""
-        return cls()
-
-    def reads_early(self) -> bool:
-        """Whether reductions may read something else than sums."""
-        return True
+    asked_by = "reduced"
+    part = _Part
+    reads_early = True

@@ -61,19 +61,12 @@ class RowsByChunks(Feature):
 
     part: ClassVar = _Part
     chunks: ChunkPlan
+    tensor_maps: tuple[TensorMap, ...]
     #: Whether nvcc cannot move the loads of rows in front of a wait.
-    placed: bool
+    may_start_early: bool
     fast: bool
 
     events = (ROWS_BEGUN, ROWS_MADE)
-
-    def may_start_early(self) -> bool:
-        """What makes rows waits for the kernel before, if nvcc cannot move its loads."""
-        return self.placed
-
-    def tensor_maps(self) -> tuple[TensorMap, ...]:
-        """Chunks of rows, and factors."""
-        return (self.chunks.source, self.chunks.factors)
 
     def behind_all(self, stages: int) -> tuple[Piece, ...]:
         """A ring of each warp, factors beside left tiles, and barriers."""

@@ -53,7 +53,7 @@ class WholeRows(Feature):
     #: Bytes of what the warps of a row pass one another.
     states: int
     #: Whether nvcc cannot move the loads of rows in front of a wait.
-    placed: bool
+    may_start_early: bool
     fast: bool
     #: Stages of right tiles in flight before the rows of the first left tile are made.
     first: int = 0
@@ -75,10 +75,6 @@ class WholeRows(Feature):
         flags = plan.phases[0].awaits
         assert flags is not None
         return flags
-
-    def may_start_early(self) -> bool:
-        """What makes rows waits for the kernel before, if nvcc cannot move its loads."""
-        return self.placed
 
     def behind_all(self, stages: int) -> tuple[Piece, ...]:
         """Barriers, and what the warps of a row pass one another."""

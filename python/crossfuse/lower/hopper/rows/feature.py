@@ -32,7 +32,8 @@ class Rows(WholeRows):
         rows = phase.program.rows
         assert rows is not None
         if phase.chunks is not None:
-            return RowsByChunks(phase.chunks, rows.is_placed, rows.fast)
+            maps = phase.chunks.source, phase.chunks.factors
+            return RowsByChunks(phase.chunks, maps, rows.is_placed, rows.fast)
         states = 4 * rows.state_places * phase.consumers
         return cls(rows.by_warpgroups, states, rows.is_placed, rows.fast)
 
@@ -57,7 +58,9 @@ class Rows(WholeRows):
             head = plan_head(phase, ctas, plan.left.stages, plan.number)
             arena = plan.arena.with_region("own_rows_barrier", 8, 8)
             if head is not None and arena.size <= device.max_shared_bytes:
-                made = RowsBesideHead(**known, head=head)
+                made = RowsBesideHead(
+                    **known, head=head, tensor_maps=(head.raw,), workspaces=(head.factors,)
+                )
                 return replace(self._replaced(plan, made), arena=arena)
         return self._replaced(plan, RowsWithHelp(**known))
 

@@ -22,7 +22,6 @@ from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import Coordinates, at, grid_places
 from crossfuse.lower.hopper.features.feature import ConsumerPart, LeftsPart
 from crossfuse.lower.hopper.flags import FlagWriter
-from crossfuse.lower.hopper.kernel_parts import set_registers
 from crossfuse.lower.hopper.pipeline import Cursor, Throttle
 from crossfuse.lower.hopper.rows.emit import (
     RowLoop,
@@ -36,7 +35,15 @@ from crossfuse.lower.hopper.rows.emit import (
 from crossfuse.lower.hopper.rows.helping import RowsWithHelp
 from crossfuse.lower.hopper.rows.plan import BESIDE_HEAD, MULTIPLYING, ON_THEIR_WAY, HeadPlan
 from crossfuse.lower.hopper.rows.statements import flat, fresh, given, independent_of
-from crossfuse.lower.hopper.statements import Variable, branches, let, registers, run, when
+from crossfuse.lower.hopper.statements import (
+    Variable,
+    branches,
+    let,
+    registers,
+    run,
+    set_registers,
+    when,
+)
 from crossfuse.lower.hopper.timeline import ROWS_BEGUN, ROWS_MADE
 from crossfuse.lower.hopper.warmup import Warmup, hidden
 from crossfuse.lower.hopper.wgmma import Multiplier
@@ -301,19 +308,14 @@ class RowsBesideHead(RowsWithHelp):
     """A product begins with raw rows, while a warpgroup of its own makes the others."""
 
     head: HeadPlan = field(kw_only=True)
+    #: Raw tiles, and the factors of all rows.
+    tensor_maps: tuple[TensorMap, ...] = ()
+    workspaces: tuple[BufferSpec, ...] = ()
 
     part = Head
     registers = BESIDE_HEAD[:2]
     warpgroups = 1
     barriers = ("rows_barrier", "own_rows_barrier")
-
-    def tensor_maps(self) -> tuple[TensorMap, ...]:
-        """Raw tiles."""
-        return (self.head.raw,)
-
-    def workspaces(self) -> tuple[BufferSpec, ...]:
-        """The factors of all rows."""
-        return (self.head.factors,)
 
     def makers(self, body: Body) -> range:
         """The last warpgroup alone."""
