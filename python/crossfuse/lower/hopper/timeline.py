@@ -16,7 +16,6 @@ from crossfuse.lower.image import BufferSpec
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.coordinates import Coordinates
     from crossfuse.lower.hopper.plan.kernel import KernelPlan
-    from crossfuse.lower.hopper.plan.phase import PhasePlan
 
 #: Name of the output, before the kernel's number.
 TIMELINE = "crossfuse_timeline"
@@ -24,16 +23,6 @@ TIMELINE = "crossfuse_timeline"
 #: others by the first one that multiplies.
 _ASKED = "weights asked for"
 ROWS_BEGUN, ROWS_MADE = "rows begun", "rows made"
-_PHASE = (
-    _ASKED,
-    "first tiles",
-    "multiplied",
-    "peers multiplied",
-    "received",
-    "in boxes",
-    "written",
-    "stored",
-)
 _STAMP = """\
 __device__ __forceinline__ void crossfuse_stamp(void* at) {
   unsigned long long now;
@@ -45,27 +34,13 @@ __device__ __forceinline__ void crossfuse_stamp(void* at) {
 
 def events(plan: KernelPlan) -> tuple[str, ...]:
     """Names of a kernel's events, in the order in which they happen in a CTA."""
-    phases = [
-        f"{each} {number}"
-        for number, phase in enumerate(plan.phases)
-        for each in _PHASE
-        if each not in _missing(phase)
-    ]
-    summed = () if plan.phases[-1].program.summed is None else ("summed",)
-    before = (event for each in plan.features for event in each.events)
-    return ("begin", "cluster met", *before, *phases, *summed, "end")
-
-
-def _missing(phase: PhasePlan) -> set[str]:
-    """Events that do not occur in a phase."""
-    missing = set()
-    if phase.program.exchange is None:
-        missing |= {"peers multiplied", "received"}
-    if not phase.store.boxes:
-        missing |= {"in boxes", "written"}
-    if phase.raises is None:
-        missing |= {"written"}
-    return missing
+    found = ["begin", "cluster met", *(event for each in plan.features for event in each.events)]
+    for number, phase in enumerate(plan.phases):
+        own = (event for each in plan.features for event in each.events_of(number))
+        written = ("in boxes", *(("written",) if phase.raises else ())) if phase.store.boxes else ()
+        each = (_ASKED, "first tiles", "multiplied", *own, *written, "stored")
+        found += [f"{event} {number}" for event in each]
+    return (*found, *(event for each in plan.features for event in each.events_behind), "end")
 
 
 def timeline_buffer(plan: KernelPlan) -> BufferSpec:

@@ -182,8 +182,9 @@ class Feature:
     #: Shared memory in front of the rings, and behind them where something is sent to.
     before_tiles: tuple[Piece, ...] = ()
     behind_tiles: tuple[Piece, ...] = ()
-    #: Events that it notes in front of all phases, see `timeline`.
+    #: Events that it notes in front of all phases, and those behind them, see `timeline`.
     events: tuple[str, ...] = ()
+    events_behind: tuple[str, ...] = ()
 
     @classmethod
     def found_in(cls, phases: tuple[PhasePlan, ...]) -> Feature | None:
@@ -204,6 +205,10 @@ class Feature:
 
     def behind_all(self, stages: int) -> tuple[Piece, ...]:
         """Shared memory behind all that, with so many stages of left tiles."""
+        return ()
+
+    def events_of(self, number: int) -> tuple[str, ...]:
+        """Events of a phase, between those that it is multiplied and stored."""
         return ()
 
     def noting(self, where: Coordinates) -> Any:

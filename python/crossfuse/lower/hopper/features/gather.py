@@ -26,7 +26,7 @@ from crossfuse.lower.hopper.program.tile import Gather
 from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
 from crossfuse.lower.hopper.wgmma import LeftOperand, gathered_tiles
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
-from crossfuse.planner.kernels.memory import ALIGNMENT
+from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.body import Body
@@ -254,7 +254,7 @@ class Gathering(Feature):
         assert gather is not None
         consumers = phases[number].consumers
         intermediate = Piece("gathered", gathered_bytes(gather, consumers), ALIGNMENT)
-        barriers = Piece("gather_barriers", 8 * barrier_count(gather, consumers))
+        barriers = Piece("gather_barriers", BARRIER * barrier_count(gather, consumers))
         return cls(number, gather, (intermediate, barriers))
 
     def initialise(self, body: Body) -> None:

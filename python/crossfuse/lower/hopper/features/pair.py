@@ -11,11 +11,11 @@ from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import at
 from crossfuse.lower.hopper.epilogue.store import publish_elements
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Feature, TileSums
-from crossfuse.lower.hopper.features.split_sum import SplitReduction
+from crossfuse.lower.hopper.features.split_sum import EXCHANGED, SplitReduction
 from crossfuse.lower.hopper.plan.memory import Piece
 from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.statements import branches, let, run, when
-from crossfuse.planner.kernels.memory import ALIGNMENT
+from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.body import Body
@@ -98,7 +98,11 @@ class Pair(Feature):
         (number,) = numbers
         size = phases[number].exchanged_bytes
         # A place of its own: right tiles of the next phase are loaded while halves are sent.
-        return cls(number, size, (Piece("paired", size, ALIGNMENT), Piece("pair_barrier", 8)))
+        return cls(number, size, (Piece("paired", size, ALIGNMENT), Piece("pair_barrier", BARRIER)))
+
+    def events_of(self, number: int) -> tuple[str, ...]:
+        """Those of the exchange."""
+        return EXCHANGED if number == self.number else ()
 
     def initialise(self, body: Body) -> None:
         """The barrier that completes when both CTAs have sent their halves."""

@@ -17,6 +17,7 @@ from crossfuse.lower.hopper.plan.memory import Piece
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS, PhasePlan
 from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
+from crossfuse.planner.kernels.memory import EXCHANGE_BARRIERS
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.body import Body
@@ -25,6 +26,8 @@ _WARPS = WARPGROUP_ROWS // WARP_ROWS
 #: Barriers: one completes when no CTA of the cluster needs its tiles any more, the other when all
 #: partial sums are there.
 _FREE, _RECEIVED = 0, 1
+#: Events of an exchange, see `timeline`.
+EXCHANGED = "peers multiplied", "received"
 
 
 class SplitReduction(Ending):
@@ -130,7 +133,7 @@ class SplitReduction(Ending):
             units.start(let("first_unit", self._thread()))
         with self.warmup.skipped():
             self._announce()
-        self.note("peers multiplied")
+        self.note(EXCHANGED[0])
         for part in self.parts:
             exists = when(part.exists) if part.exists is not None else nullcontext()
             with self.warmup.skipped(), exists:
@@ -139,7 +142,7 @@ class SplitReduction(Ending):
             if leave is not None:
                 leave()
             mbarrier.wait_cluster(self.received, 0)
-        self.note("received")
+        self.note(EXCHANGED[1])
         origin = self.plan.program.store.tile.origin
         row, column = (let("first", at(each, dict(values))) for each in origin)
         total = registers("total", self.count, "float32")
@@ -262,7 +265,7 @@ class SplitSum(Feature):
 
     asked_by: ClassVar = "splits"
     part: ClassVar = _Part
-    behind_tiles = (Piece("exchange_barriers", 16),)
+    behind_tiles = (Piece("exchange_barriers", EXCHANGE_BARRIERS),)
     #: Phases whose reduction is split.
     numbers: tuple[int, ...]
     #: Bytes of the partial sums of all CTAs, which lie where tiles were.
@@ -272,6 +275,10 @@ class SplitSum(Feature):
     def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> SplitSum:
         """Peers send to one place in all phases."""
         return cls(tuple(numbers), max(phases[each].exchanged_bytes for each in numbers))
+
+    def events_of(self, number: int) -> tuple[str, ...]:
+        """Those of the exchange."""
+        return EXCHANGED if number in self.numbers else ()
 
     def initialise(self, body: Body) -> None:
         """Initialise both barriers."""

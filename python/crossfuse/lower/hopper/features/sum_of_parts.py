@@ -22,6 +22,7 @@ from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.program.tile_program import UNIT, SumProgram
 from crossfuse.lower.hopper.statements import let, registers, run, when
 from crossfuse.lower.hopper.warmup import Warmup
+from crossfuse.planner.kernels.memory import BARRIER
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.body import Body
@@ -218,6 +219,7 @@ class SumOfParts(Feature):
 
     asked_by: ClassVar = "summed"
     part: ClassVar = _Part
+    events_behind = ("summed",)
     reads_early: bool
     zeroed: tuple[Any, ...]
 
@@ -230,7 +232,7 @@ class SumOfParts(Feature):
 
     def behind_all(self, stages: int) -> tuple[Piece, ...]:
         """The barrier that completes when all parts of this CTA's tile are stored."""
-        return (Piece("sum_barrier", 8),)
+        return (Piece("sum_barrier", BARRIER),)
 
     def initialise(self, body: Body) -> None:
         """Initialise it."""

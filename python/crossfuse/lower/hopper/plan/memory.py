@@ -14,7 +14,14 @@ from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.program.tile import Place
 from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.refusal import refuse
-from crossfuse.planner.kernels.memory import ALIGNMENT, LEAST_STAGES, divide
+from crossfuse.planner.kernels.memory import (
+    ALIGNMENT,
+    BARRIER,
+    LEAST_STAGES,
+    STAGE_BARRIERS,
+    divide,
+    place_of_received,
+)
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.features.feature import Feature
@@ -41,7 +48,7 @@ class Piece:
     name: str
     #: In bytes, as its alignment is.
     size: int
-    alignment: int = 8
+    alignment: int = BARRIER
 
 
 @dataclass(frozen=True)
@@ -209,14 +216,15 @@ def _arena(
         arena = arena.with_region("boxes", boxes, ALIGNMENT)
     arena = arena.with_pieces(piece for each in features for piece in each.before_tiles)
     arena = arena.with_region("left", left.size, ALIGNMENT)
-    spread = received > right.size and phases[0].blocks > 1
-    most = max(right.size, received - spread * left.size)
-    arena = arena.with_region("right", most, ALIGNMENT)
+    tall = phases[0].blocks > 1
+    room, spread = place_of_received(left.size, right.size, received, tall)
+    arena = arena.with_region("right", int(room), ALIGNMENT)
     if received:
         arena = arena.with_alias("received", "left" if spread else "right", received)
     arena = arena.with_pieces(piece for each in features for piece in each.behind_tiles)
     arena = arena.with_pieces(piece for each in features for piece in each.behind_all(left.stages))
-    return arena.with_region("barriers", 16 * (left.stages + right.stages), 8)
+    barriers = STAGE_BARRIERS * (left.stages + right.stages)
+    return arena.with_region("barriers", barriers, BARRIER)
 
 
 def box_bytes(phases: tuple[PhasePlan, ...]) -> int:
