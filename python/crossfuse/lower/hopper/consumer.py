@@ -13,9 +13,8 @@ from crossfuse.lower.hopper.epilogue.store import BoxPlace, Epilogue, OwnPlace, 
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, TileSums, first_of
 from crossfuse.lower.hopper.pipeline import Cursor, Release
 from crossfuse.lower.hopper.plan.memory import count
-from crossfuse.lower.hopper.statements import registers, run, when
+from crossfuse.lower.hopper.statements import Warmup, registers, run, warmed_up, when
 from crossfuse.lower.hopper.tma import sharing_rank
-from crossfuse.lower.hopper.warmup import Warmup, warmed_up
 from crossfuse.lower.hopper.wgmma import Multiplier, ring_tiles
 
 

@@ -20,9 +20,8 @@ from crossfuse.lower.hopper.pipeline import Cursor, Throttle
 from crossfuse.lower.hopper.plan.operands import Operand
 from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.recover.contraction import first_of_reduction
-from crossfuse.lower.hopper.statements import let, run, when
+from crossfuse.lower.hopper.statements import hidden, let, run, when
 from crossfuse.lower.hopper.tma import load_tile
-from crossfuse.lower.hopper.warmup import hidden
 
 
 def emit_loading(body: Body) -> None:
@@ -80,7 +79,7 @@ class Loader:
             last = hidden(steps) if throttle.begins_with_few else None
             with body.each_tile(phase) as places, body.each_step(phase, 0, last) as (step, _):
                 throttle()
-                self.load(phase, "right", cursor, phase.rights, places | step)
+                self.load(phase, cursor, phase.rights, places | step)
                 cursor.advance()
 
     def load_lefts(self) -> None:
@@ -103,7 +102,7 @@ class Loader:
                     for part in parts:
                         part.ready()
                     with self._one_thread():
-                        self.load(phase, "left", cursor, phase.lefts, places | step)
+                        self.load(phase, cursor, phase.lefts, places | step)
                     cursor.advance()
         for each in plan.features:
             each.loaded(body, self.launch)
@@ -120,23 +119,22 @@ class Loader:
     def load(
         self,
         phase: PhasePlan,
-        name: str,
         cursor: Cursor,
         operands: tuple[Operand, ...],
         values: dict[Any, Any],
         more: Any = 0,
         also: Callable[[Any, Any], None] = lambda stage, full: None,
     ) -> None:
-        """Load tiles into the next stage of a ring, once all consumers have read what it holds.
+        """Load tiles into the next stage of a cursor's ring, once all have read what it holds.
 
         And `more` bytes of something else: `also` loads them, given the stage and its barrier.
         """
-        body = self.body
-        plan, ring = (
-            (self.plan.left, body.left) if name == "left" else (self.plan.right, body.right)
-        )
+        body, features = self.body, self.plan.features
+        name, plan = "right", self.plan.right
+        if cursor.ring is body.left:
+            name, plan, features = "left", self.plan.left, ()
         cursor.wait_empty()
-        full = ring.full(cursor.stage)
+        full = cursor.ring.full(cursor.stage)
         mbarrier.expect(full, sum(each.size for each in operands) + more)
         also(cursor.stage, full)
 
@@ -152,7 +150,6 @@ class Loader:
                 load_tile(phase.program, operand, map_, body.where, values, address, full)
                 start += operand.size
 
-        features = self.plan.features if name == "right" else ()
         if not any(each.load_rights(body, phase, load) for each in features):
             load(operands)
 

@@ -13,8 +13,7 @@ from crossfuse.lower.hopper.fast_math import FAST_TYPES, fast
 from crossfuse.lower.hopper.plan.operands import PACKED_TYPES
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS
 from crossfuse.lower.hopper.program.tile_program import SumProgram, TileProgram
-from crossfuse.lower.hopper.statements import let, registers, run, when
-from crossfuse.lower.hopper.warmup import Warmup
+from crossfuse.lower.hopper.statements import Warmup, let, registers, run, when
 from crossfuse.planner.kernels.boxes import ROW_BYTES
 
 

@@ -11,8 +11,7 @@ from crossfuse.lower.hopper.coordinates import Coordinates
 from crossfuse.lower.hopper.epilogue.elements import Elements
 from crossfuse.lower.hopper.epilogue.operands import READ_TYPES, Further, Pair, Read, read_all
 from crossfuse.lower.hopper.plan.phase import PhasePlan
-from crossfuse.lower.hopper.statements import let
-from crossfuse.lower.hopper.warmup import Warmup
+from crossfuse.lower.hopper.statements import Warmup, let
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
 

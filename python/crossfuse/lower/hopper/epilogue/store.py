@@ -19,9 +19,8 @@ from crossfuse.lower.hopper.pipeline import Cursor, Release
 from crossfuse.lower.hopper.plan.memory import RingPlan
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS
 from crossfuse.lower.hopper.plan.store import StoreBox, StorePlan
-from crossfuse.lower.hopper.statements import let, registers, run, when
+from crossfuse.lower.hopper.statements import Warmup, hidden, let, registers, run, when
 from crossfuse.lower.hopper.tma import store_name
-from crossfuse.lower.hopper.warmup import Warmup, hidden
 from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from crossfuse.lower.hopper.flags import FlagWriter
 from crossfuse.lower.hopper.plan.phase import PhasePlan
-from crossfuse.lower.hopper.warmup import Warmup
+from crossfuse.lower.hopper.statements import Warmup
 
 if TYPE_CHECKING:
     from crossfuse.hardware import Device

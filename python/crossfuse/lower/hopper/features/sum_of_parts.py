@@ -20,8 +20,7 @@ from crossfuse.lower.hopper.flags import PlacedFlags
 from crossfuse.lower.hopper.plan.memory import Piece
 from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.program.tile_program import UNIT, SumProgram
-from crossfuse.lower.hopper.statements import let, registers, run, when
-from crossfuse.lower.hopper.warmup import Warmup
+from crossfuse.lower.hopper.statements import Warmup, let, registers, run, when
 from crossfuse.planner.kernels.memory import BARRIER
 
 if TYPE_CHECKING:

@@ -216,19 +216,19 @@ class PhasePlan:
 
     @property
     def slice_bytes(self) -> int:
-        """Bytes of the partial sums that one CTA sends to another; 0 without an exchange."""
+        """Bytes of the partial sums that one CTA sends to another."""
         exchange = self.program.exchange
-        if exchange is None:
-            return 0
+        assert exchange is not None
         if self.has_whole_warps:
             return exchange.rows * self.columns * 4
         return exchange.elements * 4
 
     @property
     def exchanged_bytes(self) -> int:
-        """Bytes that all CTAs of an exchange send to one of them."""
+        """Bytes of those that all CTAs send to one of them."""
         exchange = self.program.exchange
-        return 0 if exchange is None else exchange.place.extent * self.slice_bytes
+        assert exchange is not None
+        return exchange.place.extent * self.slice_bytes
 
     @property
     def has_whole_warps(self) -> bool:

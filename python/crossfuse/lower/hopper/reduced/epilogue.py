@@ -13,7 +13,7 @@ from crossfuse.lower.hopper.fast_math import fast, fast_tanh
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Feature, TileSums
 from crossfuse.lower.hopper.reduced.program import Best, Output, RowReductions
 from crossfuse.lower.hopper.reduced.recover import NOWHERE
-from crossfuse.lower.hopper.statements import Variable, let, registers, when
+from crossfuse.lower.hopper.statements import Variable, Warmup, let, registers, when
 from crossfuse.lower.hopper.stream.program import Kind, ranges
 from crossfuse.lower.hopper.stream.values import (
     Lanes,
@@ -23,7 +23,6 @@ from crossfuse.lower.hopper.stream.values import (
     half_of,
     shuffled,
 )
-from crossfuse.lower.hopper.warmup import Warmup
 
 if TYPE_CHECKING:
     pass

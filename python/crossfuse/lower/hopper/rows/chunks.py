@@ -118,7 +118,7 @@ def _load_both(loader: Loader) -> None:
         ir.script.serial(0, ahead) as step,
     ):
         values = first | {phase.program.contraction.step: step}
-        loader.load(phase, "right", right, phase.rights, values)
+        loader.load(phase, right, phase.rights, values)
         right.advance()
     waits = loader.waits(phase)
     with body.each_tile(phase) as places:
@@ -128,13 +128,13 @@ def _load_both(loader: Loader) -> None:
                 with there:
                     early.set(early.value - 1)
                 with missing:
-                    loader.load(phase, "right", right, phase.rights, places | step)
+                    loader.load(phase, right, phase.rights, places | step)
                     right.advance()
             waits.wait(places | step)
             with when(body.where.lane == 0):
                 factors = partial(load_factors, body, phase, places | step, number)
                 size = factor_bytes(phase, number)
-                loader.load(phase, "left", left, phase.lefts, places | step, size, factors)
+                loader.load(phase, left, phase.lefts, places | step, size, factors)
             left.advance()
     loader.over()
 

@@ -37,7 +37,9 @@ from crossfuse.lower.hopper.rows.plan import BESIDE_HEAD, MULTIPLYING, ON_THEIR_
 from crossfuse.lower.hopper.rows.statements import flat, fresh, given, independent_of
 from crossfuse.lower.hopper.statements import (
     Variable,
+    Warmup,
     branches,
+    hidden,
     let,
     registers,
     run,
@@ -45,7 +47,6 @@ from crossfuse.lower.hopper.statements import (
     when,
 )
 from crossfuse.lower.hopper.timeline import ROWS_BEGUN, ROWS_MADE
-from crossfuse.lower.hopper.warmup import Warmup, hidden
 from crossfuse.lower.hopper.wgmma import Multiplier
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
@@ -298,7 +299,7 @@ class _Raw(Tells):
         raw = replace(phase.left, map=head.raw)
         with body.each_step(phase, 0, hidden(ir.script.int32(head.steps))) as (step, _):
             with when(body.where.lane == 0):
-                self.loader.load(phase, "left", cursor, (raw,), places | step)
+                self.loader.load(phase, cursor, (raw,), places | step)
             cursor.advance()
         return head.steps
 

@@ -41,9 +41,8 @@ from crossfuse.lower.hopper.rows.emit import (
     make_row,
 )
 from crossfuse.lower.hopper.rows.plan import FIRST_WARP
-from crossfuse.lower.hopper.statements import Variable, branches, run, when
+from crossfuse.lower.hopper.statements import Variable, Warmup, branches, hidden, run, when
 from crossfuse.lower.hopper.timeline import ROWS_BEGUN, ROWS_MADE
-from crossfuse.lower.hopper.warmup import Warmup, hidden
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.body import Body
