@@ -30,6 +30,7 @@ from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.reduced.program import RowReductions
+    from crossfuse.lower.hopper.rows.program import RowProgram
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,11 @@ def check_reduced(reduced: RowReductions, warpgroups: Warpgroups) -> None:
 WARP_ROWS = 16
 #: Most columns of a wgmma.
 _MAX_COLUMNS = 256
+
+
+#: Registers a thread by the number of multiplying warpgroups: of the loading one, and of the
+#: others; 0 leaves them as launched. Together at most 64 Ki a CTA.
+REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160)}
 
 
 @dataclass(frozen=True)
@@ -241,7 +247,10 @@ class PhasePlan:
 
 
 def plan_phase(
-    program: TileProgram, awaits: Flags | None = None, chunks: ChunkPlan | None = None
+    program: TileProgram,
+    awaits: Flags | None = None,
+    chunks: ChunkPlan | None = None,
+    registers: dict[int, tuple[int, int]] = REGISTERS,
 ) -> PhasePlan:
     """Plan one phase; refused if tensor cores or TMA cannot take its tiles.
 
@@ -287,7 +296,7 @@ def plan_phase(
         awaits,
         others,
         chunks,
-        registers_beside(program.rows)[warpgroups.count],
+        registers[warpgroups.count],
     )
 
 
@@ -357,18 +366,12 @@ def plan_phases(programs: tuple[TileProgram, ...]) -> tuple[PhasePlan, ...]:
         left = program.contraction.left
         made = [each.raises for each in phases if each.raises is not None]
         flags = next((each for each in made if each.buffer.same_as(left.buffer)), None)
-        chunks = plan_chunks(program)
         if program.rows is not None:
-            flags = (
-                Flags.of_rows(program.rows, left.shape[0])
-                if chunks is None
-                else Flags.of_chunks(program.rows, chunks)
-            )
+            phases.append(_plan_rows(program, program.rows))
+            continue
         if flags is not None:
             flags.check_reader(left, program.analyzer)
-        phases.append(plan_phase(program, flags, chunks))
-        if program.rows is not None:
-            check_row_room(phases[-1])
+        phases.append(plan_phase(program, flags))
     first, *others = phases
     for phase in others:
         found = (phase.warpgroups, phase.program.cluster_size)
@@ -382,6 +385,16 @@ def plan_phases(programs: tuple[TileProgram, ...]) -> tuple[PhasePlan, ...]:
                 instead="give all phases tiles of the same rows and one cluster size",
             )
     return _with_distinct_maps(tuple(phases))
+
+
+def _plan_rows(program: TileProgram, rows: RowProgram) -> PhasePlan:
+    """Plan a phase that makes the rows of its left operand."""
+    left, chunks = program.contraction.left, plan_chunks(program)
+    flags = Flags.of_rows(rows, left.shape[0]) if chunks is None else Flags.of_chunks(rows, chunks)
+    flags.check_reader(left, program.analyzer)
+    phase = plan_phase(program, flags, chunks, registers_beside(rows, REGISTERS))
+    check_row_room(phase)
+    return phase
 
 
 def _with_distinct_maps(phases: tuple[PhasePlan, ...]) -> tuple[PhasePlan, ...]:
