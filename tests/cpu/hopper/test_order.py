@@ -14,6 +14,7 @@ from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
 from crossfuse.lower.hopper.plan.kernel import KernelPlan, plan_kernel
 from crossfuse.lower.hopper.recover.function import recover
+from crossfuse.lower.hopper.rows.emit import WholeRows
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
@@ -55,7 +56,9 @@ def test_rows_wait_behind_few_weights() -> None:
     schedule = of_spec(spec(40, 1216, 128), rows=64, columns=128)
     text = kernels_in(lower(schedule).image.cuda)
     (plan,) = map(plan_kernel, recover(only_function(schedule)), [device("nvidia-h100")])
-    assert (plan.right.pitch, plan.on_their_way_first, plan.on_their_way) == (16 << 10, 1, 5)
+    (rows,) = plan.features
+    assert isinstance(rows, WholeRows)
+    assert (plan.right.pitch, rows.first, plan.on_their_way) == (16 << 10, 1, 5)
     held = "asked_for_ptr[0] == 1"
     assert text.index("asked_for_ptr[0] = 0") < text.index(held) < text.index("5 <= asked_for_ptr")
     # Who has seen the flag says so, once, and asks for the tile then.

@@ -8,17 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.coordinates import Coordinates, grid_places, unravel
-from crossfuse.lower.hopper.dsm_gather import GatherBarriers
-from crossfuse.lower.hopper.dsm_reduce import ExchangeBarriers
+from crossfuse.lower.hopper.coordinates import Coordinates, grid_places
 from crossfuse.lower.hopper.flags import Flags, PlacedFlags
 from crossfuse.lower.hopper.pipeline import Ring
 from crossfuse.lower.hopper.plan.kernel import KernelPlan
 from crossfuse.lower.hopper.plan.phase import PhasePlan
-from crossfuse.lower.hopper.program.tile_program import SumProgram
-from crossfuse.lower.hopper.rows.helping import Help
-from crossfuse.lower.hopper.rows.plan import ChunkBarriers
-from crossfuse.lower.hopper.statements import Variable, let, when
+from crossfuse.lower.hopper.statements import Variable, when
 from crossfuse.lower.hopper.timeline import Timeline
 
 
@@ -34,32 +29,18 @@ class Body:
     memory: Any
     left: Ring
     right: Ring
-    #: If a reduction is split over the cluster.
-    exchange: ExchangeBarriers | None
-    #: Address of the barrier that completes when both CTAs of a pair have sent their halves.
-    paired: Any
-    #: If an intermediate stays in the cluster.
-    gather: GatherBarriers | None
-    #: Address of the barrier that completes when all parts of this CTA's tile are stored.
-    summed: Any
-    #: Address of the barrier that completes when the rows of its first left tile are made.
-    rows_made: Any
-    #: Buffer of flags in global memory; None if no phase follows another.
-    flags: Any
+    #: Buffers in global memory that are no parameters of the function, by name.
+    buffers: dict[str, Any]
     timeline: Timeline
-    #: If rows of the left operand are made chunk by chunk.
-    chunks: ChunkBarriers | None = None
-    #: If a CTA makes rows that others are late with.
-    help: Help | None = None
-    #: Buffer of the factors of all rows in global memory, if the product has a head.
-    factors: Any = None
-    #: Address of the barrier that completes when this CTA has made its own rows, if it has such.
-    own_made: Any = None
 
     def region(self, name: str) -> Callable[[Any], Any]:
         """A function from a byte offset in a region of shared memory to an address."""
         start = self.plan.arena[name].offset
         return lambda offset: self.memory.ptr_to([start + offset])
+
+    def barrier(self, name: str, number: Any = 0) -> Any:
+        """Address of one of the barriers in a region of shared memory."""
+        return self.region(name)(number * 8)
 
     def elements(self, name: str, dtype: str) -> Any:
         """A region of shared memory as elements of a type."""
@@ -74,9 +55,10 @@ class Body:
         ir.IRBuilder.name(name, buffer)
         return buffer
 
-    def places_of_sum(self, summed: SumProgram) -> dict[Any, Any]:
-        """Values of the places of the sum of partial tiles; each cluster has one tile."""
-        return unravel(summed.places, self.where.cluster, self.where.rank)
+    @property
+    def flags(self) -> Any:
+        """Buffer of flags in global memory, in a kernel whose CTAs wait for one another."""
+        return self.buffers[self.plan.state[0].name]
 
     def placed(self, flags: Flags) -> PlacedFlags:
         """Flags of a phase together with where they lie in memory."""
@@ -107,13 +89,11 @@ class Body:
         The two differ where the CTAs of a cluster begin with their own slices. From step `first` up
         to, not including, `last` if they are given.
         """
-        contraction, gather = phase.program.contraction, phase.program.takes
-        steps = contraction.steps
+        contraction = phase.program.contraction
         loop = ir.script.unroll if unrolled else ir.script.serial
-        with loop(first, steps if last is None else last) as number:
+        with loop(first, contraction.steps if last is None else last) as number:
             ir.IRBuilder.name("step", number)
             step = number
-            if gather is not None and gather.ring and gather.place.extent > 1:
-                first = self.where.places[gather.place.var] * (steps // gather.place.extent)
-                step = let("step_of_ring", (first + number) % steps)
+            for each in self.plan.features:
+                step = each.step(self, phase, step)
             yield {contraction.step: step}, number

@@ -180,7 +180,7 @@ def fence_copies() -> None:
 
 
 @dataclass(frozen=True)
-class Ending:
+class EndOfWait:
     """An event that ends a wait for flags early: then everything they stand for is there."""
 
     #: Suffix of the name of the function that waits.
@@ -215,9 +215,9 @@ class FlagReader:
     `launch` is the number of launches before this one: flags are never cleared, but count on.
     """
 
-    def __init__(self, placed: PlacedFlags, launch: Any, ending: Ending | None = None) -> None:
+    def __init__(self, placed: PlacedFlags, launch: Any, ending: EndOfWait | None = None) -> None:
         self.placed = placed
-        self.ending = ending or Ending()
+        self.ending = ending or EndOfWait()
         raised = ir.script.uint32(placed.flags.raisers)
         self.target = let("flag_target", (launch + ir.script.uint32(1)) * raised)
         self.ready = Variable("ready", "int32")

@@ -19,7 +19,6 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.plan.operands import GROUP_REGISTERS, item_bytes
-from crossfuse.lower.hopper.registers import hold
 from crossfuse.lower.hopper.statements import run
 from crossfuse.lower.hopper.wgmma_instruction import (
     CORE_BYTES,
@@ -32,6 +31,7 @@ from crossfuse.lower.hopper.wgmma_instruction import (
     SWIZZLE_128,
     accumulator_layout,
     described,
+    hold,
     multiply,
     operand_layout,
     shared_layout,

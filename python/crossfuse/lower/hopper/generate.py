@@ -60,7 +60,7 @@ def generate(
     taken = {each for plan in plans for phase in plan.phases for each in phase.program.parameters}
     own = (each for plan in plans for each in plan.workspaces)
     spaces = (*(_spec(each) for each in workspaces(func) if each in taken), *own)
-    sums = tuple(_spec(each) for plan in plans for each in plan.sums)
+    sums = tuple(_spec(each) for plan in plans for each in plan.zeroed)
     kept = (*(each for plan in plans for each in plan.state), *sums)
     image = KernelImage(name, _cuda(kernels), buffers, launches, spaces, kept, bool(sums))
     return image, _shared_memory(plans), tuple(map(events, plans)) if timeline else ()

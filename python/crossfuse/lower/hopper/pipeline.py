@@ -7,6 +7,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper import mbarrier
+from crossfuse.lower.hopper.plan.memory import Arena
 from crossfuse.lower.hopper.statements import Variable, let, when
 
 
@@ -35,6 +36,19 @@ class Ring:
     def empty(self, stage: Any) -> Any:
         """Address of the barrier that completes when all consumers have read a stage."""
         return self.barriers.ptr_to([self.stages + stage])
+
+
+def ring_barriers(arena: Arena, memory: Any, name: str, stages: int, offset: int) -> Ring:
+    """The barriers of a ring, at an offset among those of the kernel."""
+    buffer = ir.script.decl_buffer(
+        (2 * stages,),
+        "uint64",
+        data=memory.data,
+        scope="shared.dyn",
+        byte_offset=arena["barriers"].offset + offset,
+    )
+    ir.IRBuilder.name(name, buffer)
+    return Ring(stages, buffer)
 
 
 class Cursor:
@@ -98,6 +112,8 @@ class Throttle:
     ) -> None:
         self.ring = ring
         self.first = first
+        #: Whether somebody waits for the first stages.
+        self.begins_with_few = begin[1] > 0
         self.gate = gate if first < most else None
         # Stages are waited for, one more each time: between two numbers of those asked for, and
         # from a third on.

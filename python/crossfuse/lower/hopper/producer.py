@@ -7,284 +7,180 @@ left tiles wait for the preceding kernel, or for flags of the preceding phase.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import replace
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.hardware import WARP
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.body import Body
-from crossfuse.lower.hopper.coordinates import at, grid_places
-from crossfuse.lower.hopper.epilogue.sums import await_parts
+from crossfuse.lower.hopper.coordinates import at
+from crossfuse.lower.hopper.features.feature import first_of
 from crossfuse.lower.hopper.flags import FlagReader
 from crossfuse.lower.hopper.pipeline import Cursor, Throttle
 from crossfuse.lower.hopper.plan.operands import Operand
 from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.recover.contraction import first_of_reduction
-from crossfuse.lower.hopper.rows.chunks import emit_chunks, emit_flags, factor_bytes, load_factors
-from crossfuse.lower.hopper.rows.emit import emit_rows
-from crossfuse.lower.hopper.rows.plan import FIRST_WARP, FLAG_WARP, ON_THEIR_WAY
-from crossfuse.lower.hopper.statements import Variable, branches, let, run, when
+from crossfuse.lower.hopper.statements import hidden, let, run, when
 from crossfuse.lower.hopper.tma import load_tile
-from crossfuse.lower.hopper.warmup import hidden
 
 
 def emit_loading(body: Body) -> None:
     """Emit the role of the warpgroup that loads."""
-    thread = body.where.thread
-    if body.chunks is not None:
-        _emit_with_chunks(body)
-        return
-    with when(thread == 0):
-        _emit_rights(body)
-    # Flags are looked at by a whole warp.
-    with when(body.where.warp == 1 if body.plan.is_persistent else thread == 32):
-        _emit_lefts(body)
-    rows, flags = body.plan.rows, body.plan.phases[0].awaits
-    if rows is not None and flags is not None and not rows.by_warpgroups:
-        with when(body.where.warp >= FIRST_WARP):
-            emit_rows(body, rows, flags)
-    if body.help is not None:
-        with when(thread == FIRST_WARP * WARP):
-            body.help.watch()
+    loader, features = Loader(body), body.plan.features
+    if not any(each.load(loader) for each in features):
+        with when(body.where.thread == 0):
+            loader.load_rights()
+        # Flags are looked at by a whole warp.
+        with when(body.where.warp == 1 if body.plan.is_persistent else body.where.thread == 32):
+            loader.load_lefts()
+    for each in features:
+        each.beside_loads(body)
     if body.plan.cluster_size > 1:
         mbarrier.leave_cluster()
 
 
-def _emit_with_chunks(body: Body) -> None:
-    """Rows are made chunk by chunk: one warp raises flags, and another loads both operands."""
-    (phase,) = body.plan.phases
-    with when(body.where.warp == 0):
-        _emit_both(body, phase)
-    with when(body.where.thread == FLAG_WARP * WARP):
-        emit_flags(body, phase)
-    with when(body.where.warp >= FIRST_WARP):
-        emit_chunks(body, phase)
-    if body.plan.cluster_size > 1:
-        mbarrier.leave_cluster()
+class Loader:
+    """Loads the tiles of all phases."""
 
+    def __init__(self, body: Body) -> None:
+        self.body, self.plan = body, body.plan
+        #: How often the kernel ran before on these flags: nothing is cleared between launches.
+        self.launch: Any = None
 
-def _emit_both(body: Body, phase: PhasePlan) -> None:
-    """Load each step's right tile, then its left one; the first right tiles before any left."""
-    assert phase.left is not None
-    launch = _launches_before(body)
-    left, right = Cursor(body.left), Cursor(body.right)
-    steps = phase.program.contraction.steps
-    ahead = min(body.right.stages, steps)
-    early = Variable("early", "int32", ahead)
-    first = body.where.places | grid_places(phase.program, body.where.cluster)
-    with (
-        when(ir.script.And(body.where.lane == 0, body.where.cluster < phase.program.tiles)),
-        ir.script.serial(0, ahead) as step,
-    ):
-        values = first | {phase.program.contraction.step: step}
-        _load(body, phase, "right", right, phase.rights, values)
-        right.advance()
-    reader = _reader(body, phase, launch)
-    assert reader is not None
-    with body.each_tile(phase) as places:
-        _start(reader, phase, places)
-        with body.each_step(phase) as (step, number):
-            with when(body.where.lane == 0), branches(early.value > 0) as (there, missing):
-                with there:
-                    early.set(early.value - 1)
-                with missing:
-                    _load(body, phase, "right", right, phase.rights, places | step)
-                    right.advance()
-            reader.wait(at(_last_column(phase), places, step))
-            with when(body.where.lane == 0):
-                _load(body, phase, "left", left, phase.lefts, places | step, number)
-            left.advance()
-    _count_launch(body, launch)
+    def begin(self) -> None:
+        """Look up the number of this launch, where CTAs wait for one another."""
+        if self.plan.is_persistent:
+            self.launch = let("launches_before", self.body.flags[self._own_count])
+            # One lane counts this launch before the others are done.
+            run(ir.script.cuda.warp_sync())
 
+    def over(self) -> None:
+        """Count this launch."""
+        if self.plan.is_persistent:
+            with when(self.body.where.lane == 0):
+                count = self.launch + ir.script.uint32(1)
+                ir.script.buffer_store(self.body.flags, count, [self._own_count])
 
-def _start(reader: FlagReader, phase: PhasePlan, places: dict[Any, Any]) -> None:
-    """Begin waiting with the flags of a tile."""
-    assert phase.left is not None
-    first = first_of_reduction(phase.program.contraction)
-    row = at(phase.left.tile.origin[0], places)
-    if phase.tails[0]:
-        # A tile below the tensor has no flags, and loads zeros: any will do.
-        row = ir.script.min(row, phase.left.tile.extents[0] - 1)
-    reader.start(row, at(first, places))
+    @property
+    def _own_count(self) -> Any:
+        """Where this CTA counts the launches that it has seen."""
+        cta = self.body.where.cluster * self.plan.cluster_size + self.body.where.rank
+        return self.plan.flag_count + cta
 
-
-def _last_column(phase: PhasePlan) -> Any:
-    """The last column of a step's left tile."""
-    assert phase.left is not None
-    tile = phase.left.tile
-    return tile.origin[1] + (tile.shape[1] - 1)
-
-
-def _count_launch(body: Body, launch: Any) -> None:
-    with when(body.where.lane == 0):
-        ir.script.buffer_store(body.flags, launch + ir.script.uint32(1), [_own_count(body)])
-
-
-def _emit_rights(body: Body) -> None:
-    cursor = Cursor(body.right)
-    plan = body.plan
-    if plan.head is None:
-        throttle = Throttle(body.right, plan.on_their_way, plan.on_their_way_first, body.rows_made)
-    else:
-        begin = ON_THEIR_WAY, 2 * plan.head.steps
-        throttle = Throttle(body.right, plan.on_their_way, begin=begin)
-    for number, phase in enumerate(plan.phases):
-        body.timeline.stamp_here("weights asked for", number)
-        # In front of a head this loop is waited for: it is short, and not unrolled.
-        last = None if plan.head is None else hidden(_steps(phase))
-        with body.each_tile(phase) as places, body.each_step(phase, 0, last) as (step, _):
-            throttle()
-            _load(body, phase, "right", cursor, phase.rights, places | step)
-            cursor.advance()
-
-
-def _steps(phase: PhasePlan) -> Any:
-    return ir.script.int32(phase.program.contraction.steps)
-
-
-def _emit_lefts(body: Body) -> None:
-    plan = body.plan
-    if plan.early:
-        run(ir.script.ptx.griddepcontrol.wait())
-    launch = _launches_before(body) if plan.is_persistent else None
-    cursor = Cursor(body.left)
-    for phase in plan.phases:
-        if phase.left is None:
-            continue
-        reader = _reader(body, phase, launch)
-        told = None
-        if phase is plan.phases[0] and body.rows_made is not None:
-            told = Variable("told", "int32", 0)
-        with body.each_tile(phase) as places:
-            if reader is not None:
-                _start(reader, phase, places)
-            first = 0 if phase is not plan.phases[0] else _emit_raw(body, phase, cursor, places)
-            with body.each_step(phase, first) as (step, _):
-                if reader is not None:
-                    reader.wait(at(_last_column(phase), places, step))
-                if told is not None:
-                    _tell_once(body, told)
-                with when(body.where.lane == 0) if plan.is_persistent else nullcontext():
-                    _load(body, phase, "left", cursor, phase.lefts, places | step)
+    def load_rights(self) -> None:
+        """Load all right tiles."""
+        body, cursor = self.body, Cursor(self.body.right)
+        own = first_of(each.throttle(body) for each in self.plan.features)
+        throttle = own or Throttle(body.right, self.plan.on_their_way)
+        for number, phase in enumerate(self.plan.phases):
+            body.timeline.stamp_here("weights asked for", number)
+            steps = ir.script.int32(phase.program.contraction.steps)
+            # A loop that is waited for is short, and not unrolled.
+            last = hidden(steps) if throttle.begins_with_few else None
+            with body.each_tile(phase) as places, body.each_step(phase, 0, last) as (step, _):
+                throttle()
+                self.load(phase, cursor, phase.rights, places | step)
                 cursor.advance()
-    if plan.summed is not None:
-        flags = plan.phases[-1].raises
-        assert flags is not None
-        with body.each_tile(plan.phases[-1]) as places:
-            values = places | body.places_of_sum(plan.summed)
-            await_parts(plan.summed, body.placed(flags), launch, values)
-            with when(body.where.lane == 0):
-                mbarrier.arrive(body.summed)
-    if plan.is_persistent:
-        _count_launch(body, launch)
+
+    def load_lefts(self) -> None:
+        """Load all left tiles, each when it has been made."""
+        body, plan = self.body, self.plan
+        if plan.early:
+            run(ir.script.ptx.griddepcontrol.wait())
+        self.begin()
+        cursor = Cursor(body.left)
+        for number, phase in enumerate(plan.phases):
+            if phase.left is None:
+                continue
+            waits = self.waits(phase)
+            parts = [each.lefts(self, number) for each in plan.features]
+            with body.each_tile(phase) as places:
+                waits.start(places)
+                first = sum(part.first(cursor, places) for part in parts)
+                with body.each_step(phase, first) as (step, _):
+                    waits.wait(places | step)
+                    for part in parts:
+                        part.ready()
+                    with self._one_thread():
+                        self.load(phase, cursor, phase.lefts, places | step)
+                    cursor.advance()
+        for each in plan.features:
+            each.loaded(body, self.launch)
+        self.over()
+
+    def _one_thread(self) -> AbstractContextManager[Any]:
+        """Context for what one thread of those that load left tiles does."""
+        return when(self.body.where.lane == 0) if self.plan.is_persistent else nullcontext()
+
+    def waits(self, phase: PhasePlan) -> Waits:
+        """How the left tiles of a phase are waited for."""
+        return Waits() if phase.awaits is None else WaitsForFlags(self, phase)
+
+    def load(
+        self,
+        phase: PhasePlan,
+        cursor: Cursor,
+        operands: tuple[Operand, ...],
+        values: dict[Any, Any],
+        more: Any = 0,
+        also: Callable[[Any, Any], None] = lambda stage, full: None,
+    ) -> None:
+        """Load tiles into the next stage of a cursor's ring, once all have read what it holds.
+
+        And `more` bytes of something else: `also` loads them, given the stage and its barrier.
+        """
+        body, features = self.body, self.plan.features
+        name, plan = "right", self.plan.right
+        if cursor.ring is body.left:
+            name, plan, features = "left", self.plan.left, ()
+        cursor.wait_empty()
+        full = cursor.ring.full(cursor.stage)
+        mbarrier.expect(full, sum(each.size for each in operands) + more)
+        also(cursor.stage, full)
+
+        def load(operands: tuple[Operand, ...]) -> None:
+            """Load tiles back to back into the stage."""
+            stage, region, start = cursor.stage * plan.pitch, body.region(name), 0
+            for operand in operands:
+
+                def address(offset: Any, first: Any = stage + start) -> Any:
+                    return region(first + offset)
+
+                map_ = body.maps[operand.map.name]
+                load_tile(phase.program, operand, map_, body.where, values, address, full)
+                start += operand.size
+
+        if not any(each.load_rights(body, phase, load) for each in features):
+            load(operands)
 
 
-def _emit_raw(body: Body, phase: PhasePlan, cursor: Cursor, places: dict[Any, Any]) -> int:
-    """Load the raw tiles of a head; returns their number.
+class Waits:
+    """Left tiles that are there when they are asked for."""
 
-    They wait for no other CTA, but for the rows of this one: the warpgroup that makes these needs
-    the same elements first, which are in L2 then.
-    """
-    head = body.plan.head
-    if head is None or phase.left is None:
-        return 0
-    mbarrier.wait(body.own_made, 0)
-    # Code that runs once is fetched from L2: of a number that it knew, the compiler would make as
-    # many copies.
-    raw = replace(phase.left, map=head.raw)
-    with body.each_step(phase, 0, hidden(ir.script.int32(head.steps))) as (step, _):
-        with when(body.where.lane == 0):
-            _load(body, phase, "left", cursor, (raw,), places | step)
-        cursor.advance()
-    return head.steps
+    def start(self, places: dict[Any, Any]) -> None:
+        """Begin with a tile."""
+
+    def wait(self, values: dict[Any, Any]) -> None:
+        """Wait for the left tile of a step."""
 
 
-def _tell_once(body: Body, told: Variable) -> None:
-    """Signal the loader of right tiles that the rows of the first left tile are made."""
-    with when(told.value == 0):
-        told.set(1)
-        with when(body.where.lane == 0):
-            mbarrier.arrive(body.rows_made)
+class WaitsForFlags(Waits):
+    """Left tiles that are made in the same kernel."""
 
+    def __init__(self, loader: Loader, phase: PhasePlan) -> None:
+        assert phase.awaits is not None and phase.left is not None
+        self.phase, self.tile, body = phase, phase.left.tile, loader.body
+        end = first_of(each.end_of_wait(body) for each in body.plan.features)
+        self.reader = FlagReader(body.placed(phase.awaits), loader.launch, end)
 
-def _load(
-    body: Body,
-    phase: PhasePlan,
-    name: str,
-    cursor: Cursor,
-    operands: tuple[Operand, ...],
-    values: dict[Any, Any],
-    number: Any = None,
-) -> None:
-    """Load tiles into the next stage of a ring, once all consumers have read what it holds.
+    def start(self, places: dict[Any, Any]) -> None:
+        """Begin waiting with the flags of a tile."""
+        row = at(self.tile.origin[0], places)
+        if self.phase.tails[0]:
+            # A tile below the tensor has no flags, and loads zeros: any will do.
+            row = ir.script.min(row, self.tile.extents[0] - 1)
+        self.reader.start(row, at(first_of_reduction(self.phase.program.contraction), places))
 
-    With the `number` of a step, the factors of its chunk too.
-    """
-    plan, ring = (body.plan.left, body.left) if name == "left" else (body.plan.right, body.right)
-    address = body.region(name)
-    cursor.wait_empty()
-    full = ring.full(cursor.stage)
-    size = sum(each.size for each in operands)
-    mbarrier.expect(full, size if number is None else size + factor_bytes(phase, number))
-    if number is not None:
-        load_factors(body, phase, values, number, cursor.stage, full)
-    load = partial(_load_tiles, body, phase, values, cursor.stage * plan.pitch, address, full)
-    if name == "right" and phase.others:
-        exchange = phase.program.exchange
-        assert exchange is not None
-        with branches(body.where.places[exchange.place.var] == 0) as (one, other):
-            with one:
-                load(operands)
-            with other:
-                load(phase.others)
-        return
-    load(operands)
-
-
-def _load_tiles(
-    body: Body,
-    phase: PhasePlan,
-    values: dict[Any, Any],
-    stage: Any,
-    address: Callable[[Any], Any],
-    full: Any,
-    operands: tuple[Operand, ...],
-) -> None:
-    """Load tiles back to back into a stage, which starts at an offset of the ring."""
-    start = 0
-    for operand in operands:
-        first = stage + start
-        load_tile(
-            phase.program,
-            operand,
-            body.maps[operand.map.name],
-            body.where,
-            values,
-            lambda offset, first=first: address(first + offset),
-            full,
-        )
-        start += operand.size
-
-
-def _own_count(body: Body) -> Any:
-    """Where this CTA counts the launches that it has seen."""
-    cta = body.where.cluster * body.plan.cluster_size + body.where.rank
-    return body.plan.flag_count + cta
-
-
-def _launches_before(body: Body) -> Any:
-    """How often the kernel ran before on these flags: nothing is cleared between launches."""
-    launches = let("launches_before", body.flags[_own_count(body)])
-    run(ir.script.cuda.warp_sync())  # one lane counts this launch before the others are done
-    return launches
-
-
-def _reader(body: Body, phase: PhasePlan, launch: Any) -> FlagReader | None:
-    flags = phase.awaits
-    if flags is None:
-        return None
-    ending = None if body.help is None else body.help.ending
-    return FlagReader(body.placed(flags), launch, ending)
+    def wait(self, values: dict[Any, Any]) -> None:
+        """Wait for all up to the last column of the tile."""
+        self.reader.wait(at(self.tile.origin[1] + (self.tile.shape[1] - 1), values))

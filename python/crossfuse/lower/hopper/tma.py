@@ -11,7 +11,27 @@ from crossfuse.lower.hopper.coordinates import Coordinates, at, strides
 from crossfuse.lower.hopper.plan.operands import Operand
 from crossfuse.lower.hopper.program.tile import Place, Tile, WindowTile
 from crossfuse.lower.hopper.program.tile_program import TileProgram
-from crossfuse.lower.hopper.statements import run
+from crossfuse.lower.hopper.statements import run, when
+from crossfuse.lower.image import TensorMap
+
+# Descriptors are parameters: a generic address, which the instruction takes.
+_FETCH_DESCRIPTOR = """\
+__device__ __forceinline__ void crossfuse_fetch_descriptor(unsigned long long map) {
+  asm volatile("prefetch.tensormap [%0];" :: "l"(map) : "memory");
+}
+"""
+
+
+def fetch_descriptors(descriptors: tuple[TensorMap, ...], lane: Any, maps: dict[str, Any]) -> None:
+    """Prefetch all descriptors, one by each lane: the first copy would wait for its own."""
+    for number, each in enumerate(descriptors):
+        with when(lane == number):
+            address = ir.script.address_of(maps[each.name])
+            run(
+                ir.cuda_func_call(
+                    "crossfuse_fetch_descriptor", address, source_code=_FETCH_DESCRIPTOR
+                )
+            )
 
 
 def load_name(rank: int) -> str:

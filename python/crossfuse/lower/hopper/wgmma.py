@@ -12,14 +12,16 @@ from crossfuse.lower.hopper.plan.memory import RingPlan
 from crossfuse.lower.hopper.plan.operands import CHUNK, GROUP, GROUP_REGISTERS, Operand, share_bytes
 from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.program.tile import Gather
-from crossfuse.lower.hopper.registers import clear, forget, hold
 from crossfuse.lower.hopper.statements import Variable, run
 from crossfuse.lower.hopper.wgmma_instruction import (
     CORE_MATRIX,
     K_BYTES,
     NO_SWIZZLE,
     OPERAND_TYPES,
+    clear,
     described,
+    forget,
+    hold,
     multiply,
     swizzled,
     words,

@@ -134,3 +134,36 @@ def shared_layout(dtype: str, shape: Sequence[int], *, swizzled: bool = True) ->
             instead="take larger tiles" + (", or none of the swizzle" if swizzled else ""),
         )
     return ir.mma_shared_layout(dtype, SWIZZLE_128 if swizzled else NO_SWIZZLE, list(shape))
+
+
+# Places that the compiler must not move registers across: wgmma uses them while it runs.
+
+
+def hold(registers: Any, count: int) -> None:
+    """Fence reads and writes of the first `count` registers of a buffer at this place."""
+    _each("hold", "", registers, count, "+")
+
+
+def forget(registers: Any, count: int) -> None:
+    """Declare that the values of the registers are dead."""
+    _each("forget", "", registers, count, "=")
+
+
+def clear(registers: Any, count: int) -> None:
+    """Zero the registers here: not before, as the compiler might with a constant."""
+    _each("clear", "mov.b32 %0, 0;", registers, count, "=")
+
+
+def _each(name: str, instruction: str, registers: Any, count: int, access: str) -> None:
+    """Emit an instruction for each register; an empty one is only a fence."""
+    is_float = str(registers.ty.dtype) == "float32"
+    name = f"crossfuse_{name}_{count}" if is_float else f"crossfuse_{name}_words_{count}"
+    # Words may be pairs of smaller elements, with a pointer of that type.
+    register = "registers[i]" if is_float else "((unsigned*)registers)[i]"
+    source = (
+        f"__device__ __forceinline__ void {name}({'float' if is_float else 'void'}* registers) "
+        f"{{\n#pragma unroll\n  for (int i = 0; i < {count}; ++i) "
+        f'asm volatile("{instruction}" : "{access}{"f" if is_float else "r"}"({register}) '
+        ':: "memory");\n}\n'
+    )
+    run(ir.cuda_func_call(name, registers.data, source_code=source))

@@ -32,6 +32,11 @@ BEFORE_ROWS = 12 << 10
 _LEFT_STAGES = 4
 
 
+#: Bytes of an mbarrier, of those of a stage of left tiles and one of right tiles each, and of those
+#: through which CTAs exchange sums.
+BARRIER, STAGE_BARRIERS, EXCHANGE_BARRIERS = 8, 16, 16
+
+
 @dataclass(frozen=True)
 class Memory:
     """Shared memory of a kernel's CTA."""
@@ -53,21 +58,27 @@ class _Needs:
     right: Count
     before: Count
     received: Count
-    spread: Flag
-    waits: Flag
+    #: Whether a warpgroup multiplies several blocks of rows.
+    tall: Flag
+    #: Those of no ring.
+    barriers: Count
     held: Count
 
     def size(self, left: Count, right: Count) -> Count:
         """Bytes with these numbers of stages."""
-        tiles = right * self.right
-        room = most(tiles, self.received - choose(self.over(right), left * self.left, 0))
-        end = self.before + left * self.left + room
-        end = end + choose(self.received > 0, 16, 0) + choose(self.waits, 8, 0)
-        return end + 16 * (left + right)
+        lefts = left * self.left
+        room, _ = place_of_received(lefts, right * self.right, self.received, self.tall)
+        return self.before + lefts + room + self.barriers + STAGE_BARRIERS * (left + right)
 
-    def over(self, right: Count) -> Flag:
-        """Whether received sums take the place of left tiles too."""
-        return self.spread & (self.received > right * self.right)
+
+def place_of_received(left: Count, right: Count, received: Count, tall: Flag) -> tuple[Count, Flag]:
+    """Find the bytes of the place of right tiles, if that of what peers send is theirs.
+
+    Also whether that takes the place of left tiles too: where rows are `tall`, of several blocks
+    each warpgroup, and right tiles do not suffice. All are bytes.
+    """
+    spread = tall & (received > right)
+    return most(right, received - choose(spread, left, 0)), spread
 
 
 def memory(phases: Sequence[Phase], device: Device, *, waits: Flag = False) -> Memory:
@@ -106,7 +117,7 @@ def uses(phases: Sequence[Phase], room: Memory) -> dict[str, int]:
     """Break down the shared memory of one candidate's CTA: bytes by use, which add up to all."""
     needs = _needs(phases, False)
     left, right = int(room.left * needs.left), int(room.right * needs.right)
-    over = bool(needs.over(room.right))
+    _, over = place_of_received(left, right, needs.received, needs.tall)
     found = {
         "left tiles": left,
         "right tiles": right,
@@ -123,15 +134,16 @@ def _needs(phases: Sequence[Phase], waits: Flag) -> _Needs:
     groups = phases[0].warpgroups
     boxes = reduce(most, [each.boxes for each in phases]) * groups
     gathered = reduce(most, [each.gathered for each in phases])
-    barriers = choose(gathered > 0, 8 * groups, 0)
+    received = reduce(most, [each.received for each in phases])
+    barriers = choose(gathered > 0, BARRIER * groups, 0)
     before = ceil_div(boxes + gathered + barriers, ALIGNMENT) * ALIGNMENT
     return _Needs(
         reduce(most, [each.left for each in phases]),
         reduce(most, [each.right for each in phases]),
         before,
-        reduce(most, [each.received for each in phases]),
+        received,
         phases[0].blocks > 1,
-        waits,
+        choose(received > 0, EXCHANGE_BARRIERS, 0) + choose(waits, BARRIER, 0),
         reduce(most, [each.pages for each in phases]),
     )
 

@@ -30,6 +30,7 @@ from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
 from crossfuse.lower.hopper.plan.kernel import KernelPlan, plan_kernel
 from crossfuse.lower.hopper.recover.function import recover
+from crossfuse.lower.hopper.rows.emit import WholeRows
 from crossfuse.lower.image import KernelImage
 from crossfuse.workload.cascade_build import prim_func
 from crossfuse.workload.cascade_inputs import adversarial_inputs, check, random_inputs
@@ -130,7 +131,8 @@ WITHOUT: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("why", WITHOUT)
 def test_others_wait_for_rows(why: str) -> None:
     made = planned(WITHOUT[why]())
-    assert made.rows is not None and made.head is None
+    (rows,) = made.features
+    assert isinstance(rows, WholeRows) and rows.warpgroups == 0
     assert made.threads == 128 * (made.consumers + 1)
 
 

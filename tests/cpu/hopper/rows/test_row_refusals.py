@@ -13,7 +13,8 @@ from crossfuse.blocks.chain import read_last_product
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.errors import CascadeRefused, LoweringRefused, ScheduleRefused
 from crossfuse.lower.extract import lower
-from crossfuse.lower.hopper.rows.plan import BESIDE_CHUNKS, REGISTERS, REGISTERS_BESIDE_ROWS
+from crossfuse.lower.hopper.plan.phase import REGISTERS
+from crossfuse.lower.hopper.rows.plan import BESIDE_CHUNKS, REGISTERS_BESIDE_ROWS
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_gemm import bind_product
 from crossfuse.workload.cascade_spec import CascadeSpec

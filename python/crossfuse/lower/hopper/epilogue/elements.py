@@ -7,13 +7,14 @@ from contextlib import nullcontext
 from typing import Any, Protocol
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.coordinates import at
+from crossfuse.lower.hopper.coordinates import Coordinates, at
 from crossfuse.lower.hopper.epilogue.operands import Pair, Read, further_of, read_all
 from crossfuse.lower.hopper.fast_math import FAST_TYPES, fast
 from crossfuse.lower.hopper.plan.operands import PACKED_TYPES
+from crossfuse.lower.hopper.plan.phase import WARP_ROWS
 from crossfuse.lower.hopper.program.tile_program import SumProgram, TileProgram
-from crossfuse.lower.hopper.statements import let, registers, run, when
-from crossfuse.lower.hopper.warmup import Warmup
+from crossfuse.lower.hopper.statements import Warmup, let, registers, run, when
+from crossfuse.planner.kernels.boxes import ROW_BYTES
 
 
 class Storing(Protocol):
@@ -238,3 +239,26 @@ class Units:
         with when(unit < self.count) if may_end else nullcontext():
             for pairs, (i, j) in zip(self.pairs, self.places(unit), strict=True):
                 self.elements.load(pairs, i, j, self.warmup)
+
+
+def scatter(
+    where: Coordinates,
+    matrices: list[Any],
+    pitch: int,
+    first: int,
+    address: Callable[[Any], Any],
+) -> None:
+    """Store 8 x 8 matrices from column `first` of a box on, swizzled as its tensor map says.
+
+    Each lane names a row of a matrix: the first 16 lanes those of two matrices one below the other.
+    Of two matrices alone, lanes above do not count. `matrices` are registers with two neighbours
+    each: both halves of the rows of eight columns, then those of the next eight. `pitch` is the
+    bytes of a row of the box, `address` maps a byte in the box to an address (PTX ISA, stmatrix).
+    """
+    row = where.warp * WARP_ROWS + where.lane % WARP_ROWS
+    chunk = first // 8 + (where.lane // WARP_ROWS if len(matrices) > 2 else 0)
+    # Every swizzle goes by the number of the 128 bytes that a row lies in.
+    pattern = row * pitch // ROW_BYTES % (pitch // 16)
+    store = getattr(ir.script.ptx.stmatrix.sync.aligned.m8n8, f"x{len(matrices)}").shared.b16
+    inside = row * pitch + (chunk ^ pattern) * 16
+    run(store(address(inside), *matrices))

@@ -15,8 +15,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.program.tile import Store
 from crossfuse.lower.hopper.program.tile_program import SumProgram, TileProgram
-from crossfuse.lower.hopper.statements import registers, run, when
-from crossfuse.lower.hopper.warmup import Warmup
+from crossfuse.lower.hopper.statements import Warmup, registers, run, when
 
 #: Statements that make float32 of an element's bits, by element type.
 _FLOAT = {

@@ -11,9 +11,7 @@ from crossfuse.lower.hopper.coordinates import Coordinates
 from crossfuse.lower.hopper.epilogue.elements import Elements
 from crossfuse.lower.hopper.epilogue.operands import READ_TYPES, Further, Pair, Read, read_all
 from crossfuse.lower.hopper.plan.phase import PhasePlan
-from crossfuse.lower.hopper.rows.plan import registers_beside
-from crossfuse.lower.hopper.statements import let
-from crossfuse.lower.hopper.warmup import Warmup
+from crossfuse.lower.hopper.statements import Warmup, let
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
 
@@ -146,8 +144,7 @@ class Ahead:
     def _room(self) -> int:
         """Registers that are free while a thread holds the sums of a whole tile."""
         plan = self.fragment.plan
-        held = registers_beside(plan.program.rows)[plan.consumers][1] or _MOST_REGISTERS
-        return held - plan.sums - _OTHERS
+        return (plan.registers[1] or _MOST_REGISTERS) - plan.sums - _OTHERS
 
     def _row_registers(self) -> int:
         """Registers that the rows of a whole tile take."""

@@ -11,16 +11,16 @@ from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import Coordinates, at
+from crossfuse.lower.hopper.epilogue.elements import scatter
 from crossfuse.lower.hopper.epilogue.prefetch import Ahead, Fragment
+from crossfuse.lower.hopper.features.feature import Ending, TileSums
 from crossfuse.lower.hopper.flags import FlagWriter
 from crossfuse.lower.hopper.pipeline import Cursor, Release
 from crossfuse.lower.hopper.plan.memory import RingPlan
-from crossfuse.lower.hopper.plan.phase import WARP_ROWS, PhasePlan
+from crossfuse.lower.hopper.plan.phase import WARP_ROWS
 from crossfuse.lower.hopper.plan.store import StoreBox, StorePlan
-from crossfuse.lower.hopper.registers import scatter
-from crossfuse.lower.hopper.statements import let, registers, run, when
+from crossfuse.lower.hopper.statements import Warmup, hidden, let, registers, run, when
 from crossfuse.lower.hopper.tma import store_name
-from crossfuse.lower.hopper.warmup import Warmup, hidden
 from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
 
 
@@ -141,34 +141,15 @@ def publish_elements(
         writer.raise_flag(*place)
 
 
-class Epilogue:
-    """The epilogue of one multiplying warpgroup, by boxes of TMA or element by element.
+class Epilogue(Ending):
+    """The epilogue of one multiplying warpgroup, by boxes of TMA or element by element."""
 
-    `boxes` is None where elements are stored directly; `descriptors` are tensor maps by name;
-    `note` records an event, see `timeline`.
-    """
-
-    def __init__(
-        self,
-        plan: PhasePlan,
-        where: Coordinates,
-        warpgroup: Any,
-        accumulators: Any,
-        boxes: BoxPlace | None,
-        descriptors: Mapping[str, Any],
-        warmup: Warmup,
-        note: Callable[[str], None],
-    ) -> None:
-        self.plan = plan
-        self.where = where
-        self.warpgroup = warpgroup
-        self.note = note
-        self.boxes = boxes
-        self.descriptors = descriptors
-        self.warmup = warmup
-        self.fragment = Fragment(plan, where, accumulators)
+    def __init__(self, sums: TileSums) -> None:
+        super().__init__(sums)
+        self.boxes, self.writer = sums.boxes, sums.writer
+        self.fragment = Fragment(self.plan, self.where, self.accumulators)
         self.elements = self.fragment.elements
-        self.further = Ahead(self.fragment, self._groups(), warmup)
+        self.further = Ahead(self.fragment, self._groups(), self.warmup)
 
     def _groups(self) -> tuple[tuple[int, int], ...]:
         """First column and number of columns of each group that is stored together.
@@ -220,15 +201,9 @@ class Epilogue:
         row, column = (at(each, dict(values)) for each in self.plan.program.store.tile.origin)
         return row, column
 
-    def store(
-        self,
-        values: Mapping[Any, Any],
-        writer: FlagWriter | None = None,
-    ) -> None:
-        """Store the tile that `values` place, and have `writer` raise its flag.
-
-        `values` are those of the variables of the tile's origin.
-        """
+    def end(self, values: Mapping[Any, Any], leave: Callable[[], None] | None) -> None:
+        """Store the tile that `values` place, and raise its flag."""
+        self.leave(leave)
         if self._late:
             self._start(values)
         row, column = self._origin(values)
@@ -241,8 +216,10 @@ class Epilogue:
             self.note("in boxes")
         else:
             self._store_elements(row, column)
-        if writer is not None:
-            self._publish(writer, first, column, part)
+        if self.writer is not None:
+            self._publish(self.writer, first, column, part)
+        if self.boxes is not None and leave is None:
+            self.boxes.close(self.where.thread, self.warmup)
 
     def _publish(self, writer: FlagWriter, row: Any, column: Any, part: Any) -> None:
         """Raise the flag of the tile when all of this warpgroup's part has been written."""
@@ -301,7 +278,7 @@ class Epilogue:
 
     def _copy_box(self, box: StoreBox, row: Any, column: Any, place: BoxPlace) -> None:
         call = ir.script.ptx[store_name(2)]
-        address = ir.script.address_of(self.descriptors[box.map.name])
+        address = ir.script.address_of(self.body.maps[box.map.name])
         below = row + box.block * WARPGROUP_ROWS
         run(call(address, column + box.first, below, place.address(box.offset)))
 
@@ -354,5 +331,5 @@ class Accumulation(Epilogue):
 
     def _copy_box(self, box: StoreBox, row: Any, column: Any, place: BoxPlace) -> None:
         call = ir.script.ptx[_TMA_ADD]
-        address = ir.script.address_of(self.descriptors[box.map.name])
+        address = ir.script.address_of(self.body.maps[box.map.name])
         run(call(address, column + box.first, row, place.address(box.offset)))

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from crossfuse.hardware import WARPGROUP, Device
 from crossfuse.lower.hopper.epilogue.operands import further_of
+from crossfuse.lower.hopper.features.feature import Feature, first_of
+from crossfuse.lower.hopper.features.gather import Gathering
+from crossfuse.lower.hopper.features.kept_left import KeptLeft
+from crossfuse.lower.hopper.features.pair import Pair
+from crossfuse.lower.hopper.features.split_sum import SplitSum
+from crossfuse.lower.hopper.features.sum_of_parts import SumOfParts
 from crossfuse.lower.hopper.flags import Flags, state
 from crossfuse.lower.hopper.plan.memory import Arena, RingPlan, box_bytes, plan_memory
 from crossfuse.lower.hopper.plan.phase import PhasePlan, plan_phases
-from crossfuse.lower.hopper.program.tile_program import SumProgram, TileProgram
-from crossfuse.lower.hopper.rows.plan import BESIDE_HEAD, HeadPlan, plan_head, registers_beside
-from crossfuse.lower.hopper.rows.program import RowProgram
+from crossfuse.lower.hopper.program.tile_program import TileProgram
+from crossfuse.lower.hopper.reduced.epilogue import RowsReduced
+from crossfuse.lower.hopper.rows.feature import Rows
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import refuse
-from crossfuse.planner.kernels.memory import BEFORE_ROWS, ON_THEIR_WAY
+from crossfuse.planner.kernels.memory import ON_THEIR_WAY
+
+#: All that a kernel may have, in the order in which it is asked for.
+_FEATURES = (SumOfParts, Pair, Rows, SplitSum, Gathering, KeptLeft, RowsReduced)
 
 
 @dataclass(frozen=True)
@@ -24,15 +34,16 @@ class KernelPlan:
 
     #: In the order of execution. Phases after the first wait for flags of earlier ones.
     phases: tuple[PhasePlan, ...]
+    #: What it has beside its rings of tiles.
+    features: tuple[Feature, ...]
     #: Ring of left tiles.
     left: RingPlan
     #: Ring of the right tiles of all products.
     right: RingPlan
-    #: Shared memory: ``left``, ``right``, ``boxes`` (if stored by TMA), ``gathered`` (if an
-    #: intermediate stays in the cluster), ``paired`` (if two CTAs make a product each),
-    #: ``received`` (if a reduction is split), ``row_states`` (if warps that make a row pass one
-    #: another states), ``barriers``. What is received lies where right tiles were; where left tiles
-    #: were too, if it needs more.
+    #: Shared memory: ``left``, ``right``, ``boxes`` (if stored by TMA), ``row_states`` (if warps
+    #: that make a row pass one another states), ``barriers``, and what its features ask for. What
+    #: CTAs send, ``received``, lies where right tiles were; where left tiles were too, if it needs
+    #: more.
     arena: Arena
     #: Clusters launched; each goes through tiles ``c, c + clusters, ...`` of a phase.
     clusters: int
@@ -42,12 +53,10 @@ class KernelPlan:
     number: int = 0
     #: Whether it records when it did what, see `timeline`.
     timed: bool = False
-    #: If its product begins with raw rows, and a warpgroup of its own makes the others.
-    head: HeadPlan | None = None
 
     @property
     def consumers(self) -> int:
-        """Number of warpgroups that multiply; one more loads, and beside a head one makes rows."""
+        """Number of warpgroups that multiply."""
         return self.phases[0].consumers
 
     @property
@@ -56,14 +65,9 @@ class KernelPlan:
         return self.phases[0].blocks
 
     @property
-    def makers(self) -> range:
-        """Indices of the warpgroups that make rows, where warpgroups do."""
-        return range(1 if self.head is None else self.consumers + 1, self.threads // WARPGROUP)
-
-    @property
     def threads(self) -> int:
         """Threads of a CTA."""
-        return WARPGROUP * (self.consumers + 1 + (self.head is not None))
+        return WARPGROUP * (self.consumers + 1 + sum(each.warpgroups for each in self.features))
 
     @property
     def cluster_size(self) -> int:
@@ -71,16 +75,9 @@ class KernelPlan:
         return self.phases[0].program.cluster_size
 
     @property
-    def rows(self) -> RowProgram | None:
-        """The program that makes the left operand of the first phase, row by row."""
-        return self.phases[0].program.rows
-
-    @property
     def registers(self) -> tuple[int, int]:
         """Registers of a thread that loads, and of one that multiplies; 0 as launched."""
-        if self.head is not None:
-            return BESIDE_HEAD[0], BESIDE_HEAD[1]
-        return registers_beside(self.rows)[self.consumers]
+        return first_of(each.registers for each in self.features) or self.phases[0].registers
 
     @property
     def accumulators(self) -> int:
@@ -88,9 +85,9 @@ class KernelPlan:
         return max(each.sums for each in self.phases)
 
     @property
-    def kept(self) -> int:
-        """Registers of a thread that hold an intermediate; 0 if there is none."""
-        return max(each.kept for each in self.phases)
+    def held(self) -> int:
+        """Registers of a thread that features have in use beside the sums."""
+        return sum(each.held for each in self.features)
 
     @property
     def box_pitch(self) -> int:
@@ -104,10 +101,8 @@ class KernelPlan:
     @property
     def flags(self) -> tuple[Flags, ...]:
         """Flags of all phases, in the order in which they lie in memory."""
-        raised = [each.raises for each in self.phases]
-        if self.rows is not None:
-            raised.insert(0, self.phases[0].awaits)
-        return tuple(each for each in raised if each is not None)
+        found = (flags for each in self.phases for flags in (each.awaits, each.raises))
+        return tuple(dict.fromkeys(each for each in found if each is not None))
 
     @property
     def is_persistent(self) -> bool:
@@ -116,42 +111,18 @@ class KernelPlan:
 
     @property
     def helps(self) -> bool:
-        """Whether a CTA that has waited long makes the rows of its tile itself, see `helping`.
-
-        The warpgroups that make rows have nothing else to do before their first tile; for a second
-        one they would not be free while they wait.
-        """
-        phase, rows = self.phases[0], self.rows
-        alone = len(self.phases) == 1 and phase.raises is None and self.summed is None
-        if rows is None or not rows.by_warpgroups or not alone:
-            return False
-        return self.clusters == phase.program.tiles
+        """Whether a CTA waits for no other one, and need not run at the same time."""
+        return any(each.helps for each in self.features)
 
     @property
     def on_their_way(self) -> int:
         """Stages of right tiles that may be in flight before the first of them has arrived."""
         if not all(operand.streamed for each in self.phases for operand in each.rights):
             return self.right.stages  # what L2 has comes soon enough
-        return min(self.right.stages, max(2, -(-ON_THEIR_WAY // self._asked_for)))
+        return min(self.right.stages, max(2, -(-ON_THEIR_WAY // self.asked_for)))
 
     @property
-    def on_their_way_first(self) -> int:
-        """Stages of right tiles in flight before the rows of the first left tile are made.
-
-        Rows that are made meanwhile, their stores and their flags would wait behind all of them;
-        where rows are made chunk by chunk, the wait for the first is shorter.
-        """
-        if self.rows is None or self.rows.chunks is not None:
-            return self.on_their_way
-        return min(self.on_their_way, max(1, BEFORE_ROWS // self._asked_for))
-
-    @property
-    def holds_weights_back(self) -> bool:
-        """Whether all right tiles but the first are loaded after rows are made."""
-        return self.on_their_way_first < self.on_their_way
-
-    @property
-    def _asked_for(self) -> int:
+    def asked_for(self) -> int:
         """Bytes of a stage of right tiles that this CTA loads itself, without its peers' parts."""
         return max(sum(x.size // x.sharers for x in each.rights) for each in self.phases)
 
@@ -162,10 +133,8 @@ class KernelPlan:
         It may still be writing what epilogues read besides the sums: nothing says that these are
         constant, and they are read before the first left tile has come.
         """
-        programs: list[TileProgram | SumProgram] = [each.program for each in self.phases]
-        programs += [] if self.summed is None else [self.summed]
-        reduced = any(each.program.reduced is not None for each in self.phases)
-        return self.early and (reduced or any(map(further_of, programs)))
+        further = any(further_of(each.program) for each in self.phases)
+        return self.early and (further or any(each.reads_early for each in self.features))
 
     @property
     def leaves_early(self) -> bool:
@@ -173,14 +142,9 @@ class KernelPlan:
         return self.cluster_size > 1 and self.clusters == self.phases[-1].program.tiles
 
     @property
-    def summed(self) -> SumProgram | None:
-        """The program that adds the partial tiles of the last phase."""
-        return self.phases[-1].program.summed
-
-    @property
-    def sums(self) -> tuple[Any, ...]:
-        """Buffers in which TMA adds partial tiles: zero before the first launch, and after each."""
-        return () if self.summed is None or not self.summed.accumulated else (self.summed.partial,)
+    def zeroed(self) -> tuple[Any, ...]:
+        """Buffers in global memory that are zero before the first launch, and after each."""
+        return tuple(buffer for each in self.features for buffer in each.zeroed)
 
     @property
     def flag_count(self) -> int:
@@ -200,14 +164,14 @@ class KernelPlan:
     @property
     def tensor_maps(self) -> tuple[TensorMap, ...]:
         """Descriptors that the kernel takes, each once."""
-        raw = () if self.head is None else (self.head.raw,)
-        maps = (map_ for each in self.phases for map_ in each.tensor_maps)
-        return tuple(dict.fromkeys((*maps, *raw)))
+        maps = [map_ for each in self.phases for map_ in each.tensor_maps]
+        maps += [map_ for each in self.features for map_ in each.tensor_maps]
+        return tuple(dict.fromkeys(maps))
 
     @property
     def workspaces(self) -> tuple[BufferSpec, ...]:
         """Buffers in global memory for the kernel itself, for one launch."""
-        return () if self.head is None else (self.head.factors,)
+        return tuple(buffer for each in self.features for buffer in each.workspaces)
 
 
 def plan_kernel(programs: tuple[TileProgram, ...], device: Device, number: int = 0) -> KernelPlan:
@@ -219,25 +183,13 @@ def plan_kernel(programs: tuple[TileProgram, ...], device: Device, number: int =
     phases = plan_phases(programs)
     clusters = _clusters(phases, device)
     follows = len(phases) == 1 and phases[0].program.follows
-    rows = phases[0].program.rows
-    # What makes rows reads them after the kernel before, if nvcc cannot move these loads.
-    placed = rows is None or rows.is_placed
-    constant = placed and all(each.program.contraction.constant for each in phases)
-    early = follows or constant
-    plan = KernelPlan(phases, *plan_memory(phases, device), clusters, early, number)
-    return _with_head(plan, device)
-
-
-def _with_head(plan: KernelPlan, device: Device) -> KernelPlan:
-    """The plan, with a head if rows would be waited for and CTAs help one another."""
-    if not plan.helps or not plan.holds_weights_back or plan.is_awaited_by_all:
-        return plan
-    ctas = plan.clusters * plan.cluster_size
-    head = plan_head(plan.phases[0], ctas, plan.left.stages, plan.number)
-    arena = plan.arena.with_region("own_rows_barrier", 8, 8)
-    if head is None or arena.size > device.max_shared_bytes:
-        return plan
-    return replace(plan, head=head, arena=arena)
+    found = (each.found_in(phases) for each in _FEATURES)
+    features = tuple(each for each in found if each is not None)
+    constant = all(each.program.contraction.constant for each in phases)
+    early = follows or (constant and all(each.may_start_early for each in features))
+    memory = plan_memory(phases, features, device)
+    plan = KernelPlan(phases, features, *memory, clusters, early, number)
+    return reduce(lambda known, each: each.settled(known, device), features, plan)
 
 
 def _clusters(phases: tuple[PhasePlan, ...], device: Device) -> int:

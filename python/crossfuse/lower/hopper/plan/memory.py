@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import reduce
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crossfuse.hardware import Device
-from crossfuse.lower.hopper.plan.operands import Operand, barrier_count, gathered_bytes
+from crossfuse.lower.hopper.plan.operands import Operand
 from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.program.tile import Place
 from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.refusal import refuse
-from crossfuse.planner.kernels.memory import ALIGNMENT, LEAST_STAGES, divide
+from crossfuse.planner.kernels.memory import (
+    ALIGNMENT,
+    BARRIER,
+    LEAST_STAGES,
+    STAGE_BARRIERS,
+    divide,
+    place_of_received,
+)
+
+if TYPE_CHECKING:
+    from crossfuse.lower.hopper.features.feature import Feature
 
 
 @dataclass(frozen=True)
@@ -28,6 +39,16 @@ class Region:
     def end(self) -> int:
         """First byte behind it."""
         return self.offset + self.size
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Shared memory that a feature of a kernel asks for."""
+
+    name: str
+    #: In bytes, as its alignment is.
+    size: int
+    alignment: int = BARRIER
 
 
 @dataclass(frozen=True)
@@ -46,6 +67,10 @@ class Arena:
 
     def __getitem__(self, name: str) -> Region:
         return next(each for each in self.regions if each.name == name)
+
+    def with_pieces(self, pieces: Iterable[Piece]) -> Arena:
+        """An arena that has some more regions."""
+        return reduce(lambda arena, x: arena.with_region(x.name, x.size, x.alignment), pieces, self)
 
     def with_region(self, name: str, size: int, alignment: int) -> Arena:
         """An arena that has one more region, of `size` bytes.
@@ -99,12 +124,6 @@ def count(fillers: Fillers) -> int:
     return prod(each.extent for each in fillers)
 
 
-#: Alignment of what TMA copies to shared memory without a swizzle.
-_COPY = 128
-#: Bytes of three barriers, see `crossfuse.lower.hopper.rows.helping`.
-_HELP = 3 * 8
-
-
 @dataclass(frozen=True)
 class RingPlan:
     """A ring of stages that all phases use in turn."""
@@ -126,7 +145,9 @@ class RingPlan:
         return self.stages * self.pitch
 
 
-def plan_memory(phases: tuple[PhasePlan, ...], device: Device) -> tuple[RingPlan, RingPlan, Arena]:
+def plan_memory(
+    phases: tuple[PhasePlan, ...], features: tuple[Feature, ...], device: Device
+) -> tuple[RingPlan, RingPlan, Arena]:
     """Divide shared memory into the rings of left and right tiles and an arena that holds all.
 
     As many stages as fit, or as many as were asked for. Refused if two do not fit, or fewer are
@@ -139,7 +160,7 @@ def plan_memory(phases: tuple[PhasePlan, ...], device: Device) -> tuple[RingPlan
 
     def with_stages(lefts: int, rights: int) -> tuple[RingPlan, RingPlan, Arena]:
         rings = replace(left, stages=lefts), replace(right, stages=rights)
-        return (*rings, _arena(phases, *rings))
+        return (*rings, _arena(phases, features, *rings))
 
     def size(lefts: Any, rights: Any) -> int:
         return with_stages(lefts, rights)[-1].size
@@ -181,70 +202,31 @@ def _ring(loaded: list[tuple[TileProgram, tuple[Operand, ...]]]) -> RingPlan:
     return RingPlan(0, pitch, fillers_of(loaded))
 
 
-def _arena(phases: tuple[PhasePlan, ...], left: RingPlan, right: RingPlan) -> Arena:
+def _arena(
+    phases: tuple[PhasePlan, ...], features: tuple[Feature, ...], left: RingPlan, right: RingPlan
+) -> Arena:
     """Where everything lies; what peers send takes the place of tiles that are used up.
 
     That of right tiles if it is enough; with several blocks of rows, that of left tiles too.
     """
-    received = max((_received_bytes(each) for each in phases), default=0)
+    received = max((each.received for each in features), default=0)
     arena = Arena()
     boxes = box_bytes(phases) * phases[0].consumers
     if boxes:
         arena = arena.with_region("boxes", boxes, ALIGNMENT)
-    gathered = max(gathered_bytes(each.program.takes, each.consumers) for each in phases)
-    if gathered:
-        arena = arena.with_region("gathered", gathered, ALIGNMENT)
-        barriers = max(
-            barrier_count(each.program.takes, each.consumers)
-            for each in phases
-            if each.program.takes is not None
-        )
-        arena = arena.with_region("gather_barriers", 8 * barriers, 8)
+    arena = arena.with_pieces(piece for each in features for piece in each.before_tiles)
     arena = arena.with_region("left", left.size, ALIGNMENT)
-    spread = received > right.size and phases[0].blocks > 1
-    most = max(right.size, received - spread * left.size)
-    arena = arena.with_region("right", most, ALIGNMENT)
-    paired = max(map(_paired_bytes, phases))
-    if paired:
-        arena = arena.with_region("paired", paired, ALIGNMENT)
-        arena = arena.with_region("pair_barrier", 8, 8)
+    tall = phases[0].blocks > 1
+    room, spread = place_of_received(left.size, right.size, received, tall)
+    arena = arena.with_region("right", int(room), ALIGNMENT)
     if received:
         arena = arena.with_alias("received", "left" if spread else "right", received)
-        arena = arena.with_region("exchange_barriers", 16, 8)
-    if phases[-1].program.summed is not None:
-        arena = arena.with_region("sum_barrier", 8, 8)
-    rows = phases[0].program.rows
-    if rows is not None and rows.chunks is None:
-        arena = arena.with_region("rows_barrier", 8, 8)
-        if rows.by_warpgroups:
-            arena = arena.with_region("help", _HELP, 8)
-    if rows is not None and rows.staged:
-        states = 4 * rows.state_places * phases[0].consumers
-        arena = arena.with_region("row_states", states, 8)
-    chunks = phases[0].chunks
-    if chunks is not None:
-        arena = arena.with_region("row_ring", chunks.ring_bytes, _COPY)
-        arena = arena.with_region("factors", left.stages * 4 * chunks.tile, _COPY)
-        arena = arena.with_region("row_barriers", 8 * chunks.barriers, 8)
-    return arena.with_region("barriers", 16 * (left.stages + right.stages), 8)
+    arena = arena.with_pieces(piece for each in features for piece in each.behind_tiles)
+    arena = arena.with_pieces(piece for each in features for piece in each.behind_all(left.stages))
+    barriers = STAGE_BARRIERS * (left.stages + right.stages)
+    return arena.with_region("barriers", barriers, BARRIER)
 
 
 def box_bytes(phases: tuple[PhasePlan, ...]) -> int:
     """Bytes of a warpgroup's boxes in a place of their own, the most of any phase."""
     return max(each.store.own_bytes for each in phases)
-
-
-def _received_bytes(phase: PhasePlan) -> int:
-    """Bytes of partial sums that the CTAs of the cluster send to one of them."""
-    exchange = phase.program.exchange
-    if exchange is None or exchange.pair:
-        return 0
-    return exchange.place.extent * phase.slice_bytes
-
-
-def _paired_bytes(phase: PhasePlan) -> int:
-    """Bytes that two CTAs send to each of them, while right tiles of the next phase are loaded."""
-    exchange = phase.program.exchange
-    if exchange is None or not exchange.pair:
-        return 0
-    return exchange.place.extent * phase.slice_bytes

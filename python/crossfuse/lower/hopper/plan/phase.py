@@ -17,7 +17,12 @@ from crossfuse.lower.hopper.plan.operands import (
 )
 from crossfuse.lower.hopper.plan.store import StorePlan, plan_store
 from crossfuse.lower.hopper.program.tile_program import Product, TileProgram
-from crossfuse.lower.hopper.rows.plan import ChunkPlan, check_row_room, plan_chunks
+from crossfuse.lower.hopper.rows.plan import (
+    ChunkPlan,
+    check_row_room,
+    plan_chunks,
+    registers_beside,
+)
 from crossfuse.lower.hopper.wgmma_instruction import OPERAND_TYPES
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
@@ -25,6 +30,7 @@ from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.reduced.program import RowReductions
+    from crossfuse.lower.hopper.rows.program import RowProgram
 
 
 @dataclass(frozen=True)
@@ -82,9 +88,8 @@ def share_rows(program: TileProgram) -> Warpgroups:
 
 def _check_blocks(program: TileProgram, warpgroups: Warpgroups) -> None:
     """Refuse programs that need warpgroups of one block each."""
-    exchange = program.exchange
     others = {
-        "a product of each of two paired CTAs": exchange is not None and exchange.pair,
+        "a product of each of two paired CTAs": program.pairs,
         "an intermediate that a cluster gathers": program.gives or program.takes,
         "an intermediate in registers": program.keeps or program.reuses,
     }
@@ -123,6 +128,11 @@ WARP_ROWS = 16
 _MAX_COLUMNS = 256
 
 
+#: Registers a thread by the number of multiplying warpgroups: of the loading one, and of the
+#: others; 0 leaves them as launched. Together at most 64 Ki a CTA.
+REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160)}
+
+
 @dataclass(frozen=True)
 class PhasePlan:
     """All decisions about one tile program."""
@@ -145,6 +155,8 @@ class PhasePlan:
     others: tuple[Operand, ...] = ()
     #: If rows of the left operand are made chunk by chunk.
     chunks: ChunkPlan | None = None
+    #: Registers of a thread that loads, and of one that multiplies; 0 as launched.
+    registers: tuple[int, int] = (0, 0)
 
     @property
     def columns(self) -> int:
@@ -206,18 +218,23 @@ class PhasePlan:
     @property
     def tensor_maps(self) -> tuple[TensorMap, ...]:
         """Descriptors of its loads and of its store."""
-        chunks = () if self.chunks is None else (self.chunks.source, self.chunks.factors)
-        return (*(each.map for each in self.operands), *self.store.maps, *chunks)
+        return (*(each.map for each in self.operands), *self.store.maps)
 
     @property
     def slice_bytes(self) -> int:
-        """Bytes of the partial sums that one CTA sends to another; 0 without an exchange."""
+        """Bytes of the partial sums that one CTA sends to another."""
         exchange = self.program.exchange
-        if exchange is None:
-            return 0
+        assert exchange is not None
         if self.has_whole_warps:
             return exchange.rows * self.columns * 4
         return exchange.elements * 4
+
+    @property
+    def exchanged_bytes(self) -> int:
+        """Bytes of those that all CTAs send to one of them."""
+        exchange = self.program.exchange
+        assert exchange is not None
+        return exchange.place.extent * self.slice_bytes
 
     @property
     def has_whole_warps(self) -> bool:
@@ -230,7 +247,10 @@ class PhasePlan:
 
 
 def plan_phase(
-    program: TileProgram, awaits: Flags | None = None, chunks: ChunkPlan | None = None
+    program: TileProgram,
+    awaits: Flags | None = None,
+    chunks: ChunkPlan | None = None,
+    registers: dict[int, tuple[int, int]] = REGISTERS,
 ) -> PhasePlan:
     """Plan one phase; refused if tensor cores or TMA cannot take its tiles.
 
@@ -276,13 +296,14 @@ def plan_phase(
         awaits,
         others,
         chunks,
+        registers[warpgroups.count],
     )
 
 
 def _right(program: TileProgram, product: Product) -> Operand:
     """How a product's right tile is loaded; the CTAs of a pair load different ones."""
     exchange = program.exchange
-    apart = exchange.place if exchange is not None and exchange.pair else None
+    apart = exchange.place if exchange is not None and program.pairs else None
     return make_operand(program, product.right, k_major=not product.is_transposed, apart=apart)
 
 
@@ -345,18 +366,12 @@ def plan_phases(programs: tuple[TileProgram, ...]) -> tuple[PhasePlan, ...]:
         left = program.contraction.left
         made = [each.raises for each in phases if each.raises is not None]
         flags = next((each for each in made if each.buffer.same_as(left.buffer)), None)
-        chunks = plan_chunks(program)
         if program.rows is not None:
-            flags = (
-                Flags.of_rows(program.rows, left.shape[0])
-                if chunks is None
-                else Flags.of_chunks(program.rows, chunks)
-            )
+            phases.append(_plan_rows(program, program.rows))
+            continue
         if flags is not None:
             flags.check_reader(left, program.analyzer)
-        phases.append(plan_phase(program, flags, chunks))
-        if program.rows is not None:
-            check_row_room(phases[-1])
+        phases.append(plan_phase(program, flags))
     first, *others = phases
     for phase in others:
         found = (phase.warpgroups, phase.program.cluster_size)
@@ -370,6 +385,16 @@ def plan_phases(programs: tuple[TileProgram, ...]) -> tuple[PhasePlan, ...]:
                 instead="give all phases tiles of the same rows and one cluster size",
             )
     return _with_distinct_maps(tuple(phases))
+
+
+def _plan_rows(program: TileProgram, rows: RowProgram) -> PhasePlan:
+    """Plan a phase that makes the rows of its left operand."""
+    left, chunks = program.contraction.left, plan_chunks(program)
+    flags = Flags.of_rows(rows, left.shape[0]) if chunks is None else Flags.of_chunks(rows, chunks)
+    flags.check_reader(left, program.analyzer)
+    phase = plan_phase(program, flags, chunks, registers_beside(rows, REGISTERS))
+    check_row_room(phase)
+    return phase
 
 
 def _with_distinct_maps(phases: tuple[PhasePlan, ...]) -> tuple[PhasePlan, ...]:

@@ -259,6 +259,16 @@ class TileProgram:
         return tile.gather if isinstance(tile, GatheredTile) else None
 
     @property
+    def pairs(self) -> bool:
+        """Whether two CTAs make a product each of its tiles."""
+        return self.exchange is not None and self.exchange.pair
+
+    @property
+    def splits(self) -> bool:
+        """Whether the CTAs of a cluster share its reduction."""
+        return self.exchange is not None and not self.exchange.pair
+
+    @property
     def keeps(self) -> bool:
         """Whether its result stays in registers, for the next phase."""
         return isinstance(self.store.tile, KeptTile)

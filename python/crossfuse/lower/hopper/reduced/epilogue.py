@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.coordinates import Coordinates, at
+from crossfuse.lower.hopper.coordinates import at
 from crossfuse.lower.hopper.fast_math import fast, fast_tanh
-from crossfuse.lower.hopper.flags import FlagWriter
+from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Feature, TileSums
 from crossfuse.lower.hopper.reduced.program import Best, Output, RowReductions
 from crossfuse.lower.hopper.reduced.recover import NOWHERE
-from crossfuse.lower.hopper.statements import Variable, let, registers, when
+from crossfuse.lower.hopper.statements import Variable, Warmup, let, registers, when
 from crossfuse.lower.hopper.stream.program import Kind, ranges
 from crossfuse.lower.hopper.stream.values import (
     Lanes,
@@ -23,7 +23,9 @@ from crossfuse.lower.hopper.stream.values import (
     half_of,
     shuffled,
 )
-from crossfuse.lower.hopper.warmup import Warmup
+
+if TYPE_CHECKING:
+    pass
 
 # The best elements of rows by repeated selection: the four threads of a row find each together.
 
@@ -122,39 +124,25 @@ class _Row:
             ir.script.buffer_store(self.left, element, [number])
 
 
-class RowEpilogue:
+class RowEpilogue(Ending):
     """The epilogue that reduces rows, for one multiplying warpgroup.
 
-    It takes the place of the epilogue that stores the tile; `accumulators` are the wgmma registers
-    of the warpgroup. In the warm-up nothing is stored.
+    It takes the place of the epilogue that stores the tile. In the warm-up nothing is stored.
     """
 
-    def __init__(
-        self,
-        program: RowReductions,
-        where: Coordinates,
-        warpgroup: Any,
-        accumulators: Any,
-        warmup: Warmup,
-    ) -> None:
+    def __init__(self, sums: TileSums, program: RowReductions) -> None:
+        super().__init__(sums)
+        assert sums.writer is None, "a kernel of row reductions has one phase"
         # Outputs may be float32: they are made by exact functions, once for each of them.
         self.program = program.mapped(lambda value: fast(fast_tanh(value)))
-        self.accumulators = accumulators
-        self.warmup = warmup
-        self.lanes = Lanes.of(where, warpgroup)
-        self.quarter = let("quarter", where.lane % QUAD)
+        self.lanes = Lanes.of(self.where, self.warpgroup)
+        self.quarter = let("quarter", self.where.lane % QUAD)
         self.rows = RowState(program.rows)
         self.best = {each.target: Selected(each) for each in program.best}
 
-    def ahead(self, values: Mapping[Any, Any]) -> None:
-        """Do nothing: there are no loads to issue early, as only the sums are read."""
-
-    def finish(self) -> None:
-        """Do nothing: no store is under way, as those of TMA would be."""
-
-    def store(self, places: Mapping[Any, Any], writer: FlagWriter | None = None) -> None:
+    def end(self, places: Mapping[Any, Any], leave: Callable[[], None] | None) -> None:
         """Reduce and store the tile at the coordinates of `places`."""
-        assert writer is None, "a kernel of row reductions has one phase"
+        self.leave(leave)
         values = Values(self.program, self.lanes, dict(places), self.rows.register, self._element)
         for step in self.program.before:
             self.rows.run(step, values)
@@ -215,3 +203,18 @@ class RowEpilogue:
         if not ranges(self.program).can_prove(last < rows):
             conditions.append(self._place(output, places, half, 0)[box.axis] < rows)
         return conditions
+
+
+class _Part(ConsumerPart):
+    def ending(self, sums: TileSums) -> Ending | None:
+        """The reductions of a phase's rows."""
+        reduced = sums.phase.program.reduced
+        return None if reduced is None else RowEpilogue(sums, reduced)
+
+
+class RowsReduced(Feature):
+    """Rows of the sums are reduced, and what they are reduced to is stored in place of them."""
+
+    asked_by = "reduced"
+    part = _Part
+    reads_early = True

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from crossfuse import _tvm as ir
+from crossfuse.hardware import WARP
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.body import Body
-from crossfuse.lower.hopper.coordinates import at, grid_places
+from crossfuse.lower.hopper.coordinates import Coordinates, at, grid_places
+from crossfuse.lower.hopper.features.feature import ConsumerPart, Feature
 from crossfuse.lower.hopper.flags import FlagWriter
+from crossfuse.lower.hopper.pipeline import Cursor
+from crossfuse.lower.hopper.plan.memory import Piece
 from crossfuse.lower.hopper.plan.phase import PhasePlan
-from crossfuse.lower.hopper.rows.plan import BOX, FIRST_WARP, ROW_WARPS, ChunkBarriers, ChunkPlan
+from crossfuse.lower.hopper.rows.plan import (
+    BOX,
+    FIRST_WARP,
+    FLAG_WARP,
+    ROW_WARPS,
+    ChunkBarriers,
+    ChunkPlan,
+)
 from crossfuse.lower.hopper.rows.program import RowProgram, size_of
 from crossfuse.lower.hopper.rows.recover import known_in
 from crossfuse.lower.hopper.rows.statements import (
@@ -22,9 +34,110 @@ from crossfuse.lower.hopper.rows.statements import (
     quick,
     without_stores,
 )
-from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
+from crossfuse.lower.hopper.statements import Variable, branches, let, registers, run, when
+from crossfuse.lower.hopper.timeline import ROWS_BEGUN, ROWS_MADE
 from crossfuse.lower.hopper.tma import EVICT_FIRST, load_name
 from crossfuse.lower.hopper.wgmma import Multiplier
+from crossfuse.lower.image import TensorMap
+
+if TYPE_CHECKING:
+    from crossfuse.lower.hopper.body import Body
+    from crossfuse.lower.hopper.consumer import Steps
+    from crossfuse.lower.hopper.producer import Loader
+
+#: Alignment of what TMA copies to shared memory without a swizzle.
+_COPY = 128
+
+
+class _Part(ConsumerPart):
+    def step(self, steps: Steps, count: Any, step: Any) -> None:
+        """Correct the sums of a warp where a chunk begins."""
+        _correct_sums(self.body, steps.phase, steps.multiplier, steps.left.cursor.stage, count)
+
+
+@dataclass(frozen=True)
+class RowsByChunks(Feature):
+    """Rows of the left operand are made chunk by chunk, by warps beside those that load."""
+
+    part: ClassVar = _Part
+    chunks: ChunkPlan
+    tensor_maps: tuple[TensorMap, ...]
+    #: Whether nvcc cannot move the loads of rows in front of a wait.
+    may_start_early: bool
+    fast: bool
+
+    events = (ROWS_BEGUN, ROWS_MADE)
+
+    def behind_all(self, stages: int) -> tuple[Piece, ...]:
+        """A ring of each warp, factors beside left tiles, and barriers."""
+        return (
+            Piece("row_ring", self.chunks.ring_bytes, _COPY),
+            Piece("factors", stages * FACTOR * self.chunks.tile, _COPY),
+            Piece("row_barriers", 8 * self.chunks.barriers),
+        )
+
+    def barriers(self, body: Body) -> ChunkBarriers:
+        """Its barriers."""
+        return ChunkBarriers(self.chunks, partial(body.barrier, "row_barriers"))
+
+    def initialise(self, body: Body) -> None:
+        """Initialise them."""
+        self.barriers(body).initialise(body.where.thread)
+
+    def noting(self, where: Coordinates) -> Any:
+        """The first thread that makes a row."""
+        return ir.script.And(where.warpgroup == 0, where.thread == FIRST_WARP * WARP)
+
+    def load(self, loader: Loader) -> bool:
+        """One warp loads both operands: the one beside it raises flags."""
+        with when(loader.body.where.warp == 0):
+            _load_both(loader)
+        return True
+
+    def beside_loads(self, body: Body) -> None:
+        """One warp raises flags, and others make rows."""
+        (phase,) = body.plan.phases
+        with when(body.where.thread == FLAG_WARP * WARP):
+            _emit_flags(body, phase, self.barriers(body))
+        with when(body.where.warp >= FIRST_WARP):
+            assert phase.program.rows is not None
+            _Rows(body, phase, phase.program.rows, self.chunks, self.barriers(body)).emit()
+
+
+def _load_both(loader: Loader) -> None:
+    """Load each step's right tile, then its left one; the first right tiles before any left."""
+    body, (phase,) = loader.body, loader.body.plan.phases
+    loader.begin()
+    left, right = Cursor(body.left), Cursor(body.right)
+    steps = phase.program.contraction.steps
+    ahead = min(body.right.stages, steps)
+    early = Variable("early", "int32", ahead)
+    first = body.where.places | grid_places(phase.program, body.where.cluster)
+    with (
+        when(ir.script.And(body.where.lane == 0, body.where.cluster < phase.program.tiles)),
+        ir.script.serial(0, ahead) as step,
+    ):
+        values = first | {phase.program.contraction.step: step}
+        loader.load(phase, right, phase.rights, values)
+        right.advance()
+    waits = loader.waits(phase)
+    with body.each_tile(phase) as places:
+        waits.start(places)
+        with body.each_step(phase) as (step, number):
+            with when(body.where.lane == 0), branches(early.value > 0) as (there, missing):
+                with there:
+                    early.set(early.value - 1)
+                with missing:
+                    loader.load(phase, right, phase.rights, places | step)
+                    right.advance()
+            waits.wait(places | step)
+            with when(body.where.lane == 0):
+                factors = partial(load_factors, body, phase, places | step, number)
+                size = factor_bytes(phase, number)
+                loader.load(phase, left, phase.lefts, places | step, size, factors)
+            left.advance()
+    loader.over()
+
 
 # The warps that make rows chunk by chunk, and the one that raises their flags.
 
@@ -38,13 +151,13 @@ def _each_tile(body: Body, phase: PhasePlan) -> Iterator[tuple[Variable, dict[An
         tile.set(tile.value + body.plan.clusters)
 
 
-def emit_flags(body: Body, phase: PhasePlan) -> None:
+def _emit_flags(body: Body, phase: PhasePlan, barriers: ChunkBarriers) -> None:
     """Write the thread that raises the flag of each chunk when all warps have stored it.
 
     Its barrier makes visible to it what they stored, and its release passes that on: the warps
     wait for no memory (PTX ISA, memory consistency model, causality order is transitive).
     """
-    chunks, barriers = _chunks(body, phase)
+    chunks = barriers.plan
     assert phase.left is not None and phase.awaits is not None
     writer = FlagWriter(body.placed(phase.awaits))
     done = Variable("chunks_told", "int32", 0)
@@ -58,19 +171,12 @@ def emit_flags(body: Body, phase: PhasePlan) -> None:
             done.set(done.value + 1)
 
 
-def emit_chunks(body: Body, phase: PhasePlan) -> None:
-    """Write the warps that make rows, chunk by chunk.
+class _Rows:
+    """Writes the statements of one warp that makes rows by chunks.
 
     A warp's rows of a chunk come by TMA, batch by batch; where a batch was, the same rows of the
     next chunk come, or the first chunk of the next tile.
     """
-    program, (chunks, barriers) = phase.program.rows, _chunks(body, phase)
-    assert program is not None
-    _Rows(body, phase, program, chunks, barriers).emit()
-
-
-class _Rows:
-    """Writes the statements of one warp that makes rows by chunks."""
 
     def __init__(
         self,
@@ -257,11 +363,6 @@ class _Rows:
         done.set(done.value + 1)
 
 
-def _chunks(body: Body, phase: PhasePlan) -> tuple[ChunkPlan, ChunkBarriers]:
-    assert phase.chunks is not None and body.chunks is not None
-    return phase.chunks, body.chunks
-
-
 def _leaves(statement: Any) -> bool:
     """Whether a statement stores to global memory."""
     stores: list[Any] = []
@@ -299,8 +400,7 @@ def steps_of_chunk(phase: PhasePlan) -> int:
 
 def factor_bytes(phase: PhasePlan, step: Any) -> Any:
     """Bytes of the factors that come with a step, for the barrier of its stage to expect."""
-    if phase.chunks is None:
-        return 0
+    assert phase.chunks is not None
     begins = step % steps_of_chunk(phase) == 0
     return ir.script.Select(begins, FACTOR * phase.chunks.tile, 0)
 
@@ -313,8 +413,7 @@ def load_factors(
     They go to the slot of the left tile's `stage`, and the barrier `full` counts their bytes, see
     `factor_bytes`. `values` are those of all variables of the left tile's origin.
     """
-    if phase.chunks is None:
-        return
+    assert phase.chunks is not None
     left = phase.program.contraction.left
     row, column = (at(each, values) for each in left.origin)
     address = ir.script.address_of(body.maps[phase.chunks.factors.name])
@@ -333,7 +432,7 @@ __device__ __forceinline__ int crossfuse_any_lane(int found) {
 """
 
 
-def correct_sums(
+def _correct_sums(
     body: Body, phase: PhasePlan, multiplier: Multiplier, stage: Any, number: Any
 ) -> None:
     """Multiply a warp's sums by the factors of their rows, if any row has one, as `stage` has come.
@@ -341,10 +440,8 @@ def correct_sums(
     Factors are 1 but for rows that have outgrown what they were made for: sums stay with the
     tensor cores then, and nobody waits. Warps differ, as each has rows of its own.
     """
-    chunks = phase.chunks
-    if chunks is None:
-        return
-    where = body.where
+    chunks, where = phase.chunks, body.where
+    assert chunks is not None
     with when(ir.script.And(number > 0, number % steps_of_chunk(phase) == 0)):
         warp = (where.warpgroup - 1) * phase.warpgroups.share + where.warp * 16
         row = stage * chunks.tile + warp + where.lane // 4

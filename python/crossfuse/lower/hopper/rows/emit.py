@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP, WARPGROUP
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.body import Body
 from crossfuse.lower.hopper.coordinates import Coordinates, at, grid_places
+from crossfuse.lower.hopper.features.feature import Feature, LeftsPart
 from crossfuse.lower.hopper.flags import Flags, FlagWriter
-from crossfuse.lower.hopper.plan.kernel import KernelPlan
+from crossfuse.lower.hopper.pipeline import Throttle
+from crossfuse.lower.hopper.plan.memory import Piece
 from crossfuse.lower.hopper.rows.plan import FIRST_WARP, ROW_WARPS
 from crossfuse.lower.hopper.rows.program import RowProgram, size_of
-from crossfuse.lower.hopper.statements import Variable, branches, let, run, when
+from crossfuse.lower.hopper.statements import Variable, let, run, when
 from crossfuse.lower.hopper.timeline import ROWS_BEGUN, ROWS_MADE
-from crossfuse.lower.hopper.warmup import Warmup, hidden
+
+if TYPE_CHECKING:
+    from crossfuse.lower.hopper.body import Body
+    from crossfuse.lower.hopper.plan.kernel import KernelPlan
+    from crossfuse.lower.hopper.producer import Loader
 
 # Warps of the loading warpgroup that make rows of the left operand, while others multiply.
 
@@ -39,32 +44,138 @@ __device__ __forceinline__ int crossfuse_pinned(int place) {
 """
 
 
-def fetch_rows(plan: KernelPlan, where: Coordinates) -> None:
-    """Prefetch what the first rows of this CTA need.
+@dataclass(frozen=True)
+class WholeRows(Feature):
+    """Rows of the first phase's left operand are made in the same kernel, each at once."""
 
-    That is before weights are asked for, which would come first.
+    #: Whether a warpgroup makes a row, or a warp.
+    by_warpgroups: bool
+    #: Bytes of what the warps of a row pass one another.
+    states: int
+    #: Whether nvcc cannot move the loads of rows in front of a wait.
+    may_start_early: bool
+    fast: bool
+    #: Stages of right tiles in flight before the rows of the first left tile are made.
+    first: int = 0
+    #: Whether these are fewer than usual.
+    holds: bool = False
+
+    events = (ROWS_BEGUN, ROWS_MADE)
+
+    @staticmethod
+    def program(plan: KernelPlan) -> RowProgram:
+        """What makes a row."""
+        rows = plan.phases[0].program.rows
+        assert rows is not None
+        return rows
+
+    @staticmethod
+    def flags(plan: KernelPlan) -> Flags:
+        """Those of the tiles of rows."""
+        flags = plan.phases[0].awaits
+        assert flags is not None
+        return flags
+
+    def behind_all(self, stages: int) -> tuple[Piece, ...]:
+        """Barriers, and what the warps of a row pass one another."""
+        pieces = [Piece("rows_barrier", 8)]
+        if self.by_warpgroups:
+            pieces.append(Piece("help", 3 * 8))
+        if self.states:
+            pieces.append(Piece("row_states", self.states))
+        return tuple(pieces)
+
+    def initialise(self, body: Body) -> None:
+        """The barrier that completes when the rows of the first left tile are made."""
+        if self.holds:
+            with when(body.where.thread == 0):
+                mbarrier.initialise(body.barrier("rows_barrier"), 1)
+
+    def noting(self, where: Coordinates) -> Any:
+        """The first thread that makes a row."""
+        maker, thread = (1, 0) if self.by_warpgroups else (0, FIRST_WARP * WARP)
+        return ir.script.And(where.warpgroup == maker, where.thread == thread)
+
+    def throttle(self, body: Body) -> Throttle:
+        """Right tiles but the first are loaded after rows are made."""
+        return Throttle(
+            body.right, body.plan.on_their_way, self.first, body.barrier("rows_barrier")
+        )
+
+    def lefts(self, loader: Loader, number: int) -> LeftsPart:
+        """Whoever loads the first left tile says that its rows are made."""
+        return Tells(loader.body) if number == 0 and self.holds else LeftsPart()
+
+
+class Tells(LeftsPart):
+    """Signals who loads right tiles that the rows of the first left tile are made."""
+
+    def __init__(self, body: Body) -> None:
+        self.body, self.told = body, Variable("told", "int32", 0)
+
+    def ready(self) -> None:
+        """Signal it once."""
+        with when(self.told.value == 0):
+            self.told.set(1)
+            with when(self.body.where.lane == 0):
+                mbarrier.arrive(self.body.barrier("rows_barrier"))
+
+
+class RowsByWarps(WholeRows):
+    """Warps of the loading warpgroup make rows, while others multiply."""
+
+    def prefetch(self, body: Body) -> None:
+        """Prefetch the first rows of this CTA, before weights are asked for."""
+        where = body.where
+        _prefetch(body, [where.warpgroup == 0, where.thread >= FIRST_WARP * WARP])
+
+    def beside_loads(self, body: Body) -> None:
+        """Make rows.
+
+        Row r is that of warp ``r // ctas`` of CTA ``r % ctas``, so that the first rows of all CTAs
+        are under way together.
+        """
+        rows = self.program(body.plan)
+        with (
+            when(body.where.warp >= FIRST_WARP),
+            _each_row(body, self, body.where.lane, ROW_WARPS) as (row, lane),
+        ):
+            with when(row < rows.rows):
+                ir.script.add_to_parent(rows.of(let("own_row", row), let("lane", lane)))
+            # All lanes have stored their elements.
+            run(ir.script.cuda.warp_sync())
+
+
+class RowsByWarpgroups(WholeRows):
+    """Multiplying warpgroups make rows, one each, before the first left tile can have come.
+
+    They have nothing else to do then. For 128 threads a row is short: all of it is asked for at
+    once and kept in registers. Of its state the warps pass one another theirs, through shared
+    memory.
     """
-    rows = plan.rows
-    if rows is None or rows.chunks is not None:
-        return
-    if plan.head is not None:
-        with when(where.warpgroup > plan.consumers):
-            for number in range(plan.head.at_once):
-                row = let("row_ahead", first_row(plan, where, rows, number))
-                with when(row < rows.rows):
-                    for each in rows.read if number == 0 else rows.matrices:
-                        _fetch(each, row, where.thread, rows.threads)
-        return
-    row = let("row_ahead", first_row(plan, where, rows))
-    makes = [where.warpgroup == 0, where.thread >= FIRST_WARP * WARP]
-    if rows.by_warpgroups:
-        makes = [where.warpgroup > 0]
+
+    def prefetch(self, body: Body) -> None:
+        """Prefetch the first rows of this CTA, before weights are asked for."""
+        _prefetch(body, [body.where.warpgroup > 0])
+
+    def meeting(self, body: Body) -> None:
+        """Make rows: nobody waits for who makes them, and loads are on their way before weights."""
+        with (
+            when(body.where.warpgroup > 0),
+            _each_row(body, self, body.where.thread, body.plan.consumers) as (row, thread),
+        ):
+            make_row(body, self.program(body.plan), row, thread)
+
+
+def _prefetch(body: Body, makes: list[Any]) -> None:
+    rows = WholeRows.program(body.plan)
+    row = let("row_ahead", first_row(body.plan, body.where, rows))
     with when(ir.conjunction([*makes, row < rows.rows])):
         for each in rows.read:
-            _fetch(each, rows.given(row), where.thread % rows.threads, rows.threads)
+            fetch(each, rows.given(row), body.where.thread % rows.threads, rows.threads)
 
 
-def _fetch(buffer: Any, row: Any, lane: Any, threads: int) -> None:
+def fetch(buffer: Any, row: Any, lane: Any, threads: int) -> None:
     """Prefetch a row of a matrix, or a vector, into L2: each thread takes lines of its own."""
     *matrix, length = (int(extent) for extent in buffer.ty.shape)
     elements = max(1, _LINE * 8 // ir.tvm.DataType(str(buffer.ty.dtype)).bits)
@@ -98,33 +209,18 @@ def after_kernel_before(plan: KernelPlan, **places: Any) -> tuple[Any, ...]:
     return tuple(let(name, _pinned(each)) for name, each in places.items())
 
 
-def emit_rows(body: Body, rows: RowProgram, flags: Flags) -> None:
-    """Write the warps that make rows.
-
-    Row r is that of warp ``r // ctas`` of CTA ``r % ctas``, so that the first rows of all CTAs are
-    under way together.
-    """
-    with _each_row(body, rows, flags, body.where.lane, ROW_WARPS) as (row, lane):
-        with when(row < rows.rows):
-            ir.script.add_to_parent(rows.of(let("own_row", row), let("lane", lane)))
-        # All lanes have stored their elements.
-        run(ir.script.cuda.warp_sync())
-
-
 @contextmanager
-def _each_row(
-    body: Body, rows: RowProgram, flags: Flags, thread: Any, makers: int
-) -> Iterator[tuple[Any, Any]]:
+def _each_row(body: Body, made: WholeRows, thread: Any, makers: int) -> Iterator[tuple[Any, Any]]:
     """Loop over the rows of one of a CTA's `makers`, warps or warpgroups; yields row and thread.
 
     It counts each row at the flag of its tile, by its first `thread`; rows of the last tile that
     the matrix does not have are counted too.
     """
-    plan = body.plan
+    plan, rows, flags = body.plan, made.program(body.plan), made.flags(body.plan)
     first, own = after_kernel_before(
         plan, row_then=first_row(plan, body.where, rows), lane_then=thread
     )
-    body.timeline.stamp_rows(ROWS_BEGUN)
+    body.timeline.stamp(ROWS_BEGUN)
     row = Variable("row", "int32", first)
     writer = FlagWriter(body.placed(flags))
     with ir.script.While(row.value < flags.down * flags.rows):
@@ -132,7 +228,7 @@ def _each_row(
         with when(thread == 0):
             writer.raise_flag(ir.script.min(row.value, rows.rows - 1), 0)
         row.set(row.value + makers * plan.clusters * plan.cluster_size)
-    body.timeline.stamp_rows(ROWS_MADE)
+    body.timeline.stamp(ROWS_MADE)
 
 
 def _pinned(place: Any) -> Any:
@@ -181,77 +277,7 @@ class RowLoop:
             self._row.set(self._row.value + self.at_once * self.step)
 
 
-# Rows that multiplying warpgroups make, a row each, before the first left tile can have come.
-#
-# They have nothing else to do then. For 128 threads a row is short: all of it is asked for at once
-# and kept in registers. Of its state the warps pass one another theirs, through shared memory.
-
-
-def meet_and_make_rows(body: Body) -> None:
-    """Write where a cluster's threads meet first, and the rows that warpgroups make.
-
-    In a cluster these say that they have started, make rows, and then wait for the others: nobody
-    waits for them, and what they load is on its way before weights are asked for.
-    """
-    plan, flags = body.plan, body.plan.phases[0].awaits
-    rows = plan.rows if plan.rows is not None and plan.rows.by_warpgroups else None
-    if rows is None or flags is None:
-        mbarrier.meet_started(plan.cluster_size)
-        return
-    if plan.cluster_size == 1:
-        mbarrier.meet_started(1)
-    else:
-        mbarrier.say_started()
-    with (
-        when(body.where.warpgroup > 0),
-        _each_row(body, rows, flags, body.where.thread, plan.consumers) as (row, thread),
-    ):
-        _make(body, rows, row, thread)
-    if plan.cluster_size > 1:
-        mbarrier.await_started()
-
-
-class RowsWithHelp:
-    """Rows that a warpgroup makes twice: its own, and if others are late, those of its tile.
-
-    One loop makes either, in the warm-up and after it: so there is one copy of its statements, and
-    the code of the first products is warmed up while the rows of others are on their way.
-    """
-
-    def __init__(self, body: Body, rows: RowProgram, flags: Flags) -> None:
-        self.body, self.rows = body, rows
-        plan, where = body.plan, body.where
-        first, self._thread = after_kernel_before(
-            plan, row_then=first_row(plan, where, rows), lane_then=where.thread
-        )
-        body.timeline.stamp_rows(ROWS_BEGUN)
-        step = plan.consumers * plan.clusters * plan.cluster_size
-        self._loop = RowLoop(body, flags, first, step)
-
-    def make(self, warmup: Warmup) -> None:
-        """Make rows: in the warm-up its own, then those that are late."""
-        body, help_ = self.body, self.body.help
-        assert help_ is not None
-        counts = hidden(warmup.turn)
-        late = Variable("rows_are_late", "int32", 0)
-        with when(counts > 0):
-            late.set(help_.await_tile(body.left.full(0)))
-            self._loop.turn_to_late(late, body.where.warpgroup - 1, body.plan.consumers)
-        with self._loop.each() as row:
-            _make(body, self.rows, row, self._thread)
-            with when(ir.script.And(body.where.thread == 0, counts == 0)):
-                self._loop.writer.raise_flag(ir.script.min(row, self.rows.rows - 1), 0)
-        with branches(counts > 0) as (helped, made):
-            with helped, when(ir.script.And(body.where.thread == 0, late.value > 0)):
-                help_.say_done()
-            with made:
-                body.timeline.stamp_rows(ROWS_MADE)
-                if body.plan.cluster_size > 1:
-                    mbarrier.await_started()
-                body.timeline.stamp("cluster met")
-
-
-def _make(body: Body, rows: RowProgram, row: Any, thread: Any) -> None:
+def make_row(body: Body, rows: RowProgram, row: Any, thread: Any) -> None:
     """Make a row with a warpgroup, if there is one of that number, and meet behind its stores."""
     number = body.where.warpgroup - 1
     with when(row < rows.rows):

@@ -11,30 +11,50 @@ needs the same columns of all its rows::
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.body import Body
-from crossfuse.lower.hopper.coordinates import at, grid_places
+from crossfuse.lower.hopper.coordinates import Coordinates, at, grid_places
+from crossfuse.lower.hopper.features.feature import ConsumerPart, LeftsPart
 from crossfuse.lower.hopper.flags import FlagWriter
-from crossfuse.lower.hopper.plan.phase import PhasePlan
+from crossfuse.lower.hopper.pipeline import Cursor, Throttle
 from crossfuse.lower.hopper.rows.emit import (
     RowLoop,
+    Tells,
     after_kernel_before,
+    fetch,
     first_row,
     passed_on,
     staged,
 )
-from crossfuse.lower.hopper.rows.plan import HeadPlan
+from crossfuse.lower.hopper.rows.helping import RowsWithHelp
+from crossfuse.lower.hopper.rows.plan import BESIDE_HEAD, MULTIPLYING, ON_THEIR_WAY, HeadPlan
 from crossfuse.lower.hopper.rows.statements import flat, fresh, given, independent_of
-from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
+from crossfuse.lower.hopper.statements import (
+    Variable,
+    Warmup,
+    branches,
+    hidden,
+    let,
+    registers,
+    run,
+    set_registers,
+    when,
+)
 from crossfuse.lower.hopper.timeline import ROWS_BEGUN, ROWS_MADE
-from crossfuse.lower.hopper.warmup import hidden
 from crossfuse.lower.hopper.wgmma import Multiplier
+from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
+
+if TYPE_CHECKING:
+    from crossfuse.lower.hopper.body import Body
+    from crossfuse.lower.hopper.consumer import Steps
+    from crossfuse.lower.hopper.producer import Loader
 
 #: Elements of 16 bytes (a vector access of a 16-bit type), and groups of so many in a stage's row.
 _GROUP, _GROUPS = 8, ROW_BYTES // 16
@@ -42,17 +62,38 @@ _GROUP, _GROUPS = 8, ROW_BYTES // 16
 _ROWS = WARPGROUP // _GROUPS
 
 
-class Head:
+class Head(ConsumerPart):
     """The head of a product, in a warpgroup that multiplies."""
 
-    def __init__(self, body: Body, phase: PhasePlan, head: HeadPlan) -> None:
-        assert body.plan.rows is not None and body.plan.rows.scaled is not None
-        self.body, self.phase, self.head = body, phase, head
-        self.rows, self.scaled = body.plan.rows, body.plan.rows.scaled
-        self.dtype = phase.program.contraction.left.dtype
-        (self.thread,) = after_kernel_before(body.plan, lane_then=body.where.thread)
+    def __init__(self, feature: RowsBesideHead, body: Body, warpgroup: Any) -> None:
+        super().__init__(feature, body, warpgroup)
+        self.phase, self.head = body.plan.phases[0], feature.head
+        self.rows = feature.program(body.plan)
+        assert self.rows.scaled is not None
+        self.scaled, self.dtype = self.rows.scaled, self.phase.program.contraction.left.dtype
 
-    def prepare(self, places: dict[Any, Any]) -> None:
+    def begin(self) -> None:
+        """Wait for the kernel before."""
+        (self.thread,) = after_kernel_before(self.body.plan, lane_then=self.body.where.thread)
+
+    def warm(self, warmup: Warmup) -> None:
+        """Wait for the cluster during the warm-up: nothing has been sent or received before."""
+        if self.body.plan.cluster_size > 1:
+            with when(hidden(warmup.turn) == 0):
+                mbarrier.await_started()
+        self.body.timeline.stamp("cluster met")
+
+    def first(self, steps: Steps) -> int:
+        """Multiply the steps of raw rows, and scale their sums."""
+        # Code that runs once is fetched from L2. Of a number of steps that it knew, the compiler
+        # would make as many copies.
+        steps.emit(0, hidden(ir.script.int32(self.head.steps)))
+        steps.multiplier.wait(pending=0)
+        steps.left.cursor.wait_full()  # the next rows have been made
+        self.scale(steps.multiplier)
+        return self.head.steps
+
+    def tile(self, number: int, places: dict[Any, Any]) -> None:
         """Multiply all raw tiles by what is known of their elements.
 
         `places` has values of all variables of the tile's origin, but for the step.
@@ -116,11 +157,6 @@ class Head:
 
         return ir.mutate(self.scaled.element, (ir.TensorLoad, load))
 
-    @property
-    def steps(self) -> int:
-        """Steps of the reduction that multiply raw rows."""
-        return self.head.steps
-
     def scale(self, multiplier: Multiplier) -> None:
         """Multiply the sums of raw rows by the factors of these rows, which have been made by now.
 
@@ -135,7 +171,7 @@ class Head:
             below = row + 8 * half
             # Rows that there are not are counted at the flags of their own tiles, and have none.
             with when(below < self.rows.rows) if self.phase.tails[0] else nullcontext():
-                factor.set(self.body.factors[below])
+                factor.set(self.body.buffers[self.head.factors.name][below])
         multiplier.scale(*(each.value for each in factors))
 
 
@@ -154,12 +190,9 @@ def _copied(to: Any, first: Any, source: Any, place: Any) -> None:
 class HeadRows:
     """The warpgroup that makes rows while others multiply raw ones."""
 
-    def __init__(self, body: Body) -> None:
-        plan, flags = body.plan, body.plan.phases[0].awaits
-        assert plan.head is not None and plan.rows is not None and body.help is not None
-        assert flags is not None
-        self.body, self.head, self.rows = body, plan.head, plan.rows
-        self.flags, self.help = flags, body.help
+    def __init__(self, body: Body, feature: RowsBesideHead) -> None:
+        self.body, self.head, self.rows = body, feature.head, feature.program(body.plan)
+        self.flags, self.help = feature.flags(body.plan), feature.help(body)
 
     def emit(self) -> None:
         """Write all that the warpgroup does."""
@@ -167,7 +200,7 @@ class HeadRows:
         ctas = body.plan.clusters * body.plan.cluster_size
         own = first_row(body.plan, where, self.rows, 0)
         first, self._thread = after_kernel_before(body.plan, row_then=own, lane_then=where.thread)
-        body.timeline.stamp_rows(ROWS_BEGUN)
+        body.timeline.stamp(ROWS_BEGUN)
         loop = RowLoop(body, self.flags, first, ctas, self.head.at_once)
         late = Variable("rows_are_late", "int32", 0)
         with ir.script.serial(0, hidden(ir.script.int32(2))) as turn:
@@ -186,8 +219,8 @@ class HeadRows:
                     mbarrier.await_started()  # who loads has set barriers up
                 # Not who raises flags: their releases take a while.
                 with when(where.thread == WARPGROUP - 1):
-                    mbarrier.arrive(body.own_made)
-                body.timeline.stamp_rows(ROWS_MADE)
+                    mbarrier.arrive(body.barrier("own_rows_barrier"))
+                body.timeline.stamp(ROWS_MADE)
         with when(ir.script.And(where.thread == 0, late.value > 0)):
             self.help.say_done()
         if body.plan.cluster_size > 1:
@@ -234,7 +267,9 @@ class HeadRows:
         """The statement that stores a row's factor."""
         rows = self.rows
         assert rows.scaled is not None
-        store = ir.BufferStore(self.body.factors, rows.scaled.factor, [rows.row])
+        store = ir.BufferStore(
+            self.body.buffers[self.head.factors.name], rows.scaled.factor, [rows.row]
+        )
         return ir.IfThenElse(rows.lane == 0, store, None)
 
 
@@ -243,3 +278,81 @@ def _is_of(statement: Any, same: dict[Any, Any]) -> bool:
     if isinstance(statement, ir.AllocBuffer):
         return statement.buffer in same
     return any(statement.same_as(each) for each in same.values())
+
+
+class _Raw(Tells):
+    def __init__(self, loader: Loader, head: HeadPlan) -> None:
+        super().__init__(loader.body)
+        self.loader, self.head = loader, head
+
+    def first(self, cursor: Cursor, places: dict[Any, Any]) -> int:
+        """Load the raw tiles of a head.
+
+        They wait for no other CTA, but for the rows of this one: the warpgroup that makes these
+        needs the same elements first, which are in L2 then.
+        """
+        body, head, (phase,) = self.body, self.head, self.body.plan.phases
+        assert phase.left is not None
+        mbarrier.wait(body.barrier("own_rows_barrier"), 0)
+        # Code that runs once is fetched from L2: of a number that it knew, the compiler would make
+        # as many copies.
+        raw = replace(phase.left, map=head.raw)
+        with body.each_step(phase, 0, hidden(ir.script.int32(head.steps))) as (step, _):
+            with when(body.where.lane == 0):
+                self.loader.load(phase, cursor, (raw,), places | step)
+            cursor.advance()
+        return head.steps
+
+
+@dataclass(frozen=True)
+class RowsBesideHead(RowsWithHelp):
+    """A product begins with raw rows, while a warpgroup of its own makes the others."""
+
+    head: HeadPlan = field(kw_only=True)
+    #: Raw tiles, and the factors of all rows.
+    tensor_maps: tuple[TensorMap, ...] = ()
+    workspaces: tuple[BufferSpec, ...] = ()
+
+    part = Head
+    registers = BESIDE_HEAD[:2]
+    warpgroups = 1
+    barriers = ("rows_barrier", "own_rows_barrier")
+
+    def makers(self, body: Body) -> range:
+        """The last warpgroup alone."""
+        return range(body.plan.consumers + 1, body.plan.consumers + 2)
+
+    def noting(self, where: Coordinates) -> Any:
+        """The first thread of that warpgroup."""
+        return ir.script.And(where.warpgroup == MULTIPLYING + 1, where.thread == 0)
+
+    def prefetch(self, body: Body) -> None:
+        """Prefetch all rows that this CTA makes, and once what they share."""
+        plan, where, rows = body.plan, body.where, self.program(body.plan)
+        with when(where.warpgroup > plan.consumers):
+            for number in range(self.head.at_once):
+                row = let("row_ahead", first_row(plan, where, rows, number))
+                with when(row < rows.rows):
+                    for each in rows.read if number == 0 else rows.matrices:
+                        fetch(each, row, where.thread, rows.threads)
+
+    @contextmanager
+    def apart(self, body: Body) -> Iterator[None]:
+        """One warpgroup makes rows, the others multiply."""
+        with branches(body.where.warpgroup > body.plan.consumers) as (making, multiplying):
+            with making:
+                set_registers("dec", BESIDE_HEAD[2])
+                if body.plan.cluster_size > 1:
+                    mbarrier.say_started()
+                HeadRows(body, self).emit()
+            with multiplying:
+                yield
+
+    def throttle(self, body: Body) -> Throttle:
+        """Few right tiles are in flight at first: rows, flags and raw tiles wait behind them."""
+        begin = ON_THEIR_WAY, 2 * self.head.steps
+        return Throttle(body.right, body.plan.on_their_way, begin=begin)
+
+    def lefts(self, loader: Loader, number: int) -> LeftsPart:
+        """Raw tiles are loaded first."""
+        return _Raw(loader, self.head)

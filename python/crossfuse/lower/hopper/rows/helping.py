@@ -25,12 +25,28 @@ What comes after the flag is short: such code runs once, and is fetched while al
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from crossfuse import _tvm as ir
+from crossfuse.hardware import WARP
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.flags import Ending, fence_copies
-from crossfuse.lower.hopper.statements import run
+from crossfuse.lower.hopper.features.feature import ConsumerPart, LeftsPart
+from crossfuse.lower.hopper.flags import EndOfWait, fence_copies
+from crossfuse.lower.hopper.rows.emit import (
+    RowLoop,
+    RowsByWarpgroups,
+    Tells,
+    after_kernel_before,
+    first_row,
+    make_row,
+)
+from crossfuse.lower.hopper.rows.plan import FIRST_WARP
+from crossfuse.lower.hopper.statements import Variable, Warmup, branches, hidden, run, when
+from crossfuse.lower.hopper.timeline import ROWS_BEGUN, ROWS_MADE
+
+if TYPE_CHECKING:
+    from crossfuse.lower.hopper.body import Body
+    from crossfuse.lower.hopper.producer import Loader
 
 #: Looks at a barrier before help is called for, of a microsecond at most and 40 ns at least. Rows
 #: come in 3 us, unless CTAs of another launch keep some from starting.
@@ -112,9 +128,9 @@ class Help:
         run(ir.cuda_func_call("crossfuse_watch", self.made, self.asked, looks, source_code=_WATCH))
 
     @property
-    def ending(self) -> Ending:
+    def ending(self) -> EndOfWait:
         """How a wait for flags ends if help was asked for before they came: others help first."""
-        return Ending(
+        return EndOfWait(
             "_or_help",
             _FUNCTIONS,
             ",\n                            void* asked, void* called, void* done",
@@ -141,3 +157,88 @@ class Help:
         """Arrive at `done`; one thread of a warpgroup calls it, after it met the others."""
         fence_copies()
         mbarrier.arrive(self.done)
+
+
+class _Part(ConsumerPart):
+    """Rows that a warpgroup makes twice: its own, and if others are late, those of its tile.
+
+    One loop makes either, in the warm-up and after it: so there is one copy of its statements, and
+    the code of the first products is warmed up while the rows of others are on their way.
+    """
+
+    feature: RowsWithHelp
+
+    def begin(self) -> None:
+        """Declare the loop."""
+        plan, where = self.body.plan, self.body.where
+        self.rows, flags = self.feature.program(plan), self.feature.flags(plan)
+        first, self._thread = after_kernel_before(
+            plan, row_then=first_row(plan, where, self.rows), lane_then=where.thread
+        )
+        self.body.timeline.stamp(ROWS_BEGUN)
+        step = plan.consumers * plan.clusters * plan.cluster_size
+        self._loop = RowLoop(self.body, flags, first, step)
+
+    def warm(self, warmup: Warmup) -> None:
+        """Make rows: in the warm-up its own, then those that are late."""
+        body, where, help_ = self.body, self.body.where, self.feature.help(self.body)
+        counts = hidden(warmup.turn)
+        late = Variable("rows_are_late", "int32", 0)
+        with when(counts > 0):
+            late.set(help_.await_tile(body.left.full(0)))
+            self._loop.turn_to_late(late, where.warpgroup - 1, body.plan.consumers)
+        with self._loop.each() as row:
+            make_row(body, self.rows, row, self._thread)
+            with when(ir.script.And(where.thread == 0, counts == 0)):
+                self._loop.writer.raise_flag(ir.script.min(row, self.rows.rows - 1), 0)
+        with branches(counts > 0) as (helped, made):
+            with helped, when(ir.script.And(where.thread == 0, late.value > 0)):
+                help_.say_done()
+            with made:
+                body.timeline.stamp(ROWS_MADE)
+                if body.plan.cluster_size > 1:
+                    mbarrier.await_started()
+                body.timeline.stamp("cluster met")
+
+
+class RowsWithHelp(RowsByWarpgroups):
+    """Warpgroups make their own rows, and those of their tile if others are late."""
+
+    part: ClassVar[type[ConsumerPart]] = _Part
+    helps = True
+    #: Regions of a barrier each, at which one thread arrives.
+    barriers: ClassVar[tuple[str, ...]] = ("rows_barrier",)
+
+    def help(self, body: Body) -> Help:
+        """Its barriers."""
+        return Help(
+            body.barrier("rows_barrier"), *(body.barrier("help", each) for each in range(3))
+        )
+
+    def makers(self, body: Body) -> range:
+        """Indices of the warpgroups that make rows."""
+        return range(1, body.plan.consumers + 1)
+
+    def initialise(self, body: Body) -> None:
+        """Initialise all barriers."""
+        for name in self.barriers:
+            with when(body.where.thread == 0):
+                mbarrier.initialise(body.barrier(name), 1)
+        with when(body.where.thread == 0):
+            self.help(body).initialise(len(self.makers(body)))
+
+    def meeting(self, body: Body) -> None:
+        """Rows are made in the warm-up."""
+
+    def lefts(self, loader: Loader, number: int) -> LeftsPart:
+        """Whoever loads left tiles says when the rows of the first are there."""
+        return Tells(loader.body)
+
+    def end_of_wait(self, body: Body) -> EndOfWait:
+        """Flags are not waited for once help has been asked for."""
+        return self.help(body).ending
+
+    def beside_loads(self, body: Body) -> None:
+        """A thread watches whether rows come."""
+        with when(body.where.thread == FIRST_WARP * WARP):
+            self.help(body).watch()

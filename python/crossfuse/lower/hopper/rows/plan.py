@@ -89,12 +89,13 @@ class ChunkPlan:
 
 
 def plan_chunks(program: TileProgram) -> ChunkPlan | None:
-    """Share out the rows of a program; None if no rows are made chunk by chunk.
+    """Share out the rows of a program that makes them; None if it makes whole ones.
 
     Refuses plans in which a warp has too many rows, or what they need is nothing that TMA can copy.
     """
     rows, left = program.rows, program.contraction.left
-    if rows is None or rows.chunks is None:
+    assert rows is not None
+    if rows.chunks is None:
         return None
     loop = rows.chunks
     tile = left.shape[0]
@@ -208,7 +209,7 @@ ON_THEIR_WAY = 2
 #: Sums of a thread that leave room in the 128 registers of four warpgroups.
 _MOST_SUMS = 96
 #: Warpgroups that multiply, and rows that one more makes side by side at most.
-_MULTIPLYING, _AT_ONCE = 2, 2
+MULTIPLYING, _AT_ONCE = 2, 2
 #: Words that one of its threads holds of all that these rows are made of: 60 are spilled.
 _MOST_WORDS = 56
 
@@ -244,7 +245,7 @@ def plan_head(phase: PhasePlan, ctas: int, stages: int, number: int) -> HeadPlan
     if list(map(int, source.ty.shape)) != list(map(int, rows.buffer.ty.shape)):
         return None
     at_once, steps = -(-rows.rows // ctas), stages - 1
-    fits = phase.blocks == 1 and phase.sums <= _MOST_SUMS and phase.consumers == _MULTIPLYING
+    fits = phase.blocks == 1 and phase.sums <= _MOST_SUMS and phase.consumers == MULTIPLYING
     fits = fits and at_once <= _AT_ONCE and _words(rows, at_once) <= _MOST_WORDS
     if not fits or steps >= phase.program.contraction.steps:
         return None
@@ -264,9 +265,6 @@ def _words(rows: RowProgram, at_once: int) -> int:
 # Registers of a kernel whose loading warpgroup makes rows, too.
 
 #: Registers a thread by the number of multiplying warpgroups: of the loading one, and of the
-#: others; 0 leaves them as launched. Together at most 64 Ki a CTA.
-REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160)}
-#: Registers a thread by the number of multiplying warpgroups: of the loading one, and of the
 #: others; 0 leaves them as launched. Together what a CTA has at launch, or they would wait for more
 #: forever: multiples of 8 for each thread, so 168 each of three warpgroups, 128 of four.
 REGISTERS_BESIDE_ROWS = {1: (0, 0), 2: (72, 216), 3: (80, 144)}
@@ -276,17 +274,18 @@ BESIDE_CHUNKS = {1: (0, 0), 2: (120, 192), 3: (80, 144)}
 BESIDE_HEAD = (40, 184, 104)
 
 
-def registers_beside(rows: RowProgram | None) -> dict[int, tuple[int, int]]:
-    """Registers of threads beside what makes rows, as in `REGISTERS`."""
-    if rows is None or rows.by_warpgroups:
-        return REGISTERS
+def registers_beside(
+    rows: RowProgram, usual: dict[int, tuple[int, int]]
+) -> dict[int, tuple[int, int]]:
+    """Registers of threads beside what makes rows; the `usual` ones beside no warps that do."""
+    if rows.by_warpgroups:
+        return usual
     return REGISTERS_BESIDE_ROWS if rows.chunks is None else BESIDE_CHUNKS
 
 
 def check_row_room(phase: PhasePlan) -> None:
     """Refuse sums beside which the loading warpgroup has no registers for rows."""
-    rows = phase.program.rows
-    most = SUMS_BESIDE_ROWS if rows is None or rows.chunks is None else SUMS_BESIDE_CHUNKS
+    most = SUMS_BESIDE_ROWS if phase.chunks is None else SUMS_BESIDE_CHUNKS
     if phase.chunks is not None and phase.blocks > 1:
         raise refuse(
             "rows",

@@ -12,9 +12,9 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP
+from crossfuse.lower.hopper.epilogue.elements import scatter
 from crossfuse.lower.hopper.pipeline import Cursor
 from crossfuse.lower.hopper.plan.operands import GROUP, GROUP_REGISTERS
-from crossfuse.lower.hopper.registers import scatter
 from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.copies import ColumnStore

@@ -9,9 +9,9 @@ from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import at
+from crossfuse.lower.hopper.epilogue.elements import scatter
 from crossfuse.lower.hopper.pipeline import Cursor
 from crossfuse.lower.hopper.plan.operands import PACKED_TYPES
-from crossfuse.lower.hopper.registers import scatter
 from crossfuse.lower.hopper.statements import registers, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.plan.memory import Operand, dimensions

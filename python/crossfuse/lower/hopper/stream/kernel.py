@@ -9,14 +9,8 @@ from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import declare_coordinates
-from crossfuse.lower.hopper.kernel_parts import (
-    ONE_CTA,
-    fetch_descriptors,
-    parameter,
-    ring_barriers,
-    set_registers,
-)
-from crossfuse.lower.hopper.statements import branches, run, when
+from crossfuse.lower.hopper.pipeline import ring_barriers
+from crossfuse.lower.hopper.statements import ONE_CTA, branches, parameter, run, set_registers, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.columns import Adder, Scorer
 from crossfuse.lower.hopper.stream.consumer import Consumer
@@ -28,6 +22,7 @@ from crossfuse.lower.hopper.stream.plan.registers import (
     SHARED_REGISTERS,
     launched_registers,
 )
+from crossfuse.lower.hopper.tma import fetch_descriptors
 
 
 def emit_stream(plan: StreamPlan, name: str) -> Any:

@@ -12,9 +12,8 @@ from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import at, declare_coordinates, strides, unravel
-from crossfuse.lower.hopper.kernel_parts import parameter
 from crossfuse.lower.hopper.plan.memory import Arena
-from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
+from crossfuse.lower.hopper.statements import Variable, let, parameter, registers, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.consumer import Consumer
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan

@@ -6,13 +6,12 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.plan.operands import GROUP, GROUP_REGISTERS
-from crossfuse.lower.hopper.registers import clear, hold
 from crossfuse.lower.hopper.statements import Variable, let, registers, run
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.plan.memory import BOX
 from crossfuse.lower.hopper.stream.plan.registers import instruction_sums
 from crossfuse.lower.hopper.stream.values import Elements
-from crossfuse.lower.hopper.wgmma_instruction import K_BYTES, multiply, swizzled, words
+from crossfuse.lower.hopper.wgmma_instruction import K_BYTES, clear, hold, multiply, swizzled, words
 from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
 
 #: Rows of values that one wgmma multiplies, in bytes of a box.

@@ -4,66 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP, WARPGROUP
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.coordinates import Coordinates, at
+from crossfuse.lower.hopper.coordinates import at
 from crossfuse.lower.hopper.epilogue.prefetch import Ahead, Fragment
+from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Feature, TileSums
+from crossfuse.lower.hopper.plan.memory import Piece
 from crossfuse.lower.hopper.plan.operands import (
     CHUNK,
     GROUP,
     barrier_count,
+    gathered_bytes,
     share_bytes,
     slice_bytes,
 )
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS, PhasePlan
 from crossfuse.lower.hopper.program.tile import Gather
 from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
-from crossfuse.lower.hopper.warmup import Warmup
+from crossfuse.lower.hopper.wgmma import LeftOperand, gathered_tiles
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
+from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER
+
+if TYPE_CHECKING:
+    from crossfuse.lower.hopper.body import Body
+    from crossfuse.lower.hopper.consumer import Steps
 
 _WARPS = WARPGROUP // WARP
 _COPY = "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"
 
 
-@dataclass(frozen=True)
-class GatherBarriers:
-    """Barriers that complete when other CTAs' slices of a multiplying warpgroup's rows are there.
+def _barrier(at: Giver | _Part, gather: Gather, owner: Any) -> Any:
+    """The barrier that completes when other CTAs' slices of a warpgroup's rows are there.
 
-    One barrier for all slices, or one for each slice in ring order.
+    One for all slices; in ring order one for each, which the slice of CTA `owner` completes.
     """
-
-    gather: Gather
-    #: From the number of a barrier to its address.
-    address: Callable[[Any], Any]
-
-    def of(self, warpgroup: Any, owner: Any) -> Any:
-        """Address of the barrier that the slice of CTA `owner` completes."""
-        if not self.gather.ring:
-            return self.address(warpgroup)
-        return self.address(warpgroup * self.gather.place.extent + owner)
-
-    def initialise(self, consumers: int, thread: Any) -> None:
-        """Initialise all barriers, spread over the threads of a warp."""
-        count = barrier_count(self.gather, consumers)
-        for first in range(0, count, WARP):
-            with when(thread < count - first):
-                mbarrier.initialise(self.address(thread + first), 1)
-
-    def expect(self, warpgroup: Any, thread: Any, rank: Any) -> None:
-        """Announce the bytes that will arrive; some may have before. A whole warpgroup calls it."""
-        slices, size = self.gather.place.extent, slice_bytes(self.gather)
-        if not self.gather.ring:
-            with when(thread == 0):
-                mbarrier.expect(self.address(warpgroup), size * (slices - 1))
-            return
-        with when(ir.script.And(thread < slices, thread != rank)):
-            mbarrier.expect(self.of(warpgroup, thread), size)
+    number = at.warpgroup * gather.place.extent + owner if gather.ring else at.warpgroup
+    return at.body.barrier("gather_barriers", number)
 
 
-class Giver:
+class Giver(Ending):
     """Sends a warpgroup's part of a slice to the same warpgroup of all CTAs of the cluster.
 
     Each warp stores its 16 rows in its own CTA's shared memory by stmatrix, and sends them from
@@ -74,38 +56,22 @@ class Giver:
         CTA 0: h0              CTA 0 -- h0 --> 1, 2, 3
         CTA 1: h1              CTA 1 -- h1 --> 2, 3, 0      h0 | h1 | h2 | h3
         ...
-
-    `plan` is the phase that makes slices; `buffer` maps a byte offset in the gathered intermediate
-    to an address.
     """
 
-    def __init__(
-        self,
-        plan: PhasePlan,
-        where: Coordinates,
-        warpgroup: Any,
-        accumulators: Any,
-        buffer: Any,
-        barriers: GatherBarriers,
-        warmup: Warmup,
-    ) -> None:
-        gather = plan.program.gives
+    def __init__(self, sums: TileSums) -> None:
+        super().__init__(sums)
+        gather = self.plan.program.gives
         assert gather is not None
-        self.plan = plan
-        self.where = where
         self.gather = gather
-        self.warpgroup = warpgroup
-        self.buffer = buffer
-        self.barriers = barriers
-        self.warmup = warmup
-        self.fragment = Fragment(plan, where, accumulators)
+        self.buffer = self.body.region("gathered")
+        self.fragment = Fragment(self.plan, self.where, self.accumulators)
         # A slice has whole steps of the product that reads it, maybe more than the tile makes.
-        self.made = min(gather.width, plan.columns)
+        self.made = min(gather.width, self.plan.columns)
         groups = tuple(
             (first, min(GROUP, self.made - first)) for first in range(0, self.made, GROUP)
         )
-        self.further = Ahead(self.fragment, groups, warmup)
-        self.rank = where.places[gather.place.var]
+        self.further = Ahead(self.fragment, groups, self.warmup)
+        self.rank = self.where.places[gather.place.var]
 
     def ahead(self, values: Mapping[Any, Any]) -> None:
         """Prefetch what the slice's epilogue reads besides its sums; `values` place the slice."""
@@ -119,7 +85,7 @@ class Giver:
         row, column = (at(each, dict(values)) for each in origin)
         return row + self.warpgroup * WARPGROUP_ROWS, column
 
-    def give(self, values: Mapping[Any, Any]) -> None:
+    def end(self, values: Mapping[Any, Any], leave: Callable[[], None] | None) -> None:
         """Make a slice from the sums, and send it; `values` place the slice."""
         row, column = self._first(values)
         row = let("row", row)
@@ -209,19 +175,100 @@ class Giver:
         peer = self.rank + (extent - step if self.gather.ring else step)
         peer = let("peer_rank", self.where.rank - self.rank + peer % extent)
         mbarrier.cluster_address(target.value, self.buffer(start), peer)
-        barrier = self.barriers.of(self.warpgroup, self.rank)
+        barrier = _barrier(self, self.gather, self.rank)
         mbarrier.cluster_address(arrival.value, barrier, peer)
 
 
-def await_slices(barriers: GatherBarriers, warpgroup: Any, owner: Any) -> None:
-    """Wait until a warpgroup has its rows of the slices that a barrier counts, for wgmma to read.
+class _Part(ConsumerPart):
+    feature: Gathering
 
-    In ring order `owner` is the CTA whose slice is awaited; otherwise one barrier counts all
-    slices.
-    """
-    if barriers.gather.place.extent == 1:
-        return
-    mbarrier.wait_cluster(barriers.of(warpgroup, owner), 0)
-    if not barriers.gather.bulk:
-        # Peers cannot fence what they store here for wgmma's proxy.
-        run(ir.script.ptx.fence.proxy.async_.shared__cta())
+    def begin(self) -> None:
+        """Announce the bytes that the cluster will gather; some may have arrived before."""
+        gather, where = self.feature.gather, self.body.where
+        slices, size = gather.place.extent, slice_bytes(gather)
+        if not gather.ring:
+            with when(where.thread == 0):
+                mbarrier.expect(_barrier(self, gather, 0), size * (slices - 1))
+            return
+        rank = where.places[gather.place.var]
+        with when(ir.script.And(where.thread < slices, where.thread != rank)):
+            mbarrier.expect(_barrier(self, gather, where.thread), size)
+
+    def left(self, number: int) -> LeftOperand | None:
+        """Left tiles lie among what is gathered."""
+        if number != self.feature.number:
+            return None
+        depth = self.body.plan.phases[number].program.contraction.depth
+        return gathered_tiles(
+            self.feature.gather, depth, self.body.region("gathered"), self.warpgroup
+        )
+
+    def ending(self, sums: TileSums) -> Ending | None:
+        """The phase before sends what it makes."""
+        return None if sums.phase.program.gives is None else Giver(sums)
+
+    def tile(self, number: int, places: dict[Any, Any]) -> None:
+        """Wait for all slices, unless they are multiplied one by one."""
+        if number == self.feature.number and not self.feature.gather.ring:
+            self._await(0)
+
+    def step(self, steps: Steps, count: Any, step: Any) -> None:
+        """Wait for the slice that a step begins with, in ring order; the first is the CTA's own."""
+        gather = self.feature.gather
+        if steps.number != self.feature.number or not gather.ring or gather.place.extent == 1:
+            return
+        inside = steps.phase.program.contraction.steps // gather.place.extent
+        with when(ir.script.And(count > 0, count % inside == 0)):
+            self._await(step // inside)
+
+    def _await(self, owner: Any) -> None:
+        """Wait until a warpgroup has its rows of the slices that a barrier counts, for wgmma.
+
+        In ring order `owner` is the CTA whose slice is awaited; otherwise one barrier counts all.
+        """
+        gather = self.feature.gather
+        if gather.place.extent == 1:
+            return
+        mbarrier.wait_cluster(_barrier(self, gather, owner), 0)
+        if not gather.bulk:
+            # Peers cannot fence what they store here for wgmma's proxy.
+            run(ir.script.ptx.fence.proxy.async_.shared__cta())
+
+
+@dataclass(frozen=True)
+class Gathering(Feature):
+    """An intermediate stays in the cluster: each CTA makes a slice, and gathers all of them."""
+
+    asked_by: ClassVar = "takes"
+    part: ClassVar = _Part
+    #: The phase that multiplies it; the one before makes it.
+    number: int
+    gather: Gather
+    before_tiles: tuple[Piece, ...]
+
+    @classmethod
+    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> Gathering:
+        """One intermediate stays in the cluster."""
+        (number,) = numbers
+        gather = phases[number].program.takes
+        assert gather is not None
+        consumers = phases[number].consumers
+        intermediate = Piece("gathered", gathered_bytes(gather, consumers), ALIGNMENT)
+        barriers = Piece("gather_barriers", BARRIER * barrier_count(gather, consumers))
+        return cls(number, gather, (intermediate, barriers))
+
+    def initialise(self, body: Body) -> None:
+        """Initialise all barriers, spread over the threads of a warp."""
+        count, thread = barrier_count(self.gather, body.plan.consumers), body.where.thread
+        for first in range(0, count, WARP):
+            with when(thread < count - first):
+                mbarrier.initialise(body.barrier("gather_barriers", thread + first), 1)
+
+    def step(self, body: Body, phase: PhasePlan, number: Any) -> Any:
+        """In ring order each CTA begins with its own slice."""
+        place = self.gather.place
+        if phase is not body.plan.phases[self.number] or not self.gather.ring or place.extent == 1:
+            return number
+        steps = phase.program.contraction.steps
+        first = body.where.places[place.var] * (steps // place.extent)
+        return let("step_of_ring", (first + number) % steps)

@@ -6,17 +6,25 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import gcd
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.coordinates import Coordinates, at
+from crossfuse.lower.hopper.coordinates import Coordinates, at, unravel
 from crossfuse.lower.hopper.epilogue.elements import Elements, Units
+from crossfuse.lower.hopper.epilogue.operands import further_of
+from crossfuse.lower.hopper.epilogue.store import Accumulation
+from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Feature, TileSums
 from crossfuse.lower.hopper.flags import PlacedFlags
+from crossfuse.lower.hopper.plan.memory import Piece
+from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.program.tile_program import UNIT, SumProgram
-from crossfuse.lower.hopper.statements import let, registers, run, when
-from crossfuse.lower.hopper.warmup import Warmup
+from crossfuse.lower.hopper.statements import Warmup, let, registers, run, when
+from crossfuse.planner.kernels.memory import BARRIER
+
+if TYPE_CHECKING:
+    from crossfuse.lower.hopper.body import Body
 
 #: Vector suffix of an instruction, by the number of neighbours.
 _VECTORS = {4: "v4.", 2: "v2.", 1: ""}
@@ -34,6 +42,11 @@ __device__ __forceinline__ void crossfuse_await_parts(const void* flags, int pit
   __syncwarp();
 }
 """
+
+
+def _places(body: Body, program: SumProgram) -> dict[Any, Any]:
+    """Values of the places of the sum of partial tiles; each cluster has one tile."""
+    return unravel(program.places, body.where.cluster, body.where.rank)
 
 
 @dataclass(frozen=True)
@@ -183,3 +196,55 @@ class Sum:
         inside = self.elements.inside(row, column)
         with self.warmup.skipped(), when(ir.conjunction(inside)) if inside else nullcontext():
             yield
+
+
+class _Part(ConsumerPart):
+    def ending(self, sums: TileSums) -> Ending | None:
+        """TMA may add partial tiles where they are stored."""
+        return Accumulation(sums) if sums.phase.program.store.adds else None
+
+    def finish(self, warmup: Warmup) -> None:
+        """Add a slice of all parts."""
+        body, program = self.body, self.body.plan.phases[-1].program.summed
+        assert program is not None
+        total = Sum(program, body.where, WARPGROUP * body.plan.consumers, warmup)
+        total.store(body.barrier("sum_barrier"), _places(body, program))
+        body.timeline.stamp("summed")
+
+
+@dataclass(frozen=True)
+class SumOfParts(Feature):
+    """Clusters make partial tiles of the last phase; when all are stored, each CTA adds a slice."""
+
+    asked_by: ClassVar = "summed"
+    part: ClassVar = _Part
+    events_behind = ("summed",)
+    reads_early: bool
+    zeroed: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> SumOfParts:
+        """Of the last phase: TMA adds partial tiles to one, or they are added here."""
+        summed = phases[-1].program.summed
+        assert summed is not None
+        return cls(bool(further_of(summed)), (summed.partial,) if summed.accumulated else ())
+
+    def behind_all(self, stages: int) -> tuple[Piece, ...]:
+        """The barrier that completes when all parts of this CTA's tile are stored."""
+        return (Piece("sum_barrier", BARRIER),)
+
+    def initialise(self, body: Body) -> None:
+        """Initialise it."""
+        with when(body.where.thread == 0):
+            mbarrier.initialise(body.barrier("sum_barrier"), 1)
+
+    def loaded(self, body: Body, launch: Any) -> None:
+        """Wait for all parts, where nothing is left to load."""
+        phase = body.plan.phases[-1]
+        flags, program = phase.raises, phase.program.summed
+        assert flags is not None and program is not None
+        with body.each_tile(phase) as places:
+            values = places | _places(body, program)
+            await_parts(program, body.placed(flags), launch, values)
+            with when(body.where.lane == 0):
+                mbarrier.arrive(body.barrier("sum_barrier"))

@@ -1,46 +1,36 @@
-"""Partial sums of a split reduction, exchanged through distributed shared memory."""
+"""A reduction that a cluster splits: partial sums pass through distributed shared memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.coordinates import Coordinates, at
+from crossfuse.lower.hopper.coordinates import at
 from crossfuse.lower.hopper.epilogue.elements import Elements, Units
-from crossfuse.lower.hopper.epilogue.store import publish_elements
-from crossfuse.lower.hopper.flags import FlagWriter
+from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Feature, TileSums
+from crossfuse.lower.hopper.plan.memory import Piece
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS, PhasePlan
 from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
-from crossfuse.lower.hopper.warmup import Warmup
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
+from crossfuse.planner.kernels.memory import EXCHANGE_BARRIERS
+
+if TYPE_CHECKING:
+    from crossfuse.lower.hopper.body import Body
 
 _WARPS = WARPGROUP_ROWS // WARP_ROWS
+#: Barriers: one completes when no CTA of the cluster needs its tiles any more, the other when all
+#: partial sums are there.
+_FREE, _RECEIVED = 0, 1
+#: Events of an exchange, see `timeline`.
+EXCHANGED = "peers multiplied", "received"
 
 
-@dataclass(frozen=True)
-class ExchangeBarriers:
-    """Barriers of an exchange through DSM."""
-
-    #: Address of the one that completes when no CTA of the cluster needs its tiles any more.
-    free: Any
-    #: Address of the one that all partial sums complete.
-    received: Any
-
-    def initialise(self, plan: PhasePlan) -> None:
-        """Initialise both barriers."""
-        exchange = plan.program.exchange
-        assert exchange is not None
-        size = exchange.place.extent
-        mbarrier.initialise(self.free, size * plan.consumers)
-        mbarrier.initialise(self.received, 1)
-
-
-class SplitReduction:
+class SplitReduction(Ending):
     """Push-and-add reduce-scatter of one warpgroup's accumulators.
 
     PTX has no float32 addition into remote shared memory. So each thread pushes its registers into
@@ -51,38 +41,29 @@ class SplitReduction:
         before                 push                        after
         CTA 0: p00 p01         CTA 0 <-- p00, p10          CTA 0: p00 + p10
         CTA 1: p10 p11         CTA 1 <-- p01, p11          CTA 1:           p01 + p11
-
-    `buffer` maps a byte offset in the receive buffer to an address; `note` records an event, see
-    `timeline`.
     """
 
-    def __init__(
-        self,
-        plan: PhasePlan,
-        where: Coordinates,
-        warpgroup: Any,
-        buffer: Any,
-        barriers: ExchangeBarriers,
-        warmup: Warmup,
-        note: Callable[[str], None],
-    ) -> None:
-        exchange = plan.program.exchange
+    #: Region of what is received.
+    region = "received"
+
+    def __init__(self, sums: TileSums) -> None:
+        super().__init__(sums)
+        exchange = self.plan.program.exchange
         assert exchange is not None
-        self.plan = plan
-        self.where = where
         self.exchange = exchange
         self.size = exchange.place.extent
-        self.rank = where.places[exchange.place.var]
-        self.buffer = buffer
-        self.barriers = barriers
-        self.count = 4 if plan.has_whole_warps else 2
-        self.warpgroup = warpgroup
-        self.warmup = warmup
-        self.note = note
-        self.elements = Elements(plan)
-        self.parts = [part for block in range(plan.blocks) for part in self._parts(block)]
+        self.rank = self.where.places[exchange.place.var]
+        self.buffer = self.body.region(self.region)
+        self.count = 4 if self.plan.has_whole_warps else 2
+        self.elements = Elements(self.plan)
+        self.parts = [part for block in range(self.plan.blocks) for part in self._parts(block)]
 
-    def _parts(self, below: int) -> list[_Part]:
+    @property
+    def received(self) -> Any:
+        """Address of the barrier that all partial sums complete."""
+        return self.body.barrier("exchange_barriers", _RECEIVED)
+
+    def _parts(self, below: int) -> list[_Slice]:
         """Contiguous accumulators of a block of rows, with one owner and a place in its slice."""
         index = self.warpgroup * self.plan.blocks + below
         warp = let("warp_of_tile", index * _WARPS + self.where.warp)
@@ -90,7 +71,7 @@ class SplitReduction:
         parts = self._parts_of_warps(warp) if self.count == 4 else self._parts_of_rows(warp)
         return [replace(each, first=start + each.first) for each in parts]
 
-    def _parts_of_rows(self, warp: Any) -> list[_Part]:
+    def _parts_of_rows(self, warp: Any) -> list[_Slice]:
         """Parts that are pairs within a row."""
         rows = [
             let("row_of_tile", warp * WARP_ROWS + self.where.lane // 4 + 8 * half)
@@ -110,25 +91,27 @@ class SplitReduction:
             half = first // 2 % 2
             column = first // 4 * 8 + self.where.lane % 4 * 2
             exists = self._exists(inside[half], column)
-            parts.append(_Part(first, owners[half], starts[half] + column * 4, exists))
+            parts.append(_Slice(first, owners[half], starts[half] + column * 4, exists))
         return parts
 
-    def _parts_of_warps(self, warp: Any) -> list[_Part]:
+    def _parts_of_warps(self, warp: Any) -> list[_Slice]:
         """Parts that are blocks of eight columns, in the layout of the fragments."""
         warps = self.exchange.rows // WARP_ROWS
         blocks = self.plan.accumulators // 4
         owner = _Owner(self, let("owner", warp // warps))
         start = let("start", warp % warps * (blocks * 32 * 16) + self.where.lane * 16)
-        return [_Part(4 * block, owner, start + block * (32 * 16), None) for block in range(blocks)]
+        return [
+            _Slice(4 * block, owner, start + block * (32 * 16), None) for block in range(blocks)
+        ]
 
-    def _part_of_pair(self, rows: list[Any], first: int) -> _Part:
+    def _part_of_pair(self, rows: list[Any], first: int) -> _Slice:
         """Two neighbours of a row that slices divide, so that each pair has an owner of its own."""
         column = first // 4 * 8 + self.where.lane % 4 * 2
         elements = self.exchange.elements
         position = rows[first // 2 % 2] * self.exchange.width + column
         exists = self._exists(position < elements * self.size, column)
         owner = _Owner(self, self._known(position // elements))
-        return _Part(first, owner, position % elements * 4, exists)
+        return _Slice(first, owner, position % elements * 4, exists)
 
     def _known(self, rank: Any) -> Any:
         """A rank clamped to the cluster: without an owner nothing is sent, so any will do."""
@@ -140,29 +123,26 @@ class SplitReduction:
             return inside
         return ir.script.And(inside, column < self.exchange.width)
 
-    def combine(
-        self, accumulators: Any, values: Mapping[Any, Any], leave: Callable[[], None] | None
-    ) -> None:
+    def end(self, values: Mapping[Any, Any], leave: Callable[[], None] | None) -> None:
         """Send partial sums to their owners; add and store the slice that this CTA owns.
 
-        `values` are those of the variables of the tile's origin. `leave` is called when this thread
-        has sent everything.
+        `leave` is called when this thread has sent everything.
         """
         units = self._units(values)
         if self.elements.further:
             units.start(let("first_unit", self._thread()))
         with self.warmup.skipped():
             self._announce()
-        self.note("peers multiplied")
+        self.note(EXCHANGED[0])
         for part in self.parts:
             exists = when(part.exists) if part.exists is not None else nullcontext()
             with self.warmup.skipped(), exists:
-                self._push(part, accumulators)
+                self._push(part)
         with self.warmup.skipped():
             if leave is not None:
                 leave()
-            mbarrier.wait_cluster(self.barriers.received, 0)
-        self.note("received")
+            mbarrier.wait_cluster(self.received, 0)
+        self.note(EXCHANGED[1])
         origin = self.plan.program.store.tile.origin
         row, column = (let("first", at(each, dict(values))) for each in origin)
         total = registers("total", self.count, "float32")
@@ -228,19 +208,19 @@ class SplitReduction:
 
     def _announce(self) -> None:
         """Signal all CTAs that this warpgroup has multiplied its tiles, and wait for theirs."""
-        thread = self.where.thread
+        thread, free = self.where.thread, self.body.barrier("exchange_barriers", _FREE)
         with when(ir.script.And(self.warpgroup == 0, thread == 0)):
             # Nothing arrives before this thread too has said that the buffer is free.
-            mbarrier.expect(self.barriers.received, self.size * self.plan.slice_bytes)
+            mbarrier.expect(self.received, self.size * self.plan.slice_bytes)
         with when(thread < self.size):
             address = Variable("free_in_cluster", "uint32")
             rank = self.where.rank - self.rank + thread
-            mbarrier.cluster_address(address.value, self.barriers.free, rank)
+            mbarrier.cluster_address(address.value, free, rank)
             mbarrier.arrive_remote(address.value)
-        mbarrier.wait(self.barriers.free, 0)
+        mbarrier.wait(free, 0)
 
-    def _push(self, part: _Part, accumulators: Any) -> None:
-        values = [accumulators[part.first + i] for i in range(self.count)]
+    def _push(self, part: _Slice) -> None:
+        values = [self.accumulators[part.first + i] for i in range(self.count)]
         place = part.owner.buffer + ir.script.Cast("uint32", part.offset)
         mbarrier.push(place, values, part.owner.barrier)
 
@@ -252,14 +232,14 @@ class _Owner:
         target, arrival = Variable("target", "uint32"), Variable("arrival", "uint32")
         linear = reduction.where.rank + (rank - reduction.rank)
         mbarrier.cluster_address(target.value, reduction.buffer(0), linear)
-        mbarrier.cluster_address(arrival.value, reduction.barriers.received, linear)
+        mbarrier.cluster_address(arrival.value, reduction.received, linear)
         offset = ir.script.Cast("uint32", reduction.rank * reduction.plan.slice_bytes)
         target.set(target.value + offset)
         self.buffer, self.barrier = target.value, arrival.value
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Slice:
     """Contiguous accumulators that are sent to one CTA."""
 
     #: The first accumulator.
@@ -271,57 +251,41 @@ class _Part:
     exists: Any
 
 
-class Pairing(SplitReduction):
-    """Push-and-multiply of the two products of a tile, which a pair of CTAs makes.
+class _Part(ConsumerPart):
+    feature: SplitSum
 
-    As in a split reduction, but what is received of both CTAs stays separate for the epilogue::
+    def ending(self, sums: TileSums) -> Ending | None:
+        """The sum over the cluster."""
+        return SplitReduction(sums) if sums.number in self.feature.numbers else None
 
-        before                 push                      after
-        CTA 0: gate0 gate1     CTA 0 <-- gate0, up0      CTA 0: silu(gate0) * up0
-        CTA 1: up0   up1       CTA 1 <-- gate1, up1      CTA 1: silu(gate1) * up1
 
-    The receive buffer has a place of its own: right tiles of the next phase are loaded meanwhile.
-    So a CTA sends as soon as it has multiplied. `received` is the address of the barrier that both
-    CTAs' halves complete; `writer`, if there is one, raises the flag of each tile.
-    """
+@dataclass(frozen=True)
+class SplitSum(Feature):
+    """Each CTA of a cluster sums a part of a reduction, and adds a slice of all parts."""
 
-    def __init__(
-        self,
-        plan: PhasePlan,
-        where: Coordinates,
-        warpgroup: Any,
-        buffer: Any,
-        received: Any,
-        warmup: Warmup,
-        note: Callable[[str], None],
-        writer: FlagWriter | None,
-    ) -> None:
-        barriers = ExchangeBarriers(None, received)
-        super().__init__(plan, where, warpgroup, buffer, barriers, warmup, note)
-        self.writer = writer
+    asked_by: ClassVar = "splits"
+    part: ClassVar = _Part
+    behind_tiles = (Piece("exchange_barriers", EXCHANGE_BARRIERS),)
+    #: Phases whose reduction is split.
+    numbers: tuple[int, ...]
+    #: Bytes of the partial sums of all CTAs, which lie where tiles were.
+    received: int
 
-    def expect(self) -> None:
-        """Announce the bytes that both CTAs will send; some may have arrived before."""
-        with when(ir.script.And(self.warpgroup == 0, self.where.thread == 0)):
-            mbarrier.expect(self.barriers.received, self.size * self.plan.slice_bytes)
+    @classmethod
+    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> SplitSum:
+        """Peers send to one place in all phases."""
+        return cls(tuple(numbers), max(phases[each].exchanged_bytes for each in numbers))
 
-    def _announce(self) -> None:
-        """Nothing to wait for: nothing else lies in the buffer."""
+    def events_of(self, number: int) -> tuple[str, ...]:
+        """Those of the exchange."""
+        return EXCHANGED if number in self.numbers else ()
 
-    def combine(
-        self, accumulators: Any, values: Mapping[Any, Any], leave: Callable[[], None] | None
-    ) -> None:
-        """Exchange halves, make and store this CTA's half, and raise the flag of the tile."""
-        super().combine(accumulators, values, leave)
-        if self.writer is not None:
-            origin = self.plan.program.store.tile.origin
-            row, column = (let("first", at(each, dict(values))) for each in origin)
-            # What each thread stored is to be read by TMA.
-            run(ir.script.ptx.fence.proxy.async_.global_())
-            publish_elements(self.writer, self.where, self.warpgroup, (row, column), self.warmup)
-
-    def _add(self, unit: Any, total: Any, received: Any) -> tuple[Any, ...]:
-        """Both products of a unit, not added."""
-        for slot, target in enumerate((total, received)):
-            self._load(slot, unit, target)
-        return total, received
+    def initialise(self, body: Body) -> None:
+        """Initialise both barriers."""
+        for number in self.numbers:
+            phase = body.plan.phases[number]
+            assert phase.program.exchange is not None
+            with when(body.where.thread == 0):
+                arrivals = phase.program.exchange.place.extent * phase.consumers
+                mbarrier.initialise(body.barrier("exchange_barriers", _FREE), arrivals)
+                mbarrier.initialise(body.barrier("exchange_barriers", _RECEIVED), 1)

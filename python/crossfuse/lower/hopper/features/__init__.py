@@ -1,0 +1,1 @@
+"""What kernels of products have only if their phases ask for it, a file each."""

@@ -1,0 +1,261 @@
+"""What a kernel of products has beside its rings of tiles: the points at which it takes part.
+
+A feature that a kernel does not have appears nowhere in its code: whoever plans or emits the kernel
+goes through `KernelPlan.features`, and asks each of them at these points, in this order::
+
+    plan        found_in; its shared memory; settled: what depends on all else
+    all warps   prefetch; initialise: its barriers; meeting: while the cluster meets
+    loading     load, or rights (load_rights) and lefts; loaded: behind the last one; beside_loads
+    multiplying begin; warm: in the warm-up too; finish: behind the last tile
+                of a phase: left, ending; of a tile: tile, first; of a step: step
+    others      apart
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from crossfuse.lower.hopper.flags import FlagWriter
+from crossfuse.lower.hopper.plan.phase import PhasePlan
+from crossfuse.lower.hopper.statements import Warmup
+
+if TYPE_CHECKING:
+    from crossfuse.hardware import Device
+    from crossfuse.lower.hopper.body import Body
+    from crossfuse.lower.hopper.consumer import Steps
+    from crossfuse.lower.hopper.coordinates import Coordinates
+    from crossfuse.lower.hopper.epilogue.store import BoxPlace
+    from crossfuse.lower.hopper.flags import EndOfWait
+    from crossfuse.lower.hopper.pipeline import Cursor, Throttle
+    from crossfuse.lower.hopper.plan.kernel import KernelPlan
+    from crossfuse.lower.hopper.plan.memory import Piece
+    from crossfuse.lower.hopper.plan.operands import Operand
+    from crossfuse.lower.hopper.producer import Loader
+    from crossfuse.lower.hopper.wgmma import LeftOperand
+    from crossfuse.lower.image import BufferSpec, TensorMap
+
+T = TypeVar("T")
+
+
+def first_of(found: Iterable[T | None]) -> T | None:
+    """The first that there is."""
+    return next((each for each in found if each is not None), None)
+
+
+class LeftsPart:
+    """What a feature does where the left tiles of a phase are loaded: nothing."""
+
+    def first(self, cursor: Cursor, places: dict[Any, Any]) -> int:
+        """Load the first steps of a tile in a way of its own; returns their number."""
+        return 0
+
+    def ready(self) -> None:
+        """Before a step is loaded, when its left tile has been made."""
+
+
+class ConsumerPart:
+    """What a feature does in a multiplying warpgroup, with what it declares there: nothing."""
+
+    def __init__(self, feature: Any, body: Body, warpgroup: Any) -> None:
+        self.feature, self.body, self.warpgroup = feature, body, warpgroup
+
+    def begin(self) -> None:
+        """Where the role begins."""
+
+    def warm(self, warmup: Warmup) -> None:
+        """Before the first tile, in the warm-up too."""
+
+    def left(self, number: int) -> LeftOperand | None:
+        """Where the left tiles of a phase are, if they are in no ring."""
+        return None
+
+    def ending(self, sums: TileSums) -> Ending | None:
+        """What ends the tiles of a phase, if they are not stored."""
+        return None
+
+    def tile(self, number: int, places: dict[Any, Any]) -> None:
+        """Before a tile of a phase is multiplied."""
+
+    def first(self, steps: Steps) -> int:
+        """Multiply the first steps of a tile in a way of its own; returns their number."""
+        return 0
+
+    def step(self, steps: Steps, count: Any, step: Any) -> None:
+        """Before the products of a step, which is number `count` of the tile."""
+
+    def finish(self, warmup: Warmup) -> None:
+        """Behind the last tile."""
+
+
+@dataclass(frozen=True)
+class TileSums:
+    """The sums of a phase's tiles in a multiplying warpgroup, of which something is to become."""
+
+    body: Body
+    #: Of the phase.
+    number: int
+    warpgroup: Any
+    #: Registers of all products.
+    accumulators: Any
+    #: Where TMA's boxes are filled; None where elements are stored directly.
+    boxes: BoxPlace | None
+    warmup: Warmup
+
+    @property
+    def phase(self) -> PhasePlan:
+        """The plan of the phase."""
+        return self.body.plan.phases[self.number]
+
+    @property
+    def writer(self) -> FlagWriter | None:
+        """Raises the flags of the tiles, if others wait for these."""
+        flags = self.phase.raises
+        return None if flags is None else FlagWriter(self.body.placed(flags))
+
+
+class Ending:
+    """The end of each tile of a phase, in one multiplying warpgroup."""
+
+    def __init__(self, sums: TileSums) -> None:
+        self.body, self.plan, self.where = sums.body, sums.phase, sums.body.where
+        self.number, self.warpgroup = sums.number, sums.warpgroup
+        self.accumulators, self.warmup = sums.accumulators, sums.warmup
+
+    def note(self, event: str) -> None:
+        """Record an event of the phase, see `timeline`."""
+        self.body.timeline.stamp(event, self.number)
+
+    def ahead(self, values: Mapping[Any, Any]) -> None:
+        """Prefetch what the tile that `values` place needs beside its sums, before it is made."""
+
+    def end(self, values: Mapping[Any, Any], leave: Callable[[], None] | None) -> None:
+        """Take over the sums of the tile that `values` place.
+
+        `leave`, if given, is called when this thread sends no more to its peers.
+        """
+        raise NotImplementedError
+
+    def leave(self, leave: Callable[[], None] | None) -> None:
+        """Call `leave` at once, where nothing is sent to peers."""
+        if leave is not None:
+            with self.warmup.skipped():
+                leave()
+
+    def finish(self) -> None:
+        """Wait for stores that are still in flight, behind the last tile."""
+
+
+class Feature:
+    """A feature of a kernel, as plain values; at every point it does nothing.
+
+    Phases are named by their numbers: the kernel is emitted on other buffers than it is planned on.
+    """
+
+    #: What a phase's program has that asks for it.
+    asked_by: ClassVar[str]
+    #: Its part in a warpgroup that multiplies.
+    part: ClassVar[type[ConsumerPart]] = ConsumerPart
+    #: Bytes that CTAs of the cluster send to this one, where it has multiplied its tiles.
+    received: int = 0
+    #: Registers of a thread that loads, and of one that multiplies, if they are not as usual.
+    registers: tuple[int, int] | None = None
+    #: Registers that a thread has in use beside its sums, from one phase to the next.
+    held: int = 0
+    #: Warpgroups beside those that load and multiply.
+    warpgroups: int = 0
+    #: Whether warpgroups begin before the cluster has met, and wait for no other CTA.
+    helps: bool = False
+    #: Whether functions are computed in 16 bits, see `crossfuse.lower.pack_registers`.
+    fast: bool = False
+    #: Whether the kernel may start before the one before it is over.
+    may_start_early: bool = True
+    #: Whether multiplying warpgroups read what the kernel before may still be writing.
+    reads_early: bool = False
+    #: Buffers in global memory: for one launch; and those that are zero before and after each.
+    workspaces: tuple[BufferSpec, ...] = ()
+    zeroed: tuple[Any, ...] = ()
+    #: Descriptors that it copies by.
+    tensor_maps: tuple[TensorMap, ...] = ()
+    #: Shared memory in front of the rings, and behind them where something is sent to.
+    before_tiles: tuple[Piece, ...] = ()
+    behind_tiles: tuple[Piece, ...] = ()
+    #: Events that it notes in front of all phases, and those behind them, see `timeline`.
+    events: tuple[str, ...] = ()
+    events_behind: tuple[str, ...] = ()
+
+    @classmethod
+    def found_in(cls, phases: tuple[PhasePlan, ...]) -> Feature | None:
+        """The feature if phases ask for it."""
+        numbers = [
+            each for each, phase in enumerate(phases) if getattr(phase.program, cls.asked_by)
+        ]
+        return cls.of(phases, numbers) if numbers else None
+
+    @classmethod
+    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> Feature:
+        """The feature of a kernel in which the phases of these numbers ask for it."""
+        return cls()
+
+    def settled(self, plan: KernelPlan, device: Device) -> KernelPlan:
+        """The plan with what of the feature depends on all else in it."""
+        return plan
+
+    def behind_all(self, stages: int) -> tuple[Piece, ...]:
+        """Shared memory behind all that, with so many stages of left tiles."""
+        return ()
+
+    def events_of(self, number: int) -> tuple[str, ...]:
+        """Events of a phase, between those that it is multiplied and stored."""
+        return ()
+
+    def noting(self, where: Coordinates) -> Any:
+        """Whether this thread notes its events."""
+        raise NotImplementedError
+
+    def prefetch(self, body: Body) -> None:
+        """Before anything is loaded."""
+
+    def initialise(self, body: Body) -> None:
+        """Initialise its barriers, by one warp."""
+
+    def meeting(self, body: Body) -> None:
+        """While the CTAs of a cluster wait for one another."""
+
+    def apart(self, body: Body) -> AbstractContextManager[Any]:
+        """What its own warpgroups do; in the context is what those that multiply do."""
+        return nullcontext()
+
+    def load(self, loader: Loader) -> bool:
+        """Load both operands in a way of its own; whether it does."""
+        return False
+
+    def throttle(self, body: Body) -> Throttle | None:
+        """What limits the right tiles in flight, if it has other limits than usual."""
+        return None
+
+    def load_rights(
+        self, body: Body, phase: PhasePlan, load: Callable[[tuple[Operand, ...]], None]
+    ) -> bool:
+        """Load the right tiles of a step in a way of its own; whether it does."""
+        return False
+
+    def lefts(self, loader: Loader, number: int) -> LeftsPart:
+        """Its part in loading the left tiles of a phase."""
+        return LeftsPart()
+
+    def end_of_wait(self, body: Body) -> EndOfWait | None:
+        """What may end a wait for flags early."""
+        return None
+
+    def loaded(self, body: Body, launch: Any) -> None:
+        """Behind the last left tile, in the warp that loads them, in launch number `launch`."""
+
+    def beside_loads(self, body: Body) -> None:
+        """What other warps of the loading warpgroup do."""
+
+    def step(self, body: Body, phase: PhasePlan, number: Any) -> Any:
+        """The step of the reduction that a CTA takes as this one of its steps."""
+        return number
