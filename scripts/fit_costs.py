@@ -28,7 +28,7 @@ from crossfuse.planner.calibration.record import load, measured
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.cost.rates import Fitted, Rates, rates_from, rates_of
 from crossfuse.planner.families import EAGER
-from crossfuse.planner.kernels.every import read_kernel
+from crossfuse.planner.families.registry import read_kernel
 from crossfuse.planner.kernels.shape import Shape, shape_of
 from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.register_tiles import RegisterTiles

@@ -9,6 +9,7 @@ from crossfuse.compiler.option import Option
 from crossfuse.compiler.source import Source
 from crossfuse.errors import PlanRefused
 from crossfuse.hardware import Device
+from crossfuse.planner.families.registry import FAMILIES
 from crossfuse.planner.noted import not_fusing, noted
 
 if TYPE_CHECKING:
@@ -166,7 +167,8 @@ def _places(func: Any, target: Device) -> tuple[str, ...]:
     _, chain = _read(func)
     if chain.second is None:
         return ()
-    times = family_times(shape_of_blocks(chain), target, _PLACES)
+    places = [FAMILIES[each] for each in _PLACES]
+    times = family_times(shape_of_blocks(chain), target, places)
     return tuple(dict.fromkeys((*(place for place, _ in times), *_PLACES)))
 
 

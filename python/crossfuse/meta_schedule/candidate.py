@@ -12,7 +12,8 @@ from typing import Any
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
 from crossfuse.files import read_text, sha256
 from crossfuse.meta_schedule.functions import is_function
-from crossfuse.planner.families import CASCADE_FAMILIES, EAGER
+from crossfuse.planner.families import EAGER
+from crossfuse.planner.families.registry import CASCADE_FAMILIES
 from crossfuse.schema import Damaged, parse, typed
 
 #: Where each family keeps the intermediate, and the rule that schedules it.

@@ -6,7 +6,7 @@ from typing import Any
 
 from crossfuse.hardware import Device
 from crossfuse.meta_schedule.candidate import Candidate
-from crossfuse.planner.families import CASCADE_FAMILIES
+from crossfuse.planner.families.registry import CASCADE_FAMILIES
 from crossfuse.schema import parse
 
 

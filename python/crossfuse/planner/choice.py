@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.kernels.every import Resources
+from crossfuse.planner.kernels.kernel import Resources
 from crossfuse.schema import Damaged, read
 
 #: Version of the JSON form.
@@ -47,10 +47,10 @@ class Choice:
     device : str
         Target name.
     family : str
-        One of `crossfuse.planner.families.FAMILIES`, or `EAGER`: not ours, a library's kernels one
-        after another.
+        One of `crossfuse.planner.families.registry.FAMILIES`, or `EAGER`: not ours, a library's
+        kernels one after another.
     tiles : Mapping[str, Any]
-        Fields of the rule's tiles, see `crossfuse.planner.kernels.every.read_kernel`.
+        Fields of the rule's tiles, see `crossfuse.planner.families.registry.read_kernel`.
     microseconds : float
         Estimated time from the end of the kernel before.
     terms : Mapping[str, float]

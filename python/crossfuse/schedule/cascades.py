@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.errors import CascadeRefused, ScheduleRefused, refuse
-from crossfuse.planner.families import CASCADE_FAMILIES, EAGER, ROWS, STREAM
+from crossfuse.planner.families import EAGER, ROWS, STREAM
+from crossfuse.planner.families.registry import CASCADE_FAMILIES
 
 if TYPE_CHECKING:
     from crossfuse.cascade.derivation import Derivation

@@ -10,8 +10,8 @@ from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.markers import unpadded_shapes
 from crossfuse.planner.cost.rates import rates_of
-from crossfuse.planner.families import EAGER, FAMILIES
-from crossfuse.planner.kernels.every import families
+from crossfuse.planner.families import EAGER
+from crossfuse.planner.families.registry import FAMILIES, families
 from crossfuse.planner.kernels.shape import Shape, shape_of, shape_of_blocks
 from crossfuse.planner.plan import Plan, aligned_function, in_order, ranked, with_copies
 from crossfuse.schedule.families import schedule_family
@@ -136,4 +136,5 @@ def schedule_planned(func: Any, plan: Plan, *, constant_weights: bool = False) -
 
 def _families(plan: Plan) -> tuple[str, ...]:
     """Families of kernels that a plan's chain may have."""
-    return families(shape_of(plan.chain, k_major=plan.k_major))
+    of = families(shape_of(plan.chain, k_major=plan.k_major))
+    return tuple(each.name for each in of)

@@ -14,7 +14,7 @@ from crossfuse.planner.cascade.rows_space import RowsTiles, rows_estimate, rows_
 from crossfuse.planner.cascade.space import read_tiles
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.families import EAGER, ROWS
-from crossfuse.planner.kernels.every import count
+from crossfuse.planner.kernels.arrays import count
 from crossfuse.planner.tune.kernel_space import cascade_space_of
 from null.planner.cascades import NORM_GEMM, SOFTMAX
 

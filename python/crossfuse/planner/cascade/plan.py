@@ -23,8 +23,8 @@ from crossfuse.planner.choice import Runner, check_families, plain_numbers, runn
 from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.cost.terms import Estimate
-from crossfuse.planner.families import CASCADE_FAMILIES, EAGER, ROWS, STATE_PLACES, STREAM, TILES
-from crossfuse.planner.kernels.every import resources
+from crossfuse.planner.families import EAGER, ROWS, STREAM, TILES
+from crossfuse.planner.families.registry import CASCADE_FAMILIES, STATE_PLACES
 from crossfuse.planner.space.count import Step
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def taken(shape: CascadeShape, tiles: Tiles, device: Device) -> Taken:
 def _taken_by_rows(shape: CascadeShape, tiles: RowsTiles, device: Device) -> Taken:
     """Resources of the product's kernel; the warps that make rows are part of it anyway."""
     assert shape.product is not None
-    (found,) = resources(tiles.kernel, shape.product.shape, device)
+    (found,) = tiles.kernel.resources(shape.product.shape, device)
     (phase,) = tiles.kernel.phases(shape.product.shape)
     waves = int(phase.tiles) * found.cluster / found.busy
     return Taken(

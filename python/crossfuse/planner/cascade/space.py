@@ -31,8 +31,8 @@ from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.families import ROWS, STREAM
-from crossfuse.planner.kernels.every import count
-from crossfuse.planner.kernels.tiled import TiledKernel
+from crossfuse.planner.families.gemm import GemmKernel
+from crossfuse.planner.kernels.arrays import count
 from crossfuse.planner.space.count import Step
 from crossfuse.schema import Damaged, typed
 
@@ -131,7 +131,7 @@ def _timed_rows(
 
 
 def _rows_times(
-    shape: CascadeShape, kernels: TiledKernel, device: Device, rates: Rates, *, chunk: int = 0
+    shape: CascadeShape, kernels: GemmKernel, device: Device, rates: Rates, *, chunk: int = 0
 ) -> list[float]:
     """Microseconds of kernels of arrays."""
     assert shape.product is not None

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from crossfuse.hardware import Device
     from crossfuse.planner.cascade.kernel import CascadeKernel
     from crossfuse.planner.cascade.shape import CascadeShape
-    from crossfuse.planner.kernels.every import Kernel
+    from crossfuse.planner.kernels.kernel import TileKernel
     from crossfuse.planner.kernels.shape import Shape
 
 
@@ -76,7 +76,7 @@ class OwnTerm:
 def with_own(
     found: Estimate,
     own: Sequence[OwnTerm],
-    kernel: Kernel | CascadeKernel | None,
+    kernel: TileKernel | CascadeKernel | None,
     shape: Shape | CascadeShape,
     device: Device,
 ) -> Estimate:

@@ -1,6 +1,6 @@
 """All kernels of a chain as points, with the steps that lead from one to the next.
 
-A point is a number. Points of a family are the legal tiles of `crossfuse.planner.kernels.every`;
+A point is a number. Points of a family are the legal tiles of their families;
 along each field of the tiles a step goes to the next value up or down, or on and off. Where no
 legal tiles differ in that field alone, the step goes to the nearest ones that do::
 
@@ -28,7 +28,9 @@ from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.cascade.space import Timed, read_tiles, tile_fields, timed
 from crossfuse.planner.cost.estimate import corrected
 from crossfuse.planner.cost.rates import Rates
-from crossfuse.planner.kernels.every import Kernel, every, families, read_kernel, select
+from crossfuse.planner.families.registry import families, read_kernel
+from crossfuse.planner.kernels.arrays import select
+from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.shape import Shape
 from crossfuse.planner.tune.space import Group, Space
 
@@ -54,7 +56,7 @@ class KernelSpace(Space):
         ]
         return np.concatenate(found)
 
-    def kernel(self, point: int) -> Kernel:
+    def kernel(self, point: int) -> TileKernel:
         """Kernel of one point, of plain numbers."""
         group = self.group(point)
         return select(group.kernels, int(point) - group.first)
@@ -84,9 +86,9 @@ def space_of(
     groups: list[Group] = []
     first = 0
     for family in families(shape):
-        if only and family not in only:
+        if only and family.name not in only:
             continue
-        group = Group(family, every(family, shape, device), first)
+        group = Group(family.name, family.every(shape, device), first, family.second)
         if group.size:
             groups.append(group)
             first += group.size

@@ -14,7 +14,7 @@ from crossfuse.cascade.rewrite.streaming import streaming
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.rewrite.work import work_of
 from crossfuse.hardware import WARP, WARPGROUP, Device, device
-from crossfuse.planner.kernels.every import read_kernel
+from crossfuse.planner.families.gemm import GemmKernel
 from crossfuse.planner.kernels.shape import shape_of_blocks
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.stream import bind_stream
@@ -128,7 +128,7 @@ def _warpgroups(product: Any, tiles: TensorTiles | None, target: str | Device | 
     sch = ir.Schedule(product)
     chain = read_last_product(sch)
     chosen = (tiles or TensorTiles()).complete(sch, chain)
-    kernel = read_kernel("gemm", asdict(chosen))
+    kernel = GemmKernel.read(asdict(chosen))
     (phase,) = kernel.phases(shape_of_blocks(chain))
     (clusters,) = kernel.clusters(shape_of_blocks(chain), device(target))
     return int(clusters * kernel.cluster * phase.warpgroups)
