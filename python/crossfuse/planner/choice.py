@@ -142,7 +142,7 @@ def plain_numbers(terms: Mapping[str, Any]) -> dict[str, float]:
 
 def runner_of(other: Timed, best: Timed) -> Runner:
     """Compare a plan with the chosen one: by which terms it takes longer."""
-    names = {*other.terms, *best.terms}
+    names = dict.fromkeys((*other.terms, *best.terms))
     more = {name: other.terms.get(name, 0.0) - best.terms.get(name, 0.0) for name in names}
     worst = sorted((name for name in more if more[name] > 0), key=lambda each: -more[each])
     loses = {name: round(more[name], 3) for name in worst}
