@@ -6,7 +6,7 @@ from typing import Any
 
 from crossfuse.hardware import Device
 from crossfuse.meta_schedule.candidate import Candidate
-from crossfuse.planner.families.registry import CASCADE_FAMILIES
+from crossfuse.planner.families.registry import CASCADE_FAMILIES, FAMILIES
 from crossfuse.schema import parse
 
 
@@ -17,20 +17,14 @@ def schedule_candidate(candidate: Candidate, target: Device) -> Any:
     or the rule has no such schedule.
     """
     from crossfuse.schedule.cascades import schedule_cascade_of
-    from crossfuse.schedule.families import schedule_family
 
     func = function_of(candidate.spec)
     if candidate.family in CASCADE_FAMILIES:
         return schedule_cascade_of(func, candidate.family, candidate.tiles, constant_weights=True)
     if candidate.family == "trace":
         return _replayed(candidate, func)
-    return schedule_family(
-        func,
-        candidate.family,
-        candidate.tiles,
-        target,
-        constant_weights=True,
-        options=candidate.options,
+    return FAMILIES[candidate.family].schedule(
+        func, candidate.tiles, target, constant_weights=True, options=candidate.options
     )
 
 

@@ -8,19 +8,20 @@ plans.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from crossfuse.errors import PlanRefused, refuse
+from crossfuse.errors import PlanRefused, ScheduleRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.kernels.arrays import count, flags, select
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.shape import Shape
 from crossfuse.planner.space.count import Step
-from crossfuse.schema import Damaged
+from crossfuse.schema import Damaged, typed
 
 _RULES = "crossfuse.schedule.rules"
 
@@ -54,6 +55,8 @@ class ChainFamily:
     #: The schedule rule, and for each of its arguments that are tiles their type, see `of_rules`.
     rule: str
     tiles: Mapping[str, str]
+    #: Whether the rule counts the CTAs of a device, its argument ``target``.
+    counts: bool = True
     #: Arguments of the rule that all kernels of the family have.
     fixed: Mapping[str, Any] = field(default_factory=dict)
     #: Arguments of the rule, besides tiles, that a caller may choose.
@@ -81,6 +84,51 @@ class ChainFamily:
     def matches(self, shape: Shape) -> bool:
         """Whether there may be kernels of a chain."""
         return self.products == (2 if shape.l else 1)
+
+    def open_tiles(self, cluster: int) -> dict[str, Any]:
+        """Tiles that leave all to the rule but the CTAs of a cluster; 0 leaves these, too."""
+        first, *others = self.tiles
+        given = {"cluster": cluster}
+        return {first: given} if others else given
+
+    def schedule(
+        self,
+        func: Any,
+        tiles: Mapping[str, Any],
+        target: str | Device,
+        *,
+        constant_weights: bool = False,
+        options: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Any:
+        """Schedule a canonical function as a kernel of the family.
+
+        Tiles are fields of the type of the rule's argument; where it has several, by the names of
+        these. Others are refused, and those left out are chosen for `target`, whose CTAs the rules
+        count. No kernel that may still be running writes weights that are `constant_weights`;
+        `options` are further arguments of the rule.
+        """
+        counted = {"target": target} if self.counts else {}
+        given = {**self._arguments(tiles), **self.fixed, **counted, **options}
+        return of_rules(self.rule)(func, constant_weights=constant_weights, **given)
+
+    def _arguments(self, tiles: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert tiles to the rule's arguments."""
+        kinds = {name: of_rules(path) for name, path in self.tiles.items()}
+        parts = [(name, kind, field(default_factory=kind)) for name, kind in kinds.items()]
+        try:
+            if len(kinds) == 1:
+                return {name: typed(kind, tiles) for name, kind in kinds.items()}
+            chosen: Any = typed(make_dataclass("Tiles", parts, frozen=True), tiles)
+        except Damaged as error:
+            raise refuse(
+                ScheduleRefused,
+                "tiles",
+                f"family '{self.name}'",
+                found=error.found,
+                limit=error.limit,
+                instead="name tile extents like these",
+            ) from None
+        return {name: getattr(chosen, name) for name in kinds}
 
     def every(self, shape: Shape, device: Device) -> TileKernel:
         """List all legal tiles as arrays, which are empty where nothing fits."""

@@ -59,5 +59,6 @@ FAMILY = ChainFamily(
     products=1,
     rule="tiled_gemm.schedule_tiled_gemm",
     tiles={"tiles": "tensor_tiles.TensorTiles"},
+    counts=False,
     second=("columns",),
 )
