@@ -104,7 +104,7 @@ class CascadeKernels:
         assert site is not None and derivation is not None
         shape = cascade_shape(site, derivation)
         plans = (
-            *ranked_cascade(shape, self._target, only=CASCADE_FAMILIES, keep=1),
+            *ranked_cascade(shape, self._target, only=tuple(CASCADE_FAMILIES), keep=1),
             *ranked_cascade(shape, self._target, only=(EAGER,)),
         )
         (output,) = graph.outputs(group.members)

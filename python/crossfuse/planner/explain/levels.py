@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from crossfuse.cascade.rewrite.work import Work
 from crossfuse.hardware import Device
 from crossfuse.planner.chain.spec import Chain, Tensor
 from crossfuse.planner.cost.rates import Rates, at
@@ -55,6 +56,12 @@ class Level:
         if self.name in units:
             return f"{self.amount / 1e9:.2f} {units[self.name]}"
         return size_text(self.amount)
+
+
+def instructions(work: Work) -> dict[str, int]:
+    """Instructions of a cascade beside products, by level."""
+    elements = work.rows * work.length
+    return {SPECIAL: elements * work.exponentials, PLAIN: elements * work.operations}
 
 
 def size_text(size: float) -> str:

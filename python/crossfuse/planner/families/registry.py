@@ -7,7 +7,9 @@ from types import MappingProxyType
 from typing import Any
 
 from crossfuse.errors import PlanRefused, refuse
-from crossfuse.planner.families import ROWS, STREAM, TILES, dsm, gemm, global_memory, l2, registers
+from crossfuse.planner.cascade.shape import CascadeShape
+from crossfuse.planner.families import dsm, gemm, global_memory, l2, registers, rows, stream, tiles
+from crossfuse.planner.families.cascade import CascadeFamily
 from crossfuse.planner.families.family import ChainFamily
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.shape import Shape
@@ -20,13 +22,21 @@ FAMILIES: Mapping[str, ChainFamily] = MappingProxyType(
     }
 )
 
+#: Of cascades, by name.
+CASCADE_FAMILIES: Mapping[str, CascadeFamily[Any]] = MappingProxyType(
+    {each.name: each for each in (stream.FAMILY, tiles.FAMILY, rows.FAMILY)}
+)
+#: Where the states of a cascade are, as `crossfuse.compile` names it: one CTA makes them; those of
+#: a cluster merge; a second kernel merges them.
+STATE_PLACES = ("registers", "dsm", "global")
+
 
 def families(shape: Shape) -> tuple[ChainFamily, ...]:
     """Families that have kernels of a shape."""
     return tuple(each for each in FAMILIES.values() if each.matches(shape))
 
 
-def read_kernel(family: str, tiles: Mapping[str, Any]) -> TileKernel:
+def read_kernel(family: str, given: Mapping[str, Any]) -> TileKernel:
     """Make a kernel of the fields of its rule's tiles, the inverse of ``tiles()``.
 
     These are `RegisterTiles`, `ClusterTiles` or `TensorTiles`; of l2 and global those of ``first``
@@ -41,11 +51,26 @@ def read_kernel(family: str, tiles: Mapping[str, Any]) -> TileKernel:
             limit=", ".join(FAMILIES),
             instead="name one of these",
         )
-    return FAMILIES[family].read(tiles)
+    return FAMILIES[family].read(given)
 
 
-#: Of cascades, by name.
-CASCADE_FAMILIES = (STREAM, TILES, ROWS)
-#: Where the states of a cascade are, as `crossfuse.compile` names it: one CTA makes them; those of
-#: a cluster merge; a second kernel merges them.
-STATE_PLACES = ("registers", "dsm", "global")
+def cascade_families(shape: CascadeShape) -> tuple[CascadeFamily[Any], ...]:
+    """Families that have kernels of a cascade."""
+    return tuple(each for each in CASCADE_FAMILIES.values() if each.matches(shape))
+
+
+def read_tiles(family: str, given: Mapping[str, Any]) -> Any:
+    """Make tiles of a cascade of their fields.
+
+    Those left out are as in the class; unknown fields and families are refused.
+    """
+    if family not in CASCADE_FAMILIES:
+        raise refuse(
+            PlanRefused,
+            "tiles",
+            "family",
+            found=repr(family),
+            limit=", ".join(CASCADE_FAMILIES),
+            instead="name one of these",
+        )
+    return CASCADE_FAMILIES[family].read(given)

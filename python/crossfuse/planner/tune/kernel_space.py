@@ -23,12 +23,17 @@ import numpy as np
 from crossfuse.cascade.rewrite.tiles import RESIDENCES
 from crossfuse.errors import PlanRefused, RefusedError, refuse
 from crossfuse.hardware import Device
-from crossfuse.planner.cascade.kernel import Tiles
 from crossfuse.planner.cascade.shape import CascadeShape
-from crossfuse.planner.cascade.space import Timed, read_tiles, tile_fields, timed
 from crossfuse.planner.cost.estimate import corrected
 from crossfuse.planner.cost.rates import Rates
-from crossfuse.planner.families.registry import families, read_kernel
+from crossfuse.planner.families.cascade import Timed
+from crossfuse.planner.families.registry import (
+    CASCADE_FAMILIES,
+    cascade_families,
+    families,
+    read_kernel,
+    read_tiles,
+)
 from crossfuse.planner.kernels.arrays import select
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.shape import Shape
@@ -106,13 +111,6 @@ def space_of(
 
 # All kernels of a cascade as points of a search, the best by the estimate first.
 
-#: Fields of tiles that are searched; the others are chosen with them.
-_AXES = {
-    "stream": ("threads", "unroll", "cluster", "rows", "resident"),
-    "tiles": ("rows", "elements", "cluster"),
-    "rows": ("rows", "columns", "cluster", "split", "across", "chunk"),
-}
-
 
 @dataclass(frozen=True)
 class CascadeSpace(Space):
@@ -122,7 +120,7 @@ class CascadeSpace(Space):
     device: Device
     rates: Rates
     #: The points, and their estimated microseconds.
-    listed: tuple[Tiles, ...]
+    listed: tuple[Any, ...]
     times: tuple[float, ...]
     #: Families that have points.
     groups: tuple[Group, ...]
@@ -139,16 +137,17 @@ class CascadeSpace(Space):
         return np.array(list(merge(*ranks, key=lambda point: self.times[point])))
 
     @cached_property
-    def _numbers(self) -> dict[Tiles, int]:
+    def _numbers(self) -> dict[Any, int]:
         return {each: number for number, each in enumerate(self.listed)}
 
     def tiles(self, point: int) -> tuple[str, dict[str, Any]]:
         """Family and tiles, as `crossfuse.planner.cascade.plan.CascadePlan` names them."""
-        return self.group(int(point)).family, tile_fields(self.listed[int(point)])
+        family = CASCADE_FAMILIES[self.group(int(point)).family]
+        return family.name, family.fields(self.listed[int(point)])
 
     def find(self, family: str, tiles: Mapping[str, Any]) -> int | None:
         """Find the point of some tiles; None where they are not among the points."""
-        if family not in self.shape.families:
+        if family not in (each.name for each in cascade_families(self.shape)):
             return None
         try:
             return self._numbers.get(read_tiles(family, tiles))
@@ -158,20 +157,21 @@ class CascadeSpace(Space):
 
 def cascade_space_of(shape: CascadeShape, device: Device, rates: Rates) -> CascadeSpace:
     """List the kernels of a cascade; refused if no tiles fit."""
-    found: list[Timed] = []
+    found: list[Timed[Any]] = []
     groups: list[Group] = []
-    for family in shape.families:
-        _, of_family = timed(shape, device, rates, family)
+    families = cascade_families(shape)
+    for family in families:
+        _, of_family = family.timed(shape, device, rates)
         if of_family:
-            columns = _columns(family, [tiles for _, tiles in of_family])
-            groups.append(Group(family, columns, len(found)))
+            columns = _columns(family.axes, [tiles for _, tiles in of_family])
+            groups.append(Group(family.name, columns, len(found), family.second))
             found += of_family
     if not found:
         raise refuse(
             PlanRefused,
             "kernel-space",
             shape.name,
-            found=f"no tiles of {' or '.join(shape.families)} that fit",
+            found=f"no tiles of {' or '.join(each.name for each in families)} that fit",
             limit=f"the shared memory and registers of {device.name}",
             instead="split the cascade, or leave it to a library",
         )
@@ -179,10 +179,10 @@ def cascade_space_of(shape: CascadeShape, device: Device, rates: Rates) -> Casca
     return CascadeSpace(shape, device, rates, listed, times, tuple(groups))
 
 
-def _columns(family: str, listed: Sequence[Tiles]) -> Any:
+def _columns(axes: Sequence[str], listed: Sequence[Any]) -> Any:
     """Convert the fields that are searched to arrays; places of elements as their number."""
-    kind = make_dataclass("Columns", _AXES[family], frozen=True)
-    rows = [[_number(getattr(tiles, name)) for name in _AXES[family]] for tiles in listed]
+    kind = make_dataclass("Columns", axes, frozen=True)
+    rows = [[_number(getattr(tiles, name)) for name in axes] for tiles in listed]
     return kind(*np.array(rows, np.float64).T)
 
 
