@@ -55,7 +55,7 @@ def schedule_cascade(
             if family == EAGER
             else "a family of chains of products",
             limit=", ".join(CASCADE_FAMILIES),
-            instead="plan with only=('stream', 'tiles', 'rows')",
+            instead=f"plan with only={tuple(CASCADE_FAMILIES)}",
         )
     of = CASCADE_FAMILIES[family]
     return of.schedule(site, derivation, of.read(tiles), constant=constant_weights)
