@@ -18,11 +18,25 @@ from typing import Any
 
 import numpy as np
 
+from crossfuse.planner.counts import Flag
 from crossfuse.planner.families.registry import read_kernel
+from crossfuse.planner.families.tiled import TiledKernel
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.tune.kernel_space import KernelSpace
 
 ALL, NO_DSM, NO_CLUSTERS = SPACES = ("all", "no DSM", "no clusters")
+
+
+def exchanges(kernel: TileKernel) -> Flag:
+    """Whether CTAs of a cluster read or write each other's shared memory, of one kernel or many.
+
+    Tiles in global memory do where a reduction is split over the cluster; kernels that keep the
+    intermediate in registers or in a cluster do wherever a cluster has more than one CTA.
+    """
+    if isinstance(kernel, TiledKernel):
+        split = np.asarray(kernel.split, bool) | np.asarray(kernel.split2, bool)
+        return split & np.asarray(kernel.cluster > 1)
+    return kernel.cluster > 1
 
 
 def spaces_of(family: str, tiles: Mapping[str, Any]) -> tuple[str, ...]:
@@ -58,4 +72,4 @@ def points_of(space: KernelSpace, name: str) -> np.ndarray:
 def _is_in(name: str, kernel: TileKernel) -> np.ndarray:
     if name == ALL:
         return np.asarray(True)
-    return ~np.asarray(kernel.exchanges if name == NO_DSM else kernel.cluster > 1)
+    return ~np.asarray(exchanges(kernel) if name == NO_DSM else kernel.cluster > 1)

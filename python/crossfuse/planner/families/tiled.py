@@ -112,12 +112,6 @@ class TiledKernel(TileKernel):
         """CTAs of a cluster."""
         return self.size * self.across
 
-    @property
-    def exchanges(self) -> Flag:
-        """Whether CTAs exchange sums of a reduction that is split over a cluster."""
-        split = _flag(self.split) | _flag(self.split2)
-        return split & np.asarray(self.cluster > 1)
-
     def _first(self, shape: Shape, item: int) -> Phase:
         """The first phase, whose elements take `item` bytes."""
         size, across = self.size, self.across

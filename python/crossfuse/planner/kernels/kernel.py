@@ -101,11 +101,6 @@ class TileKernel(ABC):
         """Partial sums of the output that CTAs store and add through L2; 1 where none are."""
         return 1
 
-    @property
-    @abstractmethod
-    def exchanges(self) -> Flag:
-        """Whether CTAs of a cluster read or write each other's shared memory."""
-
     @abstractmethod
     def spend(self, work: Work, clock: Clock) -> None:
         """Add the terms of the estimate between the start and the last store."""
@@ -205,11 +200,6 @@ class PartedKernel(TileKernel):
     def clusters(self, shape: Shape, device: Device) -> tuple[Count, ...]:
         """Clusters that the kernel is launched with: one for each tile."""
         return (self.tile_count(shape),)
-
-    @property
-    def exchanges(self) -> Flag:
-        """Whether CTAs of a cluster read or write each other's shared memory."""
-        return self.size > 1
 
     def stored_bytes(self, shape: Shape) -> int:
         """Bytes of partial sums: each part stores its own, and all of them are read once."""
