@@ -22,7 +22,7 @@ TRACE = "trace"
 #: Where each family keeps the intermediate, and the rule that schedules it.
 FAMILIES = {
     **{name: each.summary for name, each in CHAINS.items()},
-    **{name: each.summary for name, each in CASCADE_FAMILIES.items()},
+    **{name: each.summary() for name, each in CASCADE_FAMILIES.items()},
     TRACE: "a recorded schedule, applied to the function of the spec",
     EAGER: "PyTorch eager (cuBLAS): nothing is built",
 }

@@ -36,7 +36,9 @@ def test_no_placement_is_of_two_families() -> None:
 
 def test_names_of_chains_and_cascades_differ() -> None:
     assert not FAMILIES.keys() & CASCADE_FAMILIES.keys()
-    assert all(candidate.FAMILIES[name] == each.summary for name, each in CASCADE_FAMILIES.items())
+    assert all(
+        candidate.FAMILIES[name] == each.summary() for name, each in CASCADE_FAMILIES.items()
+    )
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def test_rows_before_a_product_have_the_term_once() -> None:
     found = plan_cascade(shape, only=(ROWS,), rates=with_term(chunks))
     assert found.tiles["chunk"] == 512
     assert found.terms["gap"] == found.tiles["rows"] == 128
-    plain = CASCADE_FAMILIES[ROWS].estimate(shape, RowsTiles(**found.tiles), H100, rates_of(H100))
+    plain = CASCADE_FAMILIES[ROWS](shape).estimate(RowsTiles(**found.tiles), H100, rates_of(H100))
     assert found.microseconds == pytest.approx(float(plain.microseconds) + 128)
 
 

@@ -63,11 +63,11 @@ def ranked_cascade(
     ranks: list[list[CascadePlan]] = []
     compared: list[CascadePlan] = []
     for family in (each for each in cascade_families(shape) if each.name in wanted):
-        steps[family.name], order = family.in_order(shape, spec, known)
+        steps[family.name], order = family.in_order(spec, known)
         order = order[: family.at_most(keep)]
-        ranks.append([_of_kernel(shape, family, each, spec, known) for each in order])
-        others = family.runners(shape, order, spec, known)
-        compared += [_of_kernel(shape, family, each, spec, known) for each in others]
+        ranks.append([_of_kernel(family, each, spec, known) for each in order])
+        others = family.runners(order, spec, known)
+        compared += [_of_kernel(family, each, spec, known) for each in others]
     # Each family keeps its order.
     plans = list(merge(*ranks, key=lambda each: each.microseconds))
     eager = [_of_passes(shape, spec, known)] if EAGER in wanted else []
@@ -135,19 +135,17 @@ def _called(plan: CascadePlan) -> str:
     return EAGER if plan.family == EAGER else f"{plan.family}: {plan.place}"
 
 
-def _of_kernel(
-    shape: CascadeShape, family: CascadeFamily[T], tiles: T, spec: Device, rates: Rates
-) -> CascadePlan:
-    found = family.estimate(shape, tiles, spec, rates)
-    frame = _frame(shape, spec, found)
-    moved = family.moved(shape, tiles, spec)
+def _of_kernel(family: CascadeFamily[T], tiles: T, spec: Device, rates: Rates) -> CascadePlan:
+    found = family.estimate(tiles, spec, rates)
+    frame = _frame(family.shape, spec, found)
+    moved = family.moved(tiles, spec)
     return replace(
         frame,
         family=family.name,
         tiles=family.fields(tiles),
         bytes={name: size for name, size in moved.items() if size},
-        place=family.place_of(shape, tiles),
-        taken=family.taken(shape, tiles, spec),
+        place=family.place_of(tiles),
+        taken=family.taken(tiles, spec),
     )
 
 
@@ -208,9 +206,9 @@ def placed_cascade(
     known = rates or rates_of(spec)
     families = cascade_families(shape)
     found = [
-        _of_kernel(shape, family, each, spec, known)
+        _of_kernel(family, each, spec, known)
         for family in families
-        for each in family.parted(shape, place, spec, known)
+        for each in family.parted(place, spec, known)
     ]
     named = {each.name: each.state_places[place] for each in families if place in each.state_places}
     if not found and named:

@@ -107,7 +107,7 @@ def explain_plan(
         _levels(plan, known, spec.sms),
         tuple((e, max(time.values())) for e, time in zip(shape.passes, passes, strict=True)),
         tuple(runner_of(each, plan) for each in best),
-        {each.name: each.candidates(shape, spec)[0] for each in cascade_families(shape)},
+        {each.name: each.candidates(spec)[0] for each in cascade_families(shape)},
         known.measured.provisional,
     )
 
@@ -132,7 +132,7 @@ def _computed(plan: CascadeChoice) -> dict[str, int]:
     if plan.family == EAGER:
         return {"tensor": sum(each.flops for each in plan.shape.passes)}
     tiles = read_tiles(plan.family, plan.tiles)
-    return CASCADE_FAMILIES[plan.family].computed(plan.shape, tiles)
+    return CASCADE_FAMILIES[plan.family](plan.shape).computed(tiles)
 
 
 def _head(reasons: CascadeReasons) -> RenderableType:

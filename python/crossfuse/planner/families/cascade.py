@@ -28,7 +28,7 @@ Timed: TypeAlias = "tuple[float, T]"
 
 
 class CascadeFamily(ABC, Generic[T]):
-    """Kernels of a cascade in tiles `T`, a frozen dataclass."""
+    """Kernels of a cascade in tiles `T`, a frozen dataclass; an instance is of one cascade."""
 
     #: As plans and candidates name it.
     name: ClassVar[str]
@@ -50,33 +50,37 @@ class CascadeFamily(ABC, Generic[T]):
     #: Words of the place of states, by the names of placements that are among all kernels.
     state_places: ClassVar[Mapping[str, str]] = {}
 
-    @property
-    def summary(self) -> str:
-        """What it is, and the rule that writes its kernels."""
-        return f"{self.text}: {self.rule.rpartition('.')[2]}"
+    def __init__(self, shape: CascadeShape) -> None:
+        self.shape = shape
 
+    @classmethod
+    def summary(cls) -> str:
+        """What it is, and the rule that writes its kernels."""
+        return f"{cls.text}: {cls.rule.rpartition('.')[2]}"
+
+    @classmethod
     @abstractmethod
-    def matches(self, shape: CascadeShape) -> bool:
+    def matches(cls, shape: CascadeShape) -> bool:
         """Whether there may be kernels of a cascade."""
 
     @abstractmethod
-    def candidates(self, shape: CascadeShape, device: Device) -> tuple[Steps, tuple[T, ...]]:
+    def candidates(self, device: Device) -> tuple[Steps, tuple[T, ...]]:
         """List tiles that keep all rules, and how many tiles each rule leaves."""
 
     @abstractmethod
-    def time(self, shape: CascadeShape, tiles: T, device: Device, rates: Rates) -> Estimate:
+    def time(self, tiles: T, device: Device, rates: Rates) -> Estimate:
         """Estimate one kernel, without a user's own terms; its tiles must keep the rules."""
 
     @abstractmethod
-    def ordered(self, shape: CascadeShape, times: Sequence[Timed[T]]) -> list[Timed[T]]:
+    def ordered(self, times: Sequence[Timed[T]]) -> list[Timed[T]]:
         """Sort tiles by their times, the best first; of equal ones the most usual."""
 
     @abstractmethod
-    def moved(self, shape: CascadeShape, tiles: T, device: Device) -> dict[str, int]:
+    def moved(self, tiles: T, device: Device) -> dict[str, int]:
         """Bytes that one kernel moves by level."""
 
     @abstractmethod
-    def place_of(self, shape: CascadeShape, tiles: T) -> str:
+    def place_of(self, tiles: T) -> str:
         """Describe where states and elements are stored, in words that tell kernels apart.
 
         States of a CTA are in registers, those of a cluster go through DSM, those that a second
@@ -85,30 +89,27 @@ class CascadeFamily(ABC, Generic[T]):
         """
 
     @abstractmethod
-    def taken(self, shape: CascadeShape, tiles: T, device: Device) -> Taken:
+    def taken(self, tiles: T, device: Device) -> Taken:
         """Resources of the device that a kernel takes."""
 
     @abstractmethod
-    def computed(self, shape: CascadeShape, tiles: T) -> dict[str, int]:
+    def computed(self, tiles: T) -> dict[str, int]:
         """Operations of products, and instructions beside them, by level of explanations."""
 
+    @classmethod
     @abstractmethod
-    def schedule(self, site: Site, derivation: Derivation, tiles: T, *, constant: bool) -> Any:
+    def schedule(cls, site: Site, derivation: Derivation, tiles: T, *, constant: bool) -> Any:
         """Write and schedule a cascade; `constant` weights are written by no running kernel."""
 
     def kernels(self, tiles: T) -> tuple[str, ...]:
         """Name the launched kernels."""
         return (self.name,)
 
-    def parted(
-        self, shape: CascadeShape, place: str, device: Device, rates: Rates
-    ) -> tuple[T, ...]:
+    def parted(self, place: str, device: Device, rates: Rates) -> tuple[T, ...]:
         """Order tiles whose states merge in a place, where `candidates` share no axis."""
         return ()
 
-    def runners(
-        self, shape: CascadeShape, found: Sequence[T], device: Device, rates: Rates
-    ) -> tuple[T, ...]:
+    def runners(self, found: Sequence[T], device: Device, rates: Rates) -> tuple[T, ...]:
         """Tiles to compare those that were found with, which are never chosen."""
         return ()
 
@@ -116,44 +117,40 @@ class CascadeFamily(ABC, Generic[T]):
         """Plans that are made where `keep` are asked for, 0 for all; None: all that there are."""
         return min(keep or self.most, self.most) or None
 
-    def estimate(self, shape: CascadeShape, tiles: T, device: Device, rates: Rates) -> Estimate:
+    def estimate(self, tiles: T, device: Device, rates: Rates) -> Estimate:
         """Estimate one kernel, with a user's own terms; its tiles must keep the rules."""
-        found = self.time(shape, tiles, device, rates)
-        return with_own(found, rates.own, CascadeKernel(self, tiles), shape, device)
+        found = self.time(tiles, device, rates)
+        return with_own(found, rates.own, CascadeKernel(self, tiles), self.shape, device)
 
-    def timed(
-        self, shape: CascadeShape, device: Device, rates: Rates
-    ) -> tuple[Steps, tuple[Timed[T], ...]]:
+    def timed(self, device: Device, rates: Rates) -> tuple[Steps, tuple[Timed[T], ...]]:
         """Time all tiles, the best first; also how many tiles each rule leaves."""
-        steps, found = self.candidates(shape, device)
-        return steps, tuple(self.ordered(shape, self.times(shape, found, device, rates)))
+        steps, found = self.candidates(device)
+        return steps, tuple(self.ordered(self.times(found, device, rates)))
 
-    def times(
-        self, shape: CascadeShape, tiles: Sequence[T], device: Device, rates: Rates
-    ) -> list[Timed[T]]:
+    def times(self, tiles: Sequence[T], device: Device, rates: Rates) -> list[Timed[T]]:
         """Estimate kernels one by one."""
-        return [(float(self.estimate(shape, e, device, rates).microseconds), e) for e in tiles]
+        return [(float(self.estimate(e, device, rates).microseconds), e) for e in tiles]
 
-    def in_order(
-        self, shape: CascadeShape, device: Device, rates: Rates
-    ) -> tuple[Steps, tuple[T, ...]]:
+    def in_order(self, device: Device, rates: Rates) -> tuple[Steps, tuple[T, ...]]:
         """Order all tiles, the best first; also how many tiles each rule leaves."""
-        steps, found = self.timed(shape, device, rates)
+        steps, found = self.timed(device, rates)
         return steps, tuple(tiles for _, tiles in found)
 
-    def fields(self, tiles: T) -> dict[str, Any]:
+    @classmethod
+    def fields(cls, tiles: T) -> dict[str, Any]:
         """Fields of tiles as plans and candidates name them."""
         return asdict(tiles)  # type: ignore[call-overload]
 
-    def read(self, given: Mapping[str, Any]) -> T:
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> T:
         """Make tiles of their fields; those left out are as in the class, others are refused."""
         try:
-            made: T = typed(self.kind, given)
+            made: T = typed(cls.kind, given)
         except Damaged as error:
             raise refuse(
                 PlanRefused,
                 "tiles",
-                f"family '{self.name}'",
+                f"family '{cls.name}'",
                 found=error.found,
                 limit=error.limit,
                 instead="name tile extents like these",

@@ -28,7 +28,7 @@ class GemmKernel(TiledKernel):
 
     def phases(self, shape: Shape) -> tuple[Phase, ...]:
         """The only phase."""
-        return (self._first(shape, shape.out),)
+        return (self.first_phase(shape, shape.out),)
 
     def rules(self, shape: Shape, device: Device) -> tuple[TileRule, ...]:
         """Conditions of the rule and of the lowering on tiles, other than shared memory."""

@@ -8,9 +8,12 @@ from typing import Any
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.cascade.shape import CascadeShape
-from crossfuse.planner.families import dsm, gemm, global_memory, l2, registers, rows, stream, tiles
+from crossfuse.planner.families import dsm, gemm, global_memory, l2, registers
 from crossfuse.planner.families.cascade import CascadeFamily
 from crossfuse.planner.families.family import ChainFamily
+from crossfuse.planner.families.rows import Rows
+from crossfuse.planner.families.stream import Stream
+from crossfuse.planner.families.tiles import Tiles
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.shape import Shape
 
@@ -23,8 +26,8 @@ FAMILIES: Mapping[str, ChainFamily] = MappingProxyType(
 )
 
 #: Of cascades, by name.
-CASCADE_FAMILIES: Mapping[str, CascadeFamily[Any]] = MappingProxyType(
-    {each.name: each for each in (stream.FAMILY, tiles.FAMILY, rows.FAMILY)}
+CASCADE_FAMILIES: Mapping[str, type[CascadeFamily[Any]]] = MappingProxyType(
+    {each.name: each for each in (Stream, Tiles, Rows)}
 )
 #: Where the states of a cascade are, as `crossfuse.compile` names it: one CTA makes them; those of
 #: a cluster merge; a second kernel merges them.
@@ -56,7 +59,7 @@ def read_kernel(family: str, given: Mapping[str, Any]) -> TileKernel:
 
 def cascade_families(shape: CascadeShape) -> tuple[CascadeFamily[Any], ...]:
     """Families that have kernels of a cascade."""
-    return tuple(each for each in CASCADE_FAMILIES.values() if each.matches(shape))
+    return tuple(each(shape) for each in CASCADE_FAMILIES.values() if each.matches(shape))
 
 
 def read_tiles(family: str, given: Mapping[str, Any]) -> Any:

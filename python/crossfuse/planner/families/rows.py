@@ -45,69 +45,70 @@ class Rows(CascadeFamily[RowsTiles]):
     # The best one lowers, or one of the next.
     most: ClassVar[int] = 8
 
-    def matches(self, shape: CascadeShape) -> bool:
+    @classmethod
+    def matches(cls, shape: CascadeShape) -> bool:
         """Whether a cascade makes the rows of a product."""
         return shape.product is not None
 
-    def candidates(
-        self, shape: CascadeShape, device: Device
-    ) -> tuple[Steps, tuple[RowsTiles, ...]]:
-        """List tiles that keep all rules, and how many tiles each rule leaves."""
-        steps, kernels = rows_space.rows_kernels(_product(shape), device)
-        whole = rows_space.listed(kernels)
-        return steps, (*whole, *rows_space.by_chunks(_product(shape), device, whole))
+    @property
+    def product(self) -> RowsProduct:
+        """What is counted of the cascade."""
+        assert self.shape.product is not None
+        return self.shape.product
 
-    def time(self, shape: CascadeShape, tiles: RowsTiles, device: Device, rates: Rates) -> Estimate:
+    def candidates(self, device: Device) -> tuple[Steps, tuple[RowsTiles, ...]]:
+        """List tiles that keep all rules, and how many tiles each rule leaves."""
+        steps, kernels = rows_space.rows_kernels(self.product, device)
+        whole = rows_space.listed(kernels)
+        return steps, (*whole, *rows_space.by_chunks(self.product, device, whole))
+
+    def time(self, tiles: RowsTiles, device: Device, rates: Rates) -> Estimate:
         """Estimate one kernel, without a user's own terms."""
         chunked = bool(tiles.chunk)
-        return rows_space.rows_estimate(_product(shape), tiles.kernel, device, rates, chunked)
+        return rows_space.rows_estimate(self.product, tiles.kernel, device, rates, chunked)
 
-    def timed(
-        self, shape: CascadeShape, device: Device, rates: Rates
-    ) -> tuple[Steps, tuple[Timed[RowsTiles], ...]]:
+    def timed(self, device: Device, rates: Rates) -> tuple[Steps, tuple[Timed[RowsTiles], ...]]:
         """Time all tiles at once: asking the learned trees one by one is slow."""
-        product = _product(shape)
+        product = self.product
         steps, kernels = rows_space.rows_kernels(product, device)
         tiles = rows_space.listed(kernels)
         if not tiles:
             return steps, ()
-        times = dict(zip(tiles, self._together(shape, kernels, device, rates, 0), strict=True))
+        times = dict(zip(tiles, self._together(kernels, device, rates, 0), strict=True))
         chunked = rows_space.by_chunks(product, device, tiles)
         if chunked:
-            every = self._together(shape, kernels, device, rates, product.chunk)
+            every = self._together(kernels, device, rates, product.chunk)
             of_tiles = dict(zip(tiles, every, strict=True))
             times |= {each: of_tiles[replace(each, chunk=0)] for each in chunked}
-        return steps, tuple(self.ordered(shape, [(time, each) for each, time in times.items()]))
+        return steps, tuple(self.ordered([(time, each) for each, time in times.items()]))
 
     def _together(
-        self, shape: CascadeShape, kernels: GemmKernel, device: Device, rates: Rates, chunk: int
+        self, kernels: GemmKernel, device: Device, rates: Rates, chunk: int
     ) -> list[float]:
         """Microseconds of kernels of arrays, all with rows in chunks of one size."""
-        found = rows_space.rows_estimate(_product(shape), kernels, device, rates, bool(chunk))
+        found = rows_space.rows_estimate(self.product, kernels, device, rates, bool(chunk))
         every = CascadeKernel(self, rows_space.together(kernels, chunk))
-        whole = np.asarray(with_own(found, rates.own, every, shape, device).microseconds)
+        whole = np.asarray(with_own(found, rates.own, every, self.shape, device).microseconds)
         times: list[float] = np.broadcast_to(
             whole.astype(np.float64), flags(kernels, True).shape
         ).tolist()
         return times
 
-    def ordered(
-        self, shape: CascadeShape, times: Sequence[Timed[RowsTiles]]
-    ) -> list[Timed[RowsTiles]]:
+    def ordered(self, times: Sequence[Timed[RowsTiles]]) -> list[Timed[RowsTiles]]:
         """Sort tiles by their times, the best first; of equal ones those of fewer rows."""
         return rows_space.ordered(times)
 
-    def moved(self, shape: CascadeShape, tiles: RowsTiles, device: Device) -> dict[str, int]:
+    def moved(self, tiles: RowsTiles, device: Device) -> dict[str, int]:
         """Bytes that one kernel moves by level."""
-        return rows_space.rows_bytes(_product(shape), tiles.kernel)
+        return rows_space.rows_bytes(self.product, tiles.kernel)
 
-    def place_of(self, shape: CascadeShape, tiles: RowsTiles) -> str:
+    def place_of(self, tiles: RowsTiles) -> str:
         """Describe where rows are stored."""
         return "chunks of rows in L2" if tiles.chunk else "rows in L2"
 
-    def taken(self, shape: CascadeShape, tiles: RowsTiles, device: Device) -> Taken:
+    def taken(self, tiles: RowsTiles, device: Device) -> Taken:
         """Resources of the product's kernel; the warps that make rows are part of it anyway."""
-        product = _product(shape)
+        product = self.product
         (found,) = tiles.kernel.resources(product.shape, device)
         (phase,) = tiles.kernel.phases(product.shape)
         waves = int(phase.tiles) * found.cluster / found.busy
@@ -121,21 +122,14 @@ class Rows(CascadeFamily[RowsTiles]):
             round(max(1.0, waves), 2),
         )
 
-    def computed(self, shape: CascadeShape, tiles: RowsTiles) -> dict[str, int]:
+    def computed(self, tiles: RowsTiles) -> dict[str, int]:
         """Operations of the product, and instructions for each element of a row."""
-        product = _product(shape)
+        product = self.product
         return {"tensor": product.chain.flops, **instructions(product.rows)}
 
+    @classmethod
     def schedule(
-        self, site: Site, derivation: Derivation, tiles: RowsTiles, *, constant: bool
+        cls, site: Site, derivation: Derivation, tiles: RowsTiles, *, constant: bool
     ) -> Any:
         """Take the function apart, and write rows and product as one kernel."""
         return of_rules("rows_gemm.rows_before_product")(site.function, tiles, constant)
-
-
-def _product(shape: CascadeShape) -> RowsProduct:
-    assert shape.product is not None
-    return shape.product
-
-
-FAMILY = Rows()

@@ -46,42 +46,43 @@ class Stream(CascadeFamily[StreamTiles]):
         "dsm": "states in DSM",
     }
 
-    def matches(self, shape: CascadeShape) -> bool:
+    @classmethod
+    def matches(cls, shape: CascadeShape) -> bool:
         """Whether the whole streams without products."""
         return shape.product is None and isinstance(shape.work, Work)
 
-    def candidates(
-        self, shape: CascadeShape, device: Device
-    ) -> tuple[Steps, tuple[StreamTiles, ...]]:
+    @property
+    def work(self) -> Work:
+        """What is counted of the cascade."""
+        assert isinstance(self.shape.work, Work)
+        return self.shape.work
+
+    def candidates(self, device: Device) -> tuple[Steps, tuple[StreamTiles, ...]]:
         """List tiles that keep all rules, and how many tiles each rule leaves."""
-        return stream_space.stream_tiles(_work(shape), device)
+        return stream_space.stream_tiles(self.work, device)
 
-    def time(
-        self, shape: CascadeShape, tiles: StreamTiles, device: Device, rates: Rates
-    ) -> Estimate:
+    def time(self, tiles: StreamTiles, device: Device, rates: Rates) -> Estimate:
         """Estimate one kernel, without a user's own terms."""
-        return stream_estimate(_work(shape), tiles, device, rates)
+        return stream_estimate(self.work, tiles, device, rates)
 
-    def ordered(
-        self, shape: CascadeShape, times: Sequence[Timed[StreamTiles]]
-    ) -> list[Timed[StreamTiles]]:
+    def ordered(self, times: Sequence[Timed[StreamTiles]]) -> list[Timed[StreamTiles]]:
         """Sort tiles by their times, the best first."""
-        return stream_space.ordered(_work(shape), times)
+        return stream_space.ordered(self.work, times)
 
-    def moved(self, shape: CascadeShape, tiles: StreamTiles, device: Device) -> dict[str, int]:
+    def moved(self, tiles: StreamTiles, device: Device) -> dict[str, int]:
         """Bytes that one kernel moves by level."""
-        return stream_bytes(_work(shape), tiles, device)
+        return stream_bytes(self.work, tiles, device)
 
-    def place_of(self, shape: CascadeShape, tiles: StreamTiles) -> str:
+    def place_of(self, tiles: StreamTiles) -> str:
         """Describe where states and elements are stored."""
         state = "DSM" if tiles.cluster > 1 else "registers"
-        if _work(shape).outputs:
+        if self.work.outputs:
             return f"states in {state}, elements in {_RESIDENT[tiles.resident]}"
         return f"states in {state}"
 
-    def taken(self, shape: CascadeShape, tiles: StreamTiles, device: Device) -> Taken:
+    def taken(self, tiles: StreamTiles, device: Device) -> Taken:
         """Resources of the device that a kernel takes."""
-        work, size = _work(shape), tiles.cluster
+        work, size = self.work, tiles.cluster
         groups, side = -(-work.rows // tiles.rows), stream_space.ctas(work, tiles, device)
         room = side * device.resident_clusters(size)
         return Taken(
@@ -94,22 +95,15 @@ class Stream(CascadeFamily[StreamTiles]):
             round(max(1.0, groups / room), 2),
         )
 
-    def computed(self, shape: CascadeShape, tiles: StreamTiles) -> dict[str, int]:
+    def computed(self, tiles: StreamTiles) -> dict[str, int]:
         """Instructions for each element."""
-        return instructions(_work(shape))
+        return instructions(self.work)
 
+    @classmethod
     def schedule(
-        self, site: Site, derivation: Derivation, tiles: StreamTiles, *, constant: bool
+        cls, site: Site, derivation: Derivation, tiles: StreamTiles, *, constant: bool
     ) -> Any:
         """Write the stream, and bind it."""
         from crossfuse.cascade.rewrite.streaming import streaming
 
-        return of_rules(self.rule)(streaming(site, derivation, tiles), tiles)
-
-
-def _work(shape: CascadeShape) -> Work:
-    assert isinstance(shape.work, Work)
-    return shape.work
-
-
-FAMILY = Stream()
+        return of_rules(cls.rule)(streaming(site, derivation, tiles), tiles)

@@ -112,34 +112,55 @@ class TiledKernel(TileKernel):
         """CTAs of a cluster."""
         return self.size * self.across
 
-    def _first(self, shape: Shape, item: int) -> Phase:
-        """The first phase, whose elements take `item` bytes."""
-        size, across = self.size, self.across
-        share = choose(self.split, size, 1)
-        steps = ceil_div(shape.k, share * shape.depth)
-        rows_each = choose(self.stacked, size, 1) * self.rows
-        beside = across * choose(self.stacked | self.split, 1, size)
-        tiles = ceil_div(shape.m, rows_each) * ceil_div(shape.n, self.columns * beside)
+    def first_phase(self, shape: Shape, item: int) -> Phase:
+        """Make the phase of the first products, whose elements take `item` bytes."""
+        down = choose(self.stacked, self.size, 1)
+        beside = self.across * choose(self.stacked | self.split, 1, self.size)
+        made = (self.columns, shape.n, item)
+        return self._phase(
+            shape, made, shape.k, self.split, (down, beside), shape.products, staged=self.staged
+        )
+
+    def _phase(
+        self,
+        shape: Shape,
+        made: tuple[Count, int, int],
+        summed: int,
+        split: Flag,
+        cluster: tuple[Count, Count],
+        products: int = 1,
+        *,
+        staged: bool = False,
+    ) -> Phase:
+        """Make a phase over a reduction of `summed` elements, which a cluster may split.
+
+        `made` are columns of a tile and of the whole, and bytes of an element; of `cluster` tiles
+        lie down along the rows, and beside each other.
+        """
+        (columns, width, item), (down, beside) = made, cluster
+        share = choose(split, self.size, 1)
+        steps = ceil_div(summed, share * shape.depth)
+        blocks = ceil_div(shape.m, self.rows * down)
         left, sharing = left_tile(self.rows, beside)
-        right, common = right_tile(shape, self.columns, shape.depth, choose(self.stacked, size, 1))
-        boxes, held = stored(self.rows, self.columns, steps, item, staged=self.staged)
+        right, common = right_tile(shape, columns, shape.depth, down)
+        boxes, held = stored(self.rows, columns, steps, item, staged=staged)
         return Phase(
             self.rows,
-            self.columns,
-            shape.products,
+            columns,
+            products,
             shape.depth,
             steps,
-            tiles,
+            blocks * ceil_div(width, columns * beside),
             left,
-            shape.products * right,
+            products * right,
             sharing,
             common,
-            1 + shape.products * copies_of(shape, self.columns, common),
-            ceil_div(shape.m, rows_each),
+            1 + products * copies_of(shape, columns, common),
+            blocks,
             share,
-            choose(self.split, 0, boxes),
-            choose(self.split, 0, held),
-            sums_received(shape, self.rows, self.columns, shape.n, share),
+            choose(split, 0, boxes),
+            choose(split, 0, held),
+            sums_received(shape, self.rows, columns, width, share),
         )
 
     def clusters(self, shape: Shape, device: Device) -> tuple[Count, ...]:
@@ -222,35 +243,13 @@ class ChainedKernel(TiledKernel):
 
     def phases(self, shape: Shape) -> tuple[Phase, ...]:
         """Phases of a CTA, one after another."""
-        return self._first(shape, shape.item), self._second(shape)
+        return self.first_phase(shape, shape.item), self.second_phase(shape)
 
-    def _second(self, shape: Shape) -> Phase:
-        share = choose(self.split2, self.size, 1)
-        down = choose(self.split2, 1, self.size)
-        steps = ceil_div(shape.n, share * shape.depth)
-        tiles = ceil_div(shape.m, self.rows * down)
-        tiles = tiles * ceil_div(shape.l, self.columns2 * self.across)
-        left, sharing = left_tile(self.rows, self.across)
-        right, common = right_tile(shape, self.columns2, shape.depth, down)
-        boxes, held = stored(self.rows, self.columns2, steps, shape.out, staged=False)
-        return Phase(
-            self.rows,
-            self.columns2,
-            1,
-            shape.depth,
-            steps,
-            tiles,
-            left,
-            right,
-            sharing,
-            common,
-            1 + copies_of(shape, self.columns2, common),
-            ceil_div(shape.m, self.rows * down),
-            share,
-            choose(self.split2, 0, boxes),
-            choose(self.split2, 0, held),
-            sums_received(shape, self.rows, self.columns2, shape.l, share),
-        )
+    def second_phase(self, shape: Shape) -> Phase:
+        """Make the phase of the second product; CTAs that do not split it lie along the rows."""
+        cluster = (choose(self.split2, 1, self.size), self.across)
+        made = (self.columns2, shape.l, shape.out)
+        return self._phase(shape, made, shape.n, self.split2, cluster)
 
     def rules(self, shape: Shape, device: Device) -> tuple[TileRule, ...]:
         """Conditions of the rule and of the lowering on tiles, other than shared memory."""

@@ -45,41 +45,42 @@ class Tiles(CascadeFamily[CascadeTiles]):
     certain: ClassVar[bool] = False
     state_places: ClassVar[Mapping[str, str]] = {"registers": "states in registers"}
 
-    def matches(self, shape: CascadeShape) -> bool:
+    @classmethod
+    def matches(cls, shape: CascadeShape) -> bool:
         """Whether the whole is a stream of tiles: no lowering of them makes rows of a product."""
         return shape.product is None and isinstance(shape.work, TileWork)
 
-    def candidates(
-        self, shape: CascadeShape, device: Device
-    ) -> tuple[Steps, tuple[CascadeTiles, ...]]:
+    @property
+    def work(self) -> TileWork:
+        """What is counted of the cascade."""
+        assert isinstance(self.shape.work, TileWork)
+        return self.shape.work
+
+    def candidates(self, device: Device) -> tuple[Steps, tuple[CascadeTiles, ...]]:
         """List tiles that keep all rules, and how many tiles each rule leaves."""
-        return tile_space.cascade_tiles(_work(shape), device)
+        return tile_space.cascade_tiles(self.work, device)
 
-    def time(
-        self, shape: CascadeShape, tiles: CascadeTiles, device: Device, rates: Rates
-    ) -> Estimate:
+    def time(self, tiles: CascadeTiles, device: Device, rates: Rates) -> Estimate:
         """Estimate one kernel, without a user's own terms."""
-        return tile_estimate(_work(shape), tiles, device, rates)
+        return tile_estimate(self.work, tiles, device, rates)
 
-    def ordered(
-        self, shape: CascadeShape, times: Sequence[Timed[CascadeTiles]]
-    ) -> list[Timed[CascadeTiles]]:
+    def ordered(self, times: Sequence[Timed[CascadeTiles]]) -> list[Timed[CascadeTiles]]:
         """Sort tiles by their times, the best first."""
         return tile_space.ordered(times)
 
-    def moved(self, shape: CascadeShape, tiles: CascadeTiles, device: Device) -> dict[str, int]:
+    def moved(self, tiles: CascadeTiles, device: Device) -> dict[str, int]:
         """Bytes that one kernel moves by level."""
-        return tile_bytes(_work(shape), tiles)
+        return tile_bytes(self.work, tiles)
 
-    def place_of(self, shape: CascadeShape, tiles: CascadeTiles) -> str:
+    def place_of(self, tiles: CascadeTiles) -> str:
         """Describe where states are stored."""
         if tiles.in_memory:
             return "states in global memory"
         return "states in DSM" if tiles.cluster > 1 else "states in registers"
 
-    def taken(self, shape: CascadeShape, tiles: CascadeTiles, device: Device) -> Taken:
+    def taken(self, tiles: CascadeTiles, device: Device) -> Taken:
         """Resources of the device that a kernel takes: one warpgroup more loads."""
-        work = _work(shape)
+        work = self.work
         found = tile_space.steps_of(work, tiles)
         waves = found.places * tiles.alone / tile_space.at_once(tiles, device)
         return Taken(
@@ -92,9 +93,9 @@ class Tiles(CascadeFamily[CascadeTiles]):
             round(max(1.0, waves), 2),
         )
 
-    def computed(self, shape: CascadeShape, tiles: CascadeTiles) -> dict[str, int]:
+    def computed(self, tiles: CascadeTiles) -> dict[str, int]:
         """Operations of both products, and instructions for each score."""
-        work = _work(shape)
+        work = self.work
         found = tile_space.steps_of(work, tiles)
         elements = found.total * found.sizes.rows * found.sizes.elements
         return {
@@ -103,42 +104,34 @@ class Tiles(CascadeFamily[CascadeTiles]):
             PLAIN: elements * work.operations,
         }
 
+    @classmethod
     def schedule(
-        self, site: Site, derivation: Derivation, tiles: CascadeTiles, *, constant: bool
+        cls, site: Site, derivation: Derivation, tiles: CascadeTiles, *, constant: bool
     ) -> Any:
         """Write the stream of tiles, and bind it."""
-        return of_rules(self.rule)(site, derivation, tiles)
+        return of_rules(cls.rule)(site, derivation, tiles)
 
     def kernels(self, tiles: CascadeTiles) -> tuple[str, ...]:
         """Name the launched kernels: a second one may merge."""
         return (self.name, "merge") if tiles.in_memory else (self.name,)
 
-    def parted(
-        self, shape: CascadeShape, place: str, device: Device, rates: Rates
-    ) -> tuple[CascadeTiles, ...]:
+    def parted(self, place: str, device: Device, rates: Rates) -> tuple[CascadeTiles, ...]:
         """Order tiles whose axis several CTAs share; none of a cascade without them."""
         if place not in _MERGES:
             return ()
-        found = tile_space.parted_tiles(_work(shape), device, _MERGES[place])
-        ranked = tile_space.ordered(self.times(shape, found, device, rates))
+        found = tile_space.parted_tiles(self.work, device, _MERGES[place])
+        ranked = tile_space.ordered(self.times(found, device, rates))
         return tuple(tiles for _, tiles in ranked)
 
     def runners(
-        self, shape: CascadeShape, found: Sequence[CascadeTiles], device: Device, rates: Rates
+        self, found: Sequence[CascadeTiles], device: Device, rates: Rates
     ) -> tuple[CascadeTiles, ...]:
         """A merge by a second kernel, where clusters share an axis."""
         shared = any(each.cluster > 1 and not each.in_memory for each in found)
-        return self.parted(shape, "global", device, rates)[:1] if shared else ()
+        return self.parted("global", device, rates)[:1] if shared else ()
 
-    def fields(self, tiles: CascadeTiles) -> dict[str, Any]:
+    @classmethod
+    def fields(cls, tiles: CascadeTiles) -> dict[str, Any]:
         """Fields of tiles as plans and candidates name them; the default merge is left out."""
         found = super().fields(tiles)
         return {name: each for name, each in found.items() if (name, each) != ("merge", DSM)}
-
-
-def _work(shape: CascadeShape) -> TileWork:
-    assert isinstance(shape.work, TileWork)
-    return shape.work
-
-
-FAMILY = Tiles()

@@ -161,7 +161,7 @@ def cascade_space_of(shape: CascadeShape, device: Device, rates: Rates) -> Casca
     groups: list[Group] = []
     families = cascade_families(shape)
     for family in families:
-        _, of_family = family.timed(shape, device, rates)
+        _, of_family = family.timed(device, rates)
         if of_family:
             columns = _columns(family.axes, [tiles for _, tiles in of_family])
             groups.append(Group(family.name, columns, len(found), family.second))

@@ -67,9 +67,8 @@ COUNTED = {
 def best(name: str, rows: int, length: int, dtype: str = "float32") -> StreamTiles:
     site = site_of(name, rows, length, dtype)
     target = device("nvidia-h100")
-    shape = cascade_shape(site, derive(site.cascade))
-    (family,) = cascade_families(shape)
-    _, found = family.in_order(shape, target, rates_of(target))
+    (family,) = cascade_families(cascade_shape(site, derive(site.cascade)))
+    _, found = family.in_order(target, rates_of(target))
     assert isinstance(found[0], StreamTiles)
     return found[0]
 
