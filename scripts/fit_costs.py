@@ -28,7 +28,7 @@ from crossfuse.planner.calibration.record import load, measured
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.cost.rates import Fitted, Rates, rates_from, rates_of
 from crossfuse.planner.families import EAGER
-from crossfuse.planner.kernels.every import read_kernel
+from crossfuse.planner.families.registry import FAMILIES, read_kernel
 from crossfuse.planner.kernels.shape import Shape, shape_of
 from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.register_tiles import RegisterTiles
@@ -39,13 +39,7 @@ from study.fit import Sample, fit, predict, report
 from study.grow import Rows, grow, held_out, joined, rows_of, without_eager
 
 #: Variants of the bench, by the family that they are.
-_VARIANTS = {
-    "ours-registers": "registers",
-    "ours-dsm": "dsm",
-    "ours-l2": "l2",
-    "ours-global": "global",
-    "eager": "eager",
-}
+_VARIANTS = {f"ours-{each}": each for each in FAMILIES} | {EAGER: EAGER}
 #: Fields of tiles that plans name.
 _TILES = ("rows", "columns", "cluster", "split", "across", "stacked")
 #: Bytes of weights from which on the compiler's own choice is l2.

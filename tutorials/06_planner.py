@@ -24,7 +24,7 @@ from crossfuse.planner.calibration.record import DIRECTORY
 from crossfuse.planner.cost.estimate import corrected
 from crossfuse.planner.cost.rates import rates_of, rates_of_file
 from crossfuse.planner.explain.best import limited
-from crossfuse.planner.kernels.every import read_kernel
+from crossfuse.planner.families.registry import read_kernel
 from crossfuse.planner.kernels.shape import shape_of
 from crossfuse.workload import resolve
 

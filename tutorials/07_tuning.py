@@ -30,7 +30,7 @@ from crossfuse.meta_schedule.rpc import read_tracker
 from crossfuse.meta_schedule.scheduled import schedule_candidate
 from crossfuse.meta_schedule.tune import open_tuning
 from crossfuse.planner.cost.rates import rates_of
-from crossfuse.planner.kernels.every import select
+from crossfuse.planner.kernels.arrays import select
 from crossfuse.planner.tune.drive import drive, make_strategy
 from crossfuse.planner.tune.kernel_space import KernelSpace
 from crossfuse.planner.tune.space import Group

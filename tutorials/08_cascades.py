@@ -29,7 +29,7 @@ from crossfuse.cascade.spec import Cascade, Monoid, Stage
 from crossfuse.lower.extract import lower
 from crossfuse.planner.cascade.plan import plan_cascade
 from crossfuse.planner.cascade.shape import cascade_shape
-from crossfuse.planner.cascade.space import read_tiles
+from crossfuse.planner.families.registry import read_tiles
 from crossfuse.schedule.rules.stream import schedule_stream
 
 # %% [markdown]

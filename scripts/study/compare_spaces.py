@@ -22,7 +22,7 @@ from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.cost.estimate import estimate
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.families import EAGER
-from crossfuse.planner.kernels.every import read_kernel
+from crossfuse.planner.families.registry import read_kernel
 from crossfuse.planner.kernels.shape import shape_of
 from crossfuse.schema import Damaged, Positive, typed
 from crossfuse.workload.spec_text import parse

@@ -19,7 +19,8 @@ from crossfuse.hardware import Device
 from crossfuse.planner.cost.estimate import eager, estimate
 from crossfuse.planner.cost.rates import Fitted, Rates
 from crossfuse.planner.families import EAGER
-from crossfuse.planner.kernels.every import memories, read_kernel, stack
+from crossfuse.planner.families.registry import read_kernel
+from crossfuse.planner.kernels.arrays import stack
 from crossfuse.planner.kernels.shape import Shape
 
 _NAMES = tuple(each.name for each in fields(Fitted))
@@ -85,7 +86,7 @@ def predict(samples: Sequence[Sample], device: Device) -> Callable[[Rates], np.n
             stacks.append((indices, None, shapes, None))
             continue
         kernels = stack([read_kernel(family, samples[each].tiles) for each in indices])
-        stacks.append((indices, kernels, shapes, memories(kernels, shapes, device)[-1]))
+        stacks.append((indices, kernels, shapes, kernels.memories(shapes, device)[-1]))
 
     def times(rates: Rates) -> np.ndarray:
         found = np.zeros(len(samples))

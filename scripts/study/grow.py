@@ -12,7 +12,7 @@ from crossfuse.planner.cost.estimate import estimate
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.cost.trees import NAMES, Trees, features
 from crossfuse.planner.families import EAGER
-from crossfuse.planner.kernels.every import memories, read_kernel
+from crossfuse.planner.families.registry import read_kernel
 from crossfuse.schema import parse
 from study.fit import Sample
 
@@ -37,7 +37,7 @@ def rows_of(samples: Sequence[Sample], device: Device, rates: Rates) -> np.ndarr
     found = np.zeros((len(samples), len(NAMES)), np.float32)
     for row, each in zip(found, samples, strict=True):
         kernel = read_kernel(each.family, each.tiles)
-        room = memories(kernel, each.shape, device)[-1]
+        room = kernel.memories(each.shape, device)[-1]
         times = estimate(kernel, each.shape, device, rates, room)
         row[:] = features(kernel, each.shape, device, times, room)[0]
     return found

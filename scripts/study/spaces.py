@@ -19,14 +19,15 @@ from typing import Any
 import numpy as np
 
 from crossfuse.planner.counts import Flag
-from crossfuse.planner.kernels.every import Kernel, read_kernel
-from crossfuse.planner.kernels.tiled import TiledKernel
+from crossfuse.planner.families.registry import read_kernel
+from crossfuse.planner.families.tiled import TiledKernel
+from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.tune.kernel_space import KernelSpace
 
 ALL, NO_DSM, NO_CLUSTERS = SPACES = ("all", "no DSM", "no clusters")
 
 
-def exchanges(kernel: Kernel) -> Flag:
+def exchanges(kernel: TileKernel) -> Flag:
     """Whether CTAs of a cluster read or write each other's shared memory, of one kernel or many.
 
     Tiles in global memory do where a reduction is split over the cluster; kernels that keep the
@@ -44,7 +45,7 @@ def spaces_of(family: str, tiles: Mapping[str, Any]) -> tuple[str, ...]:
     Parameters
     ----------
     family, tiles
-        See `crossfuse.planner.kernels.every.read_kernel`.
+        See `crossfuse.planner.families.registry.read_kernel`.
 
     Returns
     -------
@@ -68,7 +69,7 @@ def points_of(space: KernelSpace, name: str) -> np.ndarray:
     return found
 
 
-def _is_in(name: str, kernel: Kernel) -> np.ndarray:
+def _is_in(name: str, kernel: TileKernel) -> np.ndarray:
     if name == ALL:
         return np.asarray(True)
     return ~np.asarray(exchanges(kernel) if name == NO_DSM else kernel.cluster > 1)

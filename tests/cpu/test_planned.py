@@ -11,7 +11,8 @@ import pytest
 from crossfuse.errors import LoweringRefused, RefusedError, ScheduleRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
-from crossfuse.planner.kernels.every import count, every, families, resources, select
+from crossfuse.planner.families.registry import FAMILIES, families, read_kernel
+from crossfuse.planner.kernels.arrays import count, select
 from crossfuse.planner.plan import Plan, plan
 from crossfuse.schedule.planned import schedule_planned
 from crossfuse.workload import prim_func, resolve
@@ -35,10 +36,10 @@ EMPTY = (
     ("S4:M=16", "registers"),
 )
 CASES = [
-    (text, family)
+    (text, each.name)
     for text in SPECS
-    for family in families(shape(text))
-    if (text, family) not in EMPTY
+    for each in families(shape(text))
+    if (text, each.name) not in EMPTY
 ]
 
 
@@ -49,7 +50,7 @@ def base(text: str) -> Plan:
 
 @pytest.mark.parametrize(("text", "family"), EMPTY)
 def test_families_of_which_no_tiles_fit(text: str, family: str) -> None:
-    assert count(every(family, shape(text), H100)) == 0
+    assert count(FAMILIES[family].every(shape(text), H100)) == 0
 
 
 @pytest.mark.parametrize(("text", "family"), CASES)
@@ -58,11 +59,11 @@ def test_families_of_which_no_tiles_fit(text: str, family: str) -> None:
 )
 def test_kernels_are_what_the_planner_counts(text: str, family: str, seed: int) -> None:
     of = shape(text)
-    kernels = every(family, of, H100)
+    kernels = FAMILIES[family].every(of, H100)
     kernel = select(kernels, int(np.random.default_rng(seed).integers(count(kernels))))
     given = replace(base(text), family=family, tiles=kernel.tiles())
     found = lower(schedule_planned(prim_func(resolve(text)), given, constant_weights=True))
-    wanted = resources(kernel, of, H100)
+    wanted = kernel.resources(of, H100)
     launches = found.image.launches
     assert len(launches) == len(wanted)
     for launch, each in zip(launches, wanted, strict=True):
@@ -101,8 +102,6 @@ def test_kernels_are_what_the_planner_counts(text: str, family: str, seed: int) 
 def test_what_the_planner_rules_out_the_rules_refuse(
     text: str, family: str, tiles: dict[str, object]
 ) -> None:
-    from crossfuse.planner.kernels.every import read_kernel
-
     assert not read_kernel(family, tiles).legal(shape(text), H100)
     given = replace(base(text), family=family, tiles=tiles)
     with pytest.raises((ScheduleRefused, LoweringRefused)):

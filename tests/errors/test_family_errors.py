@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from crossfuse.errors import ScheduleRefused
-from crossfuse.schedule.families import schedule_family
+from crossfuse.planner.families.registry import FAMILIES
 from crossfuse.workload import parse, prim_func
 
 CHAIN = "gemm_chain:M=64,K=64,N=128,L=64,dtype=bfloat16"
@@ -40,5 +40,5 @@ CHAIN = "gemm_chain:M=64,K=64,N=128,L=64,dtype=bfloat16"
 )
 def test_unknown_tiles(family: str, tiles: dict[str, Any], text: str) -> None:
     with pytest.raises(ScheduleRefused) as caught:
-        schedule_family(prim_func(parse(CHAIN)), family, tiles, "nvidia-h100")
+        FAMILIES[family].schedule(prim_func(parse(CHAIN)), tiles, "nvidia-h100")
     assert f"tiles: {text}" in str(caught.value)

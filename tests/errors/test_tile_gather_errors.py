@@ -14,7 +14,7 @@ from crossfuse.lower.extract import lower, only_function
 from crossfuse.lower.hopper.plan.kernel import plan_kernel
 from crossfuse.lower.hopper.plan.phase import plan_phase
 from crossfuse.lower.hopper.recover.function import recover
-from crossfuse.planner.kernels.clustered import ClusteredKernel
+from crossfuse.planner.families.dsm import ClusteredKernel
 from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
 from crossfuse.workload import parse, prim_func

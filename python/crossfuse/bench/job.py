@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from crossfuse.measure.timing import CALLS, REPEATS
+from crossfuse.planner.families.registry import FAMILIES
 from crossfuse.runtime.resources import ResourceUsage
 from crossfuse.schema import Extent, Positive, typed
 
@@ -16,16 +17,16 @@ OURS = "ours"
 OURS_EAGER = "ours-eager"
 #: Of models: our kernels, and inductor with autotuning for all else.
 OURS_AUTOTUNE = "ours-autotune"
+#: Our kernels with the intermediate of a chain placed, by name.
+_PLACED = {
+    f"{OURS}-{place}": (place, each.text)
+    for family in reversed(tuple(FAMILIES.values()))
+    for place, each in family.placements.items()
+}
 #: Our kernels, and where each keeps the intermediate of a chain; None leaves it to the planner.
 OWN: dict[str, str | None] = {
-    OURS: None,
-    OURS_EAGER: None,
-    OURS_AUTOTUNE: None,
-    "ours-global": "global",
-    "ours-l2": "l2",
-    "ours-dsm": "dsm",
-    "ours-dsm-unordered": "dsm-unordered",
-    "ours-registers": "registers",
+    **dict.fromkeys((OURS, OURS_EAGER, OURS_AUTOTUNE)),
+    **{name: place for name, (place, _) in _PLACED.items()},
 }
 #: Those that only models have.
 OF_MODELS = (OURS_EAGER, OURS_AUTOTUNE)
@@ -36,14 +37,7 @@ VARIANTS = {
     OURS_EAGER: "of models: our kernels, the rest of the graph by torch eager",
     OURS_AUTOTUNE: "of models: our kernels, the rest of the graph by inductor with "
     "max-autotune-no-cudagraphs",
-    "ours-global": "the fused kernel in two launches, intermediate in global memory; of cascades "
-    "the states of CTAs that share an axis, which the second launch merges",
-    "ours-l2": "the fused kernel in one persistent launch, intermediate in the L2 cache",
-    "ours-dsm": "the fused kernel with the intermediate in the shared memory of a cluster; of "
-    "cascades the states that its CTAs merge",
-    "ours-dsm-unordered": "the same, partial sums of clusters added by TMA in no order",
-    "ours-registers": "the fused kernel with the intermediate, or state, in the registers of its "
-    "CTA",
+    **{name: text for name, (_, text) in _PLACED.items()},
     "unfused": "our own kernels, one for each product",
     "eager": "PyTorch eager (cuBLAS), weights of gate and up concatenated",
     "eager-apart": "PyTorch eager (cuBLAS), weights of gate and up apart",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from crossfuse import hardware
 from crossfuse.bench.job import OF_MODELS, OURS, OWN
 from crossfuse.bench.variant import Variant, no_such, pack_apart
-from crossfuse.planner.families import STATE_PLACES
+from crossfuse.planner.families.registry import STATE_PLACES
 from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.conv_chain import ConvChainSpec
 from crossfuse.workload.spec import WorkloadSpec

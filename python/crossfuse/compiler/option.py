@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from crossfuse.compiler.source import Source
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
 from crossfuse.hardware import Device, tvm_target
-from crossfuse.planner.families import CASCADE_FAMILIES
+from crossfuse.planner.families.registry import CASCADE_FAMILIES
 from crossfuse.schedule.notes import read_note
 from crossfuse.schema import Damaged
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,10 @@ from crossfuse.compiler.option import Option
 from crossfuse.compiler.source import Source
 from crossfuse.errors import PlanRefused
 from crossfuse.hardware import Device
+from crossfuse.planner.families.family import ChainFamily
+from crossfuse.planner.families.registry import FAMILIES, families
+from crossfuse.planner.kernels.shape import shape_of_blocks
+from crossfuse.planner.nearest import family_times
 from crossfuse.planner.noted import not_fusing, noted
 
 if TYPE_CHECKING:
@@ -57,10 +62,9 @@ def _plans(source: Source, target: Device) -> list[Plan]:
     return ranked(chain, target, k_major=k_major, keep=_TRIED, fused=True)
 
 
-#: Names that `compile` takes.
-PLACEMENTS = ("auto", "registers", "dsm", "dsm-unordered", "l2", "global")
-#: Places that the rules know, in the order in which they are tried where the planner has no times.
-_PLACES = ("l2", "global", "dsm", "registers")
+#: Names of placements that are of one family each, and names that `compile` takes.
+_FAMILY_OF = {place: family for family in FAMILIES.values() for place in family.placements}
+PLACEMENTS = ("auto", *_FAMILY_OF)
 
 
 def tensor_options(
@@ -126,32 +130,26 @@ def placed_options(
     single product, which has no intermediate. `reason` says why nothing was planned; it is empty
     where the caller names the place.
     """
-    from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
-    from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
-    from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
-    from crossfuse.schedule.rules.register_tiles import RegisterTiles
-    from crossfuse.schedule.rules.tensor_tiles import TensorTiles
-    from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
-    from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
-
-    tiles = TensorTiles(cluster=cluster)
-    shared: dict[str, Any] = {"constant_weights": constant, "target": target}
-    why = {"not_planned": reason} if reason else {}
     _, chain = _read(func)
+    placed: list[tuple[ChainFamily, Mapping[str, Any]]] = [
+        (_FAMILY_OF[each], _FAMILY_OF[each].placements[each].options) for each in places
+    ]
     if chain.second is None:
-        single = partial(schedule_tiled_gemm, func, tiles=tiles, constant_weights=constant)
-        return [Option(single, why=why)]
-    staged = partial(schedule_tiled_ffn, func, first=tiles, **shared)
-    clustered = partial(schedule_clustered_ffn, func, tiles=ClusterTiles(cluster=cluster), **shared)
-    registers = RegisterTiles(cluster=cluster)
-    rules = {
-        "registers": partial(schedule_register_ffn, func, tiles=registers, **shared),
-        "dsm": clustered,
-        "dsm-unordered": partial(clustered, unordered=True),
-        "l2": partial(staged, staged=True),
-        "global": partial(staged, staged=False),
-    }
-    return [Option(rules[each], why=why) for each in places]
+        placed = [(each, {}) for each in families(shape_of_blocks(chain))]
+    return [
+        Option(
+            partial(
+                family.schedule,
+                func,
+                family.open_tiles(cluster),
+                target,
+                constant_weights=constant,
+                options=options,
+            ),
+            why={"not_planned": reason} if reason else {},
+        )
+        for family, options in placed
+    ]
 
 
 def _places(func: Any, target: Device) -> tuple[str, ...]:
@@ -160,14 +158,12 @@ def _places(func: Any, target: Device) -> tuple[str, ...]:
     The tiles are the rules' own, and windows of a convolution are counted as rows of a matrix; so
     only the order of places is taken from the planner's answer.
     """
-    from crossfuse.planner.kernels.shape import shape_of_blocks
-    from crossfuse.planner.nearest import family_times
-
     _, chain = _read(func)
-    if chain.second is None:
-        return ()
-    times = family_times(shape_of_blocks(chain), target, _PLACES)
-    return tuple(dict.fromkeys((*(place for place, _ in times), *_PLACES)))
+    shape = shape_of_blocks(chain)
+    known = [each for each in families(shape) if each.placements]
+    times = family_times(shape, target, known)
+    others = (each.name for each in sorted(known, key=lambda each: not each.fits_all))
+    return tuple(dict.fromkeys((*(place for place, _ in times), *others)))
 
 
 def _read(func: Any) -> tuple[Any, Chain]:

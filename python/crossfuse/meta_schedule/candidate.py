@@ -12,34 +12,19 @@ from typing import Any
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
 from crossfuse.files import read_text, sha256
 from crossfuse.meta_schedule.functions import is_function
-from crossfuse.planner.families import CASCADE_FAMILIES, EAGER
+from crossfuse.planner.families import EAGER
+from crossfuse.planner.families.registry import CASCADE_FAMILIES
+from crossfuse.planner.families.registry import FAMILIES as CHAINS
 from crossfuse.schema import Damaged, parse, typed
 
+#: Family of recorded schedules, which candidates have besides those that the planner knows.
+TRACE = "trace"
 #: Where each family keeps the intermediate, and the rule that schedules it.
 FAMILIES = {
-    "gemm": "one product: schedule_tiled_gemm",
-    "registers": "intermediate in the registers of its CTA: schedule_register_ffn",
-    "dsm": "in the shared memory of a cluster: schedule_clustered_ffn",
-    "l2": "in the L2 cache, one persistent kernel: schedule_tiled_ffn(staged=True)",
-    "global": "in global memory, one kernel for each product: schedule_tiled_ffn(staged=False)",
-    "stream": "a cascade as a stream of threads: schedule_stream",
-    "tiles": "a cascade as a stream of tiles with products: schedule_cascade_tiles",
-    "rows": "rows of a cascade, then their product, in one kernel: schedule_rows_gemm",
-    "trace": "a recorded schedule, applied to the function of the spec",
+    **{name: each.summary for name, each in CHAINS.items()},
+    **{name: each.summary() for name, each in CASCADE_FAMILIES.items()},
+    TRACE: "a recorded schedule, applied to the function of the spec",
     EAGER: "PyTorch eager (cuBLAS): nothing is built",
-}
-#: Arguments of the rules besides tiles.
-OPTIONS = {
-    "gemm": (),
-    "registers": ("unordered",),
-    "dsm": ("ring", "bulk", "unordered"),
-    "l2": ("paired",),
-    "global": ("paired",),
-    "stream": (),
-    "tiles": (),
-    "rows": (),
-    "trace": (),
-    EAGER: (),
 }
 _KEYS = ("spec", "family", "tiles", "options", "trace")
 #: What a file may say of a candidate besides: how it is called, what is expected of it.
@@ -64,7 +49,7 @@ class Candidate:
         (``rows``); for ``l2`` and ``global`` those of both phases, as ``first`` and ``second``.
         What is left out is chosen by the rule.
     options : Mapping[str, bool]
-        Further arguments of the rule, see `OPTIONS`.
+        Further arguments of the rule, see `crossfuse.planner.families.family.ChainFamily`.
     trace : Sequence[Any]
         Family ``trace``: what `crossfuse.schedule.records.trace_json` wrote, as JSON values.
     notes : Mapping[str, Any]
@@ -180,16 +165,17 @@ def _lines(text: str) -> list[Any]:
 
 def _check(candidate: Candidate, where: str) -> None:
     """Refuse what is wrong without scheduling anything."""
-    if unknown := candidate.options.keys() - set(OPTIONS[candidate.family]):
-        limit = ", ".join(OPTIONS[candidate.family]) or "no options"
+    known = CHAINS[candidate.family].options if candidate.family in CHAINS else ()
+    if unknown := candidate.options.keys() - set(known):
+        limit = ", ".join(known) or "no options"
         raise _refused(
             where, f"options {', '.join(sorted(unknown))}", limit, "leave the others out"
         )
-    if is_function(candidate.spec) and candidate.family != "trace":
+    if is_function(candidate.spec) and candidate.family != TRACE:
         limit = "family trace for a function without a spec"
         raise _refused(where, f"family {candidate.family}", limit, "name a workload with a spec")
     _check_kind(candidate, where)
-    if (candidate.family == "trace") != bool(candidate.trace):
+    if (candidate.family == TRACE) != bool(candidate.trace):
         limit = "a trace for family trace, and for no other"
         raise _refused(where, f"family {candidate.family}", limit, "write tiles for a family")
 

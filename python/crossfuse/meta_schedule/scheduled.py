@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse.hardware import Device
-from crossfuse.meta_schedule.candidate import Candidate
-from crossfuse.planner.families import CASCADE_FAMILIES
+from crossfuse.meta_schedule.candidate import TRACE, Candidate
+from crossfuse.planner.families.registry import CASCADE_FAMILIES, FAMILIES
 from crossfuse.schema import parse
 
 
@@ -17,20 +17,14 @@ def schedule_candidate(candidate: Candidate, target: Device) -> Any:
     or the rule has no such schedule.
     """
     from crossfuse.schedule.cascades import schedule_cascade_of
-    from crossfuse.schedule.families import schedule_family
 
     func = function_of(candidate.spec)
     if candidate.family in CASCADE_FAMILIES:
         return schedule_cascade_of(func, candidate.family, candidate.tiles, constant_weights=True)
-    if candidate.family == "trace":
+    if candidate.family == TRACE:
         return _replayed(candidate, func)
-    return schedule_family(
-        func,
-        candidate.family,
-        candidate.tiles,
-        target,
-        constant_weights=True,
-        options=candidate.options,
+    return FAMILIES[candidate.family].schedule(
+        func, candidate.tiles, target, constant_weights=True, options=candidate.options
     )
 
 
@@ -74,4 +68,4 @@ def candidate_of(spec: str, schedule: Any) -> Candidate:
     """A finished schedule of a workload's function as a candidate of family ``trace``."""
     from crossfuse.schedule.records import trace_json
 
-    return Candidate(spec, "trace", trace=parse(trace_json(schedule.trace)))
+    return Candidate(spec, TRACE, trace=parse(trace_json(schedule.trace)))

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.kernels.every import Resources
+from crossfuse.planner.kernels.kernel import Resources
 from crossfuse.schema import Damaged, read
 
 #: Version of the JSON form.
@@ -47,10 +47,10 @@ class Choice:
     device : str
         Target name.
     family : str
-        One of `crossfuse.planner.families.FAMILIES`, or `EAGER`: not ours, a library's kernels one
-        after another.
+        One of `crossfuse.planner.families.registry.FAMILIES`, or `EAGER`: not ours, a library's
+        kernels one after another.
     tiles : Mapping[str, Any]
-        Fields of the rule's tiles, see `crossfuse.planner.kernels.every.read_kernel`.
+        Fields of the rule's tiles, see `crossfuse.planner.families.registry.read_kernel`.
     microseconds : float
         Estimated time from the end of the kernel before.
     terms : Mapping[str, float]
@@ -142,7 +142,7 @@ def plain_numbers(terms: Mapping[str, Any]) -> dict[str, float]:
 
 def runner_of(other: Timed, best: Timed) -> Runner:
     """Compare a plan with the chosen one: by which terms it takes longer."""
-    names = {*other.terms, *best.terms}
+    names = dict.fromkeys((*other.terms, *best.terms))
     more = {name: other.terms.get(name, 0.0) - best.terms.get(name, 0.0) for name in names}
     worst = sorted((name for name in more if more[name] > 0), key=lambda each: -more[each])
     loses = {name: round(more[name], 3) for name in worst}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,9 @@ from crossfuse.planner.cost.estimate import corrected, estimate
 from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.counts import Flag
-from crossfuse.planner.kernels.every import Kernel, count, every, fitting, legal, possible, select
+from crossfuse.planner.families.family import ChainFamily
+from crossfuse.planner.kernels.arrays import count, flags, select
+from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.shape import Shape
 
 #: Tiles of a family, the best by the estimate, that are corrected by trees.
@@ -20,7 +22,7 @@ _NEAR = 4000
 
 
 def fastest(
-    kernels: Kernel, shape: Shape, device: Device, rates: Rates, keep: int = 1
+    kernels: TileKernel, shape: Shape, device: Device, rates: Rates, keep: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
     """Find at most `keep` kernels with the least corrected time: their indices, and microseconds.
 
@@ -36,25 +38,25 @@ def fastest(
 
 
 def fill_tiles(
-    family: str,
+    kind: type[TileKernel],
     shape: Shape,
     device: Device,
     given: Mapping[str, int],
     allowed: Callable[[Any], Flag],
-) -> Kernel | None:
-    """Choose the tiles of ``"registers"`` or ``"dsm"`` that a caller did not give.
+) -> TileKernel | None:
+    """Choose the tiles of a kind of kernels that a caller did not give.
 
     `allowed` flags those of many kernels that the rule would take, beyond those that are legal. The
     result is of plain numbers; None if no tiles are legal.
     """
-    found = possible(family, shape, given)
-    found = select(found, legal(found, shape, device))
+    found = kind.possible(shape, given)
+    found = select(found, flags(found, found.legal(shape, device)))
     if count(found):
-        found = select(found, np.broadcast_to(np.asarray(allowed(found), bool), (count(found),)))
+        found = select(found, flags(found, allowed(found)))
     if not count(found):
         return None
     # Where nothing has room for two stages, the lowering says of which buffers there is too much.
-    room = fitting(found, shape, device)
+    room = flags(found, found.fits(shape, device))
     found = select(found, room) if room.any() else found
     if count(found) == 1:
         return select(found, 0)
@@ -63,13 +65,13 @@ def fill_tiles(
 
 
 def family_times(
-    shape: Shape, device: Device, families: tuple[str, ...]
+    shape: Shape, device: Device, families: Iterable[ChainFamily]
 ) -> tuple[tuple[str, float], ...]:
     """Microseconds of the fastest kernel of each family that has any, the fastest first."""
     rates, found = rates_of(device), []
     for family in families:
-        kernels = every(family, shape, device)
+        kernels = family.every(shape, device)
         if count(kernels):
             _, times = fastest(kernels, shape, device, rates)
-            found.append((family, float(times[0])))
+            found.append((family.name, float(times[0])))
     return tuple(sorted(found, key=lambda each: each[1]))

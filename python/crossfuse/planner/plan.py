@@ -19,16 +19,11 @@ from crossfuse.planner.choice import Choice, check_families, plain_numbers, runn
 from crossfuse.planner.cost.estimate import corrected, eager
 from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates, rates_of
-from crossfuse.planner.families import EAGER, FAMILIES
-from crossfuse.planner.kernels.every import (
-    Kernel,
-    count,
-    every,
-    families,
-    moved_bytes,
-    resources,
-    select,
-)
+from crossfuse.planner.families import EAGER
+from crossfuse.planner.families.family import ChainFamily
+from crossfuse.planner.families.registry import FAMILIES, families
+from crossfuse.planner.kernels.arrays import count, select
+from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.shape import Shape, shape_of
 from crossfuse.planner.nearest import fastest
 
@@ -179,14 +174,15 @@ def ranked(
     chain, stored = _read_workload(workload, k_major)
     shape = shape_of(chain, k_major=stored)
     frame = Plan(chain, stored, spec.name, EAGER, {}, 0.0, {}, "", {})
-    wanted = tuple(only) or (*families(shape), EAGER)
+    wanted = tuple(only) or (*(each.name for each in families(shape)), EAGER)
     check_families(wanted, (*FAMILIES, EAGER))
-    plans = [
-        each for family in wanted for each in _of_family(frame, family, shape, spec, known, keep)
-    ]
+    ours = [FAMILIES[each] for each in wanted if each != EAGER]
+    plans = [each for one in ours for each in _of_family(frame, one, shape, spec, known, keep)]
+    if EAGER in wanted:
+        plans.append(_not_fused(frame, shape, spec, known))
     found = in_order(plans, fused=fused)
     if not found:
-        raise _none_fits([each for each in wanted if each != EAGER], shape, spec)
+        raise _none_fits(ours, shape, spec)
     return found
 
 
@@ -226,45 +222,43 @@ def _read_workload(workload: Any, k_major: bool) -> tuple[Chain, bool]:
     return chain_of(workload), workload.weights == "nk"
 
 
-def _none_fits(wanted: Sequence[str], shape: Shape, spec: Device) -> RefusedError:
-    from crossfuse.planner.kernels.every import why_none
-
+def _none_fits(wanted: Sequence[ChainFamily], shape: Shape, spec: Device) -> RefusedError:
     return refuse(
         PlanRefused,
         "plan",
         f"chain of {shape.m} x {shape.k} x {shape.n} x {shape.l}",
-        found="; ".join(why_none(each, shape, spec) for each in wanted),
+        found="; ".join(each.why_none(shape, spec) for each in wanted),
         limit=f"tiles for {spec.name}: its shared memory, registers, and clusters that are "
         "resident",
         instead="leave `only` out, or allow 'eager', which is not to fuse",
     )
 
 
+def _not_fused(frame: Plan, shape: Shape, spec: Device, rates: Rates) -> Plan:
+    found = with_own(eager(shape, rates, spec.sms), rates.own, None, shape, spec)
+    terms = plain_numbers(found.terms)
+    return replace(
+        frame,
+        microseconds=sum(terms.values()),
+        terms=terms,
+        bound=found.bound,
+        bytes=_bytes(frame.chain, {}),
+    )
+
+
 def _of_family(
-    frame: Plan, family: str, shape: Shape, spec: Device, rates: Rates, keep: int
+    frame: Plan, family: ChainFamily, shape: Shape, spec: Device, rates: Rates, keep: int
 ) -> list[Plan]:
-    if family == EAGER:
-        found = with_own(eager(shape, rates, spec.sms), rates.own, None, shape, spec)
-        terms = plain_numbers(found.terms)
-        return [
-            replace(
-                frame,
-                microseconds=sum(terms.values()),
-                terms=terms,
-                bound=found.bound,
-                bytes=_bytes(frame.chain, {}),
-            )
-        ]
-    if family not in families(shape):
+    if not family.matches(shape):
         return []
-    candidates = every(family, shape, spec)
+    candidates = family.every(shape, spec)
     if not count(candidates):
         return []
     order, _ = fastest(candidates, shape, spec, rates, keep)
     return [_of_kernel(frame, select(candidates, int(each)), shape, spec, rates) for each in order]
 
 
-def _of_kernel(frame: Plan, kernel: Kernel, shape: Shape, spec: Device, rates: Rates) -> Plan:
+def _of_kernel(frame: Plan, kernel: TileKernel, shape: Shape, spec: Device, rates: Rates) -> Plan:
     found = corrected(kernel, shape, spec, rates)
     terms = plain_numbers(found.terms)
     return replace(
@@ -274,8 +268,8 @@ def _of_kernel(frame: Plan, kernel: Kernel, shape: Shape, spec: Device, rates: R
         microseconds=sum(terms.values()),
         terms=terms,
         bound=found.bound,
-        bytes=_bytes(frame.chain, moved_bytes(kernel, shape)),
-        kernels=resources(kernel, shape, spec),
+        bytes=_bytes(frame.chain, kernel.moved_bytes(shape)),
+        kernels=kernel.resources(shape, spec),
     )
 
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.errors import CascadeRefused, ScheduleRefused, refuse
-from crossfuse.planner.families import CASCADE_FAMILIES, EAGER, ROWS, STREAM
+from crossfuse.planner.families import EAGER
+from crossfuse.planner.families.registry import CASCADE_FAMILIES
 
 if TYPE_CHECKING:
     from crossfuse.cascade.derivation import Derivation
     from crossfuse.cascade.site import Site
-    from crossfuse.planner.cascade.rows_space import RowsTiles
 
 
 def only_site(func: Any) -> Site:
@@ -46,8 +46,6 @@ def schedule_cascade(
     weights. The trace replays on the stream, not on the function. Refused are other families and
     fields, and a cascade that has no such form.
     """
-    from crossfuse.planner.cascade.space import read_tiles
-
     if family not in CASCADE_FAMILIES:
         raise refuse(
             ScheduleRefused,
@@ -57,19 +55,10 @@ def schedule_cascade(
             if family == EAGER
             else "a family of chains of products",
             limit=", ".join(CASCADE_FAMILIES),
-            instead="plan with only=('stream', 'tiles', 'rows')",
+            instead=f"plan with only={tuple(CASCADE_FAMILIES)}",
         )
-    made: Any = read_tiles(family, tiles)
-    if family == STREAM:
-        from crossfuse.cascade.rewrite.streaming import streaming
-        from crossfuse.schedule.rules.stream import schedule_stream
-
-        return schedule_stream(streaming(site, derivation, made), made)
-    if family == ROWS:
-        return _rows_first(site, made, constant_weights)
-    from crossfuse.schedule.rules.cascade_tiles import schedule_cascade_tiles
-
-    return schedule_cascade_tiles(site, derivation, made)
+    of = CASCADE_FAMILIES[family]
+    return of.schedule(site, derivation, of.read(tiles), constant=constant_weights)
 
 
 def schedule_cascade_of(
@@ -81,32 +70,4 @@ def schedule_cascade_of(
     site = only_site(func)
     return schedule_cascade(
         site, derive(site.cascade), family, tiles, constant_weights=constant_weights
-    )
-
-
-def _rows_first(site: Site, tiles: RowsTiles, constant: bool) -> Any:
-    """Schedule rows in warps of their product's kernel."""
-    from crossfuse.cascade.algebra import derive
-    from crossfuse.cascade.rewrite.rows_first import rows_first
-    from crossfuse.schedule.rules.rows_gemm import schedule_rows_gemm
-    from crossfuse.schedule.rules.tensor_tiles import TensorTiles
-
-    parts = rows_first(site.function)
-    if parts is None:
-        raise refuse(
-            ScheduleRefused,
-            "plan",
-            f"family '{ROWS}'",
-            found="a function whose last product reads no rows that a cascade makes",
-            limit="a norm or a quantiser of rows, and a product of them and weights",
-            instead="plan this function, which leaves the family out",
-        )
-    rows = only_site(parts.rows)
-    return schedule_rows_gemm(
-        parts,
-        rows,
-        derive(rows.cascade),
-        tiles=TensorTiles(**tiles.product),
-        chunk=tiles.chunk,
-        constant_weights=constant,
     )

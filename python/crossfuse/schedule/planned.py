@@ -10,11 +10,10 @@ from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.markers import unpadded_shapes
 from crossfuse.planner.cost.rates import rates_of
-from crossfuse.planner.families import EAGER, FAMILIES
-from crossfuse.planner.kernels.every import families
+from crossfuse.planner.families import EAGER
+from crossfuse.planner.families.registry import FAMILIES, families
 from crossfuse.planner.kernels.shape import Shape, shape_of, shape_of_blocks
 from crossfuse.planner.plan import Plan, aligned_function, in_order, ranked, with_copies
-from crossfuse.schedule.families import schedule_family
 
 #: Extents that a function must have in common with the planned chain.
 _EXTENTS = ("m", "n", "k", "l", "products")
@@ -120,9 +119,8 @@ def schedule_planned(func: Any, plan: Plan, *, constant_weights: bool = False) -
     """
     _check_chain(func, plan)
     if plan.family in FAMILIES:
-        return schedule_family(
-            func, plan.family, plan.tiles, plan.device, constant_weights=constant_weights
-        )
+        family = FAMILIES[plan.family]
+        return family.schedule(func, plan.tiles, plan.device, constant_weights=constant_weights)
     raise refuse(
         ScheduleRefused,
         "plan",
@@ -136,4 +134,5 @@ def schedule_planned(func: Any, plan: Plan, *, constant_weights: bool = False) -
 
 def _families(plan: Plan) -> tuple[str, ...]:
     """Families of kernels that a plan's chain may have."""
-    return families(shape_of(plan.chain, k_major=plan.k_major))
+    of = families(shape_of(plan.chain, k_major=plan.k_major))
+    return tuple(each.name for each in of)

@@ -15,7 +15,8 @@ from crossfuse.measure.choice import Measured
 from crossfuse.measure.way import Given
 from crossfuse.planner.cascade.plan import ranked_cascade
 from crossfuse.planner.cascade.shape import cascade_shape
-from crossfuse.planner.families import CASCADE_FAMILIES, EAGER
+from crossfuse.planner.families import EAGER
+from crossfuse.planner.families.registry import CASCADE_FAMILIES
 from crossfuse.relax.calls import read_calls
 from crossfuse.relax.cascades.forms import Forms
 from crossfuse.relax.cascades.found import TILES, Kernel
@@ -103,7 +104,7 @@ class CascadeKernels:
         assert site is not None and derivation is not None
         shape = cascade_shape(site, derivation)
         plans = (
-            *ranked_cascade(shape, self._target, only=CASCADE_FAMILIES, keep=1),
+            *ranked_cascade(shape, self._target, only=tuple(CASCADE_FAMILIES), keep=1),
             *ranked_cascade(shape, self._target, only=(EAGER,)),
         )
         (output,) = graph.outputs(group.members)

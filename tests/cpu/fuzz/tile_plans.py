@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from cpu.fuzz.layouts import rarely
-from crossfuse.schedule.families import schedule_family
+from crossfuse.planner.families.registry import FAMILIES
 from crossfuse.workload import WorkloadSpec, parse, prim_func
 
 _ROWS = (1, 7, 33, 63, 65, 123, 125, 127, 129)
@@ -17,7 +17,7 @@ _ROWS = (1, 7, 33, 63, 65, 123, 125, 127, 129)
 
 @dataclass(frozen=True)
 class TilePlan:
-    """A workload, a family of kernels and its tiles, as `schedule_family` takes them."""
+    """A workload, a family of kernels and its tiles, as plans name them."""
 
     text: str
     family: str
@@ -30,7 +30,8 @@ class TilePlan:
 
     def build(self) -> Any:
         func = prim_func(self.spec)
-        return schedule_family(func, self.family, self.tiles, "nvidia-h100", options=self.options)
+        family = FAMILIES[self.family]
+        return family.schedule(func, self.tiles, "nvidia-h100", options=self.options)
 
 
 @st.composite

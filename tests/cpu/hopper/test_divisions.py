@@ -13,7 +13,7 @@ from crossfuse import _tvm as ir
 from crossfuse.hardware import device, tvm_target
 from crossfuse.lower.extract import lower
 from crossfuse.lower.hopper.passes import round_towards_zero
-from crossfuse.schedule.families import schedule_family
+from crossfuse.planner.families.registry import FAMILIES
 from crossfuse.workload import parse, prim_func
 
 #: Workload, family, tiles. Rows of the first one's tiles are 12 blocks of 8 columns.
@@ -47,7 +47,7 @@ CASES: dict[str, tuple[str, str, dict[str, int]]] = {
 
 
 def scheduled(text: str, family: str, tiles: dict[str, int]) -> Any:
-    return schedule_family(prim_func(parse(text)), family, tiles, "nvidia-h100")
+    return FAMILIES[family].schedule(prim_func(parse(text)), tiles, "nvidia-h100")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -16,11 +16,11 @@ from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
 from crossfuse.planner.cascade.plan import plan_cascade
 from crossfuse.planner.cascade.shape import CascadeShape
-from crossfuse.planner.cascade.space import in_order
 from crossfuse.planner.cascade.stream_cost import stream_estimate
 from crossfuse.planner.cascade.stream_space import ctas, registers
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.cost.terms import CASCADE_TERMS
+from crossfuse.planner.families.stream import Stream
 
 H100 = device("nvidia-h100")
 RATES = rates_of(H100)
@@ -132,7 +132,7 @@ def time_of(name: str, text: str) -> float:
 
 
 def ranked(work: Work) -> list[StreamTiles]:
-    _, found = in_order(CascadeShape("cascade", work), H100, RATES)
+    _, found = Stream(CascadeShape("cascade", work)).in_order(H100, RATES)
     return [each for each in found if isinstance(each, StreamTiles)]
 
 

@@ -11,10 +11,10 @@ from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
 from crossfuse.planner.cascade.plan import CascadePlan, plan_cascade, ranked_cascade
 from crossfuse.planner.cascade.rows_space import RowsTiles, rows_estimate, rows_kernels
-from crossfuse.planner.cascade.space import read_tiles
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.families import EAGER, ROWS
-from crossfuse.planner.kernels.every import count
+from crossfuse.planner.families.registry import cascade_families, read_tiles
+from crossfuse.planner.kernels.arrays import count
 from crossfuse.planner.tune.kernel_space import cascade_space_of
 from null.planner.cascades import NORM_GEMM, SOFTMAX
 
@@ -104,5 +104,5 @@ def test_a_search_knows_all_tiles() -> None:
 
 def test_without_rows_there_is_one_family() -> None:
     whole = replace(NORM_GEMM, product=None)
-    assert whole.families == ("tiles",)
+    assert [each.name for each in cascade_families(whole)] == ["tiles"]
     assert plan_cascade(whole).family == EAGER

@@ -13,11 +13,11 @@ from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.cascade.rewrite.work import TileWork
 from crossfuse.hardware import device
 from crossfuse.planner.cascade.shape import CascadeShape
-from crossfuse.planner.cascade.space import in_order
 from crossfuse.planner.cascade.tile_cost import tile_bytes, tile_estimate
 from crossfuse.planner.cascade.tile_space import shared_size, steps_of
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.cost.terms import CASCADE_TERMS
+from crossfuse.planner.families.tiles import Tiles
 from null.planner.cascades import TILED
 
 H100 = device("nvidia-h100")
@@ -122,7 +122,7 @@ def test_estimates_are_in_the_order_of_what_was_measured(name: str) -> None:
 @pytest.mark.parametrize("name", MEASURED)
 def test_what_is_chosen_first_was_the_fastest(name: str) -> None:
     """Of all tiles that fit, not of those in the table alone."""
-    _, order = in_order(CascadeShape(name, TILED[name]), H100, RATES)
+    _, order = Tiles(CascadeShape(name, TILED[name])).in_order(H100, RATES)
     table = {tiles(key): time for key, time in MEASURED[name].items()}
     known = [each for each in order if each in table]
     assert table[known[0]] <= 1.01 * min(table.values())
@@ -200,7 +200,7 @@ def test_steps_are_those_that_rows_need(
 @given(st.integers(1, 300), st.integers(1, 3000), st.sampled_from([64, 128]), st.integers(1, 40))
 def test_all_tiles_are_legal(rows: int, length: int, depth: int, groups: int) -> None:
     work = TileWork(groups, rows, length, depth=depth, columns=depth, result=2 * depth)
-    steps, found = in_order(CascadeShape("any", work), H100, RATES)
+    steps, found = Tiles(CascadeShape("any", work)).in_order(H100, RATES)
     assert len(found) == steps[-1].candidates >= 1
     for each in found:
         assert isinstance(each, CascadeTiles)
@@ -219,12 +219,12 @@ def test_wide_sums_stay_in_one_cta() -> None:
         # Rows that need other elements are in tiles of their own.
         (replace(wide, masks=1, spans=((0, 0, 8065), (127, 0, 8192))), {1}),
     ]:
-        _, found = in_order(CascadeShape("wide", work), H100, RATES)
+        _, found = Tiles(CascadeShape("wide", work)).in_order(H100, RATES)
         tiled = [each for each in found if isinstance(each, CascadeTiles)]
         assert {each.cluster for each in tiled} == {1}
         assert {each.share for each in tiled} == shares
     narrow = replace(wide, rows=64, columns=256, depth=256)
-    _, found = in_order(CascadeShape("narrow", narrow), H100, RATES)
+    _, found = Tiles(CascadeShape("narrow", narrow)).in_order(H100, RATES)
     assert found[0].cluster > 1
 
 

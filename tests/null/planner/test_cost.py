@@ -14,7 +14,8 @@ from crossfuse.planner.cost.loop import overlapped
 from crossfuse.planner.cost.rates import Fitted, rates_from, rates_of
 from crossfuse.planner.cost.terms import TERMS
 from crossfuse.planner.families import EAGER
-from crossfuse.planner.kernels.every import count, families, select
+from crossfuse.planner.families.registry import families
+from crossfuse.planner.kernels.arrays import count, select
 from null.planner.test_kernels import CASES, H100, shape, some
 from study.compare_spaces import read_measured
 from study.fit import Sample, fit, predict, rank_correlation, report
@@ -107,7 +108,7 @@ def test_what_epilogues_read_comes_from_memory_once(text: str, read: int) -> Non
     assert of == replace(bare, further=read)
     memory = RATES.fitted.hbm * RATES.measured.hbm_read
     for family in families(of):
-        kernels = some(text, family)
+        kernels = some(text, family.name)
         assert count(kernels)
         few, many = (estimate(kernels, each, H100, RATES) for each in (bare, of))
         assert many.terms["hbm"] == pytest.approx(few.terms["hbm"] + read / memory)

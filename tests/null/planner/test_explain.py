@@ -15,8 +15,8 @@ from crossfuse.planner.cost.terms import TERMS
 from crossfuse.planner.explain.best import explain_best
 from crossfuse.planner.explain.explanation import Explanation, explain
 from crossfuse.planner.explain.levels import LEVELS, Share
-from crossfuse.planner.kernels.every import count as kernels_of
-from crossfuse.planner.kernels.every import every
+from crossfuse.planner.families.registry import FAMILIES
+from crossfuse.planner.kernels.arrays import count as kernels_of
 from crossfuse.planner.kernels.shape import shape_of
 from crossfuse.planner.plan import Plan, plan, ranked
 
@@ -135,7 +135,7 @@ def test_rules_leave_what_is_ranked(text: str, family: str) -> None:
     for name, steps in found.pruned.items():
         left = [each.candidates for each in steps]
         assert left == sorted(left, reverse=True)
-        assert left[-1] == kernels_of(every(name, shape, H100))
+        assert left[-1] == kernels_of(FAMILIES[name].every(shape, H100))
         assert len({each.name for each in steps}) == len(steps)
 
 

@@ -13,19 +13,10 @@ from crossfuse.planner.chain.build import chain_of, matrix_chain
 from crossfuse.planner.dataflow.movement import Machine, movement
 from crossfuse.planner.dataflow.schedules import kept, read_schedule
 from crossfuse.planner.dataflow.tiling import Tiling
-from crossfuse.planner.kernels.clustered import ClusteredKernel
-from crossfuse.planner.kernels.every import (
-    Kernel,
-    count,
-    every,
-    families,
-    memories,
-    moved_bytes,
-    read_kernel,
-    resources,
-    select,
-    stack,
-)
+from crossfuse.planner.families.dsm import ClusteredKernel
+from crossfuse.planner.families.registry import FAMILIES, families, read_kernel
+from crossfuse.planner.kernels.arrays import count, select, stack
+from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.shape import Shape, shape_of
 from crossfuse.workload import resolve
 
@@ -38,23 +29,23 @@ def shape(text: str) -> Shape:
     return shape_of(chain_of(spec), k_major=spec.weights == "nk")
 
 
-def some(text: str, family: str, number: int = 40) -> Kernel:
-    found = every(family, shape(text), H100)
+def some(text: str, family: str, number: int = 40) -> TileKernel:
+    found = FAMILIES[family].every(shape(text), H100)
     picks = np.random.default_rng(0).permutation(count(found))[:number]
     return select(found, picks)
 
 
-CASES = [(text, family) for text in SPECS for family in families(shape(text))]
+CASES = [(text, each.name) for text in SPECS for each in families(shape(text))]
 
 
 @pytest.mark.parametrize(("text", "family"), CASES)
 def test_arrays_say_what_numbers_say(text: str, family: str) -> None:
     of, kernels = shape(text), some(text, family)
-    rooms = memories(kernels, of, H100) if count(kernels) else ()
+    rooms = kernels.memories(of, H100) if count(kernels) else ()
     for index in range(count(kernels)):
         one = select(kernels, index)
         assert bool(one.legal(of, H100))
-        for many, alone in zip(rooms, memories(one, of, H100), strict=True):
+        for many, alone in zip(rooms, one.memories(of, H100), strict=True):
             for name in ("left", "right", "size"):
                 assert np.broadcast_to(getattr(many, name), (count(kernels),))[index] == getattr(
                     alone, name
@@ -69,7 +60,7 @@ def test_arrays_say_what_numbers_say(text: str, family: str) -> None:
 def test_what_fits_stays_within_the_device(text: str, family: str) -> None:
     of, kernels = shape(text), some(text, family)
     for index in range(count(kernels)):
-        for found in resources(select(kernels, index), of, H100):
+        for found in select(kernels, index).resources(of, H100):
             assert found.shared_bytes <= H100.max_shared_bytes
             assert found.cluster <= H100.max_cluster
             assert found.busy <= H100.sms
@@ -91,7 +82,7 @@ def test_less_shared_memory_leaves_fewer_stages_and_kernels() -> None:
     of = shape("G4")
     small = replace(H100, name="small", max_shared_bytes=H100.max_shared_bytes // 4)
     for family in families(of):
-        assert count(every(family, of, small)) < count(every(family, of, H100))
+        assert count(family.every(of, small)) < count(family.every(of, H100))
 
 
 def test_gathered_slices_move_what_the_dataflow_counts() -> None:
@@ -100,7 +91,7 @@ def test_gathered_slices_move_what_the_dataflow_counts() -> None:
     tiling = Tiling({"m": 128, "n": 128, "k": 64, "l": 96}, {"n": 8, "l": 8})
     schedule = read_schedule("m n l | k", chain)
     found = movement(chain, schedule, tiling, kept(chain, schedule), Machine(H100.l2_bytes))
-    assert moved_bytes(kernel, shape("G4"))["dsm"] == sum(found.bytes["dsm"].values())
+    assert kernel.moved_bytes(shape("G4"))["dsm"] == sum(found.bytes["dsm"].values())
 
 
 def test_a_chain_that_no_rule_builds_is_refused() -> None:

@@ -14,13 +14,13 @@ from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
 from crossfuse.planner.cascade.plan import plan_cascade, ranked_cascade
 from crossfuse.planner.cascade.rows_space import RowsTiles
-from crossfuse.planner.cascade.space import estimate
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.cost.own import OwnTerm
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.cost.terms import told
 from crossfuse.planner.explain.best import explain_best_cascade
 from crossfuse.planner.families import ROWS
+from crossfuse.planner.families.registry import CASCADE_FAMILIES
 from crossfuse.planner.plan import ranked
 from crossfuse.workload import parse
 from null.planner.cascades import DECODE, NORM_GEMM, SOFTMAX
@@ -112,7 +112,7 @@ def test_rows_before_a_product_have_the_term_once() -> None:
     found = plan_cascade(shape, only=(ROWS,), rates=with_term(chunks))
     assert found.tiles["chunk"] == 512
     assert found.terms["gap"] == found.tiles["rows"] == 128
-    plain = estimate(shape, RowsTiles(**found.tiles), H100, rates_of(H100))
+    plain = CASCADE_FAMILIES[ROWS](shape).estimate(RowsTiles(**found.tiles), H100, rates_of(H100))
     assert found.microseconds == pytest.approx(float(plain.microseconds) + 128)
 
 

@@ -14,7 +14,8 @@ from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.cost.terms import LEARNED
 from crossfuse.planner.cost.trees import NAMES, Trees, read, trees_of
 from crossfuse.planner.families import EAGER
-from crossfuse.planner.kernels.every import count, every, select
+from crossfuse.planner.families.registry import FAMILIES
+from crossfuse.planner.kernels.arrays import count, select
 from crossfuse.planner.plan import plan
 from null.planner.test_kernels import H100, shape
 from study.fit import Sample
@@ -31,7 +32,7 @@ def random_rows(number: int = 400) -> np.ndarray:
 
 def samples(text: str, number: int) -> list[Sample]:
     of = shape(text)
-    kernels = every("registers", of, H100)
+    kernels = FAMILIES["registers"].every(of, H100)
     chosen = np.linspace(0, count(kernels) - 1, number).astype(int)
     return [
         Sample(text, of, "registers", select(kernels, int(each)).tiles(), 1.0) for each in chosen
@@ -59,7 +60,7 @@ def test_trees_say_what_xgboost_says() -> None:
 
 def test_those_of_the_package_add_a_term() -> None:
     of = shape("G4")
-    kernels = every("l2", of, H100)
+    kernels = FAMILIES["l2"].every(of, H100)
     some = select(kernels, np.arange(0, count(kernels), 997))
     many = corrected(some, of, H100, RATES)
     plain = estimate(some, of, H100, RATES)

@@ -46,7 +46,7 @@ class CascadeChoice:
     shape: CascadeShape
     #: Target name.
     device: str
-    #: One of `crossfuse.planner.families.CASCADE_FAMILIES`, or `EAGER`: separate kernels.
+    #: One of `crossfuse.planner.families.registry.CASCADE_FAMILIES`, or `EAGER`: separate kernels.
     family: str
     #: Fields of `StreamTiles`, `CascadeTiles` or `RowsTiles`.
     tiles: Mapping[str, Any]

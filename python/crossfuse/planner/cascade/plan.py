@@ -7,105 +7,24 @@ from dataclasses import dataclass, replace
 from heapq import merge
 from typing import TYPE_CHECKING, Any
 
-from crossfuse.cascade.rewrite.tiles import DSM, KERNEL, WARPGROUP_ROWS, CascadeTiles, StreamTiles
-from crossfuse.cascade.rewrite.work import Work
 from crossfuse.errors import PlanRefused, RefusedError, refuse
-from crossfuse.hardware import WARP, WARPGROUP, Device, device
-from crossfuse.planner.cascade.choice import CascadeChoice, Taken, eager_estimate
-from crossfuse.planner.cascade.kernel import Tiles
-from crossfuse.planner.cascade.rows_space import RowsTiles, rows_memory
+from crossfuse.hardware import Device, device
+from crossfuse.planner.cascade.choice import CascadeChoice, eager_estimate
 from crossfuse.planner.cascade.shape import CascadeShape, shape_of_cascade
-from crossfuse.planner.cascade.space import estimate, in_order, moved, parted, tile_fields
-from crossfuse.planner.cascade.stream_space import ctas, registers, shared_bytes
-from crossfuse.planner.cascade.tile_space import at_once, shared_size, steps_of, sum_registers
 from crossfuse.planner.choice import Runner, check_families, plain_numbers, runner_of
 from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.cost.terms import Estimate
-from crossfuse.planner.families import CASCADE_FAMILIES, EAGER, ROWS, STATE_PLACES, STREAM, TILES
-from crossfuse.planner.kernels.every import resources
+from crossfuse.planner.families import EAGER
+from crossfuse.planner.families.cascade import CascadeFamily, T
+from crossfuse.planner.families.registry import CASCADE_FAMILIES, STATE_PLACES, cascade_families
 from crossfuse.planner.space.count import Step
 
 if TYPE_CHECKING:
     from crossfuse.planner.explain.cascade import CascadeReasons
 
-# Where a kernel stores what outlives a sweep or a CTA, and the resources it takes.
-
-#: Places of elements that outputs need again, by `StreamTiles.resident`.
-_RESIDENT = {"registers": "registers", "shared": "shared memory", "none": "L2"}
-
-
-def place_of(shape: CascadeShape, tiles: Tiles) -> str:
-    """Describe where states and elements are stored, in words that tell kinds of kernels apart.
-
-    States of a CTA are in registers, those of a cluster go through DSM, those that a second kernel
-    merges through global memory. Elements that outputs over the axis need again are in registers or
-    shared memory, or come from L2 as far as it has them.
-    """
-    if isinstance(tiles, RowsTiles):
-        return "chunks of rows in L2" if tiles.chunk else "rows in L2"
-    state = "DSM" if tiles.cluster > 1 else "registers"
-    if isinstance(tiles, CascadeTiles) and tiles.in_memory:
-        state = "global memory"
-    if isinstance(tiles, StreamTiles) and isinstance(shape.work, Work) and shape.work.outputs:
-        return f"states in {state}, elements in {_RESIDENT[tiles.resident]}"
-    return f"states in {state}"
-
-
-def taken(shape: CascadeShape, tiles: Tiles, device: Device) -> Taken:
-    """Resources of the device that a kernel takes."""
-    if isinstance(tiles, RowsTiles):
-        return _taken_by_rows(shape, tiles, device)
-    size = tiles.cluster
-    if isinstance(tiles, StreamTiles):
-        assert isinstance(shape.work, Work)
-        groups, side = -(-shape.work.rows // tiles.rows), ctas(shape.work, tiles, device)
-        room = side * device.resident_clusters(size)
-        threads = max(WARP, tiles.threads * tiles.rows)
-        return Taken(
-            groups * size,
-            size,
-            threads,
-            side,
-            registers(shape.work, tiles),
-            shared_bytes(shape.work, tiles),
-            round(max(1.0, groups / room), 2),
-        )
-    assert not isinstance(shape.work, Work)
-    found = steps_of(shape.work, tiles)
-    return Taken(
-        found.places * size,
-        tiles.ctas_of_cluster,
-        # One warpgroup more loads.
-        WARPGROUP * (found.sizes.rows // WARPGROUP_ROWS + 1),
-        1,
-        sum_registers(shape.work, found.sizes),
-        shared_size(shape.work, found.sizes),
-        round(max(1.0, found.places * tiles.alone / at_once(tiles, device)), 2),
-    )
-
-
-def _taken_by_rows(shape: CascadeShape, tiles: RowsTiles, device: Device) -> Taken:
-    """Resources of the product's kernel; the warps that make rows are part of it anyway."""
-    assert shape.product is not None
-    (found,) = resources(tiles.kernel, shape.product.shape, device)
-    (phase,) = tiles.kernel.phases(shape.product.shape)
-    waves = int(phase.tiles) * found.cluster / found.busy
-    return Taken(
-        found.ctas,
-        found.cluster,
-        found.threads,
-        1,
-        found.sums,
-        int(rows_memory(shape.product, tiles.kernel, device).size),
-        round(max(1.0, waves), 2),
-    )
-
-
-#: Plans of rows before a product at most: the best one lowers, or one of the next.
-_ROWS_PLANS = 8
-#: Words of the place of separate kernels, and of states that the CTAs of a cluster merge.
-MEMORY, IN_DSM = "memory", "states in DSM"
+#: Words of the place of separate kernels.
+MEMORY = "memory"
 
 
 @dataclass(frozen=True)
@@ -142,19 +61,19 @@ def ranked_cascade(
     check_families(wanted, (*CASCADE_FAMILIES, EAGER), " of a cascade")
     steps: dict[str, tuple[Step, ...]] = {}
     ranks: list[list[CascadePlan]] = []
-    for family in (each for each in shape.families if each in wanted):
-        steps[family], order = in_order(shape, spec, known, family)
-        most = min(keep or _ROWS_PLANS, _ROWS_PLANS) if family == ROWS else len(order)
-        ranks.append([_of_kernel(shape, family, each, spec, known) for each in order[:most]])
+    compared: list[CascadePlan] = []
+    for family in (each for each in cascade_families(shape) if each.name in wanted):
+        steps[family.name], order = family.in_order(spec, known)
+        order = order[: family.at_most(keep)]
+        ranks.append([_of_kernel(family, each, spec, known) for each in order])
+        others = family.runners(order, spec, known)
+        compared += [_of_kernel(family, each, spec, known) for each in others]
     # Each family keeps its order.
     plans = list(merge(*ranks, key=lambda each: each.microseconds))
     eager = [_of_passes(shape, spec, known)] if EAGER in wanted else []
     if not plans and (fused or not eager):
         raise _none_fits(shape, steps, spec)
-    stored = []
-    if any(each.family == TILES and each.place == IN_DSM for each in plans):
-        stored = parted_plans(shape, spec, known, KERNEL)[:1]
-    runners = _runners([*plans, *eager, *stored], fused)
+    runners = _runners([*plans, *eager, *compared], fused)
     plans = plans[: keep or None]
     if fused:
         eager = []
@@ -176,12 +95,6 @@ def plan_cascade(
     return ranked_cascade(workload, target, only=only, rates=rates, keep=1)[0]
 
 
-def parted_plans(shape: CascadeShape, spec: Device, rates: Rates, merge: str) -> list[CascadePlan]:
-    """Rank the plans of tiles whose axis several CTAs share; `merge` as `CascadeTiles.merge`."""
-    found = parted(shape, spec, rates, merge)
-    return [_of_kernel(shape, TILES, each, spec, rates) for each in found]
-
-
 def tried(plans: Sequence[CascadePlan]) -> list[CascadePlan]:
     """Select the plans that are worth lowering one after another.
 
@@ -192,7 +105,7 @@ def tried(plans: Sequence[CascadePlan]) -> list[CascadePlan]:
     least: dict[tuple[int, int], int] = {}
     found = []
     for each in plans:
-        if each.taken is not None and each.family == TILES:
+        if each.taken is not None and not CASCADE_FAMILIES[each.family].certain:
             size = each.taken.cluster, int(each.tiles["cluster"])
             needed = each.taken.registers
             if needed >= least.get(size, needed + 1):
@@ -222,18 +135,17 @@ def _called(plan: CascadePlan) -> str:
     return EAGER if plan.family == EAGER else f"{plan.family}: {plan.place}"
 
 
-def _of_kernel(
-    shape: CascadeShape, family: str, tiles: Tiles, spec: Device, rates: Rates
-) -> CascadePlan:
-    found = estimate(shape, tiles, spec, rates)
-    frame = _frame(shape, spec, found)
+def _of_kernel(family: CascadeFamily[T], tiles: T, spec: Device, rates: Rates) -> CascadePlan:
+    found = family.estimate(tiles, spec, rates)
+    frame = _frame(family.shape, spec, found)
+    moved = family.moved(tiles, spec)
     return replace(
         frame,
-        family=family,
-        tiles=tile_fields(tiles),
-        bytes=moved(shape, tiles, spec),
-        place=place_of(shape, tiles),
-        taken=taken(shape, tiles, spec),
+        family=family.name,
+        tiles=family.fields(tiles),
+        bytes={name: size for name, size in moved.items() if size},
+        place=family.place_of(tiles),
+        taken=family.taken(tiles, spec),
     )
 
 
@@ -255,7 +167,8 @@ def _frame(shape: CascadeShape, spec: Device, found: Estimate) -> CascadePlan:
 def _none_fits(
     shape: CascadeShape, steps: Mapping[str, Sequence[Step]], spec: Device
 ) -> RefusedError:
-    found = f"a cascade whose family is '{' or '.join(shape.families)}'"
+    of = " or ".join(each.name for each in cascade_families(shape))
+    found = f"a cascade whose family is '{of}'"
     for family, left in steps.items():
         last = next((each for each in left if not each.candidates), None)
         if last is not None:
@@ -271,9 +184,6 @@ def _none_fits(
 
 
 # Plans restricted to one place of the states, for comparisons of places.
-
-#: Where states merge in each of `STATE_PLACES`; None without merging.
-_MERGES: dict[str, str | None] = dict(zip(STATE_PLACES, (None, DSM, KERNEL), strict=True))
 
 
 def placed_cascade(
@@ -294,16 +204,16 @@ def placed_cascade(
     spec = device(target)
     shape = workload if isinstance(workload, CascadeShape) else shape_of_cascade(workload)
     known = rates or rates_of(spec)
-    found: list[CascadePlan] = []
-    if place in _MERGES:
-        merge = _MERGES[place]
-        families = [each for each in (STREAM, TILES) if each in shape.families]
-        if merge == KERNEL or (merge == DSM and TILES in families):
-            found = parted_plans(shape, spec, known, merge)
-        elif families:
-            words = "states in registers" if merge is None else "states in DSM"
-            every = ranked_cascade(shape, spec, only=families, rates=known)
-            found = [each for each in every if each.place.startswith(words)]
+    families = cascade_families(shape)
+    found = [
+        _of_kernel(family, each, spec, known)
+        for family in families
+        for each in family.parted(place, spec, known)
+    ]
+    named = {each.name: each.state_places[place] for each in families if place in each.state_places}
+    if not found and named:
+        every = ranked_cascade(shape, spec, only=tuple(named), rates=known)
+        found = [each for each in every if each.place.startswith(named[each.family])]
     if found:
         return found
     raise refuse(

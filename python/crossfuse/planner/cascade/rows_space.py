@@ -17,14 +17,14 @@ from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.counts import Share, ceil_div, choose, least
 from crossfuse.planner.families import ROWS
-from crossfuse.planner.kernels.every import count, every, moved_bytes, pruned, read_kernel, select
+from crossfuse.planner.families.gemm import FAMILY as GEMM
+from crossfuse.planner.families.gemm import GemmKernel
+from crossfuse.planner.kernels.arrays import count, select
 from crossfuse.planner.kernels.memory import BEFORE_ROWS, Memory, memory, resident
 from crossfuse.planner.kernels.phase import SUMS_BESIDE_CHUNKS, SUMS_BESIDE_ROWS, TALLEST_BY_CHUNKS
-from crossfuse.planner.kernels.tiled import TiledKernel
 from crossfuse.planner.space.count import Step
 from crossfuse.schema import Tile
 
-_GEMM = "gemm"
 #: Estimates closer than this are equal. Of equal ones tiles that wait for fewer rows come first: a
 #: norm before 256 x 4096 by 12288 took 44.0 us in tiles of 128 rows, 44.1 and 46.5 in tiles of 256.
 _EQUAL = 1.01
@@ -53,22 +53,19 @@ class RowsTiles:
         return {name: each for name, each in asdict(self).items() if name != "chunk"}
 
     @property
-    def kernel(self) -> TiledKernel:
+    def kernel(self) -> GemmKernel:
         """The product's kernel, as it would be alone."""
-        found = read_kernel(_GEMM, self.product)
-        assert isinstance(found, TiledKernel)
-        return found
+        return GemmKernel.read(self.product)
 
 
-def rows_kernels(product: RowsProduct, device: Device) -> tuple[tuple[Step, ...], TiledKernel]:
+def rows_kernels(product: RowsProduct, device: Device) -> tuple[tuple[Step, ...], GemmKernel]:
     """List the kernels of the product with room for warps that make rows, as one kernel of arrays.
 
     The steps tell how many tiles each rule leaves.
     """
     shape = product.shape
-    found = every(_GEMM, shape, device)
-    assert isinstance(found, TiledKernel)
-    steps = list(pruned(_GEMM, shape, device))
+    found: Any = GEMM.every(shape, device)
+    steps = list(GEMM.pruned(shape, device))
     if not count(found):
         return tuple(steps), found
     (phase,) = found.phases(shape)
@@ -91,12 +88,12 @@ def rows_kernels(product: RowsProduct, device: Device) -> tuple[tuple[Step, ...]
     return tuple(steps), select(found, left)
 
 
-def listed(kernels: TiledKernel) -> tuple[RowsTiles, ...]:
+def listed(kernels: GemmKernel) -> tuple[RowsTiles, ...]:
     """Split kernels of arrays into tiles, one by one."""
     return tuple(RowsTiles(**select(kernels, each).tiles()) for each in range(count(kernels)))
 
 
-def together(kernels: TiledKernel, chunk: int = 0) -> RowsTiles:
+def together(kernels: GemmKernel, chunk: int = 0) -> RowsTiles:
     """Join kernels of arrays into tiles of arrays, all with rows in chunks of one size."""
     split = choose(kernels.split, kernels.size, 1)
     fields: Any = {
@@ -119,7 +116,7 @@ def by_chunks(
     return tuple(replace(each, chunk=product.chunk) for each in fits)
 
 
-def _takes_chunks(kernel: TiledKernel, product: RowsProduct) -> bool:
+def _takes_chunks(kernel: GemmKernel, product: RowsProduct) -> bool:
     (phase,) = kernel.phases(product.shape)
     return int(kernel.rows) <= TALLEST_BY_CHUNKS and int(phase.sums) <= SUMS_BESIDE_CHUNKS
 
@@ -167,7 +164,7 @@ _STREAMS = ("hbm", "l2", "ingest", "tensor")
 
 def rows_estimate(
     product: RowsProduct,
-    kernel: TiledKernel,
+    kernel: GemmKernel,
     device: Device,
     rates: Rates,
     chunked: bool = False,
@@ -213,14 +210,14 @@ def _plain(time: Share) -> Share:
     return time if np.ndim(time) else float(time)
 
 
-def rows_memory(product: RowsProduct, kernel: TiledKernel, device: Device) -> Memory:
+def rows_memory(product: RowsProduct, kernel: GemmKernel, device: Device) -> Memory:
     """Shared memory of the kernel: the boxes of a tile lie in left stages, whatever its rows."""
     (phase,) = kernel.phases(product.shape)
     return memory((replace(phase, boxes=0),), device, waits=True)
 
 
 def _weights(
-    product: RowsProduct, kernel: TiledKernel, device: Device, rates: Rates, ctas: Share
+    product: RowsProduct, kernel: GemmKernel, device: Device, rates: Rates, ctas: Share
 ) -> tuple[Share, Share]:
     """Microseconds of memory for the weights that are in flight, and for all that rings hold."""
     (phase,) = kernel.phases(product.shape)
@@ -231,7 +228,7 @@ def _weights(
     return np.minimum(stages, most) * phase.right / speed, stages * phase.right / speed
 
 
-def rows_bytes(product: RowsProduct, kernel: TiledKernel) -> dict[str, int]:
+def rows_bytes(product: RowsProduct, kernel: GemmKernel) -> dict[str, int]:
     """Bytes that one kernel moves by level: rows go to L2 and come from there."""
-    moved = moved_bytes(kernel, product.shape)
+    moved = kernel.moved_bytes(product.shape)
     return {**moved, "hbm": product.hbm_bytes, "l2": moved["l2"] + product.left_bytes}

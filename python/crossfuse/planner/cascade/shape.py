@@ -9,7 +9,6 @@ from crossfuse.cascade.rewrite.work import Pass, TileWork, Work
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade.rows_product import RowsProduct, rows_product_of
 from crossfuse.planner.cost.rates import Rates
-from crossfuse.planner.families import ROWS, STREAM, TILES
 
 if TYPE_CHECKING:
     from crossfuse.cascade.derivation import Derivation
@@ -29,16 +28,6 @@ class CascadeShape:
     passes: tuple[Pass, ...] = ()
     #: The same as rows and a product of them; None of a cascade of another form.
     product: RowsProduct | None = None
-
-    @property
-    def family(self) -> str:
-        """``"stream"`` or ``"tiles"``: the whole has kernels of one of them."""
-        return STREAM if isinstance(self.work, Work) else TILES
-
-    @property
-    def families(self) -> tuple[str, ...]:
-        """All families that it has kernels of: no lowering of tiles makes rows of a product."""
-        return (self.family,) if self.product is None else (ROWS,)
 
     @property
     def separate(self) -> int:

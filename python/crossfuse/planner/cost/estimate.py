@@ -27,7 +27,6 @@ from crossfuse.planner.cost.loop import (
     Streams,
     ingest_speed,
     memory_speed,
-    overlapped,
     start_time,
     streams,
     turns_of,
@@ -37,16 +36,11 @@ from crossfuse.planner.cost.rates import Rates, at
 from crossfuse.planner.cost.terms import LEARNED, Estimate
 from crossfuse.planner.cost.trees import features
 from crossfuse.planner.counts import Count, Share, choose, least, most
-from crossfuse.planner.kernels.clustered import ClusteredKernel
-from crossfuse.planner.kernels.every import Kernel, memories
+from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.memory import Memory, resident
 from crossfuse.planner.kernels.phase import Phase
-from crossfuse.planner.kernels.registers import RegisterKernel
 from crossfuse.planner.kernels.shape import Shape
-from crossfuse.planner.kernels.tiled import TiledKernel
 
-#: Float32 sums of a thread from which on ptxas may spill some, and where it spills most.
-_SUMS = {"dsm": (212, 240), "l2": (230, 240)}
 #: How much longer cuBLAS takes for rows that are no multiple of 16 bytes, and with which power of
 #: their number: 1.5 times of 1, 4 of 50, 7 of 800. Of 63 chains on H100s and H200s half are told to
 #: within 17 %.
@@ -54,10 +48,10 @@ UNALIGNED, UNALIGNED_ROWS = 1.55, 0.24
 
 
 @dataclass(frozen=True)
-class _Work:
+class Work:
     """Constants of one estimate, and the parts that all families share; times are microseconds."""
 
-    kernel: Kernel
+    kernel: TileKernel
     shape: Shape
     device: Device
     rates: Rates
@@ -70,6 +64,7 @@ class _Work:
         return least(_largest(self.kernel.clusters(self.shape, self.device)), room)
 
     def load(self, fresh: Share, ahead: Share = 0.0) -> Load:
+        """Describe who runs a phase: `fresh` bytes come from memory, `ahead` are there already."""
         return Load(self.kernel.cluster, self.active, fresh, ahead)
 
     def run(self, clock: Clock, phase: Phase, load: Load) -> Share:
@@ -120,14 +115,24 @@ class _Work:
             choose(phase.split > 1, (turns - 1) * (self.start + self.rates.fitted.store), 0.0),
         )
 
+    def begin_anew(self, clock: Clock, phase: Phase) -> None:
+        """Add later waves of clusters that find no room at first."""
+        turns = turns_of(phase, self.active)
+        clock.add("waves", (turns - 1) * (self.start + self.rates.fitted.store))
+
     @cached_property
     def start(self) -> Share:
         """Time from the launch to the first tiles."""
         return start_time(self.rates, self.kernel.cluster, self.active * self.kernel.cluster)
 
-    def spills(self, clock: Clock, first: Phase, second: Phase) -> None:
-        """Add spills, where one warpgroup has too few registers for the sums of both products."""
-        fewest, full = _SUMS[self.kernel.family]
+    def spills(
+        self, clock: Clock, first: Phase, second: Phase, between: tuple[float, float]
+    ) -> None:
+        """Add spills, where one warpgroup has too few registers for the sums of both products.
+
+        ``between`` are the sums of a thread from which on some spill, and where most do.
+        """
+        fewest, full = between
         most = np.clip((first.sums + second.sums - fewest) / (full - fewest), 0, 1)
         spilt = most * (first.rows == 64) * turns_of(second, self.active)
         clock.add("spills", self.rates.fitted.spill * spilt * second.steps * second.depth)
@@ -143,7 +148,7 @@ class _Work:
 
 
 def estimate(
-    kernel: Kernel, shape: Shape, device: Device, rates: Rates, room: Memory | None = None
+    kernel: TileKernel, shape: Shape, device: Device, rates: Rates, room: Memory | None = None
 ) -> Estimate:
     """Estimate the time of kernels, from the end of the kernel before to their own end.
 
@@ -151,75 +156,14 @@ def estimate(
     Weights and what epilogues read are taken to come from memory, and the input to be in L2.
     `room`, the shared memory of the last kernel, is computed where it is None.
     """
-    room = room or memories(kernel, shape, device)[-1]
-    work, clock = _Work(kernel, shape, device, rates, room), Clock()
+    room = room or kernel.memories(shape, device)[-1]
+    work, clock = Work(kernel, shape, device, rates, room), Clock()
     fitted, start = rates.fitted, work.start
     clock.add("start", start)
-    if not isinstance(kernel, TiledKernel):
-        # Clusters that find no room at first begin anew.
-        turns = turns_of(kernel.phases(shape)[0], work.active)
-        clock.add("waves", (turns - 1) * (start + fitted.store))
-    if isinstance(kernel, TiledKernel):
-        _tiled(work, clock, kernel)
-    elif isinstance(kernel, ClusteredKernel):
-        _clustered(work, clock, kernel)
-    else:
-        _registers(work, clock, kernel)
+    kernel.spend(work, clock)
     clock.stream("hbm", shape.further / memory_speed(rates))
     clock.add("store", fitted.store)
     return Estimate(clock.terms, clock.busy)
-
-
-def _tiled(work: _Work, clock: Clock, kernel: TiledKernel) -> None:
-    shape, fitted = work.shape, work.rates.fitted
-    first, *others = kernel.phases(shape)
-    weights = shape.weight_bytes
-    whole = work.run(clock, first, work.load(weights[0]))
-    work.exchange(clock, first)
-    work.again(clock, first)
-    for second in others:
-        late = fitted.imbalance * whole
-        clock.add("imbalance", late)
-        staged = kernel.place == "l2"
-        passing: Share = fitted.flag + work.rates.measured.flag if staged else fitted.relaunch
-        # Tiles of the intermediate come behind the weights that were asked for before them.
-        queue = fitted.queue * work.filled(second) / work.arrival
-        passing = overlapped(passing, queue)
-        clock.add("flag" if staged else "relaunch", passing)
-        gap = late + passing + work.epilogue(first)
-        ahead = work.ahead(second, gap)
-        work.run(clock, second, work.load(weights[1], ahead))
-        work.exchange(clock, second)
-        work.again(clock, second)
-        if staged:
-            work.spills(clock, first, second)
-
-
-def _clustered(work: _Work, clock: Clock, kernel: ClusteredKernel) -> None:
-    shape, fitted, size = work.shape, work.rates.fitted, kernel.size
-    first, second = kernel.phases(shape)
-    weights = shape.weight_bytes
-    work.run(clock, first, work.load(weights[0]))
-    turns = turns_of(first, work.active)
-    slices = (size - 1) * first.rows * first.columns * shape.item
-    sent = slices / at(work.rates.measured.dsm_push, size)
-    gather = choose(size > 1, turns * (fitted.gather + sent), 0.0)
-    clock.add("gather", gather)
-    ahead = work.ahead(second, gather + work.epilogue(first))
-    work.run(clock, second, work.load(weights[1], ahead))
-    work.sums(clock, second, kernel.parts)
-    work.spills(clock, first, second)
-
-
-def _registers(work: _Work, clock: Clock, kernel: RegisterKernel) -> None:
-    shape = work.shape
-    first, second = kernel.phases(shape)
-    weights = shape.weight_bytes
-    work.run(clock, first, work.load(weights[0]))
-    ahead = work.ahead(second, work.epilogue(first))
-    work.run(clock, second, work.load(weights[1], ahead))
-    work.exchange(clock, second)
-    work.sums(clock, second, choose(kernel.size > 1, 1, kernel.parts))
 
 
 def eager(shape: Shape, rates: Rates, sms: int = 132) -> Estimate:
@@ -251,7 +195,7 @@ def _largest(clusters: tuple[Count, ...]) -> Count:
     return found
 
 
-def alone(kernel: Kernel, shape: Shape, device: Device, rates: Rates) -> dict[str, Share]:
+def alone(kernel: TileKernel, shape: Shape, device: Device, rates: Rates) -> dict[str, Share]:
     """Microseconds that each stream of the loops would take if there were no other.
 
     Unlike `Estimate.busy`, with what is loaded while the intermediate passes.
@@ -274,13 +218,13 @@ def alone(kernel: Kernel, shape: Shape, device: Device, rates: Rates) -> dict[st
 # that a plan still says which part of its time is explained and which is experience.
 
 
-def corrected(kernel: Kernel, shape: Shape, device: Device, rates: Rates) -> Estimate:
+def corrected(kernel: TileKernel, shape: Shape, device: Device, rates: Rates) -> Estimate:
     """Estimate the time of kernels like `estimate`, and correct it by trees if the rates have any.
 
     The term ``"learned"`` is negative where kernels were faster than estimated. The user's own
     terms come after the correction, which was not learned from them.
     """
-    room = memories(kernel, shape, device)[-1]
+    room = kernel.memories(shape, device)[-1]
     found = estimate(kernel, shape, device, rates, room)
     if rates.trees is None:
         return with_own(found, rates.own, kernel, shape, device)

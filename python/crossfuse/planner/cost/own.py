@@ -12,9 +12,9 @@ from crossfuse.planner.counts import Share
 
 if TYPE_CHECKING:
     from crossfuse.hardware import Device
-    from crossfuse.planner.cascade.kernel import CascadeKernel
     from crossfuse.planner.cascade.shape import CascadeShape
-    from crossfuse.planner.kernels.every import Kernel
+    from crossfuse.planner.families.cascade import CascadeKernel
+    from crossfuse.planner.kernels.kernel import TileKernel
     from crossfuse.planner.kernels.shape import Shape
 
 
@@ -33,7 +33,7 @@ class OwnTerm:
         Microseconds of (kernel, shape, device): a number, or an array with an entry for each of
         many kernels, whose fields are arrays then. The kernel is None for separate kernels of a
         library, see `crossfuse.planner.families.EAGER`. Of a cascade kernel and shape are
-        `crossfuse.planner.cascade.kernel.CascadeKernel` and
+        `crossfuse.planner.families.cascade.CascadeKernel` and
         `crossfuse.planner.cascade.shape.CascadeShape`. Whichever it is, ``kernel.family`` is its
         family, ``len(kernel.kernels(shape))`` its launches, and ``shape.separate`` those of
         separate kernels.
@@ -76,7 +76,7 @@ class OwnTerm:
 def with_own(
     found: Estimate,
     own: Sequence[OwnTerm],
-    kernel: Kernel | CascadeKernel | None,
+    kernel: TileKernel | CascadeKernel | None,
     shape: Shape | CascadeShape,
     device: Device,
 ) -> Estimate:

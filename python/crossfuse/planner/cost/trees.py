@@ -18,8 +18,8 @@ from crossfuse import schema
 from crossfuse.errors import EnvironmentRefused, RefusedError, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.cost.terms import LEARNED, TERMS, Estimate
-from crossfuse.planner.families import FAMILIES
-from crossfuse.planner.kernels.every import Kernel, count
+from crossfuse.planner.kernels.arrays import count
+from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.memory import Memory, resident
 from crossfuse.planner.kernels.phase import Phase
 from crossfuse.planner.kernels.shape import Shape
@@ -46,12 +46,15 @@ _FIELDS = (
 _PHASE = (*_FIELDS, "ctas", "turns", "l2", "dsm")
 _TERMS = tuple(each for each in TERMS if each != LEARNED)
 _KERNEL = ("cluster", "waves", "left_stages", "right_stages", "shared")
+#: Families that kernels were measured of. One that came later has none of these columns, until
+#: trees are learned that know it.
+_FAMILIES = ("gemm", "registers", "dsm", "l2", "global")
 #: Names of the columns of `features`, in their order.
 NAMES = (
     "estimate",
     *(f"term {each}" for each in _TERMS),
     *(f"share {each}" for each in _TERMS),
-    *(f"family {each}" for each in FAMILIES),
+    *(f"family {each}" for each in _FAMILIES),
     *(f"shape {each}" for each in _SHAPE),
     *(f"kernel {each}" for each in _KERNEL),
     *(f"first {each}" for each in _PHASE),
@@ -60,7 +63,7 @@ NAMES = (
 
 
 def features(
-    kernel: Kernel, shape: Shape, device: Device, estimate: Estimate, room: Memory
+    kernel: TileKernel, shape: Shape, device: Device, estimate: Estimate, room: Memory
 ) -> np.ndarray:
     """Describe kernels by numbers: float32 of [candidate, name], named by `NAMES`.
 
@@ -89,11 +92,12 @@ def features(
         found[:, NAMES.index(name)] = np.log2(1 + np.maximum(value, 0))
     for name, value in estimate.terms.items():
         found[:, NAMES.index(f"share {name}")] = value / total
-    found[:, NAMES.index(f"family {kernel.family}")] = 1
+    if kernel.family in _FAMILIES:
+        found[:, NAMES.index(f"family {kernel.family}")] = 1
     return found
 
 
-def _phase(phase: Phase, kernel: Kernel, shape: Shape, device: Device) -> dict[str, Any]:
+def _phase(phase: Phase, kernel: TileKernel, shape: Shape, device: Device) -> dict[str, Any]:
     ctas = phase.tiles * kernel.cluster
     right = phase.right / phase.right_sharers
     slices = (kernel.cluster - 1) * phase.rows * phase.columns * shape.item

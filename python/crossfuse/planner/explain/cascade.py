@@ -6,26 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from crossfuse.cascade.rewrite.work import Pass, Work
+from crossfuse.cascade.rewrite.work import Pass
 from crossfuse.hardware import Device, device
 from crossfuse.planner.cascade.choice import CascadeChoice, pass_times
-from crossfuse.planner.cascade.space import candidates, read_tiles
-from crossfuse.planner.cascade.tile_space import steps_of
 from crossfuse.planner.choice import Runner, runner_of
 from crossfuse.planner.cost.rates import Rates, at, rates_of
-from crossfuse.planner.explain.levels import CASCADE_LEVELS, PLAIN, SPECIAL, Level, size_text
-from crossfuse.planner.families import EAGER, ROWS, STREAM, TILES
+from crossfuse.planner.explain.levels import CASCADE_LEVELS, Level, size_text
+from crossfuse.planner.families import EAGER
+from crossfuse.planner.families.registry import CASCADE_FAMILIES, cascade_families, read_tiles
 from crossfuse.planner.space.count import Step
 from crossfuse.schema import parse
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_FORMS = {
-    STREAM: "Stream of threads",
-    TILES: "Stream of tiles (0: chosen)",
-    ROWS: "Rows first, and their product in the same kernel",
-}
 #: Version of the JSON form.
 VERSION = 1
 
@@ -113,7 +107,7 @@ def explain_plan(
         _levels(plan, known, spec.sms),
         tuple((e, max(time.values())) for e, time in zip(shape.passes, passes, strict=True)),
         tuple(runner_of(each, plan) for each in best),
-        {each: candidates(shape, spec, each)[0] for each in shape.families},
+        {each.name: each.candidates(spec)[0] for each in cascade_families(shape)},
         known.measured.provisional,
     )
 
@@ -135,28 +129,10 @@ def _levels(plan: CascadeChoice, rates: Rates, sms: int) -> tuple[Level, ...]:
 
 def _computed(plan: CascadeChoice) -> dict[str, int]:
     """Operations of products, and instructions beside them."""
-    work = plan.shape.work
     if plan.family == EAGER:
         return {"tensor": sum(each.flops for each in plan.shape.passes)}
-    if plan.family == ROWS:
-        assert plan.shape.product is not None
-        made = _instructions(plan.shape.product.rows)
-        return {"tensor": plan.shape.product.chain.flops, **made}
-    if isinstance(work, Work):
-        return _instructions(work)
-    tiles: Any = read_tiles(plan.family, plan.tiles)
-    found = steps_of(work, tiles)
-    elements = found.total * found.sizes.rows * found.sizes.elements
-    return {
-        "tensor": 2 * elements * (work.depth + found.sizes.columns),
-        SPECIAL: elements * work.exponentials,
-        PLAIN: elements * work.operations,
-    }
-
-
-def _instructions(work: Work) -> dict[str, int]:
-    elements = work.rows * work.length
-    return {SPECIAL: elements * work.exponentials, PLAIN: elements * work.operations}
+    tiles = read_tiles(plan.family, plan.tiles)
+    return CASCADE_FAMILIES[plan.family](plan.shape).computed(tiles)
 
 
 def _head(reasons: CascadeReasons) -> RenderableType:
@@ -165,9 +141,12 @@ def _head(reasons: CascadeReasons) -> RenderableType:
     from crossfuse.planner.explain.tables import PROVISIONAL, tiles_text
 
     plan = reasons.plan
-    chosen = f"{_FORMS.get(plan.family, '')}: {tiles_text(plan.tiles)}; {plan.place}"
+    chosen = "do not fuse: separate kernels"
+    if plan.family != EAGER:
+        form = CASCADE_FAMILIES[plan.family].form
+        chosen = f"{form}: {tiles_text(plan.tiles)}; {plan.place}"
     lines = [
-        "do not fuse: separate kernels" if plan.family == EAGER else chosen,
+        chosen,
         f"{plan.microseconds:.2f} us estimated on {plan.device}, bound by {plan.bound}",
     ]
     if reasons.provisional:

@@ -16,7 +16,8 @@ from crossfuse.planner.explain.levels import layout, levels, places
 from crossfuse.planner.explain.picture import picture
 from crossfuse.planner.explain.tables import Reasons, Usage, plain
 from crossfuse.planner.families import EAGER
-from crossfuse.planner.kernels.every import Kernel, families, memories, pruned, read_kernel
+from crossfuse.planner.families.registry import families, read_kernel
+from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.memory import resident, uses
 from crossfuse.planner.kernels.shape import Shape, shape_of
 from crossfuse.planner.space.count import count
@@ -78,7 +79,7 @@ def explain(
     _check_whole(plan, kernel.kernels(shape) if kernel else ())
     times = {name: float(each) for name, each in found.items()}
     ctas = max((each.busy for each in plan.kernels), default=1)
-    rooms = memories(kernel, shape, spec) if kernel else ()
+    rooms = kernel.memories(shape, spec) if kernel else ()
     return Explanation(
         plan,
         levels(chain, kernel, shape, plan.bytes, times, known, ctas),
@@ -86,7 +87,7 @@ def explain(
         _usage(plan, kernel, shape, spec) if kernel else (),
         layout(kernel, shape) if kernel else (),
         tuple(runner_of(each, plan) for each in best),
-        {family: pruned(family, shape, spec) for family in families(shape)},
+        {each.name: each.pruned(shape, spec) for each in families(shape)},
         count(chain, spec),
         known.measured.provisional,
     )
@@ -101,13 +102,13 @@ def _check_whole(plan: Choice, kernels: Sequence[object]) -> None:
         raise no_plan(f"bytes without {missing[0]}", ", ".join(needed))
 
 
-def _usage(plan: Choice, kernel: Kernel, shape: Shape, spec: Device) -> tuple[Usage, ...]:
+def _usage(plan: Choice, kernel: TileKernel, shape: Shape, spec: Device) -> tuple[Usage, ...]:
     room = int(resident(spec, kernel.cluster))
     launched = kernel.clusters(shape, spec)
     active = max(int(each) for each in launched)
     found = []
     parts = zip(
-        plan.kernels, kernel.kernels(shape), memories(kernel, shape, spec), launched, strict=True
+        plan.kernels, kernel.kernels(shape), kernel.memories(shape, spec), launched, strict=True
     )
     for taken, phases, memory, clusters in parts:
         waves = tuple(int(turns_of(each, least(active, room))) for each in phases)

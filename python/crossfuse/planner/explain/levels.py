@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from crossfuse.cascade.rewrite.work import Work
 from crossfuse.hardware import Device
 from crossfuse.planner.chain.spec import Chain, Tensor
 from crossfuse.planner.cost.rates import Rates, at
-from crossfuse.planner.kernels.clustered import ClusteredKernel
-from crossfuse.planner.kernels.every import Kernel
-from crossfuse.planner.kernels.memory import Memory
-from crossfuse.planner.kernels.registers import RegisterKernel
+from crossfuse.planner.kernels.kernel import TileKernel
+from crossfuse.planner.kernels.memory import Memory, cached_level
 from crossfuse.planner.kernels.shape import Shape
 
 #: Instructions of cascades, which have levels of their own.
@@ -59,6 +58,12 @@ class Level:
         return size_text(self.amount)
 
 
+def instructions(work: Work) -> dict[str, int]:
+    """Instructions of a cascade beside products, by level."""
+    elements = work.rows * work.length
+    return {SPECIAL: elements * work.exponentials, PLAIN: elements * work.operations}
+
+
 def size_text(size: float) -> str:
     """Format bytes for people."""
     for unit in ("B", "KiB", "MiB"):
@@ -70,7 +75,7 @@ def size_text(size: float) -> str:
 
 def levels(
     chain: Chain,
-    kernel: Kernel | None,
+    kernel: TileKernel | None,
     shape: Shape,
     moved: Mapping[str, int],
     times: Mapping[str, float],
@@ -96,14 +101,14 @@ def levels(
     return (*found, Level("hbm", moved["hbm"], times["hbm"]))
 
 
-def arriving_bytes(kernel: Kernel, shape: Shape) -> int:
+def arriving_bytes(kernel: TileKernel, shape: Shape) -> int:
     """Bytes of tiles that TMA loads into the shared memory of all CTAs of one candidate."""
     size = int(kernel.cluster)
     phases = kernel.phases(shape)
     return sum(int(each.tiles * size * each.steps * (each.left + each.right)) for each in phases)
 
 
-def operand_bytes(kernel: Kernel, shape: Shape) -> int:
+def operand_bytes(kernel: TileKernel, shape: Shape) -> int:
     """Bytes that wgmma reads from shared memory: instructions of 64 rows, a product at a time.
 
     Left operands that are in registers already are not read.
@@ -139,7 +144,7 @@ class Share:
     reduction: Range
 
 
-def layout(kernel: Kernel, shape: Shape) -> tuple[Share, ...]:
+def layout(kernel: TileKernel, shape: Shape) -> tuple[Share, ...]:
     """Find the share of each CTA of the first cluster, of one candidate.
 
     Ranks count along the cluster's first axis, then along its second one, as the schedule rules
@@ -152,8 +157,8 @@ def layout(kernel: Kernel, shape: Shape) -> tuple[Share, ...]:
     )
 
 
-def _share(kernel: Kernel, shape: Shape, phase: int, cta: int) -> Share:
-    row, column, part = _place(kernel, phase, cta)
+def _share(kernel: TileKernel, shape: Shape, phase: int, cta: int) -> Share:
+    row, column, part = kernel.tile_of(phase, cta)
     found = kernel.phases(shape)[phase]
     summed = shape.n if phase else shape.k
     width = shape.l if phase else shape.n
@@ -165,21 +170,6 @@ def _share(kernel: Kernel, shape: Shape, phase: int, cta: int) -> Share:
         _range(column, int(found.columns), width),
         _range(part, step, summed),
     )
-
-
-def _place(kernel: Kernel, phase: int, cta: int) -> tuple[int, int, int]:
-    """Row and column of a CTA's tile, and its share of the reduction."""
-    if isinstance(kernel, ClusteredKernel):
-        return 0, cta, 0
-    if isinstance(kernel, RegisterKernel):
-        return (0, 0, cta) if phase else (0, cta, 0)
-    size = int(kernel.size)
-    first, second = cta % size, cta // size
-    if kernel.split2 if phase else kernel.split:
-        return 0, second, first
-    if phase or kernel.stacked:
-        return first, second, 0
-    return 0, cta, 0
 
 
 def _range(index: int, size: int, extent: int) -> Range:
@@ -205,7 +195,7 @@ class Place:
 
 
 def places(
-    chain: Chain, kernel: Kernel | None, shape: Shape, rooms: Sequence[Memory], device: Device
+    chain: Chain, kernel: TileKernel | None, shape: Shape, rooms: Sequence[Memory], device: Device
 ) -> tuple[Place, ...]:
     """Find where every tensor of a chain lives, in the order in which they are used.
 
@@ -250,26 +240,14 @@ def _ring(room: Memory | None, side: str) -> str:
     return f"through L2 and a ring of {stages} {side} tiles in shared memory"
 
 
-def _between(kernel: Kernel | None, shape: Shape, size: int, device: Device) -> tuple[str, str]:
+def _between(kernel: TileKernel | None, shape: Shape, size: int, device: Device) -> tuple[str, str]:
     """Level of the intermediate, and how it gets there."""
-    if isinstance(kernel, RegisterKernel):
-        width = int(kernel.width(shape))
-        return "registers", f"{width} columns in the CTA that made them and multiplies them"
-    if isinstance(kernel, ClusteredKernel):
-        held = int(kernel.rows * kernel.share(shape)) * shape.item
-        size = int(kernel.size)
-        if size == 1:
-            return "shared", f"{held} bytes of the CTA that made them"
-        return "dsm", f"{held} bytes of each of {size} CTAs, which push their slices to the others"
-    if kernel is not None and kernel.family == "l2":
-        return "l2", "stored by the first phase, read by the second when a flag says so"
-    whose = "a kernel" if kernel is None else "the first kernel"
-    # What L2 has no room for goes to memory and comes back.
-    level = "l2" if size <= device.l2_bytes // 2 else "hbm"
-    return level, f"stored by {whose}, read by the next"
+    if kernel is None:
+        return cached_level(size, device), "stored by a kernel, read by the next"
+    return kernel.intermediate(shape, size, device)
 
 
-def _sums(kernel: Kernel, shape: Shape, index: int, name: str) -> list[Place]:
+def _sums(kernel: TileKernel, shape: Shape, index: int, name: str) -> list[Place]:
     """Places of the sums of a product, and of partial sums that are exchanged."""
     phase = kernel.phases(shape)[index]
     tile = int(phase.rows * phase.columns) * phase.products * 4
@@ -278,7 +256,7 @@ def _sums(kernel: Kernel, shape: Shape, index: int, name: str) -> list[Place]:
     if split > 1:
         text = f"{split} CTAs send slices of their sums to each other"
         found.append(Place(name, "sums", int(phase.received), "dsm", text))
-    elif last and isinstance(kernel, (RegisterKernel, ClusteredKernel)) and kernel.parts > 1:
-        text = f"{int(kernel.parts)} parts store theirs, and each adds a slice of all"
+    elif last and kernel.added_parts > 1:
+        text = f"{int(kernel.added_parts)} parts store theirs, and each adds a slice of all"
         found.append(Place(name, "sums", tile, "l2", text))
     return found

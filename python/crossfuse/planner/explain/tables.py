@@ -11,7 +11,7 @@ from crossfuse.planner.choice import Choice, Runner
 from crossfuse.planner.cost.terms import told
 from crossfuse.planner.explain.levels import LEVELS, Level, Place, Range, Share, size_text
 from crossfuse.planner.families import EAGER
-from crossfuse.planner.kernels.every import Resources
+from crossfuse.planner.kernels.kernel import Resources
 from crossfuse.planner.space.count import Step
 from crossfuse.schema import parse
 
@@ -28,7 +28,7 @@ PROVISIONAL = "rates of this device are provisional: not all of them were measur
 
 @dataclass(frozen=True)
 class Usage:
-    """Resources of a kernel beyond `crossfuse.planner.kernels.every.Resources`."""
+    """Resources of a kernel beyond `crossfuse.planner.kernels.kernel.Resources`."""
 
     #: Bytes of a CTA's shared memory by use; they add up to all of it.
     shared: Mapping[str, int]

@@ -3,22 +3,69 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from crossfuse.hardware import Device
+import numpy as np
+
+from crossfuse.hardware import WARPGROUP, Device
 from crossfuse.planner.counts import Count, Flag, ceil_div, choose
-from crossfuse.planner.kernels.memory import resident
+from crossfuse.planner.kernels.arrays import NOTHING
+from crossfuse.planner.kernels.memory import Memory, memory, resident
 from crossfuse.planner.kernels.phase import Phase, copies_of, left_tile, right_tile, stored
 from crossfuse.planner.kernels.shape import Shape, TileRule, all_kept, has_equal_shares
 
+if TYPE_CHECKING:
+    from crossfuse.planner.cost.estimate import Work
+    from crossfuse.planner.cost.loop import Clock
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Resources of the device that one kernel of a candidate takes."""
+
+    #: CTAs of the grid, and of a cluster.
+    ctas: int
+    cluster: int
+    #: Of a CTA: warpgroups that multiply, and one that loads.
+    threads: int
+    #: Of a CTA.
+    shared_bytes: int
+    #: Stages of the rings.
+    left_stages: int
+    right_stages: int
+    #: Float32 registers of a thread that the widest phase sums in.
+    sums: int
+    #: SMs that have a CTA at the same time.
+    busy: int
+
 
 class TileKernel(ABC):
-    """Tiles of one candidate, or of many: frozen dataclasses of counts, one for each family."""
+    """Tiles of one candidate, or of many: frozen dataclasses of counts, one for each family.
 
-    @property
+    A field that is the same for all kernels of a family has metadata ``fixed``.
+    """
+
+    #: Name of the family.
+    family: ClassVar[str]
+
+    @classmethod
     @abstractmethod
-    def family(self) -> str:
-        """Name of the family."""
+    def possible(cls, shape: Shape, given: Mapping[str, int] = NOTHING) -> TileKernel:
+        """List all tiles of a shape before any rule, as arrays.
+
+        Fields of the tiles that are `given` are not tried but fixed, where intermediates lie in
+        parts.
+        """
+
+    @classmethod
+    @abstractmethod
+    def read(cls, tiles: Mapping[str, Any]) -> TileKernel:
+        """Make a kernel of the fields of its rule's tiles, the inverse of `tiles`.
+
+        All that divide the chain must be given, else `crossfuse.schema.Damaged` is raised.
+        """
 
     @property
     @abstractmethod
@@ -49,6 +96,81 @@ class TileKernel(ABC):
     def tiles(self) -> dict[str, Any]:
         """Fields of the rule's tiles, of one candidate."""
 
+    @property
+    def added_parts(self) -> Count:
+        """Partial sums of the output that CTAs store and add through L2; 1 where none are."""
+        return 1
+
+    @abstractmethod
+    def spend(self, work: Work, clock: Clock) -> None:
+        """Add the terms of the estimate between the start and the last store."""
+
+    @abstractmethod
+    def tile_of(self, phase: int, cta: int) -> tuple[int, int, int]:
+        """Row and column of a CTA's tile in the first cluster, and its share of the reduction."""
+
+    @abstractmethod
+    def intermediate(self, shape: Shape, size: int, device: Device) -> tuple[str, str]:
+        """Level of the intermediate of `size` bytes, and how it gets there in words."""
+
+    # Resources, and the bytes that move between levels.
+
+    def memories(self, shape: Shape, device: Device) -> tuple[Memory, ...]:
+        """Shared memory of each launched kernel."""
+        kernels = self.kernels(shape)
+        return tuple(memory(each, device, waits=self.added_parts > 1) for each in kernels)
+
+    def fits(self, shape: Shape, device: Device) -> Flag:
+        """Whether each launched kernel has shared memory for two stages of each ring."""
+        found: Flag = True
+        for each in self.memories(shape, device):
+            found = found & np.asarray(each.fits, bool)
+        return found
+
+    def resources(self, shape: Shape, device: Device) -> tuple[Resources, ...]:
+        """Resources of each launched kernel, of one candidate."""
+        size = int(self.cluster)
+        found = []
+        launched = self.clusters(shape, device)
+        rooms = self.memories(shape, device)
+        for phases, clusters, room in zip(self.kernels(shape), launched, rooms, strict=True):
+            found.append(
+                Resources(
+                    int(clusters) * size,
+                    size,
+                    WARPGROUP * (int(phases[0].warpgroups) + 1),
+                    int(room.size),
+                    int(room.left),
+                    int(room.right),
+                    max(int(each.sums) for each in phases),
+                    min(int(clusters), int(resident(device, size))) * size,
+                )
+            )
+        return tuple(found)
+
+    def moved_bytes(self, shape: Shape) -> dict[str, int]:
+        """Bytes that one candidate moves through L2, and between the CTAs of clusters.
+
+        Tiles count whole, even where they reach beyond a tensor, since whole ones are loaded.
+        """
+        size = int(self.cluster)
+        l2 = shape.m * (shape.l or shape.n) * shape.out + self.stored_bytes(shape)
+        dsm = 0
+        for phase in self.phases(shape):
+            ctas = int(phase.tiles) * size
+            left = phase.left / phase.left_sharers
+            right = phase.right / phase.right_sharers
+            l2 += int(ctas * phase.steps * (left + right))
+            if phase.gathers:
+                dsm += ctas * (size - 1) * int(phase.rows * phase.columns) * shape.item
+            if phase.split > 1:
+                dsm += ctas * int(phase.received * (phase.split - 1) / phase.split)
+        return {"l2": l2, "dsm": dsm}
+
+    @abstractmethod
+    def stored_bytes(self, shape: Shape) -> int:
+        """Bytes of what passes from phase to phase, or part to part, through L2."""
+
 
 # Kernels of one launch whose intermediate never leaves its cluster, in parts of its columns.
 #
@@ -78,6 +200,14 @@ class PartedKernel(TileKernel):
     def clusters(self, shape: Shape, device: Device) -> tuple[Count, ...]:
         """Clusters that the kernel is launched with: one for each tile."""
         return (self.tile_count(shape),)
+
+    def stored_bytes(self, shape: Shape) -> int:
+        """Bytes of partial sums: each part stores its own, and all of them are read once."""
+        if self.added_parts == 1:
+            return 0
+        second = self.phases(shape)[-1]
+        rows = min(int(second.rows), shape.m)
+        return 2 * int(second.tiles) * int(self.size) * rows * int(second.columns) * 4
 
     def has_room(self, shape: Shape, device: Device) -> Flag:
         """Whether clusters that wait for each other all run at once."""

@@ -163,3 +163,11 @@ def resident(device: Device, size: Count) -> Count:
 def _table(device: Device) -> np.ndarray:
     sizes = range(1, device.max_cluster + 1)
     return np.array([device.sms, *map(device.resident_clusters, sizes), 1], np.float64)
+
+
+def cached_level(size: int, device: Device) -> str:
+    """Level of a tensor that one kernel stores and the next reads.
+
+    What L2 has no room for goes to memory and comes back.
+    """
+    return "l2" if size <= device.l2_bytes // 2 else "hbm"

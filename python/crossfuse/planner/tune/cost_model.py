@@ -20,7 +20,7 @@ from crossfuse.files import read_bytes, read_text
 from crossfuse.planner.cost.estimate import estimate
 from crossfuse.planner.cost.trees import NAMES
 from crossfuse.planner.cost.trees import features as features_of
-from crossfuse.planner.kernels.every import memories, select
+from crossfuse.planner.kernels.arrays import select
 from crossfuse.planner.tune.kernel_space import KernelSpace
 from crossfuse.planner.tune.space import Space
 from crossfuse.schema import Between, Damaged, read
@@ -39,7 +39,7 @@ def features(space: Space, points: Sequence[int] | np.ndarray) -> np.ndarray:
     shape, device = space.shape, space.device
     for group, here in space.by_group(given):
         kernel = select(group.kernels, given[here] - group.first)
-        room = memories(kernel, shape, device)[-1]
+        room = kernel.memories(shape, device)[-1]
         times = estimate(kernel, shape, device, space.rates, room)
         found[here] = features_of(kernel, shape, device, times, room)
     return found

@@ -1,6 +1,6 @@
 """All kernels of a chain as points, with the steps that lead from one to the next.
 
-A point is a number. Points of a family are the legal tiles of `crossfuse.planner.kernels.every`;
+A point is a number. Points of a family are the legal tiles of their families;
 along each field of the tiles a step goes to the next value up or down, or on and off. Where no
 legal tiles differ in that field alone, the step goes to the nearest ones that do::
 
@@ -23,12 +23,19 @@ import numpy as np
 from crossfuse.cascade.rewrite.tiles import RESIDENCES
 from crossfuse.errors import PlanRefused, RefusedError, refuse
 from crossfuse.hardware import Device
-from crossfuse.planner.cascade.kernel import Tiles
 from crossfuse.planner.cascade.shape import CascadeShape
-from crossfuse.planner.cascade.space import Timed, read_tiles, tile_fields, timed
 from crossfuse.planner.cost.estimate import corrected
 from crossfuse.planner.cost.rates import Rates
-from crossfuse.planner.kernels.every import Kernel, every, families, read_kernel, select
+from crossfuse.planner.families.cascade import Timed
+from crossfuse.planner.families.registry import (
+    CASCADE_FAMILIES,
+    cascade_families,
+    families,
+    read_kernel,
+    read_tiles,
+)
+from crossfuse.planner.kernels.arrays import select
+from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.shape import Shape
 from crossfuse.planner.tune.space import Group, Space
 
@@ -54,7 +61,7 @@ class KernelSpace(Space):
         ]
         return np.concatenate(found)
 
-    def kernel(self, point: int) -> Kernel:
+    def kernel(self, point: int) -> TileKernel:
         """Kernel of one point, of plain numbers."""
         group = self.group(point)
         return select(group.kernels, int(point) - group.first)
@@ -84,9 +91,9 @@ def space_of(
     groups: list[Group] = []
     first = 0
     for family in families(shape):
-        if only and family not in only:
+        if only and family.name not in only:
             continue
-        group = Group(family, every(family, shape, device), first)
+        group = Group(family.name, family.every(shape, device), first, family.second)
         if group.size:
             groups.append(group)
             first += group.size
@@ -104,13 +111,6 @@ def space_of(
 
 # All kernels of a cascade as points of a search, the best by the estimate first.
 
-#: Fields of tiles that are searched; the others are chosen with them.
-_AXES = {
-    "stream": ("threads", "unroll", "cluster", "rows", "resident"),
-    "tiles": ("rows", "elements", "cluster"),
-    "rows": ("rows", "columns", "cluster", "split", "across", "chunk"),
-}
-
 
 @dataclass(frozen=True)
 class CascadeSpace(Space):
@@ -120,7 +120,7 @@ class CascadeSpace(Space):
     device: Device
     rates: Rates
     #: The points, and their estimated microseconds.
-    listed: tuple[Tiles, ...]
+    listed: tuple[Any, ...]
     times: tuple[float, ...]
     #: Families that have points.
     groups: tuple[Group, ...]
@@ -137,16 +137,17 @@ class CascadeSpace(Space):
         return np.array(list(merge(*ranks, key=lambda point: self.times[point])))
 
     @cached_property
-    def _numbers(self) -> dict[Tiles, int]:
+    def _numbers(self) -> dict[Any, int]:
         return {each: number for number, each in enumerate(self.listed)}
 
     def tiles(self, point: int) -> tuple[str, dict[str, Any]]:
         """Family and tiles, as `crossfuse.planner.cascade.plan.CascadePlan` names them."""
-        return self.group(int(point)).family, tile_fields(self.listed[int(point)])
+        family = CASCADE_FAMILIES[self.group(int(point)).family]
+        return family.name, family.fields(self.listed[int(point)])
 
     def find(self, family: str, tiles: Mapping[str, Any]) -> int | None:
         """Find the point of some tiles; None where they are not among the points."""
-        if family not in self.shape.families:
+        if family not in (each.name for each in cascade_families(self.shape)):
             return None
         try:
             return self._numbers.get(read_tiles(family, tiles))
@@ -156,20 +157,21 @@ class CascadeSpace(Space):
 
 def cascade_space_of(shape: CascadeShape, device: Device, rates: Rates) -> CascadeSpace:
     """List the kernels of a cascade; refused if no tiles fit."""
-    found: list[Timed] = []
+    found: list[Timed[Any]] = []
     groups: list[Group] = []
-    for family in shape.families:
-        _, of_family = timed(shape, device, rates, family)
+    families = cascade_families(shape)
+    for family in families:
+        _, of_family = family.timed(device, rates)
         if of_family:
-            columns = _columns(family, [tiles for _, tiles in of_family])
-            groups.append(Group(family, columns, len(found)))
+            columns = _columns(family.axes, [tiles for _, tiles in of_family])
+            groups.append(Group(family.name, columns, len(found), family.second))
             found += of_family
     if not found:
         raise refuse(
             PlanRefused,
             "kernel-space",
             shape.name,
-            found=f"no tiles of {' or '.join(shape.families)} that fit",
+            found=f"no tiles of {' or '.join(each.name for each in families)} that fit",
             limit=f"the shared memory and registers of {device.name}",
             instead="split the cascade, or leave it to a library",
         )
@@ -177,10 +179,10 @@ def cascade_space_of(shape: CascadeShape, device: Device, rates: Rates) -> Casca
     return CascadeSpace(shape, device, rates, listed, times, tuple(groups))
 
 
-def _columns(family: str, listed: Sequence[Tiles]) -> Any:
+def _columns(axes: Sequence[str], listed: Sequence[Any]) -> Any:
     """Convert the fields that are searched to arrays; places of elements as their number."""
-    kind = make_dataclass("Columns", _AXES[family], frozen=True)
-    rows = [[_number(getattr(tiles, name)) for name in _AXES[family]] for tiles in listed]
+    kind = make_dataclass("Columns", axes, frozen=True)
+    rows = [[_number(getattr(tiles, name)) for name in axes] for tiles in listed]
     return kind(*np.array(rows, np.float64).T)
 
 

@@ -4,27 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from crossfuse.planner.kernels.every import count
-
-#: Fields that are the same for all kernels of a family.
-_FIXED = ("place", "multiple")
-#: Fields that divide the second phase: a crossover takes them from the other parent.
-_SECOND = {
-    "registers": ("columns",),
-    "dsm": ("parts",),
-    "l2": ("columns2", "split2"),
-    "global": ("columns2", "split2"),
-    "gemm": ("columns",),
-    "stream": ("unroll", "resident"),
-    "tiles": ("elements", "cluster"),
-    "rows": ("columns",),
-}
+from crossfuse.planner.kernels.arrays import axes, count
 
 
 class Move(NamedTuple):
@@ -44,6 +30,8 @@ class Group:
     kernels: Any
     #: Number of the first point.
     first: int
+    #: Fields that divide the second phase: a crossover takes them from the other parent.
+    second: tuple[str, ...] = ()
 
     @cached_property
     def size(self) -> int:
@@ -53,7 +41,7 @@ class Group:
     @cached_property
     def axes(self) -> tuple[str, ...]:
         """Fields of the tiles that can differ."""
-        return tuple(each.name for each in fields(self.kernels) if each.name not in _FIXED)
+        return axes(self.kernels)
 
     @cached_property
     def values(self) -> np.ndarray:
@@ -190,8 +178,7 @@ class Space(ABC):
         group, second = self.group(one), self.group(other)
         wanted = group.fields_of(one - group.first)
         given = second.fields_of(other - second.first)
-        names = _SECOND[group.family]
-        wanted |= {name: value for name, value in given.items() if name in names}
+        wanted |= {name: value for name, value in given.items() if name in group.second}
         found = group.nearest(wanted)
         assert found is not None
         return found + group.first

@@ -23,9 +23,9 @@ from crossfuse.hardware import Device
 from crossfuse.planner.cascade.plan import ranked_cascade, tried
 from crossfuse.planner.cascade.rows_space import RowsTiles
 from crossfuse.planner.cascade.shape import cascade_shape
-from crossfuse.planner.cascade.space import read_tiles
 from crossfuse.planner.families import EAGER, ROWS, STREAM
 from crossfuse.planner.families import TILES as OF_TILES
+from crossfuse.planner.families.registry import read_tiles
 from crossfuse.relax.calls import with_plan
 from crossfuse.relax.cascades.found import (
     ROWS_FIRST,

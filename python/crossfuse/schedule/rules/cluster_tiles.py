@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from crossfuse.blocks.chain import Chain
 from crossfuse.calls import checked
-from crossfuse.planner.kernels.clustered import SLICE, ClusteredKernel
+from crossfuse.planner.families.dsm import SLICE, ClusteredKernel
 from crossfuse.planner.kernels.shape import shape_of_blocks
 from crossfuse.schedule.rules.parted_tiles import PartedTiles
 from crossfuse.schema import Tile
@@ -18,7 +18,7 @@ from crossfuse.schema import Tile
 class ClusterTiles(PartedTiles):
     """How a chain is divided over clusters. Zero means: choose."""
 
-    family: ClassVar[str] = "dsm"
+    kind: ClassVar[type[ClusteredKernel]] = ClusteredKernel
     rule: ClassVar[str] = "cluster-tiles"
     instead: ClassVar[str] = "leave tiles open, or keep the intermediate in L2 (schedule_tiled_ffn)"
     #: Rows of a cluster's tile: 64 for each warpgroup that multiplies.

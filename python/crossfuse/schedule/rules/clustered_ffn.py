@@ -12,7 +12,7 @@ from crossfuse.blocks.scheduled import read_of
 from crossfuse.calls import AnyFunction, checked
 from crossfuse.hardware import Device, device
 from crossfuse.markers import ACCUMULATE, DSM_COPY
-from crossfuse.planner.kernels.clustered import SLICE
+from crossfuse.planner.families.dsm import SLICE
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.pipelined import (

@@ -11,8 +11,8 @@ from crossfuse.blocks.scheduled import name_of
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.counts import Flag
-from crossfuse.planner.kernels.clustered import ClusteredKernel
-from crossfuse.planner.kernels.registers import RegisterKernel
+from crossfuse.planner.families.dsm import ClusteredKernel
+from crossfuse.planner.families.registers import RegisterKernel
 from crossfuse.planner.kernels.shape import shape_of_blocks
 
 Tiles = TypeVar("Tiles", bound="PartedTiles")
@@ -21,8 +21,8 @@ Tiles = TypeVar("Tiles", bound="PartedTiles")
 class PartedTiles(ABC):
     """Tiles of one launch, as dataclasses of the rule's extents. Zero means: choose."""
 
-    #: Family of the kernels, see `crossfuse.planner.families`.
-    family: ClassVar[str]
+    #: The planner's kernels of these tiles.
+    kind: ClassVar[type[ClusteredKernel] | type[RegisterKernel]]
     #: Name of the rule in refusals.
     rule: ClassVar[str]
     #: Alternative that refusals suggest where no division fits.
@@ -63,7 +63,7 @@ class PartedTiles(ABC):
         given = {name: each for name, each in wanted.items() if each and name != "stages"}
         least = 2 if several and not self.parts else 1
         found = fill_tiles(
-            self.family,
+            self.kind,
             shape_of_blocks(chain),
             device,
             given,

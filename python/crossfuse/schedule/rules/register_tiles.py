@@ -8,7 +8,7 @@ from typing import ClassVar
 from crossfuse.blocks.chain import Chain
 from crossfuse.calls import checked
 from crossfuse.planner.counts import Flag
-from crossfuse.planner.kernels.registers import REGISTERS, STEP, RegisterKernel
+from crossfuse.planner.families.registers import REGISTERS, STEP, RegisterKernel
 from crossfuse.schedule.rules.parted_tiles import PartedTiles
 from crossfuse.schema import Tile
 
@@ -22,7 +22,7 @@ _MAKING = 160
 class RegisterTiles(PartedTiles):
     """How a chain is divided over CTAs. Zero means: choose."""
 
-    family: ClassVar[str] = "registers"
+    kind: ClassVar[type[RegisterKernel]] = RegisterKernel
     rule: ClassVar[str] = "register-tiles"
     instead: ClassVar[str] = (
         "leave tiles open, or keep the intermediate in the cluster (schedule_clustered_ffn) or in "

@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Any
 from crossfuse import _tvm as ir
 from crossfuse.blocks.chain import read_last_product
 from crossfuse.calls import Whole, checked
+from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.rewrite.row_chunks import RowChunks, chunked_rows, row_chunks
-from crossfuse.cascade.rewrite.rows_first import RowsFirst, joined
+from crossfuse.cascade.rewrite.rows_first import RowsFirst, joined, rows_first
 from crossfuse.cascade.rewrite.streaming import streaming
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.rewrite.work import work_of
+from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import WARP, WARPGROUP, Device, device
-from crossfuse.planner.kernels.every import read_kernel
+from crossfuse.planner.cascade.rows_space import RowsTiles
+from crossfuse.planner.families import ROWS
+from crossfuse.planner.families.gemm import GemmKernel
 from crossfuse.planner.kernels.shape import shape_of_blocks
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.stream import bind_stream
@@ -113,6 +117,31 @@ def schedule_rows_gemm(
     return sch
 
 
+def rows_before_product(func: Any, tiles: RowsTiles, constant: bool) -> Any:
+    """Schedule a function as rows, and the product that reads them, in tiles of a plan."""
+    from crossfuse.schedule.cascades import only_site
+
+    parts = rows_first(func)
+    if parts is None:
+        raise refuse(
+            ScheduleRefused,
+            "plan",
+            f"family '{ROWS}'",
+            found="a function whose last product reads no rows that a cascade makes",
+            limit="a norm or a quantiser of rows, and a product of them and weights",
+            instead="plan this function, which leaves the family out",
+        )
+    rows = only_site(parts.rows)
+    return schedule_rows_gemm(
+        parts,
+        rows,
+        derive(rows.cascade),
+        tiles=TensorTiles(**tiles.product),
+        chunk=tiles.chunk,
+        constant_weights=constant,
+    )
+
+
 def _by_chunks(parts: RowsFirst, chunks: RowChunks, tiles: TensorTiles | None) -> Any:
     """Schedule rows that are made chunk by chunk."""
     sch = ir.Schedule(joined(*chunked_rows(parts, chunks)))
@@ -128,7 +157,7 @@ def _warpgroups(product: Any, tiles: TensorTiles | None, target: str | Device | 
     sch = ir.Schedule(product)
     chain = read_last_product(sch)
     chosen = (tiles or TensorTiles()).complete(sch, chain)
-    kernel = read_kernel("gemm", asdict(chosen))
+    kernel = GemmKernel.read(asdict(chosen))
     (phase,) = kernel.phases(shape_of_blocks(chain))
     (clusters,) = kernel.clusters(shape_of_blocks(chain), device(target))
     return int(clusters * kernel.cluster * phase.warpgroups)

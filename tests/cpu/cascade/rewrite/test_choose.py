@@ -12,8 +12,8 @@ from crossfuse.emulate.cuda import emulate
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
 from crossfuse.planner.cascade.shape import cascade_shape
-from crossfuse.planner.cascade.space import in_order
 from crossfuse.planner.cost.rates import rates_of
+from crossfuse.planner.families.registry import cascade_families
 from crossfuse.runtime.cubin import compile_cubin
 
 #: What is counted of packaged cascades.
@@ -67,7 +67,8 @@ COUNTED = {
 def best(name: str, rows: int, length: int, dtype: str = "float32") -> StreamTiles:
     site = site_of(name, rows, length, dtype)
     target = device("nvidia-h100")
-    _, found = in_order(cascade_shape(site, derive(site.cascade)), target, rates_of(target))
+    (family,) = cascade_families(cascade_shape(site, derive(site.cascade)))
+    _, found = family.in_order(target, rates_of(target))
     assert isinstance(found[0], StreamTiles)
     return found[0]
 

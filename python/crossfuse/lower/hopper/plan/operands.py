@@ -20,8 +20,8 @@ from crossfuse.lower.hopper.program.tile import (
 from crossfuse.lower.hopper.program.tile_program import Contraction, TileProgram
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
+from crossfuse.planner.families.registers import REGISTERS, REGISTERS_OF_THREE
 from crossfuse.planner.kernels.boxes import ROW_BYTES, box_columns
-from crossfuse.planner.kernels.registers import REGISTERS, REGISTERS_OF_THREE
 
 #: Most rows of a box. PTX ISA, cp.async.bulk.tensor.
 MAX_BOX = 256

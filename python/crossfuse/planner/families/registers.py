@@ -1,4 +1,4 @@
-"""Kernels whose intermediate stays in the registers of its CTA.
+"""Family ``registers``: kernels whose intermediate stays in the registers of its CTA.
 
 The tiles of `crossfuse.schedule.rules.register_tiles`: a CTA makes the columns of the intermediate
 that it multiplies; parts are summed by a cluster through DSM, or through L2.
@@ -6,13 +6,28 @@ that it multiplies; parts are summed by a cluster through DSM, or through L2.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from crossfuse.hardware import Device
+from crossfuse.planner.cost.estimate import Work
+from crossfuse.planner.cost.loop import Clock
 from crossfuse.planner.counts import Count, Flag, ceil_div, choose, least
+from crossfuse.planner.families.family import ChainFamily, Placement
+from crossfuse.planner.kernels.arrays import (
+    NOTHING,
+    PARTS,
+    ROWS,
+    column_options,
+    given_or,
+    grid,
+    read_extents,
+    row_options,
+    select,
+)
 from crossfuse.planner.kernels.kernel import PartedKernel
 from crossfuse.planner.kernels.phase import Phase, sums_received, widest_of
 from crossfuse.planner.kernels.shape import Shape, TileRule, rows_in_parts
@@ -30,6 +45,7 @@ REGISTERS_OF_THREE = 112
 class RegisterKernel(PartedKernel):
     """Tiles of one candidate, or of many."""
 
+    family: ClassVar[str] = "registers"
     #: Rows of a CTA's tiles: 64 for each warpgroup.
     rows: Count
     #: Columns of a tile of the output.
@@ -39,10 +55,28 @@ class RegisterKernel(PartedKernel):
     #: CTAs of a cluster: 1, or as many as parts.
     size: Count
 
+    @classmethod
+    def possible(cls, shape: Shape, given: Mapping[str, int] = NOTHING) -> RegisterKernel:
+        """List all tiles: parts are summed through L2, or by a cluster of as many CTAs."""
+        rows, columns, parts, clustered = grid(
+            given_or(given, "rows", row_options(shape, ROWS[:3])),
+            given_or(given, "columns", column_options(shape.l)),
+            given_or(given, "parts", PARTS),
+            (0.0, 1.0),
+        )
+        found = cls(rows, columns, parts, np.where(clustered > 0, parts, 1.0))
+        found = select(found, ~((clustered > 0) & (parts == 1)))
+        return select(found, found.size == given["cluster"]) if "cluster" in given else found
+
+    @classmethod
+    def read(cls, tiles: Mapping[str, Any]) -> RegisterKernel:
+        """Make a kernel of the fields of `RegisterTiles`."""
+        return cls(*read_extents(tiles, "rows", "columns", "parts", "cluster"))
+
     @property
-    def family(self) -> str:
-        """Name of the family."""
-        return "registers"
+    def added_parts(self) -> Count:
+        """Parts that are summed through L2; those of a cluster are through DSM."""
+        return choose(self.size > 1, 1, self.parts)
 
     def tile_count(self, shape: Shape) -> Count:
         """Tiles of the output, each once for every part; a cluster makes one, or all its parts."""
@@ -124,3 +158,39 @@ class RegisterKernel(PartedKernel):
             "cluster": self.size,
         }
         return {name: int(each) for name, each in names.items()}
+
+    def spend(self, work: Work, clock: Clock) -> None:
+        """Add both loops, without anything between them, and the sums of parts."""
+        first, second = self.phases(work.shape)
+        weights = work.shape.weight_bytes
+        work.begin_anew(clock, first)
+        work.run(clock, first, work.load(weights[0]))
+        ahead = work.ahead(second, work.epilogue(first))
+        work.run(clock, second, work.load(weights[1], ahead))
+        work.exchange(clock, second)
+        work.sums(clock, second, self.added_parts)
+
+    def tile_of(self, phase: int, cta: int) -> tuple[int, int, int]:
+        """Parts of the columns, which are then parts of the reduction."""
+        return (0, 0, cta) if phase else (0, cta, 0)
+
+    def intermediate(self, shape: Shape, size: int, device: Device) -> tuple[str, str]:
+        """It stays where it is made."""
+        width = int(self.width(shape))
+        return "registers", f"{width} columns in the CTA that made them and multiplies them"
+
+
+FAMILY = ChainFamily(
+    RegisterKernel,
+    "intermediate in the registers of its CTA",
+    products=2,
+    rule="register_ffn.schedule_register_ffn",
+    tiles={"tiles": "register_tiles.RegisterTiles"},
+    options=("unordered",),
+    placements={
+        "registers": Placement(
+            "the fused kernel with the intermediate, or state, in the registers of its CTA"
+        )
+    },
+    second=("columns",),
+)

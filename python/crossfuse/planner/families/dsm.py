@@ -1,4 +1,4 @@
-"""Kernels whose intermediate stays in the shared memory of a cluster.
+"""Family ``dsm``: kernels whose intermediate stays in the shared memory of a cluster.
 
 The tiles of `crossfuse.schedule.rules.cluster_tiles`: a cluster makes a part of the intermediate's
 columns, each CTA a slice of it; all gather all slices through DSM, and multiply a slice of the
@@ -7,14 +7,29 @@ output each. Several parts are summed through L2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from math import gcd, lcm
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from crossfuse.hardware import Device
-from crossfuse.planner.counts import Count, Flag, ceil_div, least
+from crossfuse.planner.cost.estimate import Work
+from crossfuse.planner.cost.loop import Clock, turns_of
+from crossfuse.planner.cost.rates import at
+from crossfuse.planner.counts import Count, Flag, ceil_div, choose, least
+from crossfuse.planner.families.family import ChainFamily, Placement
+from crossfuse.planner.kernels.arrays import (
+    CLUSTERS,
+    NOTHING,
+    PARTS,
+    ROWS,
+    given_or,
+    grid,
+    read_extents,
+    row_options,
+)
 from crossfuse.planner.kernels.kernel import PartedKernel
 from crossfuse.planner.kernels.phase import Phase, hold_both
 from crossfuse.planner.kernels.shape import Shape, TileRule, rows_in_parts
@@ -24,6 +39,8 @@ from crossfuse.planner.kernels.shape import Shape, TileRule, rows_in_parts
 SLICE, STEP = 16, 64
 #: Columns that tiles of the output are multiples of.
 BOX = 8
+#: Float32 sums of a thread from which on ptxas may spill some, and where it spills most.
+SPILLS = (212, 240)
 #: Most bytes of the intermediate in a CTA: tiles have to fit beside it.
 MAX_GATHERED = 128 << 10
 
@@ -32,6 +49,7 @@ MAX_GATHERED = 128 << 10
 class ClusteredKernel(PartedKernel):
     """Tiles of one candidate, or of many."""
 
+    family: ClassVar[str] = "dsm"
     #: Rows of a cluster's tile: 64 for each warpgroup.
     rows: Count
     #: CTAs of a cluster.
@@ -39,12 +57,27 @@ class ClusteredKernel(PartedKernel):
     #: Parts of the intermediate's columns.
     parts: Count
     #: Columns that slices are multiples of.
-    multiple: int = SLICE
+    multiple: int = field(default=SLICE, metadata={"fixed": True})
+
+    @classmethod
+    def possible(cls, shape: Shape, given: Mapping[str, int] = NOTHING) -> ClusteredKernel:
+        """List all tiles; `given` may have what slices are multiples of, too."""
+        rows, sizes, parts = grid(
+            given_or(given, "rows", row_options(shape, ROWS[:2])),
+            given_or(given, "cluster", CLUSTERS),
+            given_or(given, "parts", PARTS),
+        )
+        return cls(rows, sizes, parts, given.get("multiple", SLICE))
+
+    @classmethod
+    def read(cls, tiles: Mapping[str, Any]) -> ClusteredKernel:
+        """Make a kernel of the fields of `ClusterTiles`."""
+        return cls(*read_extents(tiles, "rows", "cluster", "parts"))
 
     @property
-    def family(self) -> str:
-        """Name of the family."""
-        return "dsm"
+    def added_parts(self) -> Count:
+        """All parts."""
+        return self.parts
 
     def tile_count(self, shape: Shape) -> Count:
         """Tiles of rows, each once for every part."""
@@ -119,6 +152,35 @@ class ClusteredKernel(PartedKernel):
         names = {"rows": self.rows, "cluster": self.size, "parts": self.parts}
         return {name: int(each) for name, each in names.items()}
 
+    def spend(self, work: Work, clock: Clock) -> None:
+        """Add both loops, the gather between them, and the sums of parts."""
+        shape, fitted, size = work.shape, work.rates.fitted, self.size
+        first, second = self.phases(shape)
+        weights = shape.weight_bytes
+        work.begin_anew(clock, first)
+        work.run(clock, first, work.load(weights[0]))
+        turns = turns_of(first, work.active)
+        slices = (size - 1) * first.rows * first.columns * shape.item
+        sent = slices / at(work.rates.measured.dsm_push, size)
+        gather = choose(size > 1, turns * (fitted.gather + sent), 0.0)
+        clock.add("gather", gather)
+        ahead = work.ahead(second, gather + work.epilogue(first))
+        work.run(clock, second, work.load(weights[1], ahead))
+        work.sums(clock, second, self.added_parts)
+        work.spills(clock, first, second, SPILLS)
+
+    def tile_of(self, phase: int, cta: int) -> tuple[int, int, int]:
+        """Slices of the columns, of the intermediate and of the output."""
+        return 0, cta, 0
+
+    def intermediate(self, shape: Shape, size: int, device: Device) -> tuple[str, str]:
+        """Every CTA of a cluster holds a whole part of it."""
+        held = int(self.rows * self.share(shape)) * shape.item
+        ctas = int(self.size)
+        if ctas == 1:
+            return "shared", f"{held} bytes of the CTA that made them"
+        return "dsm", f"{held} bytes of each of {ctas} CTAs, which push their slices to the others"
+
 
 def _multiple(multiple: int, size: Count) -> Count:
     """Columns that a slice is a multiple of, so that all slices together are whole steps."""
@@ -127,3 +189,23 @@ def _multiple(multiple: int, size: Count) -> Count:
     table = [lcm(multiple, STEP // gcd(STEP, each)) for each in range(1, 17)]
     # Of more CTAs than a cluster has, any: a rule leaves them out.
     return np.array([1, *table], np.float64)[np.minimum(size, len(table)).astype(np.int64)]
+
+
+FAMILY = ChainFamily(
+    ClusteredKernel,
+    "in the shared memory of a cluster",
+    products=2,
+    rule="clustered_ffn.schedule_clustered_ffn",
+    tiles={"tiles": "cluster_tiles.ClusterTiles"},
+    options=("ring", "bulk", "unordered"),
+    placements={
+        "dsm": Placement(
+            "the fused kernel with the intermediate in the shared memory of a cluster; of cascades "
+            "the states that its CTAs merge"
+        ),
+        "dsm-unordered": Placement(
+            "the same, partial sums of clusters added by TMA in no order", {"unordered": True}
+        ),
+    },
+    second=("parts",),
+)

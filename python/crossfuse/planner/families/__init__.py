@@ -1,0 +1,12 @@
+"""Families of kernels that compute a chain or a cascade, a file each.
+
+`crossfuse.planner.families.registry` lists them; here are the names that other code asks for.
+"""
+
+from __future__ import annotations
+
+#: Streams of threads, streams of tiles with products, and rows that a product's own kernel makes
+#: before it loads them.
+STREAM, TILES, ROWS = "stream", "tiles", "rows"
+#: Not to fuse: a library's kernels one after another, which have no tiles of ours.
+EAGER = "eager"

@@ -1,0 +1,79 @@
+"""All families of kernels, in the order in which they are listed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from crossfuse.errors import PlanRefused, refuse
+from crossfuse.planner.cascade.shape import CascadeShape
+from crossfuse.planner.families import dsm, gemm, global_memory, l2, registers
+from crossfuse.planner.families.cascade import CascadeFamily
+from crossfuse.planner.families.family import ChainFamily
+from crossfuse.planner.families.rows import Rows
+from crossfuse.planner.families.stream import Stream
+from crossfuse.planner.families.tiles import Tiles
+from crossfuse.planner.kernels.kernel import TileKernel
+from crossfuse.planner.kernels.shape import Shape
+
+#: Of chains, by name.
+FAMILIES: Mapping[str, ChainFamily] = MappingProxyType(
+    {
+        each.name: each
+        for each in (gemm.FAMILY, registers.FAMILY, dsm.FAMILY, l2.FAMILY, global_memory.FAMILY)
+    }
+)
+
+#: Of cascades, by name.
+CASCADE_FAMILIES: Mapping[str, type[CascadeFamily[Any]]] = MappingProxyType(
+    {each.name: each for each in (Stream, Tiles, Rows)}
+)
+#: Where the states of a cascade are, as `crossfuse.compile` names it: one CTA makes them; those of
+#: a cluster merge; a second kernel merges them.
+STATE_PLACES = ("registers", "dsm", "global")
+
+
+def families(shape: Shape) -> tuple[ChainFamily, ...]:
+    """Families that have kernels of a shape."""
+    return tuple(each for each in FAMILIES.values() if each.matches(shape))
+
+
+def read_kernel(family: str, given: Mapping[str, Any]) -> TileKernel:
+    """Make a kernel of the fields of its rule's tiles, the inverse of ``tiles()``.
+
+    These are `RegisterTiles`, `ClusterTiles` or `TensorTiles`; of l2 and global those of ``first``
+    and ``second``. All of them must be given, else they are refused.
+    """
+    if family not in FAMILIES:
+        raise refuse(
+            PlanRefused,
+            "kernel-family",
+            "family",
+            found=repr(family),
+            limit=", ".join(FAMILIES),
+            instead="name one of these",
+        )
+    return FAMILIES[family].read(given)
+
+
+def cascade_families(shape: CascadeShape) -> tuple[CascadeFamily[Any], ...]:
+    """Families that have kernels of a cascade."""
+    return tuple(each(shape) for each in CASCADE_FAMILIES.values() if each.matches(shape))
+
+
+def read_tiles(family: str, given: Mapping[str, Any]) -> Any:
+    """Make tiles of a cascade of their fields.
+
+    Those left out are as in the class; unknown fields and families are refused.
+    """
+    if family not in CASCADE_FAMILIES:
+        raise refuse(
+            PlanRefused,
+            "tiles",
+            "family",
+            found=repr(family),
+            limit=", ".join(CASCADE_FAMILIES),
+            instead="name one of these",
+        )
+    return CASCADE_FAMILIES[family].read(given)

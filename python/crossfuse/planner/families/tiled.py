@@ -1,0 +1,322 @@
+"""Kernels of tiles in global memory: one product, and two whose intermediate passes through it.
+
+The tiles of `crossfuse.schedule.rules.tensor_tiles`. Families say how phases follow each other::
+
+    gemm     one kernel, one phase
+    l2       one persistent kernel; the second phase waits for flags of the first
+    global   two kernels; the second begins early, and waits for all of the first
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from crossfuse.hardware import Device
+from crossfuse.planner.cost.estimate import Work
+from crossfuse.planner.cost.loop import Clock, overlapped
+from crossfuse.planner.cost.rates import Rates
+from crossfuse.planner.counts import Count, Flag, Share, ceil_div, choose, most
+from crossfuse.planner.kernels.arrays import (
+    CLUSTERS,
+    NOTHING,
+    ROWS,
+    column_options,
+    grid,
+    read_extents,
+    row_options,
+    select,
+)
+from crossfuse.planner.kernels.kernel import TileKernel
+from crossfuse.planner.kernels.memory import resident
+from crossfuse.planner.kernels.phase import (
+    Phase,
+    copies_of,
+    divides_sums,
+    left_tile,
+    right_tile,
+    stored,
+    sums_received,
+    widest_of,
+)
+from crossfuse.planner.kernels.shape import Shape, TileRule, has_equal_shares
+from crossfuse.schema import typed
+
+_T = TypeVar("_T", bound="TiledKernel")
+_C = TypeVar("_C", bound="ChainedKernel")
+
+
+@dataclass(frozen=True)
+class TiledKernel(TileKernel):
+    """Tiles of one candidate, or of many."""
+
+    #: Whether the second phase of a kernel waits for flags of the first.
+    staged: ClassVar[bool] = False
+    #: Of a tile of the first products, of each of them.
+    rows: Count
+    columns: Count
+    #: Columns of a tile of the second product; it has as many rows. 0 without one.
+    columns2: Count = 0
+    #: CTAs of a cluster along its first axis.
+    size: Count = 1
+    #: Tiles side by side in a cluster, each by `size` CTAs.
+    across: Count = 1
+    #: Whether clusters of the first phase stand along the rows, and share weights; else they lie
+    #: along the columns, and share rows of A.
+    stacked: Flag = False
+    #: Whether the CTAs of a cluster sum a part of the reduction each, in either phase.
+    split: Flag = False
+    split2: Flag = False
+
+    @classmethod
+    def possible(cls: type[_T], shape: Shape, given: Mapping[str, int] = NOTHING) -> _T:
+        """List all tiles; a cluster of one CTA is the same however it lies."""
+        flags = (0.0, 1.0)
+        kernel = cls(
+            *grid(
+                row_options(shape, ROWS),
+                column_options(shape.n),
+                column_options(shape.l) if shape.l else (0.0,),
+                CLUSTERS,
+                (1.0, 2.0, 4.0),
+                flags,
+                flags if cls.may_split(shape) else flags[:1],
+                flags if shape.l else flags[:1],
+            )
+        )
+        named: Any = {each: getattr(kernel, each) > 0 for each in ("stacked", "split", "split2")}
+        kernel = replace(kernel, **named)
+        single = (kernel.size == 1) & (kernel.stacked | kernel.split | kernel.split2)
+        return select(kernel, ~single)
+
+    @classmethod
+    def may_split(cls, shape: Shape) -> bool:
+        """Whether the reduction of the first products may be split over a cluster."""
+        return shape.products == 1 and not cls.staged
+
+    @classmethod
+    def read_first(cls: type[_T], first: Mapping[str, Any]) -> _T:
+        """Make a kernel of `TensorTiles` of the first products."""
+        rows, columns, split, cluster, across = read_extents(
+            first, "rows", "columns", "split", "cluster", "across"
+        )
+        size = max(split, cluster)
+        return cls(rows, columns, size=size, across=across, split=split > 1)
+
+    @property
+    def cluster(self) -> Count:
+        """CTAs of a cluster."""
+        return self.size * self.across
+
+    def first_phase(self, shape: Shape, item: int) -> Phase:
+        """Make the phase of the first products, whose elements take `item` bytes."""
+        down = choose(self.stacked, self.size, 1)
+        beside = self.across * choose(self.stacked | self.split, 1, self.size)
+        made = (self.columns, shape.n, item)
+        return self._phase(
+            shape, made, shape.k, self.split, (down, beside), shape.products, staged=self.staged
+        )
+
+    def _phase(
+        self,
+        shape: Shape,
+        made: tuple[Count, int, int],
+        summed: int,
+        split: Flag,
+        cluster: tuple[Count, Count],
+        products: int = 1,
+        *,
+        staged: bool = False,
+    ) -> Phase:
+        """Make a phase over a reduction of `summed` elements, which a cluster may split.
+
+        `made` are columns of a tile and of the whole, and bytes of an element; of `cluster` tiles
+        lie down along the rows, and beside each other.
+        """
+        (columns, width, item), (down, beside) = made, cluster
+        share = choose(split, self.size, 1)
+        steps = ceil_div(summed, share * shape.depth)
+        blocks = ceil_div(shape.m, self.rows * down)
+        left, sharing = left_tile(self.rows, beside)
+        right, common = right_tile(shape, columns, shape.depth, down)
+        boxes, held = stored(self.rows, columns, steps, item, staged=staged)
+        return Phase(
+            self.rows,
+            columns,
+            products,
+            shape.depth,
+            steps,
+            blocks * ceil_div(width, columns * beside),
+            left,
+            products * right,
+            sharing,
+            common,
+            1 + products * copies_of(shape, columns, common),
+            blocks,
+            share,
+            choose(split, 0, boxes),
+            choose(split, 0, held),
+            sums_received(shape, self.rows, columns, width, share),
+        )
+
+    def clusters(self, shape: Shape, device: Device) -> tuple[Count, ...]:
+        """Clusters that each kernel is launched with."""
+        room = resident(device, self.cluster)
+        found = []
+        for kernel in self.kernels(shape):
+            launched: Count = 0
+            for phase in kernel:
+                # What peers send has one place: each cluster computes one tile.
+                capped = choose((phase.split > 1) | (phase.tiles < room), phase.tiles, room)
+                launched = most(launched, capped)
+            found.append(launched)
+        return tuple(found)
+
+    def rules_of_first(self, shape: Shape, device: Device) -> tuple[TileRule, ...]:
+        """Conditions on the tiles of the first products."""
+        split = _flag(self.split)
+        most = f"at most {device.max_cluster} CTAs"
+        wide = (self.columns % 8 == 0) & (self.columns <= widest_of(self.rows, shape.products))
+        # Slices of sums of several tiles of rows are read as whole ones only.
+        whole = (shape.n % (self.columns * self.across) == 0) & (shape.m % self.rows == 0)
+        shares = _splits(self.split, shape, shape.k, self.rows, self.columns, self.size)
+        return (
+            TileRule("cluster", most, self.cluster <= device.max_cluster),
+            TileRule("columns", "columns that registers hold sums of", wide),
+            TileRule(
+                "split",
+                "a reduction is split of one product, in clusters beside each other",
+                ~(split & _flag(self.stacked)) & (self.may_split(shape) | ~split),
+            ),
+            TileRule("shares", "each CTA of a split has a share, and sums to add", shares),
+            TileRule(
+                "whole",
+                "tiles of a split divide the product",
+                ~split | _flag(whole) | _flag(self.rows >= shape.m),
+            ),
+        )
+
+    def spend_first(self, work: Work, clock: Clock) -> Share:
+        """Add the first phase; returned is its loop with the epilogue of the last tiles."""
+        first = self.phases(work.shape)[0]
+        whole = work.run(clock, first, work.load(work.shape.weight_bytes[0]))
+        work.exchange(clock, first)
+        work.again(clock, first)
+        return whole
+
+    def first_tiles(self) -> dict[str, Any]:
+        """Fields of `TensorTiles` of the first products, of one candidate."""
+        return {
+            "rows": int(self.rows),
+            "columns": int(self.columns),
+            "cluster": 1 if self.split else int(self.size),
+            "split": int(self.size) if self.split else 1,
+            "across": int(self.across),
+        }
+
+    def tile_of(self, phase: int, cta: int) -> tuple[int, int, int]:
+        """Along the first axis shares of a reduction, or rows; along the second columns."""
+        size = int(self.size)
+        first, second = cta % size, cta // size
+        if self.split2 if phase else self.split:
+            return 0, second, first
+        if phase or self.stacked:
+            return first, second, 0
+        return 0, cta, 0
+
+
+class ChainedKernel(TiledKernel):
+    """Two phases, the second of which reads the intermediate where the first has stored it."""
+
+    @classmethod
+    def read(cls: type[_C], tiles: Mapping[str, Any]) -> _C:
+        """Make a kernel of `TensorTiles` of both phases, as ``first`` and ``second``."""
+        phases = typed(Mapping[str, Mapping[str, Any]], tiles)
+        found = cls.read_first(phases.get("first", {}))
+        columns, split = read_extents(phases.get("second", {}), "columns", "split")
+        stacked = bool(phases["first"].get("stacked"))
+        return replace(found, columns2=columns, stacked=stacked, split2=split > 1)
+
+    def phases(self, shape: Shape) -> tuple[Phase, ...]:
+        """Phases of a CTA, one after another."""
+        return self.first_phase(shape, shape.item), self.second_phase(shape)
+
+    def second_phase(self, shape: Shape) -> Phase:
+        """Make the phase of the second product; CTAs that do not split it lie along the rows."""
+        cluster = (choose(self.split2, 1, self.size), self.across)
+        made = (self.columns2, shape.l, shape.out)
+        return self._phase(shape, made, shape.n, self.split2, cluster)
+
+    def rules(self, shape: Shape, device: Device) -> tuple[TileRule, ...]:
+        """Conditions of the rule and of the lowering on tiles, other than shared memory."""
+        wide = (self.columns2 <= widest_of(self.rows)) & (self.columns2 % 8 == 0)
+        shares = _splits(self.split2, shape, shape.n, self.rows, self.columns2, self.size)
+        return (
+            *self.rules_of_first(shape, device),
+            TileRule(
+                "columns 2", "columns of the second product that registers hold sums of", wide
+            ),
+            TileRule(
+                "shares 2",
+                "each CTA of the second product's split has a share, and sums to add",
+                shares,
+            ),
+        )
+
+    def spend(self, work: Work, clock: Clock) -> None:
+        """Add both phases, and how tiles of the intermediate pass between them."""
+        fitted = work.rates.fitted
+        first, second = self.phases(work.shape)
+        late = fitted.imbalance * self.spend_first(work, clock)
+        clock.add("imbalance", late)
+        # Tiles of the intermediate come behind the weights that were asked for before them.
+        queue = fitted.queue * work.filled(second) / work.arrival
+        name, time = self.passing(work.rates)
+        passing = overlapped(time, queue)
+        clock.add(name, passing)
+        ahead = work.ahead(second, late + passing + work.epilogue(first))
+        work.run(clock, second, work.load(work.shape.weight_bytes[1], ahead))
+        work.exchange(clock, second)
+        work.again(clock, second)
+
+    @abstractmethod
+    def passing(self, rates: Rates) -> tuple[str, Share]:
+        """The term of the way from a stored tile to the phase that reads it, and microseconds."""
+
+    def stored_bytes(self, shape: Shape) -> int:
+        """Bytes of the intermediate."""
+        return shape.m * shape.n * shape.item
+
+    def tiles(self) -> dict[str, Any]:
+        """Fields of `TensorTiles` of both phases, of one candidate."""
+        second = {
+            "rows": int(self.rows),
+            "columns": int(self.columns2),
+            "cluster": 1 if self.split2 else int(self.size),
+            "split": int(self.size) if self.split2 else 1,
+        }
+        first = self.first_tiles() | {"stacked": bool(self.stacked)}
+        return {"first": first, "second": second}
+
+
+#: Rule arguments of both phases.
+PHASE_TILES = {"first": "tensor_tiles.TensorTiles", "second": "tensor_tiles.TensorTiles"}
+#: Fields that divide the second phase.
+SECOND = ("columns2", "split2")
+
+
+def _flag(value: Flag) -> Any:
+    return np.asarray(value, bool)
+
+
+def _splits(
+    split: Flag, shape: Shape, extent: int, rows: Count, columns: Count, size: Count
+) -> Any:
+    """Whether a reduction that is split has a share for each CTA, and sums that divide."""
+    shares = has_equal_shares(extent, size, shape.depth)
+    fine = _flag(shares) & _flag(divides_sums(shape, rows, columns, size)) & (_flag(size > 1))
+    return fine | ~_flag(split)

@@ -1,0 +1,60 @@
+"""Families say of themselves what plans, candidates, placements and benchmarks ask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import ClassVar
+
+import pytest
+
+from crossfuse.bench.job import OWN, VARIANTS
+from crossfuse.compiler.placement import PLACEMENTS
+from crossfuse.meta_schedule import candidate
+from crossfuse.planner import plan as planning
+from crossfuse.planner.explain import explanation
+from crossfuse.planner.families import registry
+from crossfuse.planner.families.family import ChainFamily
+from crossfuse.planner.families.l2 import FAMILY, StagedKernel
+from crossfuse.planner.families.registry import CASCADE_FAMILIES, FAMILIES
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda each: each.name)
+def test_every_family_of_chains_is_known_everywhere(family: ChainFamily) -> None:
+    assert FAMILIES[family.name] is family
+    assert set(family.placements) <= set(PLACEMENTS)
+    for place, each in family.placements.items():
+        assert (OWN[f"ours-{place}"], VARIANTS[f"ours-{place}"]) == (place, each.text)
+        assert set(each.options) <= set(family.options)
+    assert candidate.FAMILIES[family.name] == family.summary
+
+
+def test_no_placement_is_of_two_families() -> None:
+    names = [name for each in FAMILIES.values() for name in each.placements]
+    assert len({*names, "auto"}) == len(names) + 1
+
+
+def test_names_of_chains_and_cascades_differ() -> None:
+    assert not FAMILIES.keys() & CASCADE_FAMILIES.keys()
+    assert all(
+        candidate.FAMILIES[name] == each.summary() for name, each in CASCADE_FAMILIES.items()
+    )
+
+
+@dataclass(frozen=True)
+class LateKernel(StagedKernel):
+    """Kernels of a family that came after trees were learned."""
+
+    family: ClassVar[str] = "late"
+
+
+def test_a_new_family_is_planned_and_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = replace(FAMILY, kernel=LateKernel, placements={})
+    known = MappingProxyType({**FAMILIES, late.name: late})
+    for module in (registry, planning):
+        monkeypatch.setattr(module, "FAMILIES", known)
+    found = planning.plan("G4", only=("late",))
+    assert (found.family, found.tiles.keys()) == ("late", {"first", "second"})
+    told = explanation.explain(found)
+    assert "late: rows=" in told.text()
+    assert list(told.pruned) == ["registers", "dsm", "l2", "global", "late"]
