@@ -77,12 +77,18 @@ def is_nightly(config: pytest.Config) -> bool:
 
 #: Days after which all cases have run, and which of them this is: every process of a run has the
 #: same, and a run of another day can be repeated.
-_DAYS = 3
+_DAYS = 5
 _DAY = int(os.environ.setdefault("CROSSFUSE_TEST_DAY", str(date.today().toordinal() % _DAYS)))
 #: Folders of tests/cpu whose tests have many cases that take long.
 _MANY_CASES = ("cascade", "emulate", "hopper", "lower", "schedule")
-#: Tests of others, each of more than 60 near-identical cases.
-_ALIKE = {("test_rules_split_k.py", "test_every_cluster_size")}
+#: Tests of others, each of more than 30 near-identical cases.
+_ALIKE = {
+    ("test_rules_ffn.py", "test_every_cluster_size"),
+    ("test_rules_split_k.py", "test_every_cluster_size"),
+    ("test_workload_build.py", "test_values_on_llvm"),
+}
+#: In names of tests of which all cases run every day: planted faults and refusals.
+_EVERY_DAY = ("caught", "fault", "necessary", "refus")
 
 
 @cache
@@ -94,7 +100,8 @@ def _cases_of_other_days(items: list[pytest.Item]) -> list[pytest.Item]:
     """Of tests that compile or emulate many cases, those that are not of this day.
 
     Each takes up to seconds, and a run on two cores is to end within a quarter of an hour. A day
-    has every third case, the next day the next ones, a night all. Planted faults and refusals stay.
+    has every fifth case, the next day the next ones, a night all. Planted faults and refusals stay,
+    and what has few cases.
     """
     cases: dict[tuple[Path, str], list[pytest.Item]] = {}
     for item in items:
@@ -102,11 +109,10 @@ def _cases_of_other_days(items: list[pytest.Item]) -> list[pytest.Item]:
         many = _has_many_cases(item.path) or (item.path.name, name) in _ALIKE
         if many and name != item.name:
             cases.setdefault((item.path, name), []).append(item)
-    stay = ("caught", "fault", "refused", "spill")
     return [
         item
         for (_, name), found in cases.items()
-        if len(found) > 4 and not any(each in name for each in stay)
+        if len(found) > 4 and not any(each in name for each in _EVERY_DAY)
         for place, item in enumerate(found)
         if place % _DAYS != _DAY % _DAYS
     ]

@@ -29,7 +29,7 @@ def assert_right(
 @pytest.mark.parametrize("combine", COMBINERS)
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_every_cluster_size(cluster: int, combine: str, scatter: bool) -> None:
-    """Of these 72 a day has every third, which has all clusters, combiners and exchanges."""
+    """Of these 72 a day has every fifth, which has all clusters, combiners and exchanges."""
     case = CLUSTERS.index(cluster) + COMBINERS.index(combine) + scatter
     # All-exchange takes equal shares only.
     depth = cluster * 12 + (5 if scatter else 0)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
 
 #: Compaction, done already, takes too small a buffer where an index runs backwards.
 _DISABLED = ("s_tir.CompactBufferAllocation",)
-#: Vectorised loops of some bfloat16 products read past their operands from level 2 on: LLVM goes
-#: wrong on what levels 0 and 1 get right.
-_TARGET = {"kind": "llvm", "opt-level": 1}
+#: Level 0 compiles in a third of the time of level 1, and its code takes twice as long: where
+#: parameters have fewer elements than this, compiling is most of the time. From level 2 on
+#: vectorised loops of some bfloat16 products read past their operands: LLVM goes wrong on what
+#: levels 0 and 1 get right.
+_LARGE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -140,11 +143,11 @@ class SequentialFunction:
             for name, parameter, image in pairs
             if str(image.ty.dtype) != str(parameter.ty.dtype)
         }
+        large = sum(prod(each.shape) for each in self._specs.values()) >= _LARGE
+        target = ir.tvm.target.Target({"kind": "llvm", "opt-level": int(large)})
         module = ir.tvm.ir.IRModule({"main": serial})
         with ir.tvm.transform.PassContext(disabled_pass=_DISABLED):
-            self._executable = ir.tvm.compile(
-                module, ir.tvm.target.Target(_TARGET), tir_pipeline="default"
-            )
+            self._executable = ir.tvm.compile(module, target, tir_pipeline="default")
 
     def __call__(
         self, arguments: Mapping[str, np.ndarray] | Sequence[np.ndarray]

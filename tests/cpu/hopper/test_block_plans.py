@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from typing import Any
 
 import pytest
 
-from cpu.lower.support import kernels_in
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
 from crossfuse.lower.hopper.plan.kernel import KernelPlan, plan_kernel
@@ -99,15 +97,11 @@ def test_two_warpgroups_of_two_blocks() -> None:
     assert (flags.rows, flags.raisers, flags.down) == (256, 2, 1)
 
 
-@pytest.mark.parametrize(("weights", "shape"), [("nk", "m64n128k16"), ("kn", "m64n64k16")])
-def test_one_wgmma_for_gate_and_up(weights: str, shape: str) -> None:
+@pytest.mark.parametrize("weights", ["nk", "kn"])
+def test_one_wgmma_for_gate_and_up(weights: str) -> None:
     """Their tiles lie one behind the other as one tile does, if they are stored as [n, k]."""
     text = f"gated_ffn:M=256,K=128,N=256,L=64,dtype=bfloat16,weights={weights}"
-    schedule = scheduled(text, columns=64)
-    assert planned(schedule).phases[0].is_one_product == (weights == "nk")
-    shapes = re.findall(r"wgmma\w*_(m64n\d+k16)", kernels_in(lower(schedule).image.cuda))
-    # Four parts of a step and two blocks, of one product or of two.
-    assert set(shapes[: 8 if weights == "nk" else 16]) == {shape}
+    assert planned(scheduled(text, columns=64)).phases[0].is_one_product == (weights == "nk")
 
 
 def test_boxes_lie_in_left_stages() -> None:

@@ -21,7 +21,7 @@ from crossfuse.workload import parse, prim_func, random_inputs
 
 #: Chains of which more CTAs share a tile in the second phase than in the first, on either side.
 LEFT = "gated_ffn:M=16,K=256,N=576,L=64,dtype=bfloat16"
-RIGHT = "gated_ffn:M=200,K=256,N=768,L=128,dtype=bfloat16"
+RIGHT = "gated_ffn:M=100,K=256,N=768,L=64,dtype=bfloat16"
 TILES = {
     # 64 rows have no six parts of eight rows, but two.
     LEFT: (TensorTiles(64, 32, cluster=3, across=2), TensorTiles(64, 32, split=3)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from typing import Any
 
@@ -10,10 +9,12 @@ import pytest
 
 import crossfuse
 from cpu.hopper.checkers import caught, emulated, passed
-from cpu.hopper.instructions import MEET, RECEIVED, WAIT
-from cpu.lower.support import kernels_in
+from cpu.hopper.instructions import RECEIVED, WAIT
 from crossfuse.emulate.cuda import change_argument, drop_call
-from crossfuse.lower.extract import lower
+from crossfuse.hardware import device
+from crossfuse.lower.extract import lower, only_function
+from crossfuse.lower.hopper.plan.kernel import plan_kernel
+from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.lower.image import KernelImage
 from crossfuse.runtime import compile_cubin
 from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
@@ -95,27 +96,11 @@ def right(name: str) -> KernelImage:
     return lower(scheduled(name)).image
 
 
-def test_nothing_lies_between_the_products() -> None:
-    """Sixteen columns of the intermediate are four registers of each wgmma."""
-    image = right("two steps")  # 128 columns, multiplied by [k, n] weights
-    lowered = kernels_in(image.cuda)
-    assert "stmatrix" not in lowered[: lowered.index("_rs_mma")]
-    text = r"m64n40k16\S+ \{[%\d, ]*\}, \{%20, %21, %22, %23\}, %24, ps0, 1, 1, 1;"
-    assert re.findall(text, image.cuda)
-    operands = re.findall(r"wgmma\w*_rs_mma\w*\(([^;]*)\);", lowered)
-    kept = [re.findall(r"kept_ptr\[(\d+)\]", each) for each in operands]
-    assert kept == [[str(4 * n + each) for each in range(4)] for n in range(8)]
-    packed = re.findall(r"cvt\w+\(kept_ptr\[(\d+)\]", lowered)
-    assert packed == [str(each) for each in range(32)]
-    between = lowered[lowered.index("kept_ptr[31]") : lowered.index("_rs_mma")]
-    assert not re.search(MEET, between)
-
-
-def test_each_step_follows_a_fence() -> None:
-    text = kernels_in(right("two steps").cuda)
-    second = text[text.index("kept_ptr[31]") :]
-    steps = re.findall(r"wgmma_fence_fence|_rs_mma|commit_group_c", second)
-    assert steps == ["wgmma_fence_fence", "_rs_mma", "_rs_mma", "commit_group_c"] * 4
+def test_the_intermediate_stays_in_registers() -> None:
+    """Sixteen columns of it are four registers of each wgmma; 128 columns, two in a register."""
+    (programs,) = recover(only_function(scheduled("two steps")))
+    assert plan_kernel(programs, device("nvidia-h100")).kept == 32
+    assert [each.name for each in right("two steps").memory] == ["A", "B", "D", "out"]
 
 
 #: What is wrong, the case, the image and what the emulator reports; None: a wrong result.

@@ -1,7 +1,6 @@
 #include "clocks.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "shadow.h"
@@ -10,107 +9,6 @@
 namespace emu {
 
 namespace {
-using Shared = std::shared_ptr<const Times>;
-
-// Counts side by side: most of an emulation's time goes into comparing and joining them. Signed, as
-// SSE2 compares; no count comes near the sign.
-typedef int32_t Counts __attribute__((vector_size(16)));
-constexpr size_t kSide = sizeof(Counts) / sizeof(uint32_t);
-constexpr size_t kBlock = 16 * kSide;
-
-Counts counts_at(const Times& times, size_t place) {
-  Counts counts;
-  memcpy(&counts, times.data() + place, sizeof counts);
-  return counts;
-}
-
-// Counts end with the last block of them that is known; all behind it are 0.
-uint32_t count_at(const Times& times, size_t slot) { return slot < times.size() ? times[slot] : 0; }
-
-std::shared_ptr<Times> copy_of(const Times& times, size_t size) {
-  auto copy = std::make_shared<Times>();
-  size = std::max(times.size(), (size + kBlock - 1) / kBlock * kBlock);
-  copy->reserve(size);
-  *copy = times;
-  copy->resize(size);
-  return copy;
-}
-
-bool covers(const Times& a, const Times& b) {
-  const size_t both = std::min(a.size(), b.size());
-  for (size_t i = 0; i < both; i += kBlock) {
-    Counts less{};
-    for (size_t j = i; j < i + kBlock; j += kSide) less |= counts_at(a, j) < counts_at(b, j);
-    if (less[0] | less[1] | less[2] | less[3]) return false;
-  }
-  return std::all_of(b.begin() + both, b.end(), [](uint32_t count) { return count == 0; });
-}
-
-void join_into(Times& both, const Times& other) {
-  for (size_t i = 0; i < other.size(); i += kSide) {
-    const Counts a = counts_at(both, i), b = counts_at(other, i), more = a > b;
-    const Counts joined = (a & more) | (b & ~more);
-    memcpy(both.data() + i, &joined, sizeof joined);
-  }
-}
-
-// What was joined lately. Threads that met know the same and learn the same next, each by itself:
-// one of them does the work, and all go on with one result, which later joins see at once. Entries
-// keep what they were made of, so no address among them is reused.
-template <class T>
-class Recent {
- public:
-  template <class Join>
-  const T& joined(const T& a, const T& b, Join join) {
-    size_t place = reinterpret_cast<uintptr_t>(a.get()) / 16 * 31 +
-                   reinterpret_cast<uintptr_t>(b.get()) / 16;
-    Entry& entry = entries[place % kEntries];
-    if (entry.a != a || entry.b != b) entry = {a, b, join(a, b)};
-    return entry.both;
-  }
-
- private:
-  static constexpr size_t kEntries = 251;
-  struct Entry {
-    T a, b, both;
-  };
-  Entry entries[kEntries];
-};
-
-Shared joined_anew(const Shared& a, const Shared& b) {
-  if (covers(*a, *b)) return a;
-  if (covers(*b, *a)) return b;
-  auto both = copy_of(*a, b->size());
-  join_into(*both, *b);
-  return both;
-}
-
-Shared joined(const Shared& a, const Shared& b) {
-  static Recent<Shared> recent;
-  if (!b || a == b) return a;
-  if (!a) return b;
-  return recent.joined(a, b, [](const Shared& x, const Shared& y) { return joined_anew(x, y); });
-}
-
-Known joined_anew(const Known& a, const Known& b) {
-  auto both = std::make_shared<Knowledge>(a->size());
-  bool is_a = true, is_b = true;
-  for (size_t i = 0; i < a->size(); ++i) {
-    Shared& each = (*both)[i];
-    each = joined((*a)[i], (*b)[i]);
-    is_a &= each == (*a)[i];
-    is_b &= each == (*b)[i];
-  }
-  return is_a ? a : is_b ? b : both;
-}
-
-Known joined(const Known& a, const Known& b) {
-  static Recent<Known> recent;
-  if (!b || a == b) return a;
-  if (!a) return b;
-  return recent.joined(a, b, [](const Known& x, const Known& y) { return joined_anew(x, y); });
-}
-
 // Threads come first, which all count; then mbarriers and products, and last what few threads have:
 // copies. What is known of a CTA ends early then, and most of the time goes into copying that.
 constexpr size_t kCopies = static_cast<size_t>(Agent::kFills) - 1;  // agents that count by thread
@@ -126,23 +24,11 @@ size_t slot_of_products(unsigned warpgroup) {
   return size_t(device.launch.threads()) + kMostBarriers + warpgroup;
 }
 
-// A copy of the counts of one CTA with so many of them, to be changed before they are shared.
-std::shared_ptr<Times> times_of(const Known& known, unsigned window, size_t size) {
-  static const Times none;
-  return copy_of(known && (*known)[window] ? *(*known)[window] : none, size);
-}
-
-Known replaced(const Known& known, unsigned window, Shared times) {
-  auto all = known ? std::make_shared<Knowledge>(*known)
-                   : std::make_shared<Knowledge>(device.ctas.size());
-  (*all)[window] = std::move(times);
-  return all;
-}
-
 Known raised(const Known& known, unsigned window, size_t slot, uint32_t time) {
-  if (known && (*known)[window] && count_at(*(*known)[window], slot) >= time) return known;
-  auto times = times_of(known, window, slot + 1);
-  (*times)[slot] = time;
+  const Times* old = times_of(known, window);
+  if (old && (*old)[slot] >= time) return known;
+  Times* times = Times::make(slot + 1, old);
+  times->at(slot) = time;
   return replaced(known, window, times);
 }
 
@@ -170,9 +56,8 @@ std::pair<unsigned, size_t> place_of(const Access& access) {
 
 bool holds(const Known& known, unsigned window, size_t slot, uint32_t time) {
   if (time == 0) return true;
-  if (!known) return false;
-  const Shared& times = (*known)[window];
-  return times && count_at(*times, slot) >= time;
+  const Times* times = times_of(known, window);
+  return times && (*times)[slot] >= time;
 }
 
 bool holds(const Known& known, const Access& access) {
@@ -260,9 +145,9 @@ Clock met_clock(const std::vector<Arrived>& arrivals) {
   const bool one = all.known == all.over;
   for (Known* known : {&all.over, &all.known}) {
     if (one && known == &all.known) continue;
-    auto times = times_of(*known, window, device.launch.threads());
+    Times* times = Times::make(device.launch.threads(), times_of(*known, window));
     for (const Arrived& each : arrivals) {
-      uint32_t& slot = (*times)[slot_of(Agent::kThread, each.thread->index())];
+      uint32_t& slot = times->at(slot_of(Agent::kThread, each.thread->index()));
       slot = std::max(slot, each.time);
     }
     *known = replaced(*known, window, times);

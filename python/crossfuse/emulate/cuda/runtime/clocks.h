@@ -4,8 +4,9 @@
 // launch run, and in kernels with mbarriers. In others the barriers are counted (races.h).
 #pragma once
 #include <cstdint>
-#include <memory>
 #include <vector>
+
+#include "times.h"
 
 namespace emu {
 
@@ -20,12 +21,6 @@ enum class Agent : uint8_t { kThread, kLoads, kStores, kStoreReads, kFills, kPus
 // Places beside threads, by which one knows that something is over: mbarriers and their phases,
 // warpgroups and their products.
 constexpr unsigned kMostBarriers = 64, kMostWarpgroups = 8;
-
-// Counts of one CTA by slot (clocks.cpp), and those of all CTAs by window. Null: nothing is known. They
-// are shared rather than copied, because threads that met at a barrier know the same.
-using Times = std::vector<uint32_t>;
-using Knowledge = std::vector<std::shared_ptr<const Times>>;
-using Known = std::shared_ptr<const Knowledge>;
 
 struct Clock {
   Known known;      // comes before what follows, and what it wrote is visible

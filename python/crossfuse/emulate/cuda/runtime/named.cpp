@@ -17,7 +17,7 @@ struct Arrival {
   bool waits;
   uint32_t epoch;
   uint16_t acquired;
-  std::shared_ptr<const Times> met;
+  Shared met;
 };
 struct NamedBarrier {
   std::vector<Arrival> arrivals;
@@ -25,18 +25,13 @@ struct NamedBarrier {
 std::map<std::pair<unsigned, unsigned>, NamedBarrier> named;
 
 // What any of them knew, and what all of them had done.
-std::shared_ptr<const Times> joined(const std::vector<Arrival>& arrivals) {
-  auto all = std::make_shared<Times>(device.launch.threads(), 0);
-  const Times* last = nullptr;
+Shared joined(const std::vector<Arrival>& arrivals) {
+  Shared known;
+  for (const Arrival& each : arrivals) known = joined(known, each.met);
+  Times* all = Times::make(device.launch.threads(), known.get());
   for (const Arrival& each : arrivals) {
-    const Times* met = each.met.get();
-    if (!met || met == last) continue;
-    last = met;  // mostly that of all, since they met before
-    for (size_t i = 0; i < all->size(); ++i) (*all)[i] = std::max((*all)[i], (*met)[i]);
-  }
-  for (const Arrival& each : arrivals) {
-    uint32_t& known = (*all)[each.self.thread->index()];
-    known = std::max(known, each.epoch);
+    uint32_t& slot = all->at(each.self.thread->index());
+    slot = std::max(slot, each.epoch);
   }
   return all;
 }

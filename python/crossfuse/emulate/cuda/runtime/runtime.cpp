@@ -24,4 +24,5 @@
 #include "shadow.cpp"
 #include "stores.cpp"
 #include "tiles.cpp"
+#include "times.cpp"
 #include "warps.cpp"

@@ -104,7 +104,7 @@ struct Thread {
   std::vector<uint16_t> relaxed;   // those that it arrived at without release
   std::vector<LastTouch> touched;  // its latest accesses to its peers, by their rank
   uint32_t seen[kWarp] = {};
-  std::shared_ptr<const Times> met;  // as `seen`, of all threads of its CTA, by named barriers
+  Shared met;  // as `seen`, of all threads of its CTA, by named barriers
   unsigned active_mask = 0;
   CrossfuseIndex thread_index{}, block_index{}, cta_in_cluster{};
   Cta* cta = nullptr;
