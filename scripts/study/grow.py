@@ -18,10 +18,10 @@ from study.fit import Sample
 
 #: Features of kernels, see `rows_of`, and corrections of their estimates.
 Rows = tuple[np.ndarray, np.ndarray]
-_DEPTH, _ROUNDS = 5, 200
+_DEPTH, _ROUNDS = 5, 300
 _SETTINGS = {
     "max_depth": _DEPTH,
-    "eta": 0.07,
+    "eta": 0.1,
     "subsample": 0.7,
     "colsample_bytree": 0.5,
     "min_child_weight": 3,
