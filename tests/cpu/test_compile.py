@@ -90,7 +90,7 @@ def test_threads_are_for_who_asks() -> None:
 
 
 def test_where_not_to_fuse_is_faster_the_report_says_so() -> None:
-    chosen = choose(read_source("G4:M=512"), H100)
+    chosen = choose(read_source("gemm_chain:M=512,K=4096,N=256,L=4096,dtype=bfloat16"), H100)
     assert chosen.option.plan is not None and chosen.option.plan.family != "eager"
     assert "which is faster: the best fused kernel is compiled" in choice_text(chosen.why)
 

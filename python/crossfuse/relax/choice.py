@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from crossfuse.planner.cascade.plan import CascadePlan
     from crossfuse.planner.choice import Runner
     from crossfuse.planner.plan import Plan
+
+
+#: Groups that share parts, up to which the best of all choices is sought; of more each takes the
+#: place of those that save less.
+_EXACT = 16
 
 
 class Planned(Protocol):
@@ -153,8 +158,8 @@ class Chosen:
 def choose(function: str, graph: Graph, kernels: Kernels, always: bool = False) -> Chosen:
     """Plan all groups of a graph, and schedule those that pay and do not overlap.
 
-    Of groups that share a part the one that saves most is taken. `always` takes those too whose
-    estimate says that not to fuse is faster. `function` is the name that reports give.
+    Of groups that share parts those are taken that save most together. `always` takes those too
+    whose estimate says that not to fuse is faster. `function` is the name that reports give.
     """
     outcomes = {
         each: ChainOutcome(function, each.names, "", "", None, None, each.reason)
@@ -163,7 +168,10 @@ def choose(function: str, graph: Graph, kernels: Kernels, always: bool = False) 
     taken: dict[Any, str] = {}
     replacements: list[Replacement] = []
     pairs = [(each, each.planned) for each in outcomes if each.planned is not None]
-    for candidate, planned in sorted(pairs, key=lambda pair: -pair[1].gain):
+    best = _together([(frozenset(each.parts), planned.gain) for each, planned in pairs])
+    first = {pairs[each][0] for each in best}
+    # The others come last: one may take the place of a group that has no kernel.
+    for candidate, planned in sorted(pairs, key=lambda e: (e[0] not in first, -e[1].gain)):
         other = next((taken[each] for each in candidate.parts if each in taken), "")
         found = _judged(planned, other, outcomes[candidate], always)
         if not found.text:
@@ -178,6 +186,45 @@ def choose(function: str, graph: Graph, kernels: Kernels, always: bool = False) 
                 found = replace(found, name=name, text=planned.summary, bins=call.bins)
         outcomes[candidate] = found
     return Chosen(tuple(replacements), tuple(outcomes.values()))
+
+
+def _together(groups: Sequence[tuple[frozenset[Any], float]]) -> frozenset[int]:
+    """Places of the groups without common parts that save most in all.
+
+    Three layers behind one another are two pairs, of which one is taken; of four layers the first
+    and the last pair may save more than the one between them does. Groups that share parts are
+    neighbours in a graph, so what is left after each choice is nearly always what comes after it.
+    """
+    known: dict[tuple[int, ...], tuple[float, frozenset[int]]] = {(): (0.0, frozenset())}
+
+    def best(left: tuple[int, ...]) -> tuple[float, frozenset[int]]:
+        if left not in known:
+            one, rest = left[0], left[1:]
+            free = tuple(each for each in rest if not groups[each][0] & groups[one][0])
+            saved, among = best(free)
+            fused = (saved + groups[one][1], among | {one})
+            known[left] = max(fused, best(rest), key=lambda found: found[0])
+        return known[left]
+
+    saving = tuple(each for each, (_, gain) in enumerate(groups) if gain > 0)
+    found: frozenset[int] = frozenset()
+    for part in _apart(groups, saving):
+        found |= best(part)[1] if len(part) <= _EXACT else frozenset()
+    return found
+
+
+def _apart(
+    groups: Sequence[tuple[frozenset[Any], float]], places: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """Divide places of groups so that no part is in two of them."""
+    found: list[tuple[frozenset[Any], tuple[int, ...]]] = []
+    for each in places:
+        joined: tuple[frozenset[Any], tuple[int, ...]] = (groups[each][0], (each,))
+        for other in [one for one in found if one[0] & joined[0]]:
+            found.remove(other)
+            joined = (joined[0] | other[0], (*other[1], *joined[1]))
+        found.append(joined)
+    return [tuple(sorted(places)) for _, places in found]
 
 
 def _judged(planned: Planned, other: str, blank: ChainOutcome, always: bool) -> ChainOutcome:

@@ -13,6 +13,7 @@ from cpu.hopper.instructions import RECEIVED, WAIT
 from crossfuse.emulate.cuda import change_argument, drop_call
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
+from crossfuse.lower.hopper.features.kept_left import KeptLeft
 from crossfuse.lower.hopper.plan.kernel import plan_kernel
 from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.lower.image import KernelImage
@@ -99,7 +100,8 @@ def right(name: str) -> KernelImage:
 def test_the_intermediate_stays_in_registers() -> None:
     """Sixteen columns of it are four registers of each wgmma; 128 columns, two in a register."""
     (programs,) = recover(only_function(scheduled("two steps")))
-    assert plan_kernel(programs, device("nvidia-h100")).kept == 32
+    (kept,) = plan_kernel(programs, device("nvidia-h100")).features
+    assert isinstance(kept, KeptLeft) and kept.held == 32
     assert [each.name for each in right("two steps").memory] == ["A", "B", "D", "out"]
 
 
