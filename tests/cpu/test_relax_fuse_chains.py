@@ -148,7 +148,7 @@ def test_of_overlapping_chains_the_one_that_saves_most_is_taken() -> None:
     assert len(outcomes) == 2
     (left,) = (each for each in outcomes if not each.name)
     (kept,) = (each for each in outcomes if each.name)
-    assert left.text == f"a product of it is in {kept.name}, which saves more"
+    assert left.text == f"a product of it is in {kept.name}, and more is saved so"
     gains = [each.eager_microseconds - each.microseconds for each in (kept, left)]
     assert gains[0] >= gains[1]
     assert products(mod) == 1

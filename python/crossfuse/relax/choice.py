@@ -241,6 +241,6 @@ def _judged(planned: Planned, other: str, blank: ChainOutcome, always: bool) -> 
         measured=planned.words,
     )
     if other:
-        return replace(judged, text=f"a product of it is in {other}, which saves more")
+        return replace(judged, text=f"a product of it is in {other}, and more is saved so")
     text = planned.left(always)
     return replace(judged, family=EAGER, text=text) if text else judged
