@@ -51,7 +51,7 @@ def test_the_first_is_the_plan(name: str) -> None:
 
 
 def test_where_not_to_fuse_is_faster_the_best_kernel_is_compiled_all_the_same() -> None:
-    text = "G4:M=512"
+    text = "gemm_chain:M=512,K=4096,N=256,L=4096,dtype=bfloat16"
     best = plan(text)
     assert best.family == "eager"
     first, *_ = tensor_options(read_source(text), "auto", H100)
