@@ -88,7 +88,7 @@ _ALIKE = {
     ("test_workload_build.py", "test_values_on_llvm"),
 }
 #: In names of tests of which all cases run every day: planted faults and refusals.
-_EVERY_DAY = ("caught", "fault", "necessary", "refus")
+_EVERY_DAY = ("caught", "fault", "necessary", "refus", "spill")
 
 
 @cache
