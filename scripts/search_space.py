@@ -1,4 +1,4 @@
-"""Counts the candidates of a chain, rule by rule and family by family, and times a search.
+"""Counts the candidates of a chain, rule by rule and relaxation by relaxation, times a search.
 
     python scripts/search_space.py gemm_chain:M=256,K=4096,N=16384,L=4096
 
@@ -19,7 +19,7 @@ from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.dataflow.movement import Machine
 from crossfuse.planner.space.count import count
-from crossfuse.planner.space.families import FAMILIES, family, groups_of
+from crossfuse.planner.space.relaxations import RELAXATIONS, groups_of, relaxation
 from crossfuse.planner.space.search import Roof, idle_loops, least_bytes, search
 from crossfuse.workload import parse
 from study.readings import readings, tied_tiles, without_clusters
@@ -28,7 +28,7 @@ ROOF = Roof({"hbm": 3.0e6, "l2": 5.5e6, "dsm": 3.0e6, "shared": 20.0e6})
 
 
 def counts(chain: Chain, target: str) -> dict[str, Any]:
-    """Published steps, other readings of them, and our own families."""
+    """Published steps, other readings of them, and our own relaxations."""
     where = device(target)
     return {
         "steps": [(each.name, each.text, each.candidates) for each in count(chain, where)],
@@ -41,11 +41,11 @@ def counts(chain: Chain, target: str) -> dict[str, Any]:
 def timed(
     chain: Chain, target: str, names: list[str], threads: int, bounded: bool
 ) -> dict[str, Any]:
-    """Make the candidates of some families, search them, and say what it took."""
+    """Make the candidates of some relaxations, search them, and say what it took."""
     where, wall, process = device(target), time.perf_counter(), time.process_time()
     sizes, groups = {}, []
     for name in names:
-        made = groups_of(chain, where, family(name))
+        made = groups_of(chain, where, relaxation(name))
         sizes[name] = sum(each.size for each in made)
         groups += made
     bounds = (idle_loops(chain, groups), least_bytes(chain, ROOF)) if bounded else ()
@@ -62,7 +62,7 @@ def timed(
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "best": [
             best.score,
-            best.family,
+            best.relaxation,
             str(best.schedule),
             best.tiling.block,
             best.tiling.cluster,
@@ -75,15 +75,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("spec", help="workload, such as gemm_chain:M=256,K=4096,N=16384,L=4096")
     parser.add_argument("--target", default="nvidia-h100")
-    known = [each.name for each in FAMILIES]
-    parser.add_argument("--families", nargs="+", default=["published"], choices=known)
+    known = [each.name for each in RELAXATIONS]
+    parser.add_argument("--relaxations", nargs="+", default=["published"], choices=known)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--no-bounds", action="store_true", help="analyse every candidate")
     parser.add_argument("--no-counts", action="store_true", help="search only")
     args = parser.parse_args()
     chain = chain_of(parse(args.spec))
     found = {} if args.no_counts else counts(chain, args.target)
-    found["search"] = timed(chain, args.target, args.families, args.threads, not args.no_bounds)
+    found["search"] = timed(chain, args.target, args.relaxations, args.threads, not args.no_bounds)
     print(json.dumps(found, indent=1))
 
 

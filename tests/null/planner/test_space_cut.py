@@ -8,7 +8,7 @@ from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
 from crossfuse.planner.chain.build import matrix_chain
 from crossfuse.planner.dataflow.movement import Machine
-from crossfuse.planner.space.families import FAMILIES, groups_of
+from crossfuse.planner.space.relaxations import RELAXATIONS, groups_of
 from crossfuse.planner.space.search import Roof, search
 from study.cut import cut, cuts
 
@@ -50,7 +50,7 @@ def test_each_part_chooses_a_cluster_of_its_own() -> None:
     chain, machine = matrix_chain(64, [512, 64, 1024]), Machine(H100.l2_bytes)
     roof, best = Roof({"l2": 1.0}), []
     for part in cut(chain, ["C"]):
-        groups = [group for each in FAMILIES[:1] for group in groups_of(part, H100, each)]
+        groups = [group for each in RELAXATIONS[:1] for group in groups_of(part, H100, each)]
         best.append(search(part, groups, roof.score, machine, keep=1).best[0])
     compulsory = [2 * (64 * 512 + 512 * 64 + 64 * 64), 2 * (64 * 64 + 64 * 1024 + 64 * 1024)]
     assert [each.score for each in best] == compulsory

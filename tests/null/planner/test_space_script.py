@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parents[3] / "scripts" / "search_space.py"
 
 def test_it_prints_counts_and_a_search() -> None:
     spec = "gemm_chain:M=32,K=32,N=64,L=32"
-    run = [sys.executable, str(SCRIPT), spec, "--families", "published", "one CTA"]
+    run = [sys.executable, str(SCRIPT), spec, "--relaxations", "published", "one CTA"]
     found = json.loads(subprocess.run(run, capture_output=True, text=True, check=True).stdout)
     assert [each[0] for each in found["steps"]] == ["all", "R1", "R2", "R3", "R4", "R5"]
     result = found["search"]

@@ -25,15 +25,15 @@ from crossfuse.planner.space.count import (
     published,
     sum_before_use,
 )
-from crossfuse.planner.space.families import (
-    FAMILIES,
+from crossfuse.planner.space.relaxations import (
+    RELAXATIONS,
     Batch,
     Group,
     combined,
     dividing,
     even,
-    family,
     groups_of,
+    relaxation,
 )
 from crossfuse.planner.space.search import (
     Candidate,
@@ -62,7 +62,7 @@ ROOFS = (
 
 
 def all_groups(chain: Chain, names: tuple[str, ...] = ()) -> list[Group]:
-    members = [family(each) for each in names] if names else FAMILIES
+    members = [relaxation(each) for each in names] if names else RELAXATIONS
     return [group for each in members for group in groups_of(chain, H100, each)]
 
 
@@ -79,9 +79,9 @@ def everything(chain: Chain) -> Iterator[Group]:
 
 @pytest.mark.parametrize("roof", ROOFS)
 def test_rules_of_our_own_leave_a_best_candidate(roof: Roof) -> None:
-    """Even tiles, families and bounds against all tiles, clusters and orders that there are.
+    """Even tiles, relaxations and bounds against all tiles, clusters and orders that there are.
 
-    Odd clusters with uneven tiles are in no family, so that they are given here as their own.
+    Odd clusters with uneven tiles are in no relaxation, so that they are given here as their own.
     """
     whole = list(everything(SMALL))
     best = search(SMALL, whole, roof.score, L2, keep=1).best[0].score
@@ -187,7 +187,7 @@ def key(each: Candidate) -> tuple[object, ...]:
     return (str(each.schedule), str(each.residency), tuple(tiling.block.items()), cluster)
 
 
-def test_families_share_no_candidate_and_have_what_they_say() -> None:
+def test_relaxations_share_no_candidate_and_have_what_they_say() -> None:
     found: dict[tuple[object, ...], str] = {}
     for group in all_groups(GATED):
         for tiling in group.pieces():
@@ -195,12 +195,12 @@ def test_families_share_no_candidate_and_have_what_they_say() -> None:
                 block = {dim: int(each[index]) for dim, each in tiling.block.items()}
                 cluster = {dim: int(each[index]) for dim, each in tiling.cluster.items()}
                 value = Tiling(block, cluster)
-                one = key(Candidate(0, group.family, group.schedule, group.residency, value))
-                assert one not in found, (one, found.get(one), group.family)
-                found[one] = group.family
+                one = key(Candidate(0, group.relaxation, group.schedule, group.residency, value))
+                assert one not in found, (one, found.get(one), group.relaxation)
+                found[one] = group.relaxation
                 assert legal_cluster(GATED, cluster)
     assert len(found) == sum(each.size for each in all_groups(GATED))
-    assert set(found.values()) == {each.name for each in FAMILIES}
+    assert set(found.values()) == {each.name for each in RELAXATIONS}
 
 
 def ruled(chain: Chain) -> tuple[Group, ...]:
@@ -224,7 +224,7 @@ def test_the_published_family_is_the_published_space_less_what_cannot_run() -> N
     groups = ruled(chain)
     assert (
         sum(each.size for each in groups)
-        == sum(each.size for each in groups_of(chain, H100, family("published")))
+        == sum(each.size for each in groups_of(chain, H100, relaxation("published")))
         == 602020
     )
     assert count(chain, H100)[-1].candidates == 1151870
@@ -246,7 +246,7 @@ def test_the_best_are_those_of_a_whole_sort(threads: int, piece: int) -> None:
     for each in found.best:
         assert all(type(size) is int for size in each.tiling.block.values())
         alone = movement(SMALL, each.schedule, each.tiling, each.residency, L2)
-        group = Group(each.family, each.schedule, each.residency, ())
+        group = Group(each.relaxation, each.schedule, each.residency, ())
         assert roof.score(alone, group, each.tiling) == each.score
 
 
@@ -278,7 +278,7 @@ def test_a_batch_is_taken_in_any_part() -> None:
     chain = matrix_chain(32, [32, 32, 32], batch=3)
     batch = chain.rows[0]
     assert blocks_of(chain)[batch] == (1, 2, 3) and dividing(chain)[batch] == (1, 3)
-    assert any(each.size for each in groups_of(chain, H100, family("published")))
+    assert any(each.size for each in groups_of(chain, H100, relaxation("published")))
 
 
 def test_nothing_to_keep_is_refused() -> None:
@@ -289,5 +289,5 @@ def test_nothing_to_keep_is_refused() -> None:
         search(SMALL, [], ROOFS[0].score, L2)
     assert "groups: found no candidates; limit: at least one" in str(caught.value)
     with pytest.raises(PlanRefused) as caught:
-        family("odd")
-    assert "family: found 'odd'; limit: one of published, one CTA, uneven" in str(caught.value)
+        relaxation("odd")
+    assert "relaxation: found 'odd'; limit: one of published, one CTA, uneven" in str(caught.value)

@@ -20,7 +20,7 @@ from crossfuse.planner.dataflow.movement import Machine, Movement, arrivals, mov
 from crossfuse.planner.dataflow.schedules import LoopSchedule, Residency
 from crossfuse.planner.dataflow.tiling import PIECE, Tiling
 from crossfuse.planner.dataflow.volume import nests
-from crossfuse.planner.space.families import Group, candidates_of
+from crossfuse.planner.space.relaxations import Group, candidates_of
 
 # Roofline as a simple cost model: bytes of each level over its bandwidth, and the largest of them.
 
@@ -48,7 +48,7 @@ class Roof:
 #               the bandwidths, is more than the time of the best few so far.
 # ```
 #
-# The third one is in `crossfuse.planner.space.families`: extents that another one makes needless
+# The third one is in `crossfuse.planner.space.relaxations`: extents that another one makes needless
 # are left out before anything is combined.
 
 #: Keeps nothing, which does not matter to what goes through L2 and into shared memory.
@@ -106,14 +106,14 @@ def idle_loops(chain: Chain, groups: Sequence[Group]) -> Bound:
     """Leave out candidates that walk a dim in one step, if they are there with the dim spatial.
 
     What has room in a schedule has room in the one with the dim spatial too, as nothing is held for
-    longer there, so that a group of the family with that schedule has the same candidate.
+    longer there, so that a group of the relaxation with that schedule has the same candidate.
     """
-    present = {(each.family, each.schedule) for each in groups}
+    present = {(each.relaxation, each.schedule) for each in groups}
 
     def least(group: Group, tiling: Tiling) -> np.ndarray:
         idle: np.ndarray = np.zeros(candidates_of(tiling), dtype=bool)
         for dim in group.schedule.order:
-            if (group.family, spatial_twin(group.schedule, dim, chain)) in present:
+            if (group.relaxation, spatial_twin(group.schedule, dim, chain)) in present:
                 wide = tiling.block[dim] * tiling.cluster.get(dim, 1)
                 idle = idle | np.asarray(ceil_div(chain.extents[dim], wide) == 1)
         return np.where(idle, np.inf, -np.inf)
@@ -142,7 +142,7 @@ class Candidate:
     #: As the caller scored it.
     score: float
     #: Of its group.
-    family: str
+    relaxation: str
     schedule: LoopSchedule
     residency: Residency
     #: Of plain integers.
@@ -209,9 +209,9 @@ def search(
     --------
     >>> from crossfuse.hardware import device
     >>> from crossfuse.planner.chain.build import matrix_chain
-    >>> from crossfuse.planner.space.families import family, groups_of
+    >>> from crossfuse.planner.space.relaxations import relaxation, groups_of
     >>> chain = matrix_chain(64, [32, 64, 32])  # M, then K, N and L
-    >>> groups = groups_of(chain, device("nvidia-h100"), family("published"))
+    >>> groups = groups_of(chain, device("nvidia-h100"), relaxation("published"))
     >>> machine = Machine(l2_bytes=50 * 2**20)
     >>> found = search(chain, groups, lambda moved, *_: moved.total("l2"), machine, keep=1)
     >>> found.best[0].score  # bytes: all tensors once, the intermediate not at all
@@ -320,4 +320,6 @@ def _one(group: Group, tiling: Tiling, index: int, scores: np.ndarray) -> Candid
     block = {dim: int(np.asarray(each)[index]) for dim, each in tiling.block.items()}
     cluster = {dim: int(np.asarray(each)[index]) for dim, each in tiling.cluster.items()}
     score = float(scores[index])
-    return Candidate(score, group.family, group.schedule, group.residency, Tiling(block, cluster))
+    return Candidate(
+        score, group.relaxation, group.schedule, group.residency, Tiling(block, cluster)
+    )

@@ -1,10 +1,10 @@
-"""Our own candidates, beyond the published ones: families that share none with each other.
+"""Our own candidates: relaxations of the published rules, no two of which share a candidate.
 
-Each family gives one published restriction up and keeps the others, so that it says what that
+Each gives one published restriction up and keeps the others, so that it says what that
 restriction costs:
 
 ```
-family        gives up                                              R1   R2   R4   C
+relaxation    gives up                                              R1   R2   R4   C
 published     nothing; clusters that can run                        yes  yes  yes  kept
 one CTA       R2: no cluster, no DSM                                yes  1    yes  kept
 uneven        R1: tiles that do not divide                          no   yes  yes  kept
@@ -91,7 +91,7 @@ class Group:
     """Candidates that differ in tiles and clusters only."""
 
     #: Where they come from, such as ``"published"``.
-    family: str
+    relaxation: str
     schedule: LoopSchedule
     residency: Residency
     batches: tuple[Batch, ...]
@@ -111,7 +111,7 @@ class Group:
 def combined(
     chain: Chain,
     device: Device,
-    family: str,
+    relaxation: str,
     residencies: Mapping[LoopSchedule, Residency],
     room: Sequence[Rule],
     tiles: Extents,
@@ -131,7 +131,7 @@ def combined(
             if keep.any()
         )
         if batches:
-            found.append(Group(family, schedule, residency, batches))
+            found.append(Group(relaxation, schedule, residency, batches))
     return tuple(found)
 
 
@@ -196,7 +196,7 @@ ResidencyRule = Callable[[Chain, LoopSchedule], "Residency | None"]
 
 
 @dataclass(frozen=True)
-class Family:
+class Relaxation:
     """Candidates that give one restriction up; see the module."""
 
     name: str
@@ -207,7 +207,7 @@ class Family:
     ctas: str = "powers"
     #: Whether columns of later products are spatial; None for either.
     columns: bool | None = False
-    #: None of a schedule for which the family has no candidates.
+    #: None of a schedule for which the relaxation has no candidates.
     residency: ResidencyRule = kept
     #: Whether gate and up are on two CTAs.
     terms: bool = False
@@ -225,26 +225,26 @@ def only_recomputed(chain: Chain, schedule: LoopSchedule) -> Residency | None:
     return None if found == kept(chain, schedule) else found
 
 
-FAMILIES = (
-    Family("published", "R1 to R5, clusters that can run"),
-    Family("one CTA", "no cluster", ctas="one"),
-    Family("uneven", "tiles that do not divide", uneven=True),
-    Family("odd clusters", "extents other than powers of two", ctas="odd"),
-    Family("again", "l spatial, C made by each cluster that needs it", columns=True),
-    Family("recomputed", "C made again for each tile of l", residency=only_recomputed),
-    Family("through L2", "C made once, read in L2", columns=None, residency=through_l2),
-    Family("apart", "gate and up on two CTAs", terms=True),
+RELAXATIONS = (
+    Relaxation("published", "R1 to R5, clusters that can run"),
+    Relaxation("one CTA", "no cluster", ctas="one"),
+    Relaxation("uneven", "tiles that do not divide", uneven=True),
+    Relaxation("odd clusters", "extents other than powers of two", ctas="odd"),
+    Relaxation("again", "l spatial, C made by each cluster that needs it", columns=True),
+    Relaxation("recomputed", "C made again for each tile of l", residency=only_recomputed),
+    Relaxation("through L2", "C made once, read in L2", columns=None, residency=through_l2),
+    Relaxation("apart", "gate and up on two CTAs", terms=True),
 )
 
 
-def family(name: str) -> Family:
-    """Look up one of `FAMILIES`, such as ``"uneven"``."""
-    known = {each.name: each for each in FAMILIES}
+def relaxation(name: str) -> Relaxation:
+    """Look up one of `RELAXATIONS`, such as ``"uneven"``."""
+    known = {each.name: each for each in RELAXATIONS}
     if name not in known:
         raise refuse(
             PlanRefused,
             "search-space",
-            "family",
+            "relaxation",
             found=repr(name),
             limit="one of " + ", ".join(known),
             instead="write 'published', say",
@@ -252,8 +252,8 @@ def family(name: str) -> Family:
     return known[name]
 
 
-def groups_of(chain: Chain, device: Device, member: Family) -> tuple[Group, ...]:
-    """Make the candidates of a family, a group for each schedule that has any.
+def groups_of(chain: Chain, device: Device, member: Relaxation) -> tuple[Group, ...]:
+    """Make the candidates of a relaxation, a group for each schedule that has any.
 
     Gate and up apart have none without a gate.
     """
@@ -268,14 +268,14 @@ def groups_of(chain: Chain, device: Device, member: Family) -> tuple[Group, ...]
     return combined(chain, device, member.name, present, (room,), tiles, clusters)
 
 
-def _schedules(chain: Chain, member: Family) -> list[LoopSchedule]:
+def _schedules(chain: Chain, member: Relaxation) -> list[LoopSchedule]:
     found = [each for each in loop_schedules(list(chain.extents)) if sum_before_use(chain, each)]
     if member.columns is None:
         return found
     return [each for each in found if columns_in_a_cluster(chain, each) != member.columns]
 
 
-def _tiles(chain: Chain, member: Family) -> dict[str, np.ndarray]:
+def _tiles(chain: Chain, member: Relaxation) -> dict[str, np.ndarray]:
     if not member.uneven:
         return grid(dividing(chain))
     tiles, whole = grid(even(chain)), dividing(chain)
@@ -283,8 +283,8 @@ def _tiles(chain: Chain, member: Family) -> dict[str, np.ndarray]:
     return chosen(tiles, ~np.logical_and.reduce(divided))
 
 
-def _clusters(chain: Chain, member: Family) -> dict[str, np.ndarray]:
-    """Clusters of a family that can run."""
+def _clusters(chain: Chain, member: Relaxation) -> dict[str, np.ndarray]:
+    """Clusters of a relaxation that can run."""
     sizes = {"one": (1,), "powers": CLUSTER_EXTENTS, "odd": tuple(range(1, MAX_CLUSTER + 1))}
     terms = len(chain.products[0].rights)
     clusters = _small(chain, sizes[member.ctas])
