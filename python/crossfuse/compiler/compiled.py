@@ -160,7 +160,7 @@ def compile(
         clusters in the order in which they come. ``"registers"``: those of the CTA that makes it; a
         cluster sums its parts. ``"global"``: one kernel for each product. ``"auto"``: the kernel
         with the least estimated time of all that rules build, place and tiles, see
-        `crossfuse.plan`. Convolutions, and kernels of a given `cluster`, have the tiles of the
+        `crossfuse.plan`. Kernels of a given `cluster` have the tiles of the
         rules, in the place that the planner puts first. Of a cascade: where the state of a row is.
         ``"registers"``: one CTA makes it; ``"dsm"``: those of a cluster do; ``"global"``: several
         do, and a second kernel merges.

@@ -102,18 +102,7 @@ def _not_planned(source: Source, cluster: int) -> str:
     if cluster:
         # Its tiles are those of clusters that it chooses itself.
         return f"clusters of {cluster} CTAs were asked for"
-    sch, chain = _read(source.func)
-    if _has_windows(sch, chain):
-        # Their tiles are loaded as windows, which it takes for rows of a matrix.
-        return "convolutions are not planned"
     return ""
-
-
-def _has_windows(sch: Any, chain: Chain) -> bool:
-    """Whether the first products read windows of an input."""
-    from crossfuse.blocks.chain import is_view
-
-    return any(is_view(sch, each) for each in sch.get_producers(chain.first[0]))
 
 
 def placed_options(
@@ -155,8 +144,7 @@ def placed_options(
 def _places(func: Any, target: Device) -> tuple[str, ...]:
     """Places of an intermediate, first the one whose fastest tiles are estimated to be the fastest.
 
-    The tiles are the rules' own, and windows of a convolution are counted as rows of a matrix; so
-    only the order of places is taken from the planner's answer.
+    The tiles are the rules' own: only the order of places is taken from the planner's answer.
     """
     _, chain = _read(func)
     shape = shape_of_blocks(chain)
