@@ -18,7 +18,6 @@ from study.fit import Sample
 
 #: Features of kernels, see `rows_of`, and corrections of their estimates.
 Rows = tuple[np.ndarray, np.ndarray]
-#: The H200's trees were grown in 200 rounds of 0.07.
 _DEPTH, _ROUNDS = 5, 300
 _SETTINGS = {
     "max_depth": _DEPTH,
