@@ -20,7 +20,7 @@ from crossfuse.workload.tolerances import plain_tolerance
 Inputs = dict[str, np.ndarray]
 
 #: Operands that are the weights of a product, which scale with the terms of its sums.
-WEIGHTS = ("weight", "router")
+WEIGHTS = ("weight", "router", "gate", "up", "down")
 #: Operands around one.
 FACTORS = ("gamma", "weight_scale", "mass")
 
