@@ -15,10 +15,15 @@ if TYPE_CHECKING:
 
 
 def only_site(func: Any) -> Site:
-    """The one cascade of a function; several are refused."""
-    from crossfuse.cascade.detect import detect
+    """The one cascade of a function; several are refused.
 
-    sites = detect(func)
+    Of rows in front of a chain of products it is that of the rows.
+    """
+    from crossfuse.cascade.detect import detect
+    from crossfuse.cascade.rewrite.rows_first import rows_site
+
+    rows = rows_site(func)
+    sites = [rows] if rows is not None else detect(func)
     if len(sites) == 1:
         return sites[0]
     raise refuse(

@@ -8,12 +8,14 @@ streams, and what is left is a product as any other.
 from __future__ import annotations
 
 from collections.abc import Collection, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.access import is_reduction
+from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.tiles import refused
+from crossfuse.cascade.site import Site
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +75,16 @@ def rows_before_chain(func: Any) -> RowsFirst | None:
     if len(operands) != 1 or len(found) == len(firsts):
         return None
     return _cut(func, nests, operands.pop(), found.keys())
+
+
+def rows_site(func: Any) -> Site | None:
+    """The cascade that makes the rows in front of a chain of products, in the whole function.
+
+    None of a function of another form; rows that are no cascade are refused.
+    """
+    parts = rows_before_chain(func)
+    sites = detect(parts.rows) if parts is not None else ()
+    return replace(sites[0], function=func) if len(sites) == 1 else None
 
 
 def _cut(
