@@ -19,11 +19,9 @@ def only_site(func: Any) -> Site:
 
     Of rows in front of a chain of products it is that of the rows.
     """
-    from crossfuse.cascade.detect import detect
-    from crossfuse.cascade.rewrite.rows_first import rows_site
+    from crossfuse.cascade.rewrite.rows_first import sites_of
 
-    rows = rows_site(func)
-    sites = [rows] if rows is not None else detect(func)
+    sites = sites_of(func)
     if len(sites) == 1:
         return sites[0]
     raise refuse(

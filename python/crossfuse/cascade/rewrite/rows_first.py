@@ -77,14 +77,15 @@ def rows_before_chain(func: Any) -> RowsFirst | None:
     return _cut(func, nests, operands.pop(), found.keys())
 
 
-def rows_site(func: Any) -> Site | None:
-    """The cascade that makes the rows in front of a chain of products, in the whole function.
+def sites_of(func: Any) -> tuple[Site, ...]:
+    """The cascades of a function; of rows in front of a chain of products those of the rows.
 
-    None of a function of another form; rows that are no cascade are refused.
+    Products of a chain reduce what other reductions make, which is no cascade of theirs.
     """
     parts = rows_before_chain(func)
-    sites = detect(parts.rows) if parts is not None else ()
-    return replace(sites[0], function=func) if len(sites) == 1 else None
+    if parts is None:
+        return detect(func)
+    return tuple(replace(each, function=func) for each in detect(parts.rows))
 
 
 def _cut(

@@ -51,14 +51,12 @@ def cascade_shape(site: Site, derivation: Derivation, name: str = "cascade") -> 
 def shape_of_cascade(source: str | CascadeSpec) -> CascadeShape:
     """Count a packaged cascade, such as ``"R7"`` or ``"softmax:rows=64,cols=1024"``."""
     from crossfuse.cascade.algebra import derive
-    from crossfuse.cascade.detect import detect
-    from crossfuse.cascade.rewrite.rows_first import rows_site
+    from crossfuse.cascade.rewrite.rows_first import sites_of
     from crossfuse.workload.cascade_build import prim_func
     from crossfuse.workload.cascades import resolve
 
     spec = resolve(source) if isinstance(source, str) else source
-    func = prim_func(spec)
-    site = rows_site(func) or detect(func)[0]
+    (site,) = sites_of(prim_func(spec))
     return cascade_shape(site, derive(site.cascade), str(spec))
 
 
