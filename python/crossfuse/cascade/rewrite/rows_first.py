@@ -156,9 +156,16 @@ def _nest(node: Any) -> _Nest:
     reduced = sum(is_reduction(each) for each in iters)
     kept = len(iters) - reduced
     single = sum(ir.constant(each.dom.extent) == 1 and not is_reduction(each) for each in iters)
-    columns = [ir.constant(each.dom.extent) or 0 for each in iters if not is_reduction(each)]
+    extents = [ir.constant(each.dom.extent) or 0 for each in iters if not is_reduction(each)]
+    columns = extents[-1] if extents else 1
     return _Nest(
-        node, frozenset(reads), frozenset(writes), kept, reduced, kept - single, (columns or [1])[-1]
+        node,
+        frozenset(reads),
+        frozenset(writes),
+        kept,
+        reduced,
+        kept - single,
+        columns,
     )
 
 

@@ -51,21 +51,25 @@ class RowsProduct:
 
     @property
     def passes(self) -> tuple[Pass, ...]:
-        """The kernels of the products if they are not fused, in order.
+        """The kernels if a chain is not fused, in order.
 
-        Each product is one, and so are what combines the first ones and what reads more than sums.
+        Rows are one: libraries have kernels of norms. The others are as
+        `crossfuse.planner.cost.estimate.eager` counts them: weights of one operand are one product,
+        whose results an activation and a multiplication make the intermediate of.
         """
-        chain, found = self.chain, []
+        chain, rows = self.chain, self.rows
+        read = rows.rows * rows.length * (rows.read + rows.late)
+        found = [Pass(f"{chain.products[0].left}, rows", read, self.left_bytes)]
         for product in chain.products:
-            made, left = chain.elements(product.output), self._bytes(product.left)
-            item, depth = chain.tensor(product.output).item, chain.extents[product.reduction]
-            for each in product.rights:
-                read = left + self._bytes(each)
-                found.append(Pass(f"product by {each}", read, made * item, 2 * made * depth))
-            more = sum(map(self._bytes, product.further))
-            if more or product.output != chain.output.name:
-                read = len(product.rights) * made * item + more
-                found.append(Pass(product.output, read, made * item))
+            inputs = (product.left, *product.rights, *product.further)
+            read, made = sum(map(self._bytes, inputs)), self._bytes(product.output)
+            count, depth = len(product.rights), chain.extents[product.reduction]
+            flops = 2 * count * chain.elements(product.output) * depth
+            found.append(Pass(f"{product.output} by {inputs[1]}", read, count * made, flops))
+            if product.output != chain.output.name:
+                found += [
+                    Pass(f"{product.output}, {n} of {count}", made, made) for n in range(count)
+                ]
         return tuple(found)
 
     def _bytes(self, name: str) -> int:

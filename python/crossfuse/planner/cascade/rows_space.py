@@ -225,7 +225,7 @@ def _plain(time: Share) -> Share:
 def rows_memory(product: RowsProduct, kernel: TiledKernel, device: Device) -> Memory:
     """Shared memory of the kernel: boxes of the first phase lie in left stages, whatever its rows.
 
-    Where its tiles have too few steps for that, those of a chain's kernel have a place of their own.
+    Where its tiles have too few steps, those of a chain's kernel have a place of their own.
     """
     first, *others = kernel.phases(product.shape)
     inside = least(first.steps, pages(first.columns)) >= pages(first.columns)

@@ -42,9 +42,8 @@ def cascade_shape(site: Site, derivation: Derivation, name: str = "cascade") -> 
 
     count = tile_work_of if has_products(site) else work_of
     of = rows_product_of if has_products(site) else rows_chain_of
-    product, passes = of(site.function), passes_of(site)
-    if product is not None and product.is_chain:
-        passes = (*passes, *product.passes)
+    product = of(site.function)
+    passes = product.passes if product is not None and product.is_chain else passes_of(site)
     return CascadeShape(name, count(site, derivation), passes, product)
 
 

@@ -103,9 +103,7 @@ def explain_plan(
     known = rates or rates_of(spec)
     shape = plan.shape
     passes = pass_times(shape.passes, spec, known)
-    others = sorted(
-        (*plan.runners, *_apart(plan, spec, known)), key=lambda each: each.microseconds
-    )
+    others = sorted((*plan.runners, *_apart(plan, spec, known)), key=lambda each: each.microseconds)
     return CascadeReasons(
         replace(plan, runners=tuple(others)),
         _levels(plan, known, spec.sms),
