@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any, ClassVar
 
 from tvm import relax
@@ -73,10 +74,14 @@ class MadeRows(Form):
         """See `Form`; refuses all but a cascade of rows before the products."""
         products = _products(static["main"])
         with refusals(self.text):
-            whole, inputs, params = _loops(static)
+            whole, inputs, params = _loops(self.flat(static))
             func = _inlined(without_unit_extents(whole), len(products))
         arguments = tuple(map(partial(_argument, params), inputs, func.params))
         return _outlined(self.outline, func, arguments, products)
+
+    def flat(self, static: Any) -> Any:
+        """The module with its rows in one extent; symbolic ones are planned so."""
+        return static
 
     def check_rows(self, function: Any, rows: Any) -> None:
         """See `Form`; also refuses what mixes rows.
@@ -136,6 +141,53 @@ class MadeChains(MadeRows):
     def find(self, graph: Graph) -> Iterator[Group]:
         """See `Form`."""
         return find_made_chains(graph)
+
+    def flat(self, static: Any) -> Any:
+        """See `MadeRows.flat`; refuses what mixes rows."""
+        main = static["main"]
+        leading = [int(each) for each in main.ret_ty.shape.values[:-1]]
+        if len(leading) < 2 or prod(leading[:-1]) == 1:
+            return static
+        func, inputs, params = _loops(static)
+        has = [each in params and _extents(each)[:-1] == leading for each in inputs]
+        check_row_wise(func, has, prod(leading))
+        return _flattened(main, leading)
+
+
+def _extents(value: Any) -> list[int]:
+    return [int(each) for each in value.ty.shape.values]
+
+
+def _flattened(main: Any, leading: list[int]) -> Any:
+    """A module of a function with its rows, so many leading extents, in the last one of these.
+
+    It computes the same rows, if each depends on the same row of what it is given alone.
+    """
+    rows = [*[1] * (len(leading) - 1), prod(leading)]
+
+    def parameter(old: Var) -> Var:
+        extents = _extents(old)
+        if extents[:-1] != leading:
+            return Var(old.name, old.ty)
+        return Var(old.name, relax.TensorType([*rows, extents[-1]], str(old.ty.dtype)))
+
+    def image(value: Any) -> Any:
+        if isinstance(value, relax.ShapeExpr) and [*map(int, value.values)][:-1] == leading:
+            return relax.ShapeExpr([*rows, value.values[-1]])
+        return images.get(value, value)
+
+    builder, params = relax.BlockBuilder(), [*map(parameter, main.params)]
+    images: dict[Any, Any] = dict(zip(main.params, params, strict=True))
+    with builder.function("main", params):
+        with builder.dataflow():
+            for each in (binding for block in main.body.blocks for binding in block.bindings):
+                call = each.value
+                given = [image(argument) for argument in call.args]
+                made = relax.Call(call.op, given, call.attrs, call.ty_args)
+                images[each.var] = builder.emit(made)
+            result = builder.emit_output(images[main.body.body])
+        builder.emit_func_output(result)
+    return builder.get()
 
 
 def _loops(static: Any) -> tuple[Any, tuple[Any, ...], list[Var]]:
