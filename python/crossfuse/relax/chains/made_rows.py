@@ -204,21 +204,45 @@ def _inlined(func: Any, products: int) -> Any:
     """Inline so that one block follows each product, and no block only moves an input.
 
     So weights are read where they are, and what follows a product is one expression. The last
-    `products` sums are products.
+    `products` sums are products; of several, no block only moves what they read.
     """
-    schedule = ir.Schedule(func)
-    blocks: list[Any] = []
-    ir.walk(func.body.block.body, (ir.SBlock, blocks.append))
+    if products > 1:
+        func = _without(func, [each for each in _blocks(func) if _moves(each)])
+    blocks = _blocks(func)
     sums = [at for at, each in enumerate(blocks) if _sums(each)]
     behind = (sums[-products:] or [0])[0]
     summed = {read.source for at in sums for read in blocks[at].reads}
-    for at, each in enumerate(blocks):
-        if not isinstance(each.body, ir.BufferStore) or _sums(each):
-            continue
-        value = each.body.value
-        moves = isinstance(value, ir.TensorLoad) and value.source in func.params
-        inside = at > behind and each.body.buffer not in summed
-        if (moves or inside) and each.body.buffer not in func.params:
+
+    def is_inside(at: int, block: Any) -> bool:
+        return at > behind and not _sums(block) and block.writes[0].source not in summed
+
+    return _without(
+        func,
+        [
+            each
+            for at, each in enumerate(blocks)
+            if is_inside(at, each) or (_moves(each) and each.body.value.source in func.params)
+        ],
+    )
+
+
+def _blocks(func: Any) -> list[Any]:
+    blocks: list[Any] = []
+    ir.walk(func.body.block.body, (ir.SBlock, blocks.append))
+    return blocks
+
+
+def _moves(block: Any) -> bool:
+    """Whether a block only copies a tensor, such as one that reshapes it."""
+    body = block.body
+    return isinstance(body, ir.BufferStore) and isinstance(body.value, ir.TensorLoad)
+
+
+def _without(func: Any, blocks: Sequence[Any]) -> Any:
+    """The function with the blocks inlined that store no parameter."""
+    schedule = ir.Schedule(func)
+    for each in blocks:
+        if isinstance(each.body, ir.BufferStore) and each.body.buffer not in func.params:
             schedule.compute_inline(schedule.get_sblock(str(each.name_hint)))
     (made,) = schedule.mod.functions.values()
     return made
