@@ -48,8 +48,9 @@ def outcomes(module: nn.Module, *shape: int, always: bool = False) -> list[Any]:
     return list(fuse.outcomes)
 
 
-@pytest.mark.parametrize("norm", [nn.RMSNorm, nn.LayerNorm])
-@pytest.mark.parametrize("shape", [(16, 512), (4, 4, 512)], ids=str)
+@pytest.mark.parametrize(
+    ("norm", "shape"), [(nn.RMSNorm, (16, 512)), (nn.LayerNorm, (4, 4, 512))], ids=str
+)
 def test_the_norm_is_taken_where_more_is_saved(norm: Any, shape: tuple[int, ...]) -> None:
     chain, whole = outcomes(Block(512, 2048, norm), *shape)
     assert (whole.name, whole.family) == ("crossfuse_rows_chain", "rows_chain")

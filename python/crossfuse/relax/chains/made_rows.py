@@ -59,7 +59,8 @@ class MadeRows(Form):
     #: Family of its kernels, and what they are in words.
     family: ClassVar[str] = ROWS
     text: ClassVar[str] = "rows before a product"
-    #: What the function has to be.
+    #: What other functions are, and what the function has to be.
+    odd: ClassVar[str] = "reductions, and a product of another form"
     limit: ClassVar[str] = (
         "a norm or a quantiser of rows, and one product of them and weights, of 2 bytes an "
         "element or 1"
@@ -105,8 +106,7 @@ class MadeRows(Form):
         site = only_site(func)
         shape = cascade_shape(site, derive(site.cascade), self.text)
         if not CASCADE_FAMILIES[self.family].matches(shape):
-            found = "reductions, and products of another form"
-            raise refused("main", found, self.limit, _INSTEAD)
+            raise refused("main", self.odd, self.limit, _INSTEAD)
         plans = ranked_cascade(shape, target, only=(self.family, EAGER))
         return [each for each in plans if not each.tiles.get("chunk")]
 
@@ -135,6 +135,7 @@ class MadeChains(MadeRows):
     name: ClassVar[str] = "rows_chain"
     family: ClassVar[str] = ROWS_CHAIN
     text: ClassVar[str] = "rows before a chain of products"
+    odd: ClassVar[str] = "reductions, and products of another form"
     limit: ClassVar[str] = "a norm or a quantiser of rows, and two layers of products behind it"
     outline: ClassVar[type[OutlinedRows]] = OutlinedRowsChain
 
