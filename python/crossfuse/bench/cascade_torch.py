@@ -175,18 +175,17 @@ def _rmsnorm_gemm(spec: cascade_spec.RmsNormGemm, x: Any, gamma: Any, weight: An
     return torch.nn.functional.linear(normal.to(x.dtype) * gamma, weight)
 
 
-def _norm_ffn(spec: cascade_spec.NormFfn, x: Any, gamma: Any, *others: Any) -> Any:
+def _norm_ffn(spec: cascade_spec.NormFfn, x: Any, gamma: Any, *given: Any) -> Any:
     from torch.nn.functional import layer_norm, linear, rms_norm
 
     from crossfuse.workload.torch_modules import activation
 
     act = (lambda x: x) if spec.act == "identity" else activation(spec.act)
     if isinstance(spec, cascade_spec.LayerNormFfn):
-        beta, *others = others
-        rows = layer_norm(x, (spec.K,), gamma, beta, EPSILON)
+        rows = layer_norm(x, (spec.K,), gamma, given[0], EPSILON)
     else:
         rows = rms_norm(x, (spec.K,), gamma, EPSILON)
-    *weights, down = others
+    *weights, down = given[len(spec.parameters) - 1 :]
     first, *up = (linear(rows, each) for each in weights)
     hidden = act(first)
     out = linear(hidden * up[0] if up else hidden, down)

@@ -424,12 +424,12 @@ class NormFfn(CascadeSpec):
         super().__post_init__()
         if self.residual and self.L != self.K:
             where, limit = f"{self.kind}:L", f"{self.K}, as the residual x has (K)"
-            raise refused("workload-extent", where, self.L, limit, "or write residual=false")
+            raise refused("workload-extent", where, self.L, limit, "write residual=false, or L=K")
 
     @property
     def operands(self) -> tuple[Operand, ...]:
         """Tokens, parameters of the norm, and the weights: gate if any, up, down."""
-        shapes = {"x": (self.tokens, self.K)}
+        shapes: dict[str, tuple[int, ...]] = {"x": (self.tokens, self.K)}
         shapes |= {name: (self.K,) for name in self.parameters}
         shapes |= {"gate": (self.N, self.K)} if self.gated else {}
         shapes |= {"up": (self.N, self.K), "down": (self.L, self.N)}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from math import log
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -60,6 +60,15 @@ class RowsTiles:
     def kernel(self) -> GemmKernel:
         """The product's kernel, as it would be alone."""
         return GemmKernel.read(self.product)
+
+
+class _OfRows(Protocol):
+    @property
+    def rows(self) -> int:
+        """Rows of a tile."""
+
+
+T = TypeVar("T", bound=_OfRows)
 
 
 def rows_kernels(product: RowsProduct, device: Device) -> tuple[tuple[Step, ...], GemmKernel]:
@@ -133,11 +142,11 @@ def _takes_chunks(kernel: GemmKernel, product: RowsProduct) -> bool:
     return int(kernel.rows) <= TALLEST_BY_CHUNKS and int(phase.sums) <= SUMS_BESIDE_CHUNKS
 
 
-def ordered(times: Sequence[tuple[float, RowsTiles]]) -> list[tuple[float, RowsTiles]]:
+def ordered(times: Sequence[tuple[float, T]]) -> list[tuple[float, T]]:
     """Sort tiles by their times, the best first; of equal ones those of fewer rows."""
     best = min((time for time, _ in times), default=1.0)
 
-    def key(pair: tuple[float, RowsTiles]) -> tuple[float, ...]:
+    def key(pair: tuple[float, T]) -> tuple[float, ...]:
         time, tiles = pair
         return (int(log(time / best) / log(_EQUAL) + 1e-9), tiles.rows, time)
 

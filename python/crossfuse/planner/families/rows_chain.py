@@ -71,8 +71,8 @@ class RowsChainTiles:
 
 
 #: Registers of a thread for the sums of both products where multiplying warpgroups make rows, by
-#: how many these are: nvcc 13.0 spilt nothing at 216, 176 and 116 after RMS norms, 960 bytes at 240,
-#: 20 to 228 at 192 and 196, and 332 at 132; after a layer norm 40 bytes at 116.
+#: how many these are. After RMS norms nvcc 13.0 spilt nothing at 216, 176 and 116, 960 bytes at
+#: 240, 20 to 228 at 192 and 196, and 332 at 132; after a layer norm 40 bytes at 116.
 BESIDE_ROWS_OF_ONE, BESIDE_ROWS_OF_TWO, BESIDE_ROWS_OF_THREE = 216, 176, 112
 
 

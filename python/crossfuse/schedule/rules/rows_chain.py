@@ -120,9 +120,10 @@ def chain_behind_rows(func: Any, tiles: RowsChainTiles, constant: bool) -> Any:
             instead="plan this function, which leaves the family out",
         )
     (rows,) = detect(parts.rows)
-    phases = {name: TensorTiles(**each) for name, each in tiles.phases.items()}
+    first, second = (TensorTiles(**tiles.phases[each]) for each in ("first", "second"))
+    derivation = derive(rows.cascade)
     return schedule_rows_chain(
-        parts, rows, derive(rows.cascade), **phases, constant_weights=constant
+        parts, rows, derivation, first=first, second=second, constant_weights=constant
     )
 
 

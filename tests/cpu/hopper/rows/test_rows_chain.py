@@ -1,4 +1,4 @@
-"""A norm and the two layers behind it in one kernel, against float64: sizes, hard numbers, faults."""
+"""A norm and the two layers behind it in one kernel against float64: sizes, numbers, faults."""
 
 from __future__ import annotations
 
