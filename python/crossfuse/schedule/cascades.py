@@ -45,8 +45,9 @@ def schedule_cascade(
     """Write a cascade as a stream, and schedule it by one of `CASCADE_FAMILIES`.
 
     Tiles are fields of the family's `kind`, with the class's defaults; `constant_weights` is of
-    families ``rows`` and ``rows_chain``: no kernel that may still be running writes the weights. The trace replays on the stream, not on the function. Refused are other families and
-    fields, and a cascade that has no such form.
+    families ``rows`` and ``rows_chain``: no kernel that may still be running writes the weights.
+    The trace replays on the stream, not on the function. Refused are other families and fields, and
+    a cascade that has no such form.
     """
     if family not in CASCADE_FAMILIES:
         raise refuse(
