@@ -99,6 +99,8 @@ show_lines(compiled.report.text())
 # - `crossfuse_gated_ffn`: gate, up and down are one kernel, and the residual `x` is added in it;
 # - the next chain, down and head, *is* one, too; but a product can be in one kernel only, and the
 #   first chain saves more;
+# - with the norm in front of it the FFN could be one kernel as well, which saves less for layers
+#   as small as these: the norm is fast alone, and the FFN's intermediate stays in registers here;
 # - the norm and the softmax are cascades of reductions (tutorial 8), each one kernel of threads
 #   that reads its input once;
 # - the head's product stays with TVM: a single product is what libraries are good at.

@@ -13,7 +13,7 @@ from crossfuse.cache import kept
 from crossfuse.hardware import device
 from crossfuse.markers import ROWS
 from crossfuse.relax import BuildKernels, FuseCascades, FuseChains, build_kernels, fuse_cascades
-from crossfuse.relax.chains import kernels
+from crossfuse.relax.chains import forms, kernels
 from crossfuse.relax.chains.groups import find_groups
 from crossfuse.relax.graph import read_graph
 from crossfuse.runtime import artefact
@@ -51,8 +51,8 @@ def forbid(patch: pytest.MonkeyPatch) -> None:
         raise AssertionError("worked out again")
 
     for module, name in (
-        (kernels, "rank_function"),
-        (kernels, "schedule_planned"),
+        (forms, "rank_function"),
+        (forms, "schedule_planned"),
         (kernels, "lower"),
         (fuse_cascades, "find_groups"),
         (build_kernels, "lower"),

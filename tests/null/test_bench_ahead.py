@@ -8,7 +8,8 @@ from crossfuse.bench import run
 from crossfuse.bench.job import Job, Planned
 from crossfuse.bench.ours import kernels
 from crossfuse.bench.plan import plan, setting
-from crossfuse.workload import parse
+from crossfuse.workload import WorkloadSpec, parse
+from crossfuse.workload.cascades import parse as parse_cascade
 
 GATED = "gated_ffn:M=16,K=64,N=128,L=64,dtype=bfloat16"
 
@@ -36,6 +37,16 @@ def test_a_cascade_has_places_of_its_states() -> None:
     jobs = [each.job for each in plan(["R3:batch=1"], "", how)]
     assert [each.variant for each in jobs][:2] == ["ours", "ours-global"]
     assert [placement for _, placement in run.distinct(jobs)] == [None, "global", "dsm"]
+
+
+def test_a_norm_and_an_ffn_are_two_kernels_apart() -> None:
+    spec = parse_cascade("layernorm_ffn:tokens=4,K=32,N=64,gated=false,act=gelu")
+    norm, chain = (each for each, _ in kernels("unfused", spec))
+    assert str(norm) == "layernorm:rows=4,cols=32"
+    assert isinstance(chain, WorkloadSpec)
+    assert (chain.M, chain.K, chain.N, chain.L) == (4, 32, 64, 32)
+    assert (chain.kind, chain.act, chain.residual) == ("gemm_chain", "gelu", "out")
+    assert kernels("ours", spec) == ((spec, None),)
 
 
 @pytest.mark.parametrize("variant", ["ours-l2", "unfused", "eager"])

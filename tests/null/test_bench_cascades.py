@@ -61,6 +61,7 @@ def test_a_cascade_has_no_m() -> None:
         "mla_decode:batch=4,q_heads=2,kv_len=5,latent_dim=3,rope_dim=1",
         "moe_routing:tokens=100,hidden=3,experts=8,top_k=2",
         "rmsnorm_gemm:tokens=64,K=4,N=3",
+        "layernorm_ffn:tokens=64,K=4,N=3",
         "softmax:rows=3,cols=4",
     ],
 )

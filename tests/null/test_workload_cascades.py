@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from crossfuse.errors import CheckFailed, WorkloadRefused
-from crossfuse.workload import cascades, suites
+from crossfuse.workload import cascade_spec, cascades, suites
 from crossfuse.workload.cascade_inputs import adversarial_inputs, check, random_inputs
 from crossfuse.workload.cascade_numerics import reference, unfused
 
@@ -22,8 +22,40 @@ def test_text_is_read_back(name: str) -> None:
     assert spec.kind == suites.entry(name).title
 
 
-def test_every_kind_is_packaged() -> None:
-    assert {cascades.lookup(name).kind for name in IDS} == set(cascades.KINDS)
+def test_every_kind_but_blocks_of_models_is_packaged() -> None:
+    blocks = {"rmsnorm_ffn", "layernorm_ffn"}
+    assert {cascades.lookup(name).kind for name in IDS} == set(cascades.KINDS) - blocks
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rmsnorm_ffn:tokens=3,K=16,N=24",
+        "rmsnorm_ffn:tokens=3,K=16,N=24,L=8,gated=false,residual=false,act=gelu,dtype=float16",
+        "layernorm_ffn:tokens=1,K=16,N=24,out=float32",
+    ],
+)
+def test_a_norm_and_an_ffn_in_numpy_are_those_of_torch(text: str) -> None:
+    """In float64, from text to text; `L` is that of the input unless another one is named."""
+    torch = pytest.importorskip("torch")
+    from crossfuse.bench.cascade_torch import formula
+
+    spec = cascades.parse(text)
+    assert isinstance(spec, cascade_spec.NormFfn) and str(spec) == text
+    inputs = random_inputs(spec)
+    exact = reference(spec, inputs)["out"]
+    assert exact.shape == (spec.tokens, spec.L or spec.K)
+    given = [torch.from_numpy(each.astype("float64")) for each in inputs.values()]
+    assert np.allclose(exact, formula("eager", spec)(*given).numpy(), rtol=1e-9, atol=1e-12)
+
+
+def test_a_residual_has_the_columns_of_the_output() -> None:
+    with pytest.raises(WorkloadRefused) as caught:
+        cascades.parse("rmsnorm_ffn:tokens=3,K=16,N=24,L=8")
+    assert str(caught.value) == (
+        "workload-extent: rmsnorm_ffn:L: found 8; limit: 16, as the residual x has (K). Instead: "
+        "write residual=false, or L=K."
+    )
 
 
 def test_packaged_extents_are_those_of_the_suite() -> None:

@@ -175,6 +175,23 @@ def _rmsnorm_gemm(spec: cascade_spec.RmsNormGemm, x: Any, gamma: Any, weight: An
     return torch.nn.functional.linear(normal.to(x.dtype) * gamma, weight)
 
 
+def _norm_ffn(spec: cascade_spec.NormFfn, x: Any, gamma: Any, *given: Any) -> Any:
+    from torch.nn.functional import layer_norm, linear, rms_norm
+
+    from crossfuse.workload.torch_modules import activation
+
+    act = (lambda x: x) if spec.act == "identity" else activation(spec.act)
+    if isinstance(spec, cascade_spec.LayerNormFfn):
+        rows = layer_norm(x, (spec.K,), gamma, given[0], EPSILON)
+    else:
+        rows = rms_norm(x, (spec.K,), gamma, EPSILON)
+    *weights, down = given[len(spec.parameters) - 1 :]
+    first, *up = (linear(rows, each) for each in weights)
+    hidden = act(first)
+    out = linear(hidden * up[0] if up else hidden, down)
+    return out + x if spec.residual else out
+
+
 _PLAIN: dict[type[CascadeSpec], Formula] = {
     cascade_spec.Softmax: _softmax,
     cascade_spec.LogSoftmax: _log_softmax,
@@ -189,4 +206,6 @@ _PLAIN: dict[type[CascadeSpec], Formula] = {
     cascade_spec.MoeRouting: _moe_routing,
     cascade_spec.QuantGemm: _quant_gemm,
     cascade_spec.RmsNormGemm: _rmsnorm_gemm,
+    cascade_spec.RmsNormFfn: _norm_ffn,
+    cascade_spec.LayerNormFfn: _norm_ffn,
 }

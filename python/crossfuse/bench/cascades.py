@@ -118,6 +118,8 @@ def _way(name: str, spec: CascadeSpec, device: str) -> CascadeWay:
     from crossfuse.bench.cascade_torch import formula
     from crossfuse.bench.ours import compile_kernel, has_cascade, note_of
 
+    if name == "unfused":
+        return _apart(spec)
     if name not in OWN:
         return CascadeWay(formula(name, spec))
     if not has_cascade(name):
@@ -128,6 +130,26 @@ def _way(name: str, spec: CascadeSpec, device: str) -> CascadeWay:
         return kernel.run(*inputs)
 
     return CascadeWay(run, note_of(kernel.manifest), kernel.manifest.resources)
+
+
+def _apart(spec: CascadeSpec) -> CascadeWay:
+    """A norm and the feed-forward block behind it by two kernels of ours; others are refused."""
+    from crossfuse.bench.ours import compile_kernel, norm_and_chain, note_of
+
+    if not isinstance(spec, cascade_spec.NormFfn):
+        limit = "a norm and a feed-forward block, which are kernels of their own too"
+        raise no_such("unfused", spec, limit, "leave unfused out")
+    target = hardware.device().name
+    norm, chain = (compile_kernel(e, None, target).kernel for e in norm_and_chain(spec))
+    count = len(spec.parameters)
+
+    def run(x: Any, *others: Any) -> Any:
+        rows = norm.run(x, *others[:count])
+        return chain.run(rows, *others[count:], *((x,) if spec.residual else ()))
+
+    note = "; ".join(note_of(each.manifest) for each in (norm, chain))
+    resources = (*norm.manifest.resources, *chain.manifest.resources)
+    return CascadeWay(run, note, resources)
 
 
 def _bound(way: CascadeWay, inputs: dict[str, Any]) -> Callable[[], Any]:

@@ -38,7 +38,8 @@ VARIANTS = {
     OURS_AUTOTUNE: "of models: our kernels, the rest of the graph by inductor with "
     "max-autotune-no-cudagraphs",
     **{name: text for name, (_, text) in _PLACED.items()},
-    "unfused": "our own kernels, one for each product",
+    "unfused": "our own kernels, one for each product; of a norm and the feed-forward block behind "
+    "it one for either",
     "eager": "PyTorch eager (cuBLAS), weights of gate and up concatenated",
     "eager-apart": "PyTorch eager (cuBLAS), weights of gate and up apart",
     "compile": "torch.compile, default mode: the baseline of the paper's protocol",

@@ -10,7 +10,14 @@ from crossfuse import hardware
 from crossfuse.bench.job import OF_MODELS, OURS, OWN
 from crossfuse.bench.variant import Variant, no_such, pack_apart
 from crossfuse.planner.families.registry import STATE_PLACES
-from crossfuse.workload.cascade_spec import CascadeSpec
+from crossfuse.workload.cascade_spec import (
+    CascadeSpec,
+    LayerNorm,
+    LayerNormFfn,
+    Norm,
+    NormFfn,
+    RmsNorm,
+)
 from crossfuse.workload.conv_chain import ConvChainSpec
 from crossfuse.workload.spec import WorkloadSpec
 
@@ -109,6 +116,8 @@ def kernels(
     name: str, spec: WorkloadSpec | CascadeSpec
 ) -> tuple[tuple[WorkloadSpec | CascadeSpec, str | None], ...]:
     """What a variant compiles, each with the placement of its intermediate; nothing for others."""
+    if isinstance(spec, NormFfn) and name == "unfused":
+        return tuple((each, None) for each in norm_and_chain(spec))
     if isinstance(spec, CascadeSpec):
         return ((spec, OWN[name]),) if has_cascade(name) else ()
     if name in OWN and name not in OF_MODELS and (spec.L or OWN[name] is None):
@@ -116,6 +125,25 @@ def kernels(
     if name != "unfused" or spec.kind == "gemm" or isinstance(spec, ConvChainSpec):
         return ()
     return tuple((each, None) for each in _products(spec) if each is not None)
+
+
+def norm_and_chain(spec: NormFfn) -> tuple[Norm, WorkloadSpec]:
+    """A norm and the feed-forward block behind it as workloads of their own."""
+    made = LayerNorm if isinstance(spec, LayerNormFfn) else RmsNorm
+    norm = made(rows=spec.tokens, cols=spec.K, dtype=spec.dtype)
+    chain = WorkloadSpec(
+        "gated_ffn" if spec.gated else "gemm_chain",
+        M=spec.tokens,
+        K=spec.K,
+        N=spec.N,
+        L=spec.L,
+        dtype=spec.dtype,
+        act=spec.act,
+        weights="nk",
+        out=spec.out,
+        residual="in" if spec.residual else "",
+    )
+    return norm, chain
 
 
 def has_cascade(name: str) -> bool:

@@ -45,9 +45,9 @@ class Candidate:
         A key of `FAMILIES`.
     tiles : Mapping[str, Any]
         Fields of `RegisterTiles` (``registers``), `ClusterTiles` (``dsm``), `TensorTiles`
-        (``gemm``), `StreamTiles` (``stream``), `CascadeTiles` (``tiles``) or `RowsTiles`
-        (``rows``); for ``l2`` and ``global`` those of both phases, as ``first`` and ``second``.
-        What is left out is chosen by the rule.
+        (``gemm``), `StreamTiles` (``stream``), `CascadeTiles` (``tiles``), `RowsTiles`
+        (``rows``) or `RowsChainTiles` (``rows_chain``); for ``l2`` and ``global`` those of both
+        phases, as ``first`` and ``second``. What is left out is chosen by the rule.
     options : Mapping[str, bool]
         Further arguments of the rule, see `crossfuse.planner.families.family.ChainFamily`.
     trace : Sequence[Any]

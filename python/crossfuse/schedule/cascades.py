@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 
 
 def only_site(func: Any) -> Site:
-    """The one cascade of a function; several are refused."""
-    from crossfuse.cascade.detect import detect
+    """The one cascade of a function; several are refused.
 
-    sites = detect(func)
+    Of rows in front of a chain of products it is that of the rows.
+    """
+    from crossfuse.cascade.rewrite.rows_first import sites_of
+
+    sites = sites_of(func)
     if len(sites) == 1:
         return sites[0]
     raise refuse(
@@ -41,10 +44,10 @@ def schedule_cascade(
 ) -> Any:
     """Write a cascade as a stream, and schedule it by one of `CASCADE_FAMILIES`.
 
-    Tiles are fields of `StreamTiles`, `CascadeTiles` or `RowsTiles`, with the class's defaults;
-    `constant_weights` is of family ``rows``: no kernel that may still be running writes the
-    weights. The trace replays on the stream, not on the function. Refused are other families and
-    fields, and a cascade that has no such form.
+    Tiles are fields of the family's `kind`, with the class's defaults; `constant_weights` is of
+    families ``rows`` and ``rows_chain``: no kernel that may still be running writes the weights.
+    The trace replays on the stream, not on the function. Refused are other families and fields, and
+    a cascade that has no such form.
     """
     if family not in CASCADE_FAMILIES:
         raise refuse(

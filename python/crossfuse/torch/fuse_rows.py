@@ -15,7 +15,9 @@ from tvm.ir import GlobalVar
 from crossfuse.cache.keys import package_hash
 from crossfuse.hardware import Device
 from crossfuse.relax.chains.calls import call_of
+from crossfuse.relax.chains.forms import Chains
 from crossfuse.relax.chains.kernels import ChainKernels, Equal
+from crossfuse.relax.chains.made_rows import MadeChains
 from crossfuse.relax.chains.planned import PlannedRows
 from crossfuse.relax.outcome import BinOutcome, ChainOutcome
 from crossfuse.relax.replace import Replacement
@@ -41,7 +43,9 @@ class TorchKernels(ChainKernels):
 
     def __init__(self, translation: Translation, target: Device, **options: Any) -> None:
         known = translation.nodes
-        super().__init__(translation.module, target, False, named=False, known=known, **options)
+        forms = (Chains(), MadeChains())
+        given = {"named": False, "known": known, "forms": forms, **options}
+        super().__init__(translation.module, target, False, **given)
         self._nodes = known
         self._pickers = Equal()
         self._count = Counter[str]()

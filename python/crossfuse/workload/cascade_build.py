@@ -11,6 +11,7 @@ from typing import Any
 from tvm import te, tirx
 
 from crossfuse.workload import cascade_spec
+from crossfuse.workload.build import TIR
 from crossfuse.workload.cascade_spec import (
     EPSILON,
     LARGEST_QUANTISED,
@@ -18,6 +19,7 @@ from crossfuse.workload.cascade_spec import (
     QUANTISED,
     CascadeSpec,
 )
+from crossfuse.workload.expression import evaluate
 
 # Top-k as plain reductions.
 
@@ -333,6 +335,40 @@ def _rmsnorm_gemm(spec: cascade_spec.RmsNormGemm, inputs: Tensors) -> list[te.Te
     return [te.compute(y.shape, lambda i, n: y[i, n].astype(spec.out), "out")]
 
 
+def _norm_ffn(spec: cascade_spec.NormFfn, inputs: Tensors) -> list[te.Tensor]:
+    x, gamma, *others = inputs
+    beta = others[0] if len(spec.parameters) > 1 else None
+    *_, down = others
+    value = _element(x)
+    if beta is None:
+        squares = _reduced(
+            (spec.tokens,), spec.K, lambda i, j: value(i, j) * value(i, j), "squares"
+        )
+    else:
+        mean, squares = _moments(value, spec.tokens, spec.K)
+    spread = _spread(squares, spec.K)
+
+    def normal(i: Any, j: Any) -> Any:
+        centred = value(i, j) if beta is None else value(i, j) - mean[i]
+        scaled = centred * spread(i) * _wide(gamma[j])
+        return (scaled if beta is None else scaled + _wide(beta[j])).astype(spec.dtype)
+
+    rows = te.compute(x.shape, normal, "normalised")
+    weights = others[len(spec.parameters) - 1 : -1]
+    firsts = [_product(rows, each, f"gemm0_{each.op.name}") for each in weights]
+
+    def middle(i: Any, n: Any) -> Any:
+        activated = evaluate(spec.act, firsts[0][i, n], TIR)
+        return (activated * firsts[1][i, n] if spec.gated else activated).astype(spec.dtype)
+
+    last = _product(te.compute((spec.tokens, spec.N), middle, "hidden"), down, "gemm1")
+
+    def element(i: Any, n: Any) -> Any:
+        return (last[i, n] + value(i, n) if spec.residual else last[i, n]).astype(spec.out)
+
+    return [te.compute(last.shape, element, "out")]
+
+
 _BUILDERS: dict[type[CascadeSpec], Callable[..., list[te.Tensor]]] = {
     cascade_spec.Softmax: _softmax,
     cascade_spec.LogSoftmax: _log_softmax,
@@ -347,4 +383,6 @@ _BUILDERS: dict[type[CascadeSpec], Callable[..., list[te.Tensor]]] = {
     cascade_spec.MoeRouting: _moe_routing,
     cascade_spec.QuantGemm: _quant_gemm,
     cascade_spec.RmsNormGemm: _rmsnorm_gemm,
+    cascade_spec.RmsNormFfn: _norm_ffn,
+    cascade_spec.LayerNormFfn: _norm_ffn,
 }

@@ -15,7 +15,8 @@ from crossfuse.workload.cascade_spec import (
     CascadeSpec,
 )
 from crossfuse.workload.dtypes import float_type, stored
-from crossfuse.workload.numerics import check_operands
+from crossfuse.workload.expression import evaluate
+from crossfuse.workload.numerics import NUMPY, check_operands
 
 #: Arrays by name.
 Arrays = Mapping[str, np.ndarray]
@@ -174,6 +175,24 @@ def _rmsnorm_gemm(spec: cascade_spec.RmsNormGemm, values: Values, rounded: Round
     return [rounded(normal * gamma, spec.dtype) @ weight.T]
 
 
+def _norm_ffn(spec: cascade_spec.NormFfn, values: Values, rounded: Rounding) -> Values:
+    x, gamma, *others = values
+    epsilon = x.dtype.type(EPSILON)
+    if isinstance(spec, cascade_spec.LayerNormFfn):
+        away, variance = _deviations(x)
+        rows = rounded(away / np.sqrt(variance + epsilon) * gamma + others.pop(0), spec.dtype)
+    else:
+        mean = (x * x).mean(axis=1, keepdims=True)
+        rows = rounded(rounded(x / np.sqrt(mean + epsilon), spec.dtype) * gamma, spec.dtype)
+    *weights, down = others
+    first, *up = (rounded(rows @ each.T, spec.dtype) for each in weights)
+    hidden = rounded(np.asarray(evaluate(spec.act, first, NUMPY), x.dtype), spec.dtype)
+    if up:
+        hidden = rounded(hidden * up[0], spec.dtype)
+    out = hidden @ down.T
+    return [rounded(out, spec.dtype) + x if spec.residual else out]
+
+
 _RULES: dict[type[CascadeSpec], Callable[..., Values]] = {
     cascade_spec.Softmax: _softmax,
     cascade_spec.LogSoftmax: _log_softmax,
@@ -188,4 +207,6 @@ _RULES: dict[type[CascadeSpec], Callable[..., Values]] = {
     cascade_spec.MoeRouting: _moe_routing,
     cascade_spec.QuantGemm: _quant_gemm,
     cascade_spec.RmsNormGemm: _rmsnorm_gemm,
+    cascade_spec.RmsNormFfn: _norm_ffn,
+    cascade_spec.LayerNormFfn: _norm_ffn,
 }

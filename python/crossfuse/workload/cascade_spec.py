@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from crossfuse.workload.dtypes import Operand, float_type
+from crossfuse.workload.expression import canonical
 from crossfuse.workload.refusal import check_elements, check_extent, one_of, refused
 
 #: What normalisations add under the root.
@@ -394,6 +395,76 @@ class RmsNormGemm(RowsGemm):
         """Tokens, the factors of their columns, and the weight."""
         shapes = {"x": (self.tokens, self.K), "gamma": (self.K,), "weight": (self.N, self.K)}
         return tuple(Operand(name, shape, self.dtype) for name, shape in shapes.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormFfn(CascadeSpec):
+    """``hidden = act(y @ gate.T) * (y @ up.T); out = hidden @ down.T + x`` of normalised rows y.
+
+    The rows and `hidden` are rounded to `dtype`. Without a gate ``hidden = act(y @ up.T)``.
+    """
+
+    counted: ClassVar[str] = "tokens"
+    #: What rows are scaled by and moved to.
+    parameters: ClassVar[tuple[str, ...]] = ()
+
+    tokens: int
+    K: int
+    N: int
+    #: Columns of the output; `K` unless given.
+    L: int = 0
+    gated: bool = True
+    #: Whether x is added to the output, which has as many columns then.
+    residual: bool = True
+    act: str = "silu"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "L", self.L or self.K)
+        object.__setattr__(self, "act", canonical(self.act))
+        super().__post_init__()
+        if self.residual and self.L != self.K:
+            where, limit = f"{self.kind}:L", f"{self.K}, as the residual x has (K)"
+            raise refused("workload-extent", where, self.L, limit, "write residual=false, or L=K")
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """Tokens, parameters of the norm, and the weights: gate if any, up, down."""
+        shapes: dict[str, tuple[int, ...]] = {"x": (self.tokens, self.K)}
+        shapes |= {name: (self.K,) for name in self.parameters}
+        shapes |= {"gate": (self.N, self.K)} if self.gated else {}
+        shapes |= {"up": (self.N, self.K), "down": (self.L, self.N)}
+        return tuple(Operand(name, shape, self.dtype) for name, shape in shapes.items())
+
+    @property
+    def outputs(self) -> tuple[Operand, ...]:
+        """A row for each token."""
+        return (Operand("out", (self.tokens, self.L), self.out),)
+
+    @property
+    def flops(self) -> int:
+        """Of all products."""
+        return 2 * self.tokens * self.N * ((1 + self.gated) * self.K + self.L)
+
+    def __str__(self) -> str:
+        """See `CascadeSpec`; `L` is left out if it equals `K`."""
+        text = super().__str__()
+        return text.replace(f",L={self.L}", "") if self.L == self.K else text
+
+
+@dataclass(frozen=True, kw_only=True)
+class RmsNormFfn(NormFfn):
+    """`NormFfn` of rows ``x / sqrt(mean x**2 + 1e-5) * gamma``."""
+
+    kind: ClassVar[str] = "rmsnorm_ffn"
+    parameters: ClassVar[tuple[str, ...]] = ("gamma",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNormFfn(NormFfn):
+    """`NormFfn` of rows ``(x - mean) / sqrt(variance + 1e-5) * gamma + beta``."""
+
+    kind: ClassVar[str] = "layernorm_ffn"
+    parameters: ClassVar[tuple[str, ...]] = ("gamma", "beta")
 
 
 def value_text(value: object) -> str:

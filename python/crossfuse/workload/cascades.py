@@ -14,6 +14,8 @@ mla_decode:batch=64,q_heads=128,kv_len=4096,latent_dim=512,rope_dim=64
 moe_routing:tokens=4096,hidden=2048,experts=128,top_k=8
 quant_gemm:tokens=4096,K=7168,N=2048
 rmsnorm_gemm:tokens=256,K=4096,N=12288
+rmsnorm_ffn:tokens=16,K=2048,N=8192
+layernorm_ffn:tokens=16,K=768,N=3072,gated=false,act=gelu
 ```
 """
 
@@ -39,6 +41,8 @@ _CLASSES: tuple[type[CascadeSpec], ...] = (
     cascade_spec.LogSoftmax,
     cascade_spec.CrossEntropy,
     cascade_spec.RmsNormGemm,
+    cascade_spec.RmsNormFfn,
+    cascade_spec.LayerNormFfn,
     cascade_spec.LayerNorm,
     cascade_spec.RmsNorm,
     cascade_spec.Variance,

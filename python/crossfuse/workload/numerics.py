@@ -25,7 +25,8 @@ def _like(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray]
     return lambda x: np.asarray(function(np.asarray(x, np.float64)), np.float64).astype(x.dtype)
 
 
-_NUMPY = Algebra(
+#: Of arrays.
+NUMPY = Algebra(
     constant=lambda value: value,
     functions={
         "exp": np.exp,
@@ -55,7 +56,7 @@ class Stages:
 def activate(spec: WorkloadSpec, x: np.ndarray) -> np.ndarray:
     """Apply the activation of a spec to an array, in the array's type (float32 or float64)."""
     with np.errstate(all="ignore"):
-        return np.asarray(evaluate(spec.act, x, _NUMPY), x.dtype)
+        return np.asarray(evaluate(spec.act, x, NUMPY), x.dtype)
 
 
 def weight(spec: WorkloadSpec, stored: np.ndarray) -> np.ndarray:

@@ -32,6 +32,7 @@ H100 = device("nvidia-h100")
         "mla_decode:batch=1,q_heads=128,kv_len=70,latent_dim=384,rope_dim=64",
         "moe_routing:tokens=20,hidden=128,experts=16,top_k=2",
         "rmsnorm_gemm:tokens=20,K=136,N=40",
+        "rmsnorm_ffn:tokens=20,K=136,N=72",
         "quant_gemm:tokens=20,K=144,N=40",
     ],
 )

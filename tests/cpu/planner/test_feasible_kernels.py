@@ -24,6 +24,8 @@ OTHERS = (
     "gemm_chain:M=16,K=256,N=1024,L=128,dtype=float16,act=gelu",
     "gated_ffn:M=1,K=2048,N=5632,L=2048",
     "gated_ffn:M=200,K=520,N=1544,L=520,dtype=float16",
+    "rmsnorm_ffn:tokens=48,K=264,N=520",
+    "layernorm_ffn:tokens=300,K=1024,N=4096,gated=false,act=gelu",
     "softmax:rows=7,cols=262144",
     "rmsnorm:rows=513,cols=4096,residual=true",
     "attention:batch=1,heads=8,q_len=1,kv_len=8192,head_dim=128,kv_heads=2",

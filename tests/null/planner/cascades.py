@@ -141,3 +141,23 @@ NORM_GEMM = CascadeShape(
         ),
     ),
 )
+_FFN = RowsProduct(
+    chain_of(parse("gated_ffn:M=16,K=2048,N=8192,L=2048,weights=nk,residual=in")),
+    True,
+    Work(
+        16,
+        2048,
+        8,
+        2,
+        2,
+        0,
+        2,
+        held=4,
+        emitted=8,
+        unpacked=True,
+        slots=1,
+        operations=4,
+    ),
+)
+#: A norm of rows, and the gated layers behind it.
+NORM_FFN = CascadeShape("rmsnorm_ffn:tokens=16,K=2048,N=8192", _FFN.rows, _FFN.passes, _FFN)

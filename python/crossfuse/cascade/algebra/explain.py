@@ -193,10 +193,10 @@ def explain_cascade(source: str | CascadeSpec) -> CascadeExplanation:
     Refused is a source that is no cascade, or a cascade that cannot stream.
     """
     from crossfuse.cascade.algebra.deriving import derive
-    from crossfuse.cascade.detect import detect
+    from crossfuse.cascade.rewrite.rows_first import sites_of
     from crossfuse.workload.cascade_build import prim_func
     from crossfuse.workload.cascades import resolve
 
     spec = resolve(source) if isinstance(source, str) else source
-    (site,) = detect(prim_func(spec))
+    (site,) = sites_of(prim_func(spec))
     return CascadeExplanation(str(spec), derive(site.cascade))

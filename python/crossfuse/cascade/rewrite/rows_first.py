@@ -7,12 +7,15 @@ streams, and what is left is a product as any other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Set
+from dataclasses import dataclass, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.access import is_reduction
+from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.tiles import refused
+from crossfuse.cascade.site import Site
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +45,8 @@ class _Nest:
     reduced: int
     #: Spatial loops of more than one iteration: sums may have kept the dimension that they reduce.
     wide: int
+    #: Iterations of the last loop that is not reduced; 1 without any.
+    columns: int
 
 
 def rows_first(func: Any) -> RowsFirst | None:
@@ -51,24 +56,61 @@ def rows_first(func: Any) -> RowsFirst | None:
     product of an intermediate and a parameter, or the intermediate takes other reductions than to
     one number a row.
     """
-    root = func.body.block
-    nests = [_nest(each) for each in _statements(root)]
+    nests = [_nest(each) for each in _statements(func.body.block)]
     last = max((n for n, each in enumerate(nests) if each.reduced), default=0)
     operand = _operand(nests[last], func)
-    if operand is None:
+    return None if operand is None else _cut(func, nests, operand, {last})
+
+
+def rows_before_chain(func: Any) -> RowsFirst | None:
+    """Cut a function at the left operand of the first of several products, or return None.
+
+    As `rows_first`, of a chain: products that read no other one read the same rows, as gate and up
+    do, and each other one reads an intermediate. Of one product None, too.
+    """
+    nests = [_nest(each) for each in _statements(func.body.block)]
+    found = {n: each for n in range(len(nests)) if (each := _product(nests[n], func)) is not None}
+    firsts = [n for n in found if not found.keys() & set(_needed(nests[:n], {found[n]}))]
+    operands = {found[n] for n in firsts}
+    if len(operands) != 1 or len(found) == len(firsts):
         return None
-    needed = _needed(nests[:last], frozenset([operand]))
+    return _cut(func, nests, operands.pop(), found.keys())
+
+
+def sites_of(func: Any) -> tuple[Site, ...]:
+    """The cascades of a function; of rows in front of a chain of products those of the rows.
+
+    Products of a chain reduce what other reductions make, which is no cascade of theirs.
+    """
+    parts = rows_before_chain(func)
+    if parts is None:
+        return detect(func)
+    return tuple(replace(each, function=func) for each in detect(parts.rows))
+
+
+def _cut(
+    func: Any, nests: list[_Nest], operand: Any, products: Collection[int]
+) -> RowsFirst | None:
+    """Cut a function at what makes an operand; None unless only products reduce behind it.
+
+    None, too, if the operand takes other reductions than to one number a row.
+    """
+    root = func.body.block
+    needed = _needed(nests[: min(products)], {operand})
     first = [nests[each] for each in needed]
-    rest = [each for number, each in enumerate(nests) if number not in needed]
+    rest = {number: each for number, each in enumerate(nests) if number not in needed}
     # One number a row: what reduces to more is a product itself.
     reductions = [each.wide for each in first if each.reduced]
-    others = [each for each in rest if each.reduced]
-    if not reductions or max(reductions) >= len(operand.ty.shape) or len(others) > 1:
+    others = {number for number, each in rest.items() if each.reduced}
+    if not reductions or max(reductions) >= len(operand.ty.shape) or others - set(products):
         return None
-    read = frozenset().union(*(each.reads for each in rest))
+    read = frozenset().union(*(each.reads for each in rest.values()))
     passed = tuple(each for each in root.alloc_buffers if each in read and _is_made(each, first))
     return RowsFirst(
-        func, _part(func, first, passed, "rows"), _part(func, rest, passed, "product"), passed
+        func,
+        _part(func, first, passed, "rows"),
+        _part(func, [*rest.values()], passed, "product"),
+        passed,
     )
 
 
@@ -114,7 +156,17 @@ def _nest(node: Any) -> _Nest:
     reduced = sum(is_reduction(each) for each in iters)
     kept = len(iters) - reduced
     single = sum(ir.constant(each.dom.extent) == 1 and not is_reduction(each) for each in iters)
-    return _Nest(node, frozenset(reads), frozenset(writes), kept, reduced, kept - single)
+    extents = [ir.constant(each.dom.extent) or 0 for each in iters if not is_reduction(each)]
+    columns = extents[-1] if extents else 1
+    return _Nest(
+        node,
+        frozenset(reads),
+        frozenset(writes),
+        kept,
+        reduced,
+        kept - single,
+        columns,
+    )
 
 
 def _operand(nest: _Nest, func: Any) -> Any:
@@ -126,13 +178,18 @@ def _operand(nest: _Nest, func: Any) -> Any:
     return made[0]
 
 
-def _needed(nests: list[_Nest], wanted: frozenset[Any]) -> list[int]:
+def _product(nest: _Nest, func: Any) -> Any:
+    """`_operand` of a product of many columns; None of a sum that keeps its dimension."""
+    return _operand(nest, func) if nest.columns > 1 else None
+
+
+def _needed(nests: list[_Nest], wanted: Set[Any]) -> list[int]:
     """Indices of the nests that compute some buffers."""
     found: list[int] = []
     for number in reversed(range(len(nests))):
         if nests[number].writes & wanted:
             found.insert(0, number)
-            wanted |= nests[number].reads
+            wanted = wanted | nests[number].reads
     return found
 
 

@@ -48,7 +48,7 @@ class CascadeChoice:
     device: str
     #: One of `crossfuse.planner.families.registry.CASCADE_FAMILIES`, or `EAGER`: separate kernels.
     family: str
-    #: Fields of `StreamTiles`, `CascadeTiles` or `RowsTiles`.
+    #: Fields of the family's `kind`, such as `StreamTiles`.
     tiles: Mapping[str, Any]
     #: Estimated, from the end of the kernel before.
     microseconds: float

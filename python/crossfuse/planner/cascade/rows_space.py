@@ -1,11 +1,12 @@
-"""Kernels of a product that make its rows first: their tiles, rules and estimates."""
+"""Kernels of products that make their rows first: tiles of one product, rules and estimates."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import reduce
 from math import log
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -15,13 +16,16 @@ from crossfuse.planner.cost.estimate import corrected
 from crossfuse.planner.cost.loop import OF_ROWS, ingest_speed, memory_speed, overlapped, start_time
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.cost.terms import Estimate
-from crossfuse.planner.counts import Share, ceil_div, choose, least
+from crossfuse.planner.counts import Share, ceil_div, choose, least, most
 from crossfuse.planner.families import ROWS
 from crossfuse.planner.families.gemm import FAMILY as GEMM
 from crossfuse.planner.families.gemm import GemmKernel
+from crossfuse.planner.families.tiled import TiledKernel
 from crossfuse.planner.kernels.arrays import count, select
+from crossfuse.planner.kernels.boxes import pages
 from crossfuse.planner.kernels.memory import BEFORE_ROWS, Memory, memory, resident
 from crossfuse.planner.kernels.phase import SUMS_BESIDE_CHUNKS, SUMS_BESIDE_ROWS, TALLEST_BY_CHUNKS
+from crossfuse.planner.kernels.shape import Shape, TileRule
 from crossfuse.planner.space.count import Step
 from crossfuse.schema import Tile
 
@@ -58,6 +62,15 @@ class RowsTiles:
         return GemmKernel.read(self.product)
 
 
+class _OfRows(Protocol):
+    @property
+    def rows(self) -> int:
+        """Rows of a tile."""
+
+
+T = TypeVar("T", bound=_OfRows)
+
+
 def rows_kernels(product: RowsProduct, device: Device) -> tuple[tuple[Step, ...], GemmKernel]:
     """List the kernels of the product with room for warps that make rows, as one kernel of arrays.
 
@@ -68,24 +81,32 @@ def rows_kernels(product: RowsProduct, device: Device) -> tuple[tuple[Step, ...]
     steps = list(GEMM.pruned(shape, device))
     if not count(found):
         return tuple(steps), found
-    (phase,) = found.phases(shape)
-    rules = (
-        (
+    return pruned_by(found, rules_beside_rows(found, shape, device), steps)
+
+
+def rules_beside_rows(kernel: TiledKernel, shape: Shape, device: Device) -> tuple[TileRule, ...]:
+    """Conditions on kernels, beside their own, under which they may make rows."""
+    sums = reduce(most, [each.sums for each in kernel.phases(shape)])
+    together = np.asarray(kernel.clusters(shape, device)[0]) <= resident(device, kernel.cluster)
+    return (
+        TileRule(
             "sums",
             f"{SUMS_BESIDE_ROWS} registers for sums at most beside those of rows",
-            phase.sums <= SUMS_BESIDE_ROWS,
+            sums <= SUMS_BESIDE_ROWS,
         ),
-        (
-            "resident",
-            "CTAs, which wait for one another's rows, all run at once",
-            np.asarray(found.clusters(shape, device)[0]) <= resident(device, found.cluster),
-        ),
+        TileRule("resident", "CTAs, which wait for one another's rows, all run at once", together),
     )
-    left = np.ones(count(found), bool)
-    for name, text, keeps in rules:
-        left &= np.asarray(keeps, bool)
-        steps.append(Step(name, text, int(np.count_nonzero(left))))
-    return tuple(steps), select(found, left)
+
+
+def pruned_by(
+    kernels: Any, rules: Sequence[TileRule], steps: Sequence[Step]
+) -> tuple[tuple[Step, ...], Any]:
+    """Select the kernels that keep rules, with a step behind `steps` for each of these."""
+    left, found = np.ones(count(kernels), bool), list(steps)
+    for each in rules:
+        left &= np.asarray(each.keeps, bool)
+        found.append(Step(each.name, each.text, int(np.count_nonzero(left))))
+    return tuple(found), select(kernels, left)
 
 
 def listed(kernels: GemmKernel) -> tuple[RowsTiles, ...]:
@@ -121,11 +142,11 @@ def _takes_chunks(kernel: GemmKernel, product: RowsProduct) -> bool:
     return int(kernel.rows) <= TALLEST_BY_CHUNKS and int(phase.sums) <= SUMS_BESIDE_CHUNKS
 
 
-def ordered(times: Sequence[tuple[float, RowsTiles]]) -> list[tuple[float, RowsTiles]]:
+def ordered(times: Sequence[tuple[float, T]]) -> list[tuple[float, T]]:
     """Sort tiles by their times, the best first; of equal ones those of fewer rows."""
     best = min((time for time, _ in times), default=1.0)
 
-    def key(pair: tuple[float, RowsTiles]) -> tuple[float, ...]:
+    def key(pair: tuple[float, T]) -> tuple[float, ...]:
         time, tiles = pair
         return (int(log(time / best) / log(_EQUAL) + 1e-9), tiles.rows, time)
 
@@ -164,12 +185,12 @@ _STREAMS = ("hbm", "l2", "ingest", "tensor")
 
 def rows_estimate(
     product: RowsProduct,
-    kernel: GemmKernel,
+    kernel: TiledKernel,
     device: Device,
     rates: Rates,
     chunked: bool = False,
 ) -> Estimate:
-    """Estimate kernels that make rows and multiply them: that of the product, with a term ``rows``.
+    """Estimate kernels that make rows and multiply them: those of products, with a term ``rows``.
 
     The user's own terms are left out here: they are of the whole kernel, and added by the caller.
     `kernel` is one candidate, or many as arrays; `chunked` rows are made chunk by chunk.
@@ -210,25 +231,30 @@ def _plain(time: Share) -> Share:
     return time if np.ndim(time) else float(time)
 
 
-def rows_memory(product: RowsProduct, kernel: GemmKernel, device: Device) -> Memory:
-    """Shared memory of the kernel: the boxes of a tile lie in left stages, whatever its rows."""
-    (phase,) = kernel.phases(product.shape)
-    return memory((replace(phase, boxes=0),), device, waits=True)
+def rows_memory(product: RowsProduct, kernel: TiledKernel, device: Device) -> Memory:
+    """Shared memory of the kernel: boxes of the first phase lie in left stages, whatever its rows.
+
+    Where its tiles have too few steps, those of a chain's kernel have a place of their own.
+    """
+    first, *others = kernel.phases(product.shape)
+    inside = least(first.steps, pages(first.columns)) >= pages(first.columns)
+    boxes = choose(inside, 0, first.boxes) if others else 0
+    return memory((replace(first, boxes=boxes), *others), device, waits=True)
 
 
 def _weights(
-    product: RowsProduct, kernel: GemmKernel, device: Device, rates: Rates, ctas: Share
+    product: RowsProduct, kernel: TiledKernel, device: Device, rates: Rates, ctas: Share
 ) -> tuple[Share, Share]:
     """Microseconds of memory for the weights that are in flight, and for all that rings hold."""
-    (phase,) = kernel.phases(product.shape)
+    phase, *_ = kernel.phases(product.shape)
     speed = memory_speed(rates) * phase.right_sharers / ctas
     speed = np.minimum(ingest_speed(rates), speed)
     stages = np.minimum(rows_memory(product, kernel, device).right, phase.steps)
-    most = np.maximum(1, BEFORE_ROWS * phase.right_sharers // phase.right)
-    return np.minimum(stages, most) * phase.right / speed, stages * phase.right / speed
+    asked = np.maximum(1, BEFORE_ROWS * phase.right_sharers // phase.right)
+    return np.minimum(stages, asked) * phase.right / speed, stages * phase.right / speed
 
 
-def rows_bytes(product: RowsProduct, kernel: GemmKernel) -> dict[str, int]:
+def rows_bytes(product: RowsProduct, kernel: TiledKernel) -> dict[str, int]:
     """Bytes that one kernel moves by level: rows go to L2 and come from there."""
     moved = kernel.moved_bytes(product.shape)
     return {**moved, "hbm": product.hbm_bytes, "l2": moved["l2"] + product.left_bytes}

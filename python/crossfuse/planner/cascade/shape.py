@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from crossfuse.cascade.rewrite.work import Pass, TileWork, Work
 from crossfuse.hardware import Device
-from crossfuse.planner.cascade.rows_product import RowsProduct, rows_product_of
+from crossfuse.planner.cascade.rows_product import RowsProduct, rows_chain_of, rows_product_of
 from crossfuse.planner.cost.rates import Rates
 
 if TYPE_CHECKING:
@@ -41,19 +41,21 @@ def cascade_shape(site: Site, derivation: Derivation, name: str = "cascade") -> 
     from crossfuse.cascade.rewrite.work import passes_of, tile_work_of, work_of
 
     count = tile_work_of if has_products(site) else work_of
-    product = rows_product_of(site.function) if has_products(site) else None
-    return CascadeShape(name, count(site, derivation), passes_of(site), product)
+    of = rows_product_of if has_products(site) else rows_chain_of
+    product = of(site.function)
+    passes = product.passes if product is not None and product.is_chain else passes_of(site)
+    return CascadeShape(name, count(site, derivation), passes, product)
 
 
 def shape_of_cascade(source: str | CascadeSpec) -> CascadeShape:
     """Count a packaged cascade, such as ``"R7"`` or ``"softmax:rows=64,cols=1024"``."""
     from crossfuse.cascade.algebra import derive
-    from crossfuse.cascade.detect import detect
+    from crossfuse.cascade.rewrite.rows_first import sites_of
     from crossfuse.workload.cascade_build import prim_func
     from crossfuse.workload.cascades import resolve
 
     spec = resolve(source) if isinstance(source, str) else source
-    (site,) = detect(prim_func(spec))
+    (site,) = sites_of(prim_func(spec))
     return cascade_shape(site, derive(site.cascade), str(spec))
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.cascade.rewrite.work import Pass
 from crossfuse.hardware import Device, device
+from crossfuse.planner.cascade.apart import apart
 from crossfuse.planner.cascade.choice import CascadeChoice, pass_times
-from crossfuse.planner.choice import Runner, runner_of
+from crossfuse.planner.choice import Runner, plain_numbers, runner_of
 from crossfuse.planner.cost.rates import Rates, at, rates_of
 from crossfuse.planner.explain.levels import CASCADE_LEVELS, Level, size_text
 from crossfuse.planner.families import EAGER
@@ -102,14 +103,23 @@ def explain_plan(
     known = rates or rates_of(spec)
     shape = plan.shape
     passes = pass_times(shape.passes, spec, known)
+    others = sorted((*plan.runners, *_apart(plan, spec, known)), key=lambda each: each.microseconds)
     return CascadeReasons(
-        plan,
+        replace(plan, runners=tuple(others)),
         _levels(plan, known, spec.sms),
         tuple((e, max(time.values())) for e, time in zip(shape.passes, passes, strict=True)),
         tuple(runner_of(each, plan) for each in best),
         {each.name: each.candidates(spec)[0] for each in cascade_families(shape)},
         known.measured.provisional,
     )
+
+
+def _apart(plan: CascadeChoice, spec: Device, rates: Rates) -> Iterator[Runner]:
+    """What several kernels of ours would take, which are no plan."""
+    for way, found in apart(plan.shape, spec, rates):
+        terms = plain_numbers(found.terms)
+        other = replace(plan, microseconds=sum(terms.values()), terms=terms, tiles={})
+        yield replace(runner_of(other, plan), family=way)
 
 
 def _levels(plan: CascadeChoice, rates: Rates, sms: int) -> tuple[Level, ...]:

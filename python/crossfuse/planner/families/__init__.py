@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-#: Streams of threads, streams of tiles with products, and rows that a product's own kernel makes
-#: before it loads them.
-STREAM, TILES, ROWS = "stream", "tiles", "rows"
+#: Streams of threads, streams of tiles with products, and rows that a product's own kernel, or that
+#: of a chain of products, makes before it loads them.
+STREAM, TILES, ROWS, ROWS_CHAIN = "stream", "tiles", "rows", "rows_chain"
 #: Not to fuse: a library's kernels one after another, which have no tiles of ours.
 EAGER = "eager"

@@ -12,6 +12,7 @@ from crossfuse.planner.families import dsm, gemm, global_memory, l2, registers
 from crossfuse.planner.families.cascade import CascadeFamily
 from crossfuse.planner.families.family import ChainFamily
 from crossfuse.planner.families.rows import Rows
+from crossfuse.planner.families.rows_chain import RowsChain
 from crossfuse.planner.families.stream import Stream
 from crossfuse.planner.families.tiles import Tiles
 from crossfuse.planner.kernels.kernel import TileKernel
@@ -27,7 +28,7 @@ FAMILIES: Mapping[str, ChainFamily] = MappingProxyType(
 
 #: Of cascades, by name.
 CASCADE_FAMILIES: Mapping[str, type[CascadeFamily[Any]]] = MappingProxyType(
-    {each.name: each for each in (Stream, Tiles, Rows)}
+    {each.name: each for each in (Stream, Tiles, Rows, RowsChain)}
 )
 #: Where the states of a cascade are, as `crossfuse.compile` names it: one CTA makes them; those of
 #: a cluster merge; a second kernel merges them.

@@ -48,7 +48,7 @@ class Rows(CascadeFamily[RowsTiles]):
     @classmethod
     def matches(cls, shape: CascadeShape) -> bool:
         """Whether a cascade makes the rows of a product."""
-        return shape.product is not None
+        return shape.product is not None and not shape.product.is_chain
 
     @property
     def product(self) -> RowsProduct:

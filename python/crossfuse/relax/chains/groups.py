@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tvm import relax
@@ -227,6 +227,30 @@ def find_made_rows(graph: Graph) -> Iterator[Group]:
             inside = {*makes, *views, variable}
             before = tuple(each for each in graph.makers if each in inside)
             yield Group((), variable, before, views, after)
+
+
+def find_made_chains(graph: Graph) -> Iterator[Group]:
+    """Find pairs of layers with the prologue of the first one, which nothing else reads.
+
+    Something of the prologue is more than element-wise, such as a norm; whether it is a cascade of
+    each row is not asked here.
+    """
+    for group in find_groups(graph):
+        lefts = {_source(graph, each) for each in group.first}
+        if len(lefts) != 1:
+            continue
+        makes = _making(graph, lefts.pop(), {*group.first, *group.views})
+        if any(_reduces(graph, each) for each in makes):
+            inside = {*makes, *group.before}
+            before = tuple(each for each in graph.makers if each in inside)
+            yield replace(group, before=before)
+
+
+def _source(graph: Graph, product: Var) -> Any:
+    """What the left operand of a product is a reshape of."""
+    left = graph.arguments(product)[0]
+    *_, last = (None, *_way(graph, left, RESHAPES))
+    return left if last is None else graph.arguments(last)[0]
 
 
 def _by_weights(graph: Graph, product: Var) -> bool:

@@ -25,29 +25,22 @@ from crossfuse.measure.way import Given
 from crossfuse.planner.noted import noted
 from crossfuse.relax.calls import REST, marked, with_plan
 from crossfuse.relax.chains.calls import FunctionCall, call_of, calling, picking, private, value_of
-from crossfuse.relax.chains.groups import (
-    Group,
-    check_kernel,
-    check_known,
-    check_used_inside,
-    find_groups,
-)
+from crossfuse.relax.chains.forms import TRIED, Chains, Form
+from crossfuse.relax.chains.groups import Group, check_kernel, check_known, check_used_inside
 from crossfuse.relax.chains.planned import Bins, PlannedChain, PlannedRows, plan_rows
 from crossfuse.relax.choice import Candidate
 from crossfuse.relax.graph import Graph
 from crossfuse.relax.measured import Contestant, Measuring, measured_kernels
 from crossfuse.relax.outcome import BinOutcome
-from crossfuse.relax.outline import Outlined, outline
+from crossfuse.relax.outline import Outlined
 from crossfuse.relax.replace import Replacement
 from crossfuse.relax.symbols import (
-    check_symbols,
     extents_of,
     rows_of,
     symbols_of,
     with_extents,
 )
 from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
-from crossfuse.schedule.planned import rank_function, schedule_planned
 from crossfuse.schema import read
 
 if TYPE_CHECKING:
@@ -78,8 +71,6 @@ T = TypeVar("T")
 
 #: What refusals of faults in planning name.
 _WHERE = ("fuse-chains", "a chain of products")
-#: Plans of a family that are tried, since one may turn out impossible to schedule.
-_TRIED = 3
 
 
 class ChainKernels:
@@ -91,7 +82,7 @@ class ChainKernels:
     kernels are timed and the fastest is taken; without, estimates choose. `weights` are variables
     with the same value in each call, as constants have: kernels that need longer rows of them get
     padded copies that are made once, not in each call. Chains begin and end with variables in
-    `known`; None allows all.
+    `known`; None allows all. `forms` are the kinds of groups that are sought.
     """
 
     def __init__(
@@ -104,6 +95,7 @@ class ChainKernels:
         measuring: Measuring | None = None,
         weights: Collection[Any] = (),
         known: Container[Any] | None = None,
+        forms: Sequence[Form] = (Chains(),),
     ) -> None:
         self._builder = relax.BlockBuilder(mod)
         self.target = target
@@ -113,6 +105,7 @@ class ChainKernels:
         self._measuring = measuring
         self._weights = frozenset(weights)
         self._known = known
+        self._forms = forms
         self._plans = Equal()
         self._names = Equal()
         self._rows_images = Equal()
@@ -124,23 +117,27 @@ class ChainKernels:
         """The module with the kernels that were made."""
         return self._builder.get()
 
-    #: Finds the groups that may be chains.
-    find = staticmethod(find_groups)
-
     def candidates(self, graph: Graph) -> Iterator[Candidate]:
         """See `crossfuse.relax.choice.Kernels`."""
-        for group in self.find(graph):
+        for form, group in self._groups(graph):
             parts = (*group.first, group.second)
             names = tuple(str(each.name) for each in parts)
             try:
                 with contained(PlanRefused, *_WHERE):
-                    planned = self.planned(graph, group)
+                    planned = self.planned(graph, group, form)
             except RefusedError as error:
                 yield Candidate(names, None, str(error))
             else:
                 yield Candidate(names, planned, parts=parts)
 
-    def planned(self, graph: Graph, group: Group) -> PlannedChain | PlannedRows:
+    def _groups(self, graph: Graph) -> Iterator[tuple[Form, Group]]:
+        for form in self._forms:
+            for group in form.find(graph):
+                yield form, group
+
+    def planned(
+        self, graph: Graph, group: Group, form: Form | None = None
+    ) -> PlannedChain | PlannedRows:
         """Plan a group, with as much as possible of what follows it as its epilogue.
 
         Symbolic rows are planned in each bin. Refused is a group that is no chain, or of which
@@ -153,26 +150,26 @@ class ChainKernels:
                 check_used_inside(graph, inner, output, group)
                 module, given = graph.subgraph(inner, output, self._named)
                 check_known([output, *given], self._known)
-                return self._planned(graph, output, given, module)
+                return self._planned(graph, output, given, module, form or self._forms[0])
             except RefusedError as error:
                 refusals.append(error)
         raise refusals[0]
 
     def _planned(
-        self, graph: Graph, output: Var, given: tuple[Var, ...], module: Any
+        self, graph: Graph, output: Var, given: tuple[Var, ...], module: Any, form: Form
     ) -> PlannedChain | PlannedRows:
         """Plan a group that is a module of its own."""
 
         def plan(static: Any, sizes: Mapping[Var, int]) -> PlannedChain:
-            outlined = self.outlined(static)
+            outlined = form.outlined(static)
             if not sizes:  # of padded arguments a call has all rows
                 outlined = outlined.padded(self._stored(outlined, given))
-            plans = self._ranked(outlined.func)
-            return self._timed(PlannedChain(plans, None, output, given, outlined), sizes)
+            plans = self._ranked(outlined.func, form)
+            return self._timed(PlannedChain(plans, None, output, given, outlined, form), sizes)
 
         if not self._bins or not symbols_of(module["main"]):
             return plan(module, {})
-        self.check_rows(module["main"], rows_of(output))
+        form.check_rows(module["main"], rows_of(output))
         bins = Bins(self._bins, graph.attributes)
         return plan_rows(output, given, module["main"], bins, plan)
 
@@ -258,31 +255,13 @@ class ChainKernels:
         )
         return found
 
-    def check_rows(self, function: Any, rows: Any) -> None:
-        """Refuse a group of symbolic rows in which symbols are more than a number of rows."""
-        check_symbols(function, rows)
+    def _ranked(self, func: Any, form: Form) -> tuple[Plan | CascadePlan, ...]:
+        def read_plans(text: str) -> tuple[Plan | CascadePlan, ...]:
+            return tuple(map(form.read_plan, read(tuple[str, ...], text)))
 
-    def outlined(self, static: Any) -> Outlined:
-        """A group of static shapes, a module of its own, as one function."""
-        return outline(static)
-
-    def ranked(self, func: Any) -> Sequence[Plan | CascadePlan]:
-        """Plans of a function, best first; at least one is of a kernel of ours."""
-        return rank_function(func, self.target, keep=_TRIED)
-
-    def read_plan(self, text: str) -> Plan | CascadePlan:
-        """Read a plan of `ranked` from its JSON."""
-        from crossfuse.planner.plan import Plan
-
-        return Plan.from_json(text)
-
-    def scheduled(self, func: Any, plan: Any) -> Any:
-        """The function scheduled as a plan says."""
-        return schedule_planned(func, plan, constant_weights=self._constant)
-
-    def _ranked(self, func: Any) -> tuple[Plan | CascadePlan, ...]:
         def rank() -> tuple[Plan | CascadePlan, ...]:
-            return self._answer("plan", func, lambda: _texts(self.ranked(func)), self._read_plans)
+            make = partial(_ranked_texts, form, func, self.target)
+            return self._answer("plan", func, make, read_plans, form.name)
 
         plans: tuple[Plan | CascadePlan, ...] = self._plans.find(func, rank)
         return plans
@@ -347,11 +326,8 @@ class ChainKernels:
         *options: str,
     ) -> T:
         """What `use` reads of the text that `make` writes for a function, which is cached."""
-        key = content_key(self.target, kind, str(_TRIED), *options, tvm.ir.save_json(func))
+        key = content_key(self.target, kind, str(TRIED), *options, tvm.ir.save_json(func))
         return answered(shelf(kind), key, _label(func, self.target), make, use)
-
-    def _read_plans(self, text: str) -> tuple[Plan | CascadePlan, ...]:
-        return tuple(map(self.read_plan, read(tuple[str, ...], text)))
 
     def _scheduled(self, chain: PlannedChain, fewer_rows: bool) -> str:
         """The first plan that has a kernel, as a scheduled function in TVM's JSON."""
@@ -365,7 +341,7 @@ class ChainKernels:
 
     def _of_plan(self, chain: PlannedChain, plan: Any, fewer_rows: bool) -> Any:
         """The function of a chain, scheduled by a plan; refuses one that does not lower."""
-        schedule = self.scheduled(chain.outlined.func, plan)
+        schedule = chain.form.scheduled(chain.outlined.func, plan, self._constant)
         if fewer_rows:
             accept_fewer_rows(schedule)
         lower(schedule, self.target)
@@ -389,9 +365,9 @@ def read_function(text: str) -> Any:
     return ir.load_json(text, ir.PrimFunc)
 
 
-def _texts(plans: Sequence[Plan | CascadePlan]) -> str:
-    """Plans in JSON."""
-    return json.dumps([each.to_json() for each in plans])
+def _ranked_texts(form: Form, func: Any, target: Device) -> str:
+    """Plans of a function in JSON."""
+    return json.dumps([each.to_json() for each in form.ranked(func, target)])
 
 
 def _label(func: Any, target: Device) -> str:

@@ -10,6 +10,7 @@ from tvm.ir import Var
 
 from crossfuse.errors import RefusedError
 from crossfuse.planner.families import EAGER
+from crossfuse.relax.chains.forms import Form
 from crossfuse.relax.choice import PlannedGroup
 from crossfuse.relax.operators import refused
 from crossfuse.relax.outcome import BinOutcome
@@ -27,10 +28,12 @@ from crossfuse.relax.symbols import (
 
 @dataclass(frozen=True)
 class PlannedChain(PlannedGroup):
-    """A group that is a chain, with its plans."""
+    """A group that is a chain, or of another form, with its plans."""
 
     #: The chain as one function.
     outlined: Outlined
+    #: How that is planned and scheduled.
+    form: Form
 
     @property
     def name(self) -> str:

@@ -78,24 +78,38 @@ def schedule_tiled_ffn(
     install()
     sch = ir.Schedule(func)
     chain = read_two_products(sch, "tiled_ffn")
-    on = device(target)
-    tiles = (first or TensorTiles()).of_first(sch, chain, on, staged=staged, paired=paired)
+    tiles = (first or TensorTiles(), second or TensorTiles())
+    bind_two_products(sch, chain, *tiles, staged, paired, constant_weights, device(target))
+    return sch
+
+
+def bind_two_products(
+    sch: Any,
+    chain: Chain,
+    first: TensorTiles,
+    second: TensorTiles,
+    staged: bool,
+    paired: bool,
+    constant: bool,
+    on: Device,
+) -> None:
+    """Bind a chain of two products, as `schedule_tiled_ffn` does."""
+    tiles = first.of_first(sch, chain, on, staged=staged, paired=paired)
     if paired:
         _check_pair(sch, chain, tiles)
     if tiles.split > 1:
         _check_split(sch, chain, tiles)
-        bind_split(sch, chain.first[0], chain.middle, tiles, constant_weights)
+        bind_split(sch, chain.first[0], chain.middle, tiles, constant)
     else:
-        _first(sch, chain, tiles, paired, constant_weights)
+        _first(sch, chain, tiles, paired, constant)
     # An axis has one extent in a function: both phases have clusters of one shape.
-    chosen = (second or TensorTiles()).of_second(sch, chain, tiles, on)
+    chosen = second.of_second(sch, chain, tiles, on)
     if chosen.split == 1:
-        bind_rows(sch, chain, chain.second, chosen, constant_weights)
+        bind_rows(sch, chain, chain.second, chosen, constant)
     else:
-        bind_split(sch, chain.second, chain.epilogue, chosen, constant_weights)
+        bind_split(sch, chain.second, chain.epilogue, chosen, constant)
     if staged:
         sch.grid_stage(chain.middle)
-    return sch
 
 
 def _check_split(sch: Any, chain: Chain, tiles: TensorTiles) -> None:

@@ -12,7 +12,7 @@ from crossfuse.hardware import WARP, WARPGROUP
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import Coordinates, at, grid_places
 from crossfuse.lower.hopper.features.feature import Feature, LeftsPart
-from crossfuse.lower.hopper.flags import Flags, FlagWriter
+from crossfuse.lower.hopper.flags import FlagReader, Flags, FlagWriter
 from crossfuse.lower.hopper.pipeline import Throttle
 from crossfuse.lower.hopper.plan.memory import Piece
 from crossfuse.lower.hopper.rows.plan import FIRST_WARP, ROW_WARPS
@@ -22,6 +22,7 @@ from crossfuse.lower.hopper.timeline import ROWS_BEGUN, ROWS_MADE
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.body import Body
+    from crossfuse.lower.hopper.pipeline import Cursor
     from crossfuse.lower.hopper.plan.kernel import KernelPlan
     from crossfuse.lower.hopper.producer import Loader
 
@@ -104,7 +105,14 @@ class WholeRows(Feature):
 
     def lefts(self, loader: Loader, number: int) -> LeftsPart:
         """Whoever loads the first left tile says that its rows are made."""
-        return Tells(loader.body) if number == 0 and self.holds else LeftsPart()
+        if not self.holds:
+            return LeftsPart()
+        if number == 0:
+            return Tells(loader.body)
+        without = max(each.program.tiles for each in loader.plan.phases[:number])
+        if without >= loader.plan.clusters:
+            return LeftsPart()
+        return TellsWithoutTile(loader, self.flags(loader.plan), without)
 
 
 class Tells(LeftsPart):
@@ -116,9 +124,32 @@ class Tells(LeftsPart):
     def ready(self) -> None:
         """Signal it once."""
         with when(self.told.value == 0):
-            self.told.set(1)
-            with when(self.body.where.lane == 0):
-                mbarrier.arrive(self.body.barrier("rows_barrier"))
+            self._tell()
+
+    def _tell(self) -> None:
+        self.told.set(1)
+        with when(self.body.where.lane == 0):
+            mbarrier.arrive(self.body.barrier("rows_barrier"))
+
+
+class TellsWithoutTile(Tells):
+    """Signals it in a CTA that has no tile of the phases before: once the first rows are made."""
+
+    def __init__(self, loader: Loader, flags: Flags, without: int) -> None:
+        super().__init__(loader.body)
+        self.without = without
+        self.reader = FlagReader(loader.body.placed(flags), loader.launch)
+
+    def first(self, cursor: Cursor, places: dict[Any, Any]) -> int:
+        """Wait for them before the flags of the tile."""
+        with when(ir.script.And(self.told.value == 0, self.body.where.cluster >= self.without)):
+            self.reader.start(0, 0)
+            self.reader.wait(0)
+            self._tell()
+        return 0
+
+    def ready(self) -> None:
+        """Others have signalled it."""
 
 
 class RowsByWarps(WholeRows):

@@ -1,0 +1,295 @@
+"""Products whose rows a norm, a softmax or a quantiser makes, in the kernel that does it too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any, ClassVar
+
+from tvm import relax
+from tvm.ir import Var
+
+from crossfuse import _tvm as ir
+from crossfuse.blocks.access import is_reduction
+from crossfuse.cascade.algebra import derive
+from crossfuse.hardware import Device
+from crossfuse.lower.refusal import refusals
+from crossfuse.planner.cascade.plan import CascadePlan, ranked_cascade
+from crossfuse.planner.cascade.shape import cascade_shape
+from crossfuse.planner.families import EAGER, ROWS, ROWS_CHAIN
+from crossfuse.planner.families.registry import CASCADE_FAMILIES
+from crossfuse.relax.calls import read_calls
+from crossfuse.relax.chains.forms import Form
+from crossfuse.relax.chains.groups import Group, find_made_chains, find_made_rows
+from crossfuse.relax.graph import Graph, read_graph
+from crossfuse.relax.merge import merged
+from crossfuse.relax.operators import GATHER, PRODUCT, refused
+from crossfuse.relax.outline import Argument, Outlined
+from crossfuse.relax.passes import ATTENTION, WideArithmetic, check_row_wise, without_unit_extents
+from crossfuse.relax.symbols import at_sizes, is_symbolic, symbols_of, value_at
+from crossfuse.schedule.cascades import only_site, schedule_cascade_of
+
+#: The smallest size of a symbol where rows are followed; each symbol gets another power of two.
+_LEAST = 16
+_INSTEAD = "leave the model unfused, or give it one number of rows"
+
+
+@dataclass(frozen=True)
+class OutlinedRows(Outlined):
+    """Rows and their product as one function.
+
+    The extents are those of the product: M, K and L, which is N too.
+    """
+
+    @property
+    def kind(self) -> str:
+        """Name of the kind of function; kernels are named after it."""
+        return "rows_gemm"
+
+
+class MadeRows(Form):
+    """A product of symbolic rows, with the prologue that makes them.
+
+    Of static rows `crossfuse.relax.FuseCascades` finds these.
+    """
+
+    name: ClassVar[str] = "rows"
+    #: Family of its kernels, and what they are in words.
+    family: ClassVar[str] = ROWS
+    text: ClassVar[str] = "rows before a product"
+    #: What other functions are, and what the function has to be.
+    odd: ClassVar[str] = "reductions, and a product of another form"
+    limit: ClassVar[str] = (
+        "a norm or a quantiser of rows, and one product of them and weights, of 2 bytes an "
+        "element or 1"
+    )
+    outline: ClassVar[type[OutlinedRows]] = OutlinedRows
+
+    def find(self, graph: Graph) -> Iterator[Group]:
+        """See `Form`."""
+        return find_made_rows(graph)
+
+    def outlined(self, static: Any) -> OutlinedRows:
+        """See `Form`; refuses all but a cascade of rows before the products."""
+        products = _products(static["main"])
+        with refusals(self.text):
+            whole, inputs, params = _loops(self.flat(static))
+            func = _inlined(without_unit_extents(whole), len(products))
+        arguments = tuple(map(partial(_argument, params), inputs, func.params))
+        return _outlined(self.outline, func, arguments, products)
+
+    def flat(self, static: Any) -> Any:
+        """The module with its rows in one extent; symbolic ones are planned so."""
+        return static
+
+    def check_rows(self, function: Any, rows: Any) -> None:
+        """See `Form`; also refuses what mixes rows.
+
+        Unlike in chains, an operator that makes rows may run along the batch.
+        """
+        super().check_rows(function, rows)
+        sizes = {each: _LEAST << at for at, each in enumerate(symbols_of(function))}
+        with refusals(self.text):
+            func, inputs, params = _loops(at_sizes(function, sizes))
+        given = [
+            each in params and is_symbolic(function.params[params.index(each)]) for each in inputs
+        ]
+        check_row_wise(func, given, value_at(rows, sizes))
+
+    def ranked(self, func: Any, target: Device) -> Sequence[CascadePlan]:
+        """See `Form`.
+
+        Plans that cut rows into chunks are left out: their kernels need all rows, not fewer.
+        """
+        site = only_site(func)
+        shape = cascade_shape(site, derive(site.cascade), self.text)
+        if not CASCADE_FAMILIES[self.family].matches(shape):
+            raise refused("main", self.odd, self.limit, _INSTEAD)
+        plans = ranked_cascade(shape, target, only=(self.family, EAGER))
+        return [each for each in plans if not each.tiles.get("chunk")]
+
+    def read_plan(self, text: str) -> CascadePlan:
+        """See `Form`."""
+        return CascadePlan.from_json(text)
+
+    def scheduled(self, func: Any, plan: Any, constant: bool) -> Any:
+        """See `Form`."""
+        return schedule_cascade_of(func, self.family, plan.tiles, constant_weights=constant)
+
+
+@dataclass(frozen=True)
+class OutlinedRowsChain(OutlinedRows):
+    """Rows and a chain of two products as one function."""
+
+    @property
+    def kind(self) -> str:
+        """Name of the kind of function; kernels are named after it."""
+        return "rows_chain"
+
+
+class MadeChains(MadeRows):
+    """A chain of two products with the norm in front of it, of static or symbolic rows."""
+
+    name: ClassVar[str] = "rows_chain"
+    family: ClassVar[str] = ROWS_CHAIN
+    text: ClassVar[str] = "rows before a chain of products"
+    odd: ClassVar[str] = "reductions, and products of another form"
+    limit: ClassVar[str] = "a norm or a quantiser of rows, and two layers of products behind it"
+    outline: ClassVar[type[OutlinedRows]] = OutlinedRowsChain
+
+    def find(self, graph: Graph) -> Iterator[Group]:
+        """See `Form`."""
+        return find_made_chains(graph)
+
+    def flat(self, static: Any) -> Any:
+        """See `MadeRows.flat`; refuses what mixes rows."""
+        main = static["main"]
+        leading = [int(each) for each in main.ret_ty.shape.values[:-1]]
+        if len(leading) < 2 or prod(leading[:-1]) == 1:
+            return static
+        func, inputs, params = _loops(static)
+        has = [each in params and _extents(each)[:-1] == leading for each in inputs]
+        check_row_wise(func, has, prod(leading))
+        return _flattened(main, leading)
+
+
+def _extents(value: Any) -> list[int]:
+    return [int(each) for each in value.ty.shape.values]
+
+
+def _flattened(main: Any, leading: list[int]) -> Any:
+    """A module of a function with its rows, so many leading extents, in the last one of these.
+
+    It computes the same rows, if each depends on the same row of what it is given alone.
+    """
+    rows = [*[1] * (len(leading) - 1), prod(leading)]
+
+    def parameter(old: Var) -> Var:
+        extents = _extents(old)
+        if extents[:-1] != leading:
+            return Var(old.name, old.ty)
+        return Var(old.name, relax.TensorType([*rows, extents[-1]], str(old.ty.dtype)))
+
+    def image(value: Any) -> Any:
+        if isinstance(value, relax.ShapeExpr) and [*map(int, value.values)][:-1] == leading:
+            return relax.ShapeExpr([*rows, value.values[-1]])
+        return images.get(value, value)
+
+    builder, params = relax.BlockBuilder(), [*map(parameter, main.params)]
+    images: dict[Any, Any] = dict(zip(main.params, params, strict=True))
+    with builder.function("main", params):
+        with builder.dataflow():
+            for each in (binding for block in main.body.blocks for binding in block.bindings):
+                call = each.value
+                given = [image(argument) for argument in call.args]
+                made = relax.Call(call.op, given, call.attrs, call.ty_args)
+                images[each.var] = builder.emit(made)
+            result = builder.emit_output(images[main.body.body])
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def _loops(static: Any) -> tuple[Any, tuple[Any, ...], list[Var]]:
+    """A module's function as one of loops, what that reads, and the parameters of the module's."""
+    legalize = relax.transform.LegalizeOps({**ATTENTION, **GATHER})
+    passes = [WideArithmetic(), relax.transform.CanonicalizeBindings(), legalize]
+    mod = ir.tvm.ir.transform.Sequential(passes)(static)
+    graph = _calls(mod)
+    func = ir.narrow(merged(graph, graph.nodes))
+    return func, graph.inputs(graph.nodes), list(mod["main"].params)
+
+
+def _inlined(func: Any, products: int) -> Any:
+    """Inline so that one block follows each product, and no block only moves an input.
+
+    So weights are read where they are, and what follows a product is one expression. The last
+    `products` sums are products; of several, no block only moves what they read.
+    """
+    if products > 1:
+        func = _without(func, [each for each in _blocks(func) if _moves(each)])
+    blocks = _blocks(func)
+    sums = [at for at, each in enumerate(blocks) if _sums(each)]
+    behind = (sums[-products:] or [0])[0]
+    summed = {read.source for at in sums for read in blocks[at].reads}
+
+    def is_inside(at: int, block: Any) -> bool:
+        return at > behind and not _sums(block) and block.writes[0].source not in summed
+
+    return _without(
+        func,
+        [
+            each
+            for at, each in enumerate(blocks)
+            if is_inside(at, each) or (_moves(each) and each.body.value.source in func.params)
+        ],
+    )
+
+
+def _blocks(func: Any) -> list[Any]:
+    blocks: list[Any] = []
+    ir.walk(func.body.block.body, (ir.SBlock, blocks.append))
+    return blocks
+
+
+def _moves(block: Any) -> bool:
+    """Whether a block only copies a tensor, such as one that reshapes it."""
+    body = block.body
+    return isinstance(body, ir.BufferStore) and isinstance(body.value, ir.TensorLoad)
+
+
+def _without(func: Any, blocks: Sequence[Any]) -> Any:
+    """The function with the blocks inlined that store no parameter."""
+    schedule = ir.Schedule(func)
+    for each in blocks:
+        if isinstance(each.body, ir.BufferStore) and each.body.buffer not in func.params:
+            schedule.compute_inline(schedule.get_sblock(str(each.name_hint)))
+    (made,) = schedule.mod.functions.values()
+    return made
+
+
+def _sums(block: Any) -> bool:
+    return any(is_reduction(each) for each in block.iter_vars)
+
+
+def _calls(mod: Any) -> Graph:
+    """The calls of a function of one block; refuses one with a call that cannot be merged."""
+    (block,) = mod["main"].body.blocks
+    graph = read_calls(mod, block)
+    odd = next((each for each in graph.nodes if each.reason), None)
+    if odd is not None:
+        raise refused(odd.name, odd.reason, "operators that become functions of loops", _INSTEAD)
+    return graph
+
+
+def _argument(params: Sequence[Var], value: Any, buffer: Any) -> Argument:
+    """Where an input comes from, and the buffer of the function of loops that it becomes."""
+    shape, dtype = tuple(int(each) for each in buffer.ty.shape), str(buffer.ty.dtype)
+    if not isinstance(value, Var):
+        return Argument("constant", "", -1, shape, dtype, value.value.numpy())
+    return Argument(str(value.name), str(value.name), params.index(value), shape, dtype)
+
+
+def _outlined(
+    kind: type[OutlinedRows], func: Any, arguments: tuple[Argument, ...], products: list[Any]
+) -> OutlinedRows:
+    output = func.params[-1].ty
+    shape = tuple(int(each) for each in output.shape)
+    if len(shape) != 2:
+        found = f"a result of shape {list(shape)}, its rows in one extent"
+        raise refused("main", found, "a matrix of rows", _INSTEAD)
+    dtype, (rows, columns) = str(output.dtype), shape
+    depth, width = products[0]
+    fields = (rows, depth, width, columns, len(products) > 2, dtype, shape, dtype, "", "")
+    return kind(func, arguments, *fields)
+
+
+def _products(function: Any) -> list[tuple[int, int]]:
+    """Extents that the products of a function sum over, and their columns, in order."""
+    graph = read_graph(function)
+    every = (each.var for each in graph.nodes if each.operator == PRODUCT)
+    return [
+        (int(graph.arguments(each)[0].ty.shape.values[-1]), int(each.ty.shape.values[-1]))
+        for each in every
+    ]
