@@ -226,7 +226,7 @@ def _none_fits(wanted: Sequence[ChainFamily], shape: Shape, spec: Device) -> Ref
     return refuse(
         PlanRefused,
         "plan",
-        f"chain of {shape.m} x {shape.k} x {shape.n} x {shape.l}",
+        f"chain of {shape.text}",
         found="; ".join(each.why_none(shape, spec) for each in wanted),
         limit=f"tiles for {spec.name}: its shared memory, registers, and clusters that are "
         "resident",
@@ -307,11 +307,11 @@ def with_copies(func: Any, plans: list[Plan], target: Device, rates: Rates) -> l
     Not fusing takes what it takes of rows without padding.
     """
     from crossfuse import _tvm as ir
-    from crossfuse.blocks.chain import read_chain
+    from crossfuse.blocks.chain import read_layers
     from crossfuse.markers import unpadded_columns, unpadded_shapes
     from crossfuse.planner.kernels.shape import shape_of_blocks
 
-    blocks = read_chain(ir.Schedule(func))
+    blocks = read_layers(ir.Schedule(func))
     shapes = unpadded_shapes(func)
     moved = 0
     for each, short in zip(func.params, shapes, strict=False):

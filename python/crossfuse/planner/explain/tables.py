@@ -123,10 +123,13 @@ def render(reasons: Reasons) -> list[RenderableType]:
 
 
 def tiles_text(tiles: Mapping[str, Any]) -> str:
-    """Format tiles as ``key=value``; those of two products as two groups."""
+    """Format tiles as ``key=value``; those of several products as groups."""
     groups = [each for each in tiles.values() if isinstance(each, Mapping)]
     if groups:
         return " | ".join(map(tiles_text, groups))
+    if phases := tiles.get("phases"):
+        others = {name: each for name, each in tiles.items() if name != "phases"}
+        return " | ".join(map(tiles_text, (others, *phases)))
     shown = ((name, each) for name, each in tiles.items() if each is not False)
     return " ".join(name if each is True else f"{name}={each}" for name, each in shown)
 

@@ -36,13 +36,9 @@ class GemmKernel(TiledKernel):
         stacked = TileRule("stacked", "clusters stand along the rows, or split", fine)
         return (*self.rules_of_first(shape, device), stacked)
 
-    def spend(self, work: Work, clock: Clock) -> None:
-        """Add the only phase."""
-        self.spend_first(work, clock)
-
-    def stored_bytes(self, shape: Shape) -> int:
-        """Nothing passes from phase to phase."""
-        return 0
+    def passing(self, rates: Rates) -> tuple[str, Share]:
+        """One phase passes nothing on."""
+        raise AssertionError("one product has no intermediate")
 
     def intermediate(self, shape: Shape, size: int, device: Device) -> tuple[str, str]:
         """One product has none."""
