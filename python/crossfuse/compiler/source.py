@@ -151,7 +151,8 @@ def _is(source: Any, module: str) -> bool:
 
 def _stored(outlined: Outlined, inputs: int) -> bool:
     """Whether all weights follow the model's inputs, or are constants of its graph."""
-    weights = outlined.arguments[1 : 4 if outlined.gated else 3]
+    products = outlined.form.products if outlined.form else ()
+    weights = outlined.arguments[1 : 1 + len(products)]
     return all(each.value is not None or each.position >= inputs for each in weights)
 
 

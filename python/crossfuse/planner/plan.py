@@ -320,8 +320,7 @@ def with_copies(func: Any, plans: list[Plan], target: Device, rates: Rates) -> l
     # Bits at both edges of the memory's clock, in bytes for each microsecond.
     rate = _COPIED * target.memory_bits * target.memory_mhz / 4
     copies = rates.fitted.eager_kernel + moved / rate if moved else 0.0
-    k, n = unpadded_columns(func)
-    unpadded = replace(shape_of_blocks(blocks), k=k, n=n)
+    unpadded = shape_of_blocks(blocks).with_columns(unpadded_columns(func))
     apart = eager(unpadded, rates, target.sms)
     return [
         _taking(each, apart.terms)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,6 +58,14 @@ class Shape:
             return self.chain
         first = LayerShape(self.n, self.k, self.products)
         return (first, LayerShape(self.l, self.n)) if self.l else (first,)
+
+    def with_columns(self, columns: Sequence[int]) -> Shape:
+        """Make the same chain with other columns of the input and of what follows; as many stay."""
+        widths = [*columns, *(each.columns for each in self.layers[len(columns) - 1 :])]
+        pairs = zip(self.layers, pairwise(widths), strict=True)
+        layers = tuple(LayerShape(width, depth, e.products) for e, (depth, width) in pairs)
+        chain = layers if self.chain else ()
+        return replace(self, k=widths[0], n=widths[1], chain=chain)
 
     @property
     def text(self) -> str:

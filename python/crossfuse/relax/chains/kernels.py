@@ -130,7 +130,7 @@ class ChainKernels:
     def candidates(self, graph: Graph) -> Iterator[Candidate]:
         """See `crossfuse.relax.choice.Kernels`."""
         for group in self.find(graph):
-            parts = (*group.first, group.second)
+            parts = group.products
             names = tuple(str(each.name) for each in parts)
             try:
                 with contained(PlanRefused, *_WHERE):
