@@ -175,6 +175,16 @@ def after_product(graph: Graph, second: Var, before: tuple[Var, ...]) -> Iterato
         yield value
 
 
+def is_left_operand(graph: Graph, value: Var) -> bool:
+    """Whether a product multiplies a value, as it is or reshaped, by weights."""
+    for node in graph.readers.get(value, ()):
+        if node.operator == PRODUCT and graph.arguments(node.var)[0].same_as(value):
+            return True
+        if node.operator in RESHAPES and is_left_operand(graph, node.var):
+            return True
+    return False
+
+
 # Conditions of replacing a group by a kernel, whether or not it is a chain.
 
 

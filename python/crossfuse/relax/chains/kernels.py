@@ -22,6 +22,7 @@ from crossfuse.hardware import Device
 from crossfuse.lower.extract import buffer_specs, lower
 from crossfuse.markers import unpadded_shapes
 from crossfuse.measure.way import Given
+from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.noted import noted
 from crossfuse.relax.calls import REST, marked, with_plan
 from crossfuse.relax.chains.calls import FunctionCall, call_of, calling, picking, private, value_of
@@ -31,6 +32,7 @@ from crossfuse.relax.chains.groups import (
     check_known,
     check_used_inside,
     find_groups,
+    is_left_operand,
 )
 from crossfuse.relax.chains.planned import Bins, PlannedChain, PlannedRows, plan_rows
 from crossfuse.relax.choice import Candidate
@@ -138,7 +140,14 @@ class ChainKernels:
             except RefusedError as error:
                 yield Candidate(names, None, str(error))
             else:
-                yield Candidate(names, planned, parts=parts)
+                behind = self._behind(graph, planned)
+                yield Candidate(names, planned, parts=parts, behind=behind)
+
+    def _behind(self, graph: Graph, chain: PlannedChain | PlannedRows) -> float:
+        """See `Candidate.behind`; what was measured has all of a group."""
+        if chain.words or not is_left_operand(graph, chain.output):
+            return 0.0
+        return rates_of(self.target).fitted.eager_kernel
 
     def planned(self, graph: Graph, group: Group) -> PlannedChain | PlannedRows:
         """Plan a group, with as much as possible of what follows it as its epilogue.
