@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 
 from crossfuse.relax import ChainOutcome, FuseChains, import_torch  # noqa: E402
+from crossfuse.relax.chains import kernels  # noqa: E402
+from crossfuse.relax.choice import PlannedGroup  # noqa: E402
 from crossfuse.runtime.tensors import to_numpy  # noqa: E402
 
 pytestmark = [
@@ -106,6 +109,48 @@ def test_equal_layers_share_one_kernel() -> None:
     assert len(taken) == 2
     assert taken[0].text.startswith(f"gated_ffn:M=16,K={D},N={H},L={D},dtype=float16")
     assert taken[0].eager_microseconds and taken[0].microseconds
+    check()
+
+
+def deep(count: int) -> Callable[..., Any]:
+    """Layers one behind another, D and H columns in turns."""
+
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        for number in range(count):
+            x = F.gelu(m.contract(x) if number % 2 else m.expand(x))
+        return x
+
+    return forward
+
+
+@pytest.mark.parametrize("count", [3, 4, 6])
+def test_all_parts_of_a_row_of_layers_are_candidates(count: int) -> None:
+    _, outcomes, check = fused(deep(count))
+    sizes = [len(each.products) for each in outcomes]
+    assert sorted(sizes) == sorted(n for n in range(2, count + 1) for _ in range(count + 1 - n))
+    taken = [each for each in outcomes if each.name]
+    products = [name for each in taken for name in each.products]
+    assert len(products) == len(set(products))
+    assert all("more is saved so" in each.text for each in outcomes if not each.name)
+    check()
+
+
+def test_layers_are_one_group_where_that_is_foretold_fastest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plans = kernels.rank_function
+
+    def pairs_are_slow(func: Any, *given: Any, **options: Any) -> Any:
+        found = plans(func, *given, **options)
+        slow = 1.0 if "gemm2" in func.script() else 8.0
+        return [replace(each, microseconds=slow) for each in found if each.family != "eager"]
+
+    monkeypatch.setattr(kernels, "rank_function", pairs_are_slow)
+    monkeypatch.setattr(PlannedGroup, "eager", 16.0)
+    mod, outcomes, check = fused(deep(3))
+    assert [each.products for each in outcomes if each.name] == [outcomes[-1].products]
+    assert calls(mod) == ["crossfuse_layers"]
+    assert outcomes[-1].family in ("phases", "launches")
     check()
 
 

@@ -12,6 +12,7 @@ import tvm
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 
+from crossfuse.errors import WorkloadRefused  # noqa: E402
 from crossfuse.relax import Outlined, import_torch  # noqa: E402
 from crossfuse.relax.outline import outline  # noqa: E402
 from crossfuse.runtime.tensors import to_numpy  # noqa: E402
@@ -96,6 +97,31 @@ def test_a_chain(act: str, bias: bool, dtype: str) -> None:
     result = check_against_torch(module, torch.randn(7, 33).to(getattr(torch, dtype)))
     extras = ["p_expand_bias", "p_project_bias"] if bias else []
     assert [a.name for a in result.arguments] == ["A", "B", "D", *extras]
+
+
+def test_four_layers_two_of_them_gated() -> None:
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        first = F.silu(m.gate(x)) * m.up(x)
+        second = torch.tanh(m.down(first)) + m.offsets
+        third = F.relu(second @ m.nl.T) - torch.sigmoid(second @ (m.nl.T * 1.0))
+        return m.down(third) + x[..., :17]
+
+    # A weight that is computed is none; without it there are four layers.
+    with pytest.raises(WorkloadRefused, match="a right-hand side that is computed by"):
+        outlined(module_of(forward), (torch.randn(7, 33),))
+
+    def gated_inside(m: Any, x: torch.Tensor) -> torch.Tensor:
+        first = F.silu(m.gate(x)) * m.up(x)
+        second = torch.tanh(m.down(first)) + m.offsets
+        third = F.relu(second @ m.nl.T) - torch.sigmoid(F.linear(second, m.nl))
+        return m.down(third) + x[..., :17]
+
+    result = check_against_torch(module_of(gated_inside), torch.randn(2, 3, 33))
+    assert (result.kind, result.gated, result.M) == ("layers", True, 6)
+    assert result.form is not None and result.form.columns == (33, 65, 17, 65)
+    assert "widths=33x65x17x65x17" in result.summary
+    names = [each.name for each in result.arguments[:7]]
+    assert names == ["A", "B0_gate", "B0_up", "B1", "B2_gate", "B2_up", "B3"]
 
 
 GRAPHS: dict[str, Callable[..., Any]] = {

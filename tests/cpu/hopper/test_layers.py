@@ -51,10 +51,15 @@ CASES: dict[str, tuple[int, tuple[int, ...], dict[str, Any], ChainTiles]] = {
     "odd rows": (
         97,
         (40, 136, 72, 56),
-        {"residual": True, "out": "float32"},
+        {"residual": True, "dtype": "float16", "out": "float32"},
         tiles(64, 2, (40, "columns"), (40, "rows"), (56, "rows")),
     ),
-    "one row": (1, (64, 64, 64, 64), {}, tiles(64, 2, (32, "columns"), (16, "columns"), (64, "reduction"))),
+    "one row": (
+        1,
+        (64, 64, 128, 64),
+        {},
+        tiles(64, 2, (32, "columns"), (16, "columns"), (64, "reduction")),
+    ),
     "tall tiles": (
         200,
         (64, 96, 64, 48),

@@ -26,7 +26,8 @@ from crossfuse.hardware import Device
 from crossfuse.planner.cost.estimate import estimate
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.counts import Count, Flag, Share, choose
-from crossfuse.planner.families.family import ChainFamily, Placement
+from crossfuse.planner.families import global_memory, l2
+from crossfuse.planner.families.family import ChainFamily
 from crossfuse.planner.families.tiled import PhasedKernel, splits
 from crossfuse.planner.kernels.arrays import (
     CLUSTERS,
@@ -297,9 +298,7 @@ PHASES = LayeredFamily(
     rule="phases.schedule_phases",
     tiles={"tiles": "phases.ChainTiles"},
     fixed={"staged": True},
-    placements={
-        "l2": Placement("the fused kernel in one persistent launch, intermediates in the L2 cache")
-    },
+    placements=l2.FAMILY.placements,
     second=_SECOND,
     fits_all=True,
 )
@@ -310,9 +309,7 @@ LAUNCHES = LayeredFamily(
     rule="phases.schedule_phases",
     tiles={"tiles": "phases.ChainTiles"},
     fixed={"staged": False},
-    placements={
-        "global": Placement("the fused kernel in a launch for each layer, intermediates in memory")
-    },
+    placements=global_memory.FAMILY.placements,
     second=_SECOND,
     fits_all=True,
 )
