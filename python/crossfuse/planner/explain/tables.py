@@ -59,7 +59,8 @@ class Reasons:
     best: tuple[Runner, ...]
     #: Tiles that each rule leaves, by family.
     pruned: Mapping[str, tuple[Step, ...]]
-    #: Candidates that the published rules leave of the published space, for comparison.
+    #: Candidates that the published rules leave of the published space, for comparison; nothing for
+    #: chains of more than four products.
     published: tuple[Step, ...]
     #: Whether the device's rates are not all measured.
     provisional: bool
@@ -118,7 +119,8 @@ def render(reasons: Reasons) -> list[RenderableType]:
     if reasons.plan.runners:
         parts.append(runners_table("the best of every other family", reasons.plan.runners))
     parts.append(pruned_table(reasons.pruned))
-    parts.append(_published(reasons.published))
+    if reasons.published:
+        parts.append(_published(reasons.published))
     return parts
 
 
