@@ -65,7 +65,8 @@ ROW_COUNTS = ("at most",)
 #: shapes that are the value, such as "16,65;65,131".
 UNPADDED = "crossfuse.unpadded"
 #: Annotation of the same block: what rows of the first input and of the products but the last have
-#: without padding, such as "65,131"; of a single product its result, too. Callers may pass weights that they padded.
+#: without padding, such as "65,131"; of a single product its result, too. Callers may pass weights
+#: that they padded.
 UNPADDED_COLUMNS = "crossfuse.unpadded_columns"
 
 #: Annotation of a block that reduces a tuple over threads: its body binds the right state, number

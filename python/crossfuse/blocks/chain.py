@@ -126,7 +126,7 @@ def read_layers(sch: Any) -> Layers:
         if len(before) != 1:
             raise _refuse(sch, last, f"{len(before)} computed operands of one product")
         if any(_names(sch, each) != _names(sch, last) for each in products):
-            raise _refuse(sch, last, "an intermediate that only one of two products reads")
+            raise _refuse(sch, last, "products of one layer that multiply different intermediates")
         (block,) = before
         products = _producers(sch, block)
         if not products or reduces(sch, block) or any(combiner(sch, p) is None for p in products):
@@ -157,16 +157,17 @@ def read_chain(sch: Any) -> Chain:
     Any other function raises `ScheduleRefused`; see `read_layers` for more products.
     """
     found = read_layers(sch)
-    first, *_, last = (*found.layers, found.layers[-1])
+    first, last = found.layers[0], found.layers[-1]
     if len(found.layers) > 2:
-        block = found.layers[-2].epilogue
-        raise _refuse(sch, block, "an intermediate that is not made of products of the inputs")
+        block, count = found.layers[-2].epilogue, len(found.layers)
+        raise _refuse(sch, block, f"{count} layers of products", _PAIR)
     kept = (found.item, found.out, found.k_major, found.further)
     if len(found.layers) == 1:
-        extents = (found.m, first.columns, first.depth, 0)
-        return Chain(first.products, None, None, first.epilogue, *extents, *kept)
+        alone = (found.m, first.columns, first.depth, 0)
+        return Chain(first.products, None, None, first.epilogue, *alone, *kept)
     extents = (found.m, first.columns, first.depth, last.columns)
-    return Chain(first.products, first.epilogue, *last.products, last.epilogue, *extents, *kept)
+    (second,) = last.products
+    return Chain(first.products, first.epilogue, second, last.epilogue, *extents, *kept)
 
 
 def read_two_products(sch: Any, rule: str) -> Chain:
@@ -270,14 +271,19 @@ def _extents(sch: Any, block: Any) -> tuple[int, int, int]:
     return spatial[0], spatial[1], reduced[0]
 
 
-def _refuse(sch: Any, block: Any, found: str) -> Exception:
+#: What rules of one product or two take, and what is read at all.
+_PAIR = "one matrix product, or two with one elementwise block between them"
+_LAYERS = "matrix products behind one another, each with one elementwise block behind it"
+
+
+def _refuse(sch: Any, block: Any, found: str, limit: str = _LAYERS) -> Exception:
     name = function(sch).attrs.get("global_symbol", "main") if function(sch).attrs else "main"
     return refuse(
         ScheduleRefused,
         "rule",
         f"function '{name}', {name_of(sch, block)}",
         found=found,
-        limit="one matrix product, or two with one elementwise block between them",
+        limit=limit,
         instead="outline such a chain first (crossfuse.relax.outline), or write the schedule with "
         "the primitives",
     )

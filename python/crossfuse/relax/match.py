@@ -205,7 +205,9 @@ def _operand(graph: Graph, layer: tuple[Var, ...]) -> Any:
     if any(not operand.same_as(operands[0]) for operand in operands):
         names = " and ".join(operand.name for operand in operands)
         found = f"products of different inputs, {names}"
-        raise refused(_place(graph, layer[1]), found, _LAYERS, "join the inputs, or split the graph")
+        raise refused(
+            _place(graph, layer[1]), found, _LAYERS, "join the inputs, or split the graph"
+        )
     return operands[0]
 
 

@@ -174,9 +174,10 @@ def outline(mod: tvm.IRModule) -> Outlined:
 
     Accepted are two or more layers of matrix products by stored weights with any element-wise
     expressions between and after them: ``A @ B`` or ``A @ B_gate`` and ``A @ B_up``, then ``@ D``;
-    every layer but the last may have two products of one operand. Inputs [B, S, K] are collapsed to B*S rows. Weights keep their stored layout. Sums and expressions are in
-    float32; the intermediate and the output are rounded to the model's types. Every other model is
-    refused, naming the operator and the reason. The module is one before legalisation.
+    every layer but the last may have two products of one operand. Inputs [B, S, K] are collapsed to
+    B*S rows. Weights keep their stored layout. Sums and expressions are in float32; intermediates
+    and the output are rounded to the model's types. Every other model is refused, naming the
+    operator and the reason. The module is one before legalisation.
     """
     graph = read_model(mod)
     match = match_chain(graph)

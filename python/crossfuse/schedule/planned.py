@@ -25,7 +25,7 @@ def schedule_workload(workload: Any, plan: Plan, *, constant_weights: bool = Fal
 
     Parameters
     ----------
-    workload : str | WorkloadSpec | tvm.tirx.PrimFunc
+    workload : str | WorkloadSpec | LayersSpec | tvm.tirx.PrimFunc
         A packaged id or the text of a spec, a spec, or a canonical function.
     plan : Plan
         From `crossfuse.plan`.
@@ -50,10 +50,11 @@ def schedule_workload(workload: Any, plan: Plan, *, constant_weights: bool = Fal
     True
     """
     from crossfuse import _tvm as ir
-    from crossfuse.workload import prim_func, resolve
+    from crossfuse.workload import prim_func
+    from crossfuse.workload.layers import resolve_chain
 
     if not isinstance(workload, ir.PrimFunc):
-        spec = resolve(workload) if isinstance(workload, str) else workload
+        spec = resolve_chain(workload) if isinstance(workload, str) else workload
         padded = aligned_function(spec)
         workload = padded if padded is not None and is_of(plan, padded) else prim_func(spec)
     return schedule_planned(workload, plan, constant_weights=constant_weights)

@@ -17,6 +17,7 @@ from crossfuse.workload.conv_chain import ConvChainSpec
 from crossfuse.workload.dtypes import Operand
 from crossfuse.workload.epilogue import affine
 from crossfuse.workload.expression import Algebra, evaluate
+from crossfuse.workload.layers import LayersSpec, form_of_layers
 from crossfuse.workload.spec import WorkloadSpec
 
 # Gets the tensors by name and the two indices; returns a float32 expression.
@@ -115,12 +116,12 @@ class Form:
 
 
 @checked
-def prim_func(spec: WorkloadSpec) -> tirx.PrimFunc:
+def prim_func(spec: WorkloadSpec | LayersSpec) -> tirx.PrimFunc:
     """Make the unscheduled function of a workload.
 
     Parameters
     ----------
-    spec : WorkloadSpec
+    spec : WorkloadSpec | LayersSpec
         What it computes.
 
     Returns
@@ -138,8 +139,10 @@ def prim_func(spec: WorkloadSpec) -> tirx.PrimFunc:
     return emit(form_of(spec))
 
 
-def form_of(spec: WorkloadSpec) -> Form:
+def form_of(spec: WorkloadSpec | LayersSpec) -> Form:
     """The form of a workload, with operands in the order of the spec's inputs."""
+    if isinstance(spec, LayersSpec):
+        return form_of_layers(spec)
     a, *others = spec.operands
     weights, extras = others[: len(spec.products)], tuple(others[len(spec.products) :])
     *first, last = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from tvm import tirx
@@ -37,7 +38,7 @@ def form(
     products: list[tuple[Product, ...]] = []
     extras: list[Operand] = []
     elements: list[Elementwise] = []
-    for number, (depth, width) in enumerate(zip(widths, widths[1:], strict=False)):
+    for number, (depth, width) in enumerate(pairwise(widths)):
         shape = (width, depth) if layout == "nk" else (depth, width)
         names = [f"{number}{end}" for end in (("a", "b") if number in gated else ("",))]
         products.append(

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cpu.hopper.layers import layered
-from crossfuse import compile as compiled
+from cpu.hopper.layers import form, layered
+from crossfuse.compiler.choose import Wanted, choose
+from crossfuse.compiler.source import read_source
 from crossfuse.emulate.cuda import emulate
 from crossfuse.emulate.llvm import run_sequential
 from crossfuse.emulate.reference import draw, limits, parameters
-from crossfuse.errors import LoweringRefused, ScheduleRefused
+from crossfuse.errors import RefusedError, ScheduleRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
 from crossfuse.lower.hopper.plan.kernel import plan_kernel
 from crossfuse.lower.hopper.recover.function import recover
+from crossfuse.planner.extract.chain import chain_from
 from crossfuse.runtime.cubin import compile_cubin
 from crossfuse.schedule.rules.phases import ChainTiles, PhaseTiles, schedule_phases
-from crossfuse.workload import parse, prim_func
+from crossfuse.schema import Damaged
+from crossfuse.workload.build import Layer, emit
 
 H100 = device("nvidia-h100")
 
@@ -110,3 +114,67 @@ def test_each_phase_waits_for_the_one_before_it() -> None:
     apart = recover(only_function(schedule_phases(func, tiles=chosen, staged=False)))
     assert [len(each) for each in apart] == [1, 1, 1, 1]
     assert [each[0].follows for each in apart] == [False, True, True, True]
+
+
+def test_sums_of_three_wide_phases_do_not_spill() -> None:
+    func = layered(256, (64, 192, 256, 256))
+    wide = tiles(128, 2, (192, "columns"), (256, "columns"), (256, "rows"))
+    (usage,) = compile_cubin(lower(schedule_phases(func, tiles=wide)).image.cuda).resources
+    assert (usage.spill_store_bytes, usage.spill_load_bytes, usage.advisories) == (0, 0, ())
+
+
+@pytest.mark.parametrize(
+    ("widths", "placement", "kernels"),
+    [((64, 128, 96, 64), "auto", 0), ((64, 72, 64, 80, 64), "l2", 1), ((64,) * 7, "global", 6)],
+)
+def test_functions_are_compiled(widths: tuple[int, ...], placement: str, kernels: int) -> None:
+    func = layered(40, widths, residual=True)
+    chosen = choose(read_source(func), H100, Wanted(placement=placement))
+    assert len(chosen.lowered.image.launches) == (kernels or len(chosen.option.plan.kernels))
+    if not kernels:
+        assert chosen.option.plan.family in ("phases", "launches")
+        assert chosen.option.plan.chain == chain_from(func)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        (ChainTiles(64, 2, (PhaseTiles(64),)), "for 3 layers; limit: rows, a cluster and a phase"),
+        (ChainTiles(64, 17), "clusters that fit nvidia-h100"),
+        (
+            tiles(64, 2, (64, "columns"), (64, "reduction"), (64, "columns")),
+            "grid-stage: .*found sums of several CTAs; limit: tiles that one CTA computes",
+        ),
+        (
+            tiles(64, 4, (64, "columns"), (64, "columns"), (64, "reduction")),
+            "found a reduction of 128 split over 4 CTAs",
+        ),
+    ],
+)
+def test_tiles_that_do_not_fit_are_refused(chosen: ChainTiles, message: str) -> None:
+    func = layered(64, (64, 128, 128, 64))
+    with pytest.raises(RefusedError, match=message):
+        lower(schedule_phases(func, tiles=chosen))
+
+
+def test_products_of_a_gated_layer_are_not_split() -> None:
+    func = layered(64, (128, 128, 128, 64), gated=(0,))
+    chosen = tiles(64, 2, (64, "reduction"), (64, "columns"), (64, "columns"))
+    with pytest.raises(ScheduleRefused, match="found reductions of 2 products split over 2 CTAs"):
+        schedule_phases(func, tiles=chosen)
+
+
+def test_an_unknown_way_is_refused() -> None:
+    with pytest.raises(Damaged, match="'diagonal'; expected columns, rows, reduction"):
+        PhaseTiles(64, "diagonal")
+
+
+def test_intermediates_that_are_used_twice_are_refused() -> None:
+    made = form(64, (64, 64, 64, 64))
+    hidden = made.inner[0].element
+    skipping = Layer(
+        made.inner[0].products,
+        lambda t, i, j: hidden(t, i, j) + t["gemm0"](i, j),
+    )
+    with pytest.raises(ScheduleRefused, match="of one layer that multiply different"):
+        schedule_phases(emit(replace(made, inner=(skipping,))))

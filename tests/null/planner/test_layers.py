@@ -24,7 +24,13 @@ WIDTHS = {3: [256, 512, 384, 128], 4: [64, 128, 96, 128, 64], 6: [512] * 7}
 def test_a_shape_has_all_layers() -> None:
     shape = shape_of(matrix_chain(32, [8, 16, 24, 40]), k_major=True)
     assert shape.layers == (LayerShape(16, 8), LayerShape(24, 16), LayerShape(40, 24))
-    assert (shape.m, shape.k, shape.n, shape.l, shape.text) == (32, 8, 16, 24, "32 x 8 x 16 x 24 x 40")
+    assert (shape.m, shape.k, shape.n, shape.l, shape.text) == (
+        32,
+        8,
+        16,
+        24,
+        "32 x 8 x 16 x 24 x 40",
+    )
     assert shape.weight_bytes == (2 * 16 * 8, 2 * 24 * 16, 2 * 40 * 24)
     assert shape.separate == 5
     assert [each.name for each in families(shape)] == ["phases", "launches"]

@@ -130,9 +130,7 @@ class ChainFamily:
             ) from None
         return {name: getattr(chosen, name) for name in kinds}
 
-    def tried(
-        self, shape: Shape, device: Device, given: Mapping[str, int] = NOTHING
-    ) -> TileKernel:
+    def tried(self, shape: Shape, device: Device, given: Mapping[str, int] = NOTHING) -> TileKernel:
         """List all tiles before any rule, see `TileKernel.possible`."""
         return self.kernel.possible(shape, given)
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from crossfuse.hardware import Device
-from crossfuse.planner.cost.estimate import Work
-from crossfuse.planner.cost.loop import Clock
+from crossfuse.planner.cost.rates import Rates
+from crossfuse.planner.counts import Share
 from crossfuse.planner.families.family import ChainFamily
 from crossfuse.planner.families.tiled import TiledKernel
 from crossfuse.planner.kernels.phase import Phase

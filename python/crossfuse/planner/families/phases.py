@@ -105,9 +105,7 @@ class LayeredKernel(PhasedKernel):
         beside = choose(np.asarray(stacked) | np.asarray(split), 1, self.size)
         made = (self.columns[number], layer.columns, shape.out if last else shape.item)
         cluster, staged = (down, beside), self.staged and not last
-        return self._phase(
-            shape, made, layer.depth, split, cluster, layer.products, staged=staged
-        )
+        return self._phase(shape, made, layer.depth, split, cluster, layer.products, staged=staged)
 
     def kernels(self, shape: Shape) -> tuple[tuple[Phase, ...], ...]:
         """One kernel if phases wait for flags, else one for each."""
@@ -133,15 +131,16 @@ class LayeredKernel(PhasedKernel):
         wide = (columns % 8 == 0) & (columns <= widest_of(self.rows, layer.products))
         allowed = layer.products == 1 and (last or not self.staged)
         whole = (layer.columns % columns == 0) & (shape.m % self.rows == 0)
-        room = True
+        text = "a reduction is split of one product, of phases that of the last one"
+        room: Flag = True
         if self.staged:
             # A cluster computes one tile of a split reduction, and waits for tiles of others.
             room = self.phase(shape, number).tiles <= resident(device, self.size)
         alone = np.asarray(self.stacked[number], bool) | split
         return (
             TileRule("columns", "columns that registers hold sums of", wide),
-            TileRule("along", "clusters of one CTA lie along the columns", ~alone | (self.size > 1)),
-            TileRule("split", "a reduction is split of one product, that of results", ~split | allowed),
+            TileRule("along", "one CTA alone lies along the columns", ~alone | (self.size > 1)),
+            TileRule("split", text, ~split | allowed),
             TileRule(
                 "shares",
                 "each CTA of a split has a share, and sums to add",
@@ -252,7 +251,7 @@ class _Search:
     def improved(self, best: Sequence[_Best], number: int, few: int) -> _Best:
         """Find the best few options of a phase, while the others have the best that is known."""
         width = self.shape.layers[number].columns
-        pairs = np.arange(len(self.rows), dtype=np.float64)
+        pairs = [float(each) for each in range(len(self.rows))]
         pair, columns, along = grid(pairs, column_options(width), (0.0, 1.0, 2.0))
         place = pair.astype(np.int64)
         chosen = [np.array([options[0] for options in each])[place] for each in best]
@@ -264,7 +263,7 @@ class _Search:
         found: _Best = []
         order = np.lexsort((np.where(kept, times, np.inf), place))
         for each in np.split(order, len(self.rows)):
-            options = [tuple(map(float, chosen[number][i])) for i in each[:few] if kept[i]]
+            options = [_option(chosen[number][i]) for i in each[:few] if kept[i]]
             found.append(options or [_START])
         return found
 
@@ -286,6 +285,11 @@ class _Search:
             for field in range(3)
         )
         return self.kind(self.rows[places], self.size[places], columns, stacked, split)
+
+
+def _option(values: Any) -> _Option:
+    columns, stacked, split = map(float, values)
+    return columns, stacked, split
 
 
 #: Names of the fields that divide the second phase.

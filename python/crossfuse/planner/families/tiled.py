@@ -118,7 +118,8 @@ class PhasedKernel(TileKernel):
     def spend(self, work: Work, clock: Clock) -> None:
         """Add all phases, and how tiles of the intermediates pass between them."""
         fitted = work.rates.fitted
-        whole, before = 0.0, None
+        whole: Share = 0.0
+        before: Phase | None = None
         for phase, fresh in zip(self.phases(work.shape), work.shape.weight_bytes, strict=True):
             ahead: Share = 0.0
             if before is not None:
@@ -319,9 +320,7 @@ def _flag(value: Flag) -> Any:
     return np.asarray(value, bool)
 
 
-def splits(
-    split: Flag, shape: Shape, extent: int, rows: Count, columns: Count, size: Count
-) -> Any:
+def splits(split: Flag, shape: Shape, extent: int, rows: Count, columns: Count, size: Count) -> Any:
     """Whether a reduction that is split has a share for each CTA, and sums that divide."""
     shares = has_equal_shares(extent, size, shape.depth)
     fine = _flag(shares) & _flag(divides_sums(shape, rows, columns, size)) & (_flag(size > 1))

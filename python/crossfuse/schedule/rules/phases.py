@@ -178,9 +178,7 @@ def _completed(
     return typed(ChainTiles, select(found, int(best)).tiles())
 
 
-def _split(
-    sch: Any, layer: Layer, tiles: ChainTiles, phase: PhaseTiles, constant: bool
-) -> None:
+def _split(sch: Any, layer: Layer, tiles: ChainTiles, phase: PhaseTiles, constant: bool) -> None:
     """Let each CTA of a cluster sum a part of a layer's reduction."""
     product, *others = layer.products
     if others:
@@ -193,15 +191,11 @@ def _split(
             instead="let the phase's clusters lie along its columns or rows",
         )
     depth = row_bytes_depth(sch, product)
-    split = TensorTiles(
-        tiles.rows, phase.columns, depth, cluster=1, split=tiles.cluster, across=1
-    )
+    split = TensorTiles(tiles.rows, phase.columns, depth, cluster=1, split=tiles.cluster, across=1)
     bind_split(sch, product, layer.epilogue, split, constant)
 
 
-def _divide(
-    sch: Any, layer: Layer, tiles: ChainTiles, phase: PhaseTiles, constant: bool
-) -> None:
+def _divide(sch: Any, layer: Layer, tiles: ChainTiles, phase: PhaseTiles, constant: bool) -> None:
     """Let each CTA of a cluster make a tile of its own, beside or below the others'.
 
     Tiles are those of what is made of the products, which move: TVM moves no block that reads what
