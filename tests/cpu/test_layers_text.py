@@ -36,7 +36,7 @@ def test_texts_read_back(text: str) -> None:
     [
         (
             "layers:M=16,widths=64",
-            "found 1 widths; limit: the columns of the input and of what two",
+            "found 1 widths; limit: the columns of the input",
         ),
         ("layers:widths=64x64x64", "found no M"),
         ("layers:M=16,widths=64x0x64", "layers:widths: found 0; limit: a positive integer"),

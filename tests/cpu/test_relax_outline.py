@@ -12,7 +12,6 @@ import tvm
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 
-from crossfuse.errors import WorkloadRefused  # noqa: E402
 from crossfuse.relax import Outlined, import_torch  # noqa: E402
 from crossfuse.relax.outline import outline  # noqa: E402
 from crossfuse.runtime.tensors import to_numpy  # noqa: E402
@@ -100,21 +99,11 @@ def test_a_chain(act: str, bias: bool, dtype: str) -> None:
 
 
 def test_four_layers_two_of_them_gated() -> None:
-    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
-        first = F.silu(m.gate(x)) * m.up(x)
-        second = torch.tanh(m.down(first)) + m.offsets
-        third = F.relu(second @ m.nl.T) - torch.sigmoid(second @ (m.nl.T * 1.0))
-        return m.down(third) + x[..., :17]
-
-    # A weight that is computed is none; without it there are four layers.
-    with pytest.raises(WorkloadRefused, match="a right-hand side that is computed by"):
-        outlined(module_of(forward), (torch.randn(7, 33),))
-
     def gated_inside(m: Any, x: torch.Tensor) -> torch.Tensor:
         first = F.silu(m.gate(x)) * m.up(x)
         second = torch.tanh(m.down(first)) + m.offsets
         third = F.relu(second @ m.nl.T) - torch.sigmoid(F.linear(second, m.nl))
-        return m.down(third) + x[..., :17]
+        return m.down(third) * 0.5 - m.offsets
 
     result = check_against_torch(module_of(gated_inside), torch.randn(2, 3, 33))
     assert (result.kind, result.gated, result.M) == ("layers", True, 6)

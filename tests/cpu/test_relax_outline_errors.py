@@ -68,14 +68,14 @@ MODELS: dict[str, tuple[Callable[..., Any], str]] = {
         lambda t, m, x: (m.b(m.a(x).relu()), x),
         "main: found several results; limit: one output. Instead: return one tensor.",
     ),
-    "a layer that is skipped": (
+    "gates of two values": (
         lambda t, m, x: m.b(m.a((h := m.q(x)).relu()) + m.c(h)),
-        "relax.matmul (lv11): found an intermediate used twice, by several layers; "
-        f"limit: {LAYERS}. Instead: outline fewer layers at a time.",
+        "relax.matmul (lv8): found products of different inputs, lv3 and lv2; "
+        f"limit: {LAYERS}. Instead: join the inputs, or split the graph.",
     ),
     "products of two layers multiplied": (
         lambda t, m, x: m.b(m.a(m.q(x).relu()) * m.c(x)),
-        "relax.matmul (lv11): found products of one layer that are made of different products; "
+        "relax.matmul (lv8): found products of one layer that are made of different products; "
         f"limit: {LAYERS}. Instead: outline fewer layers at a time.",
     ),
     "an intermediate of three layers used twice": (

@@ -161,10 +161,6 @@ def _arranged(
         _check_layer(graph, layers[0], feeds)
         layers.insert(0, tuple(before))
     _check_layer(graph, layers[0], feeds)
-    twice = [p for number, each in enumerate(layers) for p in each if p in sum(layers[:number], ())]
-    if twice:
-        found = "an intermediate used twice, by several layers"
-        raise refused(_place(graph, twice[0]), found, _LAYERS, "outline fewer layers at a time")
     return layers
 
 

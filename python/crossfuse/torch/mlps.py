@@ -218,8 +218,8 @@ def replace_mlp(
     """Let the MLPs of a model call kernels of ours.
 
     An MLP is a module that takes one tensor, and whose result is two or more layers of matrix
-    products of its rows: plain or gated, with any element-wise operators between and behind. It is found by
-    what `torch.export` traces, never by names. The module keeps its class, parameters and
+    products of its rows: plain or gated, with any element-wise operators between and behind. It is
+    found by what `torch.export` traces, never by names. The module keeps its class, parameters and
     ``state_dict``; its ``forward`` is replaced until `Replaced.restore`. Weights are read at each
     call, so they may be loaded afterwards.
 

@@ -1,4 +1,4 @@
-"""Rows of layers as values: ``layers:M=128,widths=768x3072x3072x768``, of any number of products."""
+"""Rows of layers of any number as values: ``layers:M=128,widths=768x3072x3072x768``."""
 
 from __future__ import annotations
 
