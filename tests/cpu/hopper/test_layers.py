@@ -21,8 +21,10 @@ from crossfuse.lower.hopper.plan.kernel import plan_kernel
 from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.planner.extract.chain import chain_from
 from crossfuse.runtime.cubin import compile_cubin
+from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
 from crossfuse.schedule.rules.phases import ChainTiles, PhaseTiles, schedule_phases
 from crossfuse.schema import Damaged
+from crossfuse.workload.accuracy import judge
 from crossfuse.workload.build import Layer, emit
 
 H100 = device("nvidia-h100")
@@ -178,3 +180,31 @@ def test_intermediates_that_are_used_twice_are_refused() -> None:
     )
     with pytest.raises(ScheduleRefused, match="of one layer that multiply different"):
         schedule_phases(emit(replace(made, inner=(skipping,))))
+
+
+@pytest.mark.parametrize("staged", [True, False], ids=["one kernel", "kernels"])
+@pytest.mark.parametrize("rows", [1, 70])
+def test_fewer_rows_are_taken(rows: int, staged: bool) -> None:
+    widths, chosen = (64, 96, 64, 40), tiles(64, 2, (48, "columns"), (64, "rows"), (24, "columns"))
+    schedule = schedule_phases(layered(128, widths, residual=True), tiles=chosen, staged=staged)
+    accept_fewer_rows(schedule)
+    func = layered(rows, widths, residual=True)
+    inputs = draw(parameters(func))
+    report = emulate(lower(schedule).image, inputs, orders=1)
+    report.raise_if_wrong()
+    judge(limits(func, inputs), report.outputs["out"], "kernels")
+
+
+def test_what_is_infinite_or_far_from_zero_passes_all_phases() -> None:
+    """Rows of infinities and NaN stay in their rows; others are 1e4 with a spread of 1e-2."""
+    func = layered(66, (64, 64, 72, 64), acts=("relu", "identity"), dtype="float16")
+    inputs = draw(parameters(func))
+    inputs["A"] = (1e4 + 1e-2 * inputs["A"].astype(np.float32)).astype(np.float16)
+    inputs["A"][3], inputs["A"][5, 2], inputs["A"][65] = -np.inf, np.nan, 7.0
+    for name in ("W0", "W1", "W2"):
+        inputs[name] = (inputs[name].astype(np.float32) / 64).astype(np.float16)
+    chosen = tiles(64, 2, (32, "columns"), (40, "columns"), (32, "columns"))
+    report = emulate(lower(schedule_phases(func, tiles=chosen)).image, inputs, orders=1)
+    report.raise_if_wrong()
+    judge(limits(func, inputs), report.outputs["out"], "kernels")
+    assert np.isfinite(report.outputs["out"][[0, 1, 2, 4, 64, 65]].astype(np.float64)).all()
