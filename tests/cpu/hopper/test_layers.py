@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from cpu.hopper.layers import form, layered
+from crossfuse import _tvm as ir
+from crossfuse.blocks.chain import read_layers
 from crossfuse.compiler.choose import Wanted, choose
 from crossfuse.compiler.source import read_source
 from crossfuse.emulate.cuda import emulate
@@ -20,6 +22,9 @@ from crossfuse.lower.extract import lower, only_function
 from crossfuse.lower.hopper.plan.kernel import plan_kernel
 from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.planner.extract.chain import chain_from
+from crossfuse.planner.families.phases import LAUNCHES, PHASES
+from crossfuse.planner.kernels.arrays import count, select
+from crossfuse.planner.kernels.shape import shape_of_blocks
 from crossfuse.runtime.cubin import compile_cubin
 from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
 from crossfuse.schedule.rules.phases import ChainTiles, PhaseTiles, schedule_phases
@@ -208,3 +213,28 @@ def test_what_is_infinite_or_far_from_zero_passes_all_phases() -> None:
     report.raise_if_wrong()
     judge(limits(func, inputs), report.outputs["out"], "kernels")
     assert np.isfinite(report.outputs["out"][[0, 1, 2, 4, 64, 65]].astype(np.float64)).all()
+
+
+@pytest.mark.parametrize("family", [PHASES, LAUNCHES], ids=lambda each: each.name)
+def test_what_is_counted_lowers(family: Any) -> None:
+    """Grids, threads and stages of some of the kernels that the planner lists."""
+    draws = np.random.default_rng(0)
+    chains: list[tuple[int, tuple[int, ...], dict[str, Any]]] = [
+        (128, (256, 512, 384, 128), {}),
+        (33, (104, 72, 40, 56), {"layout": "kn", "out": "float32"}),
+        (640, (128, 192, 128, 192, 72), {"gated": (1,), "residual": True}),
+    ]
+    for rows, widths, options in chains:
+        func = layered(rows, widths, **options)
+        shape = shape_of_blocks(read_layers(ir.Schedule(func)))
+        listed = family.every(shape, H100)
+        for place in draws.choice(count(listed), 2, replace=False):
+            kernel = select(listed, int(place))
+            kernels = recover(only_function(family.schedule(func, kernel.tiles(), H100)))
+            plans = [plan_kernel(each, H100, number) for number, each in enumerate(kernels)]
+            assert [
+                (each.clusters, each.cluster_size, each.threads, each.arena.size) for each in plans
+            ] == [
+                (each.ctas // each.cluster, each.cluster, each.threads, each.shared_bytes)
+                for each in kernel.resources(shape, H100)
+            ]
