@@ -177,8 +177,8 @@ def eager(shape: Shape, rates: Rates, sms: int = 132) -> Estimate:
     peak = fitted.eager_tensor * rates.tensor_rate(128, 256, shape.item) * sms
     for size, layer in zip(shape.weight_bytes, shape.layers, strict=True):
         work = 2.0 * shape.m * layer.columns * layer.depth * layer.products
-        whole = all(each * shape.item % 16 == 0 for each in (layer.depth, layer.columns))
-        slower = 1.0 if whole else UNALIGNED * shape.m**UNALIGNED_ROWS
+        whole = (layer.depth * shape.item % 16 == 0) & (layer.columns * shape.item % 16 == 0)
+        slower = choose(whole, 1.0, UNALIGNED * shape.m**UNALIGNED_ROWS)
         memory_time, tensor = slower * size / memory, slower * work / peak
         clock.loop(Streams(memory_time, 0.0, 0.0, tensor, (0.0, tensor)), 0.0)
     clock.stream("hbm", shape.further / memory)

@@ -12,7 +12,7 @@ import numpy as np
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.counts import Count, Flag, both, ceil_div
+from crossfuse.planner.counts import Count, Flag, both, ceil_div, choose
 from crossfuse.planner.kernels.boxes import ROW_BYTES
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ class Shape:
         if self.chain:
             return self.chain
         first = LayerShape(self.n, self.k, self.products)
-        return (first, LayerShape(self.l, self.n)) if self.l else (first,)
+        # Fits have arrays of many shapes.
+        return (first, LayerShape(self.l, self.n)) if np.any(self.l) else (first,)
 
     def with_columns(self, columns: Sequence[int]) -> Shape:
         """Make the same chain with other columns of the input and of what follows; as many stay."""
@@ -87,7 +88,9 @@ class Shape:
     def separate(self) -> Count:
         """Kernels of a library that compute it: one for each product and each activation."""
         # Of gate and up: one product of both weights, an activation and a multiplication.
-        return 1 + sum(1 + each.products for each in self.layers[:-1])
+        if not self.chain:
+            return choose(self.l > 0, 2 + self.products, 1)
+        return 1 + sum(1 + each.products for each in self.chain[:-1])
 
 
 def shape_of(chain: Chain, *, k_major: bool = True) -> Shape:
