@@ -64,8 +64,9 @@ ROW_COUNTS = ("at most",)
 #: Annotation of the root block: inputs have padded rows, and callers pass shorter ones, of the
 #: shapes that are the value, such as "16,65;65,131".
 UNPADDED = "crossfuse.unpadded"
-#: Annotation of the same block: what rows of the first input and of the first product have without
-#: padding, such as "65,131". Callers may pass weights that they padded.
+#: Annotation of the same block: what rows of the first input and of the products but the last have
+#: without padding, such as "65,131"; of a single product its result, too. Callers may pass weights
+#: that they padded.
 UNPADDED_COLUMNS = "crossfuse.unpadded_columns"
 
 #: Annotation of a block that reduces a tuple over threads: its body binds the right state, number
@@ -168,7 +169,9 @@ def unpadded_shapes(func: Any) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(map(int, each.split(","))) for each in text.split(";") if each)
 
 
-def unpadded_columns(func: Any) -> tuple[int, int]:
-    """Columns of the first input and of the first product of a function with padded rows."""
-    columns, width = str(func.body.block.annotations[UNPADDED_COLUMNS]).split(",")
-    return int(columns), int(width)
+def unpadded_columns(func: Any) -> tuple[int, ...]:
+    """Columns of the first input and of all intermediates of a function with padded rows.
+
+    Of a single product they are those of its input and result.
+    """
+    return tuple(map(int, str(func.body.block.annotations[UNPADDED_COLUMNS]).split(",")))

@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 
 from crossfuse.relax import ChainOutcome, FuseChains, import_torch  # noqa: E402
+from crossfuse.relax.choice import PlannedGroup  # noqa: E402
 from crossfuse.runtime.tensors import to_numpy  # noqa: E402
 
 pytestmark = [
@@ -109,6 +110,43 @@ def test_equal_layers_share_one_kernel() -> None:
     check()
 
 
+def deep(count: int) -> Callable[..., Any]:
+    """Layers one behind another, D and H columns in turns."""
+
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        for number in range(count):
+            x = F.gelu(m.contract(x) if number % 2 else m.expand(x))
+        return x
+
+    return forward
+
+
+@pytest.mark.parametrize("count", [3, 4, 6])
+def test_all_parts_of_a_row_of_layers_are_candidates(count: int) -> None:
+    _, outcomes, check = fused(deep(count))
+    sizes = [len(each.products) for each in outcomes]
+    assert sorted(sizes) == sorted(n for n in range(2, count + 1) for _ in range(count + 1 - n))
+    taken = [each for each in outcomes if each.name]
+    products = [name for each in taken for name in each.products]
+    assert len(products) == len(set(products))
+    assert all("more is saved so" in each.text for each in outcomes if not each.name)
+    check()
+
+
+def test_layers_are_one_group_where_that_is_foretold_fastest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def gain(group: PlannedGroup) -> float:
+        return 15.0 if len(group.plans[0].chain.products) > 2 else 8.0
+
+    monkeypatch.setattr(PlannedGroup, "gain", property(gain))
+    mod, outcomes, check = fused(deep(3))
+    assert [each.products for each in outcomes if each.name] == [outcomes[-1].products]
+    assert calls(mod) == ["crossfuse_layers"]
+    assert outcomes[-1].family in ("phases", "launches")
+    check()
+
+
 MODELS: dict[str, Callable[..., Any]] = {
     "gelu in parts": gelu_by_hand,
     "weights as [k, n]": lambda m, x: F.relu(x @ m.kn) @ m.contract.weight.T,
@@ -145,12 +183,14 @@ def test_of_overlapping_chains_the_one_that_saves_most_is_taken() -> None:
     mod, outcomes, check = fused(
         lambda m, x: m.project(F.relu(m.contract(F.relu(m.expand(x))))), "bfloat16"
     )
-    assert len(outcomes) == 2
-    (left,) = (each for each in outcomes if not each.name)
+    assert [len(each.products) for each in outcomes] == [2, 2, 3]
+    left = [each for each in outcomes if not each.name]
     (kept,) = (each for each in outcomes if each.name)
-    assert left.text == f"a product of it is in {kept.name}, and more is saved so"
-    gains = [each.eager_microseconds - each.microseconds for each in (kept, left)]
-    assert gains[0] >= gains[1]
+    assert {each.text for each in left} == {
+        f"a product of it is in {kept.name}, and more is saved so"
+    }
+    # The kernel of the first two layers applies the activation behind them, too.
+    assert kept.products == outcomes[0].products
     assert products(mod) == 1
     check()
 

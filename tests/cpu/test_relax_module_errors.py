@@ -67,7 +67,7 @@ def on_constant(emit: Any, first: Any, second: Any) -> Any:
 
 F32 = "float32"
 CHAIN = [((4, 8), F32), ((8, 5), F32), ((5, 6), F32)]
-TWO = "A @ B or A @ B_gate and A @ B_up, then element-wise, then @ D"
+LAYERS = "A @ B or A @ B_gate and A @ B_up, then element-wise, then @ D, and so on"
 MODULES: dict[str, tuple[Callable[[], tvm.IRModule], str]] = {
     "dynamic": (
         lambda: module(chain, ((tirx.Var("n", "int64"), 8), F32), *CHAIN[1:]),
@@ -99,8 +99,8 @@ MODULES: dict[str, tuple[Callable[[], tvm.IRModule], str]] = {
     ),
     "two inputs": (
         lambda: module(of_two, CHAIN[0], CHAIN[0], CHAIN[1], CHAIN[1], CHAIN[2]),
-        "relax.matmul (lv1): found first products of different inputs, p0 and p1; "
-        f"limit: {TWO}. Instead: join the inputs, or split the graph.",
+        "relax.matmul (lv1): found products of different inputs, p0 and p1; "
+        f"limit: {LAYERS}. Instead: join the inputs, or split the graph.",
     ),
     "constant input": (
         lambda: module(on_constant, ((2, 5), F32), CHAIN[2]),

@@ -98,6 +98,21 @@ def test_a_chain(act: str, bias: bool, dtype: str) -> None:
     assert [a.name for a in result.arguments] == ["A", "B", "D", *extras]
 
 
+def test_four_layers_two_of_them_gated() -> None:
+    def gated_inside(m: Any, x: torch.Tensor) -> torch.Tensor:
+        first = F.silu(m.gate(x)) * m.up(x)
+        second = torch.tanh(m.down(first)) + m.offsets
+        third = F.relu(second @ m.nl.T) - torch.sigmoid(F.linear(second, m.nl))
+        return m.down(third) * 0.5 - m.offsets
+
+    result = check_against_torch(module_of(gated_inside), torch.randn(2, 3, 33))
+    assert (result.kind, result.gated, result.M) == ("layers", True, 6)
+    assert result.form is not None and result.form.columns == (33, 65, 17, 65)
+    assert "widths=33x65x17x65x17" in result.summary
+    names = [each.name for each in result.arguments[:7]]
+    assert names == ["A", "B0_gate", "B0_up", "B1", "B2_gate", "B2_up", "B3"]
+
+
 GRAPHS: dict[str, Callable[..., Any]] = {
     "quick_gelu": lambda m, x: m.down((h := m.gate(x)) * torch.sigmoid(1.702 * h)),
     "power": lambda m, x: m.down(F.relu(m.gate(x)) ** 2),

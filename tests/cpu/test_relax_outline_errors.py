@@ -16,7 +16,7 @@ from crossfuse.relax.outline import outline  # noqa: E402
 from crossfuse.workload.dtypes import FLOAT_TYPES  # noqa: E402
 
 TYPES = ", ".join(FLOAT_TYPES)
-TWO = "A @ B or A @ B_gate and A @ B_up, then element-wise, then @ D"
+LAYERS = "A @ B or A @ B_gate and A @ B_up, then element-wise, then @ D, and so on"
 KNOWN = "matrix products by weights, element-wise operators, casts and reshapes"
 ALONE = "outline the feed-forward part alone"
 NOTHING = "leave it to a library, there is nothing to fuse"
@@ -68,26 +68,37 @@ MODELS: dict[str, tuple[Callable[..., Any], str]] = {
         lambda t, m, x: (m.b(m.a(x).relu()), x),
         "main: found several results; limit: one output. Instead: return one tensor.",
     ),
-    "three layers": (
-        lambda t, m, x: m.b(m.a(m.q(x).relu())),
-        "relax.matmul (lv8): found three matrix products in a row; "
-        f"limit: {TWO}. Instead: outline two layers at a time.",
+    "gates of two values": (
+        lambda t, m, x: m.b(m.a((h := m.q(x)).relu()) + m.c(h)),
+        "relax.matmul (lv8): found products of different inputs, lv3 and lv2; "
+        f"limit: {LAYERS}. Instead: join the inputs, or split the graph.",
+    ),
+    "products of two layers multiplied": (
+        lambda t, m, x: m.b(m.a(m.q(x).relu()) * m.c(x)),
+        "relax.matmul (lv8): found products of one layer that are made of different products; "
+        f"limit: {LAYERS}. Instead: outline fewer layers at a time.",
+    ),
+    "an intermediate of three layers used twice": (
+        lambda t, m, x: m.b(m.a(h := m.q(x).relu()).relu()) + h,
+        "relax.add (gv): found an intermediate used twice, by the next product and by relax.add; "
+        "limit: an intermediate that nothing else reads. "
+        "Instead: keep that use out of the graph, or leave the model unfused.",
     ),
     "one layer": (
         lambda t, m, x: m.a(x).relu(),
-        f"main: found one matrix product; limit: {TWO}. Instead: {NOTHING}.",
+        f"main: found one matrix product; limit: {LAYERS}. Instead: {NOTHING}.",
     ),
     "no layer": (
         lambda t, m, x: x.relu(),
-        f"main: found no matrix product; limit: {TWO}. Instead: {NOTHING}.",
+        f"main: found no matrix product; limit: {LAYERS}. Instead: {NOTHING}.",
     ),
     "parallel layers": (
         lambda t, m, x: m.a(x) * m.c(x),
-        f"main: found 2 products that do not feed each other; limit: {TWO}. Instead: {NOTHING}.",
+        f"main: found 2 products that do not feed each other; limit: {LAYERS}. Instead: {NOTHING}.",
     ),
     "three gates": (
         lambda t, m, x: m.b(m.a(x) * m.c(x) * m.d(x)),
-        f"relax.matmul (lv8): found 3 products of the input; limit: {TWO}. "
+        f"relax.matmul (lv8): found 3 products of the input; limit: {LAYERS}. "
         "Instead: join their weights, or split the graph.",
     ),
     "intermediate used twice": (
@@ -99,12 +110,12 @@ MODELS: dict[str, tuple[Callable[..., Any], str]] = {
     "two second layers": (
         lambda t, m, x: m.k(h := m.q(x).relu()) * m.v(h),
         "relax.matmul (lv8): found an intermediate used twice, by 2 matrix products; "
-        f"limit: {TWO}. Instead: outline one of the products.",
+        f"limit: {LAYERS}. Instead: outline one of the products.",
     ),
     "skipped layer": (
         lambda t, m, x: m.b(m.a(x).relu()) + m.q(x),
         "relax.matmul (lv8): found a product that the second layer does not read; "
-        f"limit: {TWO}. Instead: leave that product out.",
+        f"limit: {LAYERS}. Instead: leave that product out.",
     ),
     "changed input": (
         lambda t, m, x: m.b(m.a(2 * x).relu()),

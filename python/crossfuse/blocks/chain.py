@@ -1,4 +1,4 @@
-"""Reads the blocks of a canonical function: one product, or two with an expression between."""
+"""Reads the blocks of a canonical function: products one behind another, expressions between."""
 
 from __future__ import annotations
 
@@ -40,6 +40,19 @@ def is_k_major(sch: Any, consumer: Any, index: int) -> bool:
 
 
 @dataclass(frozen=True)
+class Layer:
+    """Products of one operand, and what is made of them."""
+
+    #: One, or gate and up.
+    products: tuple[Any, ...]
+    #: The elementwise block that stores what is made of them.
+    epilogue: Any
+    #: Columns of each product, and the extent that it sums over.
+    columns: int
+    depth: int
+
+
+@dataclass(frozen=True)
 class Chain:
     """Blocks of a canonical function by their role, found by dataflow."""
 
@@ -75,31 +88,86 @@ class Chain:
         """All product blocks."""
         return self.first if self.second is None else (*self.first, self.second)
 
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """Its layers in order."""
+        if self.second is None:
+            return (Layer(self.first, self.epilogue, self.n, self.k),)
+        first = Layer(self.first, self.middle, self.n, self.k)
+        return first, Layer((self.second,), self.epilogue, self.l, self.n)
 
-def read_chain(sch: Any) -> Chain:
-    """Find the roles of the blocks of one product, or of two with one elementwise block between.
+
+@dataclass(frozen=True)
+class Layers:
+    """Layers of a canonical function in order; each multiplies what the one before it stores."""
+
+    layers: tuple[Layer, ...]
+    #: Rows.
+    m: int
+    #: As in `Chain`.
+    item: int
+    out: int
+    k_major: bool
+    further: int
+
+
+def read_layers(sch: Any) -> Layers:
+    """Find the layers of a function of products, with one elementwise block behind each.
 
     Any other function raises `ScheduleRefused`.
     """
     epilogue = _only(sch, list(sch.get_output_blocks("root")))
-    last = _producers(sch, epilogue)
-    if len(last) != 1 or combiner(sch, last[0]) is None or reduces(sch, epilogue):
+    products = _producers(sch, epilogue)
+    if len(products) != 1 or combiner(sch, products[0]) is None or reduces(sch, epilogue):
         raise _refuse(sch, epilogue, "an output that is not an elementwise function of one product")
-    before = _producers(sch, last[0])
-    if not before:
-        return _single(sch, last[0], epilogue)
-    if len(before) != 1:
-        raise _refuse(sch, last[0], f"{len(before)} computed operands of one product")
-    first = _producers(sch, before[0])
-    if not first or any(combiner(sch, each) is None or _producers(sch, each) for each in first):
-        raise _refuse(sch, before[0], "an intermediate that is not made of products of the inputs")
-    m, n, k = _extents(sch, first[0])
-    rows, width, depth = _extents(sch, last[0])
-    if any(_extents(sch, each) != (m, n, k) for each in first) or (rows, depth) != (m, n):
-        raise _refuse(sch, last[0], "products whose extents do not follow from one another")
-    stored = _stored(sch, first[0], epilogue)
-    further = _further(sch, (before[0], epilogue), (*first, last[0]))
-    return Chain(tuple(first), before[0], last[0], epilogue, m, n, k, width, *stored, further)
+    found = [_layer(sch, products, epilogue)]
+    while before := _producers(sch, products[0]):
+        last = products[0]
+        if len(before) != 1:
+            raise _refuse(sch, last, f"{len(before)} computed operands of one product")
+        if any(_names(sch, each) != _names(sch, last) for each in products):
+            raise _refuse(sch, last, "products of one layer that multiply different intermediates")
+        (block,) = before
+        products = _producers(sch, block)
+        if not products or reduces(sch, block) or any(combiner(sch, p) is None for p in products):
+            raise _refuse(sch, block, "an intermediate that is not made of products of the inputs")
+        found.insert(0, _layer(sch, products, block))
+        rows, columns, _ = made = _extents(sch, products[0])
+        behind = _extents(sch, last)
+        if any(_extents(sch, p) != made for p in products) or behind[::2] != (rows, columns):
+            raise _refuse(sch, last, "products whose extents do not follow from one another")
+    stored = _stored(sch, products[0], epilogue)
+    blocks = [product for each in found for product in each.products]
+    further = _further(sch, [each.epilogue for each in found], blocks)
+    return Layers(tuple(found), _extents(sch, products[0])[0], *stored, further)
+
+
+def _layer(sch: Any, products: list[Any], epilogue: Any) -> Layer:
+    _, columns, depth = _extents(sch, products[0])
+    return Layer(tuple(products), epilogue, columns, depth)
+
+
+def _names(sch: Any, product: Any) -> set[str]:
+    return {name_of(sch, each) for each in _producers(sch, product)}
+
+
+def read_chain(sch: Any) -> Chain:
+    """Find the roles of the blocks of one product, or of two with one elementwise block between.
+
+    Any other function raises `ScheduleRefused`; see `read_layers` for more products.
+    """
+    found = read_layers(sch)
+    first, last = found.layers[0], found.layers[-1]
+    if len(found.layers) > 2:
+        block, count = found.layers[-2].epilogue, len(found.layers)
+        raise _refuse(sch, block, f"{count} layers of products", _PAIR)
+    kept = (found.item, found.out, found.k_major, found.further)
+    if len(found.layers) == 1:
+        alone = (found.m, first.columns, first.depth, 0)
+        return Chain(first.products, None, None, first.epilogue, *alone, *kept)
+    extents = (found.m, first.columns, first.depth, last.columns)
+    (second,) = last.products
+    return Chain(first.products, first.epilogue, second, last.epilogue, *extents, *kept)
 
 
 def read_two_products(sch: Any, rule: str) -> Chain:
@@ -203,14 +271,19 @@ def _extents(sch: Any, block: Any) -> tuple[int, int, int]:
     return spatial[0], spatial[1], reduced[0]
 
 
-def _refuse(sch: Any, block: Any, found: str) -> Exception:
+#: What rules of one product or two take, and what is read at all.
+_PAIR = "one matrix product, or two with one elementwise block between them"
+_LAYERS = "matrix products behind one another, each with one elementwise block behind it"
+
+
+def _refuse(sch: Any, block: Any, found: str, limit: str = _LAYERS) -> Exception:
     name = function(sch).attrs.get("global_symbol", "main") if function(sch).attrs else "main"
     return refuse(
         ScheduleRefused,
         "rule",
         f"function '{name}', {name_of(sch, block)}",
         found=found,
-        limit="one matrix product, or two with one elementwise block between them",
+        limit=limit,
         instead="outline such a chain first (crossfuse.relax.outline), or write the schedule with "
         "the primitives",
     )

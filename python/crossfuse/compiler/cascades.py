@@ -27,10 +27,10 @@ def is_cascade(source: Source) -> bool:
     if source.func is None or source.spec is not None or source.outlined is not None:
         return False
     from crossfuse import _tvm as ir
-    from crossfuse.blocks.chain import read_chain
+    from crossfuse.blocks.chain import read_layers
 
     try:
-        read_chain(ir.Schedule(source.func))
+        read_layers(ir.Schedule(source.func))
     except RefusedError as error:
         _check_cascade(source, error)
         return True

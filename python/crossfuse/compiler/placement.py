@@ -12,12 +12,12 @@ from crossfuse.errors import PlanRefused
 from crossfuse.hardware import Device
 from crossfuse.planner.families.family import ChainFamily
 from crossfuse.planner.families.registry import FAMILIES, families
-from crossfuse.planner.kernels.shape import shape_of_blocks
+from crossfuse.planner.kernels.shape import Shape, shape_of_blocks
 from crossfuse.planner.nearest import family_times
 from crossfuse.planner.noted import not_fusing, noted
 
 if TYPE_CHECKING:
-    from crossfuse.blocks.chain import Chain
+    from crossfuse.blocks.chain import Layers
     from crossfuse.planner.plan import Plan
 
 # Options from the planner: kernels that follow plans, the fastest estimate first.
@@ -62,9 +62,8 @@ def _plans(source: Source, target: Device) -> list[Plan]:
     return ranked(chain, target, k_major=k_major, keep=_TRIED, fused=True)
 
 
-#: Names of placements that are of one family each, and names that `compile` takes.
-_FAMILY_OF = {place: family for family in FAMILIES.values() for place in family.placements}
-PLACEMENTS = ("auto", *_FAMILY_OF)
+#: Names of placements that `compile` takes; for chains of one length each is of one family.
+PLACEMENTS = ("auto", *dict.fromkeys(p for each in FAMILIES.values() for p in each.placements))
 
 
 def tensor_options(
@@ -120,11 +119,14 @@ def placed_options(
     where the caller names the place.
     """
     _, chain = _read(func)
+    shape = shape_of_blocks(chain)
     placed: list[tuple[ChainFamily, Mapping[str, Any]]] = [
-        (_FAMILY_OF[each], _FAMILY_OF[each].placements[each].options) for each in places
+        (family, family.placements[each].options)
+        for each in places
+        for family in [_family_of(each, shape)]
     ]
-    if chain.second is None:
-        placed = [(each, {}) for each in families(shape_of_blocks(chain))]
+    if len(shape.layers) == 1:
+        placed = [(each, {}) for each in families(shape)]
     return [
         Option(
             partial(
@@ -151,13 +153,20 @@ def _places(func: Any, target: Device) -> tuple[str, ...]:
     known = [each for each in families(shape) if each.placements]
     times = family_times(shape, target, known)
     others = (each.name for each in sorted(known, key=lambda each: not each.fits_all))
-    return tuple(dict.fromkeys((*(place for place, _ in times), *others)))
+    names = dict.fromkeys((*(name for name, _ in times), *others))
+    return tuple(next(iter(FAMILIES[each].placements)) for each in names)
 
 
-def _read(func: Any) -> tuple[Any, Chain]:
+def _family_of(place: str, shape: Shape) -> ChainFamily:
+    """The family that a placement is of; of other chains, which its rule refuses, if of none."""
+    known = [each for each in FAMILIES.values() if place in each.placements]
+    return next((each for each in known if each.matches(shape)), known[0])
+
+
+def _read(func: Any) -> tuple[Any, Layers]:
     """A schedule of a function, and the roles of its blocks."""
     from crossfuse import _tvm as ir
-    from crossfuse.blocks.chain import read_chain
+    from crossfuse.blocks.chain import read_layers
 
     sch = ir.Schedule(func)
-    return sch, read_chain(sch)
+    return sch, read_layers(sch)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from crossfuse.calls import checked
 from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.workload.cascade_spec import CascadeSpec
+from crossfuse.workload.layers import LayersSpec, names_layers, parse_layers
 from crossfuse.workload.spec import WorkloadSpec
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class Source:
         If it came from the spec of a chain.
     cascade : CascadeSpec | None
         If it came from the spec of a cascade of reductions.
+    layers : LayersSpec | None
+        If it came from the spec of a row of layers.
     module, imported, outlined : Any
         If it came from a torch module: the module, its Relax form and its outlined function.
     schedule : Any
@@ -55,6 +58,7 @@ class Source:
     outlined: Outlined | None = None
     schedule: Any = None
     constant_weights: bool = False
+    layers: LayersSpec | None = None
 
     @cached_property
     def padded(self) -> Source | None:
@@ -63,12 +67,13 @@ class Source:
         from crossfuse.workload.build import form_of
 
         func = None
-        if self.spec is not None:
-            func = aligned(form_of(self.spec))
+        spec = self.spec or self.layers
+        if spec is not None:
+            func = aligned(form_of(spec))
         elif self.outlined is not None:
             func = self.outlined.form and aligned(self.outlined.form)
         # The copies are made by a kernel that runs just before.
-        return func and replace(self, func=func, spec=None, constant_weights=False)
+        return func and replace(self, func=func, spec=None, layers=None, constant_weights=False)
 
 
 @checked
@@ -99,6 +104,12 @@ def read_source(source: Any, example_inputs: Sequence[Any] | None = None) -> Sou
     >>> read_source("softmax:rows=4,cols=64").summary
     'softmax:rows=4,cols=64'
     """
+    if isinstance(source, str) and names_layers(source):
+        source = parse_layers(source)
+    if isinstance(source, LayersSpec):
+        from crossfuse.workload.build import prim_func
+
+        return Source(prim_func(source), str(source), layers=source, constant_weights=True)
     if isinstance(source, (str, WorkloadSpec, CascadeSpec)):
         return _from_spec(source)
     if _is(source, "torch.nn.modules.module"):
@@ -151,7 +162,8 @@ def _is(source: Any, module: str) -> bool:
 
 def _stored(outlined: Outlined, inputs: int) -> bool:
     """Whether all weights follow the model's inputs, or are constants of its graph."""
-    weights = outlined.arguments[1 : 4 if outlined.gated else 3]
+    products = outlined.form.products if outlined.form else ()
+    weights = outlined.arguments[1 : 1 + len(products)]
     return all(each.value is not None or each.position >= inputs for each in weights)
 
 

@@ -26,6 +26,7 @@ from crossfuse.planner.kernels.arrays import count, select
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.shape import Shape, shape_of
 from crossfuse.planner.nearest import fastest
+from crossfuse.workload.dtypes import float_type
 
 if TYPE_CHECKING:
     from crossfuse.planner.cascade.plan import CascadePlan
@@ -77,7 +78,7 @@ def plan(
 
     Parameters
     ----------
-    workload : str | WorkloadSpec | CascadeSpec | Chain
+    workload : str | WorkloadSpec | LayersSpec | CascadeSpec | Chain
         What is computed: a packaged id or the text of a spec, a spec, or a chain. A spec says how
         its weights are stored. Of a spec whose rows TMA does not copy the plan is that of padded
         copies, whose extents it has; ``"padding"`` among its terms is what they take.
@@ -206,9 +207,9 @@ def in_order(plans: Sequence[Plan], *, fused: bool) -> list[Plan]:
 
 def _padded(workload: Any) -> Any:
     """Function on padded operands that a spec is compiled as, if it is."""
-    from crossfuse.workload.suites import resolve
+    from crossfuse.workload.layers import resolve_chain
 
-    return aligned_function(resolve(workload) if isinstance(workload, str) else workload)
+    return aligned_function(resolve_chain(workload) if isinstance(workload, str) else workload)
 
 
 def _read_workload(workload: Any, k_major: bool) -> tuple[Chain, bool]:
@@ -216,9 +217,9 @@ def _read_workload(workload: Any, k_major: bool) -> tuple[Chain, bool]:
     if isinstance(workload, Chain):
         return workload, k_major
     if isinstance(workload, str):
-        from crossfuse.workload.suites import resolve
+        from crossfuse.workload.layers import resolve_chain
 
-        workload = resolve(workload)
+        workload = resolve_chain(workload)
     return chain_of(workload), workload.weights == "nk"
 
 
@@ -226,7 +227,7 @@ def _none_fits(wanted: Sequence[ChainFamily], shape: Shape, spec: Device) -> Ref
     return refuse(
         PlanRefused,
         "plan",
-        f"chain of {shape.m} x {shape.k} x {shape.n} x {shape.l}",
+        f"chain of {shape.text}",
         found="; ".join(each.why_none(shape, spec) for each in wanted),
         limit=f"tiles for {spec.name}: its shared memory, registers, and clusters that are "
         "resident",
@@ -288,8 +289,17 @@ _COPIED = 0.6
 
 def aligned_function(spec: Any) -> Any:
     """Function of a chain's spec on padded operands; None where TMA copies its rows as they are."""
+    from crossfuse.workload.layers import LayersSpec
     from crossfuse.workload.spec import WorkloadSpec
 
+    if isinstance(spec, LayersSpec):
+        rows = (*spec.widths[:-1], *(spec.widths[-1:] if spec.weights == "kn" else ()))
+        if not any(width * float_type(spec.dtype).size % TMA_PITCH for width in rows):
+            return None
+        from crossfuse.workload.aligned import aligned
+        from crossfuse.workload.build import form_of
+
+        return aligned(form_of(spec))
     if not isinstance(spec, WorkloadSpec):
         return None
     item = chain_of(spec).tensors[0].item
@@ -307,11 +317,11 @@ def with_copies(func: Any, plans: list[Plan], target: Device, rates: Rates) -> l
     Not fusing takes what it takes of rows without padding.
     """
     from crossfuse import _tvm as ir
-    from crossfuse.blocks.chain import read_chain
+    from crossfuse.blocks.chain import read_layers
     from crossfuse.markers import unpadded_columns, unpadded_shapes
     from crossfuse.planner.kernels.shape import shape_of_blocks
 
-    blocks = read_chain(ir.Schedule(func))
+    blocks = read_layers(ir.Schedule(func))
     shapes = unpadded_shapes(func)
     moved = 0
     for each, short in zip(func.params, shapes, strict=False):
@@ -320,8 +330,7 @@ def with_copies(func: Any, plans: list[Plan], target: Device, rates: Rates) -> l
     # Bits at both edges of the memory's clock, in bytes for each microsecond.
     rate = _COPIED * target.memory_bits * target.memory_mhz / 4
     copies = rates.fitted.eager_kernel + moved / rate if moved else 0.0
-    k, n = unpadded_columns(func)
-    unpadded = replace(shape_of_blocks(blocks), k=k, n=n)
+    unpadded = shape_of_blocks(blocks).with_columns(unpadded_columns(func))
     apart = eager(unpadded, rates, target.sms)
     return [
         _taking(each, apart.terms)

@@ -1,4 +1,4 @@
-"""Recognise two layers of matrix products by their dataflow, never by names."""
+"""Recognise layers of matrix products by their dataflow, never by names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from crossfuse.relax.operators import (
 )
 from crossfuse.workload.dtypes import FLOAT_TYPES
 
-_TWO = "A @ B or A @ B_gate and A @ B_up, then element-wise, then @ D"
+_LAYERS = "A @ B or A @ B_gate and A @ B_up, then element-wise, then @ D, and so on"
 
 
 @dataclass(frozen=True)
@@ -38,21 +38,36 @@ class Weight:
 
 
 @dataclass(frozen=True)
+class Layer:
+    """Products of one operand, and what is made of them."""
+
+    #: In the order in which what is made of them uses them.
+    products: tuple[Var, ...]
+    weights: tuple[Weight, ...]
+    #: What is made, in the type in which the model stores it: an intermediate, or the output.
+    made: Any
+
+
+@dataclass(frozen=True)
 class Match:
-    """The parts of two layers of products."""
+    """The parts of layers of products."""
 
     #: M, all leading extents of the input multiplied.
     rows: int
     #: The input A, a parameter.
     left: Var
-    #: The products of A in the order in which the intermediate uses them.
-    first: tuple[Var, ...]
-    first_weights: tuple[Weight, ...]
-    #: The intermediate, in the type in which the model stores it.
-    hidden: Var
-    #: The product of the intermediate.
-    second: Var
-    second_weight: Weight
+    #: In order, two at least; the last one has one product.
+    layers: tuple[Layer, ...]
+
+    @property
+    def products(self) -> tuple[Var, ...]:
+        """All products, layer by layer."""
+        return tuple(product for each in self.layers for product in each.products)
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """Weights in the order of the products."""
+        return tuple(weight for each in self.layers for weight in each.weights)
 
 
 def read_model(mod: tvm.IRModule) -> Graph:
@@ -100,89 +115,108 @@ def _check_values(graph: Graph, node: Node) -> None:
 
 
 def match_chain(graph: Graph) -> Match:
-    """Find the two layers of a graph.
+    """Find the layers of a graph.
 
-    Refused are any other number or arrangement of matrix products, an intermediate used elsewhere,
-    computed weights, and operands of different types.
+    Refused are any other arrangement of matrix products, an intermediate used elsewhere, computed
+    weights, and operands of different types.
     """
     products = [each.var for each in graph.nodes if each.operator == PRODUCT]
     weights = {product: _weight(graph, product) for product in products}
     inputs = {p: graph.reach(graph.makers[p].value.args[0], products) for p in products}
     feeds = {p: [leaf for leaf in inputs[p][1] if leaf in weights] for p in products}
-    _check_arrangement(graph, products, feeds)
-    second = next(p for p in products if feeds[p])
-    first = tuple(feeds[second])
-    _check_used_once(graph, first, second)
-    left = _left(graph, first)
-    hidden = _stored(graph, graph.makers[second].value.args[0], second)
-    match = Match(
-        rows=_rows(left),
-        left=left,
-        first=first,
-        first_weights=tuple(weights[p] for p in first),
-        hidden=hidden,
-        second=second,
-        second_weight=weights[second],
+    found = _arranged(graph, products, feeds)
+    _check_used_once(graph, found)
+    lefts = [_operand(graph, each) for each in found]
+    left = _input(graph, found[0], lefts[0])
+    made = (*lefts[1:], graph.output)
+    layers = tuple(
+        Layer(each, tuple(weights[p] for p in each), result)
+        for each, result in zip(found, made, strict=True)
     )
+    match = Match(_rows(left), left, layers)
     _check_types(match)
     return match
 
 
-def _check_arrangement(graph: Graph, products: list[Var], feeds: dict[Var, list[Var]]) -> None:
+def _arranged(
+    graph: Graph, products: list[Var], feeds: dict[Var, list[Var]]
+) -> list[tuple[Var, ...]]:
+    """Layers of products, in order; refuses what is no row of them."""
     later = [p for p in products if feeds[p]]
-    deep = [p for p in later if any(feeds[q] for q in feeds[p])]
-    first = [p for p in products if not feeds[p]]
-    if deep:
-        found = "three matrix products in a row"
-        raise refused(_place(graph, deep[0]), found, _TWO, "outline two layers at a time")
     if len(products) < 2 or not later:
         counts = {0: "no matrix product", 1: "one matrix product"}
         found = counts.get(len(products), f"{len(products)} products that do not feed each other")
-        raise refused("main", found, _TWO, "leave it to a library, there is nothing to fuse")
-    if len(later) > 1:
-        found = f"an intermediate used twice, by {len(later)} matrix products"
-        raise refused(_place(graph, later[1]), found, _TWO, "outline one of the products")
-    stray = [p for p in first if p not in feeds[later[0]]]
+        raise refused("main", found, _LAYERS, "leave it to a library, there is nothing to fuse")
+    read = {each for p in products for each in feeds[p]}
+    ends = [p for p in later if p not in read]
+    if len(ends) > 1:
+        found = f"an intermediate used twice, by {len(ends)} matrix products"
+        raise refused(_place(graph, ends[1]), found, _LAYERS, "outline one of the products")
+    stray = [p for p in products if p not in (*read, *ends)]
     if stray:
         found = "a product that the second layer does not read"
-        raise refused(_place(graph, stray[0]), found, _TWO, "leave that product out")
-    if len(first) > 2:
-        found = f"{len(first)} products of the input"
+        raise refused(_place(graph, stray[0]), found, _LAYERS, "leave that product out")
+    layers: list[tuple[Var, ...]] = [tuple(ends)]
+    while before := feeds[layers[0][0]]:
+        _check_layer(graph, layers[0], feeds)
+        layers.insert(0, tuple(before))
+    _check_layer(graph, layers[0], feeds)
+    return layers
+
+
+def _check_layer(graph: Graph, layer: tuple[Var, ...], feeds: dict[Var, list[Var]]) -> None:
+    """Refuse more than two products, and those that read different products."""
+    if len(layer) > 2:
+        found = f"{len(layer)} products of {'an intermediate' if feeds[layer[0]] else 'the input'}"
         raise refused(
-            _place(graph, first[2]), found, _TWO, "join their weights, or split the graph"
+            _place(graph, layer[2]), found, _LAYERS, "join their weights, or split the graph"
         )
+    for each in layer[1:]:
+        if set(feeds[each]) != set(feeds[layer[0]]):
+            found = "products of one layer that are made of different products"
+            raise refused(_place(graph, each), found, _LAYERS, "outline fewer layers at a time")
 
 
-def _check_used_once(graph: Graph, first: tuple[Var, ...], second: Var) -> None:
-    """Refuse an intermediate that is read by anything but the second product."""
-    inner, leaves = graph.reach(graph.output, [*first, second])
-    if not any(leaf in first for leaf in leaves):
+def _check_used_once(graph: Graph, layers: list[tuple[Var, ...]]) -> None:
+    """Refuse an intermediate that is read by anything but the next layer."""
+    earlier, (last,) = [p for each in layers[:-1] for p in each], layers[-1]
+    inner, leaves = graph.reach(graph.output, [*earlier, last])
+    if not any(leaf in earlier for leaf in leaves):
         return
-    middle, _ = graph.reach(graph.makers[second].value.args[0], first)
-    known = {*first, *middle}
+    known = set(earlier)
+    for layer in layers[1:]:
+        known |= set(graph.reach(graph.makers[layer[0]].value.args[0], earlier)[0])
     after = [v for v in inner if v not in known]
     readers = (v for v in after if known.intersection(graph.arguments(v)))
-    reader = next(readers, second)
-    found = f"an intermediate used twice, by the second product and by {graph.operator(reader)}"
+    reader = next(readers, last)
+    place = "second" if len(layers) == 2 else "next"
+    found = f"an intermediate used twice, by the {place} product and by {graph.operator(reader)}"
     advice = "keep that use out of the graph, or leave the model unfused"
     raise refused(_place(graph, reader), found, "an intermediate that nothing else reads", advice)
 
 
-def _left(graph: Graph, first: tuple[Var, ...]) -> Var:
-    operands = [_stored(graph, graph.makers[product].value.args[0], product) for product in first]
-    for operand, product in zip(operands, first, strict=True):
-        if operand in graph.makers:
-            found = f"an input changed by {graph.operator(operand)} before the first product"
-            advice = "apply that operator outside the graph"
-            raise refused(_place(graph, product), found, "an input taken as it is", advice)
-        if not isinstance(operand, Var):
-            found, advice = "a constant input", "make it a parameter"
-            raise refused(_place(graph, product), found, "a parameter", advice)
+def _operand(graph: Graph, layer: tuple[Var, ...]) -> Any:
+    """What all products of a layer multiply, as it is stored."""
+    operands = [_stored(graph, graph.makers[each].value.args[0], each) for each in layer]
     if any(not operand.same_as(operands[0]) for operand in operands):
         names = " and ".join(operand.name for operand in operands)
-        found = f"first products of different inputs, {names}"
-        raise refused(_place(graph, first[1]), found, _TWO, "join the inputs, or split the graph")
+        found = f"products of different inputs, {names}"
+        raise refused(
+            _place(graph, layer[1]), found, _LAYERS, "join the inputs, or split the graph"
+        )
     return operands[0]
+
+
+def _input(graph: Graph, layer: tuple[Var, ...], operand: Any) -> Var:
+    """The input of the first layer; refuses one that is no parameter."""
+    if operand in graph.makers:
+        found = f"an input changed by {graph.operator(operand)} before the first product"
+        advice = "apply that operator outside the graph"
+        raise refused(_place(graph, layer[0]), found, "an input taken as it is", advice)
+    if not isinstance(operand, Var):
+        found, advice = "a constant input", "make it a parameter"
+        raise refused(_place(graph, layer[0]), found, "a parameter", advice)
+    return operand
 
 
 def _weight(graph: Graph, product: Var) -> Weight:
@@ -247,8 +281,12 @@ def _rows(left: Var) -> int:
 
 
 def _check_types(match: Match) -> None:
-    values = (match.left, *(w.value for w in match.first_weights), match.hidden)
-    types = {_name(value): dtype_of(value) for value in (*values, match.second_weight.value)}
+    types = {_name(match.left): dtype_of(match.left)}
+    for layer in match.layers:
+        values = (*(each.value for each in layer.weights), layer.made)
+        types |= {_name(value): dtype_of(value) for value in values if layer.made is not value}
+        if layer is not match.layers[-1]:
+            types[_name(layer.made)] = dtype_of(layer.made)
     for name, dtype in types.items():
         if dtype not in FLOAT_TYPES:
             limit = ", ".join(FLOAT_TYPES)

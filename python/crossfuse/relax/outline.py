@@ -16,7 +16,7 @@ from crossfuse.relax.match import Match, Weight, match_chain, read_model
 from crossfuse.relax.operators import dtype_of, refused, shape_of
 from crossfuse.relax.rebuild import Leaf
 from crossfuse.workload.aligned import aligned
-from crossfuse.workload.build import Form, Product, emit
+from crossfuse.workload.build import Form, Layer, Product, emit
 from crossfuse.workload.dtypes import FLOAT_TYPES, Operand
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ class Outlined:
         In the form that `crossfuse.workload.build.emit` describes; its parameters are the
         arguments in order, then the output [M, L].
     arguments : tuple[Argument, ...]
-        A, the weights of the first layer, the weight of the second, then further operands.
+        A, the weights layer by layer, then further operands.
     M, K, N, L : int
-        Extents: rows, input width, intermediate width, output width.
+        Extents: rows, input width, width of the first intermediate, output width.
     gated : bool
         Whether the first layer has two products.
     dtype : str
@@ -83,7 +83,8 @@ class Outlined:
     output_dtype : str
         Of the model's output.
     middle, epilogue : str
-        The expressions between the products and after them, for people.
+        The expressions between the products, with semicolons between them, and after the last one,
+        for people.
     form : Form | None
         What `func` was written of, if it is a chain.
 
@@ -137,12 +138,17 @@ class Outlined:
     @property
     def kind(self) -> str:
         """What functions of it are called."""
+        if self.form is not None and self.form.inner:
+            return "layers"
         return "gated_ffn" if self.gated else "gemm_chain"
 
     @property
     def summary(self) -> str:
         """One line: kind, extents, types and layouts."""
         extents = ",".join(f"{name}={getattr(self, name)}" for name in "MKNL")
+        if self.form is not None and self.form.inner:
+            widths = "x".join(map(str, (*self.form.columns, self.L)))
+            extents = f"M={self.M},widths={widths}"
         operands = " ".join(f"{a.name}{list(a.shape)}" for a in self.arguments)
         return f"{self.kind}:{extents},dtype={self.dtype},out={self.output_dtype} from {operands}"
 
@@ -166,41 +172,47 @@ class Outlined:
 def outline(mod: tvm.IRModule) -> Outlined:
     """Turn the main function of a model into one function in the canonical form.
 
-    Accepted are two layers of matrix products by stored weights with any element-wise expressions
-    between and after them: ``A @ B`` or ``A @ B_gate`` and ``A @ B_up``, then ``@ D``. Inputs [B,
-    S, K] are collapsed to B*S rows. Weights keep their stored layout. Sums and expressions are in
-    float32; the intermediate and the output are rounded to the model's types. Every other model is
-    refused, naming the operator and the reason. The module is one before legalisation.
+    Accepted are two or more layers of matrix products by stored weights with any element-wise
+    expressions between and after them: ``A @ B`` or ``A @ B_gate`` and ``A @ B_up``, then ``@ D``;
+    every layer but the last may have two products of one operand. Inputs [B, S, K] are collapsed to
+    B*S rows. Weights keep their stored layout. Sums and expressions are in float32; intermediates
+    and the output are rounded to the model's types. Every other model is refused, naming the
+    operator and the reason. The module is one before legalisation.
     """
     graph = read_model(mod)
     match = match_chain(graph)
-    names = dict(zip(match.first, _first_names(match), strict=True))
-    named = _names(graph, match, {**names, match.second: "gemm1", match.left: "A"})
-    middle = read_region(graph, match.hidden, named, match.first, match.rows)
-    epilogue = read_region(graph, graph.output, named, (match.second,), match.rows)
+    names = dict(zip(match.products, _product_names(match), strict=True))
+    named = _names(graph, match, {**names, match.left: "A"})
+    regions = [
+        read_region(graph, each.made, named, each.products, match.rows) for each in match.layers
+    ]
     weights = _weights(match)
-    extras = _extras(match, middle, epilogue)
+    extras = _extras(match, *regions)
     out = dtype_of(graph.output)
     if out not in FLOAT_TYPES:
         raise refused("the output", out, ", ".join(FLOAT_TYPES), "cast the output outside")
     columns = shape_of(match.left, "A")[-1]
     left = Leaf(match.left, Operand("A", (match.rows, columns), dtype_of(match.left)))
-    layouts = [weight.layout for weight in (*match.first_weights, match.second_weight)]
-    products = [
-        Product(name, leaf.operand, layout)
-        for name, leaf, layout in zip([*names.values(), "gemm1"], weights, layouts, strict=True)
-    ]
+    products = {
+        product: Product(names[product], leaf.operand, weight.layout)
+        for product, leaf, weight in zip(match.products, weights, match.weights, strict=True)
+    }
+    first, *inner, (last,) = [[products[p] for p in each.products] for each in match.layers]
     form = Form(
         left=left.operand,
-        first=tuple(products[:-1]),
-        middle=middle.function,
-        second=products[-1],
-        epilogue=epilogue.function,
+        first=tuple(first),
+        middle=regions[0].function,
+        second=last,
+        epilogue=regions[-1].function,
         extras=tuple(leaf.operand for leaf in extras),
         out=out,
+        inner=tuple(
+            Layer(tuple(each), region.function)
+            for each, region in zip(inner, regions[1:-1], strict=True)
+        ),
     )
     arguments = tuple(_argument(graph, leaf) for leaf in (left, *weights, *extras))
-    return _outlined(graph, match, form, arguments, (middle, epilogue))
+    return _outlined(graph, match, form, arguments, regions)
 
 
 def _outlined(
@@ -208,10 +220,10 @@ def _outlined(
     match: Match,
     form: Form,
     arguments: tuple[Argument, ...],
-    regions: tuple[Region, Region],
+    regions: Sequence[Region],
 ) -> Outlined:
     shape = shape_of(graph.output, "the output")
-    width = shape_of(match.hidden, "the intermediate")[-1]
+    width = shape_of(match.layers[0].made, "the intermediate")[-1]
     if math.prod(shape[:-1]) != match.rows:
         found, limit = f"the shape {list(shape)}", f"{match.rows} rows as in the input"
         raise refused("the output", found, limit, "reshape the output outside the graph")
@@ -222,26 +234,38 @@ def _outlined(
         K=form.left.shape[1],
         N=width,
         L=shape[-1],
-        gated=len(match.first) == 2,
+        gated=len(match.layers[0].products) == 2,
         dtype=form.left.dtype,
         output_shape=shape,
         output_dtype=form.out,
-        middle=regions[0].text,
-        epilogue=regions[1].text,
+        middle="; ".join(each.text for each in regions[:-1]),
+        epilogue=regions[-1].text,
         form=form,
     )
 
 
-def _first_names(match: Match) -> tuple[str, ...]:
-    return ("gemm0",) if len(match.first) == 1 else ("gemm0_gate", "gemm0_up")
+def _product_names(match: Match) -> list[str]:
+    """Names of the products by their layers: ``gemm0``, or ``gemm0_gate`` and ``gemm0_up``."""
+    ends = {1: ("",), 2: ("_gate", "_up")}
+    numbered = enumerate(match.layers)
+    return [f"gemm{n}{end}" for n, each in numbered for end in ends[len(each.products)]]
+
+
+def _weight_names(match: Match) -> list[str]:
+    """``B``, or ``B_gate`` and ``B_up``, then ``D``; of more layers ``B0``, ``B1`` and so on."""
+    of_products = _product_names(match)
+    if len(match.layers) > 2:
+        return [each.replace("gemm", "B") for each in of_products]
+    return [*(each.replace("gemm0", "B") for each in of_products[:-1]), "D"]
 
 
 def _names(graph: Graph, match: Match, fixed: dict[Any, str]) -> dict[Any, str]:
     """Distinct names for all that is read element-wise: fixed ones, else those of parameters."""
-    taken = {*fixed.values(), *_WEIGHTS, "hidden", "out"}
+    hidden = {f"hidden{number}" for number in range(1, len(match.layers) - 1)}
+    taken = {*fixed.values(), *_WEIGHTS, *_weight_names(match), "hidden", *hidden, "out"}
     named = dict(fixed)
-    for target, stops in ((match.hidden, match.first), (graph.output, (match.second,))):
-        for value in graph.reach(target, stops)[1]:
+    for layer in match.layers:
+        for value in graph.reach(layer.made, layer.products)[1]:
             if value not in named:
                 name = "constant" if isinstance(value, GenericConst) else str(value.name)
                 candidates = (name, *(f"{name}_{i}" for i in range(1, len(taken) + 1)))
@@ -251,9 +275,8 @@ def _names(graph: Graph, match: Match, fixed: dict[Any, str]) -> dict[Any, str]:
 
 
 def _weights(match: Match) -> tuple[Leaf, ...]:
-    names = ("B", "D") if len(match.first) == 1 else _WEIGHTS[1:]
-    stored = (*match.first_weights, match.second_weight)
-    return tuple(_weight_leaf(name, w) for name, w in zip(names, stored, strict=True))
+    names = _weight_names(match)
+    return tuple(_weight_leaf(name, w) for name, w in zip(names, match.weights, strict=True))
 
 
 def _weight_leaf(name: str, weight: Weight) -> Leaf:
@@ -263,7 +286,7 @@ def _weight_leaf(name: str, weight: Weight) -> Leaf:
 
 def _extras(match: Match, *regions: Region) -> tuple[Leaf, ...]:
     """Operands of the element-wise regions besides the products and A, each once."""
-    given = (*match.first, match.second, match.left)
+    given = (*match.products, match.left)
     found: dict[str, Leaf] = {}
     for region in regions:
         for leaf in region.leaves:

@@ -17,21 +17,34 @@ RULE = "grid_stage"
 def grid_stage(sch: AnySchedule, block: Any) -> None:
     """Keep what a block stores in L2 for later nests of the same kernel.
 
-    Before, two nests over the grid, which are two kernels::
+    A phase is a nest over the grid in such a kernel. There may be any number of them, each with
+    tiles, a division of its cluster and an epilogue of its own; all have the same rows of tiles and
+    clusters of one shape. Before, three nests, which are three kernels::
 
         for t in thread_binding(29, "blockIdx.x"):      # kernel 0
-            hidden[tile t] = ...
-        for t in thread_binding(29, "blockIdx.x"):      # kernel 1
-            out[tile t] = ... hidden[any tile] ...
+            hidden[tile t] = ... a[rows of t]
+        for t in thread_binding(16, "blockIdx.x"):      # kernel 1
+            more[tile t] = ... hidden[rows of t]
+        for t in thread_binding(29, "blockIdx.x"):      # kernel 2
+            out[tile t] = ... more[rows of t]
 
-    After ``sch.grid_stage(block)`` of the block that stores ``hidden``, one persistent kernel::
+    After ``sch.grid_stage(block)`` of the blocks that store ``hidden`` and ``more``, one persistent
+    kernel of as many CTAs as the widest phase has tiles, or find room::
 
         for t in thread_binding(29, "blockIdx.x"):      # phase 0
             hidden[tile t] = ...                        # crossfuse.grid_stage = 1
-            flags[t] raised                             # release, once the tile is stored
-        for t in thread_binding(29, "blockIdx.x"):      # phase 1: its weights are loaded already
-            flags of the tiles it needs awaited         # acquire
-            out[tile t] = ... hidden[any tile] ...
+            flag of hidden's tile t raised              # release, once the tile is stored
+        for t in thread_binding(16, "blockIdx.x"):      # phase 1: its weights are loaded already
+            flags of hidden's tiles in rows of t awaited    # acquire, in the order of columns
+            more[tile t] = ...                          # crossfuse.grid_stage = 1
+            flag of more's tile t raised
+        for t in thread_binding(29, "blockIdx.x"):      # phase 2
+            flags of more's tiles in rows of t awaited
+            out[tile t] = ...
+
+    A phase reads what any earlier one stores as the left operand of its products, which CTAs load
+    as soon as the flags say so, while tiles of other rows are still made. No CTA waits for a phase
+    that comes later in its own order, so there is no circle.
 
     The function is the same sequential program: flags are made by the lowering. All CTAs have to
     run at the same time; the launch is cooperative, and is refused where they do not fit.

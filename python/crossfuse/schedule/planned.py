@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from crossfuse.blocks.chain import read_chain
+from crossfuse.blocks.chain import read_layers
 from crossfuse.calls import checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device
@@ -16,7 +16,7 @@ from crossfuse.planner.kernels.shape import Shape, shape_of, shape_of_blocks
 from crossfuse.planner.plan import Plan, aligned_function, in_order, ranked, with_copies
 
 #: Extents that a function must have in common with the planned chain.
-_EXTENTS = ("m", "n", "k", "l", "products")
+_EXTENTS = ("m", "n", "k", "l", "products", "chain")
 
 
 @checked
@@ -25,7 +25,7 @@ def schedule_workload(workload: Any, plan: Plan, *, constant_weights: bool = Fal
 
     Parameters
     ----------
-    workload : str | WorkloadSpec | tvm.tirx.PrimFunc
+    workload : str | WorkloadSpec | LayersSpec | tvm.tirx.PrimFunc
         A packaged id or the text of a spec, a spec, or a canonical function.
     plan : Plan
         From `crossfuse.plan`.
@@ -50,10 +50,11 @@ def schedule_workload(workload: Any, plan: Plan, *, constant_weights: bool = Fal
     True
     """
     from crossfuse import _tvm as ir
-    from crossfuse.workload import prim_func, resolve
+    from crossfuse.workload import prim_func
+    from crossfuse.workload.layers import resolve_chain
 
     if not isinstance(workload, ir.PrimFunc):
-        spec = resolve(workload) if isinstance(workload, str) else workload
+        spec = resolve_chain(workload) if isinstance(workload, str) else workload
         padded = aligned_function(spec)
         workload = padded if padded is not None and is_of(plan, padded) else prim_func(spec)
     return schedule_planned(workload, plan, constant_weights=constant_weights)
@@ -68,7 +69,7 @@ def _differ(func: Any, plan: Plan) -> tuple[list[str], Shape, Shape]:
     """Extents in which function and plan differ, and the shapes of both."""
     from crossfuse import _tvm as ir
 
-    found, wanted = shape_of_blocks(read_chain(ir.Schedule(func))), shape_of(plan.chain)
+    found, wanted = shape_of_blocks(read_layers(ir.Schedule(func))), shape_of(plan.chain)
     return [e for e in _EXTENTS if getattr(found, e) != getattr(wanted, e)], found, wanted
 
 
@@ -97,7 +98,7 @@ def rank_function(func: Any, target: Device, *, keep: int = 1, fused: bool = Fal
     from crossfuse import _tvm as ir
     from crossfuse.planner.extract.chain import chain_from
 
-    chain, k_major = chain_from(func), read_chain(ir.Schedule(func)).k_major
+    chain, k_major = chain_from(func), read_layers(ir.Schedule(func)).k_major
     shapes = unpadded_shapes(func)
     # What not to fuse takes is of rows without padding.
     found = ranked(chain, target, k_major=k_major, keep=keep, fused=fused and not shapes)

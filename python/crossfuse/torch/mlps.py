@@ -171,8 +171,8 @@ def refused(where: str, found: str, limit: str, instead: str) -> RefusedError:
     return refuse(WorkloadRefused, _RULE, where, found=found, limit=limit, instead=instead)
 
 
-#: Weights of a plain MLP and of a gated one.
-_WEIGHTS = (2, 3)
+#: Weights of an MLP of two layers, plain or gated; one of more layers may have as many as the last.
+_WEIGHTS, _MOST_WEIGHTS = (2, 3), 8
 
 
 @dataclass(frozen=True)
@@ -217,9 +217,9 @@ def replace_mlp(
 ) -> Replaced:
     """Let the MLPs of a model call kernels of ours.
 
-    An MLP is a module that takes one tensor, and whose result is two layers of matrix products of
-    its rows: plain or gated, with any element-wise operators between and behind. It is found by
-    what `torch.export` traces, never by names. The module keeps its class, parameters and
+    An MLP is a module that takes one tensor, and whose result is two or more layers of matrix
+    products of its rows: plain or gated, with any element-wise operators between and behind. It is
+    found by what `torch.export` traces, never by names. The module keeps its class, parameters and
     ``state_dict``; its ``forward`` is replaced until `Replaced.restore`. Weights are read at each
     call, so they may be loaded afterwards.
 
@@ -301,8 +301,22 @@ def _check(module: nn.Module, options: Backend) -> None:
 
 
 def _candidates(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Modules with as many weights as an MLP has, outer ones first."""
+    """Modules with as many weights as an MLP has, outer ones first.
+
+    One with more than those of two layers has no other module with as many as these in it: it is a
+    layer of a transformer then, whose MLP is a part.
+    """
+    sizes = {name: _weights(part) for name, part in module.named_modules()}
     for name, part in module.named_modules():
-        dims = [each.ndim for each in part.parameters()]
-        if dims.count(2) in _WEIGHTS and max(dims) == 2:
+        inside = (
+            size for each, size in sizes.items() if each.startswith(f"{name}." if name else "")
+        )
+        alone = not any(size in _WEIGHTS for size in inside)
+        if sizes[name] in _WEIGHTS or (alone and max(_WEIGHTS) < sizes[name] <= _MOST_WEIGHTS):
             yield name, part
+
+
+def _weights(part: nn.Module) -> int:
+    """Matrices among a module's parameters; 0 where one has more dimensions."""
+    dims = [each.ndim for each in part.parameters()]
+    return dims.count(2) if max(dims, default=0) == 2 else 0

@@ -15,7 +15,7 @@ from tvm import tirx
 
 from crossfuse.hardware import TMA_PITCH
 from crossfuse.markers import UNPADDED, UNPADDED_COLUMNS
-from crossfuse.workload.build import Elementwise, Form, Product, emit
+from crossfuse.workload.build import Elementwise, Form, Layer, Product, emit
 from crossfuse.workload.dtypes import Operand, float_type
 
 
@@ -35,32 +35,38 @@ def aligned(form: Form, stored: Container[str] = ()) -> tirx.PrimFunc | None:
     [(16, 72), (72, 136), (16, 131)]
     """
     item = float_type(form.left.dtype).numpy.itemsize
-    inner = form.first[0].columns if form.second else 0
+    inner = form.columns[1:] if form.second else ()
     # A further operand of one column may be of an intermediate that has one, or the same for all.
-    unclear = inner == 1 and bool(form.extras)
+    unclear = 1 in inner and bool(form.extras)
     if form.window or item > 2 or unclear or form.first[0].combine != "sum":
         return None
     step = TMA_PITCH // item
     left = _wide(form.left, step)
-    width = math.ceil(inner / step) * step
+    # Columns of the input and of each intermediate, with those that are padding.
+    depths = (left.shape[1], *(math.ceil(each / step) * step for each in inner), 0)
+    middle, between = form.middle, tuple(each.element for each in form.inner)
+    elements = [
+        made and (_zero_behind(made, columns) if width > columns else made)
+        for made, columns, width in zip((middle, *between), inner, depths[1:], strict=False)
+    ]
+    layers = zip(form.inner, elements[1:], depths[1:], depths[2:], strict=False)
     found = replace(
         form,
         left=left,
-        first=tuple(_product(each, left.shape[1], width, step) for each in form.first),
-        middle=form.middle and _zero_behind(form.middle, inner) if width > inner else form.middle,
-        second=form.second and _product(form.second, width, 0, step),
-        extras=tuple(_wide(e, step) if e.shape[-1] == inner else e for e in form.extras),
+        first=tuple(_product(each, depths[0], depths[1], step) for each in form.first),
+        middle=elements[0] if elements else None,
+        inner=tuple(
+            Layer(tuple(_product(each, depth, width, step) for each in layer.products), made)
+            for layer, made, depth, width in layers
+            if made
+        ),
+        second=form.second and _product(form.second, depths[-2], 0, step),
+        extras=tuple(_wide(e, step) if e.shape[-1] in inner else e for e in form.extras),
     )
-    if _operands(found) == _operands(form):
+    if found.operands == form.operands:
         return None
-    pairs = zip(_operands(form), _operands(found), strict=True)
-    columns = (form.left.shape[-1], form.first[0].columns)
-    return _noted(emit(found), [_passed(*each, stored) for each in pairs], columns)
-
-
-def _operands(form: Form) -> tuple[Operand, ...]:
-    products = (*form.first, *((form.second,) if form.second else ()))
-    return (form.left, *(each.weight for each in products), *form.extras)
+    pairs = zip(form.operands, found.operands, strict=True)
+    return _noted(emit(found), [_passed(*each, stored) for each in pairs], form.columns)
 
 
 def _passed(short: Operand, wide: Operand, stored: Container[str]) -> tuple[int, ...]:
@@ -94,7 +100,7 @@ def _zero_behind(middle: Elementwise, columns: int) -> Elementwise:
     return element
 
 
-def _noted(func: tirx.PrimFunc, shapes: list[tuple[int, ...]], columns: tuple[int, int]) -> Any:
+def _noted(func: tirx.PrimFunc, shapes: list[tuple[int, ...]], columns: tuple[int, ...]) -> Any:
     """A function with the shapes of its inputs as callers pass them, and columns without zeros."""
     from crossfuse import _tvm as ir
 

@@ -17,6 +17,7 @@ from crossfuse.workload.conv_chain import ConvChainSpec
 from crossfuse.workload.dtypes import Operand
 from crossfuse.workload.epilogue import affine
 from crossfuse.workload.expression import Algebra, evaluate
+from crossfuse.workload.layers import LayersSpec, form_of_layers
 from crossfuse.workload.spec import WorkloadSpec
 
 # Gets the tensors by name and the two indices; returns a float32 expression.
@@ -64,6 +65,16 @@ class Product:
 
 
 @dataclass(frozen=True)
+class Layer:
+    """Products of an intermediate, and what is made of them."""
+
+    #: One, or gate and up.
+    products: tuple[Product, ...]
+    #: Makes the next intermediate, in A's type.
+    element: Elementwise
+
+
+@dataclass(frozen=True)
 class Form:
     """The choices that the canonical form leaves open."""
 
@@ -83,15 +94,34 @@ class Form:
     out: str
     #: Rows and columns of the windows of the images that are the rows of A; 0 for a matrix.
     window: int = 0
+    #: Layers between the first products and `second`, if there are more than two in all.
+    inner: tuple[Layer, ...] = ()
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        """All products in order."""
+        inner = (product for each in self.inner for product in each.products)
+        return (*self.first, *inner, *((self.second,) if self.second else ()))
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """Inputs of the function in order."""
+        return (self.left, *(each.weight for each in self.products), *self.extras)
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Columns of A and of every intermediate; of a single product those of its result."""
+        layers = (self.first, *(each.products for each in self.inner))
+        return (self.left.shape[-1], *(products[0].columns for products in layers))
 
 
 @checked
-def prim_func(spec: WorkloadSpec) -> tirx.PrimFunc:
+def prim_func(spec: WorkloadSpec | LayersSpec) -> tirx.PrimFunc:
     """Make the unscheduled function of a workload.
 
     Parameters
     ----------
-    spec : WorkloadSpec
+    spec : WorkloadSpec | LayersSpec
         What it computes.
 
     Returns
@@ -109,8 +139,10 @@ def prim_func(spec: WorkloadSpec) -> tirx.PrimFunc:
     return emit(form_of(spec))
 
 
-def form_of(spec: WorkloadSpec) -> Form:
+def form_of(spec: WorkloadSpec | LayersSpec) -> Form:
     """The form of a workload, with operands in the order of the spec's inputs."""
+    if isinstance(spec, LayersSpec):
+        return form_of_layers(spec)
     a, *others = spec.operands
     weights, extras = others[: len(spec.products)], tuple(others[len(spec.products) :])
     *first, last = (
@@ -168,16 +200,15 @@ def emit(form: Form) -> tirx.PrimFunc:
     3. ``gemm1``: float32 [M, L] reduced over N, reading ``hidden`` through a cast;
     4. ``out``: the epilogue in float32, cast to the output type.
 
-    With one product, 2 and 3 are absent and ``out`` reads the product. With a window, a block
+    With one product, 2 and 3 are absent and ``out`` reads the product. With inner layers, their
+    products and ``hidden1``, ``hidden2`` and so on stand between 2 and 3. With a window, a block
     ``windows`` [M, K] comes first, which reads the images at the pixels of each row's window and is
     0 beyond them; the product reads it in the place of A. A schedule computes it where it stages
     the operand.
 
-    Parameters are A, first weights, second weight, extras, output.
+    Parameters are A, weights in the order of the products, extras, output.
     """
-    products = (*form.first, *((form.second,) if form.second else ()))
-    operands = (form.left, *(product.weight for product in products), *form.extras)
-    tensors = {o.name: te.placeholder(o.shape, o.dtype, o.name) for o in operands}
+    tensors = {o.name: te.placeholder(o.shape, o.dtype, o.name) for o in form.operands}
     parameters = list(tensors.values())
     left = tensors[form.left.name]
     if form.window:
@@ -187,6 +218,11 @@ def emit(form: Form) -> tirx.PrimFunc:
     last = tensors[form.first[0].name]
     if form.second and form.middle:
         hidden = _elementwise(last.shape, form.left.dtype, form.middle, tensors, "hidden")
+        for number, layer in enumerate(form.inner, 1):
+            for product in layer.products:
+                last = tensors[product.name] = _multiply(hidden, tensors, product)
+            made = (form.left.dtype, layer.element, tensors, f"hidden{number}")
+            hidden = _elementwise(last.shape, *made)
         last = tensors[form.second.name] = _multiply(hidden, tensors, form.second)
     output = _elementwise(last.shape, form.out, form.epilogue, tensors, "out")
     return te.create_prim_func([*parameters, output])

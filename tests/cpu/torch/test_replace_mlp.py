@@ -39,6 +39,20 @@ class Transposed(nn.Module):
         return F.gelu(x @ self.first, approximate="tanh") @ self.second + x
 
 
+class Deep(nn.Module):
+    """Four layers, in a module of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (D, H, D, H, D)
+        self.layers = nn.ModuleList(map(nn.Linear, widths[:-1], widths[1:]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers[:-1]:
+            x = F.gelu(layer(x))
+        return self.layers[-1](x)
+
+
 class Scaled(Gated):
     """With a tensor that is no buffer."""
 
@@ -94,6 +108,20 @@ def test_mlps_are_replaced_and_restored() -> None:
     assert got.shape == eager.shape and not torch.equal(got, eager)
     assert error <= allowed + 1e-6 * exact.abs().max()
     torch.testing.assert_close(many[:3], eager, rtol=1e-2, atol=1e-2)  # more rows than the bin
+
+
+def test_four_layers_are_replaced() -> None:
+    torch.manual_seed(1)
+    module = nn.Sequential(nn.LayerNorm(D), Deep()).half().eval()
+    x = torch.randn(2, 7, D).half()
+    done = replaced(module)
+    assert list(done.parts) == ["1"]
+    with torch.no_grad():
+        got = module(x)
+        done.restore()
+        eager, exact = module(x), module.double()(x.double())
+    error, allowed = (got - exact).abs().max(), 2 * (eager - exact).abs().max()
+    assert not torch.equal(got, eager) and error <= allowed + 1e-6 * exact.abs().max()
 
 
 def test_buffers_that_are_not_read_may_have_another_type() -> None:

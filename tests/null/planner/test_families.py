@@ -29,9 +29,10 @@ def test_every_family_of_chains_is_known_everywhere(family: ChainFamily) -> None
     assert candidate.FAMILIES[family.name] == family.summary
 
 
-def test_no_placement_is_of_two_families() -> None:
-    names = [name for each in FAMILIES.values() for name in each.placements]
-    assert len({*names, "auto"}) == len(names) + 1
+def test_a_placement_is_of_one_family_for_chains_of_a_length() -> None:
+    names = [(each.products, name) for each in FAMILIES.values() for name in each.placements]
+    assert len(set(names)) == len(names)
+    assert {*PLACEMENTS} == {"auto", *(name for _, name in names)}
 
 
 def test_names_of_chains_and_cascades_differ() -> None:

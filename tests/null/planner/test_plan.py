@@ -57,7 +57,7 @@ def test_bytes_are_counted_by_level() -> None:
     [
         (lambda: plan(resolve("S3"), only=("dsm",)), "plan: chain of 128 x 4096 x 11008 x 4096"),
         (lambda: plan(resolve("S3"), only=("hbm",)), "only: found 'hbm'; limit: gemm, registers"),
-        (lambda: plan(matrix_chain(8, [16, 16, 16, 16])), "kernel-chain: chain of 3 products"),
+        (lambda: plan(matrix_chain(8, [16, 16, 16], batch=2)), "kernel-chain: .*found rows b, m"),
         (lambda: Plan.from_json("{"), "limit: JSON, in a plan of version 1"),
         (lambda: Plan.from_json('{"version": 0}'), "found version 0; limit: version 1, in a plan"),
         (lambda: Plan.from_json('{"version": 1}'), "found chain: nothing; limit: all fields"),

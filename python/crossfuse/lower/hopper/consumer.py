@@ -55,9 +55,10 @@ def _emit_tiles(steps: Steps, end: Ending, warmup: Warmup) -> None:
     """Multiply and finish all tiles of a phase."""
     body, plan, phase, number = steps.body, steps.body.plan, steps.phase, steps.number
     with body.each_tile(phase) as places:
-        # Beside what is held, or a block's sums beside another's, there is no room for
-        # registers that nothing defines: to ptxas they are in use since the start.
-        crowded = plan.held or plan.blocks > 1
+        # Beside what is held, a block's sums beside another's, or the sums of two phases beside
+        # those of a third, there is no room for registers that nothing defines: to ptxas they are
+        # in use since the start.
+        crowded = plan.held or plan.blocks > 1 or len(plan.phases) > 2
         steps.multiplier.clear() if crowded else steps.multiplier.forget()
         end.ahead(places)
         with warmup.skipped():

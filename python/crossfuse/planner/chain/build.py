@@ -11,6 +11,7 @@ from crossfuse.planner.chain.spec import Chain, Dim, Product, Reduction, Tensor,
 from crossfuse.workload.conv_chain import ConvChainSpec
 from crossfuse.workload.dtypes import float_type
 from crossfuse.workload.epilogue import affine, further_operands
+from crossfuse.workload.layers import LayersSpec
 from crossfuse.workload.spec import WorkloadSpec
 
 # Chains assembled from their products, with one scheme of names.
@@ -158,14 +159,14 @@ _NOTHING: Mapping[int, Sequence[Further]] = MappingProxyType({})
 
 
 @checked
-def chain_of(spec: WorkloadSpec) -> Chain:
+def chain_of(spec: WorkloadSpec | LayersSpec) -> Chain:
     """Make the chain of a workload.
 
     Parameters
     ----------
-    spec : WorkloadSpec
-        A product, a chain of two, a gated FFN, or two convolutions. The first convolution is the
-        product of its windows, k1 * k1 * IC elements a row, and its weights.
+    spec : WorkloadSpec | LayersSpec
+        A product, a chain of two, a gated FFN, two convolutions, or a row of layers. The first
+        convolution is the product of its windows, k1 * k1 * IC elements a row, and its weights.
 
     Returns
     -------
@@ -179,6 +180,8 @@ def chain_of(spec: WorkloadSpec) -> Chain:
     >>> [(each.name, each.dims) for each in chain.tensors]
     [('A', ('m', 'k')), ('B', ('n', 'k')), ('C', ('m', 'n')), ('D', ('l', 'n')), ('E', ('m', 'l'))]
     """
+    if isinstance(spec, LayersSpec):
+        return _chain_of_layers(spec)
     widths = [spec.K, spec.N, spec.L] if spec.L else [spec.K, spec.N]
     return matrix_chain(
         spec.M,
@@ -189,6 +192,14 @@ def chain_of(spec: WorkloadSpec) -> Chain:
         repeats=spec.k1 * spec.k1 if isinstance(spec, ConvChainSpec) else 1,
         further=_operands_of_epilogue(spec),
     )
+
+
+def _chain_of_layers(spec: LayersSpec) -> Chain:
+    item, last = float_type(spec.dtype).size, len(spec.widths) - 2
+    further = {n: [Further(("column",), item)] * spec.bias for n in range(last + 1)}
+    further[last] = [*further[last], *[Further(("row", "column"), item)] * spec.residual]
+    out = float_type(spec.out).size
+    return matrix_chain(spec.M, spec.widths, item=item, out=out, further=further)
 
 
 def matrix_chain(

@@ -5,7 +5,7 @@ follows one another is a sum::
 
     time = start + loop 1 + epilogue 1 + passing + loop 2 + epilogue 2 + adding + further + store
 
-    passing    l2: imbalance and flag        global: imbalance and relaunch
+    passing    l2, phases: imbalance and flag        global, launches: imbalance and relaunch
                dsm: gather                   registers: nothing
     adding     exchange (sums through DSM), sums (parts through L2), or nothing
     further    hbm: scales, biases and the residual, once, by whoever stores
@@ -173,13 +173,11 @@ def eager(shape: Shape, rates: Rates, sms: int = 132) -> Estimate:
     """
     fitted = rates.fitted
     clock = Clock()
-    weights = shape.weight_bytes
     memory = fitted.eager * rates.measured.hbm_read
-    flops = (2.0 * shape.m * shape.n * shape.k * shape.products, 2.0 * shape.m * shape.n * shape.l)
     peak = fitted.eager_tensor * rates.tensor_rate(128, 256, shape.item) * sms
-    rows = ((shape.k, shape.n), (shape.n, shape.l))
-    for size, work, lengths in zip(weights, flops, rows, strict=True):
-        whole = (lengths[0] * shape.item % 16 == 0) & (lengths[1] * shape.item % 16 == 0)
+    for size, layer in zip(shape.weight_bytes, shape.layers, strict=True):
+        work = 2.0 * shape.m * layer.columns * layer.depth * layer.products
+        whole = (layer.depth * shape.item % 16 == 0) & (layer.columns * shape.item % 16 == 0)
         slower = choose(whole, 1.0, UNALIGNED * shape.m**UNALIGNED_ROWS)
         memory_time, tensor = slower * size / memory, slower * work / peak
         clock.loop(Streams(memory_time, 0.0, 0.0, tensor, (0.0, tensor)), 0.0)
@@ -226,7 +224,7 @@ def corrected(kernel: TileKernel, shape: Shape, device: Device, rates: Rates) ->
     """
     room = kernel.memories(shape, device)[-1]
     found = estimate(kernel, shape, device, rates, room)
-    if rates.trees is None:
+    if rates.trees is None or len(shape.layers) > 2:
         return with_own(found, rates.own, kernel, shape, device)
     rows = features(kernel, shape, device, found, room)
     by: np.ndarray | float = np.expm1(rates.trees.sum(rows)) * np.asarray(found.microseconds)

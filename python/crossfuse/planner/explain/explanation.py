@@ -54,6 +54,11 @@ class Explanation(Reasons):
         return picture(self)
 
 
+#: Products of chains, at most, whose published space is counted: orders of loops multiply, those of
+#: six products take minutes.
+_COUNTED = 4
+
+
 def explain(
     plan: Choice,
     *,
@@ -88,7 +93,7 @@ def explain(
         layout(kernel, shape) if kernel else (),
         tuple(runner_of(each, plan) for each in best),
         {each.name: each.pruned(shape, spec) for each in families(shape)},
-        count(chain, spec),
+        count(chain, spec) if len(chain.products) <= _COUNTED else (),
         known.measured.provisional,
     )
 

@@ -133,7 +133,7 @@ Range = tuple[int, int]
 class Share:
     """The part of its first tile that one CTA of the first cluster computes."""
 
-    #: 0 for the first products, 1 for the second product.
+    #: The layer, counted from 0.
     phase: int
     #: Rank in the cluster.
     cta: int
@@ -160,15 +160,14 @@ def layout(kernel: TileKernel, shape: Shape) -> tuple[Share, ...]:
 def _share(kernel: TileKernel, shape: Shape, phase: int, cta: int) -> Share:
     row, column, part = kernel.tile_of(phase, cta)
     found = kernel.phases(shape)[phase]
-    summed = shape.n if phase else shape.k
-    width = shape.l if phase else shape.n
+    layer = shape.layers[phase]
     step = int(found.steps * found.depth)
     return Share(
         phase,
         cta,
         _range(row, int(found.rows), shape.m),
-        _range(column, int(found.columns), width),
-        _range(part, step, summed),
+        _range(column, int(found.columns), layer.columns),
+        _range(part, step, layer.depth),
     )
 
 

@@ -59,7 +59,8 @@ class Reasons:
     best: tuple[Runner, ...]
     #: Tiles that each rule leaves, by family.
     pruned: Mapping[str, tuple[Step, ...]]
-    #: Candidates that the published rules leave of the published space, for comparison.
+    #: Candidates that the published rules leave of the published space, for comparison; nothing for
+    #: chains of more than four products.
     published: tuple[Step, ...]
     #: Whether the device's rates are not all measured.
     provisional: bool
@@ -118,15 +119,19 @@ def render(reasons: Reasons) -> list[RenderableType]:
     if reasons.plan.runners:
         parts.append(runners_table("the best of every other family", reasons.plan.runners))
     parts.append(pruned_table(reasons.pruned))
-    parts.append(_published(reasons.published))
+    if reasons.published:
+        parts.append(_published(reasons.published))
     return parts
 
 
 def tiles_text(tiles: Mapping[str, Any]) -> str:
-    """Format tiles as ``key=value``; those of two products as two groups."""
+    """Format tiles as ``key=value``; those of several products as groups."""
     groups = [each for each in tiles.values() if isinstance(each, Mapping)]
     if groups:
         return " | ".join(map(tiles_text, groups))
+    if phases := tiles.get("phases"):
+        others = {name: each for name, each in tiles.items() if name != "phases"}
+        return " | ".join(map(tiles_text, (others, *phases)))
     shown = ((name, each) for name, each in tiles.items() if each is not False)
     return " ".join(name if each is True else f"{name}={each}" for name, each in shown)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from crossfuse.errors import PlanRefused, ScheduleRefused, refuse
 from crossfuse.hardware import Device
-from crossfuse.planner.kernels.arrays import count, flags, select
+from crossfuse.planner.kernels.arrays import NOTHING, count, flags, select
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.shape import Shape
 from crossfuse.planner.space.count import Step
@@ -83,7 +83,7 @@ class ChainFamily:
 
     def matches(self, shape: Shape) -> bool:
         """Whether there may be kernels of a chain."""
-        return self.products == (2 if shape.l else 1)
+        return self.products == len(shape.layers) and not shape.chain
 
     def open_tiles(self, cluster: int) -> dict[str, Any]:
         """Tiles that leave all to the rule but the CTAs of a cluster; 0 leaves these, too."""
@@ -130,9 +130,13 @@ class ChainFamily:
             ) from None
         return {name: getattr(chosen, name) for name in kinds}
 
+    def tried(self, shape: Shape, device: Device, given: Mapping[str, int] = NOTHING) -> TileKernel:
+        """List all tiles before any rule, see `TileKernel.possible`."""
+        return self.kernel.possible(shape, given)
+
     def every(self, shape: Shape, device: Device) -> TileKernel:
         """List all legal tiles as arrays, which are empty where nothing fits."""
-        found = self.kernel.possible(shape)
+        found = self.tried(shape, device)
         found = select(found, flags(found, found.legal(shape, device)))
         return select(found, flags(found, found.fits(shape, device))) if count(found) else found
 
@@ -142,7 +146,7 @@ class ChainFamily:
         The steps are ``"all"``, the family's rules, and ``"shared"``, which leaves as many as
         `every`.
         """
-        found = self.kernel.possible(shape)
+        found = self.tried(shape, device)
         left = np.ones(count(found), bool)
         steps = [Step("all", "tiles that are tried", len(left))]
         for rule in found.rules(shape, device):
@@ -156,7 +160,9 @@ class ChainFamily:
     def why_none(self, shape: Shape, device: Device) -> str:
         """Say why there are no tiles that fit: the rule after which none were left."""
         if not self.matches(shape):
-            return f"{self.name} has no kernels of {'two products' if shape.l else 'one product'}"
+            count = len(shape.layers)
+            what = ("one product", "two products")[count - 1] if count < 3 else f"{count} layers"
+            return f"{self.name} has no kernels of {what}"
         steps = self.pruned(shape, device)
         last = next((each for each in steps if not each.candidates), steps[-1])
         return (

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from crossfuse.hardware import Device
-from crossfuse.planner.cost.estimate import Work
-from crossfuse.planner.cost.loop import Clock
+from crossfuse.planner.cost.rates import Rates
+from crossfuse.planner.counts import Share
 from crossfuse.planner.families.family import ChainFamily
 from crossfuse.planner.families.tiled import TiledKernel
 from crossfuse.planner.kernels.phase import Phase
@@ -36,13 +36,9 @@ class GemmKernel(TiledKernel):
         stacked = TileRule("stacked", "clusters stand along the rows, or split", fine)
         return (*self.rules_of_first(shape, device), stacked)
 
-    def spend(self, work: Work, clock: Clock) -> None:
-        """Add the only phase."""
-        self.spend_first(work, clock)
-
-    def stored_bytes(self, shape: Shape) -> int:
-        """Nothing passes from phase to phase."""
-        return 0
+    def passing(self, rates: Rates) -> tuple[str, Share]:
+        """One phase passes nothing on."""
+        raise AssertionError("one product has no intermediate")
 
     def intermediate(self, shape: Shape, size: int, device: Device) -> tuple[str, str]:
         """One product has none."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.cascade.shape import CascadeShape
-from crossfuse.planner.families import dsm, gemm, global_memory, l2, registers
+from crossfuse.planner.families import dsm, gemm, global_memory, l2, phases, registers
 from crossfuse.planner.families.cascade import CascadeFamily
 from crossfuse.planner.families.family import ChainFamily
 from crossfuse.planner.families.rows import Rows
@@ -22,7 +22,15 @@ from crossfuse.planner.kernels.shape import Shape
 FAMILIES: Mapping[str, ChainFamily] = MappingProxyType(
     {
         each.name: each
-        for each in (gemm.FAMILY, registers.FAMILY, dsm.FAMILY, l2.FAMILY, global_memory.FAMILY)
+        for each in (
+            gemm.FAMILY,
+            registers.FAMILY,
+            dsm.FAMILY,
+            l2.FAMILY,
+            global_memory.FAMILY,
+            phases.PHASES,
+            phases.LAUNCHES,
+        )
     }
 )
 

@@ -1,10 +1,12 @@
-"""Kernels of tiles in global memory: one product, and two whose intermediate passes through it.
+"""Kernels of tiles in global memory: one product, and several whose intermediates pass through it.
 
 The tiles of `crossfuse.schedule.rules.tensor_tiles`. Families say how phases follow each other::
 
-    gemm     one kernel, one phase
-    l2       one persistent kernel; the second phase waits for flags of the first
-    global   two kernels; the second begins early, and waits for all of the first
+    gemm      one kernel, one phase
+    l2        one persistent kernel; the second phase waits for flags of the first
+    global    two kernels; the second begins early, and waits for all of the first
+    phases    as l2, of three layers or more
+    launches  as global, of three layers or more
 """
 
 from __future__ import annotations
@@ -50,8 +52,100 @@ _T = TypeVar("_T", bound="TiledKernel")
 _C = TypeVar("_C", bound="ChainedKernel")
 
 
+class PhasedKernel(TileKernel):
+    """Phases of one kind of tile, each of which stores what the next one reads."""
+
+    #: Rows of a tile, in all phases.
+    rows: Count
+    #: CTAs of a cluster along its first axis, in all phases.
+    size: Count
+
+    def _phase(
+        self,
+        shape: Shape,
+        made: tuple[Count, int, int],
+        summed: int,
+        split: Flag,
+        cluster: tuple[Count, Count],
+        products: int = 1,
+        *,
+        staged: bool = False,
+    ) -> Phase:
+        """Make a phase over a reduction of `summed` elements, which a cluster may split.
+
+        `made` are columns of a tile and of the whole, and bytes of an element; of `cluster` tiles
+        lie down along the rows, and beside each other.
+        """
+        (columns, width, item), (down, beside) = made, cluster
+        share = choose(split, self.size, 1)
+        steps = ceil_div(summed, share * shape.depth)
+        blocks = ceil_div(shape.m, self.rows * down)
+        left, sharing = left_tile(self.rows, beside)
+        right, common = right_tile(shape, columns, shape.depth, down)
+        boxes, held = stored(self.rows, columns, steps, item, staged=staged)
+        return Phase(
+            self.rows,
+            columns,
+            products,
+            shape.depth,
+            steps,
+            blocks * ceil_div(width, columns * beside),
+            left,
+            products * right,
+            sharing,
+            common,
+            1 + products * copies_of(shape, columns, common),
+            blocks,
+            share,
+            choose(split, 0, boxes),
+            choose(split, 0, held),
+            sums_received(shape, self.rows, columns, width, share),
+        )
+
+    def clusters(self, shape: Shape, device: Device) -> tuple[Count, ...]:
+        """Clusters that each kernel is launched with."""
+        room = resident(device, self.cluster)
+        found = []
+        for kernel in self.kernels(shape):
+            launched: Count = 0
+            for phase in kernel:
+                # What peers send has one place: each cluster computes one tile.
+                capped = choose((phase.split > 1) | (phase.tiles < room), phase.tiles, room)
+                launched = most(launched, capped)
+            found.append(launched)
+        return tuple(found)
+
+    def spend(self, work: Work, clock: Clock) -> None:
+        """Add all phases, and how tiles of the intermediates pass between them."""
+        fitted = work.rates.fitted
+        whole: Share = 0.0
+        before: Phase | None = None
+        for phase, fresh in zip(self.phases(work.shape), work.shape.weight_bytes, strict=True):
+            ahead: Share = 0.0
+            if before is not None:
+                late = fitted.imbalance * whole
+                clock.add("imbalance", late)
+                # Tiles of an intermediate come behind the weights that were asked for before them.
+                queue = fitted.queue * work.filled(phase) / work.arrival
+                name, time = self.passing(work.rates)
+                passing = overlapped(time, queue)
+                clock.add(name, passing)
+                ahead = work.ahead(phase, late + passing + work.epilogue(before))
+            whole, before = work.run(clock, phase, work.load(fresh, ahead)), phase
+            work.exchange(clock, phase)
+            work.again(clock, phase)
+
+    @abstractmethod
+    def passing(self, rates: Rates) -> tuple[str, Share]:
+        """The term of the way from a stored tile to the phase that reads it, and microseconds."""
+
+    def stored_bytes(self, shape: Shape) -> int:
+        """Bytes of the intermediates."""
+        return shape.m * shape.item * sum(each.columns for each in shape.layers[:-1])
+
+
 @dataclass(frozen=True)
-class TiledKernel(TileKernel):
+class TiledKernel(PhasedKernel):
     """Tiles of one candidate, or of many."""
 
     #: Whether the second phase of a kernel waits for flags of the first.
@@ -121,61 +215,6 @@ class TiledKernel(TileKernel):
             shape, made, shape.k, self.split, (down, beside), shape.products, staged=self.staged
         )
 
-    def _phase(
-        self,
-        shape: Shape,
-        made: tuple[Count, int, int],
-        summed: int,
-        split: Flag,
-        cluster: tuple[Count, Count],
-        products: int = 1,
-        *,
-        staged: bool = False,
-    ) -> Phase:
-        """Make a phase over a reduction of `summed` elements, which a cluster may split.
-
-        `made` are columns of a tile and of the whole, and bytes of an element; of `cluster` tiles
-        lie down along the rows, and beside each other.
-        """
-        (columns, width, item), (down, beside) = made, cluster
-        share = choose(split, self.size, 1)
-        steps = ceil_div(summed, share * shape.depth)
-        blocks = ceil_div(shape.m, self.rows * down)
-        left, sharing = left_tile(self.rows, beside)
-        right, common = right_tile(shape, columns, shape.depth, down)
-        boxes, held = stored(self.rows, columns, steps, item, staged=staged)
-        return Phase(
-            self.rows,
-            columns,
-            products,
-            shape.depth,
-            steps,
-            blocks * ceil_div(width, columns * beside),
-            left,
-            products * right,
-            sharing,
-            common,
-            1 + products * copies_of(shape, columns, common),
-            blocks,
-            share,
-            choose(split, 0, boxes),
-            choose(split, 0, held),
-            sums_received(shape, self.rows, columns, width, share),
-        )
-
-    def clusters(self, shape: Shape, device: Device) -> tuple[Count, ...]:
-        """Clusters that each kernel is launched with."""
-        room = resident(device, self.cluster)
-        found = []
-        for kernel in self.kernels(shape):
-            launched: Count = 0
-            for phase in kernel:
-                # What peers send has one place: each cluster computes one tile.
-                capped = choose((phase.split > 1) | (phase.tiles < room), phase.tiles, room)
-                launched = most(launched, capped)
-            found.append(launched)
-        return tuple(found)
-
     def rules_of_first(self, shape: Shape, device: Device) -> tuple[TileRule, ...]:
         """Conditions on the tiles of the first products."""
         split = _flag(self.split)
@@ -183,7 +222,7 @@ class TiledKernel(TileKernel):
         wide = (self.columns % 8 == 0) & (self.columns <= widest_of(self.rows, shape.products))
         # Slices of sums of several tiles of rows are read as whole ones only.
         whole = (shape.n % (self.columns * self.across) == 0) & (shape.m % self.rows == 0)
-        shares = _splits(self.split, shape, shape.k, self.rows, self.columns, self.size)
+        shares = splits(self.split, shape, shape.k, self.rows, self.columns, self.size)
         return (
             TileRule("cluster", most, self.cluster <= device.max_cluster),
             TileRule("columns", "columns that registers hold sums of", wide),
@@ -199,14 +238,6 @@ class TiledKernel(TileKernel):
                 ~split | _flag(whole) | _flag(self.rows >= shape.m),
             ),
         )
-
-    def spend_first(self, work: Work, clock: Clock) -> Share:
-        """Add the first phase; returned is its loop with the epilogue of the last tiles."""
-        first = self.phases(work.shape)[0]
-        whole = work.run(clock, first, work.load(work.shape.weight_bytes[0]))
-        work.exchange(clock, first)
-        work.again(clock, first)
-        return whole
 
     def first_tiles(self) -> dict[str, Any]:
         """Fields of `TensorTiles` of the first products, of one candidate."""
@@ -254,7 +285,7 @@ class ChainedKernel(TiledKernel):
     def rules(self, shape: Shape, device: Device) -> tuple[TileRule, ...]:
         """Conditions of the rule and of the lowering on tiles, other than shared memory."""
         wide = (self.columns2 <= widest_of(self.rows)) & (self.columns2 % 8 == 0)
-        shares = _splits(self.split2, shape, shape.n, self.rows, self.columns2, self.size)
+        shares = splits(self.split2, shape, shape.n, self.rows, self.columns2, self.size)
         return (
             *self.rules_of_first(shape, device),
             TileRule(
@@ -266,30 +297,6 @@ class ChainedKernel(TiledKernel):
                 shares,
             ),
         )
-
-    def spend(self, work: Work, clock: Clock) -> None:
-        """Add both phases, and how tiles of the intermediate pass between them."""
-        fitted = work.rates.fitted
-        first, second = self.phases(work.shape)
-        late = fitted.imbalance * self.spend_first(work, clock)
-        clock.add("imbalance", late)
-        # Tiles of the intermediate come behind the weights that were asked for before them.
-        queue = fitted.queue * work.filled(second) / work.arrival
-        name, time = self.passing(work.rates)
-        passing = overlapped(time, queue)
-        clock.add(name, passing)
-        ahead = work.ahead(second, late + passing + work.epilogue(first))
-        work.run(clock, second, work.load(work.shape.weight_bytes[1], ahead))
-        work.exchange(clock, second)
-        work.again(clock, second)
-
-    @abstractmethod
-    def passing(self, rates: Rates) -> tuple[str, Share]:
-        """The term of the way from a stored tile to the phase that reads it, and microseconds."""
-
-    def stored_bytes(self, shape: Shape) -> int:
-        """Bytes of the intermediate."""
-        return shape.m * shape.n * shape.item
 
     def tiles(self) -> dict[str, Any]:
         """Fields of `TensorTiles` of both phases, of one candidate."""
@@ -313,9 +320,7 @@ def _flag(value: Flag) -> Any:
     return np.asarray(value, bool)
 
 
-def _splits(
-    split: Flag, shape: Shape, extent: int, rows: Count, columns: Count, size: Count
-) -> Any:
+def splits(split: Flag, shape: Shape, extent: int, rows: Count, columns: Count, size: Count) -> Any:
     """Whether a reduction that is split has a share for each CTA, and sums that divide."""
     shares = has_equal_shares(extent, size, shape.depth)
     fine = _flag(shares) & _flag(divides_sums(shape, rows, columns, size)) & (_flag(size > 1))

@@ -25,21 +25,25 @@ PARTS = tuple(map(float, range(1, 33)))
 
 def count(kernel: Any) -> int:
     """Candidates in a struct of arrays; 1 for plain numbers."""
-    sizes = [np.size(getattr(kernel, each.name)) for each in fields(kernel)]
+    sizes = [np.size(each) for each in entries(kernel).values()]
     return max(sizes) if min(sizes) else 0
 
 
 def select(kernel: _K, which: Any) -> _K:
     """Select some candidates by a mask, by indices, or by one index, which gives plain numbers."""
-    chosen: dict[str, Any] = {}
-    for each in fields(kernel):  # type: ignore[arg-type]
-        value = getattr(kernel, each.name)
-        if isinstance(value, np.ndarray) and value.ndim:
-            value = value[which]
-            if not np.ndim(value):
-                value = bool(value) if value.dtype == bool else int(value)
-        chosen[each.name] = value
-    return replace(kernel, **chosen)  # type: ignore[type-var]
+
+    def chosen(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(chosen, value))
+        if not isinstance(value, np.ndarray) or not value.ndim:
+            return value
+        value = value[which]
+        if np.ndim(value):
+            return value
+        return bool(value) if value.dtype == bool else int(value)
+
+    values = {e.name: chosen(getattr(kernel, e.name)) for e in fields(kernel)}  # type: ignore[arg-type]
+    return replace(kernel, **values)  # type: ignore[type-var]
 
 
 def flags(kernel: Any, flag: Flag) -> np.ndarray:
@@ -49,16 +53,41 @@ def flags(kernel: Any, flag: Flag) -> np.ndarray:
 
 def stack(kernels: Sequence[_K]) -> _K:
     """Join kernels of one family into one struct of arrays."""
-    chosen: dict[str, Any] = {}
-    for name in axes(kernels[0]):
-        values = [getattr(kernel, name) for kernel in kernels]
-        chosen[name] = np.array(values, bool if isinstance(values[0], bool) else np.float64)
+
+    def joined(values: Sequence[Any]) -> Any:
+        if isinstance(values[0], tuple):
+            return tuple(map(joined, zip(*values, strict=True)))
+        return np.array(values, bool if isinstance(values[0], bool) else np.float64)
+
+    chosen: dict[str, Any] = {
+        each.name: joined([getattr(kernel, each.name) for kernel in kernels])
+        for each in _searched(kernels[0])
+    }
     return replace(kernels[0], **chosen)  # type: ignore[type-var]
 
 
+def entries(kernel: Any, *, fixed: bool = True) -> dict[str, Any]:
+    """Values of a kernel by name; of a field with one for each phase they are numbered from 1.
+
+    `fixed` are those too that are the same for all kernels of a family.
+    """
+    found: dict[str, Any] = {}
+    for each in fields(kernel) if fixed else _searched(kernel):
+        value = getattr(kernel, each.name)
+        if isinstance(value, tuple):
+            found |= {f"{each.name} {place}": part for place, part in enumerate(value, 1)}
+        else:
+            found[each.name] = value
+    return found
+
+
 def axes(kernel: Any) -> tuple[str, ...]:
-    """Fields in which kernels of a family differ."""
-    return tuple(each.name for each in fields(kernel) if "fixed" not in each.metadata)
+    """Values in which kernels of a family differ, by the names of `entries`."""
+    return tuple(entries(kernel, fixed=False))
+
+
+def _searched(kernel: Any) -> list[Any]:
+    return [each for each in fields(kernel) if "fixed" not in each.metadata]
 
 
 # Values of the fields that are tried.

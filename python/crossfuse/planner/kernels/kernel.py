@@ -154,7 +154,7 @@ class TileKernel(ABC):
         Tiles count whole, even where they reach beyond a tensor, since whole ones are loaded.
         """
         size = int(self.cluster)
-        l2 = shape.m * (shape.l or shape.n) * shape.out + self.stored_bytes(shape)
+        l2 = shape.m * shape.layers[-1].columns * shape.out + self.stored_bytes(shape)
         dsm = 0
         for phase in self.phases(shape):
             ctas = int(phase.tiles) * size

@@ -1,11 +1,12 @@
-"""Extents of a chain of one product or two, layout of its weights, and rules on tiles."""
+"""Extents of a chain of products, layout of its weights, and rules on tiles."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,8 +20,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class LayerShape:
+    """Extents of the products of one operand: one, or gate and up."""
+
+    #: Columns of each product, and the extent that it sums over.
+    columns: int
+    depth: int
+    products: int = 1
+
+
+@dataclass(frozen=True)
 class Shape:
-    """Extents of ``C[m,n] = act(A[m,k] B)`` and ``E[m,l] = C[m,n] D``."""
+    """Extents of ``C[m,n] = act(A[m,k] B)`` and ``E[m,l] = C[m,n] D``, or of a longer chain."""
 
     #: Rows, columns of the first products, their reduction, and columns of the second product; l is
     #: 0 where there is none.
@@ -37,6 +48,31 @@ class Shape:
     k_major: bool = True
     #: Bytes of what is read besides operands: scales, biases, a residual.
     further: int = 0
+    #: All layers of a chain of three or more, the first two of which are n, k and l; else none.
+    chain: tuple[LayerShape, ...] = ()
+
+    @property
+    def layers(self) -> tuple[LayerShape, ...]:
+        """Layers one behind another, each of which multiplies what the one before it makes."""
+        if self.chain:
+            return self.chain
+        first = LayerShape(self.n, self.k, self.products)
+        # Fits have arrays of many shapes.
+        return (first, LayerShape(self.l, self.n)) if np.any(self.l) else (first,)
+
+    def with_columns(self, columns: Sequence[int]) -> Shape:
+        """Make the same chain with other columns of the input and of what follows; as many stay."""
+        widths = [*columns, *(each.columns for each in self.layers[len(columns) - 1 :])]
+        pairs = zip(self.layers, pairwise(widths), strict=True)
+        layers = tuple(LayerShape(width, depth, e.products) for e, (depth, width) in pairs)
+        chain = layers if self.chain else ()
+        return replace(self, k=widths[0], n=widths[1], chain=chain)
+
+    @property
+    def text(self) -> str:
+        """Rows, then the columns of the input and of what each layer makes."""
+        widths = (self.k, *(each.columns for each in self.layers))
+        return " x ".join(map(str, (self.m, *widths)))
 
     @property
     def depth(self) -> int:
@@ -44,52 +80,53 @@ class Shape:
         return ROW_BYTES // self.item
 
     @property
-    def weight_bytes(self) -> tuple[int, int]:
-        """Bytes of the weights of the first products, and of the second."""
-        return self.products * self.n * self.k * self.item, self.n * self.l * self.item
+    def weight_bytes(self) -> tuple[int, ...]:
+        """Bytes of the weights of each layer."""
+        return tuple(e.products * e.columns * e.depth * self.item for e in self.layers)
 
     @property
     def separate(self) -> Count:
         """Kernels of a library that compute it: one for each product and each activation."""
         # Of gate and up: one product of both weights, an activation and a multiplication.
-        return choose(self.l > 0, 2 + self.products, 1)
+        if not self.chain:
+            return choose(self.l > 0, 2 + self.products, 1)
+        return 1 + sum(1 + each.products for each in self.chain[:-1])
 
 
 def shape_of(chain: Chain, *, k_major: bool = True) -> Shape:
-    """Read the extents of a chain of one product or two, without a batch; others are refused.
+    """Read the extents of a chain without a batch; one with a batch is refused.
 
     A chain does not say how its weights lie in memory: `k_major` does.
     """
-    if len(chain.products) > 2 or len(chain.rows) != 1:
+    if len(chain.rows) != 1:
         raise refuse(
             PlanRefused,
             "kernel-chain",
             f"chain of {len(chain.products)} products",
             found=f"rows {', '.join(chain.rows)}",
-            limit="one product or two, over one dim of rows: no rule builds a kernel of others",
-            instead="cut the chain into pairs of products, and make the batch part of the rows",
+            limit="one dim of rows: no rule builds a kernel of others",
+            instead="make the batch part of the rows",
         )
-    first, last = chain.products[0], chain.products[-1]
-    second = len(chain.products) == 2
     extents = chain.extents
-    return Shape(
-        extents[chain.rows[0]],
-        extents[chain.column(0)],
-        extents[first.reduction],
-        extents[chain.column(1)] if second else 0,
-        len(first.rights),
-        chain.tensor(first.left).item,
-        chain.tensor(last.output).item,
-        k_major,
-        _further_bytes(chain),
+    layers = tuple(
+        LayerShape(extents[chain.column(index)], extents[each.reduction], len(each.rights))
+        for index, each in enumerate(chain.products)
     )
+    first, last = chain.products[0], chain.products[-1]
+    item, out = (chain.tensor(each).item for each in (first.left, last.output))
+    return _shape(extents[chain.rows[0]], layers, item, out, k_major, _further_bytes(chain))
 
 
-def shape_of_blocks(chain: blocks.Chain) -> Shape:
+def shape_of_blocks(chain: blocks.Chain | blocks.Layers) -> Shape:
     """Read the extents of a chain whose blocks are known."""
-    products = len(chain.first)
-    kept = (chain.item, chain.out, chain.k_major, chain.further)
-    return Shape(chain.m, chain.n, chain.k, chain.l, products, *kept)
+    layers = tuple(LayerShape(e.columns, e.depth, len(e.products)) for e in chain.layers)
+    return _shape(chain.m, layers, chain.item, chain.out, chain.k_major, chain.further)
+
+
+def _shape(m: int, layers: tuple[LayerShape, ...], *others: Any) -> Shape:
+    first, second = layers[0], layers[1].columns if len(layers) > 1 else 0
+    known = Shape(m, first.columns, first.depth, second, first.products, *others)
+    return replace(known, chain=layers) if layers != known.layers else known
 
 
 def _further_bytes(chain: Chain) -> int:

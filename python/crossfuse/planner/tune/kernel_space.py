@@ -34,7 +34,7 @@ from crossfuse.planner.families.registry import (
     read_kernel,
     read_tiles,
 )
-from crossfuse.planner.kernels.arrays import select
+from crossfuse.planner.kernels.arrays import entries, select
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.shape import Shape
 from crossfuse.planner.tune.space import Group, Space
@@ -79,7 +79,8 @@ class KernelSpace(Space):
             return None
         for group in self.groups:
             if group.family == family:
-                entry = group.entry(float(getattr(kernel, each)) for each in group.axes)
+                known = entries(kernel)
+                entry = group.entry(float(known[each]) for each in group.axes)
                 return None if entry is None else entry + group.first
         return None
 
@@ -101,7 +102,7 @@ def space_of(
         raise refuse(
             PlanRefused,
             "kernel-space",
-            f"chain of {shape.m} x {shape.k} x {shape.n} x {shape.l}",
+            f"chain of {shape.text}",
             found=f"no tiles of {', '.join(only) or 'any family'} that fit",
             limit=f"the shared memory, registers and resident clusters of {device.name}",
             instead="leave `only` out, or leave the chain to a library",

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from crossfuse.planner.kernels.arrays import axes, count
+from crossfuse.planner.kernels.arrays import axes, count, entries
 
 
 class Move(NamedTuple):
@@ -46,7 +46,8 @@ class Group:
     @cached_property
     def values(self) -> np.ndarray:
         """Fields of all points, as [axis, point]."""
-        columns = [np.broadcast_to(getattr(self.kernels, each), self.size) for each in self.axes]
+        known = entries(self.kernels)
+        columns = [np.broadcast_to(known[each], self.size) for each in self.axes]
         return np.array(columns, np.float64)
 
     @cached_property

@@ -53,7 +53,7 @@ class Form(ABC):
 
 
 class Chains(Form):
-    """Two layers of products, the second of which reads the first element by element."""
+    """Layers of products, each of which reads the one before it element by element."""
 
     name: ClassVar[str] = "chain"
 

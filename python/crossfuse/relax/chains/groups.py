@@ -21,11 +21,15 @@ if TYPE_CHECKING:
 _OF_WEIGHTS = frozenset({TRANSPOSE, CAST, *RESHAPES})
 
 
+#: Layers of a group, at most: all parts of a long chain are groups, each of which is planned.
+LONGEST = 8
+
+
 @dataclass(frozen=True)
 class Group:
-    """Two layers of products, or one of made rows, with what is computed between and after."""
+    """Layers of products, or one of made rows, with what is computed between and after."""
 
-    #: Products whose results the second one needs; none where the rows are made otherwise.
+    #: Products whose results the next layer needs; none where the rows are made otherwise.
     first: tuple[Var, ...]
     #: The last product.
     second: Var
@@ -36,6 +40,14 @@ class Group:
     views: frozenset[Var]
     #: Element-wise bindings of its result, one after the other; each but the last has one user.
     after: tuple[Var, ...]
+    #: Products of each layer between `first` and `second`.
+    inner: tuple[tuple[Var, ...], ...] = ()
+
+    @property
+    def products(self) -> tuple[Var, ...]:
+        """All products, layer by layer."""
+        inner = (product for layer in self.inner for product in layer)
+        return (*self.first, *inner, self.second)
 
     def outputs(self) -> Iterator[tuple[Var, tuple[Var, ...]]]:
         """Results that the group could have, and the bindings that make each, the last one first.
@@ -47,20 +59,26 @@ class Group:
 
 
 def find_groups(graph: Graph) -> Iterator[Group]:
-    """Find pairs of layers, the second of which reads the first through element-wise operators.
+    """Find layers, each of which reads the one before it through element-wise operators.
 
-    In the order of their second products. Groups may share products: whoever fuses one leaves out
-    those that overlap it. Whether a group is a chain that rules know is not asked here.
+    In the order of their last products, pairs before longer ones. Groups may share products:
+    whoever fuses one leaves out those that overlap it. Whether a group is a chain that rules know
+    is not asked here.
     """
     for variable in graph.makers:
         if graph.operator(variable) != PRODUCT:
             continue
+        layers: tuple[tuple[Var, ...], ...] = ()
         first = _first(graph, variable)
-        if first:
-            views = frozenset(_views(graph, first, variable))
-            before = tuple(_before(graph, first, variable, views))
+        while first and len(layers) < LONGEST - 1:
+            layers = (first, *layers)
+            views = frozenset(_views(graph, layers, variable))
+            before = tuple(_before(graph, layers, variable, views))
             after = tuple(after_product(graph, variable, before))
-            yield Group(first, variable, before, views, after)
+            yield Group(first, variable, before, views, after, layers[1:])
+            left = graph.arguments(first[0])[0]
+            alike = all(left.same_as(graph.arguments(each)[0]) for each in first)
+            first = _first(graph, first[0]) if alike else ()
 
 
 def _first(graph: Graph, second: Var) -> tuple[Var, ...]:
@@ -98,12 +116,15 @@ def _products(graph: Graph, values: Iterator[Var]) -> tuple[Var, ...]:
     return tuple(each for each in graph.makers if each in found)
 
 
-def _before(graph: Graph, first: tuple[Var, ...], second: Var, views: frozenset[Var]) -> list[Var]:
-    """Bindings of a group up to its second product: those that depend on the first, and views.
+def _before(
+    graph: Graph, layers: Sequence[tuple[Var, ...]], last: Var, views: frozenset[Var]
+) -> list[Var]:
+    """Bindings of a group up to its last product: those that depend on the first, and views.
 
     Those that do not, such as another branch of a residual, are computed outside.
     """
-    depends: dict[Any, bool] = {each: True for each in (*first, second)}
+    later = [*(each for layer in layers[1:] for each in layer), last]
+    depends: dict[Any, bool] = {each: True for each in (*layers[0], *later)}
 
     def needs_first(value: Any) -> bool:
         if value not in depends:
@@ -112,17 +133,19 @@ def _before(graph: Graph, first: tuple[Var, ...], second: Var, views: frozenset[
             )
         return depends[value]
 
-    needs_first(graph.arguments(second)[0])
+    for each in later:
+        needs_first(graph.arguments(each)[0])
     return [each for each in graph.makers if each in views or depends.get(each, False)]
 
 
-def _views(graph: Graph, first: tuple[Var, ...], second: Var) -> Iterator[Var]:
+def _views(graph: Graph, layers: Sequence[tuple[Var, ...]], last: Var) -> Iterator[Var]:
     """Operators between stored tensors and the products that read them."""
-    for product in (*first, second):
-        left, right = graph.arguments(product)
-        yield from views_of_weight(graph, right)
-        if product is not second:
-            yield from _way(graph, left, RESHAPES)
+    for number, layer in enumerate((*layers, (last,))):
+        for product in layer:
+            left, right = graph.arguments(product)
+            yield from views_of_weight(graph, right)
+            if not number:
+                yield from _way(graph, left, RESHAPES)
 
 
 def views_of_weight(graph: Graph, right: Any) -> Iterator[Var]:
@@ -150,6 +173,16 @@ def after_product(graph: Graph, second: Var, before: tuple[Var, ...]) -> Iterato
             return
         value = node.var
         yield value
+
+
+def is_left_operand(graph: Graph, value: Var) -> bool:
+    """Whether a product multiplies a value, as it is or reshaped, by weights."""
+    for node in graph.readers.get(value, ()):
+        if node.operator == PRODUCT and graph.arguments(node.var)[0].same_as(value):
+            return True
+        if node.operator in RESHAPES and is_left_operand(graph, node.var):
+            return True
+    return False
 
 
 # Conditions of replacing a group by a kernel, whether or not it is a chain.
@@ -237,7 +270,7 @@ def find_made_chains(graph: Graph) -> Iterator[Group]:
     """
     for group in find_groups(graph):
         lefts = {_source(graph, each) for each in group.first}
-        if len(lefts) != 1:
+        if group.inner or len(lefts) != 1:
             continue
         makes = _making(graph, lefts.pop(), {*group.first, *group.views})
         if any(_reduces(graph, each) for each in makes):

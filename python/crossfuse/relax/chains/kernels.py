@@ -22,11 +22,18 @@ from crossfuse.hardware import Device
 from crossfuse.lower.extract import buffer_specs, lower
 from crossfuse.markers import unpadded_shapes
 from crossfuse.measure.way import Given
+from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.noted import noted
 from crossfuse.relax.calls import REST, marked, with_plan
 from crossfuse.relax.chains.calls import FunctionCall, call_of, calling, picking, private, value_of
 from crossfuse.relax.chains.forms import TRIED, Chains, Form
-from crossfuse.relax.chains.groups import Group, check_kernel, check_known, check_used_inside
+from crossfuse.relax.chains.groups import (
+    Group,
+    check_kernel,
+    check_known,
+    check_used_inside,
+    is_left_operand,
+)
 from crossfuse.relax.chains.planned import Bins, PlannedChain, PlannedRows, plan_rows
 from crossfuse.relax.choice import Candidate
 from crossfuse.relax.graph import Graph
@@ -120,7 +127,7 @@ class ChainKernels:
     def candidates(self, graph: Graph) -> Iterator[Candidate]:
         """See `crossfuse.relax.choice.Kernels`."""
         for form, group in self._groups(graph):
-            parts = (*group.first, group.second)
+            parts = group.products
             names = tuple(str(each.name) for each in parts)
             try:
                 with contained(PlanRefused, *_WHERE):
@@ -128,7 +135,14 @@ class ChainKernels:
             except RefusedError as error:
                 yield Candidate(names, None, str(error))
             else:
-                yield Candidate(names, planned, parts=parts)
+                behind = self._behind(graph, planned)
+                yield Candidate(names, planned, parts=parts, behind=behind)
+
+    def _behind(self, graph: Graph, chain: PlannedChain | PlannedRows) -> float:
+        """See `Candidate.behind`; what was measured has all of a group."""
+        if chain.words or not is_left_operand(graph, chain.output):
+            return 0.0
+        return rates_of(self.target).fitted.eager_kernel
 
     def _groups(self, graph: Graph) -> Iterator[tuple[Form, Group]]:
         for form in self._forms:

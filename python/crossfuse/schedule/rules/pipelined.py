@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from crossfuse.blocks.chain import Chain, is_k_major
@@ -42,7 +43,14 @@ def stage_weights(sch: Any, product: Any, index: int, stages: int, constant: boo
 
 def place_first(sch: Any, chain: Chain, loop: Any, stages: int, constant: bool) -> None:
     """Compute a chain's first products in a loop over tiles of the intermediate, each pipelined."""
-    for product in chain.first:
+    place_products(sch, chain.first, loop, stages, constant)
+
+
+def place_products(
+    sch: Any, products: Sequence[Any], loop: Any, stages: int, constant: bool
+) -> None:
+    """Compute products in the loop over tiles of what is made of them, each pipelined."""
+    for product in products:
         sch.compute_at(product, loop, preserve_unit_loops=True)
         *_, i, j, k = sch.get_loops(product)
         step, depth = sch.split(k, [None, row_bytes_depth(sch, product)])
@@ -134,9 +142,7 @@ def _bind_tiles(sch: Any, block: Any, chain: Chain, tiles: TensorTiles) -> Any:
     )
     steps = [sch.split(k, [None, tiles.depth]) for k in reduced]
     cluster_row, rank = sch.split(row_tile, [None, tiles.cluster])
-    cluster_rows = -(-chain.m // (tiles.rows * tiles.cluster))
-    group = next(each for each in range(_GROUP, 0, -1) if cluster_rows % each == 0)
-    outer, inner = sch.split(cluster_row, [None, group])
+    outer, inner = grouped(sch, cluster_row)
     around, within = ([each[place] for each in steps] for place in (0, 1))
     sch.reorder(outer, column_tile, inner, *beside, rank, *around, row, column, *within)
     sch.bind(sch.fuse(outer, column_tile, inner), "blockIdx.x")
@@ -144,6 +150,13 @@ def _bind_tiles(sch: Any, block: Any, chain: Chain, tiles: TensorTiles) -> Any:
         sch.cluster_bind(loop, "y")
     sch.cluster_bind(rank)
     return rank
+
+
+def grouped(sch: Any, rows: Any) -> Any:
+    """Split a loop over rows of tiles; those of the inner one come next to one another in L2."""
+    count = int(sch.get(rows).extent)
+    group = next(each for each in range(_GROUP, 0, -1) if count % each == 0)
+    return sch.split(rows, [None, group])
 
 
 def by_part(sch: Any, chain: Chain, parts: int, share: int) -> Any:

@@ -1,0 +1,186 @@
+"""Rows of layers of any number as values: ``layers:M=128,widths=768x3072x3072x768``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from crossfuse.calls import checked
+from crossfuse.workload.dtypes import Operand, float_type
+from crossfuse.workload.expression import canonical
+from crossfuse.workload.refusal import (
+    check_elements,
+    check_extent,
+    check_given,
+    one_of,
+    read_extent,
+    read_flag,
+    refused,
+)
+from crossfuse.workload.spec import WorkloadSpec
+from crossfuse.workload.spec_text import pairs
+from crossfuse.workload.suites import resolve
+
+if TYPE_CHECKING:
+    from crossfuse.workload.build import Elementwise, Form
+
+KIND = "layers"
+_KEYS = ("M", "widths", "dtype", "act", "bias", "residual", "weights", "out")
+_LAYOUTS = ("nk", "kn")
+
+
+@dataclass(frozen=True)
+class LayersSpec:
+    """Layers ``x = act(x @ W + b)``, the last of which has no activation.
+
+    Attributes
+    ----------
+    M : int
+        Rows.
+    widths : tuple[int, ...]
+        Columns of the input, then of what each layer makes; three or more.
+    dtype, out : str
+        Of all operands and intermediates, and of the output, which is `dtype` if empty.
+    act : str
+        Expression in x that all layers but the last apply, or the name of one.
+    bias : bool
+        Whether each layer adds a bias.
+    residual : bool
+        Whether a matrix is added to the output.
+    weights : str
+        ``"nk"`` or ``"kn"``, how weights are stored.
+
+    Raises
+    ------
+    WorkloadRefused
+        For extents that are no positive integers, fewer than two layers, and unknown words.
+
+    Examples
+    --------
+    >>> spec = LayersSpec(128, (768, 3072, 3072, 768))
+    >>> str(spec)
+    'layers:M=128,widths=768x3072x3072x768,dtype=bfloat16,act=relu,weights=nk'
+    """
+
+    M: int
+    widths: tuple[int, ...]
+    dtype: str = "bfloat16"
+    act: str = "relu"
+    bias: bool = False
+    residual: bool = False
+    weights: str = "nk"
+    out: str = ""
+
+    def __post_init__(self) -> None:
+        check_extent(KIND, "M", self.M, 128)
+        if len(self.widths) < 3:
+            found = f"{len(self.widths)} widths"
+            limit = "the columns of the input and of what two layers or more make"
+            raise refused("workload-extent", f"{KIND}:widths", found, limit, "write gemm, say")
+        for width in self.widths:
+            check_extent(KIND, "widths", width, 768)
+        for size in (self.M * max(self.widths), *(n * k for k, n in pairwise(self.widths))):
+            check_elements(KIND, "widths", size, "take fewer rows or columns")
+        one_of(f"{KIND}:weights", self.weights, _LAYOUTS)
+        object.__setattr__(self, "act", canonical(self.act))
+        object.__setattr__(self, "dtype", float_type(self.dtype).name)
+        object.__setattr__(self, "out", float_type(self.out or self.dtype, "out").name)
+
+    def __str__(self) -> str:
+        widths = "x".join(map(str, self.widths))
+        text = f"{KIND}:M={self.M},widths={widths},dtype={self.dtype},act={self.act}"
+        flags = ("bias", "residual")
+        text += "".join(f",{name}=true" for name in flags if getattr(self, name))
+        out = f",out={self.out}" if self.out != self.dtype else ""
+        return f"{text},weights={self.weights}{out}"
+
+
+@checked
+def parse_layers(text: str) -> LayersSpec:
+    """Read a spec from ``layers:key=value,...``.
+
+    Parameters
+    ----------
+    text : str
+        With fields of `LayersSpec` as keys; widths have ``x`` between them.
+
+    Returns
+    -------
+    LayersSpec
+        The value; ``parse_layers(str(spec)) == spec``.
+
+    Raises
+    ------
+    WorkloadRefused
+        For unknown keys, and what `LayersSpec` refuses.
+
+    Examples
+    --------
+    >>> parse_layers("layers:M=16,widths=64x128x128x64,bias=true").widths
+    (64, 128, 128, 64)
+    """
+    _, _, body = text.strip().partition(":")
+    options: dict[str, Any] = dict(pairs(KIND, body, _KEYS))
+    check_given(KIND, ("M", "widths"), options, 128)
+    options["M"] = read_extent(KIND, "M", options["M"])
+    widths = options["widths"].split("x")
+    options["widths"] = tuple(read_extent(KIND, "widths", each) for each in widths)
+    for name in ("bias", "residual"):
+        if name in options:
+            options[name] = read_flag(KIND, name, options[name])
+    return LayersSpec(**options)
+
+
+def names_layers(text: str) -> bool:
+    """Whether a text is meant to be a row of layers."""
+    return text.partition(":")[0].strip() == KIND
+
+
+def resolve_chain(text: str) -> WorkloadSpec | LayersSpec:
+    """Read a chain of products of any length; see `crossfuse.workload.suites.resolve`."""
+    return parse_layers(text) if names_layers(text) else resolve(text)
+
+
+def form_of_layers(spec: LayersSpec) -> Form:
+    """The form of a row of layers: A, weights W0, W1 and so on, biases, the residual."""
+    from crossfuse.workload.build import Form, Layer, Product
+
+    products, extras, elements = [], [], []
+    last = len(spec.widths) - 2
+    for number, (depth, width) in enumerate(pairwise(spec.widths)):
+        shape = (width, depth) if spec.weights == "nk" else (depth, width)
+        weight = Operand(f"W{number}", shape, spec.dtype)
+        products.append(Product(f"gemm{number}", weight, spec.weights))
+        bias = f"bias{number}" if spec.bias else ""
+        extras += [Operand(bias, (width,), spec.dtype)] if bias else []
+        residual = "residual" if spec.residual and number == last else ""
+        act = spec.act if number < last else "identity"
+        elements.append(_element(f"gemm{number}", bias, act, residual))
+    if spec.residual:
+        extras.append(Operand("residual", (spec.M, spec.widths[-1]), spec.dtype))
+    inner = zip(products[1:-1], elements[1:-1], strict=True)
+    return Form(
+        Operand("A", (spec.M, spec.widths[0]), spec.dtype),
+        (products[0],),
+        elements[0],
+        products[-1],
+        elements[-1],
+        tuple(extras),
+        spec.out,
+        inner=tuple(Layer((product,), element) for product, element in inner),
+    )
+
+
+def _element(product: str, bias: str, act: str, residual: str) -> Elementwise:
+    def element(tensors: Any, i: Any, j: Any) -> Any:
+        from crossfuse.workload.build import TIR
+        from crossfuse.workload.expression import evaluate
+
+        value = tensors[product](i, j)
+        if bias:
+            value = value + tensors[bias](j).astype("float32")
+        value = evaluate(act, value, TIR)
+        return value + tensors[residual](i, j).astype("float32") if residual else value
+
+    return element
