@@ -52,12 +52,12 @@ def rows_first(func: Any) -> RowsFirst | None:
     one number a row.
     """
     root = func.body.block
-    nests = [_nest(each) for each in _statements(root)]
+    nests = [nest_of(each) for each in statements_of(root)]
     last = max((n for n, each in enumerate(nests) if each.reduced), default=0)
-    operand = _operand(nests[last], func)
+    operand = operand_of(nests[last], func)
     if operand is None:
         return None
-    needed = _needed(nests[:last], frozenset([operand]))
+    needed = needed_for(nests[:last], frozenset([operand]))
     first = [nests[each] for each in needed]
     rest = [each for number, each in enumerate(nests) if number not in needed]
     # One number a row: what reduces to more is a product itself.
@@ -68,7 +68,7 @@ def rows_first(func: Any) -> RowsFirst | None:
     read = frozenset().union(*(each.reads for each in rest))
     passed = tuple(each for each in root.alloc_buffers if each in read and _is_made(each, first))
     return RowsFirst(
-        func, _part(func, first, passed, "rows"), _part(func, rest, passed, "product"), passed
+        func, part_of(func, first, passed, "rows"), part_of(func, rest, passed, "product"), passed
     )
 
 
@@ -85,7 +85,7 @@ def joined(parts: RowsFirst, stream: Any) -> Any:
     _check_names(body, rest)
     root = ir.block_like(
         rest,
-        body=ir.SeqStmt([*_statements(body), *_statements(rest)]),
+        body=ir.SeqStmt([*statements_of(body), *statements_of(rest)]),
         alloc_buffers=[*parts.passed, *body.alloc_buffers, *rest.alloc_buffers],
     )
     whole = ir.SBlockRealize([], ir.tirx.const(1, "bool"), root)
@@ -96,11 +96,11 @@ def joined(parts: RowsFirst, stream: Any) -> Any:
     return made
 
 
-def _statements(root: Any) -> list[Any]:
+def statements_of(root: Any) -> list[Any]:
     return list(root.body.seq) if isinstance(root.body, ir.SeqStmt) else [root.body]
 
 
-def _nest(node: Any) -> _Nest:
+def nest_of(node: Any) -> _Nest:
     reads: list[Any] = []
     writes: list[Any] = []
     blocks: list[Any] = []
@@ -117,7 +117,7 @@ def _nest(node: Any) -> _Nest:
     return _Nest(node, frozenset(reads), frozenset(writes), kept, reduced, kept - single)
 
 
-def _operand(nest: _Nest, func: Any) -> Any:
+def operand_of(nest: _Nest, func: Any) -> Any:
     """The intermediate matrix that a product with a parameter reads; None for anything else."""
     read = nest.reads - nest.writes
     made = [each for each in func.body.block.alloc_buffers if each in read]
@@ -126,7 +126,7 @@ def _operand(nest: _Nest, func: Any) -> Any:
     return made[0]
 
 
-def _needed(nests: list[_Nest], wanted: frozenset[Any]) -> list[int]:
+def needed_for(nests: list[_Nest], wanted: frozenset[Any]) -> list[int]:
     """Indices of the nests that compute some buffers."""
     found: list[int] = []
     for number in reversed(range(len(nests))):
@@ -140,7 +140,7 @@ def _is_made(buffer: Any, nests: list[_Nest]) -> bool:
     return any(buffer in each.writes for each in nests)
 
 
-def _part(func: Any, nests: list[_Nest], passed: tuple[Any, ...], name: str) -> Any:
+def part_of(func: Any, nests: list[_Nest], passed: tuple[Any, ...], name: str) -> Any:
     """A function of some of the nests; buffers that pass from one to the other are parameters."""
     root = func.body.block
     used = frozenset().union(*(each.reads | each.writes for each in nests))

@@ -9,6 +9,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import Coordinates, at, strides
+from crossfuse.lower.hopper.flags import FlagWriter
 from crossfuse.lower.hopper.pipeline import Release, Ring
 from crossfuse.lower.hopper.statements import Variable, let, when
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan, TileOrder
@@ -139,6 +140,8 @@ class StreamBody:
     received: Any = None
     #: Buffer in global memory of what a second kernel merges; None without one.
     states: Any = None
+    #: Raises the flags of stored tiles, if others wait for these.
+    writer: FlagWriter | None = None
 
     def tiles(self) -> Tiles:
         """A role's way through the tiles of the CTA."""

@@ -1,0 +1,149 @@
+"""A stream of tiles that makes the left operand of a product in the same kernel.
+
+::
+
+    loading      warp 0      weights, from the first instant on
+                 warp 1      left tiles, each once the flag of its box is raised
+                 warps 2, 3  queries and keys; values
+    multiplying              the stream: its boxes, and their flags; then the product
+
+Each has shared memory and barriers of its own, so that weights are on their way while the stream is
+at work: nothing orders the two but the flags.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from crossfuse import _tvm as ir
+from crossfuse.hardware import Device
+from crossfuse.lower.hopper.features.feature import ConsumerPart, Feature
+from crossfuse.lower.hopper.flags import FlagWriter
+from crossfuse.lower.hopper.pipeline import Ring, ring_barriers
+from crossfuse.lower.hopper.plan.memory import Arena, Piece, box_bytes
+from crossfuse.lower.hopper.plan.phase import PhasePlan
+from crossfuse.lower.hopper.statements import run, when
+from crossfuse.lower.hopper.stream.body import StreamBody
+from crossfuse.lower.hopper.stream.consumer import Consumer
+from crossfuse.lower.hopper.stream.copies import emit_loading
+from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan, plan_stream
+from crossfuse.lower.hopper.stream.program import StreamProgram
+from crossfuse.lower.image import TensorMap
+from crossfuse.lower.refusal import refuse
+from crossfuse.planner.kernels.memory import ALIGNMENT, LEAST_STAGES
+
+if TYPE_CHECKING:
+    from crossfuse.lower.hopper.body import Body
+    from crossfuse.lower.hopper.plan.kernel import KernelPlan
+
+#: First of the two warps that load for the stream.
+_FIRST_WARP = 2
+#: Bytes of barriers, and of what alignment leaves free, at most.
+_REST = 4096
+
+
+class StreamedPart(ConsumerPart):
+    """A warpgroup goes through its tiles of the stream before those of the product."""
+
+    def begin(self) -> None:
+        """Make the tiles of the stream, which nothing waits for but the product."""
+        if self.body.plan.early:
+            run(ir.script.ptx.griddepcontrol.wait())
+        Consumer(self.feature.of_body(self.body)).emit()
+
+
+@dataclass(frozen=True)
+class Streamed(Feature):
+    """The left operand of the first phase is made by a stream of tiles."""
+
+    asked_by: ClassVar = "streamed"
+    part: ClassVar = StreamedPart
+
+    stream: StreamPlan
+
+    @classmethod
+    def found_in(cls, phases: tuple[PhasePlan, ...], device: Device) -> Feature | None:
+        """The feature if the first phase asks for it."""
+        program = phases[0].program.streamed
+        return None if program is None else cls(share_memory(program, phases, device))
+
+    @property
+    def tensor_maps(self) -> tuple[TensorMap, ...]:  # type: ignore[override]
+        """Descriptors of the stream's operands, and of what it stores."""
+        return self.stream.tensor_maps
+
+    @property
+    def before_tiles(self) -> tuple[Piece, ...]:  # type: ignore[override]
+        """All that the stream has in shared memory, as one piece."""
+        return (Piece("stream", self.stream.arena.size, ALIGNMENT),)
+
+    def settled(self, plan: KernelPlan, device: Device) -> KernelPlan:
+        """Launch enough CTAs for the tiles of both, and divide the stream's among them."""
+        order, start = self.stream.order, plan.arena["stream"].offset
+        clusters = max(plan.clusters, min(order.turns, device.resident_clusters(plan.cluster_size)))
+        regions = self.stream.arena.regions
+        arena = Arena(tuple(replace(each, offset=each.offset + start) for each in regions))
+        stream = replace(self.stream, order=replace(order, ctas=clusters), arena=arena)
+        features = tuple(replace(self, stream=stream) if e is self else e for e in plan.features)
+        return replace(plan, clusters=clusters, features=features)
+
+    def rings(self, body: Body) -> list[Ring]:
+        """The barriers of queries, keys and values."""
+        stream, offset, found = self.stream, 0, []
+        for name, stages in stream.rings:
+            ring = ring_barriers(stream.arena, body.memory, f"{name}_barriers", stages, offset)
+            found.append(ring)
+            offset += 16 * stages
+        return found
+
+    def of_body(self, body: Body) -> StreamBody:
+        """What the stream's roles share."""
+        phase = body.plan.phases[0]
+        images = dict(zip(self.stream.program.parameters, phase.program.parameters, strict=True))
+        plan = replace(self.stream, program=self.stream.program.on(images))
+        queries, keys, values = (*(rings := self.rings(body)), rings[-1])[:3]
+        assert phase.awaits is not None
+        return StreamBody(
+            *(plan, body.where, body.maps, body.memory, queries, keys, values, images),
+            writer=FlagWriter(body.placed(phase.awaits)),
+        )
+
+    def initialise(self, body: Body) -> None:
+        """Initialise the barriers of its rings."""
+        for ring, readers in zip(self.rings(body), self.stream.readers, strict=False):
+            ring.initialise(readers, body.where.thread)
+
+    def beside_loads(self, body: Body) -> None:
+        """Load queries, keys and values, which the kernel before may have made."""
+        with when(body.where.warp >= _FIRST_WARP):
+            if body.plan.early:
+                run(ir.script.ptx.griddepcontrol.wait())
+            emit_loading(self.of_body(body), _FIRST_WARP)
+
+
+def share_memory(
+    program: StreamProgram, phases: tuple[PhasePlan, ...], device: Device
+) -> StreamPlan:
+    """Plan a stream beside the fewest stages of a product; half of the memory is enough for it.
+
+    Refused if warpgroups share the columns of its sums.
+    """
+    least = LEAST_STAGES * max(sum(each.size for each in x.operands) for x in phases)
+    boxes = box_bytes(phases) * phases[0].consumers
+    left = replace(device, max_shared_bytes=device.max_shared_bytes - least - boxes - _REST)
+    plan = plan_stream(program, left)
+    if plan.adders:
+        raise refuse(
+            "grid-stage",
+            f"sums '{program.sums.name}'",
+            found=f"{program.output.columns} columns, which {plan.adders} warpgroups share",
+            limit="sums of as many columns as a warpgroup holds beside scores and weights",
+            instead="take fewer keys a tile, or leave grid_stage out",
+        )
+    while not program.stream.stages and plan.stages > LEAST_STAGES:
+        if plan.arena.size <= device.max_shared_bytes // 2:
+            break
+        fewer = replace(program.stream, stages=plan.stages - 1)
+        plan = plan_stream(replace(program, stream=fewer), left)
+    return plan

@@ -1,0 +1,91 @@
+"""Rule for attention and the product of what it makes: one kernel of two phases."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from crossfuse import _tvm as ir
+from crossfuse.blocks.chain import read_last_product
+from crossfuse.calls import checked
+from crossfuse.cascade.rewrite.attention_first import attended
+from crossfuse.cascade.rewrite.rows_first import RowsFirst
+from crossfuse.cascade.rewrite.tiled.tiled import tiled
+from crossfuse.cascade.rewrite.tiles import CascadeTiles
+from crossfuse.schedule.install import install
+from crossfuse.schedule.rules.cascade_tiles import bind_tiles
+from crossfuse.schedule.rules.tensor_tiles import TensorTiles
+from crossfuse.schedule.rules.tiled_gemm import bind_product
+
+if TYPE_CHECKING:
+    from crossfuse.cascade.derivation import Derivation
+    from crossfuse.cascade.site import Site
+
+
+@checked
+def schedule_attention_out(
+    parts: RowsFirst,
+    site: Site,
+    derivation: Derivation,
+    *,
+    stream: CascadeTiles | None = None,
+    tiles: TensorTiles | None = None,
+    constant_weights: bool = False,
+) -> Any:
+    """Schedule attention, and the product that reads all heads of a token.
+
+    The left operand goes through global memory, where the second phase finds it in L2::
+
+        for bh in blockIdx.y:
+            for q in blockIdx.x:
+                block tile:                                  # as `schedule_cascade_tiles`
+                    for t in range(tiles that are needed):   # crossfuse.stream
+                    context[tile] = ...                      # crossfuse.grid_stage
+        for t in blockIdx.x:                                 # as `schedule_tiled_gemm`
+            ...
+
+    Parameters
+    ----------
+    parts : RowsFirst
+        The function, see `crossfuse.cascade.rewrite.attention_first.attention_first`.
+    site : Site
+        The cascade of `parts.rows`.
+    derivation : Derivation
+        How it streams.
+    stream : CascadeTiles | None
+        Sizes of the stream, with as many rows as the product's tiles; None chooses them.
+    tiles : TensorTiles | None
+        Tile extents of the product; what is left out is chosen.
+    constant_weights : bool
+        Whether no kernel that may still be running writes the weights.
+
+    Returns
+    -------
+    tvm.s_tir.Schedule
+        The schedule, with its trace, which replays on
+        `crossfuse.cascade.rewrite.attention_first.attended` of `parts` and the stream.
+
+    Raises
+    ------
+    CascadeRefused, ScheduleRefused
+        If the cascade has no tile form, or the function is no single product behind it.
+
+    Examples
+    --------
+    >>> from crossfuse.cascade.algebra import derive
+    >>> from crossfuse.cascade.detect import detect
+    >>> from crossfuse.cascade.rewrite.attention_first import attention_first
+    >>> from crossfuse.workload import cascade_build, cascades
+    >>> text = "attention_out:batch=1,heads=2,q_len=64,kv_len=128,head_dim=64,hidden=64"
+    >>> parts = attention_first(cascade_build.prim_func(cascades.parse(text)))
+    >>> (site,) = detect(parts.rows)
+    >>> sch = schedule_attention_out(parts, site, derive(site.cascade))
+    >>> [str(each.name) for each in sch.mod["main"].params]
+    ['q', 'k', 'v', 'weight', 'residual', 'out']
+    """
+    install()
+    sizes = stream or CascadeTiles()
+    sch = ir.Schedule(attended(parts, tiled(site, derivation, sizes)))
+    bind_tiles(sch, sizes)
+    bind_product(sch, read_last_product(sch), tiles, constant_weights)
+    sch.grid_stage(sch.get_sblock(f"{parts.rows.params[-1].name}_store"))
+    return sch
