@@ -87,5 +87,6 @@ def schedule_attention_out(
     sch = ir.Schedule(attended(parts, tiled(site, derivation, sizes)))
     bind_tiles(sch, sizes)
     bind_product(sch, read_last_product(sch), tiles, constant_weights)
-    sch.grid_stage(sch.get_sblock(f"{parts.rows.params[-1].name}_store"))
+    merged = "merged_" if sizes.cluster > 1 else ""
+    sch.grid_stage(sch.get_sblock(f"{merged}{parts.rows.params[-1].name}_store"))
     return sch

@@ -415,7 +415,9 @@ def _plan_streamed(program: TileProgram, stream: StreamProgram) -> PhasePlan:
             instead="take sequences whose queries are a multiple of the tile's rows, or lower "
             "stream and product as two functions",
         )
-    flags = Flags.of_box(output, stream.tile[0] // WARPGROUP_ROWS)
+    # Of CTAs that share keys each stores a slice of the columns.
+    sharers = 1 if stream.split is None else stream.split.place.extent
+    flags = Flags.of_box(output, sharers * stream.tile[0] // WARPGROUP_ROWS)
     flags.check_reader(left, program.analyzer)
     phase = plan_phase(program, flags)
     found = (stream.tile[0], stream.cluster_size)

@@ -142,6 +142,8 @@ class StreamBody:
     states: Any = None
     #: Raises the flags of stored tiles, if others wait for these.
     writer: FlagWriter | None = None
+    #: Whether the CTAs of the cluster have met before the roles begin.
+    met: bool = False
 
     def tiles(self) -> Tiles:
         """A role's way through the tiles of the CTA."""
@@ -151,6 +153,13 @@ class StreamBody:
         if place is not None and place.in_cluster:
             within[place.var] = self.where.rank.astype(str(place.var.ty))
         return Tiles(self.plan.order, program.stream, self.where.cluster, within)
+
+    def raise_flag(self, places: dict[Any, Any]) -> None:
+        """Signal that a warpgroup has stored its part of the tile at some places; by one thread."""
+        if self.writer is not None:
+            box = self.plan.output.box
+            row, column = (at(box.origin[each], places) for each in (box.axis, -1))
+            self.writer.raise_flag(row, column)
 
     def release(self, ring: Ring) -> Release:
         """How a warpgroup hands stages back to all who fill them."""

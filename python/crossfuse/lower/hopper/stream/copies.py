@@ -115,9 +115,7 @@ class ResultStore:
             self._copy(places)
             if self.body.writer is not None:
                 run(ir.script.ptx.cp.async_.bulk.wait_group(0))
-                box = self.plan.output.box
-                row, column = (at(box.origin[each], places) for each in (box.axis, -1))
-                self.body.writer.raise_flag(row, column)
+                self.body.raise_flag(places)
 
     def finish(self) -> None:
         """Wait until all boxes have left shared memory."""

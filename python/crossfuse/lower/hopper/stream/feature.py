@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import Device
+from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Feature
 from crossfuse.lower.hopper.flags import FlagWriter
 from crossfuse.lower.hopper.pipeline import Ring, ring_barriers
@@ -27,6 +28,7 @@ from crossfuse.lower.hopper.statements import run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.consumer import Consumer
 from crossfuse.lower.hopper.stream.copies import emit_loading
+from crossfuse.lower.hopper.stream.merge import SplitConsumer
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan, plan_stream
 from crossfuse.lower.hopper.stream.program import StreamProgram
 from crossfuse.lower.image import TensorMap
@@ -50,7 +52,13 @@ class StreamedPart(ConsumerPart):
         """Make the tiles of the stream, which nothing waits for but the product."""
         if self.body.plan.early:
             run(ir.script.ptx.griddepcontrol.wait())
-        Consumer(self.feature.of_body(self.body)).emit()
+        stream = self.feature.of_body(self.body)
+        if stream.plan.mailbox is None:
+            Consumer(stream).emit()
+            return
+        consumer = SplitConsumer(stream)
+        with when(consumer.tiles.is_left):
+            consumer.emit()
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,16 @@ class Streamed(Feature):
     def settled(self, plan: KernelPlan, device: Device) -> KernelPlan:
         """Launch enough CTAs for the tiles of both, and divide the stream's among them."""
         order, start = self.stream.order, plan.arena["stream"].offset
-        clusters = max(plan.clusters, min(order.turns, device.resident_clusters(plan.cluster_size)))
+        room = device.resident_clusters(plan.cluster_size)
+        if self.stream.receives and order.turns > room:
+            raise refuse(
+                "grid-stage",
+                f"clusters of {plan.cluster_size} on {device.name}",
+                found=f"{order.turns} tiles whose keys CTAs share",
+                limit=f"{room} clusters that run at the same time, each with one tile",
+                instead="take fewer CTAs a tile (CascadeTiles.cluster), or leave grid_stage out",
+            )
+        clusters = max(plan.clusters, min(order.turns, room))
         regions = self.stream.arena.regions
         arena = Arena(tuple(replace(each, offset=each.offset + start) for each in regions))
         stream = replace(self.stream, order=replace(order, ctas=clusters), arena=arena)
@@ -97,6 +114,13 @@ class Streamed(Feature):
             offset += 16 * stages
         return found
 
+    def handed_over(self, body: Body) -> Any:
+        """Address of the barrier of what the cluster's CTAs hand over; None if they do not."""
+        if not self.stream.receives:
+            return None
+        behind = sum(16 * stages for _, stages in self.stream.rings)
+        return body.memory.ptr_to([self.stream.arena["barriers"].offset + behind])
+
     def of_body(self, body: Body) -> StreamBody:
         """What the stream's roles share."""
         phase = body.plan.phases[0]
@@ -106,13 +130,18 @@ class Streamed(Feature):
         assert phase.awaits is not None
         return StreamBody(
             *(plan, body.where, body.maps, body.memory, queries, keys, values, images),
+            received=self.handed_over(body),
             writer=FlagWriter(body.placed(phase.awaits)),
+            met=True,
         )
 
     def initialise(self, body: Body) -> None:
         """Initialise the barriers of its rings."""
         for ring, readers in zip(self.rings(body), self.stream.readers, strict=False):
             ring.initialise(readers, body.where.thread)
+        if self.stream.receives:
+            with when(body.where.thread == 0):
+                mbarrier.initialise(self.handed_over(body), 1)
 
     def beside_loads(self, body: Body) -> None:
         """Load queries, keys and values, which the kernel before may have made."""
@@ -133,6 +162,14 @@ def share_memory(
     boxes = box_bytes(phases) * phases[0].consumers
     left = replace(device, max_shared_bytes=device.max_shared_bytes - least - boxes - _REST)
     plan = plan_stream(program, left)
+    if plan.states is not None:
+        raise refuse(
+            "grid-stage",
+            f"sums '{program.sums.name}'",
+            found="states of CTAs that share keys, which a second kernel merges",
+            limit="states that the CTAs of a cluster merge",
+            instead='take CascadeTiles(merge="dsm"), or leave grid_stage out',
+        )
     if plan.adders:
         raise refuse(
             "grid-stage",

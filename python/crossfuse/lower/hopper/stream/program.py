@@ -337,10 +337,14 @@ def ranges(program: Framed) -> Any:
 
 
 def starts_on_tiles(program: StreamProgram) -> bool:
-    """Whether all boxes of the output start on multiples of their extents."""
+    """Whether all boxes of the output start on multiples of their extents, and end inside."""
     known, box = ranges(program), program.output
-    first, size = (box.origin[box.axis], box.origin[-1]), (box.rows, box.columns)
-    return all(
-        known.can_prove_equal(ir.tirx.floormod(origin, extent), 0)
-        for origin, extent in zip(first, size, strict=True)
+    # CTAs that share keys store slices of a box, the first of them its first columns.
+    part = None if program.split is None else program.split.place.var
+    down, across = (
+        ir.substitute(box.origin[each], lambda var: 0 * var if var.same_as(part) else var)
+        for each in (box.axis, -1)
     )
+    aligned = (ir.tirx.floormod(down, box.rows), ir.tirx.floormod(across, box.columns))
+    starts = all(known.can_prove_equal(each, 0) for each in aligned)
+    return starts and bool(known.can_prove(across + box.columns <= box.shape[-1]))

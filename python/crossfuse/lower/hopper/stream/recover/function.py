@@ -118,19 +118,9 @@ def holds_stream(node: Any) -> bool:
 def recover_staged(node: Any, memory: tuple[Any, ...]) -> StreamProgram:
     """Read the program of a nest that stores the left operand of a product in the same kernel.
 
-    `memory` are parameters of the function and intermediates in global memory. Refused is a stream
-    whose keys CTAs share.
+    `memory` are parameters of the function and intermediates in global memory.
     """
-    program = _recover_nest(node, memory)
-    if program.split is not None:
-        raise refuse_stream(
-            f"loop '{program.split.place.var.name}'",
-            f"{program.split.place.extent} CTAs that share the keys of a stream, whose result a "
-            "product in the same kernel loads",
-            "one CTA for all keys of a tile",
-            "take one CTA a tile (CascadeTiles(cluster=1)), or leave grid_stage out",
-        )
-    return program
+    return _recover_nest(node, memory)
 
 
 def recover_streams(func: Any) -> tuple[StreamProgram, ...]:
