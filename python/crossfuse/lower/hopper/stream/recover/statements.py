@@ -14,6 +14,7 @@ from crossfuse.lower.hopper.stream.program import Axis, Box
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.stored_elements import implies
 from crossfuse.lower.tree import bounds, is_call
+from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
 
 @dataclass(frozen=True)
@@ -288,9 +289,11 @@ def read_output(statement: Statement, roles: Roles, columns: int = 0, whole: int
     rows, loop = box.rows, statement.target.loops[box.axis]
     for term in _conditions(statement) if width else nest.further_conditions():
         found = _limit(nest.placed(term), loop, statement)
-        if found is not None:
+        beyond = bool(width) and _keeps_inside(statement, term)
+        # Of a tile of one warpgroup fewer rows are passed on; others store what lies beyond, too.
+        if found is not None and not (beyond and box.rows > WARPGROUP_ROWS):
             rows = min(rows, found)
-        elif not width or not _keeps_inside(statement, term):
+        elif not beyond:
             nest.check_predicate(box.buffer)
             raise refuse_stream(
                 f"{statement.where}, buffer '{box.buffer.name}'",
