@@ -97,10 +97,12 @@ def joined(parts: RowsFirst, stream: Any) -> Any:
 
 
 def statements_of(root: Any) -> list[Any]:
+    """The nests of a function, in order."""
     return list(root.body.seq) if isinstance(root.body, ir.SeqStmt) else [root.body]
 
 
 def nest_of(node: Any) -> _Nest:
+    """What a nest accesses, and over which loops."""
     reads: list[Any] = []
     writes: list[Any] = []
     blocks: list[Any] = []

@@ -24,7 +24,7 @@ from crossfuse.lower.hopper.flags import FlagWriter
 from crossfuse.lower.hopper.pipeline import Ring, ring_barriers
 from crossfuse.lower.hopper.plan.memory import Arena, Piece, box_bytes
 from crossfuse.lower.hopper.plan.phase import PhasePlan
-from crossfuse.lower.hopper.statements import run, when
+from crossfuse.lower.hopper.statements import Warmup, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.consumer import Consumer
 from crossfuse.lower.hopper.stream.copies import emit_loading
@@ -46,10 +46,18 @@ _REST = 4096
 
 
 class StreamedPart(ConsumerPart):
-    """A warpgroup goes through its tiles of the stream before those of the product."""
+    """A warpgroup goes through its tiles of the stream before those of the product.
 
-    def begin(self) -> None:
+    The warm-up of the product comes before both: the first keys are on their way then, while left
+    tiles are waited for as soon as the stream is over.
+    """
+
+    def warm(self, warmup: Warmup) -> None:
         """Make the tiles of the stream, which nothing waits for but the product."""
+        with warmup.skipped():
+            self._stream()
+
+    def _stream(self) -> None:
         if self.body.plan.early:
             run(ir.script.ptx.griddepcontrol.wait())
         stream = self.feature.of_body(self.body)
