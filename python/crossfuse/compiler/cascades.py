@@ -39,10 +39,10 @@ def is_cascade(source: Source) -> bool:
 
 def _check_cascade(source: Source, no_chain: RefusedError) -> None:
     """Refuse a function that holds no cascade either, given why it is no chain."""
-    from crossfuse.cascade.detect import detect
+    from crossfuse.cascade.rewrite.attention_first import sites_of
 
     try:
-        missing = "" if detect(source.func) else "no reduction"
+        missing = "" if sites_of(source.func) else "no reduction"
     except RefusedError as error:
         missing = f"{error.refusal.where}: {error.refusal.found}"
     if not missing:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 def only_site(func: Any) -> Site:
     """The one cascade of a function; several are refused."""
-    from crossfuse.cascade.detect import detect
+    from crossfuse.cascade.rewrite.attention_first import sites_of
 
-    sites = detect(func)
+    sites = sites_of(func)
     if len(sites) == 1:
         return sites[0]
     raise refuse(

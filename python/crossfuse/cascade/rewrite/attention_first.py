@@ -7,10 +7,12 @@ tiles where the product reads them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.access import is_reduction
+from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.rows_first import (
     RowsFirst,
     joined,
@@ -21,6 +23,7 @@ from crossfuse.cascade.rewrite.rows_first import (
     statements_of,
 )
 from crossfuse.cascade.rewrite.tiles import tiles_refused
+from crossfuse.cascade.site import Site
 
 #: Dimensions of what attention makes: sequences, heads, queries, columns of a head.
 _DIMENSIONS = 4
@@ -61,6 +64,14 @@ def attention_first(func: Any) -> RowsFirst | None:
         part_of(func, rest, passed, "product"),
         passed,
     )
+
+
+def sites_of(func: Any) -> list[Site]:
+    """The cascades of a function; that of attention alone where a product of it follows."""
+    parts = attention_first(func)
+    if parts is None:
+        return detect(func)
+    return [replace(each, after=parts) for each in detect(parts.rows)]
 
 
 def attended(parts: RowsFirst, stream: Any) -> Any:

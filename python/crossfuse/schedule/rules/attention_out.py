@@ -11,6 +11,9 @@ from crossfuse.cascade.rewrite.attention_first import attended
 from crossfuse.cascade.rewrite.rows_first import RowsFirst
 from crossfuse.cascade.rewrite.tiled.tiled import tiled
 from crossfuse.cascade.rewrite.tiles import CascadeTiles
+from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.planner.cascade.attention_space import AttentionOutTiles
+from crossfuse.planner.families import ATTENTION_OUT
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.cascade_tiles import bind_tiles
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
@@ -90,3 +93,26 @@ def schedule_attention_out(
     merged = "merged_" if sizes.cluster > 1 else ""
     sch.grid_stage(sch.get_sblock(f"{merged}{parts.rows.params[-1].name}_store"))
     return sch
+
+
+def attention_before_product(
+    site: Site, derivation: Derivation, tiles: AttentionOutTiles, constant: bool
+) -> Any:
+    """Schedule attention that a product follows, in tiles of a plan."""
+    if site.after is None:
+        raise refuse(
+            ScheduleRefused,
+            "plan",
+            f"family '{ATTENTION_OUT}'",
+            found="a cascade that no product follows",
+            limit="attention, and the product of all heads of a token and weights",
+            instead="plan this function, which leaves the family out",
+        )
+    return schedule_attention_out(
+        site.after,
+        site,
+        derivation,
+        stream=tiles.stream,
+        tiles=TensorTiles(**tiles.product),
+        constant_weights=constant,
+    )
