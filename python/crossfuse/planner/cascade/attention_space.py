@@ -30,13 +30,13 @@ from crossfuse.planner.cascade.tile_space import (
     steps_of,
 )
 from crossfuse.planner.cost.estimate import Work, corrected
-from crossfuse.planner.cost.loop import Clock
+from crossfuse.planner.cost.loop import Clock, memory_speed
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.families.gemm import FAMILY as GEMM
 from crossfuse.planner.families.gemm import GemmKernel
 from crossfuse.planner.kernels.arrays import count, select
-from crossfuse.planner.kernels.memory import LEAST_STAGES, Memory, memory, resident
+from crossfuse.planner.kernels.memory import LEAST_STAGES, OF_L2, Memory, memory, resident
 from crossfuse.planner.space.count import Step
 from crossfuse.schema import Tile
 
@@ -163,12 +163,14 @@ def attention_estimate(
     kernel, shape = tiles.kernel, after.shape
     (phase,) = kernel.phases(shape)
     found, clock = Work(kernel, shape, device, rates, room_of(work, after, tiles, device)), Clock()
-    # Weights come while the stream leaves memory free.
+    # Weights come while the stream leaves memory free: to the ring, and the rest to L2.
     gap = float(stream.microseconds) - stream.terms["start"] - stream.busy["hbm"]
-    ahead = found.ahead(phase, max(0.0, gap))
-    found.run(clock, phase, found.load(shape.weight_bytes[0], ahead))
+    ahead = float(found.ahead(phase, max(0.0, gap)))
+    early, weights = ahead * float(found.active) * tiles.cluster, float(shape.weight_bytes[0])
+    come = gap * memory_speed(rates) if weights <= device.l2_bytes * OF_L2 else early
+    found.run(clock, phase, found.load(max(0.0, weights - max(0.0, come)) + early, ahead))
     found.exchange(clock, phase)
-    clock.stream("hbm", shape.further / (rates.fitted.hbm * rates.measured.hbm_read))
+    clock.stream("hbm", shape.further / memory_speed(rates))
     clock.add("store", rates.fitted.store)
     # Nothing of the flag is in the product's own terms.
     own = {name: float(time) for name, time in clock.terms.items()}
@@ -211,7 +213,7 @@ def apart(work: TileWork, after: OutputProduct, device: Device, rates: Rates) ->
 def attention_bytes(
     work: TileWork, after: OutputProduct, tiles: AttentionOutTiles
 ) -> dict[str, int]:
-    """Bytes that a kernel moves by level: what the stream stores goes to L2 and comes from there."""
+    """Bytes that a kernel moves by level: heads go to L2, and come from there."""
     stream = tile_bytes(work, tiles.stream)
     own = tiles.kernel.moved_bytes(after.shape)
     found = {name: stream.get(name, 0) + own.get(name, 0) for name in {**stream, **own}}

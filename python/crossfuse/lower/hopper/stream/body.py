@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -120,6 +120,19 @@ class Tiles:
             self._turn.set(self._turn.value + ctas)
 
 
+class BesideKeys:
+    """What the thread that loads keys does beside it: nothing."""
+
+    def begin(self) -> None:
+        """Before its first tile."""
+
+    def loaded(self) -> None:
+        """Behind the load of a tile of keys."""
+
+    def finish(self) -> None:
+        """Behind the last one."""
+
+
 @dataclass(frozen=True)
 class StreamBody:
     """What the roles of a kernel share: its plan, and what is declared before they part."""
@@ -144,6 +157,8 @@ class StreamBody:
     writer: FlagWriter | None = None
     #: Whether the CTAs of the cluster have met before the roles begin.
     met: bool = False
+    #: What goes on beside the loads of keys.
+    beside: BesideKeys = field(default_factory=lambda: BesideKeys())
 
     def tiles(self) -> Tiles:
         """A role's way through the tiles of the CTA."""

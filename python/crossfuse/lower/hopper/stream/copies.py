@@ -36,12 +36,15 @@ def _emit_keys(body: StreamBody) -> None:
     plan = body.plan
     queries, keys = Cursor(body.queries), Cursor(body.keys)
     tiles = body.tiles()
+    body.beside.begin()
     with tiles.all():
         # Nobody waits for the queries of a part without keys.
         with nullcontext() if plan.program.split is None else when(tiles.has_block):
             _load(body, "queries", plan.queries, queries, tiles.values)
         with tiles.blocks():
             _load(body, "keys", plan.keys, keys, tiles.values)
+            body.beside.loaded()
+    body.beside.finish()
 
 
 def _emit_values(body: StreamBody) -> None:
