@@ -66,12 +66,12 @@ def attention_first(func: Any) -> RowsFirst | None:
     )
 
 
-def sites_of(func: Any) -> list[Site]:
+def sites_of(func: Any) -> tuple[Site, ...]:
     """The cascades of a function; that of attention alone where a product of it follows."""
     parts = attention_first(func)
     if parts is None:
         return detect(func)
-    return [replace(each, after=parts) for each in detect(parts.rows)]
+    return tuple(replace(each, after=parts) for each in detect(parts.rows))
 
 
 def attended(parts: RowsFirst, stream: Any) -> Any:

@@ -14,6 +14,8 @@ from itertools import product
 from math import log
 from typing import Any
 
+import numpy as np
+
 from crossfuse.cascade.rewrite.tiles import WARPGROUP_ROWS, CascadeTiles
 from crossfuse.cascade.rewrite.work import TileWork
 from crossfuse.hardware import Device
@@ -35,7 +37,7 @@ from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.families.gemm import FAMILY as GEMM
 from crossfuse.planner.families.gemm import GemmKernel
-from crossfuse.planner.kernels.arrays import count, select
+from crossfuse.planner.kernels.arrays import select
 from crossfuse.planner.kernels.memory import LEAST_STAGES, OF_L2, Memory, memory, resident
 from crossfuse.planner.space.count import Step
 from crossfuse.schema import Tile
@@ -46,6 +48,8 @@ _CLUSTERS = (1, 2, 4, 8)
 _COLUMNS = (16, 32, 48, 64, 96, 128, 192, 256)
 #: Estimates closer than this are equal; of equal ones few CTAs a tile come first.
 _EQUAL = 1.01
+#: Columns that a CTA merges are a multiple of this; together they must be those of a head.
+_SLICE = 8
 #: Bytes of barriers, and of what alignment leaves free, at most; and stages that are of use.
 _REST, _MOST_STAGES = 4096, 4
 
@@ -69,7 +73,7 @@ class AttentionOutTiles:
         return CascadeTiles(rows=self.rows, elements=self.elements, cluster=self.cluster)
 
     @property
-    def product(self) -> dict[str, int]:
+    def product(self) -> dict[str, Any]:
         """Fields of the product's tiles."""
         fixed = {"cluster": 1, "across": 1}
         return {"rows": self.rows, "columns": self.columns, "split": self.cluster, **fixed}
@@ -106,9 +110,10 @@ def _rules(work: TileWork, after: OutputProduct, device: Device) -> tuple[_Rule,
 
     def share(tiles: AttentionOutTiles) -> bool:
         size, found = tiles.cluster, steps_of(work, tiles.stream)
-        slices = work.columns % (2 * size) == 0 and found.longest >= size
+        slices = work.columns % (_SLICE * size) == 0 and found.longest >= size
         room = found.places <= device.resident_clusters(size)
-        return size == 1 or (splits_axis(work) and slices and room and size <= device.max_cluster)
+        fits = slices and room and size <= device.max_cluster
+        return size == 1 or (splits_axis(work) and bool(fits))
 
     def of_product(tiles: AttentionOutTiles) -> bool:
         kernel = tiles.kernel
@@ -198,8 +203,8 @@ def apart(work: TileWork, after: OutputProduct, device: Device, rates: Rates) ->
     found = [(float(tile_estimate(work, e, device, plain).microseconds), e) for e in streams]
     first = tile_estimate(work, ordered(found)[0][1], device, plain)
     kernels: Any = GEMM.every(after.shape, device)
-    times = corrected(kernels, after.shape, device, plain).microseconds
-    best = select(kernels, int(min(range(count(kernels)), key=lambda each: float(times[each]))))
+    times = np.asarray(corrected(kernels, after.shape, device, plain).microseconds)
+    best = select(kernels, int(np.argmin(times)))
     second = corrected(best, after.shape, device, plain)
     terms = {name: float(time) for name, time in first.terms.items()}
     of_product = float(second.microseconds) - float(second.terms["start"])

@@ -87,12 +87,41 @@ def schedule_attention_out(
     """
     install()
     sizes = stream or CascadeTiles()
+    _check(parts.rows.params[-1], sizes)
     sch = ir.Schedule(attended(parts, tiled(site, derivation, sizes)))
     bind_tiles(sch, sizes)
     bind_product(sch, read_last_product(sch), tiles, constant_weights)
     merged = "merged_" if sizes.cluster > 1 else ""
     sch.grid_stage(sch.get_sblock(f"{merged}{parts.rows.params[-1].name}_store"))
     return sch
+
+
+#: Columns that a CTA merges are a multiple of this.
+_SLICE = 8
+
+
+def _check(made: Any, tiles: CascadeTiles) -> None:
+    """Refuse tiles of several sequences' rows, and slices that are not those of a head."""
+    sequences, _, queries, columns = (int(each) for each in made.ty.shape)
+    rows = tiles.complete(queries, 0, columns, columns).rows
+    if sequences > 1 and queries % rows:
+        raise refuse(
+            ScheduleRefused,
+            "tiles",
+            f"tensor '{made.name}'",
+            found=f"{sequences} sequences of {queries} queries, in tiles of {rows} rows",
+            limit="a multiple of the tile's rows: rows of one sequence lie below those of another",
+            instead="take other rows a tile, or schedule attention and its product apart",
+        )
+    if tiles.cluster > 1 and columns % (_SLICE * tiles.cluster):
+        raise refuse(
+            ScheduleRefused,
+            "tiles",
+            f"tensor '{made.name}'",
+            found=f"{columns} columns of a head, of which {tiles.cluster} CTAs merge a slice each",
+            limit=f"slices of a multiple of {_SLICE} columns that make up a head",
+            instead="take another number of CTAs a tile (CascadeTiles.cluster)",
+        )
 
 
 def attention_before_product(
