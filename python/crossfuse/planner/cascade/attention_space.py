@@ -38,7 +38,7 @@ from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.families.gemm import FAMILY as GEMM
 from crossfuse.planner.families.gemm import GemmKernel
 from crossfuse.planner.kernels.arrays import select
-from crossfuse.planner.kernels.memory import LEAST_STAGES, OF_L2, Memory, memory, resident
+from crossfuse.planner.kernels.memory import LEAST_STAGES, OF_L2, Memory, memory
 from crossfuse.planner.space.count import Step
 from crossfuse.schema import Tile
 
@@ -121,7 +121,7 @@ def _rules(work: TileWork, after: OutputProduct, device: Device) -> tuple[_Rule,
 
     def resides(tiles: AttentionOutTiles) -> bool:
         (phase,) = tiles.kernel.phases(shape)
-        return tiles.cluster == 1 or int(phase.tiles) <= resident(device, tiles.cluster)
+        return tiles.cluster == 1 or int(phase.tiles) <= device.resident_clusters(tiles.cluster)
 
     def shared(tiles: AttentionOutTiles) -> bool:
         return bool(room_of(work, after, tiles, device).fits)
