@@ -91,8 +91,8 @@ class Flags:
 
     def check_reader(self, tile: Tile, known: Any) -> None:
         """Refuse a left tile that needs more than one row of flags."""
-        if self.down == 1:
-            return
+        if self.down == 1 and tile.shape[0] >= self.rows:
+            return  # all rows that there are
         aligned = known.can_prove_equal(ir.tirx.floormod(tile.origin[0], self.rows), 0)
         if not aligned or tile.shape[0] > self.rows:
             raise _refuse(
