@@ -156,8 +156,8 @@ def test_families_of_chains_are_refused() -> None:
     with pytest.raises(PlanRefused) as caught:
         plan_cascade(SOFTMAX, only=("l2",))
     assert str(caught.value) == (
-        "plan: only: found 'l2'; limit: stream, tiles, rows, eager of a cascade. Instead: name "
-        "some of these families."
+        "plan: only: found 'l2'; limit: stream, tiles, rows, attention_out, eager of a cascade. "
+        "Instead: name some of these families."
     )
     with pytest.raises(PlanRefused) as caught:
         plan_cascade(SOFTMAX, only=("tiles",))
