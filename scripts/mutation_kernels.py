@@ -16,6 +16,7 @@ from crossfuse.errors import RefusedError
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage
+from crossfuse.schedule.cascades import schedule_cascade_of
 from crossfuse.schedule.rules.cascade_tiles import schedule_cascade_tiles
 from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
@@ -62,6 +63,13 @@ def _stream(text: str, sms: int = 3, **tiles: Any) -> Kernel:
     function = cascade_func(spec)
     (site,) = detect(function)
     schedule = schedule_cascade_tiles(site, derive(site.cascade), CascadeTiles(**tiles))
+    return _tight(schedule, sms), cascade_inputs(spec)
+
+
+def _attention_out(text: str, sms: int = 3, cluster: int = 1) -> Kernel:
+    spec = resolve(text)
+    tiles = {"rows": 64, "elements": 32, "cluster": cluster, "columns": 32}
+    schedule = schedule_cascade_of(cascade_func(spec), "attention_out", tiles)
     return _tight(schedule, sms), cascade_inputs(spec)
 
 
@@ -162,6 +170,12 @@ KERNELS: dict[str, Callable[[], Kernel]] = {
     ),
     "latent": lambda: _stream(
         "mla_decode:batch=1,q_heads=64,kv_len=130,latent_dim=128,rope_dim=32"
+    ),
+    "attention, product": lambda: _attention_out(
+        "attention_out:batch=1,heads=2,q_len=70,kv_len=96,head_dim=64,hidden=32"
+    ),
+    "attention, product, cluster": lambda: _attention_out(
+        "attention_out:batch=1,heads=2,q_len=16,kv_len=128,head_dim=64,hidden=32", 0, 2
     ),
     "rows": lambda: _rows("rmsnorm_gemm:tokens=70,K=512,N=32", rows=64, columns=16),
     "rows, chunks": lambda: _rows(

@@ -23,7 +23,7 @@ def test_text_is_read_back(name: str) -> None:
 
 
 def test_every_kind_but_blocks_of_models_is_packaged() -> None:
-    blocks = {"rmsnorm_ffn", "layernorm_ffn"}
+    blocks = {"rmsnorm_ffn", "layernorm_ffn", "attention_out"}
     assert {cascades.lookup(name).kind for name in IDS} == set(cascades.KINDS) - blocks
 
 
@@ -56,6 +56,21 @@ def test_a_residual_has_the_columns_of_the_output() -> None:
         "workload-extent: rmsnorm_ffn:L: found 8; limit: 16, as the residual x has (K). Instead: "
         "write residual=false, or L=K."
     )
+
+
+def test_attention_and_its_product_read_what_they_write() -> None:
+    text = "attention_out:batch=2,heads=8,q_len=3,kv_len=5,head_dim=16,kv_heads=2,hidden=48"
+    found = cascades.parse(text)
+    assert str(found) == text
+    assert cascades.parse(str(found)) == found
+    assert {each.name: each.shape for each in (*found.operands[3:], *found.outputs)} == {
+        "weight": (48, 128),
+        "residual": (6, 48),
+        "out": (6, 48),
+    }
+    assert found.flops == 4 * 2 * 8 * 3 * 5 * 16 + 2 * 6 * 128 * 48
+    bare = cascades.parse(f"{text},bias=true,residual=false")
+    assert [each.name for each in bare.operands] == ["q", "k", "v", "weight", "bias"]
 
 
 def test_packaged_extents_are_those_of_the_suite() -> None:

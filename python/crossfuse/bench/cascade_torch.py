@@ -142,6 +142,16 @@ def _attention(spec: cascade_spec.Attention, q: Any, k: Any, v: Any) -> Any:
     return torch.softmax(scores, -1).to(v.dtype) @ v
 
 
+def _attention_out(spec: cascade_spec.AttentionOut, *operands: Any) -> Any:
+    import torch
+
+    q, k, v, weight, *others = operands
+    context = _attention(spec, q, k, v).transpose(1, 2).reshape(spec.tokens, -1)
+    bias = others.pop(0) if spec.bias else None
+    found = torch.nn.functional.linear(context, weight, bias)
+    return found + others[0] if others else found
+
+
 def _mla_decode(spec: cascade_spec.MlaDecode, q: Any, cache: Any) -> Any:
     import torch
 
@@ -202,6 +212,7 @@ _PLAIN: dict[type[CascadeSpec], Formula] = {
     cascade_spec.MomentOfInertia: _moment_of_inertia,
     cascade_spec.Attention: _attention,
     cascade_spec.DecodeAttention: _attention,
+    cascade_spec.AttentionOut: _attention_out,
     cascade_spec.MlaDecode: _mla_decode,
     cascade_spec.MoeRouting: _moe_routing,
     cascade_spec.QuantGemm: _quant_gemm,

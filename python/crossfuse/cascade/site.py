@@ -68,6 +68,8 @@ class Site:
     producers : Mapping[sympy.Symbol, str]
         Elements that another reduction of the function makes (the scores of attention), with the
         name of its block; such a block reduces another axis, once for each element.
+    after : crossfuse.cascade.rewrite.rows_first.RowsFirst | None
+        The function that this one was cut from, with the product that follows; None of a whole.
 
     Examples
     --------
@@ -89,3 +91,4 @@ class Site:
     stages: Mapping[str, StageSite]
     outputs: tuple[OutputSite, ...]
     producers: Mapping[sympy.Symbol, str]
+    after: Any = None

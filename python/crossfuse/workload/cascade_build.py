@@ -228,6 +228,7 @@ def _attend(
     scores: Element,
     values: Element,
     types: tuple[str, str],
+    name: str = "out",
 ) -> te.Tensor:
     """Softmax of masked and scaled scores, times values; `types` of the softmax and the output."""
     m = _reduced(rows, length, scores, "m", te.max)
@@ -242,10 +243,14 @@ def _attend(
         return _wide(rounded(*row, position)) * _wide(values(*row, position, column))
 
     o = _reduced((*rows, width), length, weighted, "o")
-    return te.compute(o.shape, lambda *at: (o(*at) / s(*at[:-1])).astype(types[1]), "out")
+    return te.compute(o.shape, lambda *at: (o(*at) / s(*at[:-1])).astype(types[1]), name)
 
 
 def _attention(spec: cascade_spec.Attention, inputs: Tensors) -> list[te.Tensor]:
+    return [_attended(spec, inputs, spec.out, "out")]
+
+
+def _attended(spec: cascade_spec.Attention, inputs: Tensors, out: str, name: str) -> te.Tensor:
     q, k, v = inputs
     share = spec.heads // spec.kv_heads
     rows = (spec.batch, spec.heads, spec.q_len)
@@ -262,16 +267,38 @@ def _attention(spec: cascade_spec.Attention, inputs: Tensors) -> list[te.Tensor]
         return tirx.Select(j <= i + ahead, score, nothing) if spec.causal else score
 
     scaled = te.compute(scores.shape, masked, "scaled")
-    return [
-        _attend(
-            rows,
-            spec.kv_len,
-            spec.head_dim,
-            lambda *at: scaled(*at),
-            lambda b, h, i, j, d: v[b, h // share, j, d],
-            (spec.dtype, spec.out),
-        )
-    ]
+    return _attend(
+        rows,
+        spec.kv_len,
+        spec.head_dim,
+        lambda *at: scaled(*at),
+        lambda b, h, i, j, d: v[b, h // share, j, d],
+        (spec.dtype, out),
+        name,
+    )
+
+
+def _attention_out(spec: cascade_spec.AttentionOut, inputs: Tensors) -> list[te.Tensor]:
+    q, k, v, weight, *others = inputs
+    attended = _attended(spec, (q, k, v), spec.dtype, "attended")
+    length, depth = spec.q_len, spec.head_dim
+
+    def row(t: Any, c: Any) -> Any:
+        return attended[t // length, c // depth, t % length, c % depth]
+
+    context = te.compute((spec.tokens, spec.heads * depth), row, "context")
+    y = _product(context, weight, "product")
+    added = dict(zip([each.name for each in spec.operands[4:]], others, strict=True))
+
+    def element(i: Any, n: Any) -> Any:
+        value = y[i, n]
+        if spec.bias:
+            value = value + _wide(added["bias"][n])
+        if spec.residual:
+            value = value + _wide(added["residual"][i, n])
+        return value.astype(spec.out)
+
+    return [te.compute(y.shape, element, "out")]
 
 
 def _mla_decode(spec: cascade_spec.MlaDecode, inputs: Tensors) -> list[te.Tensor]:
@@ -379,6 +406,7 @@ _BUILDERS: dict[type[CascadeSpec], Callable[..., list[te.Tensor]]] = {
     cascade_spec.MomentOfInertia: _moment_of_inertia,
     cascade_spec.Attention: _attention,
     cascade_spec.DecodeAttention: _attention,
+    cascade_spec.AttentionOut: _attention_out,
     cascade_spec.MlaDecode: _mla_decode,
     cascade_spec.MoeRouting: _moe_routing,
     cascade_spec.QuantGemm: _quant_gemm,

@@ -144,6 +144,13 @@ def _attention(spec: cascade_spec.Attention, values: Values, rounded: Rounding) 
     return [rounded(power / total, spec.dtype) @ v]
 
 
+def _attention_out(spec: cascade_spec.AttentionOut, values: Values, rounded: Rounding) -> Values:
+    q, k, v, weight, *others = values
+    (heads,) = _attention(spec, (q, k, v), rounded)
+    context = rounded(heads, spec.dtype).swapaxes(1, 2).reshape(spec.tokens, -1)
+    return [sum(others, start=context @ weight.T)]
+
+
 def _mla_decode(spec: cascade_spec.MlaDecode, values: Values, rounded: Rounding) -> Values:
     q, cache = values
     width = spec.latent_dim + spec.rope_dim
@@ -203,6 +210,7 @@ _RULES: dict[type[CascadeSpec], Callable[..., Values]] = {
     cascade_spec.MomentOfInertia: _moment_of_inertia,
     cascade_spec.Attention: _attention,
     cascade_spec.DecodeAttention: _attention,
+    cascade_spec.AttentionOut: _attention_out,
     cascade_spec.MlaDecode: _mla_decode,
     cascade_spec.MoeRouting: _moe_routing,
     cascade_spec.QuantGemm: _quant_gemm,

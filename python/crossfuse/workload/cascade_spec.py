@@ -273,6 +273,52 @@ class DecodeAttention(Attention):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AttentionOut(Attention):
+    """`Attention`, then the product of each token's heads and a weight, and what is added to it.
+
+    ``attention(q, k, v) -> [tokens, heads * head_dim]``, in `dtype`; then
+    ``@ weight.T + bias + residual``, weight [hidden, heads * head_dim].
+    """
+
+    kind: ClassVar[str] = "attention_out"
+
+    #: Columns of the product.
+    hidden: int
+    #: Whether a vector, and a matrix as large as the output, are added to the product.
+    bias: bool = False
+    residual: bool = True
+
+    @property
+    def tokens(self) -> int:
+        """Rows of the product: queries of all sequences."""
+        return self.batch * self.q_len
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """Queries, keys, values, the weight, and what is added."""
+        width = self.heads * self.head_dim
+        added = {
+            "bias": ((self.hidden,), self.bias),
+            "residual": ((self.tokens, self.hidden), self.residual),
+        }
+        return (
+            *super().operands,
+            Operand("weight", (self.hidden, width), self.dtype),
+            *(Operand(name, shape, self.dtype) for name, (shape, has) in added.items() if has),
+        )
+
+    @property
+    def flops(self) -> int:
+        """Of all three products."""
+        return super().flops + 2 * self.tokens * self.heads * self.head_dim * self.hidden
+
+    @property
+    def outputs(self) -> tuple[Operand, ...]:
+        """A row for each token."""
+        return (Operand("out", (self.tokens, self.hidden), self.out),)
+
+
+@dataclass(frozen=True, kw_only=True)
 class MlaDecode(CascadeSpec):
     """Attention of one query over a cache of latent vectors, which are the values too.
 

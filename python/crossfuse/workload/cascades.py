@@ -10,6 +10,7 @@ variance:rows=1024,cols=1048576
 moment_of_inertia:bodies=1024,points=65536
 attention:batch=8,heads=32,q_len=2048,kv_len=2048,head_dim=128,causal=true
 decode_attention:batch=16,heads=32,q_len=1,kv_len=8192,head_dim=128,kv_heads=8
+attention_out:batch=1,heads=32,q_len=128,kv_len=4096,head_dim=64,kv_heads=8,hidden=2048
 mla_decode:batch=64,q_heads=128,kv_len=4096,latent_dim=512,rope_dim=64
 moe_routing:tokens=4096,hidden=2048,experts=128,top_k=8
 quant_gemm:tokens=4096,K=7168,N=2048
@@ -34,6 +35,7 @@ from crossfuse.workload.spec_text import pairs
 _CLASSES: tuple[type[CascadeSpec], ...] = (
     cascade_spec.Attention,
     cascade_spec.DecodeAttention,
+    cascade_spec.AttentionOut,
     cascade_spec.MlaDecode,
     cascade_spec.MoeRouting,
     cascade_spec.QuantGemm,

@@ -57,7 +57,11 @@ def test_a_candidate_travels_and_lowers(text: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "family", "text"),
     [
-        (SOFTMAX, "dsm", "found family dsm; limit: stream, tiles, rows, eager of a cascade."),
+        (
+            SOFTMAX,
+            "dsm",
+            "found family dsm; limit: stream, tiles, rows, attention_out, eager of a cascade.",
+        ),
         ("S3", "stream", "found family stream; limit: gemm, registers, dsm, l2, global, trace, e"),
     ],
 )
@@ -185,5 +189,6 @@ def test_plans_of_something_else_are_refused() -> None:
         crossfuse.compile(SOFTMAX, plan=plan(SOFTMAX, only=("eager",)))
     assert str(caught.value) == (
         "plan: family 'eager': found a plan that leaves the cascade to separate kernels; limit: "
-        "stream, tiles, rows. Instead: plan with only=('stream', 'tiles', 'rows')."
+        "stream, tiles, rows, attention_out. Instead: plan with only=('stream', 'tiles', 'rows', "
+        "'attention_out')."
     )

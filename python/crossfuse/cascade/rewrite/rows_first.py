@@ -8,14 +8,12 @@ streams, and what is left is a product as any other.
 from __future__ import annotations
 
 from collections.abc import Collection, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.access import is_reduction
-from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.tiles import refused
-from crossfuse.cascade.site import Site
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,9 +54,9 @@ def rows_first(func: Any) -> RowsFirst | None:
     product of an intermediate and a parameter, or the intermediate takes other reductions than to
     one number a row.
     """
-    nests = [_nest(each) for each in _statements(func.body.block)]
+    nests = [nest_of(each) for each in statements_of(func.body.block)]
     last = max((n for n, each in enumerate(nests) if each.reduced), default=0)
-    operand = _operand(nests[last], func)
+    operand = operand_of(nests[last], func)
     return None if operand is None else _cut(func, nests, operand, {last})
 
 
@@ -68,24 +66,13 @@ def rows_before_chain(func: Any) -> RowsFirst | None:
     As `rows_first`, of a chain: products that read no other one read the same rows, as gate and up
     do, and each other one reads an intermediate. Of one product None, too.
     """
-    nests = [_nest(each) for each in _statements(func.body.block)]
+    nests = [nest_of(each) for each in statements_of(func.body.block)]
     found = {n: each for n in range(len(nests)) if (each := _product(nests[n], func)) is not None}
-    firsts = [n for n in found if not found.keys() & set(_needed(nests[:n], {found[n]}))]
+    firsts = [n for n in found if not found.keys() & set(needed_for(nests[:n], {found[n]}))]
     operands = {found[n] for n in firsts}
     if len(operands) != 1 or len(found) == len(firsts):
         return None
     return _cut(func, nests, operands.pop(), found.keys())
-
-
-def sites_of(func: Any) -> tuple[Site, ...]:
-    """The cascades of a function; of rows in front of a chain of products those of the rows.
-
-    Products of a chain reduce what other reductions make, which is no cascade of theirs.
-    """
-    parts = rows_before_chain(func)
-    if parts is None:
-        return detect(func)
-    return tuple(replace(each, function=func) for each in detect(parts.rows))
 
 
 def _cut(
@@ -96,7 +83,7 @@ def _cut(
     None, too, if the operand takes other reductions than to one number a row.
     """
     root = func.body.block
-    needed = _needed(nests[: min(products)], {operand})
+    needed = needed_for(nests[: min(products)], {operand})
     first = [nests[each] for each in needed]
     rest = {number: each for number, each in enumerate(nests) if number not in needed}
     # One number a row: what reduces to more is a product itself.
@@ -108,8 +95,8 @@ def _cut(
     passed = tuple(each for each in root.alloc_buffers if each in read and _is_made(each, first))
     return RowsFirst(
         func,
-        _part(func, first, passed, "rows"),
-        _part(func, [*rest.values()], passed, "product"),
+        part_of(func, first, passed, "rows"),
+        part_of(func, [*rest.values()], passed, "product"),
         passed,
     )
 
@@ -127,7 +114,7 @@ def joined(parts: RowsFirst, stream: Any) -> Any:
     _check_names(body, rest)
     root = ir.block_like(
         rest,
-        body=ir.SeqStmt([*_statements(body), *_statements(rest)]),
+        body=ir.SeqStmt([*statements_of(body), *statements_of(rest)]),
         alloc_buffers=[*parts.passed, *body.alloc_buffers, *rest.alloc_buffers],
     )
     whole = ir.SBlockRealize([], ir.tirx.const(1, "bool"), root)
@@ -138,11 +125,13 @@ def joined(parts: RowsFirst, stream: Any) -> Any:
     return made
 
 
-def _statements(root: Any) -> list[Any]:
+def statements_of(root: Any) -> list[Any]:
+    """The nests of a function, in order."""
     return list(root.body.seq) if isinstance(root.body, ir.SeqStmt) else [root.body]
 
 
-def _nest(node: Any) -> _Nest:
+def nest_of(node: Any) -> _Nest:
+    """What a nest accesses, and over which loops."""
     reads: list[Any] = []
     writes: list[Any] = []
     blocks: list[Any] = []
@@ -169,7 +158,7 @@ def _nest(node: Any) -> _Nest:
     )
 
 
-def _operand(nest: _Nest, func: Any) -> Any:
+def operand_of(nest: _Nest, func: Any) -> Any:
     """The intermediate matrix that a product with a parameter reads; None for anything else."""
     read = nest.reads - nest.writes
     made = [each for each in func.body.block.alloc_buffers if each in read]
@@ -179,11 +168,11 @@ def _operand(nest: _Nest, func: Any) -> Any:
 
 
 def _product(nest: _Nest, func: Any) -> Any:
-    """`_operand` of a product of many columns; None of a sum that keeps its dimension."""
-    return _operand(nest, func) if nest.columns > 1 else None
+    """`operand_of` a product of many columns; None of a sum that keeps its dimension."""
+    return operand_of(nest, func) if nest.columns > 1 else None
 
 
-def _needed(nests: list[_Nest], wanted: Set[Any]) -> list[int]:
+def needed_for(nests: list[_Nest], wanted: Set[Any]) -> list[int]:
     """Indices of the nests that compute some buffers."""
     found: list[int] = []
     for number in reversed(range(len(nests))):
@@ -197,7 +186,7 @@ def _is_made(buffer: Any, nests: list[_Nest]) -> bool:
     return any(buffer in each.writes for each in nests)
 
 
-def _part(func: Any, nests: list[_Nest], passed: tuple[Any, ...], name: str) -> Any:
+def part_of(func: Any, nests: list[_Nest], passed: tuple[Any, ...], name: str) -> Any:
     """A function of some of the nests; buffers that pass from one to the other are parameters."""
     root = func.body.block
     used = frozenset().union(*(each.reads | each.writes for each in nests))

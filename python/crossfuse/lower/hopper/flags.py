@@ -12,6 +12,7 @@ from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.hopper.rows.plan import ChunkPlan
 from crossfuse.lower.hopper.rows.program import RowProgram
 from crossfuse.lower.hopper.statements import Variable, let, run, when
+from crossfuse.lower.hopper.stream.program import Box
 from crossfuse.lower.image import BufferSpec
 from crossfuse.lower.refusal import refuse
 
@@ -79,8 +80,19 @@ class Flags:
         loop = chunks.loop
         return Flags(rows.buffer, chunks.tile, loop.size, down, loop.count, chunks.sharers)
 
+    @staticmethod
+    def of_box(box: Box, raisers: int) -> Flags:
+        """Flags of boxes of a matrix side by side, of which `raisers` warpgroups store a part."""
+        down, across = (
+            -(-extent // size)
+            for extent, size in zip(box.shape, (box.rows, box.columns), strict=True)
+        )
+        return Flags(box.buffer, box.rows, box.columns, down, across, raisers)
+
     def check_reader(self, tile: Tile, known: Any) -> None:
         """Refuse a left tile that needs more than one row of flags."""
+        if self.down == 1 and tile.shape[0] >= self.rows:
+            return  # all rows that there are
         aligned = known.can_prove_equal(ir.tirx.floormod(tile.origin[0], self.rows), 0)
         if not aligned or tile.shape[0] > self.rows:
             raise _refuse(

@@ -15,20 +15,15 @@ from crossfuse.lower.hopper.plan.kernel import KernelPlan, plan_kernel
 from crossfuse.lower.hopper.program.tile import identifier
 from crossfuse.lower.hopper.recover.function import recover, workspaces
 from crossfuse.lower.hopper.reduced.recover import is_reduced, recover_reduced
-from crossfuse.lower.hopper.stream import (
-    emit_merge,
-    emit_stream,
-    is_stream,
-    plan_merge,
-    plan_stream,
-    recover_streams,
-)
-from crossfuse.lower.hopper.stream.merge import MergePlan
-from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
+from crossfuse.lower.hopper.stream.kernel import emit_stream
+from crossfuse.lower.hopper.stream.merge import MergePlan, emit_merge, plan_merge
+from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan, plan_stream
+from crossfuse.lower.hopper.stream.recover.function import is_stream, recover_streams
 from crossfuse.lower.hopper.timeline import events, timeline_buffer
 from crossfuse.lower.image import BufferSpec, KernelImage, Launch
 from crossfuse.lower.place_shared_memory import Placement, SharedMemoryPlan
 from crossfuse.lower.refusal import refuse
+from crossfuse.markers import staged_blocks
 
 #: What kernels are made of, and how they are launched.
 _Plan = KernelPlan | StreamPlan | MergePlan
@@ -48,7 +43,7 @@ def generate(
     tensor cores or TMA cannot take the tiles.
     """
     reduced = is_reduced(func)
-    if is_stream(func) and not reduced:
+    if is_stream(func) and not reduced and not staged_blocks(func):
         return (*_generate_streams(func, buffers, device, name, timeline), ())
     programs = recover_reduced(func) if reduced else recover(func)
     plans = [plan_kernel(each, device, number) for number, each in enumerate(programs)]

@@ -151,6 +151,9 @@ def _of_kernel(family: CascadeFamily[T], tiles: T, spec: Device, rates: Rates) -
 
 def _of_passes(shape: CascadeShape, spec: Device, rates: Rates) -> CascadePlan:
     found = eager_estimate(shape.passes, spec, rates)
+    ours = (each.apart(spec, rates) for each in cascade_families(shape))
+    known = [found, *(each for each in ours if each is not None)]
+    found = min(known, key=lambda each: float(each.microseconds))
     found = with_own(found, rates.own, None, shape, spec)
     total = sum(each.read + each.written for each in shape.passes)
     return replace(_frame(shape, spec, found), bytes={"hbm": total})

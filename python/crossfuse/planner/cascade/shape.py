@@ -3,17 +3,42 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from crossfuse.cascade.rewrite.work import Pass, TileWork, Work
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade.rows_product import RowsProduct, rows_chain_of, rows_product_of
+from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.cost.rates import Rates
+from crossfuse.planner.kernels.shape import Shape, shape_of
 
 if TYPE_CHECKING:
     from crossfuse.cascade.derivation import Derivation
     from crossfuse.cascade.site import Site
     from crossfuse.workload.cascade_spec import CascadeSpec
+
+
+@dataclass(frozen=True)
+class OutputProduct:
+    """A product whose left operand a stream of tiles makes."""
+
+    #: One product, of heads and of weights.
+    chain: Chain
+    #: Whether weights are stored as [n, k].
+    k_major: bool
+
+    @cached_property
+    def shape(self) -> Shape:
+        """Extents of the product."""
+        return shape_of(self.chain, k_major=self.k_major)
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Bytes of weights, of what epilogues read, and of the output, once each."""
+        left = self.chain.products[0].left
+        ends = [each for each in self.chain.tensors if each.name != left]
+        return sum(self.chain.elements(e.name) * e.item // e.repeats for e in ends)
 
 
 @dataclass(frozen=True)
@@ -28,6 +53,8 @@ class CascadeShape:
     passes: tuple[Pass, ...] = ()
     #: The same as rows and a product of them; None of a cascade of another form.
     product: RowsProduct | None = None
+    #: The product of what it makes; None where nothing follows.
+    after: OutputProduct | None = None
 
     @property
     def separate(self) -> int:
@@ -41,16 +68,36 @@ def cascade_shape(site: Site, derivation: Derivation, name: str = "cascade") -> 
     from crossfuse.cascade.rewrite.work import passes_of, tile_work_of, work_of
 
     count = tile_work_of if has_products(site) else work_of
+    if site.after is not None:
+        after = _output_product(site.after.product)
+        passes = (*passes_of(site), _pass_of(after))
+        return CascadeShape(name, count(site, derivation), passes, after=after)
     of = rows_product_of if has_products(site) else rows_chain_of
     product = of(site.function)
     passes = product.passes if product is not None and product.is_chain else passes_of(site)
     return CascadeShape(name, count(site, derivation), passes, product)
 
 
+def _output_product(func: Any) -> OutputProduct:
+    from crossfuse import _tvm as ir
+    from crossfuse.blocks.chain import read_chain
+    from crossfuse.planner.extract.chain import chain_from
+
+    return OutputProduct(chain_from(func), read_chain(ir.Schedule(func)).k_major)
+
+
+def _pass_of(after: OutputProduct) -> Pass:
+    """The product as a kernel of its own."""
+    chain, shape = after.chain, after.shape
+    written = shape.m * shape.n * shape.out
+    read = after.hbm_bytes - written + shape.m * shape.k * shape.item
+    return Pass("product", read, written, chain.flops)
+
+
 def shape_of_cascade(source: str | CascadeSpec) -> CascadeShape:
     """Count a packaged cascade, such as ``"R7"`` or ``"softmax:rows=64,cols=1024"``."""
     from crossfuse.cascade.algebra import derive
-    from crossfuse.cascade.rewrite.rows_first import sites_of
+    from crossfuse.cascade.rewrite.sites import sites_of
     from crossfuse.workload.cascade_build import prim_func
     from crossfuse.workload.cascades import resolve
 

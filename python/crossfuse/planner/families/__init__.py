@@ -8,5 +8,7 @@ from __future__ import annotations
 #: Streams of threads, streams of tiles with products, and rows that a product's own kernel, or that
 #: of a chain of products, makes before it loads them.
 STREAM, TILES, ROWS, ROWS_CHAIN = "stream", "tiles", "rows", "rows_chain"
+#: A stream of tiles, and the product of what it makes, in one kernel.
+ATTENTION_OUT = "attention_out"
 #: Not to fuse: a library's kernels one after another, which have no tiles of ours.
 EAGER = "eager"

@@ -113,6 +113,10 @@ class CascadeFamily(ABC, Generic[T]):
         """Tiles to compare those that were found with, which are never chosen."""
         return ()
 
+    def apart(self, device: Device, rates: Rates) -> Estimate | None:
+        """Estimate kernels of ours one after another, if there are such; without own terms."""
+        return None
+
     def at_most(self, keep: int) -> int | None:
         """Plans that are made where `keep` are asked for, 0 for all; None: all that there are."""
         return min(keep or self.most, self.most) or None

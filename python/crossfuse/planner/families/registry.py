@@ -9,6 +9,7 @@ from typing import Any
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.families import dsm, gemm, global_memory, l2, phases, registers
+from crossfuse.planner.families.attention_out import AttentionOut
 from crossfuse.planner.families.cascade import CascadeFamily
 from crossfuse.planner.families.family import ChainFamily
 from crossfuse.planner.families.rows import Rows
@@ -36,7 +37,7 @@ FAMILIES: Mapping[str, ChainFamily] = MappingProxyType(
 
 #: Of cascades, by name.
 CASCADE_FAMILIES: Mapping[str, type[CascadeFamily[Any]]] = MappingProxyType(
-    {each.name: each for each in (Stream, Tiles, Rows, RowsChain)}
+    {each.name: each for each in (Stream, Tiles, Rows, RowsChain, AttentionOut)}
 )
 #: Where the states of a cascade are, as `crossfuse.compile` names it: one CTA makes them; those of
 #: a cluster merge; a second kernel merges them.

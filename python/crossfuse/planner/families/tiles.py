@@ -47,8 +47,9 @@ class Tiles(CascadeFamily[CascadeTiles]):
 
     @classmethod
     def matches(cls, shape: CascadeShape) -> bool:
-        """Whether the whole is a stream of tiles: no lowering of them makes rows of a product."""
-        return shape.product is None and isinstance(shape.work, TileWork)
+        """Whether the whole is a stream of tiles: no product follows, or reads rows of it."""
+        alone = shape.product is None and shape.after is None
+        return alone and isinstance(shape.work, TileWork)
 
     @property
     def work(self) -> TileWork:

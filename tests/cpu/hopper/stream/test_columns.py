@@ -15,8 +15,8 @@ from crossfuse.emulate.cuda import drop_call, emulate
 from crossfuse.errors import LoweringRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
-from crossfuse.lower.hopper.stream import plan_stream, recover_streams
-from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
+from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan, plan_stream
+from crossfuse.lower.hopper.stream.recover.function import recover_streams
 from crossfuse.lower.image import KernelImage
 from crossfuse.runtime import compile_cubin
 from crossfuse.workload.cascade_build import prim_func

@@ -10,9 +10,9 @@ from cpu.hopper.stream.attention import Attention, attention
 from cpu.hopper.stream.test_attention import SMALL
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
-from crossfuse.lower.hopper.stream import plan_stream, recover_streams
-from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
+from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan, plan_stream
 from crossfuse.lower.hopper.stream.program import Kind
+from crossfuse.lower.hopper.stream.recover.function import recover_streams
 from crossfuse.runtime import compile_cubin
 
 R1 = Attention(

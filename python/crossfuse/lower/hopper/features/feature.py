@@ -187,7 +187,7 @@ class Feature:
     events_behind: tuple[str, ...] = ()
 
     @classmethod
-    def found_in(cls, phases: tuple[PhasePlan, ...]) -> Feature | None:
+    def found_in(cls, phases: tuple[PhasePlan, ...], device: Device) -> Feature | None:
         """The feature if phases ask for it."""
         numbers = [
             each for each, phase in enumerate(phases) if getattr(phase.program, cls.asked_by)

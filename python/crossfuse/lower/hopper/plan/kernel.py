@@ -20,12 +20,13 @@ from crossfuse.lower.hopper.plan.phase import PhasePlan, plan_phases
 from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.hopper.reduced.epilogue import RowsReduced
 from crossfuse.lower.hopper.rows.feature import Rows
+from crossfuse.lower.hopper.stream.feature import Streamed
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.memory import ON_THEIR_WAY
 
 #: All that a kernel may have, in the order in which it is asked for.
-_FEATURES = (SumOfParts, Pair, Rows, SplitSum, Gathering, KeptLeft, RowsReduced)
+_FEATURES = (SumOfParts, Pair, Rows, Streamed, SplitSum, Gathering, KeptLeft, RowsReduced)
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ def plan_kernel(programs: tuple[TileProgram, ...], device: Device, number: int =
     phases = plan_phases(programs)
     clusters = _clusters(phases, device)
     follows = len(phases) == 1 and phases[0].program.follows
-    found = (each.found_in(phases) for each in _FEATURES)
+    found = (each.found_in(phases, device) for each in _FEATURES)
     features = tuple(each for each in found if each is not None)
     constant = all(each.program.contraction.constant for each in phases)
     early = follows or (constant and all(each.may_start_early for each in features))

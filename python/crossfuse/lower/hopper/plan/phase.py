@@ -23,6 +23,7 @@ from crossfuse.lower.hopper.rows.plan import (
     plan_chunks,
     registers_beside,
 )
+from crossfuse.lower.hopper.stream.program import starts_on_tiles
 from crossfuse.lower.hopper.wgmma_instruction import OPERAND_TYPES
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
@@ -31,6 +32,7 @@ from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.reduced.program import RowReductions
     from crossfuse.lower.hopper.rows.program import RowProgram
+    from crossfuse.lower.hopper.stream.program import StreamProgram
 
 
 @dataclass(frozen=True)
@@ -369,6 +371,9 @@ def plan_phases(programs: tuple[TileProgram, ...]) -> tuple[PhasePlan, ...]:
         if program.rows is not None:
             phases.append(_plan_rows(program, program.rows))
             continue
+        if program.streamed is not None:
+            phases.append(_plan_streamed(program, program.streamed))
+            continue
         if flags is not None:
             flags.check_reader(left, program.analyzer)
         phases.append(plan_phase(program, flags))
@@ -394,6 +399,38 @@ def _plan_rows(program: TileProgram, rows: RowProgram) -> PhasePlan:
     flags.check_reader(left, program.analyzer)
     phase = plan_phase(program, flags, chunks, registers_beside(rows, REGISTERS))
     check_row_room(phase)
+    return phase
+
+
+def _plan_streamed(program: TileProgram, stream: StreamProgram) -> PhasePlan:
+    """Plan a phase whose left operand a stream of tiles stores; refused if they do not fit."""
+    left, output = program.contraction.left, stream.output
+    if len(output.shape) != 2 or not starts_on_tiles(stream):
+        raise refuse(
+            "grid-stage",
+            f"tensor '{output.buffer.name}'",
+            found=f"boxes of {output.rows} x {output.columns} from {list(output.origin)} of a "
+            f"tensor of {output.shape}",
+            limit="boxes of a matrix side by side, from multiples of their extents on",
+            instead="take sequences whose queries are a multiple of the tile's rows, or lower "
+            "stream and product as two functions",
+        )
+    # Of CTAs that share keys each stores a slice of the columns.
+    sharers = 1 if stream.split is None else stream.split.place.extent
+    flags = Flags.of_box(output, sharers * stream.tile[0] // WARPGROUP_ROWS)
+    flags.check_reader(left, program.analyzer)
+    phase = plan_phase(program, flags)
+    found = (stream.tile[0], stream.cluster_size)
+    if found != (phase.warpgroups.rows, program.cluster_size) or phase.blocks > 1:
+        raise refuse(
+            "grid-stage",
+            "a stream and a product of one kernel",
+            found=f"tiles of {found[0]} and {phase.warpgroups.rows} rows, in clusters of "
+            f"{found[1]} and {program.cluster_size}",
+            limit="tiles of as many rows, at most 192, in clusters of one size: the same "
+            "warpgroups go through both",
+            instead="give both tiles of the same rows and one cluster size",
+        )
     return phase
 
 

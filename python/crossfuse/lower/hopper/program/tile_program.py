@@ -13,6 +13,7 @@ from crossfuse.lower.hopper.program.tile import Gather, GatheredTile, KeptTile, 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.reduced.program import RowReductions
     from crossfuse.lower.hopper.rows.program import RowProgram
+    from crossfuse.lower.hopper.stream.program import StreamProgram
 
 
 #: Neighbours in a row that a thread loads at once.
@@ -221,6 +222,8 @@ class TileProgram:
     reduced: RowReductions | None = None
     #: Makes its left operand in the same kernel, row by row.
     rows: RowProgram | None = None
+    #: Makes its left operand in the same kernel, tile by tile.
+    streamed: StreamProgram | None = None
 
     def with_parameters(self, images: Mapping[Any, Any]) -> TileProgram:
         """The program on other buffers than the function's parameters."""

@@ -35,7 +35,14 @@ from crossfuse.lower.hopper.recover.store import (
 from crossfuse.lower.hopper.recover.sums import is_sum, read_sum, with_sums
 from crossfuse.lower.hopper.rows.program import RowProgram
 from crossfuse.lower.hopper.rows.recover import is_rows, read_rows
+from crossfuse.lower.hopper.stream.program import StreamProgram
+from crossfuse.lower.hopper.stream.recover.function import (
+    holds_stream,
+    is_stream,
+    recover_staged,
+)
 from crossfuse.lower.image import ROW_COUNT
+from crossfuse.lower.open_blocks import open_blocks
 from crossfuse.lower.refusal import refuse
 from crossfuse.markers import (
     ACCUMULATE,
@@ -97,7 +104,13 @@ def with_fewer_rows(func: Any, programs: list[TileProgram]) -> list[TileProgram]
 
 
 def _check_made(programs: Sequence[TileProgram], parameters: Sequence[Any]) -> None:
-    """Refuse rows made in the kernel that are made by chunks, or that are results of the call."""
+    """Refuse rows made in the kernel that are made by chunks, or that are results of the call.
+
+    And left operands that a stream makes.
+    """
+    for stream in (each.streamed for each in programs if each.streamed is not None):
+        found = "a left operand that a stream of tiles makes in the kernel"
+        raise _refused(stream.output.buffer, found, "operands that the call passes, or rows")
     for made in (each.rows for each in programs if each.rows is not None):
         if made.chunks is not None:
             found = "a left operand that is made in the kernel, chunk by chunk"
@@ -220,6 +233,26 @@ def with_rows(programs: list[TileProgram], rows: list[RowProgram]) -> list[TileP
     return programs
 
 
+def with_streams(programs: list[TileProgram], streams: list[StreamProgram]) -> list[TileProgram]:
+    """Programs with the stream that makes the left operand of the first one, in the same kernel.
+
+    Refuses several of them, and streams whose results anything else loads.
+    """
+    for stream in streams:
+        made = stream.output.buffer
+        found = _places(programs, made)
+        if len(streams) > 1 or found != [(0, 0)] or programs[0].rows is not None:
+            raise refuse_program(
+                f"tensor '{made.name}'",
+                f"results of {len(streams)} streams that {len(found)} operands of products or "
+                "epilogues are",
+                "results of one stream that are the left operand of the first product, and "
+                "nothing else",
+            )
+        programs[0] = replace(programs[0], streamed=stream, follows=False)
+    return programs
+
+
 def _check_correction(program: TileProgram) -> None:
     """Refuse sums that are corrected by other factors than those that the nest of rows makes."""
     correction = program.contraction.correction
@@ -328,18 +361,22 @@ def recover(func: Any) -> tuple[tuple[TileProgram, ...], ...]:
     dimensions. Nests that are joined by `grid_stage` are phases of one kernel, every other nest is
     a kernel; the block or loop that has another form is refused by name.
     """
+    func = open_blocks(func) if is_stream(func) else func
     body = func.body.block.body
     nests = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
     made = workspaces(func)
     memory = (*func.params, *made)
+    streams = [recover_staged(each, memory) for each in nests if holds_stream(each)]
+    nests = [each for each in nests if not holds_stream(each)]
     rows = [read_rows(func, each) for each in nests if is_rows(each)]
     sums = [read_sum(each, memory) for each in nests if is_sum(each) and not is_rows(each)]
     multiplying = [each for each in nests if not is_sum(each)]
     programs = [program for each in multiplying for program in _recover_nest(each, memory)]
-    _check_marks(func, programs, len(rows))
+    _check_marks(func, programs, len(rows) + len(streams))
     programs = with_sums(programs, sums)
     programs = [replace(each, follows=follows(each, made)) for each in programs]
     programs = with_rows(programs, rows)
+    programs = with_streams(programs, streams)
     if takes_fewer_rows(func):
         programs = with_fewer_rows(func, programs)
     return tuple(map(tuple, kernels_of(programs)))

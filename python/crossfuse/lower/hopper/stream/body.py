@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import Coordinates, at, strides
+from crossfuse.lower.hopper.flags import FlagWriter
 from crossfuse.lower.hopper.pipeline import Release, Ring
 from crossfuse.lower.hopper.statements import Variable, let, when
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan, TileOrder
@@ -119,6 +120,19 @@ class Tiles:
             self._turn.set(self._turn.value + ctas)
 
 
+class BesideKeys:
+    """What the thread that loads keys does beside it: nothing."""
+
+    def begin(self) -> None:
+        """Before its first tile."""
+
+    def loaded(self) -> None:
+        """Behind the load of a tile of keys."""
+
+    def finish(self) -> None:
+        """Behind the last one."""
+
+
 @dataclass(frozen=True)
 class StreamBody:
     """What the roles of a kernel share: its plan, and what is declared before they part."""
@@ -139,6 +153,12 @@ class StreamBody:
     received: Any = None
     #: Buffer in global memory of what a second kernel merges; None without one.
     states: Any = None
+    #: Raises the flags of stored tiles, if others wait for these.
+    writer: FlagWriter | None = None
+    #: Whether the CTAs of the cluster have met before the roles begin.
+    met: bool = False
+    #: What goes on beside the loads of keys.
+    beside: BesideKeys = field(default_factory=lambda: BesideKeys())
 
     def tiles(self) -> Tiles:
         """A role's way through the tiles of the CTA."""
@@ -148,6 +168,13 @@ class StreamBody:
         if place is not None and place.in_cluster:
             within[place.var] = self.where.rank.astype(str(place.var.ty))
         return Tiles(self.plan.order, program.stream, self.where.cluster, within)
+
+    def raise_flag(self, places: dict[Any, Any]) -> None:
+        """Signal that a warpgroup has stored its part of the tile at some places; by one thread."""
+        if self.writer is not None:
+            box = self.plan.output.box
+            row, column = (at(box.origin[each], places) for each in (box.axis, -1))
+            self.writer.raise_flag(row, column)
 
     def release(self, ring: Ring) -> Release:
         """How a warpgroup hands stages back to all who fill them."""

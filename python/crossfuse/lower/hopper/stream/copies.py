@@ -22,12 +22,12 @@ from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 # The loading roles: a thread for queries and keys, and one for values.
 
 
-def emit_loading(body: StreamBody) -> None:
-    """Write the warpgroup that loads."""
-    with when(body.where.thread == 0):
+def emit_loading(body: StreamBody, warp: int = 0) -> None:
+    """Write what two warps of the warpgroup that loads do, from number `warp` on."""
+    with when(body.where.thread == warp * WARP):
         _emit_keys(body)
     if not body.plan.program.shares_tile:
-        with when(body.where.thread == WARP):
+        with when(body.where.thread == (warp + 1) * WARP):
             _emit_values(body)
 
 
@@ -36,12 +36,15 @@ def _emit_keys(body: StreamBody) -> None:
     plan = body.plan
     queries, keys = Cursor(body.queries), Cursor(body.keys)
     tiles = body.tiles()
+    body.beside.begin()
     with tiles.all():
         # Nobody waits for the queries of a part without keys.
         with nullcontext() if plan.program.split is None else when(tiles.has_block):
             _load(body, "queries", plan.queries, queries, tiles.values)
         with tiles.blocks():
             _load(body, "keys", plan.keys, keys, tiles.values)
+            body.beside.loaded()
+    body.beside.finish()
 
 
 def _emit_values(body: StreamBody) -> None:
@@ -113,6 +116,9 @@ class ResultStore:
         mbarrier.meet_warpgroup(self.warpgroup)
         with when(self.body.where.thread == 0):
             self._copy(places)
+            if self.body.writer is not None:
+                run(ir.script.ptx.cp.async_.bulk.wait_group(0))
+                self.body.raise_flag(places)
 
     def finish(self) -> None:
         """Wait until all boxes have left shared memory."""
@@ -170,6 +176,8 @@ class ResultStore:
         row, *matrix = coordinates(output, places)
         down, across = self._corner()
         row = row + down
+        if output.box.width:
+            across = at(output.box.origin[-1], places).astype("int32") + across
         for box in range(self._boxes):
             place = (across + box * output.map.box[0], row, *matrix)
             run(ir.script.ptx[store_name(len(place))](descriptor, *place, self._address(box)))

@@ -46,10 +46,7 @@ def _emit_body(plan: StreamPlan, maps: dict[str, Any], images: dict[Any, Any], s
     memory = ir.script.alloc_buffer((plan.arena.size,), "uint8", scope="shared.dyn", align=1024)
     ir.IRBuilder.name("memory", memory)
     rings, offset = [], 0
-    operands = [("queries", plan.slots), ("keys", plan.stages)]
-    if not plan.program.shares_tile:
-        operands.append(("values", plan.stages))
-    for name, stages in operands:
+    for name, stages in plan.rings:
         rings.append(ring_barriers(plan.arena, memory, f"{name}_barriers", stages, offset))
         offset += 16 * stages
     received = None

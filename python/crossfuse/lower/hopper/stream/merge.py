@@ -12,6 +12,7 @@ from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import at, declare_coordinates, strides, unravel
+from crossfuse.lower.hopper.flags import fence_copies
 from crossfuse.lower.hopper.plan.memory import Arena
 from crossfuse.lower.hopper.statements import Variable, let, parameter, registers, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
@@ -224,9 +225,15 @@ class Merger(Handing):
 
     def finish(self, rows: RowState, places: dict[Any, Any]) -> None:
         """Hand the state over, and merge a slice of all states."""
-        mbarrier.await_started()
+        if not self.body.met:
+            mbarrier.await_started()
         self.send(rows, places)
         self._merge(places)
+        if self.body.writer is not None:
+            fence_copies()
+            mbarrier.meet_warpgroup(self.warpgroup)
+            with when(self.body.where.thread == 0):
+                self.body.raise_flag(places)
 
     def _send_rows(self, half: int, values: Values, places: dict[Any, Any]) -> None:
         """Send values of a row to all CTAs; the four threads of a row share them out."""

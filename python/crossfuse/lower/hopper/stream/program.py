@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
+from math import prod
 from typing import Any, Protocol
 
 from crossfuse import _tvm as ir
@@ -54,7 +55,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Box:
-    """A box of rows of a tensor in global memory, each in its whole width."""
+    """A box of rows of a tensor in global memory, most often each in its whole width."""
 
     #: A parameter of the function.
     buffer: Any
@@ -65,6 +66,8 @@ class Box:
     #: Rows of the box. It may reach beyond the tensor: loads find zeros there, and nothing is
     #: stored. Of what is stored, those that count: a tile may have more.
     rows: int
+    #: Columns of the box, of those of a row; 0 for all.
+    width: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -78,8 +81,8 @@ class Box:
 
     @property
     def columns(self) -> int:
-        """Elements of a row."""
-        return self.shape[-1]
+        """Elements of a row of the box."""
+        return self.width or self.shape[-1]
 
 
 @dataclass(frozen=True)
@@ -197,6 +200,11 @@ class StreamProgram:
         if self.split is not None:
             return None
         return next((each for each in self.places if each.in_cluster), None)
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs of a cluster."""
+        return prod(each.extent for each in self.places if each.in_cluster)
 
     @property
     def tile_places(self) -> tuple[Place, ...]:
@@ -326,3 +334,17 @@ def ranges(program: Framed) -> Any:
         both = (ir.tirx.IntImm(kind, each) for each in (start, extent))
         known.bind(var, ir.tvm.ir.Range.from_min_extent(*both))
     return known
+
+
+def starts_on_tiles(program: StreamProgram) -> bool:
+    """Whether all boxes of the output start on multiples of their extents, and end inside."""
+    known, box = ranges(program), program.output
+    # CTAs that share keys store slices of a box, the first of them its first columns.
+    part = None if program.split is None else program.split.place.var
+    down, across = (
+        ir.substitute(box.origin[each], lambda var: 0 * var if var.same_as(part) else var)
+        for each in (box.axis, -1)
+    )
+    aligned = (ir.tirx.floormod(down, box.rows), ir.tirx.floormod(across, box.columns))
+    starts = all(known.can_prove_equal(each, 0) for each in aligned)
+    return starts and bool(known.can_prove(across + box.columns <= box.shape[-1]))

@@ -164,6 +164,12 @@ class StreamPlan:
         return self.adders + 1 if self.adders else self.program.tile[0] // WARPGROUP_ROWS
 
     @property
+    def rings(self) -> tuple[tuple[str, int], ...]:
+        """What is loaded, each with its stages, in the order of its barriers."""
+        values = () if self.program.shares_tile else (("values", self.stages),)
+        return (("queries", self.slots), ("keys", self.stages), *values)
+
+    @property
     def readers(self) -> tuple[int, int, int]:
         """Warpgroups that hand back a stage of queries, of keys, and of values."""
         of_all = self.sharers

@@ -113,7 +113,7 @@ def _operand(name: str, box: Box, rows: int, width: int, height: int = 0) -> Ope
     map_ = TensorMap(
         f"{identifier(box.buffer)}_{name}_map",
         str(box.buffer.name),
-        (box.columns, *(box.shape[each] for each in axes)),
+        (box.shape[-1], *(box.shape[each] for each in axes)),
         tuple(strides[each] for each in axes),
         (width, rows, *(1 for _ in axes[1:])),
         width * item,

@@ -105,13 +105,22 @@ def has_stream(loop: Any) -> bool:
 
 def is_stream(func: Any) -> bool:
     """Whether a schedule asks for the lowering of streams."""
-    return _holds_stream(func.body)
+    return holds_stream(func.body)
 
 
-def _holds_stream(node: Any) -> bool:
+def holds_stream(node: Any) -> bool:
+    """Whether a statement has a loop that streams tiles."""
     found: list[Any] = []
     ir.walk(node, (ir.For, lambda loop: found.append(loop) if has_stream(loop) else None))
     return bool(found)
+
+
+def recover_staged(node: Any, memory: tuple[Any, ...]) -> StreamProgram:
+    """Read the program of a nest that stores the left operand of a product in the same kernel.
+
+    `memory` are parameters of the function and intermediates in global memory.
+    """
+    return _recover_nest(node, memory)
 
 
 def recover_streams(func: Any) -> tuple[StreamProgram, ...]:
@@ -129,7 +138,7 @@ def recover_streams(func: Any) -> tuple[StreamProgram, ...]:
     body = func.body.block.body
     nests = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
     made = [each for each in func.body.block.alloc_buffers if str(each.scope()) == "global"]
-    if made and [_holds_stream(each) for each in nests] == [True, False]:
+    if made and [holds_stream(each) for each in nests] == [True, False]:
         return (_recover_parts(*stored_nests(nests, made), tuple(func.params)),)
     if made:
         raise refuse_stream(

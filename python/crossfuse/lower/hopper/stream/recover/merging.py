@@ -140,8 +140,12 @@ def read_merge(handed: Handed, parts: list[Any], around: tuple[Any, ...]) -> End
     columns = _slice(inside, roles)
     _check_slabs(handed, inside, loop, columns)
     store = only_store(after)
-    output = read_output(store, roles, columns)
-    if not roles.known.can_prove_equal(store.target.origin[-1], _first(handed.place, columns)):
+    output = read_output(store, roles, columns, _whole(handed))
+    first = store.target.origin[-1] - _first(handed.place, columns)
+    # Of rows that hold several tiles side by side, slices make up one.
+    known, width = roles.known, output.width
+    begins = ir.tirx.floormod(first, width) if width else first
+    if not known.can_prove_equal(begins, 0) or width not in (0, size * columns):
         raise refuse_stream(
             store.where, f"columns from {store.target.origin[-1]}", "those that the CTA merges"
         )
@@ -182,6 +186,16 @@ def _slice(inside: tuple[Statement, ...], roles: Roles) -> int:
             inside[0].where, f"slices of {sorted(found)} columns", "one slice of columns a CTA"
         )
     return found.pop()
+
+
+def _whole(handed: Handed) -> int:
+    """Columns of all slices: those of the sums that are handed over."""
+    return max(
+        int(loop.extent)
+        for each in handed.slabs
+        for loop in each.nest.loops
+        if handed.roles.of_loop(loop.loop_var) is Axis.COLUMN
+    )
 
 
 def _first(place: Place, columns: int) -> Any:

@@ -14,6 +14,7 @@ from crossfuse.lower.hopper.stream.program import Axis, Box
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.stored_elements import implies
 from crossfuse.lower.tree import bounds, is_call
+from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
 
 @dataclass(frozen=True)
@@ -278,18 +279,56 @@ def read_load(statement: Statement, roles: Roles, axis: Axis, stored: int) -> Bo
     return _box(statement, access, roles, axis)
 
 
-def read_output(statement: Statement, roles: Roles, columns: int = 0) -> Box:
-    """Read the box that a store writes: all columns, or so many of a CTA's slice."""
-    box = _box(statement, statement.target, roles, Axis.ROW, columns)
-    nest, rows = statement.nest, box.rows
-    loop = statement.target.loops[box.axis]
-    for term in nest.further_conditions():
+def read_output(statement: Statement, roles: Roles, columns: int = 0, whole: int = 0) -> Box:
+    """Read the box that a store writes: all columns, or so many of a CTA's slice.
+
+    Or, of a matrix, some columns of its rows; they are `whole` if each CTA stores a slice of them.
+    """
+    nest, width = statement.nest, _width(statement, whole)
+    box = _box(statement, statement.target, roles, Axis.ROW, columns or width)
+    rows, loop = box.rows, statement.target.loops[box.axis]
+    for term in _conditions(statement) if width else nest.further_conditions():
         found = _limit(nest.placed(term), loop, statement)
-        if found is None:
-            nest.check_predicate(box.buffer)
-        else:
+        beyond = bool(width) and _keeps_inside(statement, term)
+        # Of a tile of one warpgroup fewer rows are passed on; others store what lies beyond, too.
+        if found is not None and not (beyond and box.rows > WARPGROUP_ROWS):
             rows = min(rows, found)
-    return replace(box, rows=rows)
+        elif not beyond:
+            nest.check_predicate(box.buffer)
+            raise refuse_stream(
+                f"{statement.where}, buffer '{box.buffer.name}'",
+                f"rows of a matrix while {term}",
+                "conditions that keep indices within the matrix, or leave out as many rows of "
+                "each tile",
+                "take sequences whose queries are a multiple of the tile's rows",
+            )
+    return replace(box, rows=rows, width=width)
+
+
+def _width(statement: Statement, whole: int) -> int:
+    """Columns that are stored of the rows of a matrix; 0 of whole rows."""
+    target, nest = statement.target, statement.nest
+    extents = {each.loop_var: int(each.extent) for each in nest.loops}
+    width, end = whole or extents.get(target.loops[-1], 1), int(target.buffer.ty.shape[-1])
+    return width if len(target.loops) == 2 and width < end else 0
+
+
+def _conditions(statement: Statement) -> list[Any]:
+    """Conditions of a store."""
+    terms = ir.terms(statement.nest.realize.predicate)
+    return [each for each in terms if ir.constant(each) != 1]
+
+
+def _keeps_inside(statement: Statement, term: Any) -> bool:
+    """Whether a condition leaves out nothing but what lies beyond the tensor that is stored to.
+
+    Rows of several sequences may lie one below the other: those beyond one are another's.
+    """
+    nest = statement.nest
+    loops = bounds((*nest.around, *nest.loops))
+    shape = statement.buffer.ty.shape
+    inside = (nest.placed(at) < end for at, end in zip(statement.body.indices, shape, strict=True))
+    return any(implies(each, nest.placed(term), loops) for each in inside)
 
 
 def _limit(term: Any, loop: Any, statement: Statement) -> int | None:

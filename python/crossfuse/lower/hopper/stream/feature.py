@@ -1,0 +1,276 @@
+"""A stream of tiles that makes the left operand of a product in the same kernel.
+
+::
+
+    loading      warp 0      weights, from the first instant on
+                 warp 1      left tiles, each once the flag of its box is raised
+                 warps 2, 3  queries and keys; values
+    multiplying              the stream: its boxes, and their flags; then the product
+
+Each has shared memory and barriers of its own, so that weights are on their way while the stream is
+at work: nothing orders the two but the flags. Loads are served in order, and nobody waits for
+weights yet: but for a few they are asked for behind the first keys, and those that the ring has no
+room for are fetched to L2, some with each tile of keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from crossfuse import _tvm as ir
+from crossfuse.hardware import Device
+from crossfuse.lower.hopper import mbarrier
+from crossfuse.lower.hopper.coordinates import grid_places
+from crossfuse.lower.hopper.features.feature import ConsumerPart, Feature
+from crossfuse.lower.hopper.flags import FlagWriter
+from crossfuse.lower.hopper.pipeline import Ring, Throttle, ring_barriers
+from crossfuse.lower.hopper.plan.memory import Arena, Piece, box_bytes
+from crossfuse.lower.hopper.plan.operands import item_bytes
+from crossfuse.lower.hopper.plan.phase import PhasePlan
+from crossfuse.lower.hopper.statements import Variable, Warmup, let, run, when
+from crossfuse.lower.hopper.stream.body import BesideKeys, StreamBody
+from crossfuse.lower.hopper.stream.consumer import Consumer
+from crossfuse.lower.hopper.stream.copies import emit_loading
+from crossfuse.lower.hopper.stream.merge import SplitConsumer
+from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan, plan_stream
+from crossfuse.lower.hopper.stream.program import StreamProgram
+from crossfuse.lower.hopper.tma import fetch_tile
+from crossfuse.lower.image import TensorMap
+from crossfuse.lower.refusal import refuse
+from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER, BEFORE_ROWS, LEAST_STAGES, OF_L2
+
+if TYPE_CHECKING:
+    from crossfuse.lower.hopper.body import Body
+    from crossfuse.lower.hopper.plan.kernel import KernelPlan
+
+#: First of the two warps that load for the stream.
+_FIRST_WARP = 2
+#: Bytes of barriers, and of what alignment leaves free, at most.
+_REST = 4096
+
+
+class StreamedPart(ConsumerPart):
+    """A warpgroup goes through its tiles of the stream before those of the product.
+
+    The warm-up of the product comes before both: the first keys are on their way then, while left
+    tiles are waited for as soon as the stream is over.
+    """
+
+    def warm(self, warmup: Warmup) -> None:
+        """Make the tiles of the stream, which nothing waits for but the product."""
+        with warmup.skipped():
+            self._stream()
+
+    def _stream(self) -> None:
+        if self.body.plan.early:
+            run(ir.script.ptx.griddepcontrol.wait())
+        stream = self.feature.of_body(self.body)
+        if stream.plan.mailbox is None:
+            Consumer(stream).emit()
+            return
+        consumer = SplitConsumer(stream)
+        with when(consumer.tiles.is_left):
+            consumer.emit()
+
+
+class WeightsBeside(BesideKeys):
+    """Lets weights be asked for behind the first keys, and has L2 fetch the rest of a CTA's own."""
+
+    def __init__(self, body: Body, stream: StreamPlan, each: int) -> None:
+        self.body, self.stages, self.each = body, stream.stages, each
+        self.phase = body.plan.phases[0]
+
+    def begin(self) -> None:
+        """Count tiles of keys, and of weights."""
+        self.asked = Variable("tiles_of_keys", "int32", 0)
+        if self.each:
+            tiles, steps = self.phase.program.tiles, self.phase.program.contraction.steps
+            self.fetched = Variable("fetched", "int32", self.body.plan.right.stages)
+            self.last = let("last", ir.script.Select(self.body.where.cluster < tiles, steps, 0))
+
+    def loaded(self) -> None:
+        """Go on by one tile of keys, and some of weights."""
+        self.asked.set(self.asked.value + 1)
+        with when(self.asked.value == self.stages):
+            self._let_go()
+        if self.each:
+            with when(self.asked.value > self.stages):
+                self._fetch(ir.script.min(self.last, self.fetched.value + self.each))
+
+    def finish(self) -> None:
+        """Go on with all weights."""
+        with when(self.asked.value < self.stages):
+            self._let_go()
+        if self.each:
+            self._fetch(self.last)
+
+    def _let_go(self) -> None:
+        mbarrier.arrive(self.body.barrier("weights_gate"))
+
+    def _fetch(self, last: Any) -> None:
+        body, program = self.body, self.phase.program
+        end = let("fetched_then", last)
+        places = body.where.places | grid_places(program, body.where.cluster)
+        with ir.script.While(self.fetched.value < end):
+            values = places | {program.contraction.step: self.fetched.value}
+            for each in self.phase.rights:
+                fetch_tile(each, body.maps[each.map.name], body.where, values)
+            self.fetched.set(self.fetched.value + 1)
+
+
+@dataclass(frozen=True)
+class Streamed(Feature):
+    """The left operand of the first phase is made by a stream of tiles."""
+
+    asked_by: ClassVar = "streamed"
+    part: ClassVar = StreamedPart
+
+    stream: StreamPlan
+    #: Steps of weights that L2 fetches with a tile of keys.
+    fetches: int = 0
+
+    @classmethod
+    def found_in(cls, phases: tuple[PhasePlan, ...], device: Device) -> Feature | None:
+        """The feature if the first phase asks for it."""
+        program = phases[0].program.streamed
+        return None if program is None else cls(share_memory(program, phases, device))
+
+    @property
+    def tensor_maps(self) -> tuple[TensorMap, ...]:  # type: ignore[override]
+        """Descriptors of the stream's operands, and of what it stores."""
+        return self.stream.tensor_maps
+
+    @property
+    def before_tiles(self) -> tuple[Piece, ...]:  # type: ignore[override]
+        """All that the stream has in shared memory, as one piece."""
+        return (Piece("stream", self.stream.arena.size, ALIGNMENT),)
+
+    def behind_all(self, stages: int) -> tuple[Piece, ...]:
+        """The barrier that completes when the first keys are asked for."""
+        return (Piece("weights_gate", BARRIER),)
+
+    def throttle(self, body: Body) -> Throttle:
+        """Most weights are loaded behind the first keys."""
+        most, gate = body.plan.on_their_way, body.barrier("weights_gate")
+        first = min(most - 1, max(1, BEFORE_ROWS // body.plan.asked_for))
+        return Throttle(body.right, most, first, gate)
+
+    def settled(self, plan: KernelPlan, device: Device) -> KernelPlan:
+        """Launch enough CTAs for the tiles of both, and divide the stream's among them."""
+        order, start = self.stream.order, plan.arena["stream"].offset
+        room = device.resident_clusters(plan.cluster_size)
+        if self.stream.receives and order.turns > room:
+            raise refuse(
+                "grid-stage",
+                f"clusters of {plan.cluster_size} on {device.name}",
+                found=f"{order.turns} tiles whose keys CTAs share",
+                limit=f"{room} clusters that run at the same time, each with one tile",
+                instead="take fewer CTAs a tile (CascadeTiles.cluster), or leave grid_stage out",
+            )
+        clusters = max(plan.clusters, min(order.turns, room))
+        regions = self.stream.arena.regions
+        arena = Arena(tuple(replace(each, offset=each.offset + start) for each in regions))
+        stream = replace(self.stream, order=replace(order, ctas=clusters), arena=arena)
+        made = replace(self, stream=stream, fetches=self._fetched(plan, device))
+        features = tuple(made if each is self else each for each in plan.features)
+        return replace(plan, clusters=clusters, features=features)
+
+    def _fetched(self, plan: KernelPlan, device: Device) -> int:
+        """Steps of weights for each tile of keys, so that all are fetched half way.
+
+        None of weights that other CTAs load parts of, or that L2 has no room for beside the rest.
+        """
+        phase = plan.phases[0]
+        rest = phase.program.contraction.steps - plan.right.stages
+        shared = any(each.sharers > 1 for each in phase.rights) or phase.others
+        size = sum(prod(e.tile.extents) * item_bytes(e.tile.dtype) for e in phase.rights)
+        if rest <= 0 or shared or size > device.l2_bytes * OF_L2:
+            return 0
+        first, end = self.stream.program.stream.bounds
+        split = self.stream.program.split
+        keys = (end - first) // (1 if split is None else split.place.extent)
+        return -(-rest // max(1, (keys - self.stream.stages) // 2))
+
+    def rings(self, body: Body) -> list[Ring]:
+        """The barriers of queries, keys and values."""
+        stream, offset, found = self.stream, 0, []
+        for name, stages in stream.rings:
+            ring = ring_barriers(stream.arena, body.memory, f"{name}_barriers", stages, offset)
+            found.append(ring)
+            offset += 16 * stages
+        return found
+
+    def handed_over(self, body: Body) -> Any:
+        """Address of the barrier of what the cluster's CTAs hand over; None if they do not."""
+        if not self.stream.receives:
+            return None
+        behind = sum(16 * stages for _, stages in self.stream.rings)
+        return body.memory.ptr_to([self.stream.arena["barriers"].offset + behind])
+
+    def of_body(self, body: Body) -> StreamBody:
+        """What the stream's roles share."""
+        phase = body.plan.phases[0]
+        images = dict(zip(self.stream.program.parameters, phase.program.parameters, strict=True))
+        plan = replace(self.stream, program=self.stream.program.on(images))
+        queries, keys, values = (*(rings := self.rings(body)), rings[-1])[:3]
+        assert phase.awaits is not None
+        return StreamBody(
+            *(plan, body.where, body.maps, body.memory, queries, keys, values, images),
+            received=self.handed_over(body),
+            writer=FlagWriter(body.placed(phase.awaits)),
+            met=True,
+            beside=WeightsBeside(body, self.stream, self.fetches),
+        )
+
+    def initialise(self, body: Body) -> None:
+        """Initialise the barriers of its rings."""
+        for ring, readers in zip(self.rings(body), self.stream.readers, strict=False):
+            ring.initialise(readers, body.where.thread)
+        with when(body.where.thread == 0):
+            mbarrier.initialise(body.barrier("weights_gate"), 1)
+            if self.stream.receives:
+                mbarrier.initialise(self.handed_over(body), 1)
+
+    def beside_loads(self, body: Body) -> None:
+        """Load queries, keys and values, which the kernel before may have made."""
+        with when(body.where.warp >= _FIRST_WARP):
+            if body.plan.early:
+                run(ir.script.ptx.griddepcontrol.wait())
+            emit_loading(self.of_body(body), _FIRST_WARP)
+
+
+def share_memory(
+    program: StreamProgram, phases: tuple[PhasePlan, ...], device: Device
+) -> StreamPlan:
+    """Plan a stream beside the fewest stages of a product; half of the memory is enough for it.
+
+    Refused if warpgroups share the columns of its sums.
+    """
+    least = LEAST_STAGES * max(sum(each.size for each in x.operands) for x in phases)
+    boxes = box_bytes(phases) * phases[0].consumers
+    left = replace(device, max_shared_bytes=device.max_shared_bytes - least - boxes - _REST)
+    plan = plan_stream(program, left)
+    if plan.states is not None:
+        raise refuse(
+            "grid-stage",
+            f"sums '{program.sums.name}'",
+            found="states of CTAs that share keys, which a second kernel merges",
+            limit="states that the CTAs of a cluster merge",
+            instead='take CascadeTiles(merge="dsm"), or leave grid_stage out',
+        )
+    if plan.adders:
+        raise refuse(
+            "grid-stage",
+            f"sums '{program.sums.name}'",
+            found=f"{program.output.columns} columns, which {plan.adders} warpgroups share",
+            limit="sums of as many columns as a warpgroup holds beside scores and weights",
+            instead="take fewer keys a tile, or leave grid_stage out",
+        )
+    while not program.stream.stages and plan.stages > LEAST_STAGES:
+        if plan.arena.size <= device.max_shared_bytes // 2:
+            break
+        fewer = replace(program.stream, stages=plan.stages - 1)
+        plan = plan_stream(replace(program, stream=fewer), left)
+    return plan
