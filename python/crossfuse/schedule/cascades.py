@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def only_site(func: Any) -> Site:
     """The one cascade of a function; several are refused.
 
-    Of rows in front of a chain it is that of the rows, of attention and a product that of attention.
+    Of rows in front of a chain it is that of the rows, of attention and a product that of
+    attention.
     """
     from crossfuse.cascade.rewrite.sites import sites_of
 
