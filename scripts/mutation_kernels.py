@@ -10,7 +10,7 @@ import numpy as np
 
 from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.detect import detect
-from crossfuse.cascade.rewrite.rows_first import RowsFirst, rows_before_chain, rows_first
+from crossfuse.cascade.rewrite.rows_first import RowsFirst, rows_first
 from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import device
@@ -22,7 +22,6 @@ from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
 from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
 from crossfuse.schedule.rules.register_tiles import RegisterTiles
-from crossfuse.schedule.rules.rows_chain import schedule_rows_chain
 from crossfuse.schedule.rules.rows_gemm import schedule_rows_gemm
 from crossfuse.schedule.rules.split_k import schedule_split_k
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
@@ -87,16 +86,6 @@ def _rows(text: str, chunk: int = 0, constant: bool = False, **tiles: int) -> Ke
         chunk=chunk,
         constant_weights=constant,
     )
-    return _tight(schedule, 0), cascade_inputs(spec, 2)
-
-
-def _rows_chain(text: str, **tiles: int) -> Kernel:
-    spec = resolve(text)
-    parts = rows_before_chain(cascade_func(spec))
-    assert isinstance(parts, RowsFirst)
-    (site,) = detect(parts.rows)
-    both = {"first": TensorTiles(**tiles), "second": TensorTiles(**tiles)}
-    schedule = schedule_rows_chain(parts, site, derive(site.cascade), **both)
     return _tight(schedule, 0), cascade_inputs(spec, 2)
 
 
@@ -186,9 +175,6 @@ KERNELS: dict[str, Callable[[], Kernel]] = {
     ),
     "rows, head": lambda: _rows(
         "rmsnorm_gemm:tokens=3,K=1024,N=576", constant=True, rows=128, columns=192, cluster=1
-    ),
-    "rows, chain": lambda: _rows_chain(
-        "rmsnorm_ffn:tokens=70,K=192,N=64", rows=64, columns=64, cluster=1
     ),
     "routing": lambda: _stream("moe_routing:tokens=40,hidden=128,experts=16,top_k=2"),
 }

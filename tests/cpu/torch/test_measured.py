@@ -77,8 +77,11 @@ def test_separate_kernels_stay_where_they_are_faster(monkeypatch: pytest.MonkeyP
 
     found, timer = report_of(answer, monkeypatch, always=False)
     assert not found.fused
-    assert [each.kind for each in timer.asked].count(GRAPH) == 1  # equal layers once
-    assert [each.family for each in found.outcomes] == ["eager", "eager"]
+    assert [each.kind for each in timer.asked].count(
+        GRAPH
+    ) == 2  # equal layers once, alone and with a softmax
+    planned = [each.family for each in found.outcomes if each.family]
+    assert planned == ["eager"] * len(planned) and len(planned) >= 3
     text = " ".join(found.text().split())
     assert "no kernel was measured to be faster than not to fuse" in text
     assert "measured on NVIDIA H100 80GB HBM3: " in text
@@ -91,9 +94,8 @@ def test_the_fastest_kernel_takes_the_place(monkeypatch: pytest.MonkeyPatch) -> 
 
     found, timer = report_of(answer, monkeypatch)
     assert len(found.fused) == 2
-    assert [(each.microseconds, each.eager_microseconds) for each in found.outcomes] == [
-        (5.0, 8.0)
-    ] * 2
+    taken = [each for each in found.outcomes if each.name]
+    assert [(each.microseconds, each.eager_microseconds) for each in taken] == [(5.0, 8.0)] * 2
     assert "5.0 of 8.0 us measured" in found.text()
     assert timer.closed == 1
 
