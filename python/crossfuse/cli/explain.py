@@ -20,8 +20,9 @@ _Told = tuple[str, dict[str, Any], list[Any]]
 _Only = Annotated[
     str,
     typer.Option(
-        help="Families to choose from, such as l2,dsm: gemm, registers, dsm, l2, global, of "
-        "cascades stream, tiles and rows, and eager, which is not to fuse. All of them if left out."
+        help="Families to choose from, such as l2,dsm: gemm, registers, dsm, l2, global, phases "
+        "and launches, of cascades stream, tiles and rows, and eager, which is not to fuse. All of "
+        "them if left out."
     ),
 ]
 

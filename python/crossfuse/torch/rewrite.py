@@ -57,7 +57,8 @@ def rewrite(module: fx.GraphModule, calls: Sequence[Call], rows: Sequence[RowsCa
     nodes = {each.name: each for each in graph.nodes}
     for one in rows:
         with graph.inserting_before(one.output):
-            given = [contiguous(graph, each) for each in one.inputs]
+            # An input may be what another kernel makes by now.
+            given = [contiguous(graph, nodes[each.name]) for each in one.inputs]
             run = torch.ops.crossfuse.run_rows.default
             result = inserted(graph, run, given, list(one.sizes), one.key)
             result = _shaped_as(graph, result, one.output, one.inputs)
