@@ -290,7 +290,7 @@ def aligned_function(spec: Any) -> Any:
     """Function of a chain's spec on padded operands; None where TMA copies its rows as they are."""
     from crossfuse.workload.spec import WorkloadSpec
 
-    if not isinstance(spec, WorkloadSpec):
+    if not isinstance(spec, WorkloadSpec) or spec.combine != "sum":
         return None
     item = chain_of(spec).tensors[0].item
     if not any(each[-1] * item % TMA_PITCH for each in spec.inputs.values()):

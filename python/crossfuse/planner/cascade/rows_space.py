@@ -71,6 +71,11 @@ def rows_kernels(product: RowsProduct, device: Device) -> tuple[tuple[Step, ...]
     (phase,) = found.phases(shape)
     rules = (
         (
+            "split",
+            "a reduction is split where the epilogue reads no more of the rows' cascade",
+            product.splits | ~np.asarray(found.split, bool),
+        ),
+        (
             "sums",
             f"{SUMS_BESIDE_ROWS} registers for sums at most beside those of rows",
             phase.sums <= SUMS_BESIDE_ROWS,

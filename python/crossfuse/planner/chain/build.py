@@ -172,6 +172,11 @@ def chain_of(spec: WorkloadSpec) -> Chain:
     Chain
         Over dims m, n, k, and l where there is a second product.
 
+    Raises
+    ------
+    PlanRefused
+        If products are reduced otherwise than by a sum.
+
     Examples
     --------
     >>> from crossfuse.workload import parse
@@ -179,6 +184,9 @@ def chain_of(spec: WorkloadSpec) -> Chain:
     >>> [(each.name, each.dims) for each in chain.tensors]
     [('A', ('m', 'k')), ('B', ('n', 'k')), ('C', ('m', 'n')), ('D', ('l', 'n')), ('E', ('m', 'l'))]
     """
+    if spec.combine != "sum":
+        limit = "sums of products of a left and a right operand"
+        raise refused("combine", spec.combine, limit, "leave it to kernels of threads")
     widths = [spec.K, spec.N, spec.L] if spec.L else [spec.K, spec.N]
     return matrix_chain(
         spec.M,
