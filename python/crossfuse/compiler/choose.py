@@ -192,6 +192,8 @@ def choose(
 
         how = repr((wanted, source.constant_weights))
         options = [measured_option(source, options, target, timer, how)]
+    # What is planned lowers, if anything of the Hopper pipeline does; the next are to be measured.
+    options = [each for each in options if each.plan is None or each is options[0]]
     for option in options:
         rule = option.why.get("rule")
         try:

@@ -10,6 +10,7 @@ from crossfuse.compiler.option import Option
 from crossfuse.compiler.source import Source
 from crossfuse.errors import PlanRefused
 from crossfuse.hardware import Device
+from crossfuse.measure.choice import FEW
 from crossfuse.planner.families.family import ChainFamily
 from crossfuse.planner.families.registry import FAMILIES, families
 from crossfuse.planner.kernels.shape import shape_of_blocks
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from crossfuse.planner.plan import Plan
 
 # Options from the planner: kernels that follow plans, the fastest estimate first.
-
-#: Plans of a family that are tried, in case one cannot be lowered.
-_TRIED = 3
 
 
 def planned_options(
@@ -56,10 +54,10 @@ def _plans(source: Source, target: Device) -> list[Plan]:
     from crossfuse.schedule.planned import rank_function
 
     if source.spec is None:
-        return rank_function(source.func, target, keep=_TRIED, fused=True)
+        return rank_function(source.func, target, keep=FEW, fused=True)
     # Of the extents as they are: padded operands are a source of their own.
     chain, k_major = chain_of(source.spec), source.spec.weights == "nk"
-    return ranked(chain, target, k_major=k_major, keep=_TRIED, fused=True)
+    return ranked(chain, target, k_major=k_major, keep=FEW, fused=True)
 
 
 #: Names of placements that are of one family each, and names that `compile` takes.

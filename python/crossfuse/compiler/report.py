@@ -99,9 +99,6 @@ def choice_text(why: Mapping[str, Any]) -> str:
         return f"{choice_text(rest)}\n{typed(Measured, why['measured']).text}".strip()
     if "plan" in why:
         return _planned(why["plan"])
-    if "rows_first" in why:
-        tiles = tiles_text(why["rows_first"]["tiles"])
-        return f"planned: rows in the kernel of their product; {tiles}"
     if "recorded" in why:
         found = why["recorded"]
         return f"recorded: {found['microseconds']:.1f} us measured, in {found['database']}"

@@ -41,8 +41,6 @@ class Tiles(CascadeFamily[CascadeTiles]):
     kind: ClassVar[Any] = CascadeTiles
     axes: ClassVar[tuple[str, ...]] = ("rows", "elements", "cluster")
     second: ClassVar[tuple[str, ...]] = ("elements", "cluster")
-    # Expressions may need more registers than estimated.
-    certain: ClassVar[bool] = False
     state_places: ClassVar[Mapping[str, str]] = {"registers": "states in registers"}
 
     @classmethod

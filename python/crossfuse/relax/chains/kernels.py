@@ -21,6 +21,7 @@ from crossfuse.errors import PlanRefused, RefusedError, contained
 from crossfuse.hardware import Device
 from crossfuse.lower.extract import buffer_specs, lower
 from crossfuse.markers import unpadded_shapes
+from crossfuse.measure.choice import FEW
 from crossfuse.measure.way import Given
 from crossfuse.planner.noted import noted
 from crossfuse.relax.calls import REST, marked, with_plan
@@ -78,8 +79,6 @@ T = TypeVar("T")
 
 #: What refusals of faults in planning name.
 _WHERE = ("fuse-chains", "a chain of products")
-#: Plans of a family that are tried, since one may turn out impossible to schedule.
-_TRIED = 3
 
 
 class ChainKernels:
@@ -268,7 +267,7 @@ class ChainKernels:
 
     def ranked(self, func: Any) -> Sequence[Plan | CascadePlan]:
         """Plans of a function, best first; at least one is of a kernel of ours."""
-        return rank_function(func, self.target, keep=_TRIED)
+        return rank_function(func, self.target, keep=FEW)
 
     def read_plan(self, text: str) -> Plan | CascadePlan:
         """Read a plan of `ranked` from its JSON."""
@@ -347,21 +346,15 @@ class ChainKernels:
         *options: str,
     ) -> T:
         """What `use` reads of the text that `make` writes for a function, which is cached."""
-        key = content_key(self.target, kind, str(_TRIED), *options, tvm.ir.save_json(func))
+        key = content_key(self.target, kind, str(FEW), *options, tvm.ir.save_json(func))
         return answered(shelf(kind), key, _label(func, self.target), make, use)
 
     def _read_plans(self, text: str) -> tuple[Plan | CascadePlan, ...]:
         return tuple(map(self.read_plan, read(tuple[str, ...], text)))
 
     def _scheduled(self, chain: PlannedChain, fewer_rows: bool) -> str:
-        """The first plan that has a kernel, as a scheduled function in TVM's JSON."""
-        refusals: list[RefusedError] = []
-        for plan in chain.tried:
-            try:
-                return str(tvm.ir.save_json(self._of_plan(chain, plan, fewer_rows)))
-            except RefusedError as error:
-                refusals.append(error)
-        raise refusals[0]
+        """The scheduled function of the best plan in TVM's JSON."""
+        return str(tvm.ir.save_json(self._of_plan(chain, chain.ours, fewer_rows)))
 
     def _of_plan(self, chain: PlannedChain, plan: Any, fewer_rows: bool) -> Any:
         """The function of a chain, scheduled by a plan; refuses one that does not lower."""
