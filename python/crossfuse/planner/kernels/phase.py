@@ -87,17 +87,30 @@ class Phase:
     @property
     def warpgroups(self) -> Count:
         """Warpgroups that multiply: one for 64 rows, of 256 rows two with 128 each."""
-        return least(ceil_div(self.rows, WARPGROUP_ROWS), choose(self.rows > 192, 2, 3))
+        return warpgroups_of(self.rows)
 
     @property
     def blocks(self) -> Count:
         """Blocks of 64 rows of each warpgroup."""
-        return choose(self.rows > 192, 2, 1)
+        return blocks_of(self.rows)
 
     @property
     def sums(self) -> Count:
         """Float32 registers of a thread that hold sums."""
         return self.blocks * self.products * self.columns // 2
+
+
+def warpgroups_of(rows: Count) -> Count:
+    """Warpgroups that multiply a tile of some rows, 64 to 256, a multiple of 64.
+
+    More than three leave a thread 112 registers.
+    """
+    return least(ceil_div(rows, WARPGROUP_ROWS), choose(rows > 192, 2, 3))
+
+
+def blocks_of(rows: Count) -> Count:
+    """Blocks of 64 rows that each of them multiplies, one below the other."""
+    return choose(rows > 192, 2, 1)
 
 
 def hold_both(first: Phase, second: Phase) -> TileRule:
