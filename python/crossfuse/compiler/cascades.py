@@ -10,8 +10,8 @@ from crossfuse.compiler.option import Option
 from crossfuse.compiler.source import Source
 from crossfuse.errors import CascadeRefused, PlanRefused, RefusedError, ScheduleRefused, refuse
 from crossfuse.hardware import Device
+from crossfuse.planner.choice import not_fusing, noted
 from crossfuse.planner.families import ROWS
-from crossfuse.planner.noted import not_fusing, noted
 from crossfuse.schedule.cascades import only_site, schedule_cascade
 
 if TYPE_CHECKING:

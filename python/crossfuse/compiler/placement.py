@@ -11,11 +11,11 @@ from crossfuse.compiler.source import Source
 from crossfuse.errors import PlanRefused
 from crossfuse.hardware import Device
 from crossfuse.measure.choice import FEW
+from crossfuse.planner.choice import not_fusing, noted
 from crossfuse.planner.families.family import ChainFamily
 from crossfuse.planner.families.registry import FAMILIES, families
 from crossfuse.planner.kernels.shape import shape_of_blocks
 from crossfuse.planner.nearest import family_times
-from crossfuse.planner.noted import not_fusing, noted
 
 if TYPE_CHECKING:
     from crossfuse.blocks.chain import Chain

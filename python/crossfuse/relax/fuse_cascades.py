@@ -14,8 +14,8 @@ from tvm.ir import GenericConst, GlobalVar
 
 from crossfuse import _tvm as ir
 from crossfuse.cache import shelf
-from crossfuse.cache.answers import answered
 from crossfuse.cache.keys import content_key
+from crossfuse.cache.shelf import answered
 from crossfuse.calls import checked
 from crossfuse.cascade.rewrite.tiles import CascadeTiles, StreamTiles
 from crossfuse.cascade.site import Site

@@ -17,8 +17,7 @@ from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
 from crossfuse.lower.hopper.generate import plans_of
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
-from crossfuse.meta_schedule.kernels import candidate_at, kernels_of
-from crossfuse.meta_schedule.scheduled import schedule_candidate
+from crossfuse.meta_schedule.scheduled import candidate_at, kernels_of, schedule_candidate
 from crossfuse.planner.families import STREAM, TILES
 from crossfuse.planner.families.registry import CASCADE_FAMILIES, read_tiles
 from crossfuse.planner.tune.kernel_space import CascadeSpace, KernelSpace

@@ -327,7 +327,7 @@ def tile_work_of(site: Site, derivation: Derivation) -> TileWork:
 def _arrays(context: TileContext) -> int:
     """Arrays of the tiles that the statements of a step make of the product's elements."""
     from crossfuse.cascade.rewrite.tiled.steps import Multiply, Tile
-    from crossfuse.planner.kernels.stream import arrays_of
+    from crossfuse.cascade.rewrite.tiles import arrays_of
 
     tiles = {each.symbol: 0 for each in context.products}
     found = []

@@ -131,9 +131,8 @@ def by_chunks(
 def _takes_chunks(kernel: GemmKernel, product: RowsProduct) -> bool:
     (phase,) = kernel.phases(product.shape)
     wide, across = int(kernel.columns * kernel.across), int(kernel.across)
-    batches, batch = row_batches(
-        int(kernel.rows), ceil_div(product.shape.n, wide) * across, product.chunk
-    )
+    sharers = -(-product.shape.n // wide) * across
+    batches, batch = row_batches(int(kernel.rows), sharers, product.chunk)
     held = int(kernel.rows) <= TALLEST_BY_CHUNKS and int(phase.sums) <= SUMS_BESIDE_CHUNKS
     return held and batches * batch <= MOST_ROWS
 

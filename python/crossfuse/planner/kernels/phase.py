@@ -215,8 +215,8 @@ def row_batches(tile: int, sharers: int, chunk: int) -> tuple[int, int]:
     `sharers` CTAs share the rows of their `tile`.
     """
     most = (_ELEMENTS if tile <= _FEW_ROWS else _ELEMENTS // 2) // chunk
-    rows = ceil_div(tile, sharers * ROW_WARPS)
-    batches = ceil_div(rows, max(min(_TOGETHER, most), 1))
+    rows = -(-tile // (sharers * ROW_WARPS))
+    batches = -(-rows // max(min(_TOGETHER, most), 1))
     if batches > ROW_SLOTS:
-        batches = ceil_div(batches, ROW_SLOTS) * ROW_SLOTS
-    return batches, ceil_div(rows, batches)
+        batches = -(-batches // ROW_SLOTS) * ROW_SLOTS
+    return batches, -(-rows // batches)

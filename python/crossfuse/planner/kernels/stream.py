@@ -5,7 +5,6 @@ The lowering counts by the same functions: what the planner says fits is what it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
@@ -45,20 +44,6 @@ def adders_of(rows: int, keys: int, columns: int, arrays: int, *, split: bool) -
 def divide_columns(columns: int, adders: int) -> bool:
     """Whether so many warpgroups can share columns: each begins with a box."""
     return adders in SHARED_REGISTERS and (adders == 1 or columns % (adders * BOX_COLUMNS) == 0)
-
-
-def arrays_of(steps: Sequence[tuple[int | None, frozenset[int]]]) -> dict[int, int]:
-    """Find the array of registers of each tile: it takes the place of one that nobody reads later.
-
-    Tiles are numbers, scores are tile 0 in array 0. A step makes a tile, or none, and reads some.
-    """
-    arrays = {0: 0}
-    for number, (made, _) in enumerate(steps):
-        if made is None or made in arrays:
-            continue
-        needed = {arrays[e] for _, reads in steps[number + 1 :] for e in reads if e in arrays}
-        arrays[made] = next(n for n in range(len(arrays) + 1) if n not in needed)
-    return arrays
 
 
 # Shared memory: slots of queries, stages of keys and of values, and what is passed on.

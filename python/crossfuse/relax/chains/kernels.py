@@ -15,15 +15,15 @@ from tvm_ffi import structural_equal, structural_hash
 
 from crossfuse import _tvm as ir
 from crossfuse.cache import shelf
-from crossfuse.cache.answers import answered
 from crossfuse.cache.keys import content_key
+from crossfuse.cache.shelf import answered
 from crossfuse.errors import PlanRefused, RefusedError, contained
 from crossfuse.hardware import Device
 from crossfuse.lower.extract import buffer_specs, lower
 from crossfuse.markers import unpadded_shapes
 from crossfuse.measure.choice import FEW
 from crossfuse.measure.way import Given
-from crossfuse.planner.noted import noted
+from crossfuse.planner.choice import noted
 from crossfuse.relax.calls import REST, marked, with_plan
 from crossfuse.relax.chains.calls import FunctionCall, call_of, calling, picking, private, value_of
 from crossfuse.relax.chains.groups import (

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.cascade.rewrite.tiles import arrays_of
 from crossfuse.lower.hopper.stream.common_subexpressions import reads
 from crossfuse.lower.hopper.stream.program import Kind, Step, StreamProgram
 from crossfuse.lower.refusal import refuse
@@ -16,7 +17,6 @@ from crossfuse.planner.kernels.stream import (
     REGISTERS,
     SHARED_REGISTERS,
     adders_of,
-    arrays_of,
     divide_columns,
     element_registers,
 )
