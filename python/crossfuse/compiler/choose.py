@@ -1,4 +1,4 @@
-"""The choice of a source's kernel: the options to schedule it, and the first that lowers."""
+"""The choice of a source's kernel: the options to schedule it, and the best of its kind."""
 
 from __future__ import annotations
 

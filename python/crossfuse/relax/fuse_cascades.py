@@ -182,8 +182,8 @@ class FuseCascades:
     target : str | Device | None
         What sizes are chosen for.
     tiles : CascadeTiles | None
-        Sizes of tile forms. None chooses for each cascade the first that lowers for the target,
-        and leaves alone what does not lower.
+        Sizes of tile forms. None leaves those of each cascade to the planner, and leaves alone
+        what does not lower.
     stream : StreamTiles | None
         The same of other streams.
 
