@@ -158,7 +158,9 @@ def _places(func: Any, target: Device) -> tuple[str, ...]:
     """
     _, chain = _read(func)
     shape = shape_of_blocks(chain)
-    known = [each for each in families(shape) if each.placements]
+    # Of operands that no kernel multiplies one says why.
+    every = (each for each in families(shape) if shape.multiplies or each.fits_all)
+    known = [each for each in every if each.placements]
     times = family_times(shape, target, known)
     others = (each.name for each in sorted(known, key=lambda each: not each.fits_all))
     return tuple(dict.fromkeys((*(place for place, _ in times), *others)))
