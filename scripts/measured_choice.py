@@ -109,7 +109,7 @@ def prepare(
     from crossfuse.compiler import read_source
     from crossfuse.compiler.choose import options_of
     from crossfuse.compiler.measured import entrants, name_of
-    from crossfuse.planner.noted import not_fusing
+    from crossfuse.planner.choice import not_fusing
 
     try:
         source, spec_target = read_source(spec), device(target)

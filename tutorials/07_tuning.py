@@ -24,16 +24,15 @@ from crossfuse.meta_schedule.build import Build, Conditions
 from crossfuse.meta_schedule.builder import import_intrinsics
 from crossfuse.meta_schedule.bundle import make_bundle, open_bundle
 from crossfuse.meta_schedule.database import Store, open_database, workload_module
-from crossfuse.meta_schedule.kernels import kernels_of
 from crossfuse.meta_schedule.records import Record, append
 from crossfuse.meta_schedule.rpc import read_tracker
-from crossfuse.meta_schedule.scheduled import schedule_candidate
+from crossfuse.meta_schedule.scheduled import kernels_of, schedule_candidate
 from crossfuse.meta_schedule.tune import open_tuning
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.kernels.arrays import select
-from crossfuse.planner.tune.drive import drive, make_strategy
 from crossfuse.planner.tune.kernel_space import KernelSpace
 from crossfuse.planner.tune.space import Group
+from crossfuse.planner.tune.strategy import drive, make_strategy
 from crossfuse.workload import resolve
 
 spec = resolve("G6:M=128")  # a chain of two products, 1024 -> 4096 -> 1024

@@ -26,9 +26,9 @@ from crossfuse.errors import ArtefactRefused, RefusedError, refuse
 from crossfuse.files import read_bytes
 from crossfuse.meta_schedule.build import Build, Conditions, shared_object
 from crossfuse.meta_schedule.candidate import Candidate
-from crossfuse.meta_schedule.kernels import candidate_at
 from crossfuse.meta_schedule.measurer import Builders, Measurer, build_of, build_request, references
 from crossfuse.meta_schedule.records import Record, append, append_line, read_records
+from crossfuse.meta_schedule.scheduled import candidate_at
 from crossfuse.planner.tune.strategy import Strategy
 from crossfuse.schema import Damaged, read
 

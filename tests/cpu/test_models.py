@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import crossfuse  # noqa: E402
-from crossfuse.bench.models.measure import judge, tolerance  # noqa: E402
+from crossfuse.bench.models import judge, tolerance  # noqa: E402
 from crossfuse.models import build, parse  # noqa: E402
 from crossfuse.models.zoo import Built  # noqa: E402
 from crossfuse.torch import Backend, reports  # noqa: E402

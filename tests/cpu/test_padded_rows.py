@@ -17,7 +17,7 @@ from crossfuse.errors import LoweringRefused, ScheduleRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import buffer_specs, lower
 from crossfuse.markers import unpadded_shapes
-from crossfuse.planner.noted import not_fusing
+from crossfuse.planner.choice import not_fusing
 from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
 from crossfuse.schedule.planned import rank_function
 from crossfuse.workload import adversarial_inputs, check, parse, random_inputs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from crossfuse.compiler.sketch import sketch
+from crossfuse.compiler.report import sketch
 from crossfuse.schedule.rules.split_k import schedule_split_k
 from crossfuse.workload import parse, prim_func
 

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from crossfuse.bench import counted, variants
+from crossfuse.bench import models as ways
 from crossfuse.bench.counters import MEMORY, METRICS, count
 from crossfuse.bench.job import Counters, Job, Planned, Row, Timing
-from crossfuse.bench.models import ways
 from crossfuse.bench.run import run
 from crossfuse.bench.table import progress, report
 from crossfuse.bench.variant import Variant

@@ -14,9 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from crossfuse.cache import Entry, Shelf, kept, limit_bytes, prune, root, shelf, upkeep
-from crossfuse.cache.answers import answered
 from crossfuse.cache.keys import content_key, package_hash
-from crossfuse.cache.shelf import itself
+from crossfuse.cache.shelf import answered, itself
 from crossfuse.cli import app
 from crossfuse.errors import EnvironmentRefused, PlanRefused, RefusedError, refuse
 from crossfuse.hardware import device

@@ -10,9 +10,7 @@ torch = pytest.importorskip("torch")
 
 from crossfuse.bench import worker  # noqa: E402
 from crossfuse.bench.job import Job, Row, Timing  # noqa: E402
-from crossfuse.bench.models.measure import measure_model  # noqa: E402
-from crossfuse.bench.models.summary import summary  # noqa: E402
-from crossfuse.bench.models.ways import compile_models  # noqa: E402
+from crossfuse.bench.models import compile_models, measure_model, summary  # noqa: E402
 from crossfuse.bench.plan import plan, setting  # noqa: E402
 from crossfuse.bench.table import report  # noqa: E402
 from crossfuse.errors import RefusedError  # noqa: E402

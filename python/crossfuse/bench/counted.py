@@ -51,7 +51,7 @@ def compute_once(job: Job, device: str = "cuda") -> None:
 def _call(job: Job, device: str) -> Callable[[], Any]:
     """The computation of the job's chain, or its model, on inputs of its own."""
     if models.names_one(job.spec):
-        from crossfuse.bench.models.ways import way
+        from crossfuse.bench.models import way
         from crossfuse.models.zoo import build
 
         return way(job.variant, build(models.parse(job.spec), device))[0]

@@ -71,7 +71,7 @@ def plan(workloads: Sequence[str], rows: str, how: Setting) -> tuple[Planned, ..
 
 def _planned(label: str, spec: WorkloadSpec | CascadeSpec | ModelSpec, job: Job) -> list[Planned]:
     if isinstance(spec, ModelSpec):
-        from crossfuse.bench.models.plan import planned
+        from crossfuse.bench.models import planned
 
         return planned(spec, job)
     least = cascade_floor(spec) if isinstance(spec, CascadeSpec) else floor(spec)
@@ -87,7 +87,7 @@ def select(
     for text in workloads:
         for name in ids(text.strip()) if text.strip() in SUITES else (text,):
             if names_one(name):
-                from crossfuse.bench.models.plan import spread
+                from crossfuse.bench.models import spread
 
                 found += [(name, each) for each in spread(name, rows)]
                 continue

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from crossfuse.bench.compare import Comparison, compare, fastest, mean_speedup, place
 from crossfuse.bench.job import L2, OURS, OWN, PROTOCOLS, Planned, Row
-from crossfuse.bench.models.summary import summary
+from crossfuse.bench.models import summary
 from crossfuse.bench.traffic import traffic
 
 if TYPE_CHECKING:

@@ -87,7 +87,7 @@ def _answered(step: Callable[[], Any]) -> Any:
 def _model(job: Job) -> Callable[[], Timing]:
     import crossfuse.models.zoo
     import crossfuse.torch.fuse_graph  # noqa: F401 -- what takes seconds to import
-    from crossfuse.bench.models.measure import measure_model
+    from crossfuse.bench.models import measure_model
 
     return lambda: measure_model(job, models.parse(job.spec))
 

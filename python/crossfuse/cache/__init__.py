@@ -6,8 +6,7 @@ emulator's executables. Nothing in here needs TVM or torch.
 
 from __future__ import annotations
 
-from crossfuse.cache.place import root
 from crossfuse.cache.shelf import Entry, Shelf, shelf
-from crossfuse.cache.upkeep import Kept, clear, kept, limit_bytes, prune
+from crossfuse.cache.upkeep import Kept, clear, kept, limit_bytes, prune, root
 
 __all__ = ["Entry", "Kept", "Shelf", "clear", "kept", "limit_bytes", "prune", "root", "shelf"]

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from crossfuse.cache.place import root
 from crossfuse.errors import EnvironmentRefused, refuse
 
 #: The environment variable that limits the cache, in MiB.
@@ -18,6 +17,13 @@ _DEFAULT_MIB = 2048
 #: Seconds after which a file that was never renamed into its place belongs to a dead process.
 _ABANDONED = 3600.0
 _LOCK = ".lock"
+
+
+def root() -> Path:
+    """The cache's folder, in the platform's cache directory of the user."""
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("crossfuse", appauthor=False))
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ def _measure(
     from crossfuse.bench.compare import document, plot, require_matplotlib
     from crossfuse.bench.counters import count
     from crossfuse.bench.environment import record, require_gpu
-    from crossfuse.bench.models.ways import compile_models
+    from crossfuse.bench.models import compile_models
     from crossfuse.bench.run import build_ahead, run
     from crossfuse.bench.table import progress
     from crossfuse.files import write_atomically

@@ -85,7 +85,7 @@ def make(
 def _candidates(given: list[str], target: str, keep: int, baseline: bool) -> list[Candidate]:
     """Candidates from files, and the best kernels of workloads, without repetitions."""
     from crossfuse.meta_schedule.candidate import Candidate, read_candidates
-    from crossfuse.meta_schedule.kernels import best_candidates
+    from crossfuse.meta_schedule.scheduled import best_candidates
     from crossfuse.planner.families import EAGER
     from crossfuse.workload.cascades import resolve_any
 

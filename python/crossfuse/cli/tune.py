@@ -26,7 +26,7 @@ class Where(str, Enum):
 
 
 class How(str, Enum):
-    """How kernels are searched, see `crossfuse.planner.tune.drive.STRATEGIES`."""
+    """How kernels are searched, see `crossfuse.planner.tune.strategy.STRATEGIES`."""
 
     evolution = "evolution"
     annealing = "annealing"

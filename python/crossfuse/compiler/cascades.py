@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -9,12 +10,12 @@ from crossfuse.compiler.option import Option
 from crossfuse.compiler.source import Source
 from crossfuse.errors import CascadeRefused, PlanRefused, RefusedError, ScheduleRefused, refuse
 from crossfuse.hardware import Device
-from crossfuse.planner.noted import not_fusing, noted
+from crossfuse.planner.choice import not_fusing, noted
+from crossfuse.planner.families import ROWS
 from crossfuse.schedule.cascades import only_site, schedule_cascade
 
 if TYPE_CHECKING:
     from crossfuse.planner.cascade.plan import CascadePlan
-    from crossfuse.planner.plan import Plan
 
 
 def is_cascade(source: Source) -> bool:
@@ -74,15 +75,25 @@ def cascade_options(
     cascade, several, or one that cannot stream raises `CascadeRefused`; tiles that do not fit,
     `PlanRefused`.
     """
+    from crossfuse.planner.cascade.plan import ranked_cascade
+    from crossfuse.planner.cascade.rows_product import rows_product_of
+    from crossfuse.planner.cascade.rows_space import RowsTiles
+    from crossfuse.planner.cascade.shape import CascadeShape
+    from crossfuse.schedule.rules.rows_gemm import rows_before_product
+
     try:
         return _one_cascade(source, target, plan, constant, placement)
     except (CascadeRefused, PlanRefused):
         # What is no stream as a whole may be rows and a product.
         free = plan is None and placement == "auto"
-        first = rows_first_options(source.func, target, constant) if free else []
-        if first:
-            return first
-        raise
+        product = rows_product_of(source.func) if free else None
+        if product is None:
+            raise
+    shape = CascadeShape(source.summary, product.rows, (), product)
+    return _options(
+        ranked_cascade(shape, target, only=(ROWS,)),
+        lambda each: rows_before_product(source.func, RowsTiles(**each.tiles), constant),
+    )
 
 
 def _one_cascade(
@@ -91,7 +102,7 @@ def _one_cascade(
     """Options to schedule the whole function as one cascade."""
     from crossfuse import _tvm as ir
     from crossfuse.cascade.algebra import derive
-    from crossfuse.planner.cascade.plan import placed_cascade, ranked_cascade, tried
+    from crossfuse.planner.cascade.plan import placed_cascade, ranked_cascade
     from crossfuse.planner.cascade.shape import cascade_shape
 
     # Importers count in 64 bits, and kernels in 32.
@@ -105,105 +116,22 @@ def _one_cascade(
             if placement == "auto"
             else placed_cascade(shape, placement, target)
         )
-    eager = not_fusing(every)
-    plans = every if plan is not None else tried(every)
+    return _options(
+        every,
+        lambda each: schedule_cascade(
+            site, derivation, each.family, each.tiles, constant_weights=constant
+        ),
+    )
+
+
+def _options(plans: Sequence[CascadePlan], make: Callable[[CascadePlan], Any]) -> list[Option]:
+    """Options that follow plans, the fastest first, which `make` schedules."""
+    eager = not_fusing(plans)
     return [
         Option(
-            partial(
-                schedule_cascade,
-                site,
-                derivation,
-                each.family,
-                each.tiles,
-                constant_weights=constant,
-            ),
+            partial(make, each),
             each,
             {each.family: dict(each.tiles), "plan": noted(each, eager)},
         )
         for each in plans
     ]
-
-
-# Options to schedule a product whose left operand a cascade makes, as one kernel.
-#
-# For functions that are one cascade as a whole the planner weighs these against others (family
-# ``rows``, see `crossfuse.planner.cascade.rows_space`); these options are for all other functions.
-
-#: Plans of the product that are tried: the first may have too many sums beside the rows.
-_TRIED = 6
-
-
-def rows_first_options(func: Any, target: Device, constant: bool = False) -> list[Option]:
-    """Options to make rows, and their product, in two phases of one kernel; none for other forms.
-
-    The product's tiles are those that it would have alone, the fastest first. `constant` says that
-    no kernel which may still be running writes the weights.
-    """
-    from crossfuse.cascade.algebra import derive
-    from crossfuse.cascade.detect import detect
-    from crossfuse.cascade.rewrite.rows_first import rows_first
-    from crossfuse.cascade.rewrite.streaming import streaming
-    from crossfuse.planner.cascade.rows_product import chunk_of
-
-    parts = rows_first(func)
-    if parts is None:
-        return []
-    try:
-        sites = detect(parts.rows)
-        plans = _plans(parts.product, target)
-        if len(sites) != 1:
-            return []
-        derivation = derive(sites[0].cascade)
-        streaming(sites[0], derivation)
-    except (CascadeRefused, PlanRefused):
-        return []
-    chunk = chunk_of(parts, sites[0], derivation)
-    return [
-        Option(
-            partial(_scheduled, parts, sites[0], derivation, each, chunk, constant, target),
-            why=_noted(each, chunk),
-        )
-        for chunk in dict.fromkeys((chunk, 0))
-        for each in plans
-    ]
-
-
-def _plans(product: Any, target: Device) -> list[Plan]:
-    """Plans of the product alone."""
-    from crossfuse.schedule.planned import rank_function
-
-    return rank_function(product, target, keep=_TRIED, fused=True)
-
-
-def _noted(plan: Plan, chunk: int) -> dict[str, Any]:
-    return {
-        "rows_first": {
-            "tiles": dict(plan.tiles),
-            "chunk": chunk,
-            "microseconds_of_product": plan.microseconds,
-        }
-    }
-
-
-def _scheduled(
-    parts: Any,
-    site: Any,
-    derivation: Any,
-    plan: Plan,
-    chunk: int,
-    constant: bool,
-    target: Device,
-) -> Any:
-    from crossfuse.schedule.rules.rows_gemm import schedule_rows_gemm
-    from crossfuse.schedule.rules.tensor_tiles import TensorTiles
-
-    tiles = TensorTiles(**plan.tiles)
-    return schedule_rows_gemm(
-        parts,
-        site,
-        derivation,
-        tiles=tiles,
-        chunk=chunk,
-        constant_weights=constant,
-        target=target,
-    )

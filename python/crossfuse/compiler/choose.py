@@ -1,4 +1,4 @@
-"""The choice of a source's kernel: the options to schedule it, and the first that lowers."""
+"""The choice of a source's kernel: the options to schedule it, and the best of its kind."""
 
 from __future__ import annotations
 
@@ -192,6 +192,8 @@ def choose(
 
         how = repr((wanted, source.constant_weights))
         options = [measured_option(source, options, target, timer, how)]
+    # What is planned lowers, if anything of the Hopper pipeline does; the next are to be measured.
+    options = [each for each in options if each.plan is None or each is options[0]]
     for option in options:
         rule = option.why.get("rule")
         try:

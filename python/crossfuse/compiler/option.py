@@ -12,7 +12,7 @@ from crossfuse.compiler.source import Source
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
 from crossfuse.hardware import Device, tvm_target
 from crossfuse.planner.families.registry import CASCADE_FAMILIES
-from crossfuse.schedule.notes import read_note
+from crossfuse.schedule.records import read_note
 from crossfuse.schema import Damaged
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ def recorded_options(
     """
     from tvm.s_tir.meta_schedule.tune_context import _normalize_mod
 
-    from crossfuse.schedule.notes import note
-    from crossfuse.schedule.records import read_database
+    from crossfuse.schedule.records import note, read_database
 
     if source.func is None:
         raise _refused(source, work_dir, "a schedule, which has no choices left")

@@ -10,20 +10,18 @@ from crossfuse.compiler.option import Option
 from crossfuse.compiler.source import Source
 from crossfuse.errors import PlanRefused
 from crossfuse.hardware import Device
+from crossfuse.measure.choice import FEW
+from crossfuse.planner.choice import not_fusing, noted
 from crossfuse.planner.families.family import ChainFamily
 from crossfuse.planner.families.registry import FAMILIES, families
 from crossfuse.planner.kernels.shape import Shape, shape_of_blocks
 from crossfuse.planner.nearest import family_times
-from crossfuse.planner.noted import not_fusing, noted
 
 if TYPE_CHECKING:
     from crossfuse.blocks.chain import Layers
     from crossfuse.planner.plan import Plan
 
 # Options from the planner: kernels that follow plans, the fastest estimate first.
-
-#: Plans of a family that are tried, in case one cannot be lowered.
-_TRIED = 3
 
 
 def planned_options(
@@ -56,10 +54,10 @@ def _plans(source: Source, target: Device) -> list[Plan]:
     from crossfuse.schedule.planned import rank_function
 
     if source.spec is None:
-        return rank_function(source.func, target, keep=_TRIED, fused=True)
+        return rank_function(source.func, target, keep=FEW, fused=True)
     # Of the extents as they are: padded operands are a source of their own.
     chain, k_major = chain_of(source.spec), source.spec.weights == "nk"
-    return ranked(chain, target, k_major=k_major, keep=_TRIED, fused=True)
+    return ranked(chain, target, k_major=k_major, keep=FEW, fused=True)
 
 
 #: Names of placements that `compile` takes; for chains of one length each is of one family.
@@ -150,7 +148,9 @@ def _places(func: Any, target: Device) -> tuple[str, ...]:
     """
     _, chain = _read(func)
     shape = shape_of_blocks(chain)
-    known = [each for each in families(shape) if each.placements]
+    # Of operands that no kernel multiplies one says why.
+    every = (each for each in families(shape) if shape.multiplies or each.fits_all)
+    known = [each for each in every if each.placements]
     times = family_times(shape, target, known)
     others = (each.name for each in sorted(known, key=lambda each: not each.fits_all))
     names = dict.fromkeys((*(name for name, _ in times), *others))

@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from crossfuse import _tvm as ir
 from crossfuse.compiler.checks import Verdict
+from crossfuse.lower.extract import only_function
+from crossfuse.markers import cluster_axis, thread_tag
 from crossfuse.measure.choice import Measured
 from crossfuse.planner.explain.tables import tiles_text
 from crossfuse.schema import typed
@@ -64,7 +67,6 @@ def make_report(
     compiled: Compiled, verdicts: Sequence[Verdict] = (), timing: Timing | None = None
 ) -> KernelReport:
     """Collect what is known about a compiled kernel, with checks and timing if they ran."""
-    from crossfuse.compiler.sketch import sketch
     from crossfuse.schedule.cluster_layout import cluster_layout
 
     image, plan = compiled.lowered.image, compiled.lowered.shared_memory
@@ -99,9 +101,6 @@ def choice_text(why: Mapping[str, Any]) -> str:
         return f"{choice_text(rest)}\n{typed(Measured, why['measured']).text}".strip()
     if "plan" in why:
         return _planned(why["plan"])
-    if "rows_first" in why:
-        tiles = tiles_text(why["rows_first"]["tiles"])
-        return f"planned: rows in the kernel of their product; {tiles}"
     if "recorded" in why:
         found = why["recorded"]
         return f"recorded: {found['microseconds']:.1f} us measured, in {found['database']}"
@@ -120,3 +119,61 @@ def _planned(plan: Mapping[str, Any]) -> str:
     if plan["eager_is_faster"]:
         text += ", which is faster: the best fused kernel is compiled since one was asked for"
     return f"{text}; {tiles_text(plan['tiles'])}"
+
+
+# A schedule as a person would sketch it: loops with what they are bound to, blocks by name.
+
+
+def sketch(schedule: Any) -> str:
+    """Draw the loop nest of a scheduled function, one line for each loop or block.
+
+    Consecutive serial loops share a line. A block's line names what it writes and reads.
+    """
+    lines: list[str] = []
+    _draw(only_function(schedule).body.block.body, 0, lines)
+    return "\n".join(lines)
+
+
+def _draw(node: Any, depth: int, lines: list[str]) -> None:
+    if isinstance(node, ir.SeqStmt):
+        for each in node.seq:
+            _draw(each, depth, lines)
+    elif isinstance(node, ir.For):
+        _loop(node, depth, lines)
+    elif isinstance(node, ir.SBlockRealize):
+        lines.append("  " * depth + _block(node.block))
+
+
+def _loop(loop: Any, depth: int, lines: list[str]) -> None:
+    serial: list[str] = []
+    while isinstance(loop, ir.For) and not _binding(loop):
+        if ir.constant(loop.extent) != 1:
+            serial.append(f"{loop.loop_var.name} < {loop.extent}")
+        loop = loop.body
+    if serial:
+        lines.append("  " * depth + f"for {', '.join(serial)}")
+    inside = depth + bool(serial)
+    if isinstance(loop, ir.For):
+        lines.append("  " * inside + f"for {loop.loop_var.name} < {loop.extent}: {_binding(loop)}")
+        _draw(loop.body, inside + 1, lines)
+    else:
+        _draw(loop, inside, lines)
+
+
+def _binding(loop: Any) -> str:
+    """The binding of a loop; empty for a serial one."""
+    axis = cluster_axis(loop)
+    if axis is not None:
+        return f"CTAs of the cluster, axis {axis}"
+    kind = int(loop.kind)
+    special = {int(ir.ForKind.VECTORIZED): "vector", int(ir.ForKind.UNROLLED): "unrolled"}
+    return thread_tag(loop) or special.get(kind, "")
+
+
+def _block(block: Any) -> str:
+    reads = dict.fromkeys(str(each.source.name) for each in block.reads)
+    writes = dict.fromkeys(str(each.source.name) for each in block.writes)
+    sources = ", ".join(name for name in reads if name not in writes)
+    return (
+        f"{', '.join(writes)} <- {sources}" if sources else f"{', '.join(writes)} <- initial value"
+    )

@@ -16,7 +16,7 @@ from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
 from crossfuse.meta_schedule.functions import name_of, tag
 from crossfuse.meta_schedule.task import Task, Tasks
-from crossfuse.schedule.notes import note
+from crossfuse.schedule.records import note
 
 # A Mutator of MetaSchedule: one step from a kernel to its neighbour.
 

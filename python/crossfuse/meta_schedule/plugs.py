@@ -30,7 +30,7 @@ def plugs(
     target : str | Device | None
         Where kernels are to run.
     strategy : str
-        One of `crossfuse.planner.tune.drive.STRATEGIES`.
+        One of `crossfuse.planner.tune.strategy.STRATEGIES`.
     model : CostModel | None
         What was learned before.
     designs : int

@@ -12,7 +12,7 @@ from tvm_ffi import structural_equal
 from crossfuse.meta_schedule.functions import TAG, name_of
 from crossfuse.meta_schedule.fused_space import ForOthers, MutateKernel, VerifyLowered
 from crossfuse.meta_schedule.task import Tasks
-from crossfuse.schedule.notes import note
+from crossfuse.schedule.records import note
 
 #: Annotation by which ``PostOrderApply`` leaves a block to the custom rule that it names.
 _CUSTOM = "schedule_rule"

@@ -13,8 +13,7 @@ from crossfuse.errors import RefusedError
 from crossfuse.meta_schedule.database import FAILED_SECONDS
 from crossfuse.meta_schedule.fused_space import others_context
 from crossfuse.meta_schedule.task import Task, Tasks
-from crossfuse.planner.tune.drive import make_strategy
-from crossfuse.planner.tune.strategy import Model, Strategy
+from crossfuse.planner.tune.strategy import Model, Strategy, make_strategy
 
 #: Proposals in a row of which none can be scheduled, before a search ends.
 _PATIENCE = 8
@@ -26,7 +25,7 @@ class KernelSearch(PySearchStrategy):
 
     What the database holds of the same function is known from the start and not measured again.
     `tasks` is shared with the space generator; `kind` is one of
-    `crossfuse.planner.tune.drive.STRATEGIES`. The model predicts times: that of
+    `crossfuse.planner.tune.strategy.STRATEGIES`. The model predicts times: that of
     `crossfuse.meta_schedule.learned.KernelCost`, which teaches it, or None for the estimate.
     `others` is the SearchStrategy of functions that are no chain; None is TVM's ``evolutionary``.
     The same seed and measurements give the same proposals.

@@ -19,8 +19,8 @@ from crossfuse.planner.families import EAGER
 from crossfuse.planner.kernels.shape import shape_of
 from crossfuse.planner.plan import Plan, ranked
 from crossfuse.planner.tune.kernel_space import KernelSpace, space_of
-from crossfuse.schedule.notes import annotate_plan, note, read_note
 from crossfuse.schedule.planned import schedule_planned
+from crossfuse.schedule.records import annotate_plan, note, read_note
 from crossfuse.schema import Damaged
 
 

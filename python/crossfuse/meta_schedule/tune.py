@@ -24,11 +24,10 @@ from crossfuse.hardware import device
 from crossfuse.meta_schedule.build import Conditions
 from crossfuse.meta_schedule.bundle import measure_all
 from crossfuse.meta_schedule.candidate import Candidate
-from crossfuse.meta_schedule.kernels import candidate_at, kernels_of
 from crossfuse.meta_schedule.records import Found, Record, append, read_records
+from crossfuse.meta_schedule.scheduled import candidate_at, kernels_of
 from crossfuse.planner.tune.cost_model import CostModel, require_xgboost
-from crossfuse.planner.tune.drive import make_strategy
-from crossfuse.planner.tune.strategy import Strategy
+from crossfuse.planner.tune.strategy import Strategy, make_strategy
 from crossfuse.schema import Damaged, parse
 from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.spec import WorkloadSpec
@@ -175,7 +174,7 @@ def open_tuning(
 ) -> Tuning:
     """Begin a search, or go on with that of a folder, whatever the conditions of its records.
 
-    `strategy` is one of `crossfuse.planner.tune.drive.STRATEGIES`. With `learn`, measurements
+    `strategy` is one of `crossfuse.planner.tune.strategy.STRATEGIES`. With `learn`, measurements
     correct the estimate, which needs xgboost. For cascades they do not: the search goes by what it
     has measured, and by the estimate as it is. The same seed and measurements give the same search.
     A folder of another workload or device is refused and left unchanged; so is a workload without

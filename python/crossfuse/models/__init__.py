@@ -11,7 +11,7 @@ _HOME = {
     "Built": "zoo",
     "ModelSpec": "spec",
     "build": "zoo",
-    "cost": "cost",
+    "cost": "zoo",
     "names_one": "spec",
     "parse": "spec",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -166,3 +166,23 @@ def _default(dtype: str) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+# Lower bounds of a model's memory traffic and arithmetic.
+
+
+def cost(spec: ModelSpec) -> tuple[int, int]:
+    """Compulsory bytes and operations of a model, found on tensors without memory.
+
+    Bytes are those of every weight and input read once and the result written once; operations are
+    those of matrix products and convolutions, as `torch.utils.flop_counter` counts them.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    # Classes of transformers look at values, which tensors without memory have not.
+    built = build(replace(spec, source="torch"), "meta")
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), counter:
+        result = built.module(*built.inputs)
+    tensors = [*built.module.parameters(), *built.inputs, result]
+    return sum(each.numel() * each.element_size() for each in tensors), counter.get_total_flops()

@@ -300,7 +300,7 @@ def aligned_function(spec: Any) -> Any:
         from crossfuse.workload.build import form_of
 
         return aligned(form_of(spec))
-    if not isinstance(spec, WorkloadSpec):
+    if not isinstance(spec, WorkloadSpec) or spec.combine != "sum":
         return None
     item = chain_of(spec).tensors[0].item
     if not any(each[-1] * item % TMA_PITCH for each in spec.inputs.values()):

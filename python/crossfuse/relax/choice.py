@@ -72,15 +72,10 @@ class PlannedGroup:
         return tuple(each for each in self.plans if each.family != EAGER)
 
     @property
-    def tried(self) -> tuple[Plan | CascadePlan, ...]:
-        """Plans to be tried until one has a kernel; after measuring the fastest alone."""
-        best = self.measured.best if self.measured is not None else None
-        return self.kernels if best is None else (self.kernels[best.place],)
-
-    @property
     def ours(self) -> Plan | CascadePlan:
-        """The best plan of a kernel of ours."""
-        return self.tried[0]
+        """The best plan of a kernel of ours, the fastest if they were measured."""
+        best = self.measured.best if self.measured is not None else None
+        return self.kernels[0 if best is None else best.place]
 
     @property
     def family(self) -> str:

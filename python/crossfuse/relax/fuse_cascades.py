@@ -14,8 +14,8 @@ from tvm.ir import GenericConst, GlobalVar
 
 from crossfuse import _tvm as ir
 from crossfuse.cache import shelf
-from crossfuse.cache.answers import answered
 from crossfuse.cache.keys import content_key
+from crossfuse.cache.shelf import answered
 from crossfuse.calls import checked
 from crossfuse.cascade.rewrite.tiles import CascadeTiles, StreamTiles
 from crossfuse.cascade.site import Site
@@ -182,8 +182,8 @@ class FuseCascades:
     target : str | Device | None
         What sizes are chosen for.
     tiles : CascadeTiles | None
-        Sizes of tile forms. None chooses for each cascade the first that lowers for the target,
-        and leaves alone what does not lower.
+        Sizes of tile forms. None leaves those of each cascade to the planner, and leaves alone
+        what does not lower.
     stream : StreamTiles | None
         The same of other streams.
 

@@ -20,10 +20,9 @@ from crossfuse.meta_schedule.build import Build, Conditions, build_candidate, sh
 from crossfuse.meta_schedule.bundle import make_bundle, measure_bundle, open_bundle
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.meta_schedule.database import commit, open_database
-from crossfuse.meta_schedule.kernels import best_candidates
 from crossfuse.meta_schedule.measurer import Measurer
 from crossfuse.meta_schedule.records import Record, append, read_records
-from crossfuse.meta_schedule.scheduled import schedule_candidate
+from crossfuse.meta_schedule.scheduled import best_candidates, schedule_candidate
 from crossfuse.planner.plan import plan
 from crossfuse.workload.cascades import resolve
 

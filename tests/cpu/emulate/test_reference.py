@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crossfuse.emulate.float64 import in_float64
-from crossfuse.emulate.reference import draw, limits, parameters
+from crossfuse.emulate.reference import draw, in_float64, limits, parameters
 from crossfuse.errors import CheckFailed, WorkloadRefused
 from crossfuse.workload import prim_func, resolve
 from crossfuse.workload.accuracy import judge

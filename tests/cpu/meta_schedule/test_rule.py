@@ -15,7 +15,7 @@ from crossfuse.hardware import tvm_target
 from crossfuse.lower.extract import lower
 from crossfuse.meta_schedule.functions import TAG, name_of
 from crossfuse.meta_schedule.rule import ScheduleKernels, post_order_apply
-from crossfuse.schedule.notes import note
+from crossfuse.schedule.records import note
 from crossfuse.workload import prim_func, resolve
 
 ms = pytest.importorskip("tvm.s_tir.meta_schedule")

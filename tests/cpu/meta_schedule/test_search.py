@@ -20,7 +20,7 @@ from crossfuse.meta_schedule.learned import KernelCost, KernelFeatures
 from crossfuse.meta_schedule.plugs import plugs
 from crossfuse.meta_schedule.task import Task, Tasks, is_k_major
 from crossfuse.planner.tune.cost_model import NAMES, CostModel
-from crossfuse.schedule.notes import note
+from crossfuse.schedule.records import note
 from crossfuse.workload import prim_func, resolve
 
 pytest.importorskip("xgboost")

@@ -13,7 +13,7 @@ import pytest
 from crossfuse.errors import ArtefactRefused, PlanRefused
 from crossfuse.hardware import device
 from crossfuse.meta_schedule.candidate import Candidate, read_candidates
-from crossfuse.meta_schedule.kernels import kernels_of
+from crossfuse.meta_schedule.scheduled import kernels_of
 from crossfuse.workload.suites import name_of, resolve
 from null.script import SCRIPTS
 from study.compare_spaces import compare, kernels, mean, read_measured, summary

@@ -13,7 +13,7 @@ import crossfuse.planner.space.search, crossfuse.planner.space.relaxations
 import crossfuse.planner.plan, crossfuse.planner.explain.explanation
 found = crossfuse.planner.plan.plan("gemm:M=16,K=64,N=64").explain()
 found.text(), found.svg(), found.to_json()
-import crossfuse.planner.tune.drive, crossfuse.planner.tune.cost_model
+import crossfuse.planner.tune.strategy, crossfuse.planner.tune.cost_model
 print(*sorted({"tvm", "torch", "scipy", "ml_dtypes", "matplotlib"} & set(sys.modules)))
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -202,3 +203,17 @@ class CascadeTiles:
                 f"a divisor of the {tiles} tiles of rows up to {MAX_CLUSTER}, or 1 beside a cluster"
             )
             raise tiles_refused("tiles, share", self.share, limit, "pass a divisor, or share=1")
+
+
+def arrays_of(steps: Sequence[tuple[int | None, frozenset[int]]]) -> dict[int, int]:
+    """Find the array of registers of each tile: it takes the place of one that nobody reads later.
+
+    Tiles are numbers, scores are tile 0 in array 0. A step makes a tile, or none, and reads some.
+    """
+    arrays = {0: 0}
+    for number, (made, _) in enumerate(steps):
+        if made is None or made in arrays:
+            continue
+        needed = {arrays[e] for _, reads in steps[number + 1 :] for e in reads if e in arrays}
+        arrays[made] = next(n for n in range(len(arrays) + 1) if n not in needed)
+    return arrays

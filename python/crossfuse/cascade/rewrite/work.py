@@ -283,6 +283,8 @@ class TileWork:
     spans: tuple[tuple[int, int, int], ...] = ()
     #: Numbers of the state of a row without columns.
     slots: int = 2
+    #: Arrays of registers for elements of a tile, of scores and of what is made of them.
+    arrays: int = 1
 
 
 def tile_work_of(site: Site, derivation: Derivation) -> TileWork:
@@ -318,7 +320,24 @@ def tile_work_of(site: Site, derivation: Derivation) -> TileWork:
         **_arithmetic(context),
         spans=_spans(context),
         slots=sum(not context.columns_of(each) for each in context.slots),
+        arrays=_arrays(context),
     )
+
+
+def _arrays(context: TileContext) -> int:
+    """Arrays of the tiles that the statements of a step make of the product's elements."""
+    from crossfuse.cascade.rewrite.tiled.steps import Multiply, Tile
+    from crossfuse.cascade.rewrite.tiles import arrays_of
+
+    tiles = {each.symbol: 0 for each in context.products}
+    found = []
+    for each in context.steps:
+        expression = each.left if isinstance(each, Multiply) else getattr(each, "expression", None)
+        symbols = set() if expression is None else expression.free_symbols
+        reads = frozenset(tiles[symbol] for symbol in symbols if symbol in tiles)
+        made = tiles.setdefault(each.symbol, len(tiles)) if isinstance(each, Tile) else None
+        found.append((made, reads))
+    return 1 + max(arrays_of(found).values())
 
 
 def _results(site: Site) -> int:

@@ -42,11 +42,9 @@ def generate(
     launches, the plan of shared memory, and with a timeline the events of each kernel. Refused if
     tensor cores or TMA cannot take the tiles.
     """
-    reduced = is_reduced(func)
-    if is_stream(func) and not reduced and not staged_blocks(func):
+    if _streams(func):
         return (*_generate_streams(func, buffers, device, name, timeline), ())
-    programs = recover_reduced(func) if reduced else recover(func)
-    plans = [plan_kernel(each, device, number) for number, each in enumerate(programs)]
+    plans = _plans_of_products(func, device)
     if timeline:
         plans = [replace(each, timed=True) for each in plans]
         buffers = (*buffers, *map(timeline_buffer, plans))
@@ -59,6 +57,22 @@ def generate(
     kept = (*(each for plan in plans for each in plan.state), *sums)
     image = KernelImage(name, _cuda(kernels), buffers, launches, spaces, kept, bool(sums))
     return image, _shared_memory(plans), tuple(map(events, plans)) if timeline else ()
+
+
+def plans_of(func: Any, device: Device) -> Sequence[KernelPlan | StreamPlan]:
+    """Plan the kernels of a scheduled tile program, which are not emitted; see `generate`."""
+    if _streams(func):
+        return [plan_stream(each, device) for each in recover_streams(func)]
+    return _plans_of_products(func, device)
+
+
+def _streams(func: Any) -> bool:
+    return is_stream(func) and not is_reduced(func) and not staged_blocks(func)
+
+
+def _plans_of_products(func: Any, device: Device) -> list[KernelPlan]:
+    programs = recover_reduced(func) if is_reduced(func) else recover(func)
+    return [plan_kernel(each, device, number) for number, each in enumerate(programs)]
 
 
 def _generate_streams(

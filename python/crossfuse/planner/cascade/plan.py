@@ -95,26 +95,6 @@ def plan_cascade(
     return ranked_cascade(workload, target, only=only, rates=rates, keep=1)[0]
 
 
-def tried(plans: Sequence[CascadePlan]) -> list[CascadePlan]:
-    """Select the plans that are worth lowering one after another.
-
-    Of streams all: what the planner expects to fit does. Of tiles, whose expressions may need more
-    registers than estimated, only those that need fewer registers than all before them of the same
-    cluster size.
-    """
-    least: dict[tuple[int, int], int] = {}
-    found = []
-    for each in plans:
-        if each.taken is not None and not CASCADE_FAMILIES[each.family].certain:
-            size = each.taken.cluster, int(each.tiles["cluster"])
-            needed = each.taken.registers
-            if needed >= least.get(size, needed + 1):
-                continue
-            least[size] = needed
-        found.append(each)
-    return found
-
-
 def _runners(plans: Sequence[CascadePlan], fused: bool) -> tuple[Runner, ...]:
     """Find the best plan of each place other than that of the chosen one, the fastest first."""
     kinds: dict[str, CascadePlan] = {}

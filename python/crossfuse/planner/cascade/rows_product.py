@@ -29,6 +29,9 @@ class RowsProduct:
     rows: Work
     #: Elements of the chunks that rows can be made in; 0 if they are made as a whole alone.
     chunk: int = 0
+    #: Whether CTAs can share the product's reduction: not where its epilogue reads what else the
+    #: cascade makes, such as scales of rows.
+    splits: bool = True
 
     @cached_property
     def shape(self) -> Shape:
@@ -138,6 +141,7 @@ def _counted(parts: RowsFirst | None, *, chunks: bool) -> RowsProduct | None:
         k_major = read_chain(ir.Schedule(parts.product)).k_major
         rows = work_of(sites[0], derivation)
         chunk = chunk_of(parts, sites[0], derivation) if chunks else 0
-        return RowsProduct(chain_from(parts.product), k_major, rows, chunk)
+        splits = len(parts.passed) == 1
+        return RowsProduct(chain_from(parts.product), k_major, rows, chunk, splits)
     except (CascadeRefused, PlanRefused, ScheduleRefused):
         return None

@@ -24,7 +24,14 @@ from crossfuse.planner.families.tiled import TiledKernel
 from crossfuse.planner.kernels.arrays import count, select
 from crossfuse.planner.kernels.boxes import pages
 from crossfuse.planner.kernels.memory import BEFORE_ROWS, Memory, memory, resident
-from crossfuse.planner.kernels.phase import SUMS_BESIDE_CHUNKS, SUMS_BESIDE_ROWS, TALLEST_BY_CHUNKS
+from crossfuse.planner.kernels.phase import (
+    MOST_ROWS,
+    ROW_WARPS,
+    SUMS_BESIDE_CHUNKS,
+    SUMS_BESIDE_ROWS,
+    TALLEST_BY_CHUNKS,
+    row_batches,
+)
 from crossfuse.planner.kernels.shape import Shape, TileRule
 from crossfuse.planner.space.count import Step
 from crossfuse.schema import Tile
@@ -81,7 +88,15 @@ def rows_kernels(product: RowsProduct, device: Device) -> tuple[tuple[Step, ...]
     steps = list(GEMM.pruned(shape, device))
     if not count(found):
         return tuple(steps), found
-    return pruned_by(found, rules_beside_rows(found, shape, device), steps)
+    rules = (
+        TileRule(
+            "split",
+            "a reduction is split where the epilogue reads no more of the rows' cascade",
+            product.splits | ~np.asarray(found.split, bool),
+        ),
+        *rules_beside_rows(found, shape, device),
+    )
+    return pruned_by(found, rules, steps)
 
 
 def rules_beside_rows(kernel: TiledKernel, shape: Shape, device: Device) -> tuple[TileRule, ...]:
@@ -139,7 +154,11 @@ def by_chunks(
 
 def _takes_chunks(kernel: GemmKernel, product: RowsProduct) -> bool:
     (phase,) = kernel.phases(product.shape)
-    return int(kernel.rows) <= TALLEST_BY_CHUNKS and int(phase.sums) <= SUMS_BESIDE_CHUNKS
+    wide, across = int(kernel.columns * kernel.across), int(kernel.across)
+    sharers = -(-product.shape.n // wide) * across
+    batches, batch = row_batches(int(kernel.rows), sharers, product.chunk)
+    held = int(kernel.rows) <= TALLEST_BY_CHUNKS and int(phase.sums) <= SUMS_BESIDE_CHUNKS
+    return held and batches * batch <= MOST_ROWS
 
 
 def ordered(times: Sequence[tuple[float, T]]) -> list[tuple[float, T]]:
@@ -167,8 +186,6 @@ def ordered(times: Sequence[tuple[float, T]]) -> list[tuple[float, T]]:
 # Rows that multiplying warpgroups make count as those of warps: a row of 8 KiB is made 5.1 us
 # after a CTA began, for 4.7 to 5.5 of a warp, most of it behind the sum: its stores and its flag.
 
-#: Warps of a CTA that make rows, see `crossfuse.lower.hopper.rows.emit`.
-WARPS = 2
 #: Microseconds of a row however short, and bytes of it that a warp takes in in one, beside what it
 #: waits for behind weights. A row of 8 KiB took 3.8 us on an H100 behind the weights that are asked
 #: for now (4.6 behind 7.7 MB, 5.8 behind 9.4 MB); how that divides was not measured.
@@ -207,11 +224,11 @@ def rows_estimate(
         return _by_chunks(product, found, rates)
     each = ROW + rows.length * rows.read / BYTES + asked
     # Rows are made in order, those of all CTAs at once.
-    first = ceil_div(least(kernel.rows, rows.rows), WARPS * ctas) * each
+    first = ceil_div(least(kernel.rows, rows.rows), ROW_WARPS * ctas) * each
     wait = first + rates.measured.flag
     hbm, l2, ingest, tensor = (found.busy[name] for name in _STREAMS)
     hidden = np.minimum(wait, filled)
-    made = ceil_div(rows.rows, WARPS * ctas) * each
+    made = ceil_div(rows.rows, ROW_WARPS * ctas) * each
     more = overlapped(hbm + wait - hidden, l2, ingest, tensor + wait, made)
     added = TOGETHER + more - overlapped(hbm, l2, ingest, tensor)
     terms = {**found.terms, ROWS: _plain(added)}

@@ -12,19 +12,22 @@ import numpy as np
 from crossfuse.cascade.rewrite.tiles import WARPGROUP_ROWS, WIDE, CascadeTiles
 from crossfuse.cascade.rewrite.work import TileWork
 from crossfuse.hardware import Device
+from crossfuse.planner.kernels.stream import (
+    REGISTERS,
+    StreamMemory,
+    adders_of,
+    element_registers,
+    handoff_bytes,
+    mailbox_bytes,
+    tile_bytes,
+)
 from crossfuse.planner.space.count import Step
 
 # Resources of an SM that a stream of tiles takes.
-#
-# The lowering (`crossfuse.lower.hopper.stream.plan.kernel`) has the last word: it knows how many
-# arrays of scores an expression needs, where here one is assumed.
 
-#: Registers of a thread for scores, weights and sums, by the number of multiplying warpgroups.
-_REGISTERS = {1: 176, 2: 184, 3: 132}
-#: Shared memory of barriers and of arithmetic that is kept in its place, in bytes, at most.
-_REST = 1024
-#: Stages of the ring at least.
-_STAGES = 2
+#: Stages of the ring that are worth it, and bytes of barriers and of arithmetic that is kept in its
+#: place, at most.
+_STAGES, _REST = 2, 1024
 
 
 def sum_registers(work: TileWork, sizes: CascadeTiles) -> int:
@@ -32,14 +35,31 @@ def sum_registers(work: TileWork, sizes: CascadeTiles) -> int:
 
     Sums of more columns than a warpgroup holds are shared by two.
     """
-    columns = min(sizes.columns, WIDE)
-    return sizes.elements // 2 + sizes.elements // 4 + columns // 2
+    return element_registers(sizes.elements, 1) + min(sizes.columns, WIDE) // 2
 
 
 def registers_fit(work: TileWork, sizes: CascadeTiles) -> bool:
-    """Whether a warpgroup has registers for a tile."""
-    limit = _REGISTERS.get(sizes.rows // WARPGROUP_ROWS, 0)
-    return sum_registers(work, sizes) <= limit
+    """Whether warpgroups have registers for a tile.
+
+    Of expressions that need one array of scores, those are left out that only a warpgroup of their
+    own has registers for: the estimate knows none, but where sums are wide.
+    """
+    of_rows = REGISTERS.get(sizes.rows // WARPGROUP_ROWS)
+    if of_rows is None or sum_registers(work, sizes) > of_rows[-1]:
+        return False
+    return not work.columns or adders(work, sizes) is not None
+
+
+def adders(work: TileWork, sizes: CascadeTiles) -> int | None:
+    """Warpgroups that share columns, see `crossfuse.planner.kernels.stream.adders_of`."""
+    split = sizes.cluster > 1
+    return adders_of(sizes.rows, sizes.elements, sizes.columns, work.arrays, split=split)
+
+
+def multiplying(work: TileWork, sizes: CascadeTiles) -> int:
+    """Warpgroups that multiply: one for 64 rows, and those that share its columns."""
+    shared = adders(work, sizes) if work.columns else 0
+    return sizes.rows // WARPGROUP_ROWS + (shared or 0)
 
 
 def at_once(tiles: CascadeTiles, device: Device) -> int:
@@ -67,10 +87,43 @@ def steps_together(work: TileWork) -> bool:
 
 
 def shared_size(work: TileWork, sizes: CascadeTiles) -> int:
-    """Bytes of shared memory of a CTA with as few stages as there can be."""
+    """Bytes of shared memory of a CTA with as few stages as are worth it, at least.
+
+    Results of more columns than a box leave through what the ring has then.
+    """
     boxes = sizes.rows * min(sizes.columns, 64) * work.item
     held = sizes.rows * sizes.depth * work.left if holds_left(work, sizes) else 0
     return held + boxes + _STAGES * step_bytes(work, sizes) + _REST
+
+
+def shared_fits(work: TileWork, sizes: CascadeTiles, device: Device) -> bool:
+    """Whether two stages are worth it, and the kernel fits with as many as it needs."""
+    limit = device.max_shared_bytes
+    if shared_size(work, sizes) > limit:
+        return False
+    return not work.columns or _stream_memory(work, sizes).divide(0, limit) is not None
+
+
+def _stream_memory(work: TileWork, sizes: CascadeTiles) -> StreamMemory:
+    """Shared memory of a stream between two products."""
+    rows, keys, columns = sizes.rows, sizes.elements, sizes.columns
+    stored = min(rows, work.rows)
+    handed = None
+    if sizes.cluster > 1:
+        size = mailbox_bytes(sizes.cluster, stored, sizes.slice_of(columns), work.slots)
+        handed = ("inbox", 0 if sizes.in_memory else size)
+    elif adders(work, sizes):
+        # A factor and a result of each slot at most.
+        handed = ("passed", handoff_bytes(keys, 2 * work.slots))
+    return StreamMemory(
+        rows,
+        stored,
+        tile_bytes(rows, sizes.depth, work.left),
+        tile_bytes(keys, sizes.depth, work.right),
+        0 if work.same else tile_bytes(keys, columns, work.value),
+        WARPGROUP_ROWS * columns * 2,
+        handed,
+    )
 
 
 def step_bytes(work: TileWork, sizes: CascadeTiles) -> int:
@@ -258,7 +311,7 @@ def _rules(work: TileWork, device: Device, chosen: CascadeTiles) -> tuple[Rule, 
         (
             "shared",
             f"two stages fit {device.max_shared_bytes >> 10} KiB of shared memory",
-            lambda each: shared_size(work, steps_of(work, each).sizes) <= device.max_shared_bytes,
+            lambda each: shared_fits(work, steps_of(work, each).sizes, device),
         ),
     )
 

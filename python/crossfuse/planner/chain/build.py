@@ -173,6 +173,11 @@ def chain_of(spec: WorkloadSpec | LayersSpec) -> Chain:
     Chain
         Over dims m, n, k, and l where there is a second product.
 
+    Raises
+    ------
+    PlanRefused
+        If products are reduced otherwise than by a sum.
+
     Examples
     --------
     >>> from crossfuse.workload import parse
@@ -182,6 +187,9 @@ def chain_of(spec: WorkloadSpec | LayersSpec) -> Chain:
     """
     if isinstance(spec, LayersSpec):
         return _chain_of_layers(spec)
+    if spec.combine != "sum":
+        limit = "sums of products of a left and a right operand"
+        raise refused("combine", spec.combine, limit, "leave it to kernels of threads")
     widths = [spec.K, spec.N, spec.L] if spec.L else [spec.K, spec.N]
     return matrix_chain(
         spec.M,

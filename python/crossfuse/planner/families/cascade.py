@@ -45,8 +45,6 @@ class CascadeFamily(ABC, Generic[T]):
     second: ClassVar[tuple[str, ...]]
     #: Plans at most; 0 for all.
     most: ClassVar[int] = 0
-    #: Whether all that the planner expects to fit does.
-    certain: ClassVar[bool] = True
     #: Words of the place of states, by the names of placements that are among all kernels.
     state_places: ClassVar[Mapping[str, str]] = {}
 

@@ -137,7 +137,8 @@ class ChainFamily:
     def every(self, shape: Shape, device: Device) -> TileKernel:
         """List all legal tiles as arrays, which are empty where nothing fits."""
         found = self.tried(shape, device)
-        found = select(found, flags(found, found.legal(shape, device)))
+        legal = found.legal(shape, device) if shape.multiplies else False
+        found = select(found, flags(found, legal))
         return select(found, flags(found, found.fits(shape, device))) if count(found) else found
 
     def pruned(self, shape: Shape, device: Device) -> tuple[Step, ...]:
@@ -149,6 +150,10 @@ class ChainFamily:
         found = self.tried(shape, device)
         left = np.ones(count(found), bool)
         steps = [Step("all", "tiles that are tried", len(left))]
+        if not shape.multiplies:
+            left &= False
+            operands = "operands of 16 bits, or of 8 bits stored as [n, k]"
+            steps.append(Step("operands", operands, 0))
         for rule in found.rules(shape, device):
             left &= np.asarray(rule.keeps, bool)
             steps.append(Step(rule.name, rule.text, int(np.count_nonzero(left))))

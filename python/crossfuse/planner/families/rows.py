@@ -42,7 +42,7 @@ class Rows(CascadeFamily[RowsTiles]):
     kind: ClassVar[Any] = RowsTiles
     axes: ClassVar[tuple[str, ...]] = ("rows", "columns", "cluster", "split", "across", "chunk")
     second: ClassVar[tuple[str, ...]] = ("columns",)
-    # The best one lowers, or one of the next.
+    # Estimates of one plan after the other are slow.
     most: ClassVar[int] = 8
 
     @classmethod

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from crossfuse.cascade.rewrite.tiles import DSM, KERNEL, WARPGROUP_ROWS, CascadeTiles
+from crossfuse.cascade.rewrite.tiles import DSM, KERNEL, CascadeTiles
 from crossfuse.cascade.rewrite.work import TileWork
 from crossfuse.hardware import WARPGROUP, Device
 from crossfuse.planner.cascade import tile_space
@@ -41,8 +41,6 @@ class Tiles(CascadeFamily[CascadeTiles]):
     kind: ClassVar[Any] = CascadeTiles
     axes: ClassVar[tuple[str, ...]] = ("rows", "elements", "cluster")
     second: ClassVar[tuple[str, ...]] = ("elements", "cluster")
-    # Expressions may need more registers than estimated.
-    certain: ClassVar[bool] = False
     state_places: ClassVar[Mapping[str, str]] = {"registers": "states in registers"}
 
     @classmethod
@@ -87,7 +85,7 @@ class Tiles(CascadeFamily[CascadeTiles]):
         return Taken(
             found.places * tiles.cluster,
             tiles.ctas_of_cluster,
-            WARPGROUP * (found.sizes.rows // WARPGROUP_ROWS + 1),
+            WARPGROUP * (tile_space.multiplying(work, found.sizes) + 1),
             1,
             tile_space.sum_registers(work, found.sizes),
             tile_space.shared_size(work, found.sizes),

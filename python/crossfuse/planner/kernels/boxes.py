@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -85,13 +86,36 @@ def _look_up(table: np.ndarray, columns: Count) -> Count:
     return int(table[min(columns, _MOST)])
 
 
+def box_places(widths: Sequence[int], slots: int, page: int = 0) -> tuple[int, ...]:
+    """Place boxes of 64 rows, of widths in elements of 16 bits; where each begins, in bytes.
+
+    They use `slots` in turn, whose sizes the first ones set, the widest. None lies in two pages of
+    some bytes, if there are any.
+    """
+    found: list[int] = []
+    end = 0
+    for number, width in enumerate(widths):
+        size = WARPGROUP_ROWS * 2 * width
+        if page and end % page + size > page:
+            end += page - end % page
+        found.append(found[number - slots] if number >= slots else end)
+        end = max(end, found[-1] + size)
+    return tuple(found)
+
+
+def _end(widths: Sequence[int], slots: int, page: int = 0) -> int:
+    """Bytes of boxes that lie in such places."""
+    places = box_places(widths, slots, page)
+    sizes = (WARPGROUP_ROWS * 2 * each for each in widths)
+    return max(map(sum, zip(places, sizes, strict=True)))
+
+
 @cache
 def _stored(staged: bool) -> np.ndarray:
     table = np.zeros(_MOST + 1, np.int64)
     for columns in range(8, _MOST + 1, 8):
         widths = box_widths(columns, staged=staged)
-        slots = widths if staged else widths[:SLOTS]
-        table[columns] = sum(WARPGROUP_ROWS * 2 * each for each in slots)
+        table[columns] = _end(widths, len(widths) if staged else SLOTS)
     return table
 
 
@@ -111,10 +135,6 @@ def _pages() -> np.ndarray:
     page = 2 * WARPGROUP_ROWS * ROW_BYTES
     table = np.zeros(_MOST + 1, np.int64)
     for columns in range(8, _MOST + 1, 8):
-        end = 0
-        for width in box_widths(columns, staged=True) * 2:
-            size = WARPGROUP_ROWS * 2 * width
-            end += -end % page if end % page + size > page else 0
-            end += size
-        table[columns] = -(-end // page)
+        widths = box_widths(columns, staged=True) * 2
+        table[columns] = -(-_end(widths, len(widths), page) // page)
     return table

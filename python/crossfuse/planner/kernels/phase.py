@@ -28,6 +28,14 @@ SUMS_BESIDE_ROWS = 160
 #: The same where rows are made chunk by chunk, and the most rows of a tile then: one block of 64
 #: for each of three warpgroups, whose sums have two factors in a thread.
 SUMS_BESIDE_CHUNKS, TALLEST_BY_CHUNKS = 128, 192
+#: Warps that make rows, and rows of one at most where it makes them chunk by chunk: it keeps their
+#: states in registers. Rows that come by one copy then.
+ROW_WARPS, MOST_ROWS, _TOGETHER = 2, 16, 4
+#: Elements of a batch of rows at most, unless it is one row: a thread has 64 of them in registers,
+#: or 32 beside the sums of tiles of more rows.
+_ELEMENTS, _FEW_ROWS = 2048, 128
+#: Batches of a warp's ring at most: one comes while the one before is made to rows.
+ROW_SLOTS = 2
 #: Registers of a thread for the sums of both products of a kernel, by how many warpgroups multiply:
 #: ptxas keeps both. Beyond them it spilt 900 to 2600 bytes and made products wait for each other
 #: (C7512): with 176 sums in three warpgroups a kernel took 10 times as long on an H200, with 200 in
@@ -79,17 +87,30 @@ class Phase:
     @property
     def warpgroups(self) -> Count:
         """Warpgroups that multiply: one for 64 rows, of 256 rows two with 128 each."""
-        return least(ceil_div(self.rows, WARPGROUP_ROWS), choose(self.rows > 192, 2, 3))
+        return warpgroups_of(self.rows)
 
     @property
     def blocks(self) -> Count:
         """Blocks of 64 rows of each warpgroup."""
-        return choose(self.rows > 192, 2, 1)
+        return blocks_of(self.rows)
 
     @property
     def sums(self) -> Count:
         """Float32 registers of a thread that hold sums."""
         return self.blocks * self.products * self.columns // 2
+
+
+def warpgroups_of(rows: Count) -> Count:
+    """Warpgroups that multiply a tile of some rows, 64 to 256, a multiple of 64.
+
+    More than three leave a thread 112 registers.
+    """
+    return least(ceil_div(rows, WARPGROUP_ROWS), choose(rows > 192, 2, 3))
+
+
+def blocks_of(rows: Count) -> Count:
+    """Blocks of 64 rows that each of them multiplies, one below the other."""
+    return choose(rows > 192, 2, 1)
 
 
 def hold_both(first: Phase, second: Phase) -> TileRule:
@@ -186,3 +207,16 @@ def divides_sums(shape: Shape, rows: Count, columns: Count, split: Count) -> Fla
     # The only tile of rows may have slices that end before it does.
     short = (shape.m < rows) & (ceil_div(inside, split) * split <= rows)
     return even | short
+
+
+def row_batches(tile: int, sharers: int, chunk: int) -> tuple[int, int]:
+    """Batches of rows that a warp makes of a chunk for a tile, and rows of each.
+
+    `sharers` CTAs share the rows of their `tile`.
+    """
+    most = (_ELEMENTS if tile <= _FEW_ROWS else _ELEMENTS // 2) // chunk
+    rows = -(-tile // (sharers * ROW_WARPS))
+    batches = -(-rows // max(min(_TOGETHER, most), 1))
+    if batches > ROW_SLOTS:
+        batches = -(-batches // ROW_SLOTS) * ROW_SLOTS
+    return batches, -(-rows // batches)

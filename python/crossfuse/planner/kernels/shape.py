@@ -85,6 +85,11 @@ class Shape:
         return tuple(e.products * e.columns * e.depth * self.item for e in self.layers)
 
     @property
+    def multiplies(self) -> bool:
+        """Whether wgmma multiplies operands of this width, as they are stored."""
+        return self.item == 2 or (self.item == 1 and self.k_major)
+
+    @property
     def separate(self) -> Count:
         """Kernels of a library that compute it: one for each product and each activation."""
         # Of gate and up: one product of both weights, an activation and a multiplication.

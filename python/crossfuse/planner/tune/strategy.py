@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
+from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.tune.space import Move, Space
 
 #: Points of a family that may be among the first proposals.
@@ -348,3 +349,55 @@ class ModelOnly(Strategy):
         """See `Strategy`."""
         fresh = (int(each) for each in self._order if self.is_new(each))
         return islice(fresh, count)
+
+
+# A search from the first proposal to the last measurement.
+
+#: Measures points: microseconds, None of what does not work.
+Measure: TypeAlias = Callable[[Sequence[int]], Sequence[float | None]]
+
+STRATEGIES: dict[str, type[Strategy]] = {
+    "evolution": Evolution,
+    "annealing": Annealing,
+    "random": RandomSearch,
+    "model": ModelOnly,
+}
+
+
+def make_strategy(name: str, space: Space, model: Model | None = None, seed: int = 0) -> Strategy:
+    """Make a search of `STRATEGIES` by name."""
+    if name not in STRATEGIES:
+        raise refuse(
+            PlanRefused,
+            "strategy",
+            "name of a search",
+            found=repr(name),
+            limit=", ".join(STRATEGIES),
+            instead="name one of these",
+        )
+    return STRATEGIES[name](space, model, seed)
+
+
+def drive(
+    strategy: Strategy,
+    measure: Measure,
+    trials: int,
+    *,
+    batch: int = 8,
+    stop: Callable[[], bool] = lambda: False,
+) -> int | None:
+    """Measure what a search proposes, and let it and its model learn.
+
+    `trials` points are measured, `batch` between two proposals; before each batch, `stop` is asked
+    whether to leave the rest. The result is the fastest point; None where nothing works.
+    """
+    left = trials
+    while left > 0 and not stop():
+        points = strategy.propose(min(batch, left))
+        if not points:
+            break
+        times = measure(points)
+        strategy.observe(points, list(times))
+        strategy.model.update(strategy.space, points, times)
+        left -= len(points)
+    return strategy.best

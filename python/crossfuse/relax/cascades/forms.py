@@ -20,7 +20,7 @@ from crossfuse.cascade.rewrite.work import work_of
 from crossfuse.cascade.site import Site
 from crossfuse.errors import CascadeRefused, PlanRefused, RefusedError, contained, refuse
 from crossfuse.hardware import Device
-from crossfuse.planner.cascade.plan import ranked_cascade, tried
+from crossfuse.planner.cascade.plan import ranked_cascade
 from crossfuse.planner.cascade.rows_space import RowsTiles
 from crossfuse.planner.cascade.shape import cascade_shape
 from crossfuse.planner.families import EAGER, ROWS, STREAM
@@ -47,8 +47,7 @@ _WHERE = "a group of reductions"
 class Forms:
     """Finds cascades and their kernels, once for functions that are equal but for names.
 
-    Given `tiles` and `stream` are used without trying others; None chooses those of the first
-    kernel that lowers.
+    Given `tiles` and `stream` are used as they are; None leaves them to the planner.
     """
 
     def __init__(
@@ -61,8 +60,7 @@ class Forms:
         self._alike: dict[Hashable, Found] = {}
         self._refusals: dict[Found, str] = {}
         self._kernels: dict[Found, Kernel | str] = {}
-        self._sizes: dict[Found, tuple[Any, ...]] = {}
-        self._texts: dict[tuple[Found, Any], Any] = {}
+        self._texts: dict[Found, tuple[Any, Any]] = {}
         self._whys: dict[Site, str] = {}
 
     def found(self, func: Any) -> Found:
@@ -89,7 +87,7 @@ class Forms:
         if kernel is not None:
             return kernel if isinstance(kernel, str) else ""
         if found not in self._refusals:
-            self._refusals[found] = found.reason or self._tried(found)
+            self._refusals[found] = found.reason or self._refused(found)
         return self._refusals[found]
 
     def kernel(self, found: Found) -> Kernel | str:
@@ -98,66 +96,51 @@ class Forms:
             self._kernels[found] = self.refusal(found) or self._made(found)
         return self._kernels[found]
 
-    def sizes(self, found: Found) -> tuple[Any, ...]:
-        """Sizes to be tried, the best first; refuses if none fit."""
-        if found not in self._sizes:
-            site, derivation = _known(found)
-            given = self.tiles if has_products(site) else self.stream
-            self._sizes[found] = (given,) if given is not None else self._ranked(site, derivation)
-        return self._sizes[found]
-
-    def _ranked(self, site: Site, derivation: Derivation) -> tuple[Any, ...]:
+    def _sizes(self, site: Site, derivation: Derivation) -> Any:
+        """The sizes of a cascade's kernel; refuses if none fit."""
+        given = self.tiles if has_products(site) else self.stream
+        if given is not None:
+            return given
         shape = cascade_shape(site, derivation)
         if shape.product is None or self.tiles is not None or self.stream is not None:
-            plans = tried(ranked_cascade(shape, self.target, only=(STREAM, OF_TILES)))
-            return tuple(read_tiles(each.family, each.tiles) for each in plans)
-        ours = ranked_cascade(shape, self.target, only=(ROWS,))
+            (best,) = ranked_cascade(shape, self.target, only=(STREAM, OF_TILES), keep=1)
+            return read_tiles(best.family, best.tiles)
+        (best,) = ranked_cascade(shape, self.target, only=(ROWS,), keep=1)
         (eager,) = ranked_cascade(shape, self.target, only=(EAGER,))
-        self._whys[site] = _against_eager(ours[0].microseconds, eager.microseconds)
-        return tuple(read_tiles(ROWS, each.tiles) for each in ours)
+        self._whys[site] = _against_eager(best.microseconds, eager.microseconds)
+        return read_tiles(ROWS, best.tiles)
 
-    def _tried(self, found: Found) -> str:
-        reason = ""
+    def _refused(self, found: Found) -> str:
+        """Why a cascade is no stream; empty if it is."""
         try:
             with contained(CascadeRefused, "fuse-cascades", _WHERE):
-                for sizes in self.sizes(found):
-                    text = self._written(found, sizes)
-                    if not isinstance(text, str):
-                        return ""
-                    reason = text
+                _, text = self._written(found)
         except RefusedError as error:
             return str(error)
-        return reason
+        return text if isinstance(text, str) else ""
 
-    def _written(self, found: Found, sizes: Any) -> Any:
-        """A cascade rewritten as a stream with some sizes, or why it cannot be.
+    def _written(self, found: Found) -> tuple[Any, Any]:
+        """The sizes of a cascade, and the stream that it is rewritten as, or why it cannot be.
 
         None for rows in their product's kernel, which are rewritten when they are scheduled.
         """
-        if (found, sizes) not in self._texts:
-            self._texts[found, sizes] = _stream(*_known(found), sizes)
-        return self._texts[found, sizes]
+        if found not in self._texts:
+            site, derivation = _known(found)
+            sizes = self._sizes(site, derivation)
+            self._texts[found] = sizes, _stream(site, derivation, sizes)
+        return self._texts[found]
 
     def _made(self, found: Found) -> Kernel | str:
         site, derivation = _known(found)
-        reason = ""
-        for sizes in self.sizes(found):
-            text = self._written(found, sizes)
-            if isinstance(text, str):
-                reason = text
-                continue
-            try:
-                with contained(CascadeRefused, "fuse-cascades", _WHERE):
-                    form, schedule = self._lowered(site, derivation, sizes, text)
-            except RefusedError as error:
-                reason = str(error)
-                continue
-            (image,) = schedule.mod.functions.values()
-            plan = {"family": form, "tiles": asdict(sizes)}
-            return Kernel(
-                form, with_plan(image, plan), _moved(found, sizes), self._whys.get(site, "")
-            )
-        return reason
+        sizes, text = self._written(found)
+        try:
+            with contained(CascadeRefused, "fuse-cascades", _WHERE):
+                form, schedule = self._lowered(site, derivation, sizes, text)
+        except RefusedError as error:
+            return str(error)
+        (image,) = schedule.mod.functions.values()
+        plan = {"family": form, "tiles": asdict(sizes)}
+        return Kernel(form, with_plan(image, plan), _moved(found, sizes), self._whys.get(site, ""))
 
     def _lowered(
         self, site: Site, derivation: Derivation, sizes: Any, text: Any

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from crossfuse.hardware import Device
+from crossfuse.measure.choice import FEW
 from crossfuse.planner.plan import Plan
 from crossfuse.relax.chains.groups import Group, find_groups
 from crossfuse.relax.graph import Graph
@@ -16,9 +17,6 @@ from crossfuse.schedule.planned import rank_function, schedule_planned
 
 if TYPE_CHECKING:
     from crossfuse.planner.cascade.plan import CascadePlan
-
-#: Plans of a family that are tried, since one may turn out impossible to schedule.
-TRIED = 3
 
 
 class Form(ABC):
@@ -67,7 +65,7 @@ class Chains(Form):
 
     def ranked(self, func: Any, target: Device) -> Sequence[Plan | CascadePlan]:
         """See `Form`."""
-        return rank_function(func, target, keep=TRIED)
+        return rank_function(func, target, keep=FEW)
 
     def read_plan(self, text: str) -> Plan | CascadePlan:
         """See `Form`."""

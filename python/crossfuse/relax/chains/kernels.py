@@ -15,18 +15,19 @@ from tvm_ffi import structural_equal, structural_hash
 
 from crossfuse import _tvm as ir
 from crossfuse.cache import shelf
-from crossfuse.cache.answers import answered
 from crossfuse.cache.keys import content_key
+from crossfuse.cache.shelf import answered
 from crossfuse.errors import PlanRefused, RefusedError, contained
 from crossfuse.hardware import Device
 from crossfuse.lower.extract import buffer_specs, lower
 from crossfuse.markers import unpadded_shapes
+from crossfuse.measure.choice import FEW
 from crossfuse.measure.way import Given
+from crossfuse.planner.choice import noted
 from crossfuse.planner.cost.rates import rates_of
-from crossfuse.planner.noted import noted
 from crossfuse.relax.calls import REST, marked, with_plan
 from crossfuse.relax.chains.calls import FunctionCall, call_of, calling, picking, private, value_of
-from crossfuse.relax.chains.forms import TRIED, Chains, Form
+from crossfuse.relax.chains.forms import Chains, Form
 from crossfuse.relax.chains.groups import (
     Group,
     check_kernel,
@@ -340,18 +341,12 @@ class ChainKernels:
         *options: str,
     ) -> T:
         """What `use` reads of the text that `make` writes for a function, which is cached."""
-        key = content_key(self.target, kind, str(TRIED), *options, tvm.ir.save_json(func))
+        key = content_key(self.target, kind, str(FEW), *options, tvm.ir.save_json(func))
         return answered(shelf(kind), key, _label(func, self.target), make, use)
 
     def _scheduled(self, chain: PlannedChain, fewer_rows: bool) -> str:
-        """The first plan that has a kernel, as a scheduled function in TVM's JSON."""
-        refusals: list[RefusedError] = []
-        for plan in chain.tried:
-            try:
-                return str(tvm.ir.save_json(self._of_plan(chain, plan, fewer_rows)))
-            except RefusedError as error:
-                refusals.append(error)
-        raise refusals[0]
+        """The scheduled function of the best plan in TVM's JSON."""
+        return str(tvm.ir.save_json(self._of_plan(chain, chain.ours, fewer_rows)))
 
     def _of_plan(self, chain: PlannedChain, plan: Any, fewer_rows: bool) -> Any:
         """The function of a chain, scheduled by a plan; refuses one that does not lower."""

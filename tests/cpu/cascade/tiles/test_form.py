@@ -19,7 +19,7 @@ from crossfuse import _tvm as ir
 from crossfuse.cascade.rewrite.tiled.tiled import tiled
 from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.errors import ArgumentRefused, CascadeRefused
-from crossfuse.lower.open_blocks import open_blocks
+from crossfuse.lower.tree import open_blocks
 from crossfuse.schedule.records import trace_json
 from crossfuse.schedule.rules.cascade_tiles import schedule_cascade_tiles
 from crossfuse.workload.cascade_build import prim_func

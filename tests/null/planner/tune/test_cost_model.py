@@ -12,7 +12,7 @@ import pytest
 
 from crossfuse.errors import ArtefactRefused, EnvironmentRefused
 from crossfuse.planner.tune.cost_model import FEWEST, NAMES, CostModel, features
-from crossfuse.planner.tune.drive import drive, make_strategy
+from crossfuse.planner.tune.strategy import drive, make_strategy
 from null.planner.tune.planted import Planted, space, truth
 
 SPECS = ("G4", "S3:M=128", "gemm:M=256,K=768,N=3072")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from crossfuse.errors import PlanRefused
-from crossfuse.planner.tune.drive import STRATEGIES, drive, make_strategy
 from crossfuse.planner.tune.space import Move
-from crossfuse.planner.tune.strategy import Annealing
+from crossfuse.planner.tune.strategy import STRATEGIES, Annealing, drive, make_strategy
 from null.planner.tune.planted import Planted, space, truth
 
 SPECS = ("G4", "S3:M=128", "gemm:M=256,K=768,N=3072")

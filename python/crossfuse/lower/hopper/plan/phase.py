@@ -28,6 +28,7 @@ from crossfuse.lower.hopper.wgmma_instruction import OPERAND_TYPES
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
+from crossfuse.planner.kernels.phase import blocks_of, warpgroups_of, widest
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.reduced.program import RowReductions
@@ -39,8 +40,7 @@ if TYPE_CHECKING:
 class Warpgroups:
     """How the rows of a tile are divided among the warpgroups that multiply.
 
-    A wgmma has 64 rows. More than three warpgroups leave a thread 112 registers, so of larger tiles
-    each warpgroup multiplies several blocks of 64 rows, one below the other.
+    A wgmma has 64 rows; of large tiles each multiplies several blocks of 64 rows.
     """
 
     count: int
@@ -58,23 +58,13 @@ class Warpgroups:
         return self.count * self.share
 
 
-#: By the rows of a tile: who multiplies it, and the sums that a thread may hold at most, which
-#: leave room for addresses and the epilogue.
-_DIVISIONS = {
-    64: (Warpgroups(1), 128),
-    128: (Warpgroups(2), 128),
-    192: (Warpgroups(3), 96),
-    256: (Warpgroups(2, 2), 192),
-}
-
-
 def share_rows(program: TileProgram) -> Warpgroups:
     """Divide the rows of a program's tiles; refused if registers would not hold the sums."""
     contraction = program.contraction
     rows, columns = contraction.rows, contraction.columns
-    warpgroups, sums = _DIVISIONS.get(rows, (Warpgroups(0), 0))
-    most = 2 * sums // (warpgroups.blocks * len(contraction.products))
-    if columns % 8 or columns > most:
+    warpgroups = Warpgroups(int(warpgroups_of(rows)), int(blocks_of(rows)))
+    most = widest(rows, len(contraction.products))
+    if rows != warpgroups.rows or columns % 8 or columns > most:
         raise refuse(
             "tile-shape",
             f"product of '{contraction.products[0].accumulator.name}'",

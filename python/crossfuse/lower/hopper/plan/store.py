@@ -11,7 +11,14 @@ from crossfuse.lower.hopper.plan.operands import PACKED_TYPES, item_bytes, tenso
 from crossfuse.lower.hopper.program.tile import Tile
 from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.image import TensorMap
-from crossfuse.planner.kernels.boxes import ROW_BYTES, SLOTS, WARPGROUP_ROWS, WIDTHS, box_widths
+from crossfuse.planner.kernels.boxes import (
+    ROW_BYTES,
+    SLOTS,
+    WARPGROUP_ROWS,
+    WIDTHS,
+    box_places,
+    box_widths,
+)
 
 #: Boxes of float32 sums in shared memory at once where one warpgroup multiplies: 32 KiB at most.
 #: Where there are two, ptxas spills the addresses of so many: they take turns.
@@ -138,15 +145,13 @@ def _in_stages(program: TileProgram, blocks: int) -> StorePlan:
     """
     tile, contraction = program.store.tile, program.contraction
     page = blocks * WARPGROUP_ROWS * ROW_BYTES
-    boxes: list[StoreBox] = []
-    end = 0
-    for block in range(blocks):
-        for box in _placed(tile, box_widths(tile.shape[1], staged=True), tile.shape[1]):
-            if end % page + box.size > page:
-                end += page - end % page
-            boxes.append(replace(box, offset=end, block=block))
-            end += box.size
-    plan = StorePlan(tuple(boxes), page)
+    widths = box_widths(tile.shape[1], staged=True)
+    boxes = _placed(tile, widths * blocks, blocks * len(widths), page)
+    boxes = tuple(
+        replace(each, first=boxes[number % len(widths)].first, block=number // len(widths))
+        for number, each in enumerate(boxes)
+    )
+    plan = StorePlan(boxes, page)
     stages = min(contraction.steps, contraction.stages or contraction.steps)
     return plan if plan.pages <= stages else StorePlan()
 
@@ -158,8 +163,8 @@ def _plan_addition(tile: Tile, in_turns: bool) -> StorePlan:
     return StorePlan(_placed(tile, widths, min(len(widths), slots)))
 
 
-def _placed(tile: Tile, widths: tuple[int, ...], slots: int) -> tuple[StoreBox, ...]:
-    """Boxes side by side that use the slots in turn; the first ones, the widest, set their sizes.
+def _placed(tile: Tile, widths: tuple[int, ...], slots: int, page: int = 0) -> tuple[StoreBox, ...]:
+    """Boxes side by side, in the places of `box_places`.
 
     Widths are counted in elements of 16 bits.
     """
@@ -168,13 +173,12 @@ def _placed(tile: Tile, widths: tuple[int, ...], slots: int) -> tuple[StoreBox, 
     maps = {
         each: tensor_map(tile, (columns[each], WARPGROUP_ROWS), _swizzle(each)) for each in widths
     }
-    boxes: list[StoreBox] = []
-    end = 0
-    for number, (first, width) in enumerate(zip(firsts, widths, strict=False)):
-        offset = boxes[number - slots].offset if number >= slots else end
-        boxes.append(StoreBox(first, columns[width], 2 * width, maps[width], offset))
-        end = max(end, offset + boxes[-1].size)
-    return tuple(boxes)
+    return tuple(
+        StoreBox(first, columns[width], 2 * width, maps[width], offset)
+        for first, width, offset in zip(
+            firsts, widths, box_places(widths, slots, page), strict=False
+        )
+    )
 
 
 def _swizzle(width: int) -> int:

@@ -42,8 +42,8 @@ from crossfuse.lower.hopper.stream.recover.function import (
     recover_staged,
 )
 from crossfuse.lower.image import ROW_COUNT
-from crossfuse.lower.open_blocks import open_blocks
 from crossfuse.lower.refusal import refuse
+from crossfuse.lower.tree import open_blocks
 from crossfuse.markers import (
     ACCUMULATE,
     GRID_STAGE,

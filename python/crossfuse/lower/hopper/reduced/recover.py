@@ -23,8 +23,7 @@ from crossfuse.lower.hopper.stream.recover.statements import (
     refuse_stream,
 )
 from crossfuse.lower.hopper.stream.recover.steps import Names, read_steps
-from crossfuse.lower.open_blocks import open_blocks
-from crossfuse.lower.tree import analyzer
+from crossfuse.lower.tree import analyzer, open_blocks
 
 # Blocks that find the best elements of a row: an insertion into a sorted list.
 

@@ -21,7 +21,6 @@ from crossfuse.lower.hopper.rows.plan import (
     BOX,
     FIRST_WARP,
     FLAG_WARP,
-    ROW_WARPS,
     ChunkBarriers,
     ChunkPlan,
 )
@@ -39,6 +38,7 @@ from crossfuse.lower.hopper.timeline import ROWS_BEGUN, ROWS_MADE
 from crossfuse.lower.hopper.tma import EVICT_FIRST, load_name
 from crossfuse.lower.hopper.wgmma import Multiplier
 from crossfuse.lower.image import TensorMap
+from crossfuse.planner.kernels.phase import ROW_WARPS
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.body import Body

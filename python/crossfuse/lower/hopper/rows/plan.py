@@ -16,7 +16,14 @@ from crossfuse.lower.hopper.statements import when
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.boxes import ROW_BYTES
-from crossfuse.planner.kernels.phase import SUMS_BESIDE_CHUNKS, SUMS_BESIDE_ROWS
+from crossfuse.planner.kernels.phase import (
+    MOST_ROWS,
+    ROW_SLOTS,
+    ROW_WARPS,
+    SUMS_BESIDE_CHUNKS,
+    SUMS_BESIDE_ROWS,
+    row_batches,
+)
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.plan.phase import PhasePlan
@@ -28,15 +35,8 @@ if TYPE_CHECKING:
 # rows share them. So what is needed first is made first, and a chunk of a tile has one flag, which
 # each of these CTAs raises once.
 
-#: Warps that make rows, and the first of them; before them one loads, and one raises flags.
-ROW_WARPS, FIRST_WARP, FLAG_WARP = 2, 2, 1
-#: Rows of a warp at most, whose states it keeps in registers, and those that come by one copy.
-_MOST, _TOGETHER = 16, 4
-#: Elements of a batch at most, unless it is one row: a thread has 64 of them in registers, or 32
-#: beside the sums of tiles of more rows (see `BESIDE_CHUNKS`).
-_ELEMENTS, _FEW_ROWS = 2048, 128
-#: Batches of a warp's ring at most: one comes while the one before is made to rows.
-_SLOTS = 2
+#: The first of the `ROW_WARPS` that make rows; before them one loads, and one raises flags.
+FIRST_WARP, FLAG_WARP = 2, 1
 #: Elements of a row of a box. PTX ISA, cp.async.bulk.tensor.
 BOX = 256
 
@@ -100,15 +100,14 @@ def plan_chunks(program: TileProgram) -> ChunkPlan | None:
     loop = rows.chunks
     tile = left.shape[0]
     share, sharers = _share(program)
-    elements = _ELEMENTS if tile <= _FEW_ROWS else _ELEMENTS // 2
-    batches, batch = _batches(-(-tile // (sharers * ROW_WARPS)), elements // loop.size)
+    batches, batch = row_batches(tile, sharers, loop.size)
     own = batches * batch
-    if own > _MOST or loop.size % BOX or loop.size % left.shape[1]:
+    if own > MOST_ROWS or loop.size % BOX or loop.size % left.shape[1]:
         raise _refused(
             f"tile of {tile} rows",
             f"{own} rows of a warp, in chunks of {loop.size}",
-            f"{_MOST} rows, whose states are in registers, and chunks of whole boxes of {BOX} and "
-            f"steps of {left.shape[1]} elements",
+            f"{MOST_ROWS} rows, whose states are in registers, and chunks of whole boxes of {BOX} "
+            f"and steps of {left.shape[1]} elements",
         )
     exact = own * sharers * ROW_WARPS == tile and not program.has_tail(0)
     item = item_bytes(str(loop.source.ty.dtype))
@@ -119,7 +118,7 @@ def plan_chunks(program: TileProgram) -> ChunkPlan | None:
         tile,
         own,
         batch,
-        min(batches, _SLOTS),
+        min(batches, ROW_SLOTS),
         exact,
         _rows_of(loop, batch),
         _described(loop.factors, (tile, 1)),
@@ -141,14 +140,6 @@ def _share(program: TileProgram) -> tuple[Any, int]:
             "each tile once: CTAs share out the rows of their tiles",
         )
     return known.simplify(numbers[1]), across
-
-
-def _batches(rows: int, most: int) -> tuple[int, int]:
-    """Number of batches that have a warp's rows of a chunk, and rows of each."""
-    batches = -(-rows // max(min(_TOGETHER, most), 1))
-    if batches > _SLOTS:
-        batches = -(-batches // _SLOTS) * _SLOTS
-    return batches, -(-rows // batches)
 
 
 def _rows_of(loop: ChunkLoop, batch: int) -> TensorMap:

@@ -17,12 +17,9 @@ from crossfuse.lower.hopper.stream.consumer import Consumer
 from crossfuse.lower.hopper.stream.copies import emit_loading
 from crossfuse.lower.hopper.stream.merge import SplitConsumer, state_parameter
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
-from crossfuse.lower.hopper.stream.plan.registers import (
-    REGISTERS,
-    SHARED_REGISTERS,
-    launched_registers,
-)
+from crossfuse.lower.hopper.stream.plan.registers import launched_registers
 from crossfuse.lower.hopper.tma import fetch_descriptors
+from crossfuse.planner.kernels.stream import REGISTERS, SHARED_REGISTERS
 
 
 def emit_stream(plan: StreamPlan, name: str) -> Any:

@@ -18,10 +18,11 @@ from crossfuse.lower.hopper.statements import Variable, let, parameter, register
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.consumer import Consumer
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
-from crossfuse.lower.hopper.stream.plan.memory import FLOAT_BYTES, Mailbox
+from crossfuse.lower.hopper.stream.plan.memory import Mailbox
 from crossfuse.lower.hopper.stream.program import Kind, Step, StreamProgram
 from crossfuse.lower.hopper.stream.values import Lanes, RowState, Values, column_of, half_of
 from crossfuse.lower.image import BufferSpec, TensorMap
+from crossfuse.planner.kernels.stream import FLOAT_BYTES
 
 # What a CTA that shares keys hands over of its state, from registers.
 

@@ -21,18 +21,12 @@ from crossfuse.lower.hopper.stream.plan.memory import (
     plan_mailbox,
     plan_operands,
 )
-from crossfuse.lower.hopper.stream.plan.registers import (
-    MAX_COLUMNS,
-    REGISTERS,
-    SHARED_REGISTERS,
-    RegisterPlan,
-    plan_adders,
-    plan_registers,
-)
+from crossfuse.lower.hopper.stream.plan.registers import RegisterPlan, plan_adders, plan_registers
 from crossfuse.lower.hopper.stream.program import StreamProgram
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
+from crossfuse.planner.kernels.stream import MAX_COLUMNS, REGISTERS, SHARED_REGISTERS
 
 # Which tiles of rows a CTA goes through, in which order.
 

@@ -7,7 +7,7 @@ from math import gcd
 from typing import Any
 
 from crossfuse.hardware import TMA_PITCH, Device
-from crossfuse.lower.hopper.plan.memory import Arena
+from crossfuse.lower.hopper.plan.memory import Arena, Piece
 from crossfuse.lower.hopper.plan.operands import item_bytes
 from crossfuse.lower.hopper.program.tile import identifier
 from crossfuse.lower.hopper.stream.common_subexpressions import reads
@@ -16,6 +16,12 @@ from crossfuse.lower.hopper.stream.program import Box, Kind, StreamProgram
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
+from crossfuse.planner.kernels.stream import (
+    FLOAT_BYTES,
+    StreamMemory,
+    handoff_bytes,
+    mailbox_bytes,
+)
 
 # How the tiles of a stream are copied.
 
@@ -132,9 +138,6 @@ def dimensions(box: Box) -> tuple[int, ...]:
 
 # Where the states of CTAs that share keys are handed over.
 
-#: Bytes of an element of a state, which is float32.
-FLOAT_BYTES = 4
-
 
 @dataclass(frozen=True)
 class Mailbox:
@@ -167,7 +170,7 @@ class Mailbox:
     @property
     def bytes(self) -> int:
         """Bytes of all slots."""
-        return self.size * self.rows * (self.columns + 2 * self.pairs) * FLOAT_BYTES
+        return mailbox_bytes(self.size, self.rows, self.columns, len(self.of_rows))
 
     def element(self, slot: Any, row: Any, column: Any) -> Any:
         """Offset in bytes of an element of a slot."""
@@ -243,7 +246,7 @@ class HandoffLayout:
     def bytes(self) -> int:
         """Bytes of all of it: weights, then rows of float32."""
         count = len(self.carried) + len(self.finished)
-        return self.boxes * BOX + count * WARPGROUP_ROWS * FLOAT_BYTES
+        return handoff_bytes(self.boxes * BOX_KEYS, count)
 
     @property
     def of_rows(self) -> int:
@@ -264,14 +267,6 @@ def plan_handoff(program: StreamProgram, registers: RegisterPlan) -> HandoffLayo
     )
 
 
-# Divides shared memory: slots of queries, stages of keys and of values, and what is passed on.
-
-#: Stages of keys and values that are of use; where few rows are computed, memory is what counts.
-_MOST_STAGES, _MOST_OF_FEW_ROWS = 4, 12
-#: Bytes of what `pin_sums` may write to, and of an mbarrier.
-_SCRATCH, _BARRIER = 16, 8
-
-
 def divide_memory(
     program: StreamProgram,
     operands: Operands,
@@ -280,77 +275,49 @@ def divide_memory(
 ) -> tuple[int, int, Arena]:
     """Decide slots of queries, stages of keys and values, and all regions of shared memory.
 
-    Two stages come first, then two slots if they fit, then as many stages as do. `between` is what
-    CTAs hand over, or warpgroups to one another. Refuses a stream of which not even the fewest
-    stages fit, or that asks for fewer than can work.
+    `between` is what CTAs hand over, or warpgroups to one another. Refuses a stream of which not
+    even the fewest stages fit, or that asks for fewer than can work.
     """
+    needs = _needs(program, operands, between)
     wanted = program.stream.stages
-    most = _MOST_OF_FEW_ROWS if program.output.rows < WARPGROUP_ROWS else _MOST_STAGES
-    least = _least_stages(program, between)
-    choices = [wanted] if wanted else range(most, least - 1, -1)
-    for slots, stages in sorted(
-        # A CTA that shares keys with others has one tile of queries; where warpgroups share
-        # columns, results leave from there.
-        ((slots, stages) for slots in ((2, 1) if between is None else (1,)) for stages in choices),
-        key=lambda each: (each[1] >= 2, each[0], each[1]),
-        reverse=True,
-    ):
-        arena = _arena(program, operands, between, slots, stages)
-        if arena.size <= device.max_shared_bytes:
-            return slots, stages, arena
-    fewest = min(choices)
+    if 0 < wanted < needs.least:
+        raise refuse(
+            "stream-stages",
+            f"loop '{program.stream.var.name}'",
+            found=f"{wanted} stage of a tile that is keys and values",
+            limit=f"{needs.least}: keys of a tile are multiplied before the values of the one "
+            "before",
+            instead=f"annotate the loop with {needs.least} stages, or 0 for as many as fit",
+        )
+    found = needs.divide(wanted, device.max_shared_bytes)
+    if found is not None:
+        regions = needs.regions(*found)
+        return (*found, Arena().with_pieces(Piece(*each) for each in regions))
+    fewest = wanted or needs.least
     raise refuse(
         "shared-memory",
         "kernel",
-        found=f"{_arena(program, operands, between, 1, fewest).size} bytes for {fewest} stages of "
-        "keys and values",
+        found=f"{needs.size(1, fewest)} bytes for {fewest} stages of keys and values",
         limit=f"{device.max_shared_bytes} bytes on {device.name}",
         instead="use fewer stages or smaller tiles",
     )
 
 
-def _least_stages(program: StreamProgram, between: Mailbox | HandoffLayout | None) -> int:
-    """Stages without which a kernel would deadlock.
-
-    A warpgroup that does all multiplies keys of a tile before the values of the one before it.
-    """
-    least = 2 if program.shares_tile and not isinstance(between, HandoffLayout) else 1
-    wanted = program.stream.stages
-    if 0 < wanted < least:
-        raise refuse(
-            "stream-stages",
-            f"loop '{program.stream.var.name}'",
-            found=f"{wanted} stage of a tile that is keys and values",
-            limit=f"{least}: keys of a tile are multiplied before the values of the one before",
-            instead=f"annotate the loop with {least} stages, or 0 for as many as fit",
-        )
-    return least
-
-
-def _arena(
-    program: StreamProgram,
-    operands: Operands,
-    between: Mailbox | HandoffLayout | None,
-    slots: int,
-    stages: int,
-) -> Arena:
+def _needs(
+    program: StreamProgram, operands: Operands, between: Mailbox | HandoffLayout | None
+) -> StreamMemory:
     queries, keys, values, output = operands
-    pattern, rings = 8 * ROW_BYTES, 1 if program.shares_tile else 2
-    of_queries = slots * queries.size
-    if between is None:
-        leaving = ("boxes", output.size * program.tile[0] // WARPGROUP_ROWS)
-    elif isinstance(between, Mailbox):
-        leaving = ("inbox", 0 if between.in_memory else between.bytes)
-    else:
-        of_queries, leaving = max(of_queries, output.size), ("passed", between.bytes)
-    arena = Arena()
-    for name, size in (
-        ("queries", of_queries),
-        ("keys", stages * keys.size),
-        ("values", (rings - 1) * stages * values.size),
-        leaving,
-        ("barriers", 2 * _BARRIER * (slots + rings * stages) + _BARRIER * (leaving[0] == "inbox")),
-        ("scratch", _SCRATCH),
-    ):
-        arena = arena.with_region(name, size, pattern if name not in ("barriers", "scratch") else 8)
-    return arena
+    handed = None
+    if isinstance(between, Mailbox):
+        handed = ("inbox", 0 if between.in_memory else between.bytes)
+    elif between is not None:
+        handed = ("passed", between.bytes)
+    return StreamMemory(
+        program.tile[0],
+        program.output.rows,
+        queries.size,
+        keys.size,
+        0 if program.shares_tile else values.size,
+        output.size,
+        handed,
+    )

@@ -6,11 +6,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.plan.operands import MAX_BOX
+from crossfuse.cascade.rewrite.tiles import arrays_of
 from crossfuse.lower.hopper.stream.common_subexpressions import reads
 from crossfuse.lower.hopper.stream.program import Kind, Step, StreamProgram
 from crossfuse.lower.refusal import refuse
-from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
+from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
+from crossfuse.planner.kernels.stream import (
+    BOX_COLUMNS,
+    MAX_COLUMNS,
+    REGISTERS,
+    SHARED_REGISTERS,
+    adders_of,
+    divide_columns,
+    element_registers,
+)
 
 # Which registers of a thread hold which buffer of a stream.
 
@@ -39,14 +48,22 @@ class RegisterPlan:
 
 def plan_registers(program: StreamProgram) -> RegisterPlan:
     """Give each buffer its registers: elements take the place of those that they are made of."""
-    arrays: list[tuple[Any, int]] = [(program.scores, 0)]
+    tiles: list[Any] = [program.scores]
     steps = program.all_steps
-    for number, step in enumerate(steps):
-        known = any(each.same_as(step.target) for each, _ in arrays)
-        if step.kind is not Kind.TILE or step is program.weights or known:
-            continue
-        free = _free(step, steps[number + 1 :], arrays)
-        arrays.append((step.target, free))
+    made = [each for each in steps if each.kind is Kind.TILE and each is not program.weights]
+    for step in made:
+        if not any(each.same_as(step.target) for each in tiles):
+            tiles.append(step.target)
+
+    def number(step: Step) -> int | None:
+        found = (n for n, each in enumerate(tiles) if each.same_as(step.target))
+        return next(found) if any(step is each for each in made) else None
+
+    def read(step: Step) -> frozenset[int]:
+        return frozenset(n for n, each in enumerate(tiles) if reads(step.value, each))
+
+    found = arrays_of([(number(each), read(each)) for each in steps])
+    arrays = tuple((tiles[tile], array) for tile, array in found.items())
     written = [*program.before, *program.steps, *program.after]
     rows: list[Any] = []
     for step in written:
@@ -54,17 +71,7 @@ def plan_registers(program: StreamProgram) -> RegisterPlan:
         if of_rows and not any(each.same_as(step.target) for each in rows):
             rows.append(step.target)
     deferred = tuple(each for each in rows if _is_deferred(each, program))
-    return RegisterPlan(tuple(arrays), tuple(rows), _independent(deferred, program))
-
-
-def _free(step: Step, later: tuple[Step, ...], arrays: list[tuple[Any, int]]) -> int:
-    """An array that no later step reads, or a new one."""
-    count = 1 + max(number for _, number in arrays)
-    for array in range(count):
-        held = [each for each, number in arrays if number == array]
-        if not any(reads(after.value, each) for after in later for each in held):
-            return array
-    return count
+    return RegisterPlan(arrays, tuple(rows), _independent(deferred, program))
 
 
 def _is_deferred(buffer: Any, program: StreamProgram) -> bool:
@@ -115,15 +122,6 @@ def _independent(deferred: tuple[Any, ...], program: StreamProgram) -> tuple[Any
 # A thread holds scores, weights and sums of its rows. Where that is too much, one warpgroup makes
 # the weights of 64 rows, and others add to the sums, each to its own columns.
 
-#: Registers a thread by the number of multiplying warpgroups: of the loading one, and of the
-#: others; and how many of the latter scores, weights and sums may take beside addresses. Together
-#: at most 64 Ki a CTA.
-REGISTERS = {1: (0, 0, 176), 2: (24, 240, 184), 3: (32, 160, 132)}
-#: The same by the number of warpgroups that share columns: of the loading one, of that of scores,
-#: of those of sums; and how many of the second scores and weights may take.
-SHARED_REGISTERS = {1: (24, 240, 240, 184), 2: (24, 120, 184, 80)}
-#: Columns that a warpgroup can sum, and those that begin with a box of 16-bit values.
-MAX_COLUMNS, _BOX = MAX_BOX, ROW_BYTES // 2
 _REGISTERS_OF_SM = 1 << 16
 #: Registers of an instruction beside its sums, as ptxas 13.0 counts them.
 _BESIDE_SUMS = 26
@@ -152,13 +150,20 @@ def plan_adders(program: StreamProgram, registers: RegisterPlan) -> int:
     """
     rows, keys = program.tile
     columns = program.output.columns
-    elements = registers.count * keys // 2 + keys // 4
-    limit = REGISTERS[rows // WARPGROUP_ROWS][-1]
-    if columns <= MAX_COLUMNS and elements + columns // 2 <= limit:
-        return 0
+    split = program.split is not None
+    found = adders_of(rows, keys, columns, registers.count, split=split)
+    if found is None:
+        raise _no_room(program, registers, rows, keys)
+    return found
+
+
+def _no_room(program: StreamProgram, registers: RegisterPlan, rows: int, keys: int) -> Exception:
+    """Say why registers hold no such tile, which only few rows, columns or keys would help."""
+    columns, elements = program.output.columns, element_registers(keys, registers.count)
     if rows > WARPGROUP_ROWS:
+        limit = REGISTERS[rows // WARPGROUP_ROWS][-1]
         fits = columns <= MAX_COLUMNS and 12 + columns // 2 <= limit  # 16 keys
-        raise refuse(
+        return refuse(
             "stream-registers",
             f"scores '{program.scores.name}'",
             found=f"{elements + columns // 2} registers for {registers.count} arrays of {keys} "
@@ -170,26 +175,19 @@ def plan_adders(program: StreamProgram, registers: RegisterPlan) -> int:
             else f"take {WARPGROUP_ROWS} rows a tile, whose columns several warpgroups share",
         )
     adders = -(-columns // MAX_COLUMNS)
-    _check_columns(program, adders)
-    _check_elements(program, registers, elements, adders)
-    return adders
-
-
-def _check_columns(program: StreamProgram, adders: int) -> None:
-    columns = program.output.columns
-    if adders > max(SHARED_REGISTERS) or (adders > 1 and columns % (adders * _BOX)):
-        raise refuse(
+    if not divide_columns(columns, adders):
+        return refuse(
             "stream-columns",
             f"sums '{program.sums.name}'",
             found=f"{columns} columns",
-            limit=f"at most {MAX_COLUMNS}, or a multiple of {2 * _BOX} up to "
+            limit=f"at most {MAX_COLUMNS}, or a multiple of {2 * BOX_COLUMNS} up to "
             f"{max(SHARED_REGISTERS) * MAX_COLUMNS} that two warpgroups share: each begins with a "
-            f"box of {_BOX}",
+            f"box of {BOX_COLUMNS}",
             instead="pad the columns with zeros, or leave the annotation out for the general "
             "lowering",
         )
     if program.split is not None:
-        raise refuse(
+        return refuse(
             "stream-columns",
             f"loop '{program.split.place.var.name}'",
             found=f"{program.split.place.extent} CTAs that share keys, whose {columns} columns of "
@@ -197,19 +195,11 @@ def _check_columns(program: StreamProgram, adders: int) -> None:
             limit="sums, weights and rows of a tile in one warpgroup, which hands them over",
             instead="take one CTA a tile (CascadeTiles(cluster=1)), or fewer columns",
         )
-
-
-def _check_elements(
-    program: StreamProgram, registers: RegisterPlan, found: int, adders: int
-) -> None:
-    limit = SHARED_REGISTERS[adders][-1]
-    if found > limit:
-        raise refuse(
-            "stream-registers",
-            f"scores '{program.scores.name}'",
-            found=f"{found} registers for {registers.count} arrays of {program.tile[1]} keys and "
-            "their weights",
-            limit=f"{limit} registers a thread of the warpgroup that makes them beside {adders} "
-            "that add",
-            instead="take fewer keys a tile",
-        )
+    return refuse(
+        "stream-registers",
+        f"scores '{program.scores.name}'",
+        found=f"{elements} registers for {registers.count} arrays of {keys} keys and their weights",
+        limit=f"{SHARED_REGISTERS[adders][-1]} registers a thread of the warpgroup that makes them "
+        f"beside {adders} that add",
+        instead="take fewer keys a tile",
+    )

@@ -34,8 +34,7 @@ from crossfuse.lower.hopper.stream.recover.steps import (
     find_products,
     read_steps,
 )
-from crossfuse.lower.open_blocks import open_blocks
-from crossfuse.lower.tree import analyzer
+from crossfuse.lower.tree import analyzer, open_blocks
 from crossfuse.markers import STREAM
 
 # How far a stream goes: its bounds for every place, by enumeration.

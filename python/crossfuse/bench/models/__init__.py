@@ -1,1 +1,0 @@
-"""Whole models in the bench: layers with random weights, ours beside torch."""

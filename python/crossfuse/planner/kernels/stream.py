@@ -1,0 +1,143 @@
+"""Registers and shared memory of a CTA that streams tiles between two products.
+
+The lowering counts by the same functions: what the planner says fits is what it builds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
+from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER
+
+#: Registers a thread by the number of multiplying warpgroups: of the loading one, and of the
+#: others; 0 leaves them as launched. And what scores, weights and sums may take beside addresses.
+#: Together at most 64 Ki a CTA.
+REGISTERS = {1: (0, 0, 176), 2: (24, 240, 184), 3: (32, 160, 132)}
+#: The same by the number of warpgroups that share columns: of the loading one, of that of scores,
+#: of those of sums; and how many of the second scores and weights may take.
+SHARED_REGISTERS = {1: (24, 240, 240, 184), 2: (24, 120, 184, 80)}
+#: Columns that a warpgroup can sum, the most of a wgmma, and those that begin with a box of 16-bit
+#: values.
+MAX_COLUMNS, BOX_COLUMNS = 256, ROW_BYTES // 2
+
+
+def element_registers(keys: int, arrays: int) -> int:
+    """Registers of a thread for arrays of scores, and for their weights of 16 bits."""
+    return arrays * keys // 2 + keys // 4
+
+
+def adders_of(rows: int, keys: int, columns: int, arrays: int, *, split: bool) -> int | None:
+    """Warpgroups that share the columns of a tile's sums, beside one that makes scores.
+
+    0 if each warpgroup has registers for all of its own 64 rows, None if neither has them. CTAs
+    that `split` the keys hand over sums, weights and rows of one warpgroup.
+    """
+    elements = element_registers(keys, arrays)
+    if columns <= MAX_COLUMNS and elements + columns // 2 <= REGISTERS[rows // WARPGROUP_ROWS][-1]:
+        return 0
+    adders = -(-columns // MAX_COLUMNS)
+    fits = rows == WARPGROUP_ROWS and not split and divide_columns(columns, adders)
+    return adders if fits and elements <= SHARED_REGISTERS[adders][-1] else None
+
+
+def divide_columns(columns: int, adders: int) -> bool:
+    """Whether so many warpgroups can share columns: each begins with a box."""
+    return adders in SHARED_REGISTERS and (adders == 1 or columns % (adders * BOX_COLUMNS) == 0)
+
+
+# Shared memory: slots of queries, stages of keys and of values, and what is passed on.
+
+#: Bytes of an element of a state, which is float32.
+FLOAT_BYTES = 4
+#: Bytes of what `pin_sums` may write to.
+_SCRATCH = 16
+#: Stages of keys and values that are of use; where few rows are computed, memory is what counts.
+_MOST_STAGES, _MOST_OF_FEW_ROWS = 4, 12
+#: Regions that begin anywhere; all others are tiles.
+_PLAIN = ("barriers", "scratch")
+
+
+def tile_bytes(rows: int, columns: int, item: int) -> int:
+    """Bytes of rows in boxes of 64 columns one behind the other, the last one whole."""
+    return -(-columns // BOX_COLUMNS) * BOX_COLUMNS * rows * item
+
+
+def mailbox_bytes(size: int, rows: int, columns: int, of_rows: int) -> int:
+    """Bytes of the states of `size` CTAs: columns that one of them merges, and values of a row.
+
+    These are padded to pairs.
+    """
+    return size * rows * (columns + -(-of_rows // 2) * 2) * FLOAT_BYTES
+
+
+def handoff_bytes(keys: int, of_rows: int) -> int:
+    """Bytes of the weights of 64 rows, and of values of a row, that pass between warpgroups."""
+    return tile_bytes(WARPGROUP_ROWS, keys, 2) + of_rows * WARPGROUP_ROWS * FLOAT_BYTES
+
+
+@dataclass(frozen=True)
+class StreamMemory:
+    """What a CTA of a stream has in shared memory, in bytes."""
+
+    #: Rows of a tile, and those of them that are stored.
+    rows: int
+    stored: int
+    #: A tile of queries, of keys and of values; no values of their own where keys are these.
+    queries: int
+    keys: int
+    values: int
+    #: Boxes of 64 rows of results.
+    output: int
+    #: What CTAs of a cluster hand over (``inbox``), or warpgroups to one another (``passed``).
+    handed: tuple[str, int] | None = None
+
+    @property
+    def least(self) -> int:
+        """Stages without which a kernel would deadlock.
+
+        A warpgroup that does all multiplies keys of a tile before the values of the one before it.
+        """
+        passed = self.handed is not None and self.handed[0] == "passed"
+        return 1 if self.values or passed else 2
+
+    def regions(self, slots: int, stages: int) -> tuple[tuple[str, int, int], ...]:
+        """Name, bytes and alignment of all regions, in their order."""
+        queries, leaving = slots * self.queries, self.handed
+        if leaving is None:
+            leaving = ("boxes", self.output * self.rows // WARPGROUP_ROWS)
+        elif leaving[0] == "passed":
+            queries = max(queries, self.output)
+        rings = 2 if self.values else 1
+        barriers = 2 * (slots + rings * stages) + (leaving[0] == "inbox")
+        found = (
+            ("queries", queries),
+            ("keys", stages * self.keys),
+            ("values", stages * self.values),
+            leaving,
+            ("barriers", BARRIER * barriers),
+            ("scratch", _SCRATCH),
+        )
+        return tuple((*each, BARRIER if each[0] in _PLAIN else ALIGNMENT) for each in found)
+
+    def size(self, slots: int, stages: int) -> int:
+        """Bytes of all regions."""
+        end = 0
+        for _, size, alignment in self.regions(slots, stages):
+            end = -(-end // alignment) * alignment + size
+        return end
+
+    def divide(self, wanted: int, limit: int) -> tuple[int, int] | None:
+        """Choose slots of queries, and stages: `wanted`, or as many as fit in `limit` bytes.
+
+        Two stages come first, then two slots if they fit, then as many stages as do. None where not
+        even the fewest do.
+        """
+        most = _MOST_OF_FEW_ROWS if self.stored < WARPGROUP_ROWS else _MOST_STAGES
+        choices = [wanted] if wanted else range(most, self.least - 1, -1)
+        # A CTA that shares keys with others has one tile of queries; where warpgroups share
+        # columns, results leave from there.
+        slots = (2, 1) if self.handed is None else (1,)
+        pairs = [(each, stages) for each in slots for stages in choices]
+        ordered = sorted(pairs, key=lambda each: (each[1] >= 2, *each), reverse=True)
+        return next((each for each in ordered if self.size(*each) <= limit), None)
