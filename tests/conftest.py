@@ -81,8 +81,10 @@ _DAYS = 5
 _DAY = int(os.environ.setdefault("CROSSFUSE_TEST_DAY", str(date.today().toordinal() % _DAYS)))
 #: Folders of tests/cpu whose tests have many cases that take long.
 _MANY_CASES = ("cascade", "emulate", "hopper", "lower", "schedule")
-#: Tests of others, each of more than 30 near-identical cases.
+#: Tests of others, whose cases are near-identical: more than 30, or compiled for seconds each.
 _ALIKE = {
+    ("test_calibrate.py", "test_programs_compile_without_a_warning"),
+    ("test_padded_rows.py", "test_kernels_are_right"),
     ("test_rules_ffn.py", "test_every_cluster_size"),
     ("test_rules_split_k.py", "test_every_cluster_size"),
     ("test_workload_build.py", "test_values_on_llvm"),

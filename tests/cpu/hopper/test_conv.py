@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import crossfuse
-from cpu.hopper.checkers import emulated, passed
+from cpu.hopper.checkers import emulated, mixed_inputs, passed
 from crossfuse.emulate.cuda import change_argument, emulate
 from crossfuse.errors import CheckFailed, LoweringRefused, ScheduleRefused
 from crossfuse.lower.extract import lower
@@ -19,7 +19,6 @@ from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.workload import (
     WorkloadSpec,
-    adversarial_inputs,
     check,
     lookup,
     parse,
@@ -103,8 +102,8 @@ def test_rows_of_many_pixels_are_one_persistent_kernel() -> None:
 @pytest.mark.parametrize("rule", ["dsm", "l2"])
 def test_adversarial_inputs(rule: str) -> None:
     image = lower(scheduled("odd images", rule)).image
-    for _, inputs in adversarial_inputs(spec_of("odd images")):
-        emulated(spec_of("odd images"), image, dict(inputs), orders=1)
+    for inputs in mixed_inputs(spec_of("odd images")):
+        emulated(spec_of("odd images"), image, inputs, orders=1)
 
 
 def test_the_map_is_that_of_the_images() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cpu.hopper.checkers import emulated, passed
+from cpu.hopper.checkers import emulated, mixed_inputs, passed
 from cpu.lower.support import kernels_in
 from crossfuse.emulate.cuda import drop_call, emulate
 from crossfuse.hardware import device
@@ -23,7 +23,7 @@ from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
-from crossfuse.workload import adversarial_inputs, check, parse, prim_func, random_inputs
+from crossfuse.workload import check, parse, prim_func, random_inputs
 
 ONE = "scale=last,bias=last,residual=out"
 BOTH = "scale=first+last,bias=first+last,residual=out"
@@ -97,8 +97,8 @@ def test_chains(name: str, place: str) -> None:
 def test_adversarial_inputs(place: str) -> None:
     spec = parse(f"gated_ffn:M=33,K=64,N=256,L=64,dtype=float16,{BOTH}")
     image = lower(PLACES[place](prim_func(spec))).image
-    for _, inputs in adversarial_inputs(spec):
-        emulated(spec, image, dict(inputs), orders=1)
+    for inputs in mixed_inputs(spec):
+        emulated(spec, image, inputs, orders=1)
 
 
 def test_several_tiles_for_each_cluster() -> None:

@@ -115,8 +115,9 @@ def right(name: str) -> KernelImage:
 
 
 def rows_of(name: str) -> list[int]:
+    """Numbers of rows at ends of tiles, the last one that of a whole call."""
     most = CASES[name][0]
-    return sorted({each for each in (1, 3, 63, 64, 65, most - 1, most) if each <= most})
+    return sorted({each for each in (1, 63, 64, 65, most - 1, most) if each <= most})
 
 
 def first_rows(name: str, inputs: dict[str, Any], rows: int) -> dict[str, Any]:
@@ -132,7 +133,7 @@ def test_rows_are_those_of_all(name: str) -> None:
     whole = emulate(image, inputs, orders=1)
     whole.raise_if_wrong()
     check(spec_of(name), inputs, whole.outputs["out"])
-    for rows in rows_of(name):
+    for rows in rows_of(name)[:-1]:
         fewer = first_rows(name, inputs, rows)
         report = emulate(image, fewer, orders=2 if rows == 65 else 1)
         report.raise_if_wrong()

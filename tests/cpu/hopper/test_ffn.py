@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 import crossfuse
-from cpu.hopper.checkers import emulated, passed
+from cpu.hopper.checkers import emulated, mixed_inputs, passed
 from crossfuse.errors import ScheduleRefused
 from crossfuse.lower.extract import lower
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
-from crossfuse.workload import adversarial_inputs, parse, prim_func
+from crossfuse.workload import parse, prim_func
 
 CASES = {
     "gated": ("gated_ffn:M=64,K=128,N=256,L=128,dtype=bfloat16", {}),
@@ -61,8 +61,8 @@ def test_both_checkers_pass(name: str, staged: bool) -> None:
 def test_adversarial_inputs(staged: bool) -> None:
     spec = parse("gated_ffn:M=33,K=72,N=256,L=72,dtype=float16")
     image = lower(scheduled(str(spec), {}, staged)).image
-    for _, inputs in adversarial_inputs(spec):
-        emulated(spec, image, dict(inputs), orders=1)
+    for inputs in mixed_inputs(spec):
+        emulated(spec, image, inputs, orders=1)
 
 
 def test_the_left_tile_of_gate_and_up_is_loaded_once() -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from cpu.hopper.checkers import emulated, passed
+from cpu.hopper.checkers import emulated, mixed_inputs, passed
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
-from crossfuse.workload import adversarial_inputs, parse, prim_func, random_inputs
+from crossfuse.workload import parse, prim_func, random_inputs
 
 CASES = {
     "one tile": ("gemm:M=64,N=64,K=64,dtype=bfloat16,weights=nk", {}),
@@ -68,8 +68,8 @@ def test_both_checkers_pass(name: str) -> None:
 def test_adversarial_inputs() -> None:
     text = "gemm:M=70,N=72,K=136,dtype=float16,weights=nk"
     image = lower(scheduled(text, {})).image
-    for _, inputs in adversarial_inputs(parse(text)):
-        emulated(parse(text), image, dict(inputs), orders=1)
+    for inputs in mixed_inputs(parse(text)):
+        emulated(parse(text), image, inputs, orders=1)
 
 
 def test_several_tiles_for_each_cluster() -> None:

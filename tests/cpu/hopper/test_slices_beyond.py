@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpu.hopper.checkers import emulated, passed
+from cpu.hopper.checkers import emulated, mixed_inputs, passed
 from crossfuse import _tvm as ir
 from crossfuse.emulate.cuda import emulate
 from crossfuse.emulate.llvm import run_sequential
@@ -23,7 +23,7 @@ from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
 from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
 from crossfuse.schedule.rules.register_tiles import RegisterTiles
-from crossfuse.workload import adversarial_inputs, parse, prim_func, random_inputs
+from crossfuse.workload import parse, prim_func, random_inputs
 
 #: Workload; rows, cluster size and parts; ring order, bulk copies.
 CLUSTERS: dict[str, tuple[str, tuple[int, ...], dict[str, bool]]] = {
@@ -106,7 +106,7 @@ def test_parts_in_registers(name: str) -> None:
 def test_adversarial_inputs_in_the_cluster(name: str) -> None:
     text, tiles, passing = CLUSTERS[name]
     image = lower(clustered(text, tiles, **passing)).image
-    for inputs in dict(adversarial_inputs(parse(text))).values():
+    for inputs in mixed_inputs(parse(text)):
         emulated(parse(text), image, inputs, orders=1)
 
 
@@ -114,7 +114,7 @@ def test_adversarial_inputs_in_the_cluster(name: str) -> None:
 def test_adversarial_inputs_in_registers(name: str) -> None:
     text, tiles = REGISTERS[name]
     image = lower(kept(text, tiles)).image
-    for inputs in dict(adversarial_inputs(parse(text))).values():
+    for inputs in mixed_inputs(parse(text)):
         emulated(parse(text), image, inputs, orders=1)
 
 

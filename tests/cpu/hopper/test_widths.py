@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cpu.hopper.checkers import emulated, passed
+from cpu.hopper.checkers import emulated, mixed_inputs, passed
 from crossfuse.errors import LoweringRefused
 from crossfuse.lower.extract import lower
 from crossfuse.planner.kernels.shape import has_equal_shares
@@ -16,7 +16,7 @@ from crossfuse.schedule.rules.pipelined import has_uneven_rows
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
-from crossfuse.workload import adversarial_inputs, parse, prim_func
+from crossfuse.workload import parse, prim_func
 
 #: Chains, and the CTAs over which the second reduction is split.
 CHAINS = {
@@ -53,7 +53,7 @@ def test_the_second_reduction_is_split(name: str, staged: bool) -> None:
 def test_adversarial_inputs(name: str) -> None:
     spec = parse(CHAINS[name][0])
     image = lower(scheduled(str(spec))).image
-    for inputs in dict(adversarial_inputs(spec)).values():
+    for inputs in mixed_inputs(spec):
         emulated(spec, image, inputs, orders=1)
 
 

@@ -24,14 +24,6 @@ size_t slot_of_products(unsigned warpgroup) {
   return size_t(device.launch.threads()) + kMostBarriers + warpgroup;
 }
 
-Known raised(const Known& known, unsigned window, size_t slot, uint32_t time) {
-  const Times* old = times_of(known, window);
-  if (old && (*old)[slot] >= time) return known;
-  Times* times = Times::make(slot + 1, old);
-  times->at(slot) = time;
-  return replaced(known, window, times);
-}
-
 // The same of what is visible and of what is over, which mostly are one.
 void raise_both(Clock& clock, unsigned window, size_t slot, uint32_t time) {
   const bool one = clock.known == clock.over;

@@ -118,11 +118,30 @@ float kept(const Product& product, unsigned row, unsigned k) {
   return decoded(reinterpret_cast<const uint8_t*>(from) + k % each * bytes, product.shape.left);
 }
 
+// Sums of neighbouring columns, which are added to side by side.
+typedef float Lanes __attribute__((vector_size(16)));
+constexpr unsigned kLanes = sizeof(Lanes) / sizeof(float);
+
+// Calls `each(sum, row, column)` for the sums of a warpgroup: PTX ISA, wgmma, register fragments for D.
+template <class Each>
+void for_sums(const Product& product, Each each) {
+  for (unsigned thread = 0; thread < kWarpgroup; ++thread) {
+    const unsigned lane = thread % kWarp;
+    for (unsigned index = 0; index < product.shape.n / 2; ++index) {
+      const unsigned row = thread / kWarp * 16 + lane / 4 + index / 2 % 2 * 8;
+      each(*product.registers[thread][index], row, index / 4 * 8 + lane % 4 * 2 + index % 2);
+    }
+  }
+}
+
+// Every sum is added to in the order of k.
 void multiply(Product& product, unsigned index) {
   const uint8_t* window = window_of(index);
   const Shape& shape = product.shape;
   Descriptor left(product.left), right(product.right);
-  std::vector<float> b(size_t(shape.n) * shape.k), a(size_t(64) * shape.k);
+  const unsigned lines = shape.n / kLanes;  // n is a multiple of 8
+  std::vector<Lanes> b(size_t(shape.k) * lines), sums(size_t(64) * lines);
+  std::vector<float> a(size_t(64) * shape.k);
   for (unsigned row = 0; row < 64; ++row) {
     for (unsigned k = 0; k < shape.k; ++k) {
       float& element = a[row * shape.k + k];
@@ -133,24 +152,25 @@ void multiply(Product& product, unsigned index) {
       }
     }
   }
-  for (unsigned row = 0; row < shape.n; ++row) {
+  for (unsigned column = 0; column < shape.n; ++column) {
     for (unsigned k = 0; k < shape.k; ++k) {
-      size_t at = place(right, row, k, bytes_of(shape.right), shape.right_is_transposed);
-      b[row * shape.k + k] = decoded(window + at, shape.right);
+      size_t at = place(right, column, k, bytes_of(shape.right), shape.right_is_transposed);
+      b[k * lines + column / kLanes][column % kLanes] = decoded(window + at, shape.right);
     }
   }
-  for (unsigned thread = 0; thread < kWarpgroup; ++thread) {
-    unsigned lane = thread % kWarp;
-    for (unsigned index = 0; index < shape.n / 2; ++index) {
-      unsigned row = thread / kWarp * 16 + lane / 4 + index / 2 % 2 * 8;
-      unsigned column = index / 4 * 8 + lane % 4 * 2 + index % 2;
-      float sum = product.keep ? *product.registers[thread][index] : 0.0f;
-      for (unsigned k = 0; k < shape.k; ++k) {
-        sum += a[row * shape.k + k] * b[column * shape.k + k];
-      }
-      *product.registers[thread][index] = sum;
+  for_sums(product, [&](const float& sum, unsigned row, unsigned column) {
+    sums[row * lines + column / kLanes][column % kLanes] = product.keep ? sum : 0.0f;
+  });
+  for (unsigned row = 0; row < 64; ++row) {
+    for (unsigned line = 0; line < lines; ++line) {
+      Lanes sum = sums[row * lines + line];
+      for (unsigned k = 0; k < shape.k; ++k) sum += a[row * shape.k + k] * b[k * lines + line];
+      sums[row * lines + line] = sum;
     }
   }
+  for_sums(product, [&](float& sum, unsigned row, unsigned column) {
+    sum = sums[row * lines + column / kLanes][column % kLanes];
+  });
   product.computed = true;
   --uncomputed;
 }

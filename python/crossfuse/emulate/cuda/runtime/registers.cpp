@@ -105,6 +105,7 @@ void touch_registers(size_t offset, size_t bytes, bool writes, Site site) {
 void use_registers(RegisterUse use, float* const* sums, size_t count, unsigned* const* left) {
   Registers& own = device.current->registers;
   use.fence = own.fence;
+  use.sums.reserve(count);
   for (size_t each = 0; each < count; ++each) use.sums.push_back(word_at(sums[each]));
   for (unsigned each = 0; left && each < kOperandRegisters; ++each) {
     use.left.push_back(word_at(left[each]));

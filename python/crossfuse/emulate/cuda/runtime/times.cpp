@@ -42,7 +42,7 @@ class Recent {
   }
 
  private:
-  static constexpr size_t kEntries = 251;
+  static constexpr size_t kEntries = 4093;
   struct Entry {
     T a, b, both;
   };
@@ -126,6 +126,27 @@ const Times* times_of(const Known& known, unsigned window) {
   if (!known) return nullptr;
   const auto& group = (*known)[window / kGroup];
   return group ? (*group)[window % kGroup].get() : nullptr;
+}
+
+Known raised(const Known& known, unsigned window, size_t slot, uint32_t time) {
+  static constexpr size_t kEntries = 1021;
+  static struct Entry {
+    Known known;
+    unsigned window = 0;
+    size_t slot = 0;
+    uint32_t time = 0;
+    Known both;
+  } entries[kEntries];
+  const Times* old = times_of(known, window);
+  if (old && (*old)[slot] >= time) return known;
+  Entry& entry = entries[(reinterpret_cast<uintptr_t>(known.get()) / 16 + slot) % kEntries];
+  const bool is_same = entry.both && entry.known == known && entry.window == window &&
+                       entry.slot == slot && entry.time == time;
+  if (is_same) return entry.both;
+  Times* times = Times::make(slot + 1, old);
+  times->at(slot) = time;
+  entry = {known, window, slot, time, replaced(known, window, times)};
+  return entry.both;
 }
 
 Known replaced(const Known& known, unsigned window, const Shared& times) {

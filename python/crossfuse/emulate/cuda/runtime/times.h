@@ -80,6 +80,9 @@ Shared joined(const Shared& a, const Shared& b);
 Known joined(const Known& a, const Known& b);
 // The counts of one CTA; null where nothing is known.
 const Times* times_of(const Known& known, unsigned window);
+// The same with a count of one CTA that is at least `time`. Threads that know the same share the result, as
+// they do of joins.
+Known raised(const Known& known, unsigned window, size_t slot, uint32_t time);
 Known replaced(const Known& known, unsigned window, const Shared& times);
 
 }  // namespace emu
