@@ -25,7 +25,7 @@ from crossfuse.relax.chains.kernels import ChainKernels
 from crossfuse.relax.choice import choose
 from crossfuse.relax.graph import Graph, clean, read_graph
 from crossfuse.relax.merge import merged
-from crossfuse.relax.operators import GATHER, PRODUCT, refused
+from crossfuse.relax.operators import LEGAL, PRODUCT, refused
 from crossfuse.relax.outcome import ChainOutcome
 from crossfuse.relax.outline import Argument, Outlined
 from crossfuse.relax.pad_weights import padding_once, weights_of
@@ -109,7 +109,7 @@ class RowsKernels(ChainKernels):
 
 def _loops(static: Any) -> tuple[Any, tuple[Any, ...], list[Var]]:
     """A module's function as one of loops, what that reads, and the parameters of the module's."""
-    legalize = relax.transform.LegalizeOps({**ATTENTION, **GATHER})
+    legalize = relax.transform.LegalizeOps({**ATTENTION, **LEGAL})
     passes = [WideArithmetic(), relax.transform.CanonicalizeBindings(), legalize]
     mod = ir.tvm.ir.transform.Sequential(passes)(static)
     graph = _calls(mod)
