@@ -40,7 +40,9 @@ def test_streams_as_two_passes_do(pattern: Pattern) -> None:
     for length in (each for each in LENGTHS if each >= pattern.least):
         data = draw(pattern, rng, length)
         wanted = two_pass(pattern.cascade, data)
-        assert not any(np.isnan(each).any() for each in wanted.values())
+        # Of zeros, of what underflows to zeros, and of one element, moments divide 0 by 0.
+        spread = [each not in ("zero", "tiny") and length > 1 for each in pattern.rows.split() * 2]
+        assert not any(np.isnan(each[spread]).any() for each in wanted.values())
         for tile in (1, 7, 32, length):
             same(stream(derivation, data, tile), wanted)
         third, fifth = length // 3, length // 5

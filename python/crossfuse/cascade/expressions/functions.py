@@ -263,8 +263,9 @@ def fenced_product(left: sympy.Expr, right: sympy.Expr) -> sympy.Expr:
 
 def unopened(*factors: sympy.Expr) -> sympy.Expr:
     """A product of factors, of which sympy multiplies no number into a sum."""
-    number, rest = sympy.Mul(*factors, evaluate=False).as_coeff_Mul()
-    return fenced_product(number, rest)
+    parts = [sympy.sympify(each).as_coeff_Mul() for each in factors]
+    number = sympy.Mul(*(each for each, _ in parts))
+    return fenced_product(number, sympy.Mul(*(each for _, each in parts)))
 
 
 def opened(expression: sympy.Basic, symbols: Iterable[sympy.Symbol] | None = None) -> sympy.Basic:
