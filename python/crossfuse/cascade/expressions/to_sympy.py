@@ -87,6 +87,9 @@ class _Reader:
             return self.call(node)
         rule = _NUMBERS.get(type(node))
         if rule is not None:
+            if str(node.ty) in _WRAPPING and rule not in (sympy.Max, sympy.Min):
+                limit, instead = "numbers that do not wrap around", "convert the operands before"
+                raise refused(f"arithmetic in {node.ty}", node, limit, instead)
             return rule(self.number(node.a), self.number(node.b))
         if isinstance(node, ir.tirx.Div):
             return self.division(node)
@@ -155,6 +158,8 @@ class _Reader:
         return compared(*(Compared(each.xreplace(_INFINITIES)) for each in sides))
 
 
+#: Types whose sums and products leave them, and are not what they are in more bits.
+_WRAPPING = ("int8", "uint8", "int16", "uint16")
 _INFINITIES = {sympy.oo: UNBOUNDED, -sympy.oo: -UNBOUNDED}
 
 
