@@ -73,8 +73,15 @@ def _power(builder: Any, call: Any) -> Any:
 
 def _wide_power(base: Any, exponent: Any) -> te.Tensor:
     """A power of bfloat16, which TVM has none of, by way of float32."""
-    wide = (topi.cast(each, "float32") for each in (base, exponent))
-    return topi.cast(topi.power(*wide), "bfloat16")
+    if exponent.shape:
+        wide = (topi.cast(each, "float32") for each in (base, exponent))
+        return topi.cast(topi.power(*wide), "bfloat16")
+
+    def power(*place: Any) -> Any:
+        wide = (each.astype("float32") for each in (base(*place), exponent()))
+        return tirx.pow(*wide).astype("bfloat16")
+
+    return te.compute(base.shape, power, name="power", tag=topi.tag.ELEMWISE)
 
 
 #: For ``relax.transform.LegalizeOps``, by operator.
