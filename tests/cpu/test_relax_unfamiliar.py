@@ -131,3 +131,20 @@ def test_squares_of_bfloat16_beside_attention(recwarn: pytest.WarningsRecorder) 
     with torch.inference_mode():
         torch.testing.assert_close(fn(q, k, v), attention(q, k, v))
     assert not [each for each in recwarn if "crossfuse" in str(each.message)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_functions_that_tvm_lacks_in_two_bytes(dtype: Any) -> None:
+    """All in one model, of which each had been refused."""
+
+    def functions(x: Any) -> tuple[Any, ...]:
+        small = 0.1 * x
+        inside = (torch.asin, torch.acos, torch.atanh)
+        anywhere = (torch.sinh, torch.cosh, torch.asinh, torch.atan)
+        found = [f(small) for f in inside] + [f(x) for f in anywhere]
+        return (*found, torch.acosh(x.abs() + 1), torch.atan2(x, x + 1), torch.fmod(x, 0.75))
+
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
+    fn = crossfuse.compile_model(Of(functions).eval(), (x,), runs_on="llvm")
+    for one, other in zip(fn(x), functions(x), strict=True):
+        torch.testing.assert_close(one, other)
