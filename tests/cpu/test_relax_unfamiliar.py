@@ -147,4 +147,5 @@ def test_functions_that_tvm_lacks_in_two_bytes(dtype: Any) -> None:
     x = torch.randn(4, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
     fn = crossfuse.compile_model(Of(functions).eval(), (x,), runs_on="llvm")
     for one, other in zip(fn(x), functions(x), strict=True):
-        torch.testing.assert_close(one, other)
+        unit = torch.finfo(dtype).eps  # sums of it in a function are rounded by torch alone
+        torch.testing.assert_close(one, other, rtol=4 * unit, atol=unit)
