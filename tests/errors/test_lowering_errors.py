@@ -161,3 +161,12 @@ def test_device_that_allows_less() -> None:
 def test_refusal_does_not_spoil_the_next_lowering() -> None:
     refusal_of(r.naive_bind)
     assert lower(two_kernels).image.launches
+
+
+@pytest.mark.parametrize("name", ["x'", "1x", "\u00e9", "a b"])
+def test_names_that_cuda_has_no_place_for(name: str) -> None:
+    a = te.placeholder((8,), "float32", name)
+    func = te.create_prim_func([a, te.compute((8,), lambda i: a[i], name="C")])
+    assert refusal_of(func).startswith(
+        f"lower: parameter {name!r}: found a name that CUDA has no place for; limit: letters of "
+    )

@@ -94,16 +94,16 @@ class Plain:
 def plain(cascade: Cascade) -> Plain:
     """Define a cascade where a maximum is -oo or a divisor 0.
 
-    The rules are those of derivations (`State.usable`, `State.finished`): a maximum of nothing
-    counts as 0 within terms, and within exponents of results; a divisor that is proved not to be
-    negative counts as 1 where it is 0.
+    The rules are those of derivations (`State.term`, `State.finished`): a maximum of nothing
+    counts as 0 within terms, and within exponents of results; a sum of exponentials below it and a
+    largest magnitude count as 1 where they divide and are 0.
     """
     state = State(frozenset())
     known: dict[sympy.Symbol, sympy.Expr] = {}
     terms = {}
     for stage in cascade.stages:
         term = stage.term.xreplace(known)
-        terms[stage.name] = ratios(state.usable(term))
+        terms[stage.name] = ratios(state.term(term))
         scalar = stage.monoid.name in ("sum", "prod", "max", "min")
         known[stage.symbol] = state.add(
             stage.name,
@@ -130,7 +130,7 @@ def two_pass(cascade: Cascade, data: Data) -> dict[str, Any]:
     """Run a cascade as it is defined, one pass over the elements for each stage.
 
     Returns stages, results and rows by name. A maximum of nothing counts as 0 within expressions; a
-    divisor that is never negative counts as 1 where it is 0.
+    sum of exponentials below it, and a largest magnitude, count as 1 where they divide and are 0.
     """
     known = _Inputs(cascade, data)
     made, values, defined = {}, known.whole(), plain(cascade)

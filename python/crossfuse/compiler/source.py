@@ -121,7 +121,9 @@ def read_source(source: Any, example_inputs: Sequence[Any] | None = None) -> Sou
     if isinstance(source, ir.Schedule):
         return Source(None, "a given schedule", schedule=source)
     if isinstance(source, ir.PrimFunc):
-        return Source(source, "a given function")
+        from crossfuse.blocks.order import in_output_order
+
+        return Source(in_output_order(source), "a given function")
     if isinstance(source, ir.IRModule):
         from crossfuse.relax.outline import outline
 

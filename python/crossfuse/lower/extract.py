@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -158,6 +159,10 @@ def launch_of(symbol: str, kernel: Any) -> Launch:
 ENTRY = "main"
 
 
+#: Names of parameters that generated code can have; what C lacks of it becomes an underscore.
+_NAME = re.compile(r"[A-Za-z_][\w.\-]*", re.ASCII)
+
+
 @dataclass(frozen=True)
 class Lowered:
     """The result of lowering one function."""
@@ -295,6 +300,14 @@ def _parameters(function: Any) -> tuple[BufferSpec, ...]:
             )
         fixed = tuple(int(extent) for extent in shape if extent is not None)
         name = str(parameter.name)
+        if not _NAME.fullmatch(name):
+            raise refuse(
+                "lower",
+                f"parameter {name!r}",
+                found="a name that CUDA has no place for",
+                limit="letters of ASCII, digits, '_', '.' and '-', no digit first",
+                instead="rename the parameter",
+            )
         dtype, rows = str(parameter.ty.dtype), parameter in by_row
         specs.append(BufferSpec(name, fixed, dtype, parameter in written, rows))
     return tuple(specs)

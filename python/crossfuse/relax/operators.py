@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
 
 from tvm import relax, te, tirx, topi
 from tvm.ir import Call, GenericConst, Op, TensorLoad, Var
+from tvm.relax.transform.legalize_ops.binary import _binary
 from tvm.s_tir import SBlock
 from tvm_ffi import WalkResult, structural_equal, structural_walk
 
@@ -38,8 +41,51 @@ def _gathered(data: Any, indices: Any, axis: int) -> Any:
     return te.compute(shape, read, name="T_take", tag=topi.tag.INJECTIVE)
 
 
-#: For ``relax.transform.LegalizeOps``.
-GATHER = {"relax.take": _take}
+# Small integer powers as products, for ``LegalizeOps``.
+#
+# A GPU computes a general power by a logarithm and an exponential, which is slower, and with the
+# fast math that TVM compiles with, the square of a negative number is NaN.
+
+#: Exponents from 2 to this one are multiplied out.
+HIGHEST = 4
+
+Value = TypeVar("Value")
+
+
+def multiplied_out(base: Value, exponent: int, multiply: Callable[[Value, Value], Value]) -> Value:
+    """An integer power, 1 or more, as a chain of products of any kind of expression."""
+    result = base
+    for _ in range(1, exponent):
+        result = multiply(result, base)
+    return result
+
+
+def _power(builder: Any, call: Any) -> Any:
+    """Legalise ``relax.power``, small integer exponents as products."""
+    base, exponent = call.args[0], scalar(call.args[1])
+    if exponent is None or exponent not in range(2, HIGHEST + 1):
+        if dtype_of(call.args[0]) == "bfloat16":
+            return builder.call_te(_wide_power, *call.args, primfunc_name_hint="power")
+        return _binary(topi.power)(builder, call)
+    power = partial(multiplied_out, exponent=int(exponent), multiply=topi.multiply)
+    return builder.call_te(power, base, primfunc_name_hint="power")
+
+
+def _wide_power(base: Any, exponent: Any) -> te.Tensor:
+    """A power of bfloat16, which TVM has none of, by way of float32."""
+    if exponent.shape:
+        wide = (topi.cast(each, "float32") for each in (base, exponent))
+        return topi.cast(topi.power(*wide), "bfloat16")
+
+    def power(*place: Any) -> Any:
+        wide = (each.astype("float32") for each in (base(*place), exponent()))
+        return tirx.pow(*wide).astype("bfloat16")
+
+    return te.compute(base.shape, power, name="power", tag=topi.tag.ELEMWISE)
+
+
+#: For ``relax.transform.LegalizeOps``, by operator.
+LEGAL = {"relax.take": _take, "relax.power": _power}
 
 
 RULE = "outline"
@@ -144,7 +190,7 @@ def _legalised(call: Call, wide: bool) -> list[tirx.PrimFunc]:
         clone = Call(call.op, arguments, call.attrs, call.ty_args)
         builder.emit_func_output(builder.emit(clone))
     try:
-        mod = relax.transform.LegalizeOps(dict(GATHER))(builder.get())
+        mod = relax.transform.LegalizeOps(dict(LEGAL))(builder.get())
     except Exception:  # legalisers raise whatever they like; the caller names the operator
         return []
     return [f for f in mod.functions.values() if isinstance(f, tirx.PrimFunc)]

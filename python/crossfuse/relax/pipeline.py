@@ -19,9 +19,8 @@ from crossfuse.relax.calls import SCHEDULED
 from crossfuse.relax.fuse_cascades import FuseCascades
 from crossfuse.relax.fuse_chains import FuseChains
 from crossfuse.relax.graph import clean
-from crossfuse.relax.operators import GATHER
+from crossfuse.relax.operators import LEGAL
 from crossfuse.relax.passes import ATTENTION, WideArithmetic
-from crossfuse.relax.rebuild import POWERS
 from crossfuse.runtime.dispatch_table import BINS
 
 
@@ -134,7 +133,7 @@ def phases(
         Phase("clean", clean),
         Phase("fuse_chains", FuseChains(spec, always=always, bins=bins, weights=weights)),
         Phase("wide_arithmetic", WideArithmetic()),
-        Phase("legalize", relax.transform.LegalizeOps({**ATTENTION, **POWERS, **GATHER})),
+        Phase("legalize", relax.transform.LegalizeOps({**ATTENTION, **LEGAL})),
         Phase("fuse_cascades", FuseCascades(spec)),
         Phase("build_kernels", BuildKernels(spec))
         if build

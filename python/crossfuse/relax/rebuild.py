@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import tvm
-from tvm import relax, tirx, topi
+from tvm import relax, tirx
 from tvm.ir import Call, GenericConst, Var
-from tvm.relax.transform.legalize_ops.binary import _binary
 
 from crossfuse.relax.graph import Graph
 from crossfuse.relax.operators import (
     CAST,
-    GATHER,
+    HIGHEST,
+    LEGAL,
     RESHAPES,
     TRANSPOSE,
     dtype_of,
     is_tensor,
+    multiplied_out,
     operator,
     refused,
     scalar,
@@ -82,38 +81,6 @@ def check_reshape(graph: Graph, value: Var, rows: int) -> None:
 def _broadcasts(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
     pairs = zip(reversed(before), reversed(after), strict=False)
     return len(before) <= len(after) and all(b in (1, a) for b, a in pairs)
-
-
-# Small integer powers as products, for ``LegalizeOps``.
-#
-# A GPU computes a general power by a logarithm and an exponential, which is slower, and with the
-# fast math that TVM compiles with, the square of a negative number is NaN.
-
-#: Exponents from 2 to this one are multiplied out.
-HIGHEST = 4
-
-Value = TypeVar("Value")
-
-
-def multiplied_out(base: Value, exponent: int, multiply: Callable[[Value, Value], Value]) -> Value:
-    """An integer power, 1 or more, as a chain of products of any kind of expression."""
-    result = base
-    for _ in range(1, exponent):
-        result = multiply(result, base)
-    return result
-
-
-def _power(builder: Any, call: Any) -> Any:
-    """Legalise ``relax.power``, small integer exponents as products."""
-    base, exponent = call.args[0], scalar(call.args[1])
-    if exponent is None or exponent not in range(2, HIGHEST + 1):
-        return _binary(topi.power)(builder, call)
-    power = partial(multiplied_out, exponent=int(exponent), multiply=topi.multiply)
-    return builder.call_te(power, base, primfunc_name_hint="power")
-
-
-#: For ``relax.transform.LegalizeOps``.
-POWERS = {"relax.power": _power}
 
 
 @dataclass(frozen=True)
@@ -231,7 +198,7 @@ def _fused(mod: tvm.IRModule, params: list[Var]) -> tirx.PrimFunc:
         with builder.dataflow():
             result = builder.emit_output(Call(region, outer))
         builder.emit_func_output(result)
-    passes = [relax.transform.LegalizeOps(dict(GATHER)), relax.transform.FuseTIR()]
+    passes = [relax.transform.LegalizeOps(dict(LEGAL)), relax.transform.FuseTIR()]
     try:
         fused = tvm.transform.Sequential(passes)(builder.get())
     except tvm.error.InternalError as error:

@@ -25,7 +25,7 @@ from crossfuse.relax.choice import Candidate, PlannedGroup
 from crossfuse.relax.fuse_cascades import text_of
 from crossfuse.relax.graph import Graph, in_order
 from crossfuse.relax.measured import Contestant, Measuring, measured_kernels
-from crossfuse.relax.operators import GATHER, PRODUCT, dtype_of, shape_of
+from crossfuse.relax.operators import LEGAL, PRODUCT, dtype_of, shape_of
 from crossfuse.relax.replace import Replacement
 from crossfuse.relax.symbols import extents_of, is_symbolic
 
@@ -143,7 +143,7 @@ def may_have_attention(graph: Graph) -> bool:
 
 def legalised(mod: Any) -> Graph:
     """The operators of a translated graph as calls of functions, without what nothing reads."""
-    passes = [relax.transform.DeadCodeElimination(), relax.transform.LegalizeOps(dict(GATHER))]
+    passes = [relax.transform.DeadCodeElimination(), relax.transform.LegalizeOps(dict(LEGAL))]
     legal = ir.tvm.ir.transform.Sequential(passes)(mod)
     (block,) = legal["main"].body.blocks
     return read_calls(legal, block)

@@ -99,8 +99,21 @@ def test_masked_rows_have_defined_results() -> None:
 
 def test_zero_rows_have_defined_results() -> None:
     data = {"x": np.zeros((1, 5)), "w": np.ones((1, 5)), "g": np.ones((1, 5))}
-    for name in ("absmax quantisation and GEMM", "min-max normalise and dot", "L2 norm and dot"):
-        assert stream(named(name), data, 2)["out"] == 0
+    assert stream(named("absmax quantisation and GEMM"), data, 2)["out"] == 0
+    for name in ("min-max normalise and dot", "L2 norm and dot"):  # 0/0, as of separate passes
+        assert np.isnan(stream(named(name), data, 2)["out"])
+        assert np.isnan(two_pass(named(name).cascade, data)["out"])
+
+
+def test_a_row_that_a_sum_divides_is_what_separate_passes_make_of_it() -> None:
+    """Also where the sum is 0; numbers beside it are infinite then."""
+    cascade = Cascade(
+        (total(x**2, "d"), total(v, "o")), (x, v), results={"out": sympy.Symbol("o", real=True) / d}
+    )
+    for values, wanted in (([1.0, -1.0], np.nan), ([1.0, 2.0], np.inf), ([-1.0, 0.0], -np.inf)):
+        data = {"x": np.zeros((1, 2)), "v": np.array([values])}
+        for found in (stream(derive(cascade), data, 1), two_pass(cascade, data)):
+            np.testing.assert_array_equal(found["out"], [wanted])
 
 
 def test_no_inverse_of_a_sum_that_crosses_zero_is_taken() -> None:
@@ -207,6 +220,8 @@ def test_the_least_magnitude_of_nothing_is_infinite(term: sympy.Expr) -> None:
     rng = np.random.default_rng(8)
     data = {"x": rng.normal(size=(3, 11)), "v": rng.normal(size=(3, 11))}
     data["x"][2] = 0
+    if term == v / m:
+        data["v"][2] = np.abs(data["v"][2])  # infinities of both signs are no number
     wanted = two_pass(derivation.cascade, data)["o"]
     for found in (stream(derivation, data, 1), merge_tree(derivation, data, [4, 0, 7])):
         np.testing.assert_allclose(found["o"], wanted, rtol=1e-10)

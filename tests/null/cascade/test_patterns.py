@@ -21,12 +21,21 @@ FUSED = [each for each in PATTERNS if each.verdict in ("S", "S*", "V", "R")]
 RANKED = [each for each in PATTERNS if each.verdict == "R"]
 REFUSED = [each for each in PATTERNS if each.verdict == "N"]
 LENGTHS = (1, 7, 33, 97)
+#: By the names of stages, results and rows.
+Results = dict[str, np.ndarray]
 
 
-def same(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
+def _with_nan(values: np.ndarray, spread: list[bool]) -> np.ndarray:
+    """Infinities of the rows that are not spread as NaN."""
+    known = np.array(spread).reshape(-1, *[1] * (values.ndim - 1))
+    return np.where(known | ~np.isinf(values), values, np.nan)
+
+
+def agree(found: Results, wanted: Results, spread: list[bool]) -> None:
     for name, array in wanted.items():
         scale = np.max(np.abs(np.where(np.isfinite(array), array, 0)), initial=1.0)
-        np.testing.assert_allclose(found[name], array, rtol=1e-9, atol=1e-11 * scale, err_msg=name)
+        got, due = (_with_nan(each, spread) for each in (found[name], array))
+        np.testing.assert_allclose(got, due, rtol=1e-9, atol=1e-11 * scale, err_msg=name)
 
 
 def test_all_patterns_are_there() -> None:
@@ -40,12 +49,15 @@ def test_streams_as_two_passes_do(pattern: Pattern) -> None:
     for length in (each for each in LENGTHS if each >= pattern.least):
         data = draw(pattern, rng, length)
         wanted = two_pass(pattern.cascade, data)
-        assert not any(np.isnan(each).any() for each in wanted.values())
+        # Of zeros, of what underflows to zeros, and of one element, separate passes divide by 0:
+        # infinities that they sum are no number, and the sum that is divided is infinite.
+        spread = [each not in ("zero", "tiny") and length > 1 for each in pattern.rows.split() * 2]
+        assert not any(np.isnan(each[spread]).any() for each in wanted.values())
         for tile in (1, 7, 32, length):
-            same(stream(derivation, data, tile), wanted)
+            agree(stream(derivation, data, tile), wanted, spread)
         third, fifth = length // 3, length // 5
         for parts in ([third, 0, length - third - fifth, fifth], [0, 0, length, 0]):
-            same(merge_tree(derivation, data, parts, tile=7), wanted)
+            agree(merge_tree(derivation, data, parts, tile=7), wanted, spread)
 
 
 @pytest.mark.parametrize("pattern", FUSED, ids=lambda each: each.id)

@@ -9,7 +9,7 @@ import sympy
 
 from crossfuse.calls import checked
 from crossfuse.cascade.algebra import cancellation
-from crossfuse.cascade.algebra.exponents import joined, nonnegative, rescaled
+from crossfuse.cascade.algebra.exponents import joined, nonnegative, ratios, rescaled
 from crossfuse.cascade.algebra.moments import Mean, centred, is_polynomial
 from crossfuse.cascade.algebra.rescaling import as_factors, quotient
 from crossfuse.cascade.algebra.stages import Deriver
@@ -140,7 +140,9 @@ def _derive(cascade: Cascade) -> Derivation:
         return found
 
     stages = over_slots({each.name: each.symbol for each in cascade.stages})
-    results, rows = over_slots(cascade.results), over_slots(cascade.rows)
+    results = over_slots(cascade.results)
+    # Powers of quotients stay such: squares of elements and of a divisor may be out of range.
+    rows = {name: ratios(each) for name, each in over_slots(cascade.rows).items()}
     order = {each.name: i for i, each in enumerate(cascade.stages)}
     steps = sorted(progress.steps, key=lambda each: order[each.stage])
     rounded = [each for each in cascade.stages if each.cast]

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 import sympy
 
 from crossfuse.cascade.algebra.exponents import has_one_sign, nonnegative
-from crossfuse.cascade.expressions.functions import Fence
+from crossfuse.cascade.expressions.functions import Fence, unopened
 
 #: One ``G(x) * H(d)``.
 Product = tuple[sympy.Expr, sympy.Expr]
@@ -69,11 +69,11 @@ def grouped(
         factors: dict[sympy.Expr, sympy.Expr] = {}
         for g, h in found:
             still, moving = g.as_independent(*along, as_Add=False)
-            factors[moving] = factors.get(moving, sympy.S.Zero) + still * h
+            factors[moving] = factors.get(moving, sympy.S.Zero) + unopened(still, h)
         contexts: dict[sympy.Expr, sympy.Expr] = {}
         for g, h in factors.items():
             still, moving = h.as_independent(*before, as_Add=False)
-            contexts[moving] = contexts.get(moving, sympy.S.Zero) + still * g
+            contexts[moving] = contexts.get(moving, sympy.S.Zero) + unopened(still, g)
         joined = [(g, h) for h, g in contexts.items() if g != 0 and h != 0]
         if len(joined) >= len(found) or len(joined) <= 1:
             return joined

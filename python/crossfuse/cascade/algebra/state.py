@@ -8,7 +8,7 @@ or what stands in for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 
@@ -67,6 +67,16 @@ class Kept:
         if self.infinite:
             return chosen(symbol, self.monoid.identity, sympy.S.Zero, symbol)
         return chosen(symbol, sympy.S.Zero, sympy.S.One, symbol)
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """What an expression over slots is where a slot has no inverse."""
+
+    #: Whether infinities stay; else they count as 0.
+    infinite: bool = False
+    #: Whether 0 divides as in separate passes; else it counts as 1 where it is never negative.
+    divides: bool = False
 
 
 class State:
@@ -133,64 +143,87 @@ class State:
         return expression.xreplace({each: side(kept.name) for each, kept in self._of.items()})
 
     def usable(self, expression: sympy.Expr, side: Side = value) -> sympy.Expr:
-        """An expression over new or finished slots, defined for masked and zero rows too.
+        """An expression over new slots, defined where a state has seen nothing, or zeros alone.
 
         A maximum of nothing counts as 0, unless it is the whole expression; a divisor that is
         proved not to be negative counts as 1 where it is 0.
         """
         if expression in self.symbols:
             return self.raw(expression, side)
-        return self._defined(expression, side)
+        return self._defined(expression, side, _Rules())
 
     def within(self, expression: sympy.Expr, side: Side) -> sympy.Expr:
         """A part of an expression over new slots: as `usable`, but infinities never remain."""
-        return self._defined(expression, side)
+        return self._defined(expression, side, _Rules())
+
+    def term(self, expression: sympy.Expr) -> sympy.Expr:
+        """A term of a separate pass: as `within`, but divided as in `finished`."""
+        return self._defined(expression, value, _Rules(divides=True))
 
     def finished(self, expression: sympy.Expr) -> sympy.Expr:
-        """An expression over finished slots, for results and rows: as `usable` with infinities.
+        """An expression over finished slots, for results and rows: what separate passes have.
 
-        A maximum of nothing counts as 0 within exponents alone: anything else is what it is over an
-        infinity, as with separate passes.
+        A maximum of nothing counts as 0 within exponents alone, a divisor that is 0 as 1 where it
+        is the sum of exponentials below such a maximum, or a largest magnitude. Anything else is
+        what it is over an infinity or over 0.
         """
         if expression in self.symbols:
             return self.raw(expression, value)
-        return self._defined(expression, value, within=False)
+        return self._defined(expression, value, _Rules(infinite=True, divides=True))
 
-    def _defined(self, part: sympy.Basic, side: Side, within: bool = True) -> sympy.Basic:
-        """Substitute one side's slots; with `within`, infinities count as 0."""
+    def _defined(self, part: sympy.Basic, side: Side, rules: _Rules) -> sympy.Basic:
+        """Substitute one side's slots."""
         if not part.free_symbols & self.symbols:
             return part
         if isinstance(part, sympy.Symbol):
             kept = self.of(part)
-            return self._stand_in(kept) if kept.infinite and within else side(kept.name)
+            stands_in = kept.infinite and not rules.infinite
+            return self._stand_in(kept) if stands_in else side(kept.name)
         if isinstance(part, sympy.Max | sympy.Min):
             return self.raw(part, side)
         if isinstance(part, sympy.exp):
-            return sympy.exp(sympy.Add(*(self._power(e, side) for e in _addends(part.args[0]))))
+            return sympy.exp(
+                sympy.Add(*(self._power(e, side, rules) for e in _addends(part.args[0])))
+            )
         if isinstance(part, sympy.Piecewise):
             sides = [
-                (self._defined(each, side, within), self.raw(test, side))
-                for each, test in part.args
+                (self._defined(each, side, rules), self.raw(test, side)) for each, test in part.args
             ]
             return sympy.Piecewise(*sides)
         if isinstance(part, sympy.Pow) and part.args[1].could_extract_minus_sign():
             base, power = part.args
-            return sympy.Pow(self._divisor(base, side, within), self._defined(power, side, within))
-        return part.func(*(self._defined(each, side, within) for each in part.args))
+            return sympy.Pow(self._divisor(base, side, rules), self._defined(power, side, rules))
+        return part.func(*(self._defined(each, side, rules) for each in part.args))
 
-    def _power(self, part: sympy.Expr, side: Side) -> sympy.Expr:
+    def _power(self, part: sympy.Expr, side: Side, rules: _Rules) -> sympy.Expr:
         """An addend of an exponent: one that is -oo makes the exponential 0, as it should."""
         if part in self.symbols and self.of(part).monoid.name in ("max", "topk", "argmax"):
             return self.raw(part, side)
-        return self._defined(part, side)
+        return self._defined(part, side, replace(rules, infinite=False))
 
-    def _divisor(self, base: sympy.Expr, side: Side, within: bool) -> sympy.Expr:
+    def _divisor(self, base: sympy.Expr, side: Side, rules: _Rules) -> sympy.Expr:
+        if rules.divides and not any(map(self._is_empty, base.free_symbols & self.symbols)):
+            return self._defined(base, side, rules)
         if base in self.symbols and not (self.of(base).signed or self.of(base).infinite):
             return self._stand_in(self.of(base))
-        defined = self._defined(base, side, within)
+        defined = self._defined(base, side, rules)
         if positive(base) or not (nonnegative(base) or self._is_range(base)):
             return defined
         return chosen(defined, sympy.S.Zero, sympy.S.One, defined)
+
+    def _is_empty(self, symbol: sympy.Basic) -> bool:
+        """Whether a slot that is 0 says that no element was seen, or zeros alone.
+
+        It is a largest magnitude, or a sum of exponentials below a maximum: these are 0 of a row
+        of -oo by the stand-in for that maximum.
+        """
+        kept = self.of(symbol)
+        if kept.monoid.name == "max":
+            return not kept.signed
+        tops = [each for each in self.kept if each.infinite]
+        below = {each.symbol for each in tops} | {guarded(each.name) for each in tops}
+        powers = kept.contribution.atoms(sympy.exp)
+        return any(each.free_symbols & below for each in powers)
 
     def _is_range(self, base: sympy.Expr) -> bool:
         """Whether it is a maximum minus the minimum of the same elements."""

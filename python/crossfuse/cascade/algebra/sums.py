@@ -14,7 +14,7 @@ from crossfuse.cascade.algebra.rescaling import Rescaling, as_factors, split
 from crossfuse.cascade.algebra.separation import Product
 from crossfuse.cascade.algebra.shifted_moments import ShiftedMoments
 from crossfuse.cascade.derivation import Factor, Step
-from crossfuse.cascade.expressions.functions import Fence
+from crossfuse.cascade.expressions.functions import Fence, unopened
 from crossfuse.cascade.spec import Stage
 
 #: Accumulates a sum under a name and with a rescaling; returns it over slots.
@@ -141,4 +141,4 @@ class Sums:
             return list(found)
         moving = self.progress.moving()
         apart = [(g.as_independent(*moving, as_Add=False), h) for g, h in found]
-        return [(element, still * h) for (still, element), h in apart]
+        return [(element, unopened(still, h)) for (still, element), h in apart]

@@ -49,6 +49,8 @@ class _Printer(StrPrinter):
     def _print_Fence(self, expr: Any) -> str:
         return str(self._print(expr.args[0]))
 
+    _print_Compared = _print_Fence
+
     def _print_Mul(self, expr: Any) -> str:
         number = expr.as_coeff_Mul()[0]
         if number.is_negative:

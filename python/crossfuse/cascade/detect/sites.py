@@ -18,6 +18,7 @@ from crossfuse.cascade.detect.program import Program, read_program
 from crossfuse.cascade.detect.selection import Selection
 from crossfuse.cascade.detect.terms import Reading, Symbols, with_length
 from crossfuse.cascade.expressions.to_sympy import number
+from crossfuse.cascade.integers import check_exact
 from crossfuse.cascade.site import OutputSite, Site, StageSite
 from crossfuse.cascade.spec import Cascade, Monoid, Stage, topk
 
@@ -219,7 +220,7 @@ class _Builder:
             self.symbols.index,
             self.symbols.length,
         )
-        return Site(
+        site = Site(
             self.program.function,
             cascade,
             self.rows,
@@ -230,6 +231,10 @@ class _Builder:
             tuple(places),
             self.symbols.producers,
         )
+        # One reduction of what is read as it is may be of flags that another function widens.
+        if len(cascade.stages) > 1 or not cascade.stages[0].term.is_Symbol:
+            check_exact(site)
+        return site
 
     def _stage(self, member: Member) -> Stage:
         block = member.block

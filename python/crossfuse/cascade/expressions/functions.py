@@ -50,6 +50,27 @@ class magnitude(sympy.Function):
         return f"numpy.abs({printer._print(self.args[0])})"
 
 
+class Compared(sympy.Function):
+    """A side of a comparison, of whose sign sympy knows nothing.
+
+    An exponential is positive to sympy, and 0 in floating point where it underflows.
+    """
+
+    nargs = 1
+    is_extended_real = True
+
+    @classmethod
+    def eval(cls, x: sympy.Expr) -> sympy.Expr | None:
+        """Numbers, whole numbers and symbols stay as they are."""
+        return x if x.is_number or x.is_Symbol or x.is_integer else None
+
+    def _numpycode(self, printer: Any) -> str:
+        return f"({printer._print(self.args[0])})"
+
+    def _sympystr(self, printer: Any) -> str:
+        return str(printer._print(self.args[0]))
+
+
 class Unbounded(sympy.NumberSymbol):
     """Infinity as elements and results are compared with it, which sympy does not decide.
 
@@ -238,6 +259,13 @@ def fenced_product(left: sympy.Expr, right: sympy.Expr) -> sympy.Expr:
     if left.is_number and not right.is_integer:
         return left * Fence(right)
     return left * right
+
+
+def unopened(*factors: sympy.Expr) -> sympy.Expr:
+    """A product of factors, of which sympy multiplies no number into a sum."""
+    parts = [sympy.sympify(each).as_coeff_Mul() for each in factors]
+    number = sympy.Mul(*(each for each, _ in parts))
+    return fenced_product(number, sympy.Mul(*(each for _, each in parts)))
 
 
 def opened(expression: sympy.Basic, symbols: Iterable[sympy.Symbol] | None = None) -> sympy.Basic:

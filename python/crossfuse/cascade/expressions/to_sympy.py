@@ -13,6 +13,7 @@ from crossfuse import _tvm as ir
 from crossfuse.cascade.expressions.functions import (
     OF_OPERATOR,
     UNBOUNDED,
+    Compared,
     fenced_product,
     fenced_sum,
     refused,
@@ -70,7 +71,7 @@ class _Reader:
         """Convert a value by its type: to a condition or a number."""
         known = self.whole(node) if self.whole is not None else None
         if known is not None:
-            return sympy.Ne(known, 0) if _is_condition(node) else known
+            return sympy.Ne(Compared(known), 0) if _is_condition(node) else known
         if isinstance(node, ir.tirx.IntImm) and _is_condition(node):
             return sympy.true if int(node.value) else sympy.false
         if isinstance(node, ir.tirx.IntImm | ir.tirx.FloatImm):
@@ -86,6 +87,9 @@ class _Reader:
             return self.call(node)
         rule = _NUMBERS.get(type(node))
         if rule is not None:
+            if str(node.ty) in _WRAPPING and rule not in (sympy.Max, sympy.Min):
+                limit, instead = "numbers that do not wrap around", "convert the operands before"
+                raise refused(f"arithmetic in {node.ty}", node, limit, instead)
             return rule(self.number(node.a), self.number(node.b))
         if isinstance(node, ir.tirx.Div):
             return self.division(node)
@@ -105,7 +109,7 @@ class _Reader:
     def condition(self, node: Any) -> sympy.Basic:
         """Convert a value to a condition."""
         found = self.read(node)
-        return found if _is_condition(node) else sympy.Ne(found, 0)
+        return found if _is_condition(node) else sympy.Ne(Compared(found), 0)
 
     def cast(self, node: Any) -> sympy.Basic:
         """Convert a type conversion; see `to_sympy`."""
@@ -151,9 +155,11 @@ class _Reader:
         if sides[0] == sides[1] and not (strict or sides[0].is_integer):
             limit, instead = "comparisons of two values", "compute it in a block of its own before"
             raise refused("a test for NaN", node, limit, f"{instead} the cascade")
-        return compared(*(each.xreplace(_INFINITIES) for each in sides))
+        return compared(*(Compared(each.xreplace(_INFINITIES)) for each in sides))
 
 
+#: Types whose sums and products leave them, and are not what they are in more bits.
+_WRAPPING = ("int8", "uint8", "int16", "uint16")
 _INFINITIES = {sympy.oo: UNBOUNDED, -sympy.oo: -UNBOUNDED}
 
 

@@ -20,6 +20,7 @@ from crossfuse import _tvm as ir
 from crossfuse.cascade.expressions.functions import (
     OF_FUNCTION,
     UNBOUNDED,
+    Compared,
     Fence,
     factored,
     magnitude,
@@ -313,7 +314,7 @@ _RULES: dict[type, Callable[[_Writer, Any], Any]] = {
     sympy.floor: _Writer.quotient,
     trunc: _Writer.quotient,
     sympy.Mod: _Writer.remainder,
-    Fence: lambda writer, each: writer.write(each.args[0]),
+    Fence | Compared: lambda writer, each: writer.write(each.args[0]),
     # Keeps a quotient together where its parts would leave the range of numbers.
     sympy.UnevaluatedExpr: lambda writer, each: writer.write(each.args[0]),
 } | dict.fromkeys(OF_FUNCTION.keys() - {sympy.floor, trunc}, _Writer.function)

@@ -12,6 +12,7 @@ import sympy
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Derivation, Slot, guarded, new, old, value
+from crossfuse.cascade.integers import check_exact
 from crossfuse.cascade.rewrite.phases import Definitions
 from crossfuse.cascade.rewrite.scripting import Scratch, is_chosen, numbers
 from crossfuse.cascade.rewrite.streams import Stream, streams, vector_of, with_tiles
@@ -26,6 +27,9 @@ class Context:
 
     site: Site
     derivation: Derivation
+
+    def __post_init__(self) -> None:
+        check_exact(self.site)
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -16,7 +16,7 @@ import sympy
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Slot, guarded, new, value
-from crossfuse.cascade.expressions.functions import factored, opened, shared, with_parts
+from crossfuse.cascade.expressions.functions import factored, opened, shared, unopened, with_parts
 from crossfuse.cascade.expressions.to_tir import to_tir
 from crossfuse.cascade.rewrite.scripting import Scratch
 from crossfuse.cascade.spec import Monoid
@@ -208,13 +208,14 @@ class _Hoist:
         risky = [each for each in still if is_risky(each, self.moderate)]
         if isinstance(expression, sympy.Mul) and risky:
             return self.divided(sympy.Mul(*moving), still, risky)
-        return expression.func(self.run(expression.func(*still)), *moving)
+        fixed = unopened(*still) if expression.is_Mul else expression.func(*still)
+        return expression.func(self.run(fixed), *moving)
 
     def divided(
         self, moving: sympy.Expr, still: list[sympy.Expr], risky: list[sympy.Expr]
     ) -> sympy.Expr:
         """A product with reciprocals that may be out of range, one after another."""
-        above = sympy.Mul(*(each for each in still if each not in risky))
+        above = unopened(*(each for each in still if each not in risky))
         for each in risky:
             below, times = divisor(each)
             factor = self.symbol(scale(below))

@@ -25,7 +25,7 @@ from crossfuse.relax.chains.forms import Form
 from crossfuse.relax.chains.groups import Group, find_made_chains, find_made_rows
 from crossfuse.relax.graph import Graph, read_graph
 from crossfuse.relax.merge import merged
-from crossfuse.relax.operators import GATHER, PRODUCT, refused
+from crossfuse.relax.operators import LEGAL, PRODUCT, refused
 from crossfuse.relax.outline import Argument, Outlined
 from crossfuse.relax.passes import ATTENTION, WideArithmetic, check_row_wise, without_unit_extents
 from crossfuse.relax.symbols import at_sizes, is_symbolic, symbols_of, value_at
@@ -193,7 +193,7 @@ def _flattened(main: Any, leading: list[int]) -> Any:
 
 def _loops(static: Any) -> tuple[Any, tuple[Any, ...], list[Var]]:
     """A module's function as one of loops, what that reads, and the parameters of the module's."""
-    legalize = relax.transform.LegalizeOps({**ATTENTION, **GATHER})
+    legalize = relax.transform.LegalizeOps({**ATTENTION, **LEGAL})
     passes = [WideArithmetic(), relax.transform.CanonicalizeBindings(), legalize]
     mod = ir.tvm.ir.transform.Sequential(passes)(static)
     graph = _calls(mod)

@@ -304,3 +304,26 @@ def test_inputs_are_as_drawn() -> None:
     """Random inputs of these tests repeat."""
     x = tensor("x", 3)
     assert (drawn(x)["x"] == drawn(x)["x"]).all()
+
+
+def test_integers_that_float32_does_not_hold() -> None:
+    x = tensor("x", 5, 8, dtype="int32")
+    m = most("m", (5,), 8, lambda i, j: x(i, j))
+    s = fold("s", (5,), 8, lambda i, j: m(i) - x(i, j))
+    assert refusal(x, m, s) == (
+        "cascade-integers: block 'm', buffer 'm': found a max in int32 of numbers up to 2147483648;"
+        " limit: 16777216, up to which float32 has all, and what int32 holds. Instead: leave it to "
+        "a kernel that reduces integers, or convert them before."
+    )
+    count = fold("count", (5,), 8, lambda i, j: (x(i, j) > 3).astype("int32"))
+    mean = fold("mean", (5,), 8, lambda i, j: x(i, j).astype("float32") / count(i))
+    assert len(detect(function(x, mean))) == 1  # counts are small
+
+
+def test_arithmetic_that_wraps_around() -> None:
+    x = tensor("x", 5, 8, dtype="uint8")
+    s = fold("s", (5,), 8, lambda i, j: (x(i, j) * x(i, j)).astype("float32"))
+    t = fold("t", (5,), 8, lambda i, j: x(i, j).astype("float32") / s(i))
+    text = refusal(x, t)
+    assert text.startswith("cascade-expression: arithmetic in uint8: found x[i0, ")
+    assert "limit: numbers that do not wrap around" in text
