@@ -286,7 +286,7 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
     for pattern, translator in (
         *TILE_INSTRUCTIONS,
         (
-            r"|setmaxnreg\..*|prefetch\.(?:tensormap|global).*|cp\.async\.bulk\.prefetch\..*"
+            r"|setmaxnreg\..*|prefetch\.(?:tensormap|global).*"
             r"|griddepcontrol\.launch_dependents;|nanosleep\..*",
             lambda *_: _NOTHING,
         ),

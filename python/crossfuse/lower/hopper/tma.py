@@ -79,19 +79,6 @@ def load_tile(
         _copy(program, operand, descriptor, where, coordinates, stage(offset), barrier)
 
 
-def fetch_tile(
-    operand: Operand, descriptor: Any, where: Coordinates, values: Mapping[Any, Any]
-) -> None:
-    """Have L2 fetch a tile that no other CTA loads a part of; see `load_tile`."""
-    row, column = (at(each, dict(values)) for each in operand.tile.origin)
-    address = ir.script.address_of(descriptor)
-    across, down = operand.map.box
-    for copy in range(operand.copies):
-        moved = (0, copy * down) if operand.k_major else (copy * across, 0)
-        place = (column + moved[0], row + moved[1])
-        run(ir.script.ptx["cp.async.bulk.prefetch.tensor.2d.L2.global"](address, *place))
-
-
 def _copy(
     program: TileProgram,
     operand: Operand,

@@ -28,8 +28,6 @@ ON_THEIR_WAY = 72 << 10
 #: asked for once these are there. Of a norm before 256 x 4096 by 12288 on an H100 the first tiles
 #: came at 6.7 us where 12 KiB at a time were in flight until the ring was full, and at 4.3 so.
 BEFORE_ROWS = 12 << 10
-#: Most of L2 that weights may take which it fetches while a kernel's earlier phase is at work.
-OF_L2 = 0.7
 #: Stages of left tiles that cover the latency of L2, from which they mostly come.
 _LEFT_STAGES = 4
 

@@ -9,37 +9,34 @@
 
 Each has shared memory and barriers of its own, so that weights are on their way while the stream is
 at work: nothing orders the two but the flags. Loads are served in order, and nobody waits for
-weights yet: but for a few they are asked for behind the first keys, and those that the ring has no
-room for are fetched to L2, some with each tile of keys.
+weights yet: but for a few they are asked for behind the first keys. To have L2 fetch those that
+the ring has no room for did not pay: of 8 MB of weights nothing was won on an H100, and of 32 MB L2
+lost them again, which took 4 to 6 us.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import Device
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.coordinates import grid_places
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Feature
 from crossfuse.lower.hopper.flags import FlagWriter
 from crossfuse.lower.hopper.pipeline import Ring, Throttle, ring_barriers
 from crossfuse.lower.hopper.plan.memory import Arena, Piece, box_bytes
-from crossfuse.lower.hopper.plan.operands import item_bytes
 from crossfuse.lower.hopper.plan.phase import PhasePlan
-from crossfuse.lower.hopper.statements import Variable, Warmup, let, run, when
+from crossfuse.lower.hopper.statements import Variable, Warmup, run, when
 from crossfuse.lower.hopper.stream.body import BesideKeys, StreamBody
 from crossfuse.lower.hopper.stream.consumer import Consumer
 from crossfuse.lower.hopper.stream.copies import emit_loading
 from crossfuse.lower.hopper.stream.merge import SplitConsumer
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan, plan_stream
 from crossfuse.lower.hopper.stream.program import StreamProgram
-from crossfuse.lower.hopper.tma import fetch_tile
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
-from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER, BEFORE_ROWS, LEAST_STAGES, OF_L2
+from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER, BEFORE_ROWS, LEAST_STAGES
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.body import Body
@@ -76,48 +73,28 @@ class StreamedPart(ConsumerPart):
 
 
 class WeightsBeside(BesideKeys):
-    """Lets weights be asked for behind the first keys, and has L2 fetch the rest of a CTA's own."""
+    """Lets weights be asked for behind the first keys."""
 
-    def __init__(self, body: Body, stream: StreamPlan, each: int) -> None:
-        self.body, self.stages, self.each = body, stream.stages, each
-        self.phase = body.plan.phases[0]
+    def __init__(self, body: Body, stream: StreamPlan) -> None:
+        self.body, self.stages = body, stream.stages
 
     def begin(self) -> None:
-        """Count tiles of keys, and of weights."""
+        """Count tiles of keys."""
         self.asked = Variable("tiles_of_keys", "int32", 0)
-        if self.each:
-            tiles, steps = self.phase.program.tiles, self.phase.program.contraction.steps
-            self.fetched = Variable("fetched", "int32", self.body.plan.right.stages)
-            self.last = let("last", ir.script.Select(self.body.where.cluster < tiles, steps, 0))
 
     def loaded(self) -> None:
-        """Go on by one tile of keys, and some of weights."""
+        """Go on by one tile of keys."""
         self.asked.set(self.asked.value + 1)
         with when(self.asked.value == self.stages):
             self._let_go()
-        if self.each:
-            with when(self.asked.value > self.stages):
-                self._fetch(ir.script.min(self.last, self.fetched.value + self.each))
 
     def finish(self) -> None:
-        """Go on with all weights."""
+        """Let go of weights behind fewer keys than there are stages."""
         with when(self.asked.value < self.stages):
             self._let_go()
-        if self.each:
-            self._fetch(self.last)
 
     def _let_go(self) -> None:
         mbarrier.arrive(self.body.barrier("weights_gate"))
-
-    def _fetch(self, last: Any) -> None:
-        body, program = self.body, self.phase.program
-        end = let("fetched_then", last)
-        places = body.where.places | grid_places(program, body.where.cluster)
-        with ir.script.While(self.fetched.value < end):
-            values = places | {program.contraction.step: self.fetched.value}
-            for each in self.phase.rights:
-                fetch_tile(each, body.maps[each.map.name], body.where, values)
-            self.fetched.set(self.fetched.value + 1)
 
 
 @dataclass(frozen=True)
@@ -128,8 +105,6 @@ class Streamed(Feature):
     part: ClassVar = StreamedPart
 
     stream: StreamPlan
-    #: Steps of weights that L2 fetches with a tile of keys.
-    fetches: int = 0
 
     @classmethod
     def found_in(cls, phases: tuple[PhasePlan, ...], device: Device) -> Feature | None:
@@ -173,25 +148,9 @@ class Streamed(Feature):
         regions = self.stream.arena.regions
         arena = Arena(tuple(replace(each, offset=each.offset + start) for each in regions))
         stream = replace(self.stream, order=replace(order, ctas=clusters), arena=arena)
-        made = replace(self, stream=stream, fetches=self._fetched(plan, device))
+        made = replace(self, stream=stream)
         features = tuple(made if each is self else each for each in plan.features)
         return replace(plan, clusters=clusters, features=features)
-
-    def _fetched(self, plan: KernelPlan, device: Device) -> int:
-        """Steps of weights for each tile of keys, so that all are fetched half way.
-
-        None of weights that other CTAs load parts of, or that L2 has no room for beside the rest.
-        """
-        phase = plan.phases[0]
-        rest = phase.program.contraction.steps - plan.right.stages
-        shared = any(each.sharers > 1 for each in phase.rights) or phase.others
-        size = sum(prod(e.tile.extents) * item_bytes(e.tile.dtype) for e in phase.rights)
-        if rest <= 0 or shared or size > device.l2_bytes * OF_L2:
-            return 0
-        first, end = self.stream.program.stream.bounds
-        split = self.stream.program.split
-        keys = (end - first) // (1 if split is None else split.place.extent)
-        return -(-rest // max(1, (keys - self.stream.stages) // 2))
 
     def rings(self, body: Body) -> list[Ring]:
         """The barriers of queries, keys and values."""
@@ -221,7 +180,7 @@ class Streamed(Feature):
             received=self.handed_over(body),
             writer=FlagWriter(body.placed(phase.awaits)),
             met=True,
-            beside=WeightsBeside(body, self.stream, self.fetches),
+            beside=WeightsBeside(body, self.stream),
         )
 
     def initialise(self, body: Body) -> None:
