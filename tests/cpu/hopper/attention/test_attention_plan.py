@@ -60,7 +60,7 @@ def test_what_the_planner_lists_lowers(text: str) -> None:
 
 @pytest.mark.parametrize("model", LLAMA)
 def test_a_plan_says_where_its_time_goes(model: str) -> None:
-    best, *_ = ranked_cascade(f"attention_out:batch=1,{LLAMA[model]},q_len=16,kv_len=4096")
+    best, *_ = ranked_cascade(f"attention_out:batch=1,{LLAMA[model]},q_len=16,kv_len=1024")
     assert best.family == "attention_out"
     assert best.microseconds == pytest.approx(sum(best.terms.values()))
     assert {"start", "steps", "flag", "product"} <= best.terms.keys()
@@ -79,14 +79,10 @@ def test_traffic_counts_weights_and_keys_once() -> None:
     assert plan.bytes["hbm"] == resolve(text).bytes
 
 
-def test_weights_beyond_l2_are_not_fetched_ahead() -> None:
-    near = plan_cascade(
-        "attention_out:batch=1,heads=32,q_len=16,kv_len=8192,head_dim=64,hidden=8192"
-    )
-    far = plan_cascade(
-        "attention_out:batch=1,heads=32,q_len=16,kv_len=8192,head_dim=64,hidden=16384"
-    )
-    assert far.terms["product"] > 3 * near.terms["product"]
+def test_weights_that_every_tile_of_rows_loads_again_are_not_worth_one_kernel() -> None:
+    """Measured: 39.1 us in one kernel, 34.2 in two, whose product has tiles of 128 rows."""
+    plan = plan_cascade(f"attention_out:batch=1,{LLAMA['8B']},q_len=128,kv_len=1024")
+    assert plan.family == "eager"
 
 
 def test_compile_takes_its_text() -> None:
