@@ -24,6 +24,8 @@ _HOME = {
     "check": "accuracy",
     "tolerance": "tolerances",
     "ConvChainSpec": "conv_chain",
+    "LayersSpec": "layers",
+    "parse_layers": "layers",
     "chain_module": "torch_modules",
     "conv_module": "torch_modules",
     "gated_ffn_module": "torch_modules",

@@ -59,9 +59,14 @@ def test_a_candidate_travels_and_lowers(text: str) -> None:
         (
             SOFTMAX,
             "dsm",
-            "found family dsm; limit: stream, tiles, rows, attention_out, eager of a cascade.",
+            "found family dsm; limit: stream, tiles, rows, rows_chain, attention_out, eager of a "
+            "cascade.",
         ),
-        ("S3", "stream", "found family stream; limit: gemm, registers, dsm, l2, global, trace, e"),
+        (
+            "S3",
+            "stream",
+            "found family stream; limit: gemm, registers, dsm, l2, global, phases, launches, trace, e",
+        ),
     ],
 )
 def test_families_are_those_of_the_workload(spec: str, family: str, text: str) -> None:
@@ -188,6 +193,6 @@ def test_plans_of_something_else_are_refused() -> None:
         crossfuse.compile(SOFTMAX, plan=plan(SOFTMAX, only=("eager",)))
     assert str(caught.value) == (
         "plan: family 'eager': found a plan that leaves the cascade to separate kernels; limit: "
-        "stream, tiles, rows, attention_out. Instead: plan with only=('stream', 'tiles', 'rows', "
-        "'attention_out')."
+        "stream, tiles, rows, rows_chain, attention_out. Instead: plan with only=('stream', 'tiles', "
+        "'rows', 'rows_chain', 'attention_out')."
     )

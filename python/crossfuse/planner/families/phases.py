@@ -139,6 +139,11 @@ class LayeredKernel(PhasedKernel):
         alone = np.asarray(self.stacked[number], bool) | split
         return (
             TileRule("columns", "columns that registers hold sums of", wide),
+            TileRule(
+                "fills",
+                "a tile of columns within the layer, or of all of a multiple of 8",
+                (columns <= layer.columns) | (layer.columns % 8 == 0),
+            ),
             TileRule("along", "one CTA alone lies along the columns", ~alone | (self.size > 1)),
             TileRule("split", text, ~split | allowed),
             TileRule(

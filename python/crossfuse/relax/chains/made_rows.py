@@ -108,7 +108,12 @@ class MadeRows(Form):
         if not CASCADE_FAMILIES[self.family].matches(shape):
             raise refused("main", self.odd, self.limit, _INSTEAD)
         plans = ranked_cascade(shape, target, only=(self.family, EAGER))
-        return [each for each in plans if not each.tiles.get("chunk")]
+        whole = [each for each in plans if not each.tiles.get("chunk")]
+        if all(each.family == EAGER for each in whole):
+            # Says which rule leaves no tiles.
+            ranked_cascade(shape, target, only=(self.family,))
+            raise refused("main", "rows that are made chunk by chunk alone", "whole rows", _INSTEAD)
+        return whole
 
     def read_plan(self, text: str) -> CascadePlan:
         """See `Form`."""

@@ -91,9 +91,10 @@ def schedule_clustered_ffn(
 
     Examples
     --------
+    >>> from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
     >>> from crossfuse.workload import parse, prim_func
     >>> func = prim_func(parse("gemm_chain:M=128,K=256,N=512,L=256,weights=nk"))
-    >>> schedule_clustered_ffn(func).cluster_layout().axes
+    >>> schedule_clustered_ffn(func, tiles=ClusterTiles(cluster=4)).cluster_layout().axes
     (('x', 4),)
     """
     install()

@@ -31,23 +31,12 @@ from crossfuse.schema import Damaged, Tile, typed
 
 @dataclass(frozen=True)
 class PhaseTiles:
-    """How the layer of one phase is divided.
+    """How the layer of one phase is divided."""
 
-    Attributes
-    ----------
-    columns : int
-        Of a CTA's tile, a multiple of 8.
-    along : str
-        What the CTAs of a cluster divide: ``"columns"``, and share the rows of the left operand;
-        ``"rows"``, and share the weights; or ``"reduction"``, of which each sums a part.
-
-    Examples
-    --------
-    >>> PhaseTiles(128, "rows").columns
-    128
-    """
-
+    #: Of a CTA's tile, a multiple of 8.
     columns: Tile
+    #: What the CTAs of a cluster divide: ``"columns"``, and share the rows of the left operand;
+    #: ``"rows"``, and share the weights; or ``"reduction"``, of which each sums a part.
     along: str = COLUMNS
 
     def __post_init__(self) -> None:
@@ -58,25 +47,13 @@ class PhaseTiles:
 @checked
 @dataclass(frozen=True)
 class ChainTiles:
-    """How a chain of layers is divided. Zero, and no phases, mean: choose.
+    """How a chain of layers is divided. Zero, and no phases, mean: choose."""
 
-    Attributes
-    ----------
-    rows : int
-        Of a CTA's tile in all phases: 64, 128, 192 or 256.
-    cluster : int
-        CTAs of a cluster in all phases.
-    phases : tuple[PhaseTiles, ...]
-        One for each layer, or none.
-
-    Examples
-    --------
-    >>> ChainTiles(rows=128, cluster=2, phases=(PhaseTiles(128), PhaseTiles(64, "rows"))).rows
-    128
-    """
-
+    #: Of a CTA's tile in all phases: 64, 128, 192 or 256.
     rows: Tile = 0
+    #: CTAs of a cluster in all phases.
     cluster: Tile = 0
+    #: One for each layer, or none.
     phases: tuple[PhaseTiles, ...] = ()
 
 
