@@ -65,7 +65,8 @@ def test_a_candidate_travels_and_lowers(text: str) -> None:
         (
             "S3",
             "stream",
-            "found family stream; limit: gemm, registers, dsm, l2, global, phases, launches, trace, e",
+            "found family stream; limit: gemm, registers, dsm, l2, global, phases, launches, trace, "
+            "e",
         ),
     ],
 )
@@ -193,6 +194,6 @@ def test_plans_of_something_else_are_refused() -> None:
         crossfuse.compile(SOFTMAX, plan=plan(SOFTMAX, only=("eager",)))
     assert str(caught.value) == (
         "plan: family 'eager': found a plan that leaves the cascade to separate kernels; limit: "
-        "stream, tiles, rows, rows_chain, attention_out. Instead: plan with only=('stream', 'tiles', "
-        "'rows', 'rows_chain', 'attention_out')."
+        "stream, tiles, rows, rows_chain, attention_out. Instead: plan with only=('stream', "
+        "'tiles', 'rows', 'rows_chain', 'attention_out')."
     )
