@@ -116,7 +116,7 @@ def test_numbers_that_are_hard_to_norm(name: str) -> None:
 
 
 def test_a_small_spread_far_from_zero() -> None:
-    """Deviations of a layer norm cancel: 10000 with a spread of a hundredth, in float32."""
+    """Deviations of a layer norm cancel: 1000 with a spread of one, in float16."""
     spec = parse("layernorm_ffn:tokens=5,K=64,N=64,gated=false")
     spec = replace(spec, dtype="float16", out="float16")
     image = lower(scheduled(spec, {"rows": 64, "columns": 64, **ONE}, {"columns": 64, **ONE})).image
