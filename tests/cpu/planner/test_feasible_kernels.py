@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from crossfuse.compiler.choose import choose
+from crossfuse.compiler.source import read_source
 from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
@@ -125,6 +127,20 @@ def test_what_no_kernel_multiplies_is_not_planned(options: str, found: str) -> N
     with pytest.raises(PlanRefused) as caught:
         ranked(f"gemm:M=64,K=128,N=64,{options}", DEVICE, only=("gemm",))
     assert found in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "gemm:M=16,K=832,N=13,weights=nk",
+        "gemm:M=1,K=832,N=12,weights=nk",
+        "gemm_chain:M=16,K=64,N=2048,L=13,weights=nk",
+    ],
+)
+def test_tiles_wider_than_their_product_lower_as_they_are_planned(spec: str) -> None:
+    """Registers hold pairs of a row: sums of an odd width are not split."""
+    chosen = choose(read_source(spec), DEVICE)
+    assert chosen.option.plan is not None
 
 
 @pytest.mark.nightly

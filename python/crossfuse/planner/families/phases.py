@@ -149,7 +149,7 @@ class LayeredKernel(PhasedKernel):
             TileRule(
                 "shares",
                 "each CTA of a split has a share, and sums to add",
-                splits(split, shape, layer.depth, self.rows, columns, self.size),
+                splits(split, shape, (layer.depth, layer.columns), self.rows, columns, self.size),
             ),
             TileRule(
                 "whole",

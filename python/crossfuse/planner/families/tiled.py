@@ -22,7 +22,7 @@ from crossfuse.hardware import Device
 from crossfuse.planner.cost.estimate import Work
 from crossfuse.planner.cost.loop import Clock, overlapped
 from crossfuse.planner.cost.rates import Rates
-from crossfuse.planner.counts import Count, Flag, Share, ceil_div, choose, most
+from crossfuse.planner.counts import Count, Flag, Share, ceil_div, choose, least, most
 from crossfuse.planner.kernels.arrays import (
     CLUSTERS,
     NOTHING,
@@ -222,7 +222,8 @@ class TiledKernel(PhasedKernel):
         wide = (self.columns % 8 == 0) & (self.columns <= widest_of(self.rows, shape.products))
         # Slices of sums of several tiles of rows are read as whole ones only.
         whole = (shape.n % (self.columns * self.across) == 0) & (shape.m % self.rows == 0)
-        shares = splits(self.split, shape, shape.k, self.rows, self.columns, self.size)
+        extents = (shape.k, shape.n)
+        shares = splits(self.split, shape, extents, self.rows, self.columns, self.size)
         return (
             TileRule("cluster", most, self.cluster <= device.max_cluster),
             TileRule("columns", "columns that registers hold sums of", wide),
@@ -285,7 +286,8 @@ class ChainedKernel(TiledKernel):
     def rules(self, shape: Shape, device: Device) -> tuple[TileRule, ...]:
         """Conditions of the rule and of the lowering on tiles, other than shared memory."""
         wide = (self.columns2 <= widest_of(self.rows)) & (self.columns2 % 8 == 0)
-        shares = splits(self.split2, shape, shape.n, self.rows, self.columns2, self.size)
+        extents = (shape.n, shape.l)
+        shares = splits(self.split2, shape, extents, self.rows, self.columns2, self.size)
         return (
             *self.rules_of_first(shape, device),
             TileRule(
@@ -320,8 +322,20 @@ def _flag(value: Flag) -> Any:
     return np.asarray(value, bool)
 
 
-def splits(split: Flag, shape: Shape, extent: int, rows: Count, columns: Count, size: Count) -> Any:
-    """Whether a reduction that is split has a share for each CTA, and sums that divide."""
-    shares = has_equal_shares(extent, size, shape.depth)
-    fine = _flag(shares) & _flag(divides_sums(shape, rows, columns, size)) & (_flag(size > 1))
+def splits(
+    split: Flag,
+    shape: Shape,
+    extents: tuple[int, int],
+    rows: Count,
+    columns: Count,
+    size: Count,
+) -> Any:
+    """Whether a reduction that is split has a share for each CTA, and sums that divide.
+
+    `extents` are those of the reduction and of the columns; a tile has no more of these.
+    """
+    reduced, width = extents
+    shares = has_equal_shares(reduced, size, shape.depth)
+    sums = divides_sums(shape, rows, least(columns, width), size)
+    fine = _flag(shares) & _flag(sums) & (_flag(size > 1))
     return fine | ~_flag(split)

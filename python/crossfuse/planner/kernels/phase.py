@@ -199,14 +199,18 @@ def sums_received(shape: Shape, rows: Count, columns: Count, width: Count, split
 
 
 def divides_sums(shape: Shape, rows: Count, columns: Count, split: Count) -> Flag:
-    """Whether CTAs that share a reduction can each sum a slice of a tile: whole rows, or pairs."""
+    """Whether CTAs that share a reduction can each sum a slice of a tile: whole rows, or pairs.
+
+    Registers hold pairs of a row's `columns`, which are those of the tile that the product has.
+    """
     if shape.m == 1:
         return columns % (2 * split) == 0
+    paired = columns % 2 == 0
     inside = least(rows, shape.m)
     even = inside % split == 0
     # The only tile of rows may have slices that end before it does.
     short = (shape.m < rows) & (ceil_div(inside, split) * split <= rows)
-    return even | short
+    return paired & (even | short)
 
 
 def row_batches(tile: int, sharers: int, chunk: int) -> tuple[int, int]:
