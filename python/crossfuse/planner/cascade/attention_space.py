@@ -39,6 +39,7 @@ from crossfuse.planner.families.gemm import FAMILY as GEMM
 from crossfuse.planner.families.gemm import GemmKernel
 from crossfuse.planner.kernels.arrays import select
 from crossfuse.planner.kernels.memory import LEAST_STAGES, Memory, memory
+from crossfuse.planner.kernels.stream import BESIDE_STREAM
 from crossfuse.planner.space.count import Step
 from crossfuse.schema import Tile
 
@@ -53,8 +54,8 @@ _SLICE = 8
 #: What the product takes longer behind a stream, with which it shares shared memory, and whose
 #: heads it waits for one by one: fitted to eight kernels of 16 and 128 tokens on an H100.
 _BEHIND = 1.29
-#: Bytes of barriers, and of what alignment leaves free, at most; and stages that are of use.
-_REST, _MOST_STAGES = 4096, 4
+#: Stages that are of use.
+_MOST_STAGES = 4
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ def room_of(
     work: TileWork, after: OutputProduct, tiles: AttentionOutTiles, device: Device
 ) -> Memory:
     """Shared memory of the product's rings beside the stream."""
-    taken = stream_size(work, tiles, device) + _REST
+    taken = stream_size(work, tiles, device) + BESIDE_STREAM
     left = replace(device, max_shared_bytes=max(0, device.max_shared_bytes - taken))
     return memory(tiles.kernel.phases(after.shape), left)
 

@@ -48,6 +48,8 @@ def divide_columns(columns: int, adders: int) -> bool:
 
 # Shared memory: slots of queries, stages of keys and of values, and what is passed on.
 
+#: Bytes of barriers, and of what alignment leaves free, at most, of a product beside a stream.
+BESIDE_STREAM = 4096
 #: Bytes of an element of a state, which is float32.
 FLOAT_BYTES = 4
 #: Bytes of what `pin_sums` may write to.

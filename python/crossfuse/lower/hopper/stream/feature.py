@@ -37,6 +37,7 @@ from crossfuse.lower.hopper.stream.program import StreamProgram
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER, BEFORE_ROWS, LEAST_STAGES
+from crossfuse.planner.kernels.stream import BESIDE_STREAM
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.body import Body
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 
 #: First of the two warps that load for the stream.
 _FIRST_WARP = 2
-#: Bytes of barriers, and of what alignment leaves free, at most.
-_REST = 4096
 
 
 class StreamedPart(ConsumerPart):
@@ -209,7 +208,7 @@ def share_memory(
     """
     least = LEAST_STAGES * max(sum(each.size for each in x.operands) for x in phases)
     boxes = box_bytes(phases) * phases[0].consumers
-    left = replace(device, max_shared_bytes=device.max_shared_bytes - least - boxes - _REST)
+    left = replace(device, max_shared_bytes=device.max_shared_bytes - least - boxes - BESIDE_STREAM)
     plan = plan_stream(program, left)
     if plan.states is not None:
         raise refuse(
