@@ -19,6 +19,8 @@ from crossfuse.workload.layers import LayersSpec, parse_layers
 
 TEXT = "layers:M=40,widths=64x128x96x64,dtype=float16,act=gelu,bias=true,residual=true"
 ODD = "layers:M=17,widths=41x59x27x30,dtype=float16,bias=true"
+#: Its last layer is narrower than any tile, so that clusters split its reduction.
+NARROW = "layers:M=5,widths=64x128x256x4"
 H100 = device("nvidia-h100")
 
 
@@ -57,7 +59,7 @@ def test_a_text_is_planned_and_scheduled() -> None:
     assert "crossfuse.grid_stage" in schedule.mod.script()
 
 
-@pytest.mark.parametrize("text", [TEXT, ODD])
+@pytest.mark.parametrize("text", [TEXT, ODD, NARROW])
 def test_a_text_is_compiled_right(text: str) -> None:
     source = read_source(text)
     assert isinstance(source.layers, LayersSpec) and source.constant_weights

@@ -141,8 +141,8 @@ class LayeredKernel(PhasedKernel):
             TileRule("columns", "columns that registers hold sums of", wide),
             TileRule(
                 "fills",
-                "a tile of columns within the layer, or of all of a multiple of 8",
-                (columns <= layer.columns) | (layer.columns % 8 == 0),
+                "a tile within the layer, or of all of a multiple of 8 columns, or of a split",
+                (columns <= layer.columns) | (layer.columns % 8 == 0) | split,
             ),
             TileRule("along", "one CTA alone lies along the columns", ~alone | (self.size > 1)),
             TileRule("split", text, ~split | allowed),
