@@ -13,9 +13,8 @@ from crossfuse.hardware import Device
 from crossfuse.measure.choice import FEW
 from crossfuse.planner.choice import not_fusing, noted
 from crossfuse.planner.families.family import ChainFamily
-from crossfuse.planner.families.registry import FAMILIES, families
+from crossfuse.planner.families.registry import FAMILIES, families, family_times
 from crossfuse.planner.kernels.shape import Shape, shape_of_blocks
-from crossfuse.planner.nearest import family_times
 
 if TYPE_CHECKING:
     from crossfuse.blocks.chain import Layers

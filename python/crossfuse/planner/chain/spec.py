@@ -398,6 +398,22 @@ class Chain(Links):
         """
         return prod(self.extents[each] for each in self.tensor(name).dims)
 
+    def stored_bytes(self, name: str) -> int:
+        """Bytes of a tensor in memory, where repeated elements are stored once.
+
+        Parameters
+        ----------
+        name : str
+            Of the tensor.
+
+        Returns
+        -------
+        int
+            Whole bytes.
+        """
+        tensor = self.tensor(name)
+        return self.elements(name) * tensor.item // tensor.repeats
+
     @property
     def flops(self) -> int:
         """Multiplications and additions of the products."""

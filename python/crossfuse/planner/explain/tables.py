@@ -12,7 +12,7 @@ from crossfuse.planner.cost.terms import told
 from crossfuse.planner.explain.levels import LEVELS, Level, Place, Range, Share, size_text
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.kernels.kernel import Resources
-from crossfuse.planner.space.count import Step
+from crossfuse.planner.kernels.shape import Step
 from crossfuse.schema import parse
 
 if TYPE_CHECKING:

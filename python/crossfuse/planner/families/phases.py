@@ -24,11 +24,10 @@ import numpy as np
 
 from crossfuse.hardware import Device
 from crossfuse.planner.cost.estimate import estimate
-from crossfuse.planner.cost.rates import Rates, rates_of
-from crossfuse.planner.counts import Count, Flag, Share, choose
-from crossfuse.planner.families import global_memory, l2
+from crossfuse.planner.cost.rates import rates_of
+from crossfuse.planner.counts import Count, Flag, choose
 from crossfuse.planner.families.family import ChainFamily
-from crossfuse.planner.families.tiled import PhasedKernel, splits
+from crossfuse.planner.families.tiled import SEPARATE, STAGED, PhasedKernel, splits
 from crossfuse.planner.kernels.arrays import (
     CLUSTERS,
     NOTHING,
@@ -40,7 +39,7 @@ from crossfuse.planner.kernels.arrays import (
     read_extents,
     row_options,
 )
-from crossfuse.planner.kernels.memory import cached_level, resident
+from crossfuse.planner.kernels.memory import resident
 from crossfuse.planner.kernels.phase import Phase, widest_of
 from crossfuse.planner.kernels.shape import Shape, TileRule, all_kept
 from crossfuse.schema import Damaged
@@ -58,8 +57,6 @@ ALONG = (COLUMNS, ROWS_OF, REDUCTION)
 class LayeredKernel(PhasedKernel):
     """Tiles of one candidate, or of many."""
 
-    #: Whether later phases of a kernel wait for flags of earlier ones.
-    staged: ClassVar[bool] = False
     #: Of a tile, in all phases.
     rows: Count
     #: CTAs of a cluster, in all phases.
@@ -106,11 +103,6 @@ class LayeredKernel(PhasedKernel):
         made = (self.columns[number], layer.columns, shape.out if last else shape.item)
         cluster, staged = (down, beside), self.staged and not last
         return self._phase(shape, made, layer.depth, split, cluster, layer.products, staged=staged)
-
-    def kernels(self, shape: Shape) -> tuple[tuple[Phase, ...], ...]:
-        """One kernel if phases wait for flags, else one for each."""
-        phases = self.phases(shape)
-        return (phases,) if self.staged else tuple((each,) for each in phases)
 
     def rules(self, shape: Shape, device: Device) -> tuple[TileRule, ...]:
         """Conditions of the rule and of the lowering on tiles, other than shared memory."""
@@ -182,28 +174,14 @@ class PhasesKernel(LayeredKernel):
 
     family: ClassVar[str] = "phases"
     staged: ClassVar[bool] = True
-
-    def passing(self, rates: Rates) -> tuple[str, Share]:
-        """A flag is raised for each tile."""
-        return "flag", rates.fitted.flag + rates.measured.flag
-
-    def intermediate(self, shape: Shape, size: int, device: Device) -> tuple[str, str]:
-        """It passes tile by tile."""
-        return "l2", "stored by a phase, read by the next when a flag says so"
+    way: ClassVar[str] = "stored by a phase, read by the next when a flag says so"
 
 
 class LaunchesKernel(LayeredKernel):
     """Tiles of one candidate, or of many."""
 
     family: ClassVar[str] = "launches"
-
-    def passing(self, rates: Rates) -> tuple[str, Share]:
-        """A kernel waits for the end of the one before it."""
-        return "relaunch", rates.fitted.relaunch
-
-    def intermediate(self, shape: Shape, size: int, device: Device) -> tuple[str, str]:
-        """All of it is stored before any is read."""
-        return cached_level(size, device), "stored by a kernel, read by the next"
+    way: ClassVar[str] = "stored by a kernel, read by the next"
 
 
 @dataclass(frozen=True)
@@ -307,7 +285,7 @@ PHASES = LayeredFamily(
     rule="phases.schedule_phases",
     tiles={"tiles": "phases.ChainTiles"},
     fixed={"staged": True},
-    placements=l2.FAMILY.placements,
+    placements=STAGED.placements,
     second=_SECOND,
     fits_all=True,
 )
@@ -318,7 +296,7 @@ LAUNCHES = LayeredFamily(
     rule="phases.schedule_phases",
     tiles={"tiles": "phases.ChainTiles"},
     fixed={"staged": False},
-    placements=global_memory.FAMILY.placements,
+    placements=SEPARATE.placements,
     second=_SECOND,
     fits_all=True,
 )

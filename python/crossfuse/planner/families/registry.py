@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from crossfuse.errors import PlanRefused, refuse
+from crossfuse.hardware import Device
 from crossfuse.planner.cascade.shape import CascadeShape
-from crossfuse.planner.families import dsm, gemm, global_memory, l2, phases, registers
+from crossfuse.planner.cost.estimate import fastest
+from crossfuse.planner.cost.rates import rates_of
+from crossfuse.planner.families import dsm, phases, registers, tiled
 from crossfuse.planner.families.attention_out import AttentionOut
 from crossfuse.planner.families.cascade import CascadeFamily
 from crossfuse.planner.families.family import ChainFamily
@@ -16,6 +19,7 @@ from crossfuse.planner.families.rows import Rows
 from crossfuse.planner.families.rows_chain import RowsChain
 from crossfuse.planner.families.stream import Stream
 from crossfuse.planner.families.tiles import Tiles
+from crossfuse.planner.kernels.arrays import count
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.shape import Shape
 
@@ -24,11 +28,11 @@ FAMILIES: Mapping[str, ChainFamily] = MappingProxyType(
     {
         each.name: each
         for each in (
-            gemm.FAMILY,
+            tiled.GEMM,
             registers.FAMILY,
             dsm.FAMILY,
-            l2.FAMILY,
-            global_memory.FAMILY,
+            tiled.STAGED,
+            tiled.SEPARATE,
             phases.PHASES,
             phases.LAUNCHES,
         )
@@ -47,6 +51,19 @@ STATE_PLACES = ("registers", "dsm", "global")
 def families(shape: Shape) -> tuple[ChainFamily, ...]:
     """Families that have kernels of a shape."""
     return tuple(each for each in FAMILIES.values() if each.matches(shape))
+
+
+def family_times(
+    shape: Shape, device: Device, families: Iterable[ChainFamily]
+) -> tuple[tuple[str, float], ...]:
+    """Microseconds of the fastest kernel of each family that has any, the fastest first."""
+    rates, found = rates_of(device), []
+    for family in families:
+        kernels = family.every(shape, device)
+        if count(kernels):
+            _, times = fastest(kernels, shape, device, rates)
+            found.append((family.name, float(times[0])))
+    return tuple(sorted(found, key=lambda each: each[1]))
 
 
 def read_kernel(family: str, given: Mapping[str, Any]) -> TileKernel:
@@ -69,7 +86,7 @@ def read_kernel(family: str, given: Mapping[str, Any]) -> TileKernel:
 
 def cascade_families(shape: CascadeShape) -> tuple[CascadeFamily[Any], ...]:
     """Families that have kernels of a cascade."""
-    return tuple(each(shape) for each in CASCADE_FAMILIES.values() if each.matches(shape))
+    return (CASCADE_FAMILIES[shape.family](shape),) if shape.family else ()
 
 
 def read_tiles(family: str, given: Mapping[str, Any]) -> Any:

@@ -136,8 +136,7 @@ def _shape(m: int, layers: tuple[LayerShape, ...], *others: Any) -> Shape:
 
 def _further_bytes(chain: Chain) -> int:
     names = {name for each in chain.products for name in each.further}
-    found = [chain.tensor(each) for each in names]
-    return sum(chain.elements(each.name) * each.item // each.repeats for each in found)
+    return sum(map(chain.stored_bytes, names))
 
 
 # Rules on tiles, each with a name, so that what they leave out can be counted.
@@ -152,6 +151,16 @@ class TileRule:
     text: str
     #: Whether a candidate, or each of many, keeps it.
     keeps: Flag
+
+
+@dataclass(frozen=True)
+class Step:
+    """Number of candidates after a rule."""
+
+    #: The rule's; ``"all"`` before the first one.
+    name: str
+    text: str
+    candidates: int
 
 
 def all_kept(rules: Sequence[TileRule]) -> Flag:

@@ -11,6 +11,7 @@ from crossfuse.blocks.scheduled import name_of
 from crossfuse.calls import AnyFunction, checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device, device
+from crossfuse.planner.cost.estimate import fastest
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.families.phases import (
     ALONG,
@@ -22,7 +23,6 @@ from crossfuse.planner.families.phases import (
 )
 from crossfuse.planner.kernels.arrays import count, flags, select
 from crossfuse.planner.kernels.shape import shape_of_blocks
-from crossfuse.planner.nearest import fastest
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.pipelined import bind_split, grouped, place_products
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles, row_bytes_depth

@@ -16,8 +16,8 @@ from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.planner.families import ROWS_CHAIN
-from crossfuse.planner.families.l2 import StagedKernel
 from crossfuse.planner.families.rows_chain import RowsChainTiles
+from crossfuse.planner.families.tiled import StagedKernel
 from crossfuse.planner.kernels.shape import shape_of_blocks
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.rows_gemm import row_tiles
