@@ -63,16 +63,6 @@ def choose(flag: Flag, yes: Value, no: Value) -> Value:
     return yes if flag else no
 
 
-def either(a: Flag, b: Flag) -> Flag:
-    """Whether one of two flags is set."""
-    return a | b
-
-
-def both(a: Flag, b: Flag) -> Flag:
-    """Whether two flags are set."""
-    return a & b
-
-
 def exact(chain: Chain) -> bool:
     """Whether counts of elements are exact in arrays; else they are within 1 in 10**15.
 

@@ -24,9 +24,8 @@ reduce-scatter    s = split CTAs have partial sums of one tile of the output; ea
 between clusters  c clusters have partial sums of the same output, which L2 adds: c e a
 ```
 
-Totals are exact for tiles of any size, clipped ones too, as is what one CTA sends: slices differ by
-one element at most. Every CTA of a group takes part, also one whose share of the sum or whose
-columns lie beyond the edge.
+Totals are exact for tiles of any size, clipped ones too. Every CTA of a group takes part, also one
+whose share of the sum or whose columns lie beyond the edge.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from dataclasses import dataclass
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.counts import Count, ceil_div, floor_div, most
+from crossfuse.planner.counts import Count
 from crossfuse.planner.dataflow.cluster import cluster_lanes
 from crossfuse.planner.dataflow.schedules import Residency
 from crossfuse.planner.dataflow.volume import (
@@ -50,26 +49,10 @@ from crossfuse.planner.dataflow.volume import (
 METHODS = ("scatter", "naive")
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes over DSM."""
-
-    #: Of the CTA with the most, in one exchange of whole tiles.
-    leaving: Count
-    arriving: Count
-    #: Of all CTAs together.
-    total: Count
-
-
-def all_exchange(
-    elements: Count,
-    split: Count,
-    *,
-    item: int,
-    accumulator: int = ACCUMULATOR,
-    method: str = "scatter",
-) -> Traffic:
-    """Count the traffic by which `split` CTAs combine their partial tiles, and all have the result.
+def combined_bytes(
+    elements: Count, split: Count, item: int, accumulator: Count, method: str = "scatter"
+) -> Count:
+    """Bytes by which `split` CTAs combine partial tiles, of any size, and all have the result.
 
     `split` are shares of the sum, or two for gate and up; `item` and `accumulator` are bytes of an
     element of the result, and of a partial one. ``"scatter"`` is a reduce-scatter of partial sums,
@@ -85,53 +68,9 @@ def all_exchange(
             limit="one of " + ", ".join(METHODS),
             instead="write 'scatter', which moves the fewest bytes",
         )
-    peers, total = split - 1, combined_bytes(elements, split, item, accumulator, method)
-    if method == "naive":
-        one = peers * elements * accumulator
-        return Traffic(one, one, total)
-    small, large = floor_div(elements, split), ceil_div(elements, split)
-
-    def sent(slice_: Count) -> Count:
-        return (elements - slice_) * accumulator + slice_ * peers * item
-
-    def received(slice_: Count) -> Count:
-        return slice_ * peers * accumulator + (elements - slice_) * item
-
-    return Traffic(
-        most(sent(small), sent(large)),
-        most(received(small), received(large)),
-        total,
-    )
-
-
-def combined_bytes(
-    elements: Count, split: Count, item: int, accumulator: Count, method: str = "scatter"
-) -> Count:
-    """Total of an `all_exchange`, or of many: of `elements` in tiles of any size."""
     if method == "naive":
         return split * (split - 1) * elements * accumulator
     return (split - 1) * elements * (accumulator + item)
-
-
-def shuffle(elements: Count, group: Count, *, item: int) -> Traffic:
-    """Count the traffic of a shuffle group whose CTAs get the tiles of all others.
-
-    `group` is cls_shuffle, `elements` are those of each CTA's tile, and `item` bytes of one.
-    """
-    one = (group - 1) * elements * item
-    return Traffic(one, one, one * group)
-
-
-def reduce_scatter(elements: Count, split: Count, *, accumulator: int = ACCUMULATOR) -> Traffic:
-    """Count the traffic by which CTAs add their partial tiles, and each keeps a slice of the sum.
-
-    `split` is cls_reduce, `elements` are those of the tile, and `accumulator` bytes of a partial
-    sum.
-    """
-    peers = split - 1
-    leaving = (elements - floor_div(elements, split)) * accumulator
-    arriving = peers * ceil_div(elements, split) * accumulator
-    return Traffic(leaving, arriving, peers * elements * accumulator)
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ class Machine:
     #: Of the output tile of one instruction: 64 by at most 256 for wgmma.
     rows: int = 64
     columns: int = 256
-    #: How partial sums are combined, see `crossfuse.planner.dataflow.exchange.all_exchange`.
+    #: How partial sums are combined, see `crossfuse.planner.dataflow.exchange.combined_bytes`.
     method: str = "scatter"
     #: Whether L2 adds partial sums of the output; else they are read back and written again.
     adds: bool = True

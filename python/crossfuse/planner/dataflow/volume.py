@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from crossfuse.planner.chain.spec import TERMS, Chain, refuse_reductions
-from crossfuse.planner.counts import Count, Flag, both, ceil_div, choose, either, floor_div
+from crossfuse.planner.counts import Count, Flag, ceil_div, choose, floor_div
 from crossfuse.planner.dataflow.schedules import LoopSchedule, Residency
 from crossfuse.planner.dataflow.tiling import Grain, Tiling, View, grains
 
@@ -86,8 +86,8 @@ def _repeats(chain: Chain, index: int, consumer: Nest, residency: Residency) -> 
             gone: Flag = False
             for inner in schedule.order[position + 1 : hold]:
                 if inner in tensor.dims:
-                    gone = either(gone, consumer.grains[inner].steps > 1)
-            found[dim] = both(flag, gone)
+                    gone = gone | (consumer.grains[inner].steps > 1)
+            found[dim] = flag & gone
         elif tensor.name not in residency.grid_wide:
             found[dim] = flag
     return found
@@ -110,11 +110,11 @@ def elements_moved(
         if dim in nest.own and dim in dims:
             count = count * (grain.tiles * grain.tile if padded else grain.extent)
             if position < hold and not first:
-                gone = either(gone, grain.steps > 1)
+                gone = gone | (grain.steps > 1)
         elif dim in nest.own:
             count = count * choose(gone, grain.tiles, grain.active)
         elif dim in nest.repeats:
-            count = count * choose(both(gone, nest.repeats[dim]), grain.steps, 1)
+            count = count * choose(gone & nest.repeats[dim], grain.steps, 1)
     return count
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks import access
-from crossfuse.blocks.placement import shape_of
-from crossfuse.blocks.read import Block, read_blocks
+from crossfuse.blocks.read import Block, read_blocks, shape_of
 from crossfuse.planner.chain.build import PARTS, Further, Reduced
 from crossfuse.planner.extract.product import is_product, products
 from crossfuse.planner.extract.reads import Program, Read, distinct, item_of_buffer, refused

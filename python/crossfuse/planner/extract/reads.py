@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.blocks import access, placement
-from crossfuse.blocks.placement import shape_of
-from crossfuse.blocks.read import Block
+from crossfuse.blocks import access, read
+from crossfuse.blocks.read import Block, shape_of
 from crossfuse.errors import RefusedError
 
 # Loops that stand for several: where indices take a quotient and a remainder of one.
@@ -98,7 +97,7 @@ OUTLINE = "outline such a chain first (crossfuse.relax.outline), or leave the fu
 
 def refused(where: str, found: object, limit: str, instead: str = OUTLINE) -> RefusedError:
     """Build the refusal of a function that is no chain; see `crossfuse.errors.Refusal`."""
-    return placement.refused(where, found, limit, instead)
+    return read.refused(where, found, limit, instead)
 
 
 #: Operators that hide which elements they touch.

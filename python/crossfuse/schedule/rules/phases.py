@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.blocks.chain import Layer, Layers, read_layers
+from crossfuse.blocks.chain import Chain, Layer, read_layers
 from crossfuse.blocks.scheduled import name_of
 from crossfuse.calls import AnyFunction, checked
 from crossfuse.errors import ScheduleRefused, refuse
@@ -129,7 +129,7 @@ def schedule_phases(
 
 
 def _completed(
-    sch: Any, chain: Layers, tiles: ChainTiles, target: Device, staged: bool
+    sch: Any, chain: Chain, tiles: ChainTiles, target: Device, staged: bool
 ) -> ChainTiles:
     """Choose what the caller left open by estimated times."""
     layers = len(chain.layers)

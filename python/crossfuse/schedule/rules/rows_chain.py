@@ -135,8 +135,11 @@ def _chain_in(sch: Any, parts: RowsFirst) -> Chain:
     def here(block: Any) -> Any:
         return sch.get_sblock(str(own.get(block).name_hint))
 
-    blocks = {name: here(getattr(chain, name)) for name in ("middle", "second", "epilogue")}
-    return replace(chain, first=tuple(map(here, chain.first)), **blocks)
+    layers = (
+        replace(each, products=tuple(map(here, each.products)), epilogue=here(each.epilogue))
+        for each in chain.layers
+    )
+    return replace(chain, layers=tuple(layers))
 
 
 def _complete(
