@@ -25,7 +25,7 @@ from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.rewrite.work import Work
 from crossfuse.hardware import WARP, Device
 from crossfuse.planner.cascade.shape import lanes_time, special_time
-from crossfuse.planner.cost.loop import OF_ROWS, start_time
+from crossfuse.planner.cost.estimate import OF_ROWS, start_time
 from crossfuse.planner.cost.rates import Rates, at
 from crossfuse.planner.cost.terms import Estimate
 

@@ -23,7 +23,7 @@ from crossfuse.cascade.rewrite.tiles import WARPGROUP_ROWS, WIDE, CascadeTiles
 from crossfuse.cascade.rewrite.work import TileWork
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade.shape import LANES, SPECIAL, clock
-from crossfuse.planner.cost.loop import OVERLAP, ingest_speed, overlapped, start_time
+from crossfuse.planner.cost.estimate import OVERLAP, ingest_speed, overlapped, start_time
 from crossfuse.planner.cost.rates import Rates, at
 from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.kernels import stream

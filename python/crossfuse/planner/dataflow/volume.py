@@ -93,22 +93,20 @@ def _repeats(chain: Chain, index: int, consumer: Nest, residency: Residency) -> 
     return found
 
 
-def elements_moved(
-    nest: Nest, dims: tuple[str, ...], hold: int, *, padded: bool = False, first: bool = False
-) -> Count:
+def elements_moved(nest: Nest, dims: tuple[str, ...], hold: int, *, first: bool = False) -> Count:
     """Count the elements of an operand or result that move in or out of the units of a level.
 
     They are of all units together, over the whole run. `hold` is the tensor's position, see
-    `crossfuse.planner.dataflow.schedules`. With `padded`, tiles at the edge count as whole ones;
-    with `first`, only the first time that a unit has an element counts.
+    `crossfuse.planner.dataflow.schedules`. With `first`, only the first time that a unit has an
+    element counts.
     """
-    schedule, count = nest.schedule, _side_by_side(nest, dims, padded)
+    schedule, count = nest.schedule, _side_by_side(nest, dims)
     gone: Flag = False
     for position in reversed(range(len(schedule.order))):
         dim = schedule.order[position]
         grain = nest.grains[dim]
         if dim in nest.own and dim in dims:
-            count = count * (grain.tiles * grain.tile if padded else grain.extent)
+            count = count * grain.extent
             if position < hold and not first:
                 gone = gone | (grain.steps > 1)
         elif dim in nest.own:
@@ -118,13 +116,13 @@ def elements_moved(
     return count
 
 
-def _side_by_side(nest: Nest, dims: tuple[str, ...], padded: bool) -> Count:
+def _side_by_side(nest: Nest, dims: tuple[str, ...]) -> Count:
     """Factor of the count that spatial dims contribute."""
     count: Count = 1
     for dim in nest.schedule.spatial:
         grain = nest.grains[dim]
         if dim in nest.own and dim in dims:
-            count = count * (grain.tiles * grain.tile if padded else grain.extent)
+            count = count * grain.extent
         elif dim in nest.own or dim in nest.repeats:
             count = count * grain.tiles
     return count
@@ -188,30 +186,7 @@ def region_elements(nest: Nest, dims: tuple[str, ...], hold: int) -> Count:
     return count
 
 
-def gathered(chain: Chain, made: tuple[Nest, ...], index: int, hold: int) -> Count:
-    """Bytes that a unit reads of the intermediate left operand of product `index`.
-
-    At the level of CTAs these are its own part and those of its shuffle group.
-    """
-    tensor = chain.tensor(chain.products[index].left)
-    return region_elements(made[index], tensor.dims, hold) * tensor.item
-
-
 def sums_of(chain: Chain, cluster: Mapping[str, Count], index: int) -> Count:
     """Number of sums that a CTA has for each element of a product's result: one for each weight."""
     terms = len(chain.products[index].rights)
     return terms if index else floor_div(terms, cluster.get(TERMS, 1))
-
-
-def accumulators(
-    chain: Chain, cluster: Mapping[str, Count], made: tuple[Nest, ...], index: int, hold: int
-) -> Count:
-    """Bytes of partial sums that a unit has of the result of product `index`.
-
-    Sums are partial until the loop over the reduction is through, so that all tiles inside it are
-    there at once. A result that moves after each tile (a `hold` further in) has fewer: its partial
-    sums move.
-    """
-    tensor = chain.tensor(chain.products[index].output)
-    sums = sums_of(chain, cluster, index)
-    return region_elements(made[index], tensor.dims, hold) * ACCUMULATOR * sums

@@ -26,8 +26,7 @@ from crossfuse.planner.cascade.tile_cost import (
     tile_bytes,
     tile_estimate,
 )
-from crossfuse.planner.cost.estimate import Work, best_of
-from crossfuse.planner.cost.loop import Clock, memory_speed
+from crossfuse.planner.cost.estimate import Clock, Work, best_of, memory_speed
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.cost.terms import Estimate, added
 from crossfuse.planner.explain.levels import PLAIN, SPECIAL

@@ -15,8 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from crossfuse.hardware import Device
-from crossfuse.planner.cost.estimate import Work
-from crossfuse.planner.cost.loop import Clock, turns_of
+from crossfuse.planner.cost.estimate import Clock, Work, turns_of
 from crossfuse.planner.cost.rates import at
 from crossfuse.planner.counts import Count, Flag, ceil_div, choose, least
 from crossfuse.planner.families.family import ChainFamily, Placement

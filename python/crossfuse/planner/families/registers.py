@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from crossfuse.hardware import Device
-from crossfuse.planner.cost.estimate import Work
-from crossfuse.planner.cost.loop import Clock
+from crossfuse.planner.cost.estimate import Clock, Work
 from crossfuse.planner.counts import Count, Flag, ceil_div, choose, least
 from crossfuse.planner.families.family import ChainFamily, Placement
 from crossfuse.planner.kernels.arrays import (

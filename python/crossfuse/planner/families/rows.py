@@ -28,8 +28,14 @@ import numpy as np
 
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade.shape import RowsProduct
-from crossfuse.planner.cost.estimate import corrected
-from crossfuse.planner.cost.loop import OF_ROWS, ingest_speed, memory_speed, overlapped, start_time
+from crossfuse.planner.cost.estimate import (
+    OF_ROWS,
+    corrected,
+    ingest_speed,
+    memory_speed,
+    overlapped,
+    start_time,
+)
 from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.cost.terms import Estimate

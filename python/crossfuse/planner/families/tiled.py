@@ -18,8 +18,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from crossfuse.hardware import Device
-from crossfuse.planner.cost.estimate import Work
-from crossfuse.planner.cost.loop import Clock, overlapped
+from crossfuse.planner.cost.estimate import Clock, Work, overlapped
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.counts import Count, Flag, Share, ceil_div, choose, least, most
 from crossfuse.planner.families.family import ChainFamily, Placement

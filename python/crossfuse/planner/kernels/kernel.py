@@ -17,8 +17,7 @@ from crossfuse.planner.kernels.phase import Phase, copies_of, left_tile, right_t
 from crossfuse.planner.kernels.shape import Shape, TileRule, all_kept, has_equal_shares
 
 if TYPE_CHECKING:
-    from crossfuse.planner.cost.estimate import Work
-    from crossfuse.planner.cost.loop import Clock
+    from crossfuse.planner.cost.estimate import Clock, Work
 
 
 @dataclass(frozen=True)
