@@ -19,10 +19,10 @@ from crossfuse.planner.choice import Choice, check_families, plain_numbers, runn
 from crossfuse.planner.cost.estimate import corrected, eager, fastest
 from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates, rates_of
+from crossfuse.planner.counts import count, select
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.family import ChainFamily
 from crossfuse.planner.families.registry import FAMILIES, families
-from crossfuse.planner.kernels.arrays import count, select
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.shape import Shape, shape_of
 from crossfuse.workload.dtypes import float_type
@@ -292,17 +292,14 @@ def aligned_function(spec: Any) -> Any:
     from crossfuse.workload.spec import WorkloadSpec
 
     if isinstance(spec, LayersSpec):
-        rows = (*spec.widths[:-1], *(spec.widths[-1:] if spec.weights == "kn" else ()))
-        if not any(width * float_type(spec.dtype).size % TMA_PITCH for width in rows):
-            return None
-        from crossfuse.workload.aligned import aligned
-        from crossfuse.workload.build import form_of
-
-        return aligned(form_of(spec))
-    if not isinstance(spec, WorkloadSpec) or spec.combine != "sum":
+        widths = (*spec.widths[:-1], *(spec.widths[-1:] if spec.weights == "kn" else ()))
+        item = float_type(spec.dtype).size
+    elif isinstance(spec, WorkloadSpec) and spec.combine == "sum":
+        widths = tuple(each[-1] for each in spec.inputs.values())
+        item = chain_of(spec).tensors[0].item
+    else:
         return None
-    item = chain_of(spec).tensors[0].item
-    if not any(each[-1] * item % TMA_PITCH for each in spec.inputs.values()):
+    if not any(width * item % TMA_PITCH for width in widths):
         return None  # and TVM need not be loaded
     from crossfuse.workload.aligned import aligned
     from crossfuse.workload.build import form_of

@@ -25,19 +25,29 @@ import numpy as np
 from crossfuse.hardware import Device
 from crossfuse.planner.cost.estimate import estimate
 from crossfuse.planner.cost.rates import rates_of
-from crossfuse.planner.counts import Count, Flag, choose
-from crossfuse.planner.families.family import ChainFamily
-from crossfuse.planner.families.tiled import SEPARATE, STAGED, PhasedKernel, splits
-from crossfuse.planner.kernels.arrays import (
+from crossfuse.planner.counts import (
     CLUSTERS,
     NOTHING,
     ROWS,
+    Count,
+    Flag,
+    choose,
     column_options,
     flags,
     given_or,
     grid,
     read_extents,
     row_options,
+)
+from crossfuse.planner.families.family import ChainFamily
+from crossfuse.planner.families.tiled import (
+    SEPARATE,
+    SHARES,
+    STAGED,
+    WHOLE,
+    WIDE,
+    PhasedKernel,
+    splits,
 )
 from crossfuse.planner.kernels.memory import resident
 from crossfuse.planner.kernels.phase import Phase, widest_of
@@ -130,7 +140,7 @@ class LayeredKernel(PhasedKernel):
             room = self.phase(shape, number).tiles <= resident(device, self.size)
         alone = np.asarray(self.stacked[number], bool) | split
         return (
-            TileRule("columns", "columns that registers hold sums of", wide),
+            TileRule("columns", WIDE, wide),
             TileRule(
                 "fills",
                 "a tile within the layer, or of all of a multiple of 8 columns, or of a split",
@@ -140,13 +150,11 @@ class LayeredKernel(PhasedKernel):
             TileRule("split", text, ~split | allowed),
             TileRule(
                 "shares",
-                "each CTA of a split has a share, and sums to add",
+                SHARES,
                 splits(split, shape, (layer.depth, layer.columns), self.rows, columns, self.size),
             ),
             TileRule(
-                "whole",
-                "tiles of a split divide the product",
-                ~split | np.asarray(whole, bool) | np.asarray(self.rows >= shape.m),
+                "whole", WHOLE, ~split | np.asarray(whole, bool) | np.asarray(self.rows >= shape.m)
             ),
             TileRule("resident", "clusters of a split all run at once", ~split | room),
         )

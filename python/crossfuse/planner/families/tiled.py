@@ -20,18 +20,24 @@ import numpy as np
 from crossfuse.hardware import Device
 from crossfuse.planner.cost.estimate import Clock, Work, overlapped
 from crossfuse.planner.cost.rates import Rates
-from crossfuse.planner.counts import Count, Flag, Share, ceil_div, choose, least, most
-from crossfuse.planner.families.family import ChainFamily, Placement
-from crossfuse.planner.kernels.arrays import (
+from crossfuse.planner.counts import (
     CLUSTERS,
     NOTHING,
     ROWS,
+    Count,
+    Flag,
+    Share,
+    ceil_div,
+    choose,
     column_options,
     grid,
+    least,
+    most,
     read_extents,
     row_options,
     select,
 )
+from crossfuse.planner.families.family import ChainFamily, Placement
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.memory import cached_level, resident
 from crossfuse.planner.kernels.phase import (
@@ -53,6 +59,12 @@ _C = TypeVar("_C", bound="ChainedKernel")
 
 #: Float32 sums of a thread from which on ptxas may spill some, and where it spills most.
 SPILLS = (230, 240)
+
+
+#: Texts of rules.
+WIDE = "columns that registers hold sums of"
+SHARES = "each CTA of a split has a share, and sums to add"
+WHOLE = "tiles of a split divide the product"
 
 
 class PhasedKernel(TileKernel):
@@ -243,18 +255,14 @@ class TiledKernel(PhasedKernel):
         shares = splits(self.split, shape, extents, self.rows, self.columns, self.size)
         return (
             TileRule("cluster", most, self.cluster <= device.max_cluster),
-            TileRule("columns", "columns that registers hold sums of", wide),
+            TileRule("columns", WIDE, wide),
             TileRule(
                 "split",
                 "a reduction is split of one product, in clusters beside each other",
                 ~(split & _flag(self.stacked)) & (self.may_split(shape) | ~split),
             ),
-            TileRule("shares", "each CTA of a split has a share, and sums to add", shares),
-            TileRule(
-                "whole",
-                "tiles of a split divide the product",
-                ~split | _flag(whole) | _flag(self.rows >= shape.m),
-            ),
+            TileRule("shares", SHARES, shares),
+            TileRule("whole", WHOLE, ~split | _flag(whole) | _flag(self.rows >= shape.m)),
         )
 
     def first_tiles(self) -> dict[str, Any]:
