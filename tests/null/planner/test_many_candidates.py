@@ -55,8 +55,7 @@ def test_candidates_together_are_as_each_alone(order: str) -> None:
 def test_a_million_candidates_are_analysed_in_pieces() -> None:
     chain = matrix_chain(256, [4096, 16384, 4096])
     schedule, tiling = read_schedule("m n | l k", chain), arrays(np.random.default_rng(3), 10**6)
-    residency = kept(chain, schedule)
-    pieces = [tiling.at(slice(start, start + PIECE)) for start in range(0, 10**6, PIECE)]
+    residency, pieces = kept(chain, schedule), list(tiling.pieces())
     best = min(
         float(np.min(movement(chain, schedule, each, residency, H100).total("l2")))
         for each in pieces
@@ -71,3 +70,8 @@ def test_quotients_of_arrays_are_exact() -> None:
     counts[::2] -= counts[::2] % sizes[::2]
     assert (ceil_div(counts, sizes) == -(-counts // sizes)).all()
     assert (floor_div(counts, sizes) == counts // sizes).all()
+
+
+def test_pieces_of_one_candidate() -> None:
+    tiling = random_tiling(np.random.default_rng(5), G4)
+    assert list(tiling.pieces()) == [tiling]

@@ -18,7 +18,7 @@ left wait.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -45,6 +45,16 @@ class Tiling:
     block: Mapping[str, Count]
     #: CTAs along each dim, and for gate and up (``"terms"``); 1 where absent.
     cluster: Mapping[str, Count]
+
+    def pieces(self, size: int = PIECE) -> Iterator[Tiling]:
+        """Cut many candidates into pieces that stay in a core's cache while they are analysed.
+
+        `size` is candidates of a piece; they come in order, and there is at least one.
+        """
+        present = (*self.block.values(), *self.cluster.values())
+        count = max((len(each) for each in present if isinstance(each, np.ndarray)), default=1)
+        for start in range(0, count, size):
+            yield self.at(slice(start, start + size))
 
     def at(self, places: slice | np.ndarray) -> Tiling:
         """The candidates at some places; an extent that is one number is that of all."""
