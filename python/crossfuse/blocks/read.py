@@ -52,6 +52,11 @@ class Block:
         """The block's name in messages."""
         return f"block '{self.name}'"
 
+    @property
+    def extents(self) -> dict[Any, int]:
+        """Extents of the coordinates."""
+        return {each: self.domain[each] for each in self.coordinates}
+
 
 #: Reads a block of several stores, or of a call: the loops around it, and its realisation.
 Other = Callable[[tuple[Any, ...], Any], list[Block]]

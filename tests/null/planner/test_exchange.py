@@ -11,7 +11,7 @@ from crossfuse.errors import PlanRefused
 from crossfuse.planner.chain.build import matrix_chain
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.dataflow.cluster import cluster_lanes
-from crossfuse.planner.dataflow.exchange import METHODS, combined_bytes, exchanges
+from crossfuse.planner.dataflow.movement import METHODS, combined_bytes, exchanges
 from crossfuse.planner.dataflow.schedules import kept, loop_schedules
 from crossfuse.planner.dataflow.tiling import Tiling
 from crossfuse.planner.dataflow.volume import elements_made, elements_moved, nests

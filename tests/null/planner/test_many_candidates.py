@@ -11,7 +11,7 @@ from crossfuse.planner.counts import ceil_div, floor_div
 from crossfuse.planner.dataflow.movement import MEMORIES, Machine, Movement, movement
 from crossfuse.planner.dataflow.schedules import kept, read_schedule, recomputed
 from crossfuse.planner.dataflow.tiling import Tiling
-from null.planner.chains import compulsory
+from null.planner.chains import compulsory, random_tiling
 
 H100 = Machine(device("nvidia-h100").l2_bytes)
 G4 = matrix_chain(128, [768, 3072, 768])

@@ -135,6 +135,11 @@ class Factor:
     #: Bytes of the narrowest type that it has on the way to the term.
     item: int
 
+    @property
+    def variables(self) -> frozenset[Any]:
+        """Variables that its reads follow."""
+        return variables_of(self.reads)
+
 
 @dataclass(eq=False)
 class Program:
@@ -246,6 +251,11 @@ class Program:
             return [Read(load.source, access.simplified(indices, block.domain))]
         values = dict(zip(source.coordinates, load.indices, strict=True))
         return [each.moved(values, block.domain) for each in self.reads(source)]
+
+
+def variables_of(reads: Iterable[Read]) -> frozenset[Any]:
+    """Variables that reads follow."""
+    return frozenset(var for each in reads for var in each.variables)
 
 
 def distinct(reads: Iterable[Read]) -> tuple[Read, ...]:
