@@ -14,22 +14,18 @@ import numpy as np
 
 from crossfuse.hardware import Device
 from crossfuse.planner.cost.estimate import Clock, Work
-from crossfuse.planner.counts import (
+from crossfuse.planner.counts import Count, Flag, ceil_div, choose, least
+from crossfuse.planner.families.family import ChainFamily, Placement
+from crossfuse.planner.kernels.arrays import (
     NOTHING,
     PARTS,
     ROWS,
-    Count,
-    Flag,
-    ceil_div,
-    choose,
     column_options,
     given_or,
     grid,
-    least,
     row_options,
     select,
 )
-from crossfuse.planner.families.family import ChainFamily, Placement
 from crossfuse.planner.kernels.kernel import PartedKernel
 from crossfuse.planner.kernels.phase import Phase, sums_received, widest_of
 from crossfuse.planner.kernels.shape import Shape, TileRule, rows_in_parts
