@@ -18,6 +18,7 @@ an H100. See docs/cascade-lowering.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, log2
 
@@ -189,11 +190,7 @@ def stream_estimate(work: Work, tiles: StreamTiles, device: Device, rates: Rates
     count = _rounds(waves.groups * tiles.cluster, together, device)
     computed = _computed(work, tiles, together, device, rates)
     alone = count * (max(_alone(work, tiles, together), computed) + idle)
-    terms: dict[str, float] = {}
-    reached = 0.0
-    for name, time in (*busy.items(), ("waiting", alone)):
-        terms[name] = max(0.0, time - reached)
-        reached = max(reached, time)
+    terms, reached = _maximum({**busy, "waiting": alone})
     # While one CTA of a multiprocessor is idle the others load.
     terms["merge"] = count * idle / waves.side
     if tiles.cluster > 1:
@@ -221,11 +218,7 @@ def _with_outputs(
         ),
         "launches": BEGIN * launched / device.sms,
     }
-    terms: dict[str, float] = {}
-    reached = 0.0
-    for name, time in busy.items():
-        terms[name] = max(0.0, time - reached)
-        reached = max(reached, time)
+    terms, reached = _maximum(busy)
     if tiles.resident == "shared":
         each = launched / min(device.sms, launched)
         terms["shared"] = SHOWN * each * 2 * shared_bytes(work, tiles) / SHARED_RATE
@@ -244,6 +237,15 @@ def _with_outputs(
     running = min(waves.groups, waves.places) * tiles.cluster
     terms["start"] = float(start_time(rates, tiles.cluster, running, OF_ROWS))
     return Estimate({name: time for name, time in terms.items() if time}, busy)
+
+
+def _maximum(times: Mapping[str, float]) -> tuple[dict[str, float], float]:
+    """What each time adds to the longest of those before it, and the longest of all."""
+    terms, reached = {}, 0.0
+    for name, time in times.items():
+        terms[name] = max(0.0, time - reached)
+        reached = max(reached, time)
+    return terms, reached
 
 
 def _rounds(launched: int, together: int, device: Device) -> float:

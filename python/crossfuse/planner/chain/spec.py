@@ -310,11 +310,33 @@ class Chain:
         return {each.name: each for each in self.tensors}
 
     def tensor(self, name: str) -> Tensor:
-        """Look up a tensor by name."""
+        """Look up a tensor.
+
+        Parameters
+        ----------
+        name : str
+            Of the tensor.
+
+        Returns
+        -------
+        Tensor
+            Operand or result.
+        """
         return self._tensors[name]
 
     def loops(self, index: int) -> tuple[str, ...]:
-        """Dims that a product runs over: those of its output, then the one that it sums."""
+        """Dims that a product runs over: those of its output, then the one that it sums.
+
+        Parameters
+        ----------
+        index : int
+            Of the product, in order.
+
+        Returns
+        -------
+        tuple[str, ...]
+            Names of dims.
+        """
         product = self.products[index]
         return (*self.tensor(product.output).dims, product.reduction)
 

@@ -139,8 +139,8 @@ def _in_memory(elements: Count, tensor: Tensor) -> Count:
 
 # Traffic between the CTAs of a cluster, and what clusters add through L2.
 #
-# With the letters of `crossfuse.planner.dataflow.cluster`, e elements of a tile, b bytes of a stored
-# one and a bytes of a partial sum:
+# With the letters of `crossfuse.planner.dataflow.cluster`, e elements of a tile, b bytes of one as
+# stored and a bytes of a partial sum:
 #
 # ```
 # all-exchange      s = split CTAs have partial sums of one tile; all of them need it whole

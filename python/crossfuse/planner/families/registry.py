@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import Device
@@ -22,6 +22,8 @@ from crossfuse.planner.families.tiles import Tiles
 from crossfuse.planner.kernels.arrays import count
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.shape import Shape
+
+_F = TypeVar("_F")
 
 #: Of chains, by name.
 FAMILIES: Mapping[str, ChainFamily] = MappingProxyType(
@@ -72,16 +74,7 @@ def read_kernel(family: str, given: Mapping[str, Any]) -> TileKernel:
     These are `RegisterTiles`, `ClusterTiles` or `TensorTiles`; of l2 and global those of ``first``
     and ``second``. All of them must be given, else they are refused.
     """
-    if family not in FAMILIES:
-        raise refuse(
-            PlanRefused,
-            "kernel-family",
-            "family",
-            found=repr(family),
-            limit=", ".join(FAMILIES),
-            instead="name one of these",
-        )
-    return FAMILIES[family].read(given)
+    return _named(FAMILIES, family, "kernel-family").read(given)
 
 
 def cascade_families(shape: CascadeShape) -> tuple[CascadeFamily[Any], ...]:
@@ -94,13 +87,17 @@ def read_tiles(family: str, given: Mapping[str, Any]) -> Any:
 
     Those left out are as in the class; unknown fields and families are refused.
     """
-    if family not in CASCADE_FAMILIES:
+    return _named(CASCADE_FAMILIES, family, "tiles").read(given)
+
+
+def _named(known: Mapping[str, _F], family: str, rule: str) -> _F:
+    if family not in known:
         raise refuse(
             PlanRefused,
-            "tiles",
+            rule,
             "family",
             found=repr(family),
-            limit=", ".join(CASCADE_FAMILIES),
+            limit=", ".join(known),
             instead="name one of these",
         )
-    return CASCADE_FAMILIES[family].read(given)
+    return known[family]
