@@ -15,7 +15,9 @@ from crossfuse.planner.choice import Runner, plain_numbers, runner_of
 from crossfuse.planner.cost.estimate import best_of
 from crossfuse.planner.cost.rates import Rates, at, rates_of
 from crossfuse.planner.cost.terms import Estimate, added
+from crossfuse.planner.explain import tables
 from crossfuse.planner.explain.levels import CASCADE_LEVELS, Level, size_text
+from crossfuse.planner.explain.picture import times_picture
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.registry import (
     CASCADE_FAMILIES,
@@ -66,8 +68,6 @@ class CascadeReasons:
 
     def render(self) -> list[RenderableType]:
         """Build all tables, in reading order."""
-        from crossfuse.planner.explain import tables
-
         plan = self.plan
         parts = [
             _head(self),
@@ -85,14 +85,10 @@ class CascadeReasons:
 
     def text(self, width: int = 100) -> str:
         """Format as tables of plain text, of lines with `width` columns at most."""
-        from crossfuse.planner.explain.tables import printed
-
-        return printed(self.render(), width)
+        return tables.printed(self.render(), width)
 
     def svg(self) -> str:
         """Draw time by level and by term as SVG."""
-        from crossfuse.planner.explain.picture import times_picture
-
         return times_picture(self.plan, self.plan.device, self.plan.bound, self.levels)
 
 
@@ -203,25 +199,21 @@ def _computed(plan: CascadePlan) -> dict[str, int]:
 def _head(reasons: CascadeReasons) -> RenderableType:
     from rich.text import Text
 
-    from crossfuse.planner.explain.tables import PROVISIONAL, tiles_text
-
     plan = reasons.plan
     chosen = "do not fuse: separate kernels"
     if plan.family != EAGER:
         form = CASCADE_FAMILIES[plan.family].form
-        chosen = f"{form}: {tiles_text(plan.tiles)}; {plan.place}"
+        chosen = f"{form}: {tables.tiles_text(plan.tiles)}; {plan.place}"
     lines = [
         chosen,
         f"{plan.microseconds:.2f} us estimated on {plan.device}, bound by {plan.bound}",
     ]
     if reasons.provisional:
-        lines.append(PROVISIONAL)
+        lines.append(tables.PROVISIONAL)
     return Text("\n".join(lines))
 
 
 def _taken(plan: CascadePlan) -> RenderableType | None:
-    from crossfuse.planner.explain.tables import table
-
     found = plan.taken
     if found is None:
         return None
@@ -234,14 +226,14 @@ def _taken(plan: CascadePlan) -> RenderableType | None:
         "registers of a thread, about": f"{found.registers}",
         "shared memory of a CTA": size_text(found.shared_bytes),
     }
-    return table("what the kernel takes", ("", "kernel "), list(rows.items()))
+    return tables.table("what the kernel takes", ("", "kernel "), list(rows.items()))
 
 
 def _passes(passes: Sequence[tuple[Pass, float]]) -> RenderableType:
-    from crossfuse.planner.explain.tables import table
-
     rows = [
         (each.name, size_text(each.read), size_text(each.written), f"{time:.2f}")
         for each, time in passes
     ]
-    return table("not fused: one kernel after another", ("makes", "reads ", "writes ", "us "), rows)
+    return tables.table(
+        "not fused: one kernel after another", ("makes", "reads ", "writes ", "us "), rows
+    )
