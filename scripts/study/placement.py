@@ -30,10 +30,33 @@ from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.counts import Count, Share, floor_div, least, most
 from crossfuse.planner.dataflow.cluster import cluster_lanes
 from crossfuse.planner.dataflow.schedules import Residency
-from crossfuse.planner.dataflow.volume import Nest, accumulators, gathered
+from crossfuse.planner.dataflow.volume import ACCUMULATOR, Nest, region_elements, sums_of
 
 PLACES = ("registers", "shared", "dsm", "l2", "hbm")
 _REGISTER = 4
+
+
+def gathered(chain: Chain, made: tuple[Nest, ...], index: int, hold: int) -> Count:
+    """Bytes that a unit reads of the intermediate left operand of product `index`.
+
+    At the level of CTAs these are its own part and those of its shuffle group.
+    """
+    tensor = chain.tensor(chain.products[index].left)
+    return region_elements(made[index], tensor.dims, hold) * tensor.item
+
+
+def accumulators(
+    chain: Chain, cluster: Mapping[str, Count], made: tuple[Nest, ...], index: int, hold: int
+) -> Count:
+    """Bytes of partial sums that a unit has of the result of product `index`.
+
+    Sums are partial until the loop over the reduction is through, so that all tiles inside it are
+    there at once. A result that moves after each tile (a `hold` further in) has fewer: its partial
+    sums move.
+    """
+    tensor = chain.tensor(chain.products[index].output)
+    sums = sums_of(chain, cluster, index)
+    return region_elements(made[index], tensor.dims, hold) * ACCUMULATOR * sums
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ from crossfuse.compiler.source import read_source
 from crossfuse.errors import ScheduleRefused
 from crossfuse.hardware import device
 from crossfuse.planner.chain.build import chain_of
-from crossfuse.planner.families.registry import FAMILIES, families
+from crossfuse.planner.families.registry import FAMILIES, families, family_times
 from crossfuse.planner.kernels.shape import shape_of
-from crossfuse.planner.nearest import family_times
 from crossfuse.planner.plan import plan
 from crossfuse.workload import prim_func, resolve
 

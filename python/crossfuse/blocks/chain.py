@@ -54,29 +54,18 @@ class Layer:
 
 @dataclass(frozen=True)
 class Chain:
-    """Blocks of a canonical function by their role, found by dataflow."""
+    """Layers of a canonical function in order; each multiplies what the one before it stores."""
 
-    #: Products of the input: one, or gate and up.
-    first: tuple[Any, ...]
-    #: The elementwise block between the products; None with one product.
-    middle: Any
-    #: The product of the intermediate; None with one product.
-    second: Any
-    #: The elementwise block that writes the output.
-    epilogue: Any
-    #: Extents: rows, intermediate width (output width of a single product), reduction of the first
-    #: products, output width of the second (0 with one product).
+    layers: tuple[Layer, ...]
+    #: Rows.
     m: int
-    n: int
-    k: int
-    l: int  # noqa: E741  (the field's name for the width of the second product)
     #: Bytes of an element of the operands, and of the output.
-    item: int = 2
-    out: int = 2
+    item: int
+    out: int
     #: Whether weights are stored as [n, k].
-    k_major: bool = True
+    k_major: bool
     #: Bytes that are read besides operands: scales, biases, a residual.
-    further: int = 0
+    further: int
 
     @property
     def narrow(self) -> str:
@@ -86,32 +75,47 @@ class Chain:
     @property
     def products(self) -> tuple[Any, ...]:
         """All product blocks."""
-        return self.first if self.second is None else (*self.first, self.second)
+        return tuple(product for each in self.layers for product in each.products)
 
     @property
-    def layers(self) -> tuple[Layer, ...]:
-        """Its layers in order."""
-        if self.second is None:
-            return (Layer(self.first, self.epilogue, self.n, self.k),)
-        first = Layer(self.first, self.middle, self.n, self.k)
-        return first, Layer((self.second,), self.epilogue, self.l, self.n)
+    def epilogue(self) -> Any:
+        """The elementwise block that writes the output."""
+        return self.layers[-1].epilogue
+
+    # Of one layer or two, as most rules take them.
+
+    @property
+    def first(self) -> tuple[Any, ...]:
+        """Products of the input: one, or gate and up."""
+        return self.layers[0].products
+
+    @property
+    def middle(self) -> Any:
+        """The elementwise block between two layers; None with one."""
+        return self.layers[0].epilogue if self.layers[1:] else None
+
+    @property
+    def second(self) -> Any:
+        """The product of the intermediate; None with one layer."""
+        return self.layers[1].products[0] if self.layers[1:] else None
+
+    @property
+    def n(self) -> int:
+        """Width of the intermediate, or of the output of a single layer."""
+        return self.layers[0].columns
+
+    @property
+    def k(self) -> int:
+        """Reduction of the first products."""
+        return self.layers[0].depth
+
+    @property
+    def l(self) -> int:  # noqa: E743  (the width of the second product)
+        """Width of the output of the second layer; 0 with one."""
+        return self.layers[1].columns if self.layers[1:] else 0
 
 
-@dataclass(frozen=True)
-class Layers:
-    """Layers of a canonical function in order; each multiplies what the one before it stores."""
-
-    layers: tuple[Layer, ...]
-    #: Rows.
-    m: int
-    #: As in `Chain`.
-    item: int
-    out: int
-    k_major: bool
-    further: int
-
-
-def read_layers(sch: Any) -> Layers:
+def read_layers(sch: Any) -> Chain:
     """Find the layers of a function of products, with one elementwise block behind each.
 
     Any other function raises `ScheduleRefused`.
@@ -139,7 +143,7 @@ def read_layers(sch: Any) -> Layers:
     stored = _stored(sch, products[0], epilogue)
     blocks = [product for each in found for product in each.products]
     further = _further(sch, [each.epilogue for each in found], blocks)
-    return Layers(tuple(found), _extents(sch, products[0])[0], *stored, further)
+    return Chain(tuple(found), _extents(sch, products[0])[0], *stored, further)
 
 
 def _layer(sch: Any, products: list[Any], epilogue: Any) -> Layer:
@@ -157,17 +161,10 @@ def read_chain(sch: Any) -> Chain:
     Any other function raises `ScheduleRefused`; see `read_layers` for more products.
     """
     found = read_layers(sch)
-    first, last = found.layers[0], found.layers[-1]
     if len(found.layers) > 2:
         block, count = found.layers[-2].epilogue, len(found.layers)
         raise _refuse(sch, block, f"{count} layers of products", _PAIR)
-    kept = (found.item, found.out, found.k_major, found.further)
-    if len(found.layers) == 1:
-        alone = (found.m, first.columns, first.depth, 0)
-        return Chain(first.products, None, None, first.epilogue, *alone, *kept)
-    extents = (found.m, first.columns, first.depth, last.columns)
-    (second,) = last.products
-    return Chain(first.products, first.epilogue, second, last.epilogue, *extents, *kept)
+    return found
 
 
 def read_two_products(sch: Any, rule: str) -> Chain:
@@ -216,7 +213,9 @@ def read_last_product(sch: Any) -> Chain:
     products = [each for each in _producers(sch, epilogue) if reduces(sch, each)]
     if len(products) != 1:
         raise _refuse(sch, epilogue, f"an output of {len(products)} products")
-    return _single(sch, products[0], epilogue)
+    layer = _layer(sch, products, epilogue)
+    stored, further = _stored(sch, products[0], epilogue), _further(sch, [epilogue], products)
+    return Chain((layer,), _extents(sch, products[0])[0], *stored, further)
 
 
 def _only(sch: Any, outputs: list[Any]) -> Any:
@@ -225,14 +224,6 @@ def _only(sch: Any, outputs: list[Any]) -> Any:
         block = outputs[0] if outputs else sch.get_sblock("root")
         raise _refuse(sch, block, f"{len(outputs)} outputs")
     return outputs[0]
-
-
-def _single(sch: Any, product: Any, epilogue: Any) -> Chain:
-    """The chain of one product and its epilogue."""
-    m, n, k = _extents(sch, product)
-    stored = _stored(sch, product, epilogue)
-    further = _further(sch, (epilogue,), [product])
-    return Chain((product,), None, None, epilogue, m, n, k, 0, *stored, further)
 
 
 def _producers(sch: Any, block: Any) -> list[Any]:

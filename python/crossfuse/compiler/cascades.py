@@ -76,9 +76,8 @@ def cascade_options(
     `PlanRefused`.
     """
     from crossfuse.planner.cascade.plan import ranked_cascade
-    from crossfuse.planner.cascade.rows_product import rows_product_of
-    from crossfuse.planner.cascade.rows_space import RowsTiles
-    from crossfuse.planner.cascade.shape import CascadeShape
+    from crossfuse.planner.cascade.shape import CascadeShape, rows_product_of
+    from crossfuse.planner.families.rows import RowsTiles
     from crossfuse.schedule.rules.rows_gemm import rows_before_product
 
     try:

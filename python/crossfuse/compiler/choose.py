@@ -14,7 +14,7 @@ from crossfuse.compiler.placement import PLACEMENTS, tensor_options
 from crossfuse.compiler.source import Source
 from crossfuse.errors import LoweringRefused, RefusedError, ScheduleRefused, refuse
 from crossfuse.hardware import Device
-from crossfuse.planner.cascade.choice import CascadeChoice
+from crossfuse.planner.cascade.plan import CascadePlan
 
 if TYPE_CHECKING:
     from crossfuse.lower.extract import Lowered
@@ -55,14 +55,14 @@ def check_plan(
     source: Source,
     rule: str,
     placement: str,
-    plan: Plan | CascadeChoice | None,
+    plan: Plan | CascadePlan | None,
     cluster: int | None,
     cascade: bool = False,
 ) -> None:
     """Refuse a plan that would be ignored, or a cluster size beside a plan."""
     if plan is None:
         return
-    if cascade or isinstance(plan, CascadeChoice):
+    if cascade or isinstance(plan, CascadePlan):
         _check_cascade(source, plan, cascade)
         return
     known = rule != "threads" and placement == "auto" and source.func is not None
@@ -82,12 +82,12 @@ def check_plan(
     )
 
 
-def _check_cascade(source: Source, plan: Plan | CascadeChoice, cascade: bool) -> None:
+def _check_cascade(source: Source, plan: Plan | CascadePlan, cascade: bool) -> None:
     """Refuse a plan of anything but the cascade that is compiled."""
-    if cascade and isinstance(plan, CascadeChoice) and plan.shape.name == source.summary:
+    if cascade and isinstance(plan, CascadePlan) and plan.shape.name == source.summary:
         return
     what = "a cascade" if cascade else "no cascade of reductions"
-    of = f"a plan of {plan.shape.name}" if isinstance(plan, CascadeChoice) else "a plan of a chain"
+    of = f"a plan of {plan.shape.name}" if isinstance(plan, CascadePlan) else "a plan of a chain"
     raise refuse(
         ScheduleRefused,
         "compile",

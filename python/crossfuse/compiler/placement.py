@@ -13,12 +13,11 @@ from crossfuse.hardware import Device
 from crossfuse.measure.choice import FEW
 from crossfuse.planner.choice import not_fusing, noted
 from crossfuse.planner.families.family import ChainFamily
-from crossfuse.planner.families.registry import FAMILIES, families
+from crossfuse.planner.families.registry import FAMILIES, families, family_times
 from crossfuse.planner.kernels.shape import Shape, shape_of_blocks
-from crossfuse.planner.nearest import family_times
 
 if TYPE_CHECKING:
-    from crossfuse.blocks.chain import Layers
+    from crossfuse.blocks.chain import Chain
     from crossfuse.planner.plan import Plan
 
 # Options from the planner: kernels that follow plans, the fastest estimate first.
@@ -163,7 +162,7 @@ def _family_of(place: str, shape: Shape) -> ChainFamily:
     return next((each for each in known if each.matches(shape)), known[0])
 
 
-def _read(func: Any) -> tuple[Any, Layers]:
+def _read(func: Any) -> tuple[Any, Chain]:
     """A schedule of a function, and the roles of its blocks."""
     from crossfuse import _tvm as ir
     from crossfuse.blocks.chain import read_layers

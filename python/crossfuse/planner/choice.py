@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import Chain
@@ -120,32 +120,12 @@ class Choice:
             raise no_plan(error.found, error.limit) from None
 
 
-class Timed(Protocol):
-    """Fields that plans of chains and of cascades share."""
-
-    @property
-    def family(self) -> str:
-        """See `Choice`."""
-
-    @property
-    def tiles(self) -> Mapping[str, Any]:
-        """See `Choice`."""
-
-    @property
-    def microseconds(self) -> float:
-        """See `Choice`."""
-
-    @property
-    def terms(self) -> Mapping[str, float]:
-        """See `Choice`."""
-
-
 def plain_numbers(terms: Mapping[str, Any]) -> dict[str, float]:
     """Convert times by term to plain numbers; what takes no time is left out."""
     return {name: float(each) for name, each in terms.items() if float(each)}
 
 
-def runner_of(other: Timed, best: Timed) -> Runner:
+def runner_of(other: Choice | CascadePlan, best: Choice | CascadePlan) -> Runner:
     """Compare a plan with the chosen one: by which terms it takes longer."""
     names = dict.fromkeys((*other.terms, *best.terms))
     more = {name: other.terms.get(name, 0.0) - best.terms.get(name, 0.0) for name in names}

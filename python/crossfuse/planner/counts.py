@@ -3,18 +3,14 @@
 Python integers stay Python integers, which do not overflow. Arrays become float64, whose division
 is many times faster than that of int64, and which does not wrap around. Counts are exact in it
 below 2**53, and so are rounded quotients: a/b of integers is an integer or at least 1/b away from
-the next one, and the rounding error is less. `exact` says whether a chain stays below.
+the next one, and the rounding error is less. Of a chain beyond that they are within 1 in 10**15.
 """
 
 from __future__ import annotations
 
-from math import prod
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from crossfuse.planner.chain.spec import Chain
 
 Count: TypeAlias = "int | np.ndarray[Any, Any]"
 Flag: TypeAlias = "bool | np.ndarray[Any, Any]"
@@ -61,24 +57,6 @@ def choose(flag: Flag, yes: Value, no: Value) -> Value:
     if isinstance(flag, np.ndarray):
         return np.where(flag, yes, no)
     return yes if flag else no
-
-
-def either(a: Flag, b: Flag) -> Flag:
-    """Whether one of two flags is set."""
-    return a | b
-
-
-def both(a: Flag, b: Flag) -> Flag:
-    """Whether two flags are set."""
-    return a & b
-
-
-def exact(chain: Chain) -> bool:
-    """Whether counts of elements are exact in arrays; else they are within 1 in 10**15.
-
-    No tensor moves more elements than all extents multiply to, a product for each multiplication.
-    """
-    return prod(each.extent for each in chain.dims) < 2**53
 
 
 def _plain(a: Count, b: Count) -> bool:

@@ -16,7 +16,7 @@ from crossfuse.hardware import TMA_PITCH, Device, device
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.choice import Choice, check_families, plain_numbers, runner_of
-from crossfuse.planner.cost.estimate import corrected, eager
+from crossfuse.planner.cost.estimate import corrected, eager, fastest
 from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.families import EAGER
@@ -25,7 +25,6 @@ from crossfuse.planner.families.registry import FAMILIES, families
 from crossfuse.planner.kernels.arrays import count, select
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.shape import Shape, shape_of
-from crossfuse.planner.nearest import fastest
 from crossfuse.workload.dtypes import float_type
 
 if TYPE_CHECKING:
@@ -276,7 +275,7 @@ def _of_kernel(frame: Plan, kernel: TileKernel, shape: Shape, spec: Device, rate
 
 def _bytes(chain: Chain, moved: Mapping[str, int]) -> dict[str, int]:
     ends = [each for each in chain.tensors if each.role != "intermediate"]
-    hbm = sum(chain.elements(each.name) * each.item // each.repeats for each in ends)
+    hbm = sum(chain.stored_bytes(each.name) for each in ends)
     return {"hbm": hbm, **moved}
 
 
@@ -293,17 +292,14 @@ def aligned_function(spec: Any) -> Any:
     from crossfuse.workload.spec import WorkloadSpec
 
     if isinstance(spec, LayersSpec):
-        rows = (*spec.widths[:-1], *(spec.widths[-1:] if spec.weights == "kn" else ()))
-        if not any(width * float_type(spec.dtype).size % TMA_PITCH for width in rows):
-            return None
-        from crossfuse.workload.aligned import aligned
-        from crossfuse.workload.build import form_of
-
-        return aligned(form_of(spec))
-    if not isinstance(spec, WorkloadSpec) or spec.combine != "sum":
+        widths = (*spec.widths[:-1], *(spec.widths[-1:] if spec.weights == "kn" else ()))
+        item = float_type(spec.dtype).size
+    elif isinstance(spec, WorkloadSpec) and spec.combine == "sum":
+        widths = tuple(each[-1] for each in spec.inputs.values())
+        item = chain_of(spec).tensors[0].item
+    else:
         return None
-    item = chain_of(spec).tensors[0].item
-    if not any(each[-1] * item % TMA_PITCH for each in spec.inputs.values()):
+    if not any(width * item % TMA_PITCH for width in widths):
         return None  # and TVM need not be loaded
     from crossfuse.workload.aligned import aligned
     from crossfuse.workload.build import form_of

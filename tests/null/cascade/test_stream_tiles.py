@@ -16,8 +16,7 @@ from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
 from crossfuse.planner.cascade.plan import plan_cascade
 from crossfuse.planner.cascade.shape import CascadeShape
-from crossfuse.planner.cascade.stream_cost import stream_estimate
-from crossfuse.planner.cascade.stream_space import ctas, registers
+from crossfuse.planner.cascade.stream_cost import ctas, registers, stream_estimate
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.cost.terms import CASCADE_TERMS
 from crossfuse.planner.families.stream import Stream

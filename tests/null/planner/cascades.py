@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from crossfuse.cascade.rewrite.work import Pass, TileWork, Work
-from crossfuse.planner.cascade.rows_product import RowsProduct
-from crossfuse.planner.cascade.shape import CascadeShape
+from crossfuse.planner.cascade.shape import CascadeShape, RowsProduct
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.workload import parse
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,8 @@ from crossfuse.planner.chain.build import PARTS, Further, matrix_chain
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.dataflow.cluster import legal_cluster
 from crossfuse.planner.dataflow.schedules import LoopSchedule, Residency, kept, recomputed
-from crossfuse.planner.dataflow.tiling import Tiling
+from crossfuse.planner.dataflow.tiling import PIECE, Tiling
+from crossfuse.planner.space.relaxations import Group
 
 
 @dataclass(frozen=True)
@@ -99,3 +101,10 @@ def compulsory(chain: Chain) -> int:
         for each in chain.tensors
         if each.role != "intermediate"
     )
+
+
+def pieces(group: Group, size: int = PIECE) -> Iterator[Tiling]:
+    """All candidates of a group, at most `size` at once."""
+    for batch in group.batches:
+        for start in range(0, batch.size, size):
+            yield batch.piece(start, size)

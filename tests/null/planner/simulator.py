@@ -32,8 +32,6 @@ class Walk:
         Whose units have the buffers.
     pieces : dict[str, int]
         What an instruction takes along a dim that does not index an operand; 1 where absent.
-    padded : bool
-        Whether tiles at the edge count as whole ones.
     moved : Counter[str]
         Elements by tensor that came, or of the output that left, after `run`.
     again : Counter[str]
@@ -52,7 +50,6 @@ class Walk:
     residency: Residency
     level: str
     pieces: dict[str, int] = field(default_factory=dict)
-    padded: bool = False
     moved: Counter[str] = field(default_factory=Counter)
     again: Counter[str] = field(default_factory=Counter)
     made: Counter[str] = field(default_factory=Counter)
@@ -159,8 +156,7 @@ class Walk:
         return [each for some in present for each in some if each < grain.extent]
 
     def _length(self, index: int, dim: str, present: list[int]) -> int:
-        tile = int(self._views[index][dim].tile)
-        return len(range(0, len(present), tile)) * tile if self.padded else len(present)
+        return len(present)
 
     def _copies(self, index: int) -> int:
         """Clusters that each run a product for columns of their own of a later one."""

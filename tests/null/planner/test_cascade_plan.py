@@ -11,8 +11,13 @@ from scipy.stats import spearmanr
 from crossfuse.cascade.rewrite.tiles import CascadeTiles, StreamTiles
 from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
-from crossfuse.planner.cascade.choice import eager_estimate
-from crossfuse.planner.cascade.plan import CascadePlan, placed_cascade, plan_cascade, ranked_cascade
+from crossfuse.planner.cascade.plan import (
+    CascadePlan,
+    eager_estimate,
+    placed_cascade,
+    plan_cascade,
+    ranked_cascade,
+)
 from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.cascade.stream_cost import stream_estimate
 from crossfuse.planner.cost.rates import rates_of

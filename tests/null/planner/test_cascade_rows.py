@@ -10,10 +10,10 @@ import pytest
 from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
 from crossfuse.planner.cascade.plan import CascadePlan, plan_cascade, ranked_cascade
-from crossfuse.planner.cascade.rows_space import RowsTiles, rows_estimate, rows_kernels
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.families import EAGER, ROWS
 from crossfuse.planner.families.registry import cascade_families, read_tiles
+from crossfuse.planner.families.rows import Rows, RowsTiles, rows_estimate
 from crossfuse.planner.kernels.arrays import count
 from crossfuse.planner.tune.kernel_space import cascade_space_of
 from null.planner.cascades import NORM_GEMM, SOFTMAX
@@ -70,14 +70,13 @@ def test_a_plan_travels_and_says_why() -> None:
     assert list(reasons.pruned) == [ROWS]
     left = [each.candidates for each in reasons.pruned["rows"]]
     assert left == sorted(left, reverse=True)
-    assert NORM_GEMM.product is not None
-    assert left[-1] == count(rows_kernels(NORM_GEMM.product, H100)[1])
+    assert left[-1] == count(Rows(NORM_GEMM).kernels_beside_rows(H100)[1])
     assert json.loads(json.dumps(reasons.to_json()))["plan"]["shape"]["product"]["k_major"]
 
 
 def test_sums_leave_room_for_rows() -> None:
     assert NORM_GEMM.product is not None
-    _, kernels = rows_kernels(NORM_GEMM.product, H100)
+    _, kernels = Rows(NORM_GEMM).kernels_beside_rows(H100)
     (phase,) = kernels.phases(NORM_GEMM.product.shape)
     assert phase.sums.max() == 160
 

@@ -13,8 +13,7 @@ from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.cascade.rewrite.work import TileWork
 from crossfuse.hardware import device
 from crossfuse.planner.cascade.shape import CascadeShape
-from crossfuse.planner.cascade.tile_cost import tile_bytes, tile_estimate
-from crossfuse.planner.cascade.tile_space import shared_size, steps_of
+from crossfuse.planner.cascade.tile_cost import shared_size, steps_of, tile_bytes, tile_estimate
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.cost.terms import CASCADE_TERMS
 from crossfuse.planner.families.tiles import Tiles

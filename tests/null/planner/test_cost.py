@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crossfuse.planner.cost.estimate import alone, eager, estimate
-from crossfuse.planner.cost.loop import overlapped
+from crossfuse.planner.cost.estimate import alone, eager, estimate, overlapped
 from crossfuse.planner.cost.rates import Fitted, rates_from, rates_of
 from crossfuse.planner.cost.terms import TERMS
 from crossfuse.planner.families import EAGER

@@ -10,17 +10,8 @@ import pytest
 from crossfuse.errors import PlanRefused
 from crossfuse.planner.chain.build import matrix_chain
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.dataflow.cluster import (
-    Lanes,
-    cluster_lanes,
-)
-from crossfuse.planner.dataflow.exchange import (
-    METHODS,
-    all_exchange,
-    exchanges,
-    reduce_scatter,
-    shuffle,
-)
+from crossfuse.planner.dataflow.cluster import cluster_lanes
+from crossfuse.planner.dataflow.movement import METHODS, combined_bytes, exchanges
 from crossfuse.planner.dataflow.schedules import kept, loop_schedules
 from crossfuse.planner.dataflow.tiling import Tiling
 from crossfuse.planner.dataflow.volume import elements_made, elements_moved, nests
@@ -37,40 +28,6 @@ FFN = matrix_chain(128, [768, 3072, 768])
 
 def tile(elements: int, offset: int = 0) -> list[tuple[int, int]]:
     return [(offset, each) for each in range(elements)]
-
-
-def busiest(wires: Wires) -> tuple[int, int, int]:
-    most = (max(each.values(), default=0) for each in (wires.leaving, wires.arriving))
-    return (*most, wires.total)
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("split", [1, 2, 3, 4, 5, 8, 16])
-def test_all_exchange(split: int, method: str) -> None:
-    for elements, item, accumulator in combinations((1, 2, 7, 16, 33), (1, 2, 4), (4, 8)):
-        wires = all_exchanged(range(split), tile(elements), item, accumulator, method)
-        found = all_exchange(elements, split, item=item, accumulator=accumulator, method=method)
-        assert (found.leaving, found.arriving, found.total) == busiest(wires)
-
-
-@pytest.mark.parametrize("split", [1, 2, 3, 4, 5, 8, 16])
-def test_reduce_scatter(split: int) -> None:
-    for elements in (1, 2, 7, 16, 33):
-        wires = Wires()
-        scatter(wires, range(split), tile(elements), 4)
-        found = reduce_scatter(elements, split)
-        assert (found.leaving, found.arriving, found.total) == busiest(wires)
-
-
-@pytest.mark.parametrize("group", [1, 2, 3, 4, 8, 16])
-def test_shuffle(group: int) -> None:
-    before, after = Lanes(group, 1, 1), Lanes(group, 1, group)
-    wires = shuffled(group, before, after, [tile(6, each) for each in range(group)], 2)
-    found = shuffle(6, group, item=2)
-    assert wires.total == found.total
-    assert max(wires.arriving.values(), default=0) == found.arriving
-    # The walk takes each element from one CTA that has it, whichever: all are alike in a shuffle.
-    assert max(wires.leaving.values(), default=0) == found.leaving
 
 
 def lengths(extent: int, size: int) -> list[int]:
@@ -145,7 +102,7 @@ def test_exchanges_of_a_run_equal_the_walk(products: int, method: str) -> None:
 
 def test_other_methods_are_refused() -> None:
     with pytest.raises(PlanRefused, match="found 'ring'; limit: one of scatter, naive"):
-        all_exchange(4, 2, item=2, method="ring")
+        combined_bytes(4, 2, 2, 4, "ring")
 
 
 def test_schedules_do_not_change_what_a_made_tile_costs() -> None:

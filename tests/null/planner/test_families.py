@@ -15,8 +15,8 @@ from crossfuse.planner import plan as planning
 from crossfuse.planner.explain import explanation
 from crossfuse.planner.families import registry
 from crossfuse.planner.families.family import ChainFamily
-from crossfuse.planner.families.l2 import FAMILY, StagedKernel
 from crossfuse.planner.families.registry import CASCADE_FAMILIES, FAMILIES
+from crossfuse.planner.families.tiled import STAGED, StagedKernel
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda each: each.name)
@@ -50,7 +50,7 @@ class LateKernel(StagedKernel):
 
 
 def test_a_new_family_is_planned_and_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    late = replace(FAMILY, kernel=LateKernel, placements={})
+    late = replace(STAGED, kernel=LateKernel, placements={})
     known = MappingProxyType({**FAMILIES, late.name: late})
     for module in (registry, planning):
         monkeypatch.setattr(module, "FAMILIES", known)

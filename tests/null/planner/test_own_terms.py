@@ -13,7 +13,6 @@ import pytest
 from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
 from crossfuse.planner.cascade.plan import plan_cascade, ranked_cascade
-from crossfuse.planner.cascade.rows_space import RowsTiles
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.cost.own import OwnTerm
 from crossfuse.planner.cost.rates import Rates, rates_of
@@ -21,6 +20,7 @@ from crossfuse.planner.cost.terms import told
 from crossfuse.planner.explain.best import explain_best_cascade
 from crossfuse.planner.families import ROWS
 from crossfuse.planner.families.registry import CASCADE_FAMILIES
+from crossfuse.planner.families.rows import RowsTiles
 from crossfuse.planner.plan import ranked
 from crossfuse.workload import parse
 from null.planner.cascades import DECODE, NORM_GEMM, SOFTMAX

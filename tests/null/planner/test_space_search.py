@@ -44,7 +44,7 @@ from crossfuse.planner.space.search import (
     spatial_twin,
 )
 from crossfuse.workload import parse
-from null.planner.chains import random_case
+from null.planner.chains import pieces, random_case
 
 H100 = device("nvidia-h100")
 L2 = Machine(H100.l2_bytes)
@@ -176,7 +176,7 @@ def test_no_score_is_below_its_bound(chain: Chain, roof: Roof) -> None:
     """Also where L2 is too small, and memory has each pixel once and L2 all windows."""
     machine, bound = Machine(10**4), least_bytes(chain, roof)
     for group in all_groups(chain)[::3]:
-        for tiling in group.pieces():
+        for tiling in pieces(group):
             moved = movement(chain, group.schedule, tiling, group.residency, machine)
             assert (roof.score(moved, group, tiling) >= bound.least(group, tiling)).all()
 
@@ -190,7 +190,7 @@ def key(each: Candidate) -> tuple[object, ...]:
 def test_relaxations_share_no_candidate_and_have_what_they_say() -> None:
     found: dict[tuple[object, ...], str] = {}
     for group in all_groups(GATED):
-        for tiling in group.pieces():
+        for tiling in pieces(group):
             for index in range(len(tiling.block["m"])):
                 block = {dim: int(each[index]) for dim, each in tiling.block.items()}
                 cluster = {dim: int(each[index]) for dim, each in tiling.cluster.items()}
@@ -235,7 +235,7 @@ def test_the_best_are_those_of_a_whole_sort(threads: int, piece: int) -> None:
     groups, roof = all_groups(SMALL, ("published", "one CTA")), ROOFS[1]
     scores = []
     for group in groups:
-        for tiling in group.pieces(piece):
+        for tiling in pieces(group, piece):
             moved = movement(SMALL, group.schedule, tiling, group.residency, L2)
             scores += list(roof.score(moved, group, tiling))
     found = search(SMALL, groups, roof.score, L2, keep=50, threads=threads, piece=piece)

@@ -16,8 +16,7 @@ from sympy.core.relational import Relational
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks import access
-from crossfuse.blocks.placement import placement, shape_of
-from crossfuse.blocks.read import Block, read_block
+from crossfuse.blocks.read import Block, placement, read_block, shape_of
 from crossfuse.cascade.detect.loads import refused
 from crossfuse.cascade.expressions.to_sympy import to_sympy
 

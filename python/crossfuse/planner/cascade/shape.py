@@ -8,37 +8,92 @@ from typing import TYPE_CHECKING, Any
 
 from crossfuse.cascade.rewrite.work import Pass, TileWork, Work
 from crossfuse.hardware import Device
-from crossfuse.planner.cascade.rows_product import RowsProduct, rows_chain_of, rows_product_of
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.cost.rates import Rates
+from crossfuse.planner.families import ATTENTION_OUT, ROWS, ROWS_CHAIN, STREAM, TILES
 from crossfuse.planner.kernels.shape import Shape, shape_of
 
 if TYPE_CHECKING:
     from crossfuse.cascade.derivation import Derivation
+    from crossfuse.cascade.rewrite.rows_first import RowsFirst
     from crossfuse.cascade.site import Site
     from crossfuse.workload.cascade_spec import CascadeSpec
+
+#: Elements of a chunk of a row: of 512 and 1024 kernels written by hand took 93.7 and 94.3 us.
+CHUNK = 512
 
 
 @dataclass(frozen=True)
 class OutputProduct:
-    """A product whose left operand a stream of tiles makes."""
+    """Products whose first left operand a cascade makes; behind a stream of tiles it is one."""
 
-    #: One product, of heads and of weights.
     chain: Chain
     #: Whether weights are stored as [n, k].
     k_major: bool
 
     @cached_property
     def shape(self) -> Shape:
-        """Extents of the product."""
+        """Extents of the products."""
         return shape_of(self.chain, k_major=self.k_major)
 
     @property
     def hbm_bytes(self) -> int:
         """Bytes of weights, of what epilogues read, and of the output, once each."""
         left = self.chain.products[0].left
-        ends = [each for each in self.chain.tensors if each.name != left]
-        return sum(self.chain.elements(e.name) * e.item // e.repeats for e in ends)
+        ends = [e for e in self.chain.tensors if e.name != left and e.role != "intermediate"]
+        return sum(self.chain.stored_bytes(each.name) for each in ends)
+
+
+@dataclass(frozen=True)
+class RowsProduct(OutputProduct):
+    """Rows that a cascade makes, and the products that load them: one, or several in a chain."""
+
+    #: Work of the cascade that makes the rows.
+    rows: Work
+    #: Elements of the chunks that rows can be made in; 0 if they are made as a whole alone.
+    chunk: int = 0
+    #: Whether CTAs can share the product's reduction: not where its epilogue reads what else the
+    #: cascade makes, such as scales of rows.
+    splits: bool = True
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether there are several products."""
+        return len(self.chain.products) > 1
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Bytes of inputs and output, once each: what makes the rows counts instead of the rows."""
+        rows = self.rows
+        return super().hbm_bytes + rows.rows * rows.length * (rows.read + rows.late)
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """The kernels if a chain is not fused, in order.
+
+        Rows are one: libraries have kernels of norms. The others are as
+        `crossfuse.planner.cost.estimate.eager` counts them: weights of one operand are one product,
+        whose results an activation and a multiplication make the intermediate of.
+        """
+        chain, rows = self.chain, self.rows
+        read = rows.rows * rows.length * (rows.read + rows.late)
+        found = [Pass(f"{chain.products[0].left}, rows", read, self.left_bytes)]
+        for product in chain.products:
+            inputs = (product.left, *product.rights, *product.further)
+            read, made = sum(map(chain.stored_bytes, inputs)), chain.stored_bytes(product.output)
+            count, depth = len(product.rights), chain.extents[product.reduction]
+            flops = 2 * count * chain.elements(product.output) * depth
+            found.append(Pass(f"{product.output} by {inputs[1]}", read, count * made, flops))
+            if product.output != chain.output.name:
+                found += [
+                    Pass(f"{product.output}, {n} of {count}", made, made) for n in range(count)
+                ]
+        return tuple(found)
+
+    @property
+    def left_bytes(self) -> int:
+        """Bytes of the rows as they are stored for the product."""
+        return self.rows.rows * self.rows.length * self.rows.written
 
 
 @dataclass(frozen=True)
@@ -60,6 +115,15 @@ class CascadeShape:
     def separate(self) -> int:
         """Number of kernels that compute it if it is not fused."""
         return len(self.passes)
+
+    @property
+    def family(self) -> str:
+        """Name of the family of its kernels; empty of rows before more than two products."""
+        if self.after is not None:
+            return ATTENTION_OUT if isinstance(self.work, TileWork) else ""
+        if self.product is not None:
+            return {1: ROWS, 2: ROWS_CHAIN}.get(len(self.product.chain.products), "")
+        return TILES if isinstance(self.work, TileWork) else STREAM
 
 
 def cascade_shape(site: Site, derivation: Derivation, name: str = "cascade") -> CascadeShape:
@@ -104,6 +168,68 @@ def shape_of_cascade(source: str | CascadeSpec) -> CascadeShape:
     spec = resolve(source) if isinstance(source, str) else source
     (site,) = sites_of(prim_func(spec))
     return cascade_shape(site, derive(site.cascade), str(spec))
+
+
+def chunk_of(parts: Any, site: Any, derivation: Any) -> int:
+    """Elements of a chunk by which the rows of a function can be made; 0 if they cannot.
+
+    `parts` is a `crossfuse.cascade.rewrite.rows_first.RowsFirst`, the others the cascade of its
+    rows.
+    """
+    from crossfuse.cascade.rewrite.row_chunks import row_chunks
+    from crossfuse.errors import CascadeRefused
+
+    try:
+        return CHUNK if row_chunks(parts, site, derivation, CHUNK).chunks > 1 else 0
+    except CascadeRefused:
+        return 0
+
+
+def rows_product_of(func: Any) -> RowsProduct | None:
+    """Count an unscheduled function whose last product reads rows that a cascade makes.
+
+    None of a function of another form, and of rows that do not stream.
+    """
+    from crossfuse.cascade.rewrite.rows_first import rows_first
+
+    return _counted(rows_first(func), chunks=True)
+
+
+def rows_chain_of(func: Any) -> RowsProduct | None:
+    """Count an unscheduled function of rows that a cascade makes, and a chain of products of them.
+
+    None as of `rows_product_of`.
+    """
+    from crossfuse.cascade.rewrite.rows_first import rows_before_chain
+
+    return _counted(rows_before_chain(func), chunks=False)
+
+
+def _counted(parts: RowsFirst | None, *, chunks: bool) -> RowsProduct | None:
+    from crossfuse import _tvm as ir
+    from crossfuse.blocks.chain import read_chain
+    from crossfuse.cascade.algebra import derive
+    from crossfuse.cascade.detect import detect
+    from crossfuse.cascade.rewrite.streaming import streaming
+    from crossfuse.cascade.rewrite.work import work_of
+    from crossfuse.errors import CascadeRefused, PlanRefused, ScheduleRefused
+    from crossfuse.planner.extract.chain import chain_from
+
+    if parts is None:
+        return None
+    try:
+        sites = detect(parts.rows)
+        if len(sites) != 1:
+            return None
+        derivation = derive(sites[0].cascade)
+        streaming(sites[0], derivation)
+        k_major = read_chain(ir.Schedule(parts.product)).k_major
+        rows = work_of(sites[0], derivation)
+        chunk = chunk_of(parts, sites[0], derivation) if chunks else 0
+        splits = len(parts.passed) == 1
+        return RowsProduct(chain_from(parts.product), k_major, rows, chunk, splits)
+    except (CascadeRefused, PlanRefused, ScheduleRefused):
+        return None
 
 
 # Throughput of SMs beside products: special functions, and plain arithmetic.

@@ -1,4 +1,4 @@
-"""How long a stream of threads takes: bytes over bandwidth, and what keeps a GPU from reaching it.
+"""What a stream of threads takes of an SM, and how long: bytes over bandwidth, and what hinders it.
 
 ::
 
@@ -18,6 +18,7 @@ an H100. See docs/cascade-lowering.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, log2
 
@@ -25,10 +26,81 @@ from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.rewrite.work import Work
 from crossfuse.hardware import WARP, Device
 from crossfuse.planner.cascade.shape import lanes_time, special_time
-from crossfuse.planner.cascade.stream_space import ctas, shared_bytes, steps
-from crossfuse.planner.cost.loop import OF_ROWS, start_time
+from crossfuse.planner.cost.estimate import OF_ROWS, start_time
 from crossfuse.planner.cost.rates import Rates, at
 from crossfuse.planner.cost.terms import Estimate
+
+# Resources of an SM that a stream takes: registers, shared memory, and so CTAs at once.
+
+#: Registers beyond those of data and of a state of four numbers, and how many more than estimated
+#: a kernel may need; with more than the limit it would spill.
+BASE, MARGIN = 16, 1.2
+_MAX_REGISTERS, _UNIT = 255, 8
+#: Vectors that are loaded or unpacked at once behind a wait for peers.
+_AT_ONCE = 2
+_MAX_THREADS, _MAX_CTAS = 2048, 32
+#: Shared memory that each CTA takes beyond its own, in bytes.
+_RESERVED = 1024
+
+
+def registers(work: Work, tiles: StreamTiles, least: bool = False) -> int:
+    """Estimate the registers of a thread, as nvcc took them for streams at the packaged sizes.
+
+    With `least`, elements kept in registers stay packed. nvcc unpacks them all if registers allow,
+    unless something stands between what it moves: in clusters CTAs wait for each other there.
+    """
+    kept = work.held * steps(work, tiles) if tiles.resident == "registers" else 0
+    if kept and work.reused and steps(work, tiles) <= tiles.unroll:
+        return BASE + 2 * max(0, work.slots - 4) + work.reused * steps(work, tiles)
+    # Under conditions nvcc unpacks what is kept in front of the wait.
+    waits = bool(kept) and tiles.cluster > 1 and not ragged(work, tiles)
+    beside = work.swept - (work.held if kept else 0)
+    at_once = min(tiles.unroll, _AT_ONCE) if waits else tiles.unroll
+    sweep = kept + tiles.unroll * beside
+    if work.unpacked:
+        sweep += at_once * work.swept
+        sweep += 0 if least or waits else kept
+    loaded = work.emitted - (work.held if tiles.resident != "none" else 0)
+    emit = kept + at_once * loaded if work.outputs else 0
+    return BASE + 2 * max(0, work.slots - 4) + max(sweep, emit)
+
+
+def ragged(work: Work, tiles: StreamTiles) -> bool:
+    """Whether threads have vectors that lie beyond the row."""
+    return work.length % (tiles.threads * tiles.cluster * work.vector) != 0
+
+
+def steps(work: Work, tiles: StreamTiles) -> int:
+    """Vectors of a thread."""
+    return -(-work.length // (tiles.threads * tiles.cluster * work.vector))
+
+
+def ctas(work: Work, tiles: StreamTiles, device: Device) -> int:
+    """CTAs that an SM holds at once; 0 where a kernel would spill or not fit."""
+    threads = max(WARP, tiles.threads * tiles.rows)
+    limit = min(_MAX_REGISTERS, device.registers // threads)
+    if registers(work, tiles, least=True) * MARGIN > limit:
+        return 0
+    need = min(registers(work, tiles), limit)
+    shared = shared_bytes(work, tiles) + _RESERVED
+    if shared - _RESERVED > device.max_shared_bytes:
+        return 0
+    return min(
+        _MAX_THREADS // threads,
+        device.registers // (-(-need // _UNIT) * _UNIT * threads),
+        (device.max_shared_bytes + _RESERVED) // shared,
+        _MAX_CTAS,
+    )
+
+
+def shared_bytes(work: Work, tiles: StreamTiles) -> int:
+    """Bytes of elements that a CTA keeps in shared memory."""
+    if tiles.resident != "shared":
+        return 0
+    return work.kept * steps(work, tiles) * work.vector * tiles.threads * tiles.rows
+
+
+# The time of a stream.
 
 #: Microseconds until a load under full traffic is there: 64 CTAs with 32 KiB of loads each took in
 #: 2.59 TB/s of an H100's 3.1.
@@ -104,7 +176,7 @@ class _Waves:
 
 
 def stream_estimate(work: Work, tiles: StreamTiles, device: Device, rates: Rates) -> Estimate:
-    """Estimate a stream of threads with tiles that fit: see `ctas` of `stream_space`."""
+    """Estimate a stream of threads with tiles that fit: see `ctas`."""
     waves = _waves(work, tiles, device)
     if work.outputs:
         return _with_outputs(work, tiles, waves, device, rates)
@@ -118,11 +190,7 @@ def stream_estimate(work: Work, tiles: StreamTiles, device: Device, rates: Rates
     count = _rounds(waves.groups * tiles.cluster, together, device)
     computed = _computed(work, tiles, together, device, rates)
     alone = count * (max(_alone(work, tiles, together), computed) + idle)
-    terms: dict[str, float] = {}
-    reached = 0.0
-    for name, time in (*busy.items(), ("waiting", alone)):
-        terms[name] = max(0.0, time - reached)
-        reached = max(reached, time)
+    terms, reached = _maximum({**busy, "waiting": alone})
     # While one CTA of a multiprocessor is idle the others load.
     terms["merge"] = count * idle / waves.side
     if tiles.cluster > 1:
@@ -150,11 +218,7 @@ def _with_outputs(
         ),
         "launches": BEGIN * launched / device.sms,
     }
-    terms: dict[str, float] = {}
-    reached = 0.0
-    for name, time in busy.items():
-        terms[name] = max(0.0, time - reached)
-        reached = max(reached, time)
+    terms, reached = _maximum(busy)
     if tiles.resident == "shared":
         each = launched / min(device.sms, launched)
         terms["shared"] = SHOWN * each * 2 * shared_bytes(work, tiles) / SHARED_RATE
@@ -173,6 +237,15 @@ def _with_outputs(
     running = min(waves.groups, waves.places) * tiles.cluster
     terms["start"] = float(start_time(rates, tiles.cluster, running, OF_ROWS))
     return Estimate({name: time for name, time in terms.items() if time}, busy)
+
+
+def _maximum(times: Mapping[str, float]) -> tuple[dict[str, float], float]:
+    """What each time adds to the longest of those before it, and the longest of all."""
+    terms, reached = {}, 0.0
+    for name, time in times.items():
+        terms[name] = max(0.0, time - reached)
+        reached = max(reached, time)
+    return terms, reached
 
 
 def _rounds(launched: int, together: int, device: Device) -> float:

@@ -1,4 +1,4 @@
-"""How long a stream of tiles takes: products, exponentials and memory at once, step by step.
+"""What a stream of tiles takes of an SM, and how long: products, exponentials and memory at once.
 
 ::
 
@@ -17,21 +17,198 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from crossfuse.cascade.rewrite.tiles import WARPGROUP_ROWS, CascadeTiles
+import numpy as np
+
+from crossfuse.cascade.rewrite.tiles import WARPGROUP_ROWS, WIDE, CascadeTiles
 from crossfuse.cascade.rewrite.work import TileWork
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade.shape import LANES, SPECIAL, clock
-from crossfuse.planner.cascade.tile_space import (
-    Steps,
-    at_once,
-    holds_left,
-    step_bytes,
-    steps_of,
-    value_bytes,
-)
-from crossfuse.planner.cost.loop import OVERLAP, ingest_speed, overlapped, start_time
+from crossfuse.planner.cost.estimate import OVERLAP, ingest_speed, overlapped, start_time
 from crossfuse.planner.cost.rates import Rates, at
 from crossfuse.planner.cost.terms import Estimate
+from crossfuse.planner.kernels import stream
+
+# Resources of an SM that a stream of tiles takes.
+
+#: Stages of the ring that are worth it, and bytes of barriers and of arithmetic that is kept in its
+#: place, at most.
+_STAGES, _REST = 2, 1024
+
+
+def sum_registers(work: TileWork, sizes: CascadeTiles) -> int:
+    """Float32 registers of a thread for scores, their weights, and sums.
+
+    Sums of more columns than a warpgroup holds are shared by two.
+    """
+    return stream.element_registers(sizes.elements, 1) + min(sizes.columns, WIDE) // 2
+
+
+def registers_fit(work: TileWork, sizes: CascadeTiles) -> bool:
+    """Whether warpgroups have registers for a tile.
+
+    Of expressions that need one array of scores, those are left out that only a warpgroup of their
+    own has registers for: the estimate knows none, but where sums are wide.
+    """
+    of_rows = stream.REGISTERS.get(sizes.rows // WARPGROUP_ROWS)
+    if of_rows is None or sum_registers(work, sizes) > of_rows[-1]:
+        return False
+    return not work.columns or adders(work, sizes) is not None
+
+
+def adders(work: TileWork, sizes: CascadeTiles) -> int | None:
+    """Warpgroups that share columns, see `crossfuse.planner.kernels.stream.adders_of`."""
+    split = sizes.cluster > 1
+    return stream.adders_of(sizes.rows, sizes.elements, sizes.columns, work.arrays, split=split)
+
+
+def multiplying(work: TileWork, sizes: CascadeTiles) -> int:
+    """Warpgroups that multiply: one for 64 rows, and those that share its columns."""
+    shared = adders(work, sizes) if work.columns else 0
+    return sizes.rows // WARPGROUP_ROWS + (shared or 0)
+
+
+def at_once(tiles: CascadeTiles, device: Device) -> int:
+    """Tiles of rows that a device works on at once, one CTA on an SM.
+
+    Where a second kernel merges, these are parts of tiles, which wait for no others.
+    """
+    return tiles.share * device.resident_clusters(tiles.ctas_of_cluster)
+
+
+def splits_axis(work: TileWork) -> bool:
+    """Whether CTAs can share the axis: wide sums are in no registers to merge.
+
+    Two warpgroups share them, apart from the rows whose states are merged.
+    """
+    return bool(work.depth) and 0 < work.columns <= WIDE
+
+
+def steps_together(work: TileWork) -> bool:
+    """Whether tiles of rows side by side go through the same elements, so that one load serves all.
+
+    Under a causal mask each of them ends elsewhere.
+    """
+    return len({(first, behind) for _, first, behind in work.spans}) <= 1
+
+
+def shared_size(work: TileWork, sizes: CascadeTiles) -> int:
+    """Bytes of shared memory of a CTA with as few stages as are worth it, at least.
+
+    Results of more columns than a box leave through what the ring has then.
+    """
+    boxes = sizes.rows * min(sizes.columns, 64) * work.item
+    held = sizes.rows * sizes.depth * work.left if holds_left(work, sizes) else 0
+    return held + boxes + _STAGES * step_bytes(work, sizes) + _REST
+
+
+def shared_fits(work: TileWork, sizes: CascadeTiles, device: Device) -> bool:
+    """Whether two stages are worth it, and the kernel fits with as many as it needs."""
+    limit = device.max_shared_bytes
+    if shared_size(work, sizes) > limit:
+        return False
+    return not work.columns or _stream_memory(work, sizes).divide(0, limit) is not None
+
+
+def _stream_memory(work: TileWork, sizes: CascadeTiles) -> stream.StreamMemory:
+    """Shared memory of a stream between two products."""
+    rows, keys, columns = sizes.rows, sizes.elements, sizes.columns
+    stored = min(rows, work.rows)
+    handed = None
+    if sizes.cluster > 1:
+        size = stream.mailbox_bytes(sizes.cluster, stored, sizes.slice_of(columns), work.slots)
+        handed = ("inbox", 0 if sizes.in_memory else size)
+    elif adders(work, sizes):
+        # A factor and a result of each slot at most.
+        handed = ("passed", stream.handoff_bytes(keys, 2 * work.slots))
+    return stream.StreamMemory(
+        rows,
+        stored,
+        stream.tile_bytes(rows, sizes.depth, work.left),
+        stream.tile_bytes(keys, sizes.depth, work.right),
+        0 if work.same else stream.tile_bytes(keys, columns, work.value),
+        WARPGROUP_ROWS * columns * 2,
+        handed,
+    )
+
+
+def step_bytes(work: TileWork, sizes: CascadeTiles) -> int:
+    """Bytes that a step loads into a CTA: tiles of both right operands, and of loaded elements.
+
+    Where a product's depth is cut, a step is one piece of it.
+    """
+    right = sizes.elements * sizes.depth * work.right
+    loaded = not work.depth or not holds_left(work, sizes)
+    left = sizes.rows * (sizes.depth or sizes.elements) * work.left if loaded else 0
+    return right + value_bytes(work, sizes) + left
+
+
+def value_bytes(work: TileWork, sizes: CascadeTiles) -> int:
+    """Bytes of a step that only the second product takes; 0 where both share an operand."""
+    return 0 if work.same else sizes.elements * sizes.columns * work.value
+
+
+def holds_left(work: TileWork, sizes: CascadeTiles) -> bool:
+    """Whether the left operand of the first product stays in shared memory.
+
+    Not where one product makes whole rows: both its operands are loaded together.
+    """
+    all_depth = bool(work.depth) and sizes.depth == work.depth
+    return all_depth and not sizes.makes_whole_rows(work.length)
+
+
+# Steps of tiles of rows: the tiles of the axis that each of them needs, and which are masked.
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps of all CTAs of a stream of tiles: tiles of the axis against tiles of rows."""
+
+    sizes: CascadeTiles
+    places: int
+    total: int
+    longest: int
+    masked: int
+
+    @property
+    def even(self) -> bool:
+        """Whether all tiles have equally many steps."""
+        return self.total == self.places * self.longest
+
+
+def steps_of(work: TileWork, tiles: CascadeTiles) -> Steps:
+    """Count the steps of tiles; what `tiles` leave open is chosen as for the kernel."""
+    sizes = tiles.complete(work.rows, work.length, work.columns, work.depth)
+    tall = -(-work.rows // sizes.rows)
+    wide = -(-work.columns // sizes.columns) if sizes.columns else 1
+    needed, masked = _needed(work, sizes, tall)
+    others = work.groups * wide
+    return Steps(
+        sizes,
+        tall * others,
+        int(needed.sum()) * others,
+        int(needed.max()),
+        int(masked.sum()) * others,
+    )
+
+
+def _needed(work: TileWork, sizes: CascadeTiles, tall: int) -> tuple[np.ndarray, np.ndarray]:
+    """Steps of each tile of rows, and those of them that not all of its rows need whole."""
+    count = -(-work.length // sizes.elements)
+    if not work.spans:
+        # Masks that bound nothing are computed everywhere.
+        masked = count if work.masks else 0
+        return np.full(tall, count), np.full(tall, masked)
+    rows, first, behind = np.array(work.spans, np.float64).T
+    top = np.arange(tall) * sizes.rows
+    last = np.minimum(top + sizes.rows, work.rows) - 1
+    ends = np.stack([top, last])
+    starts, stops = np.interp(ends, rows, first), np.interp(ends, rows, behind)
+    begin = np.floor(starts.min(0) / sizes.elements)
+    stop = np.minimum(count, np.floor((stops.max(0) - 1) / sizes.elements) + 1)
+    needed = np.maximum(1, stop - begin)
+    whole = np.floor(stops.min(0) / sizes.elements) - np.ceil(starts.max(0) / sizes.elements)
+    return needed, needed - np.clip(whole, 0, needed)
+
 
 # How long one step of a CTA takes: a tile of the axis against a tile of rows.
 #

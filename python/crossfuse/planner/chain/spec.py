@@ -79,29 +79,6 @@ class Reduction:
     dims: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Links:
-    """All parts of a chain, checked or not; see `crossfuse.planner.chain.spec.Chain`."""
-
-    dims: tuple[Dim, ...]
-    tensors: tuple[Tensor, ...]
-    products: tuple[Product, ...]
-    reductions: tuple[Reduction, ...] = ()
-
-    @cached_property
-    def _tensors(self) -> dict[str, Tensor]:
-        return {each.name: each for each in self.tensors}
-
-    def tensor(self, name: str) -> Tensor:
-        """Look up a tensor by name."""
-        return self._tensors[name]
-
-    def loops(self, index: int) -> tuple[str, ...]:
-        """Dims that a product runs over: those of its output, then the one that it sums."""
-        product = self.products[index]
-        return (*self.tensor(product.output).dims, product.reduction)
-
-
 def refused(where: str, found: object, limit: str, instead: str) -> RefusedError:
     """Build the refusal of a chain; see `crossfuse.errors.Refusal`."""
     return refuse(PlanRefused, "chain", where, found=found, limit=limit, instead=instead)
@@ -115,7 +92,7 @@ TERMS = "terms"
 _LARGEST = 2**25
 
 
-def check_chain(chain: Links) -> None:
+def check_chain(chain: Chain) -> None:
     """Refuse what is not a chain of products, naming the first fault.
 
     These are names used twice or unknown, extents and sizes below 1, dims and tensors that nothing
@@ -135,7 +112,7 @@ def check_chain(chain: Links) -> None:
     _check_reductions(chain)
 
 
-def refuse_reductions(chain: Links) -> None:
+def refuse_reductions(chain: Chain) -> None:
     """Refuse a chain with a reduction that is no product: nothing says what it moves."""
     if chain.reductions:
         first = chain.reductions[0]
@@ -147,7 +124,7 @@ def refuse_reductions(chain: Links) -> None:
         )
 
 
-def _check_names(chain: Links) -> None:
+def _check_names(chain: Chain) -> None:
     names = {"dims": [each.name for each in chain.dims]}
     names["tensors"] = [each.name for each in chain.tensors]
     for what, present in names.items():
@@ -177,7 +154,7 @@ def _check_names(chain: Links) -> None:
                 raise refused(f"product of {product.output}", found, limit, "add the tensor")
 
 
-def _check_sizes(chain: Links) -> None:
+def _check_sizes(chain: Chain) -> None:
     sizes: list[tuple[str, object]] = [(f"dim {each.name}", each.extent) for each in chain.dims]
     sizes += [(f"item of {each.name}", each.item) for each in chain.tensors]
     sizes += [(f"repeats of {each.name}", each.repeats) for each in chain.tensors]
@@ -188,7 +165,7 @@ def _check_sizes(chain: Links) -> None:
             raise refused(where, value, f"at most {_LARGEST}", "compute it in slices")
 
 
-def _check_links(chain: Links, index: int) -> None:
+def _check_links(chain: Chain, index: int) -> None:
     """Check each product's left operand and the roles of its tensors."""
     product, where = chain.products[index], f"product of {chain.products[index].output}"
     if index and product.left != chain.products[index - 1].output:
@@ -207,7 +184,7 @@ def _check_links(chain: Links, index: int) -> None:
             raise refused(where, found, f"{role}, from its place in the chain", f"write {role}")
 
 
-def _check_dims(chain: Links, product: Product) -> None:
+def _check_dims(chain: Chain, product: Product) -> None:
     where, reduction = f"product of {product.output}", product.reduction
     left, output = chain.tensor(product.left), chain.tensor(product.output)
     rights = [chain.tensor(each) for each in product.rights]
@@ -234,7 +211,7 @@ def _check_dims(chain: Links, product: Product) -> None:
         raise refused(where, found, limit, "index the output by these")
 
 
-def _check_further(chain: Links, index: int) -> None:
+def _check_further(chain: Chain, index: int) -> None:
     """Check that further inputs are indexed by dims of their product."""
     product, loops = chain.products[index], chain.loops(index)
     for name in product.further:
@@ -245,7 +222,7 @@ def _check_further(chain: Links, index: int) -> None:
             raise refused(where, found, limit, "read it where a product has that dim")
 
 
-def _check_reductions(chain: Links) -> None:
+def _check_reductions(chain: Chain) -> None:
     names = [each.name for each in chain.tensors]
     for each in chain.reductions:
         where = f"reduction '{each.name}'"
@@ -259,7 +236,7 @@ def _check_reductions(chain: Links) -> None:
             raise refused(where, found, f"dims of {each.tensor}: {limit}", "name one of these")
 
 
-def _check_use(chain: Links) -> None:
+def _check_use(chain: Chain) -> None:
     """Check for dims and tensors without a use, and for tensors that are made twice."""
     indexed = {dim for tensor in chain.tensors for dim in tensor.dims}
     for dim in chain.dims:
@@ -293,7 +270,7 @@ __all__ = ["Chain", "Dim", "Product", "Reduction", "Tensor"]
 
 
 @dataclass(frozen=True)
-class Chain(Links):
+class Chain:
     """Products in order; the left operand of each, but of the first, is what the one before made.
 
     Attributes
@@ -320,8 +297,48 @@ class Chain(Links):
     (['A', 'B', 'C', 'D', 'E'], 'E')
     """
 
+    dims: tuple[Dim, ...]
+    tensors: tuple[Tensor, ...]
+    products: tuple[Product, ...]
+    reductions: tuple[Reduction, ...] = ()
+
     def __post_init__(self) -> None:
         check_chain(self)
+
+    @cached_property
+    def _tensors(self) -> dict[str, Tensor]:
+        return {each.name: each for each in self.tensors}
+
+    def tensor(self, name: str) -> Tensor:
+        """Look up a tensor.
+
+        Parameters
+        ----------
+        name : str
+            Of the tensor.
+
+        Returns
+        -------
+        Tensor
+            Operand or result.
+        """
+        return self._tensors[name]
+
+    def loops(self, index: int) -> tuple[str, ...]:
+        """Dims that a product runs over: those of its output, then the one that it sums.
+
+        Parameters
+        ----------
+        index : int
+            Of the product, in order.
+
+        Returns
+        -------
+        tuple[str, ...]
+            Names of dims.
+        """
+        product = self.products[index]
+        return (*self.tensor(product.output).dims, product.reduction)
 
     @cached_property
     def extents(self) -> dict[str, int]:
@@ -397,6 +414,22 @@ class Chain(Links):
             The product of the extents of its dims.
         """
         return prod(self.extents[each] for each in self.tensor(name).dims)
+
+    def stored_bytes(self, name: str) -> int:
+        """Bytes of a tensor in memory, where repeated elements are stored once.
+
+        Parameters
+        ----------
+        name : str
+            Of the tensor.
+
+        Returns
+        -------
+        int
+            Whole bytes.
+        """
+        tensor = self.tensor(name)
+        return self.elements(name) * tensor.item // tensor.repeats
 
     @property
     def flops(self) -> int:

@@ -71,6 +71,13 @@ def told(terms: Mapping[str, Share]) -> list[str]:
     return [each for each in (of_product if chain else order) if each in terms] + own
 
 
+def added(one: Mapping[str, Share], other: Mapping[str, Share]) -> dict[str, float]:
+    """Add up times of one candidate by name."""
+    return {
+        name: float(one.get(name, 0.0)) + float(other.get(name, 0.0)) for name in {**one, **other}
+    }
+
+
 @dataclass(frozen=True)
 class Estimate:
     """Time of one candidate, or of many."""

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from crossfuse.errors import PlanRefused, RefusedError, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.chain.spec import TERMS, Chain
-from crossfuse.planner.counts import Count, Flag, both, floor_div, most
+from crossfuse.planner.counts import Count, Flag, floor_div, most
 
 #: CTAs in a cluster at most, with the launch attribute for sizes beyond 8.
 MAX_CLUSTER = Device.max_cluster
@@ -81,10 +81,10 @@ def legal_cluster(chain: Chain, cluster: Mapping[str, Count], limit: int = MAX_C
     split, first = _shares(chain, cluster), cluster.get(chain.column(0), 1)
     row = first * split
     legal: Flag = row * row_lanes(chain, cluster) <= limit
-    legal = both(legal, len(chain.products[0].rights) % cluster.get(TERMS, 1) == 0)
+    legal = legal & (len(chain.products[0].rights) % cluster.get(TERMS, 1) == 0)
     for index in range(1, len(chain.products)):
         columns = cluster.get(chain.column(index), 1)
-        legal = both(legal, both(row % columns == 0, columns % split == 0))
+        legal = legal & (row % columns == 0) & (columns % split == 0)
         # What does not divide is illegal already; only a division by 0 must not follow.
         split = most(floor_div(row, columns), 1)
     return legal

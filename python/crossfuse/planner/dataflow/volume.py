@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from crossfuse.planner.chain.spec import TERMS, Chain, refuse_reductions
-from crossfuse.planner.counts import Count, Flag, both, ceil_div, choose, either, floor_div
+from crossfuse.planner.counts import Count, Flag, ceil_div, choose, floor_div
 from crossfuse.planner.dataflow.schedules import LoopSchedule, Residency
 from crossfuse.planner.dataflow.tiling import Grain, Tiling, View, grains
 
@@ -86,45 +86,43 @@ def _repeats(chain: Chain, index: int, consumer: Nest, residency: Residency) -> 
             gone: Flag = False
             for inner in schedule.order[position + 1 : hold]:
                 if inner in tensor.dims:
-                    gone = either(gone, consumer.grains[inner].steps > 1)
-            found[dim] = both(flag, gone)
+                    gone = gone | (consumer.grains[inner].steps > 1)
+            found[dim] = flag & gone
         elif tensor.name not in residency.grid_wide:
             found[dim] = flag
     return found
 
 
-def elements_moved(
-    nest: Nest, dims: tuple[str, ...], hold: int, *, padded: bool = False, first: bool = False
-) -> Count:
+def elements_moved(nest: Nest, dims: tuple[str, ...], hold: int, *, first: bool = False) -> Count:
     """Count the elements of an operand or result that move in or out of the units of a level.
 
     They are of all units together, over the whole run. `hold` is the tensor's position, see
-    `crossfuse.planner.dataflow.schedules`. With `padded`, tiles at the edge count as whole ones;
-    with `first`, only the first time that a unit has an element counts.
+    `crossfuse.planner.dataflow.schedules`. With `first`, only the first time that a unit has an
+    element counts.
     """
-    schedule, count = nest.schedule, _side_by_side(nest, dims, padded)
+    schedule, count = nest.schedule, _side_by_side(nest, dims)
     gone: Flag = False
     for position in reversed(range(len(schedule.order))):
         dim = schedule.order[position]
         grain = nest.grains[dim]
         if dim in nest.own and dim in dims:
-            count = count * (grain.tiles * grain.tile if padded else grain.extent)
+            count = count * grain.extent
             if position < hold and not first:
-                gone = either(gone, grain.steps > 1)
+                gone = gone | (grain.steps > 1)
         elif dim in nest.own:
             count = count * choose(gone, grain.tiles, grain.active)
         elif dim in nest.repeats:
-            count = count * choose(both(gone, nest.repeats[dim]), grain.steps, 1)
+            count = count * choose(gone & nest.repeats[dim], grain.steps, 1)
     return count
 
 
-def _side_by_side(nest: Nest, dims: tuple[str, ...], padded: bool) -> Count:
+def _side_by_side(nest: Nest, dims: tuple[str, ...]) -> Count:
     """Factor of the count that spatial dims contribute."""
     count: Count = 1
     for dim in nest.schedule.spatial:
         grain = nest.grains[dim]
         if dim in nest.own and dim in dims:
-            count = count * (grain.tiles * grain.tile if padded else grain.extent)
+            count = count * grain.extent
         elif dim in nest.own or dim in nest.repeats:
             count = count * grain.tiles
     return count
@@ -188,30 +186,7 @@ def region_elements(nest: Nest, dims: tuple[str, ...], hold: int) -> Count:
     return count
 
 
-def gathered(chain: Chain, made: tuple[Nest, ...], index: int, hold: int) -> Count:
-    """Bytes that a unit reads of the intermediate left operand of product `index`.
-
-    At the level of CTAs these are its own part and those of its shuffle group.
-    """
-    tensor = chain.tensor(chain.products[index].left)
-    return region_elements(made[index], tensor.dims, hold) * tensor.item
-
-
 def sums_of(chain: Chain, cluster: Mapping[str, Count], index: int) -> Count:
     """Number of sums that a CTA has for each element of a product's result: one for each weight."""
     terms = len(chain.products[index].rights)
     return terms if index else floor_div(terms, cluster.get(TERMS, 1))
-
-
-def accumulators(
-    chain: Chain, cluster: Mapping[str, Count], made: tuple[Nest, ...], index: int, hold: int
-) -> Count:
-    """Bytes of partial sums that a unit has of the result of product `index`.
-
-    Sums are partial until the loop over the reduction is through, so that all tiles inside it are
-    there at once. A result that moves after each tile (a `hold` further in) has fewer: its partial
-    sums move.
-    """
-    tensor = chain.tensor(chain.products[index].output)
-    sums = sums_of(chain, cluster, index)
-    return region_elements(made[index], tensor.dims, hold) * ACCUMULATOR * sums

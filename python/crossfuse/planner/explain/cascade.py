@@ -8,14 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 from crossfuse.cascade.rewrite.work import Pass
 from crossfuse.hardware import Device, device
-from crossfuse.planner.cascade.apart import apart
-from crossfuse.planner.cascade.choice import CascadeChoice, pass_times
+from crossfuse.planner.cascade.plan import CascadePlan, pass_times
+from crossfuse.planner.cascade.shape import CascadeShape, RowsProduct
+from crossfuse.planner.chain.build import matrix_chain
 from crossfuse.planner.choice import Runner, plain_numbers, runner_of
+from crossfuse.planner.cost.estimate import best_of
 from crossfuse.planner.cost.rates import Rates, at, rates_of
+from crossfuse.planner.cost.terms import Estimate, added
+from crossfuse.planner.explain import tables
 from crossfuse.planner.explain.levels import CASCADE_LEVELS, Level, size_text
+from crossfuse.planner.explain.picture import times_picture
 from crossfuse.planner.families import EAGER
-from crossfuse.planner.families.registry import CASCADE_FAMILIES, cascade_families, read_tiles
-from crossfuse.planner.space.count import Step
+from crossfuse.planner.families.registry import (
+    CASCADE_FAMILIES,
+    cascade_families,
+    families,
+    read_tiles,
+)
+from crossfuse.planner.kernels.arrays import count
+from crossfuse.planner.kernels.shape import Shape, Step
 from crossfuse.schema import parse
 
 if TYPE_CHECKING:
@@ -29,7 +40,7 @@ VERSION = 1
 class CascadeReasons:
     """Reasons for a plan of a cascade, as values."""
 
-    plan: CascadeChoice
+    plan: CascadePlan
     #: What the plan moves and computes.
     levels: tuple[Level, ...]
     #: The separate kernels if it is not fused, with their microseconds.
@@ -57,8 +68,6 @@ class CascadeReasons:
 
     def render(self) -> list[RenderableType]:
         """Build all tables, in reading order."""
-        from crossfuse.planner.explain import tables
-
         plan = self.plan
         parts = [
             _head(self),
@@ -76,23 +85,19 @@ class CascadeReasons:
 
     def text(self, width: int = 100) -> str:
         """Format as tables of plain text, of lines with `width` columns at most."""
-        from crossfuse.planner.explain.tables import printed
-
-        return printed(self.render(), width)
+        return tables.printed(self.render(), width)
 
     def svg(self) -> str:
         """Draw time by level and by term as SVG."""
-        from crossfuse.planner.explain.picture import times_picture
-
         return times_picture(self.plan, self.plan.device, self.plan.bound, self.levels)
 
 
 def explain_plan(
-    plan: CascadeChoice,
+    plan: CascadePlan,
     *,
     target: str | Device | None = None,
     rates: Rates | None = None,
-    best: Sequence[CascadeChoice] = (),
+    best: Sequence[CascadePlan] = (),
 ) -> CascadeReasons:
     """Explain a plan of a cascade, beside the next `best` ones.
 
@@ -114,7 +119,7 @@ def explain_plan(
     )
 
 
-def _apart(plan: CascadeChoice, spec: Device, rates: Rates) -> Iterator[Runner]:
+def _apart(plan: CascadePlan, spec: Device, rates: Rates) -> Iterator[Runner]:
     """What several kernels of ours would take, which are no plan."""
     for way, found in apart(plan.shape, spec, rates):
         terms = plain_numbers(found.terms)
@@ -122,7 +127,53 @@ def _apart(plan: CascadeChoice, spec: Device, rates: Rates) -> Iterator[Runner]:
         yield replace(runner_of(other, plan), family=way)
 
 
-def _levels(plan: CascadeChoice, rates: Rates, sms: int) -> tuple[Level, ...]:
+def apart(shape: CascadeShape, device: Device, rates: Rates) -> Iterator[tuple[str, Estimate]]:
+    """Estimate rows and a chain of products in two kernels, each way with its name.
+
+    The rows by themselves, then the chain; and of one first product rows with it, then the second.
+    Ways without kernels are left out, and a cascade without a chain has none.
+    """
+    product = shape.product
+    if product is None or not product.is_chain:
+        return
+    whole = product.shape
+    rows = _of_cascade(CascadeShape(shape.name, product.rows), device, rates)
+    chain = _of_chain(whole, device, rates)
+    if rows is not None and chain is not None:
+        yield f"rows ({rows[0]}), then their chain ({chain[0]})", _sum(rows[1], chain[1])
+    if whole.products > 1:
+        return  # no kernel makes rows for two products
+    first = matrix_chain(whole.m, [whole.k, whole.n], item=whole.item)
+    made = RowsProduct(first, product.k_major, product.rows, product.chunk)
+    before = _of_cascade(CascadeShape(shape.name, product.rows, (), made), device, rates)
+    single = replace(whole, n=whole.l, k=whole.n, l=0)
+    after = _of_chain(single, device, rates)
+    if before is not None and after is not None:
+        yield f"rows with their product ({before[0]}), then the next one", _sum(before[1], after[1])
+
+
+def _of_cascade(shape: CascadeShape, device: Device, rates: Rates) -> tuple[str, Estimate] | None:
+    """Family and estimate of the best kernel of a cascade."""
+    for family in cascade_families(shape):
+        _, found = family.in_order(device, rates)
+        if found:
+            return family.name, family.estimate(found[0], device, rates)
+    return None
+
+
+def _of_chain(shape: Shape, device: Device, rates: Rates) -> tuple[str, Estimate] | None:
+    """Family and estimate of the best kernel of a chain."""
+    every = ((each.name, each.every(shape, device)) for each in families(shape))
+    found = [(name, best_of(e, shape, device, rates)) for name, e in every if count(e)]
+    return min(found, key=lambda each: float(each[1].microseconds), default=None)
+
+
+def _sum(one: Estimate, other: Estimate) -> Estimate:
+    """The estimate of two kernels, one after the other."""
+    return Estimate(added(one.terms, other.terms), added(one.busy, other.busy))
+
+
+def _levels(plan: CascadePlan, rates: Rates, sms: int) -> tuple[Level, ...]:
     found = []
     amounts = {**_computed(plan), **plan.bytes}
     alone = dict(plan.alone)
@@ -137,7 +188,7 @@ def _levels(plan: CascadeChoice, rates: Rates, sms: int) -> tuple[Level, ...]:
     return tuple(found)
 
 
-def _computed(plan: CascadeChoice) -> dict[str, int]:
+def _computed(plan: CascadePlan) -> dict[str, int]:
     """Operations of products, and instructions beside them."""
     if plan.family == EAGER:
         return {"tensor": sum(each.flops for each in plan.shape.passes)}
@@ -148,25 +199,21 @@ def _computed(plan: CascadeChoice) -> dict[str, int]:
 def _head(reasons: CascadeReasons) -> RenderableType:
     from rich.text import Text
 
-    from crossfuse.planner.explain.tables import PROVISIONAL, tiles_text
-
     plan = reasons.plan
     chosen = "do not fuse: separate kernels"
     if plan.family != EAGER:
         form = CASCADE_FAMILIES[plan.family].form
-        chosen = f"{form}: {tiles_text(plan.tiles)}; {plan.place}"
+        chosen = f"{form}: {tables.tiles_text(plan.tiles)}; {plan.place}"
     lines = [
         chosen,
         f"{plan.microseconds:.2f} us estimated on {plan.device}, bound by {plan.bound}",
     ]
     if reasons.provisional:
-        lines.append(PROVISIONAL)
+        lines.append(tables.PROVISIONAL)
     return Text("\n".join(lines))
 
 
-def _taken(plan: CascadeChoice) -> RenderableType | None:
-    from crossfuse.planner.explain.tables import table
-
+def _taken(plan: CascadePlan) -> RenderableType | None:
     found = plan.taken
     if found is None:
         return None
@@ -179,14 +226,14 @@ def _taken(plan: CascadeChoice) -> RenderableType | None:
         "registers of a thread, about": f"{found.registers}",
         "shared memory of a CTA": size_text(found.shared_bytes),
     }
-    return table("what the kernel takes", ("", "kernel "), list(rows.items()))
+    return tables.table("what the kernel takes", ("", "kernel "), list(rows.items()))
 
 
 def _passes(passes: Sequence[tuple[Pass, float]]) -> RenderableType:
-    from crossfuse.planner.explain.tables import table
-
     rows = [
         (each.name, size_text(each.read), size_text(each.written), f"{time:.2f}")
         for each, time in passes
     ]
-    return table("not fused: one kernel after another", ("makes", "reads ", "writes ", "us "), rows)
+    return tables.table(
+        "not fused: one kernel after another", ("makes", "reads ", "writes ", "us "), rows
+    )

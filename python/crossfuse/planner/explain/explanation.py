@@ -2,30 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from crossfuse.hardware import Device, device
 from crossfuse.planner.chain.spec import refuse_reductions
-from crossfuse.planner.choice import Choice, no_plan, runner_of
-from crossfuse.planner.cost.estimate import alone, eager
-from crossfuse.planner.cost.loop import turns_of
+from crossfuse.planner.choice import Choice, Runner, no_plan, runner_of
+from crossfuse.planner.cost.estimate import alone, eager, turns_of
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.counts import least
-from crossfuse.planner.explain.levels import layout, levels, places
+from crossfuse.planner.explain.levels import Level, Place, Share, layout, levels, places
 from crossfuse.planner.explain.picture import picture
-from crossfuse.planner.explain.tables import Reasons, Usage, plain
+from crossfuse.planner.explain.tables import printed, render
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.registry import families, read_kernel
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.memory import resident, uses
-from crossfuse.planner.kernels.shape import Shape, shape_of
+from crossfuse.planner.kernels.shape import Shape, Step, shape_of
 from crossfuse.planner.space.count import count
+from crossfuse.schema import parse
+
+#: Version of the JSON form.
+VERSION = 1
 
 
 @dataclass(frozen=True)
-class Explanation(Reasons):
-    """Why a plan is the plan; see `crossfuse.planner.explain.tables.Reasons` for its values.
+class Usage:
+    """Resources of a kernel beyond `crossfuse.planner.kernels.kernel.Resources`."""
+
+    #: Bytes of a CTA's shared memory by use; they add up to all of it.
+    shared: Mapping[str, int]
+    #: Launched in all.
+    clusters: int
+    #: Clusters of this size that the device runs at once, one CTA an SM.
+    resident: int
+    #: Tiles that the busiest cluster makes, phase by phase.
+    waves: tuple[int, ...]
+    #: SMs without work.
+    idle_sms: int
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a plan is the plan, as values.
+
+    Attributes
+    ----------
+    plan : Choice
+        What is explained.
+    levels : tuple[Level, ...]
+        What the plan moves and multiplies.
+    places : tuple[Place, ...]
+        Where each tensor lives.
+    usage : tuple[Usage, ...]
+        Of each of its kernels, in the order of `Plan.kernels`; empty for a library's.
+    layout : tuple[Share, ...]
+        Shares of the CTAs of the first cluster.
+    best : tuple[Runner, ...]
+        The next best plans of any family, the fastest first, if they were asked for.
+    pruned : Mapping[str, tuple[Step, ...]]
+        Tiles that each rule leaves, by family.
+    published : tuple[Step, ...]
+        Candidates that the published rules leave of the published space, for comparison; nothing
+        for chains of more than four products.
+    provisional : bool
+        Whether the device's rates are not all measured.
 
     Examples
     --------
@@ -33,6 +75,26 @@ class Explanation(Reasons):
     >>> print(crossfuse.plan("G1").explain().text().splitlines()[0])
     chain of 2 products, m = 128, k = 32, n = 512, l = 256, on nvidia-h100
     """
+
+    plan: Choice
+    levels: tuple[Level, ...]
+    places: tuple[Place, ...]
+    usage: tuple[Usage, ...]
+    layout: tuple[Share, ...]
+    best: tuple[Runner, ...]
+    pruned: Mapping[str, tuple[Step, ...]]
+    published: tuple[Step, ...]
+    provisional: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to a value that `json` can write.
+
+        ``plan`` is what `Plan.from_json` reads as text; the other fields by name are lists or
+        objects of the fields of what they hold.
+        """
+        fields = asdict(self)
+        fields["plan"] = parse(self.plan.to_json())
+        return {"version": VERSION, **fields}
 
     def text(self, width: int = 100) -> str:
         """As tables of plain text.
@@ -47,7 +109,7 @@ class Explanation(Reasons):
         str
             Lines of at most `width` columns.
         """
-        return plain(self, width)
+        return printed(render(self), width)
 
     def svg(self) -> str:
         """As a picture: time by level and by term, and the layout of a cluster."""

@@ -215,7 +215,7 @@ def places(
         if kernel is not None:
             found += _sums(kernel, shape, index, product.output)
         tensor = chain.tensor(product.output)
-        size = _bytes(chain, tensor)
+        size = chain.stored_bytes(tensor.name)
         if tensor.role == "intermediate":
             level, text = _between(kernel, shape, size, device)
             found.append(Place(tensor.name, tensor.role, size, level, text))
@@ -224,12 +224,8 @@ def places(
     return tuple(found)
 
 
-def _bytes(chain: Chain, tensor: Tensor) -> int:
-    return chain.elements(tensor.name) * tensor.item // tensor.repeats
-
-
 def _input(chain: Chain, tensor: Tensor, text: str) -> Place:
-    return Place(tensor.name, "input", _bytes(chain, tensor), "hbm", text)
+    return Place(tensor.name, "input", chain.stored_bytes(tensor.name), "hbm", text)
 
 
 def _ring(room: Memory | None, side: str) -> str:

@@ -6,12 +6,17 @@ Written as a tree of elements, so that it is well-formed and can be read back by
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from crossfuse.planner.choice import Timed
 from crossfuse.planner.cost.terms import told
 from crossfuse.planner.explain.levels import Level, Range, Share
-from crossfuse.planner.explain.tables import Reasons, by_tile, range_text
+from crossfuse.planner.explain.tables import by_tile, range_text
+
+if TYPE_CHECKING:
+    from crossfuse.planner.cascade.plan import CascadePlan
+    from crossfuse.planner.choice import Choice
+    from crossfuse.planner.explain.explanation import Explanation
 
 WIDTH, MARGIN, LINE = 760, 16, 22
 #: Colours that differ in lightness too, after Okabe and Ito.
@@ -69,7 +74,7 @@ _CELL_HEIGHT = 46
 _LETTER = 5.5
 
 
-def picture(reasons: Reasons) -> str:
+def picture(reasons: Explanation) -> str:
     """Draw an explanation as SVG text.
 
     Bars have class ``level`` or ``term``, tiles class ``tile``; each has a title with its numbers,
@@ -83,12 +88,14 @@ def picture(reasons: Reasons) -> str:
     return page.finished()
 
 
-def times_picture(plan: Timed, device: str, bound: str, levels: Sequence[Level]) -> str:
+def times_picture(
+    plan: Choice | CascadePlan, device: str, bound: str, levels: Sequence[Level]
+) -> str:
     """Draw the levels and terms of a plan as SVG text."""
     return _page(plan, device, bound, levels).finished()
 
 
-def _page(plan: Timed, device: str, bound: str, levels: Sequence[Level]) -> Page:
+def _page(plan: Choice | CascadePlan, device: str, bound: str, levels: Sequence[Level]) -> Page:
     """Make a page with a title, levels and terms."""
     page = Page()
     title = f"{plan.family} on {device}: {plan.microseconds:.2f} us estimated, bound by {bound}"

@@ -4,85 +4,24 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from crossfuse.planner.choice import Choice, Runner
+from crossfuse.planner.choice import Runner
 from crossfuse.planner.cost.terms import told
-from crossfuse.planner.explain.levels import LEVELS, Level, Place, Range, Share, size_text
+from crossfuse.planner.explain.levels import LEVELS, Level, Range, Share, size_text
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.kernels.kernel import Resources
-from crossfuse.planner.space.count import Step
-from crossfuse.schema import parse
+from crossfuse.planner.kernels.shape import Step
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-# The reasons for a plan as values, which tables and pictures show.
+    from crossfuse.planner.explain.explanation import Explanation, Usage
 
-#: Version of the JSON form.
-VERSION = 1
 #: Of rates that are not all measured.
 PROVISIONAL = "rates of this device are provisional: not all of them were measured on it"
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Resources of a kernel beyond `crossfuse.planner.kernels.kernel.Resources`."""
-
-    #: Bytes of a CTA's shared memory by use; they add up to all of it.
-    shared: Mapping[str, int]
-    #: Launched in all.
-    clusters: int
-    #: Clusters of this size that the device runs at once, one CTA an SM.
-    resident: int
-    #: Tiles that the busiest cluster makes, phase by phase.
-    waves: tuple[int, ...]
-    #: SMs without work.
-    idle_sms: int
-
-
-@dataclass(frozen=True)
-class Reasons:
-    """Reasons for a plan of a chain, as values."""
-
-    plan: Choice
-    #: What the plan moves and multiplies.
-    levels: tuple[Level, ...]
-    #: Where each tensor lives.
-    places: tuple[Place, ...]
-    #: Of each of its kernels, in the order of `Plan.kernels`; empty for a library's.
-    usage: tuple[Usage, ...]
-    #: Shares of the CTAs of the first cluster.
-    layout: tuple[Share, ...]
-    #: The next best plans of any family, the fastest first, if they were asked for.
-    best: tuple[Runner, ...]
-    #: Tiles that each rule leaves, by family.
-    pruned: Mapping[str, tuple[Step, ...]]
-    #: Candidates that the published rules leave of the published space, for comparison; nothing for
-    #: chains of more than four products.
-    published: tuple[Step, ...]
-    #: Whether the device's rates are not all measured.
-    provisional: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to a value that `json` can write.
-
-        ``plan`` is what `Plan.from_json` reads as text; the other fields by name are lists or
-        objects of the fields of what they hold.
-        """
-        fields = asdict(self)
-        fields["plan"] = parse(self.plan.to_json())
-        return {"version": VERSION, **fields}
-
-
 #: Terms of a runner-up that are shown.
 _MOST_TERMS = 3
-
-
-def plain(reasons: Reasons, width: int) -> str:
-    """Render without colour, see `Explanation.text`."""
-    return printed(render(reasons), width)
 
 
 def printed(parts: Iterable[RenderableType], width: int) -> str:
@@ -104,7 +43,7 @@ def printed(parts: Iterable[RenderableType], width: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def render(reasons: Reasons) -> list[RenderableType]:
+def render(reasons: Explanation) -> list[RenderableType]:
     """Build all tables, in reading order."""
     parts: list[RenderableType] = [
         _head(reasons),
@@ -136,7 +75,7 @@ def tiles_text(tiles: Mapping[str, Any]) -> str:
     return " ".join(name if each is True else f"{name}={each}" for name, each in shown)
 
 
-def _head(reasons: Reasons) -> RenderableType:
+def _head(reasons: Explanation) -> RenderableType:
     from rich.text import Text
 
     plan = reasons.plan
@@ -190,7 +129,7 @@ def terms_table(terms: Mapping[str, float]) -> RenderableType:
     return table(title, ("term", "us ", "share "), rows)
 
 
-def _places(reasons: Reasons) -> RenderableType:
+def _places(reasons: Explanation) -> RenderableType:
     rows = (
         (each.tensor, each.role, size_text(each.bytes), each.level, each.text)
         for each in reasons.places
@@ -199,7 +138,7 @@ def _places(reasons: Reasons) -> RenderableType:
     return table(title, ("tensor", "role", "bytes ", "level", "how"), rows)
 
 
-def _kernels(reasons: Reasons) -> RenderableType:
+def _kernels(reasons: Explanation) -> RenderableType:
     """Tabulate the resources of the kernels, a column for each."""
     columns = [
         _kernel(taken, usage)
@@ -228,7 +167,7 @@ def _kernel(taken: Resources, usage: Usage) -> dict[str, str]:
     }
 
 
-def _layout(reasons: Reasons) -> RenderableType:
+def _layout(reasons: Explanation) -> RenderableType:
     products = reasons.plan.chain.products
     rows = [
         (

@@ -29,6 +29,7 @@ def chain_from(func: PrimFunc) -> Chain:
     >>> [(each.name, each.dims) for each in chain.tensors]
     [('A', ('m', 'k')), ('B', ('n', 'k')), ('C', ('m', 'n')), ('D', ('l', 'n')), ('E', ('m', 'l'))]
     """
+    from crossfuse.blocks.access import extent_of
     from crossfuse.planner.extract.parts import (
         Parts,
         batch_of,
@@ -45,7 +46,7 @@ def chain_from(func: PrimFunc) -> Chain:
     batch = 0
     if batched:
         stage, matrices = batched[0]
-        batch = _extent(matrices, stage.domain)
+        batch = extent_of(matrices, stage.domain)
     parts = [Parts(stage, tags, batch) for stage, tags in zip(stages, rows, strict=True)]
     at_first, at_stages = find_reductions(program, parts)
     layers = [
@@ -78,9 +79,3 @@ def _layer(program: Any, part: Parts, reduced: Any) -> Layer:
         tuple(further),
         tuple(each.reduced for each in reduced),
     )
-
-
-def _extent(variables: Any, domain: Any) -> int:
-    from crossfuse.blocks.access import extent_of
-
-    return extent_of(variables, domain)

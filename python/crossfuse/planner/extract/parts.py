@@ -10,8 +10,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks import access
-from crossfuse.blocks.placement import shape_of
-from crossfuse.blocks.read import Block, read_blocks
+from crossfuse.blocks.read import Block, read_blocks, shape_of
 from crossfuse.planner.chain.build import PARTS, Further, Reduced
 from crossfuse.planner.extract.product import is_product, products
 from crossfuse.planner.extract.reads import Program, Read, distinct, item_of_buffer, refused
@@ -194,16 +193,12 @@ class Parts:
         """Inputs of the product besides its operands, in the order of the parameters."""
         stage = self.stage
         after = [each for each in stage.reader.reads if not program.is_made(each)]
-        moved = [each.moved(stage.inside, self._coordinates) for each in after]
+        moved = [each.moved(stage.inside, stage.blocks[0].extents) for each in after]
         with_operands = [each for split in stage.splits for each in split.further]
         found = distinct([*with_operands, *moved, *besides])
         inputs = [each for each in found if not program.is_made(each)]
         inputs.sort(key=lambda each: program.inputs[each.buffer])
         return [self._as_further(each) for each in inputs]
-
-    @property
-    def _coordinates(self) -> Mapping[Any, int]:
-        return {each: self.stage.domain[each] for each in self.stage.blocks[0].coordinates}
 
     def _as_further(self, read: Read) -> Further:
         parts = self.of(read.variables)
@@ -254,13 +249,12 @@ def find_reductions(
 def _of_product(program: Program, block: Block, part: Parts, made: set[Any]) -> FoundReduction:
     reads = program.reads(block)
     reader = Reader(block.where, reads, block.domain, None, 1)
-    coordinates = part.stage.blocks[0].coordinates
-    extents = {each: part.stage.domain[each] for each in coordinates}
+    extents = part.stage.blocks[0].extents
     found = [each for each in reads if each.buffer in made]
     index, inside = mapped(reader, found[0], extents)
     summed = [
         coordinate
-        for coordinate, expression in zip(coordinates, index, strict=True)
+        for coordinate, expression in zip(extents, index, strict=True)
         if access.variables([expression]) & set(block.summed)
     ]
     inputs = [each for each in reads if not program.is_made(each)]

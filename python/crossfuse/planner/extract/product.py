@@ -8,7 +8,15 @@ from typing import Any
 
 from crossfuse.blocks import access
 from crossfuse.blocks.read import Block
-from crossfuse.planner.extract.reads import OUTLINE, Factor, Program, Read, distinct, refused
+from crossfuse.planner.extract.reads import (
+    OUTLINE,
+    Factor,
+    Program,
+    Read,
+    distinct,
+    refused,
+    variables_of,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +85,7 @@ def split(
     made = [each for each in _others(factors, down) if any(map(program.is_made, each.reads))]
     with_left = [*down, *after, *_others(made, after)]
     left = distinct(read for each in with_left for read in each.reads)
-    brought = _loops(block, block.coordinates) - access.variables(_indices(left))
+    brought = _loops(block, block.coordinates) - variables_of(left)
     if columns is not None and not columns <= brought:
         found = "a result whose rows the next product sums"
         limit = "sums over the columns, which the weight brings in"
@@ -101,8 +109,8 @@ def _after(block: Block, factors: Sequence[Factor], down: Sequence[Factor]) -> l
 
     Scales are such, and denominators of a softmax.
     """
-    brought = set(block.coordinates) - {var for each in down for var in _variables(each)}
-    return [each for each in factors if not brought & _variables(each)]
+    brought = set(block.coordinates) - {var for each in down for var in each.variables}
+    return [each for each in factors if not brought & each.variables]
 
 
 def _first_operands(
@@ -116,7 +124,7 @@ def _first_operands(
     if columns is None:
         left = _leading(program, block, able, order)
     else:
-        left = [each for each in able if not columns & _variables(each)]
+        left = [each for each in able if not columns & each.variables]
         if not left:
             found = "two operands with the columns that the next product sums"
             raise _refused_operand(program, block, able[0], found)
@@ -136,12 +144,12 @@ def _leading(
 
     Without rows or without columns, the first parameter.
     """
-    placed = [each for each in able if _variables(each) & set(order)]
+    placed = [each for each in able if each.variables & set(order)]
     for coordinate in order:
-        having = [each for each in placed if coordinate in _variables(each)]
+        having = [each for each in placed if coordinate in each.variables]
         rest = _others(placed, having)
-        own = {var for each in rest for var in _variables(each)} & set(order)
-        if own - {var for each in having for var in _variables(each)}:
+        own = {var for each in rest for var in each.variables} & set(order)
+        if own - {var for each in having for var in each.variables}:
             return having
     first = min(able, key=lambda each: _place(program, _known(program, block, each)))
     return [first]
@@ -182,14 +190,6 @@ def _loops(block: Block, variables: Sequence[Any]) -> frozenset[Any]:
     return frozenset(each for each in variables if block.domain[each] > 1)
 
 
-def _variables(factor: Factor) -> frozenset[Any]:
-    return access.variables(_indices(factor.reads))
-
-
-def _indices(reads: Sequence[Read]) -> list[Any]:
-    return [index for each in reads for index in each.indices]
-
-
 def _others(factors: Sequence[Factor], chosen: Sequence[Factor]) -> list[Factor]:
     return [each for each in factors if not any(each is other for other in chosen)]
 
@@ -198,9 +198,9 @@ def _of_columns(
     factors: Sequence[Factor], down: Sequence[Factor], rights: Sequence[Factor]
 ) -> list[Factor]:
     """Factors of the right operand: its own, and what follows loops that only it follows."""
-    brought = {var for each in rights for var in _variables(each)}
-    brought -= {var for each in down for var in _variables(each)}
-    more = [each for each in _others(factors, [*down, *rights]) if brought & _variables(each)]
+    brought = {var for each in rights for var in each.variables}
+    brought -= {var for each in down for var in each.variables}
+    more = [each for each in _others(factors, [*down, *rights]) if brought & each.variables]
     return [*rights, *more]
 
 
@@ -223,7 +223,7 @@ def _check_further(block: Block, found: Split) -> None:
 
 def _check_factors(block: Block, able: Sequence[Factor]) -> None:
     """Refuse a factor that has the rows of one and the columns of another."""
-    followed = [_variables(each) & set(block.coordinates) for each in able]
+    followed = [each.variables & set(block.coordinates) for each in able]
     for each, own in zip(able, followed, strict=True):
         inside = [other for other in followed if other < own]
         if any(one - other and other - one for one in inside for other in inside):

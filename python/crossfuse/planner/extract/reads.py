@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.blocks import access, placement
-from crossfuse.blocks.placement import shape_of
-from crossfuse.blocks.read import Block
+from crossfuse.blocks import access, read
+from crossfuse.blocks.read import Block, shape_of
 from crossfuse.errors import RefusedError
 
 # Loops that stand for several: where indices take a quotient and a remainder of one.
@@ -98,7 +97,7 @@ OUTLINE = "outline such a chain first (crossfuse.relax.outline), or leave the fu
 
 def refused(where: str, found: object, limit: str, instead: str = OUTLINE) -> RefusedError:
     """Build the refusal of a function that is no chain; see `crossfuse.errors.Refusal`."""
-    return placement.refused(where, found, limit, instead)
+    return read.refused(where, found, limit, instead)
 
 
 #: Operators that hide which elements they touch.
@@ -135,6 +134,11 @@ class Factor:
     reads: tuple[Read, ...]
     #: Bytes of the narrowest type that it has on the way to the term.
     item: int
+
+    @property
+    def variables(self) -> frozenset[Any]:
+        """Variables that its reads follow."""
+        return variables_of(self.reads)
 
 
 @dataclass(eq=False)
@@ -247,6 +251,11 @@ class Program:
             return [Read(load.source, access.simplified(indices, block.domain))]
         values = dict(zip(source.coordinates, load.indices, strict=True))
         return [each.moved(values, block.domain) for each in self.reads(source)]
+
+
+def variables_of(reads: Iterable[Read]) -> frozenset[Any]:
+    """Variables that reads follow."""
+    return frozenset(var for each in reads for var in each.variables)
 
 
 def distinct(reads: Iterable[Read]) -> tuple[Read, ...]:

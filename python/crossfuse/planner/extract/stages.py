@@ -11,7 +11,14 @@ from crossfuse import _tvm as ir
 from crossfuse.blocks import access
 from crossfuse.blocks.read import Block
 from crossfuse.planner.extract.product import Split, is_product, products, split
-from crossfuse.planner.extract.reads import Program, Read, distinct, item_of_buffer, refused
+from crossfuse.planner.extract.reads import (
+    Program,
+    Read,
+    distinct,
+    item_of_buffer,
+    refused,
+    variables_of,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +97,7 @@ def output_reader(program: Program) -> Reader:
     reads: tuple[Read, ...] = program.reads(block)
     if block.combine:
         reads = (Read(block.buffer, block.coordinates),)
-    own = {var: block.domain[var] for var in block.coordinates}
-    return Reader(block.where, reads, own, None, item_of_buffer(program.output))
+    return Reader(block.where, reads, block.extents, None, item_of_buffer(program.output))
 
 
 def next_reader(stage: Stage) -> Reader:
@@ -132,14 +138,14 @@ def _stage(program: Program, reader: Reader, found: Sequence[Read]) -> Stage:
         limit = "one product, or two of one left operand"
         raise refused(reader.where, f"{len(blocks)} products ({names})", limit, "join the weights")
     block, others = blocks[0], blocks[1:]
-    index, inside = mapped(reader, reads[0], _coordinates(block))
+    index, inside = mapped(reader, reads[0], block.extents)
     first = split(program, block, _columns(reader, block, index), _order(reader, block, index))
     splits = [first]
     for read, other in zip(reads[1:], others, strict=True):
-        theirs, _ = mapped(reader, read, _coordinates(other))
+        theirs, _ = mapped(reader, read, other.extents)
         columns, order = _columns(reader, other, theirs), _order(reader, other, theirs)
         second = split(program, other, columns, order)
-        same = access.replaced(theirs, inside, _coordinates(block))
+        same = access.replaced(theirs, inside, block.extents)
         values = dict(zip(other.coordinates, same, strict=True))
         splits.append(_aligned(program, block, first, other, second, values))
     splits.sort(key=lambda each: program.inputs[each.weight.buffer])
@@ -189,7 +195,7 @@ def _aligned(
         every = {**values, **summed}
         moved = [each.moved(every, block.domain) for each in second.left]
         left, weight = distinct(moved), second.weight.moved(every, block.domain)
-        brought = access.variables(weight.indices) - _variables(left)
+        brought = access.variables(weight.indices) - variables_of(left)
         if {each.key for each in left} == wanted and brought <= first.columns:
             further = tuple(each.moved(every, block.domain) for each in second.further)
             main = second.main.moved(every, block.domain)
@@ -249,11 +255,3 @@ def _check_all(program: Program, stages: Sequence[Stage]) -> None:
         if is_product(program, block) and not any(block is each for each in known):
             found = "a product beside the chain"
             raise refused(block.where, found, "products that each take what the one before made")
-
-
-def _coordinates(block: Block) -> dict[Any, int]:
-    return {each: block.domain[each] for each in block.coordinates}
-
-
-def _variables(reads: Sequence[Read]) -> frozenset[Any]:
-    return frozenset(var for each in reads for var in each.variables)

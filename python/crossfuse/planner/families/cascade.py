@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import log
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import Device
-from crossfuse.planner.cascade.choice import Taken
 from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.cost.terms import Estimate
-from crossfuse.planner.space.count import Step
+from crossfuse.planner.kernels.shape import Step
 from crossfuse.schema import Damaged, typed
 
 if TYPE_CHECKING:
@@ -25,6 +25,36 @@ T = TypeVar("T")
 Steps: TypeAlias = "tuple[Step, ...]"
 #: Tiles with their estimated microseconds.
 Timed: TypeAlias = "tuple[float, T]"
+#: A rule on tiles: its name, what it keeps in words, and whether tiles keep it.
+Rule: TypeAlias = "tuple[str, str, Callable[[T], Any]]"
+
+
+def keep_rules(tiles: Sequence[T], rules: Sequence[Rule[T]]) -> tuple[Steps, tuple[T, ...]]:
+    """Select the tiles that keep all rules; also how many tiles each rule in turn leaves."""
+    left = list(tiles)
+    steps = [Step("all", "tiles that are tried", len(left))]
+    for name, text, keeps in rules:
+        left = [each for each in left if keeps(each)]
+        steps.append(Step(name, text, len(left)))
+    return tuple(steps), tuple(left)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Resources of the device that a kernel of a cascade takes."""
+
+    #: CTAs of the grid and of a cluster, threads of a CTA.
+    ctas: int
+    cluster: int
+    threads: int
+    #: CTAs that an SM holds at once.
+    side: int
+    #: Per thread, estimated; for tiles only those of scores and sums.
+    registers: int
+    #: Per CTA, at least.
+    shared_bytes: int
+    #: Rounds of CTAs that the device makes: a fraction, 1 at least.
+    waves: float
 
 
 class CascadeFamily(ABC, Generic[T]):
@@ -57,9 +87,9 @@ class CascadeFamily(ABC, Generic[T]):
         return f"{cls.text}: {cls.rule.rpartition('.')[2]}"
 
     @classmethod
-    @abstractmethod
     def matches(cls, shape: CascadeShape) -> bool:
         """Whether there may be kernels of a cascade."""
+        return shape.family == cls.name
 
     @abstractmethod
     def candidates(self, device: Device) -> tuple[Steps, tuple[T, ...]]:
@@ -69,9 +99,24 @@ class CascadeFamily(ABC, Generic[T]):
     def time(self, tiles: T, device: Device, rates: Rates) -> Estimate:
         """Estimate one kernel, without a user's own terms; its tiles must keep the rules."""
 
+    @property
+    def equal(self) -> float:
+        """Estimates whose ratio is less than this are equal."""
+        return 1.01
+
     @abstractmethod
+    def preference(self, time: float, tiles: T) -> tuple[float, ...]:
+        """Order tiles of equal times, the most usual first."""
+
     def ordered(self, times: Sequence[Timed[T]]) -> list[Timed[T]]:
         """Sort tiles by their times, the best first; of equal ones the most usual."""
+        best = min((time for time, _ in times), default=1.0)
+
+        def key(pair: Timed[T]) -> tuple[float, ...]:
+            beyond = int(log(pair[0] / best) / log(self.equal) + 1e-9)
+            return (beyond, *self.preference(*pair))
+
+        return sorted(times, key=key)
 
     @abstractmethod
     def moved(self, tiles: T, device: Device) -> dict[str, int]:

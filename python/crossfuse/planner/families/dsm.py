@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import gcd, lcm
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from crossfuse.hardware import Device
-from crossfuse.planner.cost.estimate import Work
-from crossfuse.planner.cost.loop import Clock, turns_of
+from crossfuse.planner.cost.estimate import Clock, Work, turns_of
 from crossfuse.planner.cost.rates import at
 from crossfuse.planner.counts import Count, Flag, ceil_div, choose, least
 from crossfuse.planner.families.family import ChainFamily, Placement
@@ -27,7 +26,6 @@ from crossfuse.planner.kernels.arrays import (
     ROWS,
     given_or,
     grid,
-    read_extents,
     row_options,
 )
 from crossfuse.planner.kernels.kernel import PartedKernel
@@ -50,6 +48,7 @@ class ClusteredKernel(PartedKernel):
     """Tiles of one candidate, or of many."""
 
     family: ClassVar[str] = "dsm"
+    of_rule: ClassVar[tuple[str, ...]] = ("rows", "cluster", "parts")
     #: Rows of a cluster's tile: 64 for each warpgroup.
     rows: Count
     #: CTAs of a cluster.
@@ -68,11 +67,6 @@ class ClusteredKernel(PartedKernel):
             given_or(given, "parts", PARTS),
         )
         return cls(rows, sizes, parts, given.get("multiple", SLICE))
-
-    @classmethod
-    def read(cls, tiles: Mapping[str, Any]) -> ClusteredKernel:
-        """Make a kernel of the fields of `ClusterTiles`."""
-        return cls(*read_extents(tiles, "rows", "cluster", "parts"))
 
     @property
     def added_parts(self) -> Count:
@@ -146,11 +140,6 @@ class ClusteredKernel(PartedKernel):
                 single | self.has_room(shape, device),
             ),
         )
-
-    def tiles(self) -> dict[str, Any]:
-        """Fields of `ClusterTiles`, of one candidate."""
-        names = {"rows": self.rows, "cluster": self.size, "parts": self.parts}
-        return {name: int(each) for name, each in names.items()}
 
     def spend(self, work: Work, clock: Clock) -> None:
         """Add both loops, the gather between them, and the sums of parts."""

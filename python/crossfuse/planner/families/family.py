@@ -19,8 +19,7 @@ from crossfuse.errors import PlanRefused, ScheduleRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.kernels.arrays import NOTHING, count, flags, select
 from crossfuse.planner.kernels.kernel import TileKernel
-from crossfuse.planner.kernels.shape import Shape
-from crossfuse.planner.space.count import Step
+from crossfuse.planner.kernels.shape import Shape, Step
 from crossfuse.schema import Damaged, typed
 
 _RULES = "crossfuse.schedule.rules"

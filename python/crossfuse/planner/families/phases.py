@@ -24,11 +24,18 @@ import numpy as np
 
 from crossfuse.hardware import Device
 from crossfuse.planner.cost.estimate import estimate
-from crossfuse.planner.cost.rates import Rates, rates_of
-from crossfuse.planner.counts import Count, Flag, Share, choose
-from crossfuse.planner.families import global_memory, l2
+from crossfuse.planner.cost.rates import rates_of
+from crossfuse.planner.counts import Count, Flag, choose
 from crossfuse.planner.families.family import ChainFamily
-from crossfuse.planner.families.tiled import PhasedKernel, splits
+from crossfuse.planner.families.tiled import (
+    SEPARATE,
+    SHARES,
+    STAGED,
+    WHOLE,
+    WIDE,
+    PhasedKernel,
+    splits,
+)
 from crossfuse.planner.kernels.arrays import (
     CLUSTERS,
     NOTHING,
@@ -40,7 +47,7 @@ from crossfuse.planner.kernels.arrays import (
     read_extents,
     row_options,
 )
-from crossfuse.planner.kernels.memory import cached_level, resident
+from crossfuse.planner.kernels.memory import resident
 from crossfuse.planner.kernels.phase import Phase, widest_of
 from crossfuse.planner.kernels.shape import Shape, TileRule, all_kept
 from crossfuse.schema import Damaged
@@ -58,8 +65,6 @@ ALONG = (COLUMNS, ROWS_OF, REDUCTION)
 class LayeredKernel(PhasedKernel):
     """Tiles of one candidate, or of many."""
 
-    #: Whether later phases of a kernel wait for flags of earlier ones.
-    staged: ClassVar[bool] = False
     #: Of a tile, in all phases.
     rows: Count
     #: CTAs of a cluster, in all phases.
@@ -107,11 +112,6 @@ class LayeredKernel(PhasedKernel):
         cluster, staged = (down, beside), self.staged and not last
         return self._phase(shape, made, layer.depth, split, cluster, layer.products, staged=staged)
 
-    def kernels(self, shape: Shape) -> tuple[tuple[Phase, ...], ...]:
-        """One kernel if phases wait for flags, else one for each."""
-        phases = self.phases(shape)
-        return (phases,) if self.staged else tuple((each,) for each in phases)
-
     def rules(self, shape: Shape, device: Device) -> tuple[TileRule, ...]:
         """Conditions of the rule and of the lowering on tiles, other than shared memory."""
         parts = [self.rules_of(shape, number, device) for number in range(len(shape.layers))]
@@ -138,7 +138,7 @@ class LayeredKernel(PhasedKernel):
             room = self.phase(shape, number).tiles <= resident(device, self.size)
         alone = np.asarray(self.stacked[number], bool) | split
         return (
-            TileRule("columns", "columns that registers hold sums of", wide),
+            TileRule("columns", WIDE, wide),
             TileRule(
                 "fills",
                 "a tile within the layer, or of all of a multiple of 8 columns, or of a split",
@@ -148,13 +148,11 @@ class LayeredKernel(PhasedKernel):
             TileRule("split", text, ~split | allowed),
             TileRule(
                 "shares",
-                "each CTA of a split has a share, and sums to add",
+                SHARES,
                 splits(split, shape, (layer.depth, layer.columns), self.rows, columns, self.size),
             ),
             TileRule(
-                "whole",
-                "tiles of a split divide the product",
-                ~split | np.asarray(whole, bool) | np.asarray(self.rows >= shape.m),
+                "whole", WHOLE, ~split | np.asarray(whole, bool) | np.asarray(self.rows >= shape.m)
             ),
             TileRule("resident", "clusters of a split all run at once", ~split | room),
         )
@@ -182,28 +180,14 @@ class PhasesKernel(LayeredKernel):
 
     family: ClassVar[str] = "phases"
     staged: ClassVar[bool] = True
-
-    def passing(self, rates: Rates) -> tuple[str, Share]:
-        """A flag is raised for each tile."""
-        return "flag", rates.fitted.flag + rates.measured.flag
-
-    def intermediate(self, shape: Shape, size: int, device: Device) -> tuple[str, str]:
-        """It passes tile by tile."""
-        return "l2", "stored by a phase, read by the next when a flag says so"
+    way: ClassVar[str] = "stored by a phase, read by the next when a flag says so"
 
 
 class LaunchesKernel(LayeredKernel):
     """Tiles of one candidate, or of many."""
 
     family: ClassVar[str] = "launches"
-
-    def passing(self, rates: Rates) -> tuple[str, Share]:
-        """A kernel waits for the end of the one before it."""
-        return "relaunch", rates.fitted.relaunch
-
-    def intermediate(self, shape: Shape, size: int, device: Device) -> tuple[str, str]:
-        """All of it is stored before any is read."""
-        return cached_level(size, device), "stored by a kernel, read by the next"
+    way: ClassVar[str] = "stored by a kernel, read by the next"
 
 
 @dataclass(frozen=True)
@@ -307,7 +291,7 @@ PHASES = LayeredFamily(
     rule="phases.schedule_phases",
     tiles={"tiles": "phases.ChainTiles"},
     fixed={"staged": True},
-    placements=l2.FAMILY.placements,
+    placements=STAGED.placements,
     second=_SECOND,
     fits_all=True,
 )
@@ -318,7 +302,7 @@ LAUNCHES = LayeredFamily(
     rule="phases.schedule_phases",
     tiles={"tiles": "phases.ChainTiles"},
     fixed={"staged": False},
-    placements=global_memory.FAMILY.placements,
+    placements=SEPARATE.placements,
     second=_SECOND,
     fits_all=True,
 )

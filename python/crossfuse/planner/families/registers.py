@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from crossfuse.hardware import Device
-from crossfuse.planner.cost.estimate import Work
-from crossfuse.planner.cost.loop import Clock
+from crossfuse.planner.cost.estimate import Clock, Work
 from crossfuse.planner.counts import Count, Flag, ceil_div, choose, least
 from crossfuse.planner.families.family import ChainFamily, Placement
 from crossfuse.planner.kernels.arrays import (
@@ -24,7 +23,6 @@ from crossfuse.planner.kernels.arrays import (
     column_options,
     given_or,
     grid,
-    read_extents,
     row_options,
     select,
 )
@@ -46,6 +44,7 @@ class RegisterKernel(PartedKernel):
     """Tiles of one candidate, or of many."""
 
     family: ClassVar[str] = "registers"
+    of_rule: ClassVar[tuple[str, ...]] = ("rows", "columns", "parts", "cluster")
     #: Rows of a CTA's tiles: 64 for each warpgroup.
     rows: Count
     #: Columns of a tile of the output.
@@ -67,11 +66,6 @@ class RegisterKernel(PartedKernel):
         found = cls(rows, columns, parts, np.where(clustered > 0, parts, 1.0))
         found = select(found, ~((clustered > 0) & (parts == 1)))
         return select(found, found.size == given["cluster"]) if "cluster" in given else found
-
-    @classmethod
-    def read(cls, tiles: Mapping[str, Any]) -> RegisterKernel:
-        """Make a kernel of the fields of `RegisterTiles`."""
-        return cls(*read_extents(tiles, "rows", "columns", "parts", "cluster"))
 
     @property
     def added_parts(self) -> Count:
@@ -148,16 +142,6 @@ class RegisterKernel(PartedKernel):
         within = (inside % self.size == 0) | whole
         equal = choose(inside == 1, self.columns % (2 * self.size) == 0, within)
         return (self.size == self.parts) & (self.size <= device.max_cluster) & equal
-
-    def tiles(self) -> dict[str, Any]:
-        """Fields of `RegisterTiles`, of one candidate."""
-        names = {
-            "rows": self.rows,
-            "columns": self.columns,
-            "parts": self.parts,
-            "cluster": self.size,
-        }
-        return {name: int(each) for name, each in names.items()}
 
     def spend(self, work: Work, clock: Clock) -> None:
         """Add both loops, without anything between them, and the sums of parts."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from crossfuse.errors import PlanRefused, refuse
+from crossfuse.hardware import Device
 from crossfuse.planner.cascade.shape import CascadeShape
-from crossfuse.planner.families import dsm, gemm, global_memory, l2, phases, registers
+from crossfuse.planner.cost.estimate import fastest
+from crossfuse.planner.cost.rates import rates_of
+from crossfuse.planner.families import dsm, phases, registers, tiled
 from crossfuse.planner.families.attention_out import AttentionOut
 from crossfuse.planner.families.cascade import CascadeFamily
 from crossfuse.planner.families.family import ChainFamily
@@ -16,19 +19,22 @@ from crossfuse.planner.families.rows import Rows
 from crossfuse.planner.families.rows_chain import RowsChain
 from crossfuse.planner.families.stream import Stream
 from crossfuse.planner.families.tiles import Tiles
+from crossfuse.planner.kernels.arrays import count
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.shape import Shape
+
+_F = TypeVar("_F")
 
 #: Of chains, by name.
 FAMILIES: Mapping[str, ChainFamily] = MappingProxyType(
     {
         each.name: each
         for each in (
-            gemm.FAMILY,
+            tiled.GEMM,
             registers.FAMILY,
             dsm.FAMILY,
-            l2.FAMILY,
-            global_memory.FAMILY,
+            tiled.STAGED,
+            tiled.SEPARATE,
             phases.PHASES,
             phases.LAUNCHES,
         )
@@ -49,27 +55,31 @@ def families(shape: Shape) -> tuple[ChainFamily, ...]:
     return tuple(each for each in FAMILIES.values() if each.matches(shape))
 
 
+def family_times(
+    shape: Shape, device: Device, families: Iterable[ChainFamily]
+) -> tuple[tuple[str, float], ...]:
+    """Microseconds of the fastest kernel of each family that has any, the fastest first."""
+    rates, found = rates_of(device), []
+    for family in families:
+        kernels = family.every(shape, device)
+        if count(kernels):
+            _, times = fastest(kernels, shape, device, rates)
+            found.append((family.name, float(times[0])))
+    return tuple(sorted(found, key=lambda each: each[1]))
+
+
 def read_kernel(family: str, given: Mapping[str, Any]) -> TileKernel:
     """Make a kernel of the fields of its rule's tiles, the inverse of ``tiles()``.
 
     These are `RegisterTiles`, `ClusterTiles` or `TensorTiles`; of l2 and global those of ``first``
     and ``second``. All of them must be given, else they are refused.
     """
-    if family not in FAMILIES:
-        raise refuse(
-            PlanRefused,
-            "kernel-family",
-            "family",
-            found=repr(family),
-            limit=", ".join(FAMILIES),
-            instead="name one of these",
-        )
-    return FAMILIES[family].read(given)
+    return _named(FAMILIES, family, "kernel-family").read(given)
 
 
 def cascade_families(shape: CascadeShape) -> tuple[CascadeFamily[Any], ...]:
     """Families that have kernels of a cascade."""
-    return tuple(each(shape) for each in CASCADE_FAMILIES.values() if each.matches(shape))
+    return (CASCADE_FAMILIES[shape.family](shape),) if shape.family else ()
 
 
 def read_tiles(family: str, given: Mapping[str, Any]) -> Any:
@@ -77,13 +87,17 @@ def read_tiles(family: str, given: Mapping[str, Any]) -> Any:
 
     Those left out are as in the class; unknown fields and families are refused.
     """
-    if family not in CASCADE_FAMILIES:
+    return _named(CASCADE_FAMILIES, family, "tiles").read(given)
+
+
+def _named(known: Mapping[str, _F], family: str, rule: str) -> _F:
+    if family not in known:
         raise refuse(
             PlanRefused,
-            "tiles",
+            rule,
             "family",
             found=repr(family),
-            limit=", ".join(CASCADE_FAMILIES),
+            limit=", ".join(known),
             instead="name one of these",
         )
-    return CASCADE_FAMILIES[family].read(given)
+    return known[family]

@@ -11,7 +11,6 @@ The tiles of `crossfuse.schedule.rules.tensor_tiles`. Families say how phases fo
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
@@ -19,10 +18,10 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from crossfuse.hardware import Device
-from crossfuse.planner.cost.estimate import Work
-from crossfuse.planner.cost.loop import Clock, overlapped
+from crossfuse.planner.cost.estimate import Clock, Work, overlapped
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.counts import Count, Flag, Share, ceil_div, choose, least, most
+from crossfuse.planner.families.family import ChainFamily, Placement
 from crossfuse.planner.kernels.arrays import (
     CLUSTERS,
     NOTHING,
@@ -34,11 +33,12 @@ from crossfuse.planner.kernels.arrays import (
     select,
 )
 from crossfuse.planner.kernels.kernel import TileKernel
-from crossfuse.planner.kernels.memory import resident
+from crossfuse.planner.kernels.memory import cached_level, resident
 from crossfuse.planner.kernels.phase import (
     Phase,
     copies_of,
     divides_sums,
+    hold_both,
     left_tile,
     right_tile,
     stored,
@@ -51,10 +51,24 @@ from crossfuse.schema import typed
 _T = TypeVar("_T", bound="TiledKernel")
 _C = TypeVar("_C", bound="ChainedKernel")
 
+#: Float32 sums of a thread from which on ptxas may spill some, and where it spills most.
+SPILLS = (230, 240)
+
+
+#: Texts of rules.
+WIDE = "columns that registers hold sums of"
+SHARES = "each CTA of a split has a share, and sums to add"
+WHOLE = "tiles of a split divide the product"
+
 
 class PhasedKernel(TileKernel):
     """Phases of one kind of tile, each of which stores what the next one reads."""
 
+    #: Whether phases are those of one kernel, and wait for flags of the ones before them; else each
+    #: is a kernel of its own.
+    staged: ClassVar[bool] = False
+    #: What `intermediate` says of how the intermediate gets to the phase that reads it.
+    way: ClassVar[str]
     #: Rows of a tile, in all phases.
     rows: Count
     #: CTAs of a cluster along its first axis, in all phases.
@@ -102,6 +116,11 @@ class PhasedKernel(TileKernel):
             sums_received(shape, self.rows, columns, width, share),
         )
 
+    def kernels(self, shape: Shape) -> tuple[tuple[Phase, ...], ...]:
+        """One kernel if phases wait for flags, else one for each."""
+        phases = self.phases(shape)
+        return (phases,) if self.staged else tuple((each,) for each in phases)
+
     def clusters(self, shape: Shape, device: Device) -> tuple[Count, ...]:
         """Clusters that each kernel is launched with."""
         room = resident(device, self.cluster)
@@ -135,9 +154,15 @@ class PhasedKernel(TileKernel):
             work.exchange(clock, phase)
             work.again(clock, phase)
 
-    @abstractmethod
     def passing(self, rates: Rates) -> tuple[str, Share]:
         """The term of the way from a stored tile to the phase that reads it, and microseconds."""
+        if self.staged:
+            return "flag", rates.fitted.flag + rates.measured.flag
+        return "relaunch", rates.fitted.relaunch
+
+    def intermediate(self, shape: Shape, size: int, device: Device) -> tuple[str, str]:
+        """It passes tile by tile where phases wait for flags; else all of it is stored first."""
+        return "l2" if self.staged else cached_level(size, device), self.way
 
     def stored_bytes(self, shape: Shape) -> int:
         """Bytes of the intermediates."""
@@ -148,8 +173,6 @@ class PhasedKernel(TileKernel):
 class TiledKernel(PhasedKernel):
     """Tiles of one candidate, or of many."""
 
-    #: Whether the second phase of a kernel waits for flags of the first.
-    staged: ClassVar[bool] = False
     #: Of a tile of the first products, of each of them.
     rows: Count
     columns: Count
@@ -226,18 +249,14 @@ class TiledKernel(PhasedKernel):
         shares = splits(self.split, shape, extents, self.rows, self.columns, self.size)
         return (
             TileRule("cluster", most, self.cluster <= device.max_cluster),
-            TileRule("columns", "columns that registers hold sums of", wide),
+            TileRule("columns", WIDE, wide),
             TileRule(
                 "split",
                 "a reduction is split of one product, in clusters beside each other",
                 ~(split & _flag(self.stacked)) & (self.may_split(shape) | ~split),
             ),
-            TileRule("shares", "each CTA of a split has a share, and sums to add", shares),
-            TileRule(
-                "whole",
-                "tiles of a split divide the product",
-                ~split | _flag(whole) | _flag(self.rows >= shape.m),
-            ),
+            TileRule("shares", SHARES, shares),
+            TileRule("whole", WHOLE, ~split | _flag(whole) | _flag(self.rows >= shape.m)),
         )
 
     def first_tiles(self) -> dict[str, Any]:
@@ -259,6 +278,32 @@ class TiledKernel(PhasedKernel):
         if phase or self.stacked:
             return first, second, 0
         return 0, cta, 0
+
+
+class GemmKernel(TiledKernel):
+    """Tiles of one candidate, or of many."""
+
+    family: ClassVar[str] = "gemm"
+
+    @classmethod
+    def read(cls, tiles: Mapping[str, Any]) -> GemmKernel:
+        """Make a kernel of `TensorTiles`; clusters stand along the rows, or split."""
+        found = cls.read_first(tiles)
+        return replace(found, stacked=bool(found.size > 1 and not found.split))
+
+    def phases(self, shape: Shape) -> tuple[Phase, ...]:
+        """The only phase."""
+        return (self.first_phase(shape, shape.out),)
+
+    def rules(self, shape: Shape, device: Device) -> tuple[TileRule, ...]:
+        """Conditions of the rule and of the lowering on tiles, other than shared memory."""
+        fine = (self.stacked != 0) | (self.size == 1) | (self.split != 0)
+        stacked = TileRule("stacked", "clusters stand along the rows, or split", fine)
+        return (*self.rules_of_first(shape, device), stacked)
+
+    def tiles(self) -> dict[str, Any]:
+        """Fields of `TensorTiles`, of one candidate."""
+        return self.first_tiles()
 
 
 class ChainedKernel(TiledKernel):
@@ -312,10 +357,37 @@ class ChainedKernel(TiledKernel):
         return {"first": first, "second": second}
 
 
-#: Rule arguments of both phases.
-PHASE_TILES = {"first": "tensor_tiles.TensorTiles", "second": "tensor_tiles.TensorTiles"}
-#: Fields that divide the second phase.
-SECOND = ("columns2", "split2")
+class StagedKernel(ChainedKernel):
+    """Tiles of one candidate, or of many."""
+
+    family: ClassVar[str] = "l2"
+    staged: ClassVar[bool] = True
+    way: ClassVar[str] = "stored by the first phase, read by the second when a flag says so"
+
+    def rules(self, shape: Shape, device: Device) -> tuple[TileRule, ...]:
+        """Conditions of the rule and of the lowering on tiles, other than shared memory."""
+        # A cluster computes one tile of a split reduction, and waits for tiles of others.
+        first, second = self.phases(shape)
+        fits = second.tiles <= resident(device, self.cluster)
+        text = "clusters of a split second product all run at once"
+        return (
+            *super().rules(shape, device),
+            hold_both(first, second),
+            TileRule("resident", text, fits | ~np.asarray(self.split2, bool)),
+        )
+
+    def spend(self, work: Work, clock: Clock) -> None:
+        """Add both phases; registers hold the sums of either."""
+        super().spend(work, clock)
+        first, second = self.phases(work.shape)
+        work.spills(clock, first, second, SPILLS)
+
+
+class SeparateKernels(ChainedKernel):
+    """Tiles of one candidate, or of many."""
+
+    family: ClassVar[str] = "global"
+    way: ClassVar[str] = "stored by the first kernel, read by the next"
 
 
 def _flag(value: Flag) -> Any:
@@ -339,3 +411,49 @@ def splits(
     sums = divides_sums(shape, rows, least(columns, width), size)
     fine = _flag(shares) & _flag(sums) & (_flag(size > 1))
     return fine | ~_flag(split)
+
+
+GEMM = ChainFamily(
+    GemmKernel,
+    "one product",
+    products=1,
+    rule="tiled_gemm.schedule_tiled_gemm",
+    tiles={"tiles": "tensor_tiles.TensorTiles"},
+    counts=False,
+    second=("columns",),
+)
+#: Rule arguments of both phases.
+PHASE_TILES = {"first": "tensor_tiles.TensorTiles", "second": "tensor_tiles.TensorTiles"}
+#: Fields that divide the second phase.
+SECOND = ("columns2", "split2")
+STAGED = ChainFamily(
+    StagedKernel,
+    "in the L2 cache, one persistent kernel",
+    products=2,
+    rule="tiled_ffn.schedule_tiled_ffn",
+    tiles=PHASE_TILES,
+    fixed={"staged": True},
+    options=("paired",),
+    placements={
+        "l2": Placement("the fused kernel in one persistent launch, intermediate in the L2 cache")
+    },
+    second=SECOND,
+    fits_all=True,
+)
+SEPARATE = ChainFamily(
+    SeparateKernels,
+    "in global memory, one kernel for each product",
+    products=2,
+    rule="tiled_ffn.schedule_tiled_ffn",
+    tiles=PHASE_TILES,
+    fixed={"staged": False},
+    options=("paired",),
+    placements={
+        "global": Placement(
+            "the fused kernel in two launches, intermediate in global memory; of cascades the "
+            "states of CTAs that share an axis, which the second launch merges"
+        )
+    },
+    second=SECOND,
+    fits_all=True,
+)

@@ -1,26 +1,35 @@
-"""Family ``tiles``: a cascade as a stream of tiles, with products.
+"""Family ``tiles``: a cascade as a stream of tiles, with products, and the rules of its tiles.
 
-Its tiles and their rules are in `crossfuse.planner.cascade.tile_space`, its time in
-`crossfuse.planner.cascade.tile_cost`.
+Its resources and its time are in `crossfuse.planner.cascade.tile_cost`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from crossfuse.cascade.rewrite.tiles import DSM, KERNEL, CascadeTiles
+from crossfuse.cascade.rewrite.tiles import DSM, KERNEL, WARPGROUP_ROWS, WIDE, CascadeTiles
 from crossfuse.cascade.rewrite.work import TileWork
 from crossfuse.hardware import WARPGROUP, Device
-from crossfuse.planner.cascade import tile_space
-from crossfuse.planner.cascade.choice import Taken
-from crossfuse.planner.cascade.shape import CascadeShape
-from crossfuse.planner.cascade.tile_cost import tile_bytes, tile_estimate
+from crossfuse.planner.cascade.tile_cost import (
+    at_once,
+    multiplying,
+    registers_fit,
+    shared_fits,
+    shared_size,
+    splits_axis,
+    steps_of,
+    steps_together,
+    sum_registers,
+    tile_bytes,
+    tile_estimate,
+)
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.explain.levels import PLAIN, SPECIAL
 from crossfuse.planner.families import TILES
-from crossfuse.planner.families.cascade import CascadeFamily, Steps, Timed
+from crossfuse.planner.families.cascade import CascadeFamily, Rule, Steps, Taken, keep_rules
 from crossfuse.planner.families.family import of_rules
 
 if TYPE_CHECKING:
@@ -29,6 +38,18 @@ if TYPE_CHECKING:
 
 #: How CTAs that share an axis merge, by where their states are then.
 _MERGES = {"dsm": DSM, "global": KERNEL}
+
+
+_ROWS = (64, 128, 192)
+_ELEMENTS = (32, 64, 96, 128, 160, 192, 224, 256)
+#: CTAs of a cluster. Sizes between can be given, and gain nothing: decoding of two sequences of 8
+#: heads of keys took 26.6 us in clusters of 4, whose 64 CTAs reach the rate of memory, 29.1 in
+#: clusters of 5 and 27.3 in clusters of 6; of one sequence 15.4 in clusters of 8, 15.3 of 9.
+_CLUSTERS = (1, 2, 4, 8, 16)
+#: CTAs with tiles of rows side by side that load what they share once.
+_SHARES = (1, 2)
+#: Elements of an axis that clusters share at least.
+_LONG = 1024
 
 
 class Tiles(CascadeFamily[CascadeTiles]):
@@ -43,11 +64,10 @@ class Tiles(CascadeFamily[CascadeTiles]):
     second: ClassVar[tuple[str, ...]] = ("elements", "cluster")
     state_places: ClassVar[Mapping[str, str]] = {"registers": "states in registers"}
 
-    @classmethod
-    def matches(cls, shape: CascadeShape) -> bool:
-        """Whether the whole is a stream of tiles: no product follows, or reads rows of it."""
-        alone = shape.product is None and shape.after is None
-        return alone and isinstance(shape.work, TileWork)
+    @property
+    def equal(self) -> float:
+        """Estimates whose ratio is less than this are equal."""
+        return 1.02
 
     @property
     def work(self) -> TileWork:
@@ -57,15 +77,27 @@ class Tiles(CascadeFamily[CascadeTiles]):
 
     def candidates(self, device: Device) -> tuple[Steps, tuple[CascadeTiles, ...]]:
         """List tiles that keep all rules, and how many tiles each rule leaves."""
-        return tile_space.cascade_tiles(self.work, device)
+        chosen = self._chosen
+        elements = sorted({*_ELEMENTS, chosen.elements})
+        tried = [
+            CascadeTiles(rows=rows, elements=size, cluster=cluster, share=share)
+            for rows, size, cluster, share in product(_ROWS, elements, _CLUSTERS, _SHARES)
+        ]
+        return keep_rules(tried, _rules(self.work, device, chosen))
+
+    @property
+    def _chosen(self) -> CascadeTiles:
+        """Tiles as the rewriting chooses them where none are given."""
+        work = self.work
+        return CascadeTiles().complete(work.rows, work.length, work.columns, work.depth)
 
     def time(self, tiles: CascadeTiles, device: Device, rates: Rates) -> Estimate:
         """Estimate one kernel, without a user's own terms."""
         return tile_estimate(self.work, tiles, device, rates)
 
-    def ordered(self, times: Sequence[Timed[CascadeTiles]]) -> list[Timed[CascadeTiles]]:
-        """Sort tiles by their times, the best first."""
-        return tile_space.ordered(times)
+    def preference(self, time: float, tiles: CascadeTiles) -> tuple[float, ...]:
+        """Order tiles of equal times: few CTAs and large tiles first."""
+        return (tiles.cluster, -tiles.share, -tiles.rows * tiles.elements)
 
     def moved(self, tiles: CascadeTiles, device: Device) -> dict[str, int]:
         """Bytes that one kernel moves by level."""
@@ -80,22 +112,22 @@ class Tiles(CascadeFamily[CascadeTiles]):
     def taken(self, tiles: CascadeTiles, device: Device) -> Taken:
         """Resources of the device that a kernel takes: one warpgroup more loads."""
         work = self.work
-        found = tile_space.steps_of(work, tiles)
-        waves = found.places * tiles.alone / tile_space.at_once(tiles, device)
+        found = steps_of(work, tiles)
+        waves = found.places * tiles.alone / at_once(tiles, device)
         return Taken(
             found.places * tiles.cluster,
             tiles.ctas_of_cluster,
-            WARPGROUP * (tile_space.multiplying(work, found.sizes) + 1),
+            WARPGROUP * (multiplying(work, found.sizes) + 1),
             1,
-            tile_space.sum_registers(work, found.sizes),
-            tile_space.shared_size(work, found.sizes),
+            sum_registers(work, found.sizes),
+            shared_size(work, found.sizes),
             round(max(1.0, waves), 2),
         )
 
     def computed(self, tiles: CascadeTiles) -> dict[str, int]:
         """Operations of both products, and instructions for each score."""
         work = self.work
-        found = tile_space.steps_of(work, tiles)
+        found = steps_of(work, tiles)
         elements = found.total * found.sizes.rows * found.sizes.elements
         return {
             "tensor": 2 * elements * (work.depth + found.sizes.columns),
@@ -115,12 +147,22 @@ class Tiles(CascadeFamily[CascadeTiles]):
         return (self.name, "merge") if tiles.in_memory else (self.name,)
 
     def parted(self, place: str, device: Device, rates: Rates) -> tuple[CascadeTiles, ...]:
-        """Order tiles whose axis several CTAs share; none of a cascade without them."""
-        if place not in _MERGES:
+        """Order tiles whose axis several CTAs share, even where tiles of rows fill the device.
+
+        None where sums are in no registers to merge.
+        """
+        work = self.work
+        if place not in _MERGES or not splits_axis(work):
             return ()
-        found = tile_space.parted_tiles(self.work, device, _MERGES[place])
-        ranked = tile_space.ordered(self.times(found, device, rates))
-        return tuple(tiles for _, tiles in ranked)
+        tried = [
+            CascadeTiles(rows=rows, elements=size, cluster=cluster, merge=_MERGES[place])
+            for rows, size, cluster in product(_ROWS, _ELEMENTS, _CLUSTERS)
+            if 1 < cluster <= device.max_cluster
+        ]
+        rules = [each for each in _rules(work, device, self._chosen) if each[0] != "clusters"]
+        _, kept = keep_rules(tried, rules)
+        found = [each for each in kept if steps_of(work, each).longest >= each.cluster]
+        return tuple(tiles for _, tiles in self.ordered(self.times(found, device, rates)))
 
     def runners(
         self, found: Sequence[CascadeTiles], device: Device, rates: Rates
@@ -134,3 +176,59 @@ class Tiles(CascadeFamily[CascadeTiles]):
         """Fields of tiles as plans and candidates name them; the default merge is left out."""
         found = super().fields(tiles)
         return {name: each for name, each in found.items() if (name, each) != ("merge", DSM)}
+
+
+def _rules(work: TileWork, device: Device, chosen: CascadeTiles) -> tuple[Rule[CascadeTiles], ...]:
+    both = bool(work.depth and work.columns)
+
+    def rows(tiles: CascadeTiles) -> bool:
+        if not both or chosen.columns > WIDE:
+            return tiles.rows == chosen.rows
+        return tiles.rows == WARPGROUP_ROWS or tiles.rows <= work.rows
+
+    def elements(tiles: CascadeTiles) -> bool:
+        if not both and work.depth and work.length <= chosen.elements:
+            return tiles.elements == chosen.elements
+        return tiles.elements < work.length + min(_ELEMENTS)
+
+    def clusters(tiles: CascadeTiles) -> bool:
+        return tiles.cluster == 1 or (splits_axis(work) and _share(work, tiles, device))
+
+    def beside(tiles: CascadeTiles) -> bool:
+        wide = both and WIDE < chosen.columns <= 2 * WIDE and steps_together(work)
+        return tiles.share == 1 or (
+            wide and tiles.cluster == 1 and -(-work.rows // tiles.rows) % tiles.share == 0
+        )
+
+    return (
+        ("rows", "no warpgroup is without rows; one where a product stands alone", rows),
+        ("elements", "no tile beyond the axis; whole rows where one product makes them", elements),
+        ("share", "tiles side by side of the same steps, where sums are wide and rows few", beside),
+        (
+            "clusters",
+            f"clusters for axes beyond {_LONG} and sums of up to {WIDE} columns, where all "
+            "tiles of rows find room at once",
+            clusters,
+        ),
+        (
+            "registers",
+            "registers of a warpgroup hold scores, weights and sums",
+            lambda each: registers_fit(work, steps_of(work, each).sizes),
+        ),
+        (
+            "shared",
+            f"two stages fit {device.max_shared_bytes >> 10} KiB of shared memory",
+            lambda each: shared_fits(work, steps_of(work, each).sizes, device),
+        ),
+    )
+
+
+def _share(work: TileWork, tiles: CascadeTiles, device: Device) -> bool:
+    """Whether an axis is worth sharing: long, of few tiles, and all of them at work at once.
+
+    A later wave of clusters takes as long as the first: 8 heads of 8192 keys (R3:batch=1) took 20.5
+    us in clusters of 16, of which an H100 holds 7, and 15.0 in clusters of 8.
+    """
+    found = steps_of(work, tiles)
+    room = found.places <= at_once(tiles, device) and tiles.cluster <= device.max_cluster
+    return work.length > _LONG and room and found.longest >= tiles.cluster

@@ -5,20 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
 from crossfuse.hardware import WARPGROUP, Device
 from crossfuse.planner.counts import Count, Flag, ceil_div, choose
-from crossfuse.planner.kernels.arrays import NOTHING
+from crossfuse.planner.kernels.arrays import NOTHING, read_extents
 from crossfuse.planner.kernels.memory import Memory, memory, resident
 from crossfuse.planner.kernels.phase import Phase, copies_of, left_tile, right_tile, stored
 from crossfuse.planner.kernels.shape import Shape, TileRule, all_kept, has_equal_shares
 
 if TYPE_CHECKING:
-    from crossfuse.planner.cost.estimate import Work
-    from crossfuse.planner.cost.loop import Clock
+    from crossfuse.planner.cost.estimate import Clock, Work
 
 
 @dataclass(frozen=True)
@@ -178,6 +177,9 @@ class TileKernel(ABC):
 # several parts are added.
 
 
+_P = TypeVar("_P", bound="PartedKernel")
+
+
 class PartedKernel(TileKernel):
     """Tiles of a chain whose intermediate lies in parts of its columns."""
 
@@ -187,6 +189,17 @@ class PartedKernel(TileKernel):
     parts: Count
     #: CTAs of a cluster.
     size: Count
+    #: Fields of the rule's tiles, in the order of the kernel's own.
+    of_rule: ClassVar[tuple[str, ...]]
+
+    @classmethod
+    def read(cls: type[_P], tiles: Mapping[str, Any]) -> _P:
+        """Make a kernel of the fields of its rule's tiles."""
+        return cls(*read_extents(tiles, *cls.of_rule))
+
+    def tiles(self) -> dict[str, Any]:
+        """Fields of the rule's tiles, of one candidate."""
+        return {name: int(getattr(self, name)) for name in self.of_rule}
 
     @property
     def cluster(self) -> Count:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import pairwise
+from operator import and_
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.counts import Count, Flag, both, ceil_div, choose
+from crossfuse.planner.counts import Count, Flag, ceil_div, choose
 from crossfuse.planner.kernels.boxes import ROW_BYTES
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def shape_of(chain: Chain, *, k_major: bool = True) -> Shape:
     return _shape(extents[chain.rows[0]], layers, item, out, k_major, _further_bytes(chain))
 
 
-def shape_of_blocks(chain: blocks.Chain | blocks.Layers) -> Shape:
+def shape_of_blocks(chain: blocks.Chain) -> Shape:
     """Read the extents of a chain whose blocks are known."""
     layers = tuple(LayerShape(e.columns, e.depth, len(e.products)) for e in chain.layers)
     return _shape(chain.m, layers, chain.item, chain.out, chain.k_major, chain.further)
@@ -136,8 +137,7 @@ def _shape(m: int, layers: tuple[LayerShape, ...], *others: Any) -> Shape:
 
 def _further_bytes(chain: Chain) -> int:
     names = {name for each in chain.products for name in each.further}
-    found = [chain.tensor(each) for each in names]
-    return sum(chain.elements(each.name) * each.item // each.repeats for each in found)
+    return sum(map(chain.stored_bytes, names))
 
 
 # Rules on tiles, each with a name, so that what they leave out can be counted.
@@ -154,10 +154,20 @@ class TileRule:
     keeps: Flag
 
 
+@dataclass(frozen=True)
+class Step:
+    """Number of candidates after a rule."""
+
+    #: The rule's; ``"all"`` before the first one.
+    name: str
+    text: str
+    candidates: int
+
+
 def all_kept(rules: Sequence[TileRule]) -> Flag:
     """Whether candidates keep every rule."""
     start: Flag = True
-    return reduce(both, (each.keeps for each in rules), start)
+    return reduce(and_, (each.keeps for each in rules), start)
 
 
 # Division of a reduction, or of a sum of parts, among CTAs.

@@ -19,6 +19,7 @@ from crossfuse.planner.chain.spec import Chain, Tensor
 from crossfuse.planner.dataflow.cluster import MAX_CLUSTER, row_lanes
 from crossfuse.planner.dataflow.schedules import LoopSchedule, kept, loop_schedules
 from crossfuse.planner.dataflow.volume import ACCUMULATOR
+from crossfuse.planner.kernels.shape import Step
 
 # Domains of candidates: loop schedules, block tiles, and extents of clusters.
 #
@@ -237,16 +238,6 @@ R3 = Rule("R3", "k innermost or spatial, and another loop walked", "schedule", t
 R4 = Rule("R4", "l not spatial", "schedule", columns_in_a_cluster)
 R5 = Rule("R5", "each tensor fits where it may spill to", "room", Room())
 PUBLISHED = (R1, R2, R3, R4, R5)
-
-
-@dataclass(frozen=True)
-class Step:
-    """Number of candidates after a rule."""
-
-    #: The rule's; ``"all"`` before the first one.
-    name: str
-    text: str
-    candidates: int
 
 
 def count(

@@ -21,7 +21,7 @@ Products with clusters of different shapes are chains of their own, see
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -100,12 +100,6 @@ class Group:
     def size(self) -> int:
         """Number of candidates."""
         return sum(each.size for each in self.batches)
-
-    def pieces(self, size: int = PIECE) -> Iterator[Tiling]:
-        """Make all candidates, at most `size` at once."""
-        for batch in self.batches:
-            for start in range(0, batch.size, size):
-                yield batch.piece(start, size)
 
 
 def combined(

@@ -21,11 +21,11 @@ from crossfuse.cascade.site import Site
 from crossfuse.errors import CascadeRefused, PlanRefused, RefusedError, contained, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade.plan import ranked_cascade
-from crossfuse.planner.cascade.rows_space import RowsTiles
 from crossfuse.planner.cascade.shape import cascade_shape
 from crossfuse.planner.families import EAGER, ROWS, STREAM
 from crossfuse.planner.families import TILES as OF_TILES
 from crossfuse.planner.families.registry import read_tiles
+from crossfuse.planner.families.rows import RowsTiles
 from crossfuse.relax.calls import with_plan
 from crossfuse.relax.cascades.found import (
     ROWS_FIRST,

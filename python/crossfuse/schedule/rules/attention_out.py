@@ -12,8 +12,8 @@ from crossfuse.cascade.rewrite.rows_first import RowsFirst
 from crossfuse.cascade.rewrite.tiled.tiled import tiled
 from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.planner.cascade.attention_space import AttentionOutTiles
 from crossfuse.planner.families import ATTENTION_OUT
+from crossfuse.planner.families.attention_out import AttentionOutTiles
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.cascade_tiles import bind_tiles
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles

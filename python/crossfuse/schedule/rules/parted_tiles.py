@@ -57,7 +57,7 @@ class PartedTiles(ABC):
         With `several`, open sizes make two parts or more that are summed through L2. The schedule
         is for messages. Refused if no division fits.
         """
-        from crossfuse.planner.nearest import fill_tiles
+        from crossfuse.planner.cost.estimate import fill_tiles
 
         wanted = asdict(self.in_l2() if several else self)  # type: ignore[call-overload]
         given = {name: each for name, each in wanted.items() if each and name != "stages"}

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.blocks.chain import Layer, Layers, read_layers
+from crossfuse.blocks.chain import Chain, Layer, read_layers
 from crossfuse.blocks.scheduled import name_of
 from crossfuse.calls import AnyFunction, checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device, device
+from crossfuse.planner.cost.estimate import fastest
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.families.phases import (
     ALONG,
@@ -22,7 +23,6 @@ from crossfuse.planner.families.phases import (
 )
 from crossfuse.planner.kernels.arrays import count, flags, select
 from crossfuse.planner.kernels.shape import shape_of_blocks
-from crossfuse.planner.nearest import fastest
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.pipelined import bind_split, grouped, place_products
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles, row_bytes_depth
@@ -129,7 +129,7 @@ def schedule_phases(
 
 
 def _completed(
-    sch: Any, chain: Layers, tiles: ChainTiles, target: Device, staged: bool
+    sch: Any, chain: Chain, tiles: ChainTiles, target: Device, staged: bool
 ) -> ChainTiles:
     """Choose what the caller left open by estimated times."""
     layers = len(chain.layers)

@@ -16,8 +16,8 @@ from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.planner.families import ROWS_CHAIN
-from crossfuse.planner.families.l2 import StagedKernel
 from crossfuse.planner.families.rows_chain import RowsChainTiles
+from crossfuse.planner.families.tiled import StagedKernel
 from crossfuse.planner.kernels.shape import shape_of_blocks
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.rows_gemm import row_tiles
@@ -135,8 +135,11 @@ def _chain_in(sch: Any, parts: RowsFirst) -> Chain:
     def here(block: Any) -> Any:
         return sch.get_sblock(str(own.get(block).name_hint))
 
-    blocks = {name: here(getattr(chain, name)) for name in ("middle", "second", "epilogue")}
-    return replace(chain, first=tuple(map(here, chain.first)), **blocks)
+    layers = (
+        replace(each, products=tuple(map(here, each.products)), epilogue=here(each.epilogue))
+        for each in chain.layers
+    )
+    return replace(chain, layers=tuple(layers))
 
 
 def _complete(

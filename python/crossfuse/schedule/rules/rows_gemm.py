@@ -16,9 +16,9 @@ from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.rewrite.work import work_of
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import WARP, WARPGROUP, Device, device
-from crossfuse.planner.cascade.rows_space import RowsTiles
 from crossfuse.planner.families import ROWS
-from crossfuse.planner.families.gemm import GemmKernel
+from crossfuse.planner.families.rows import RowsTiles
+from crossfuse.planner.families.tiled import GemmKernel
 from crossfuse.planner.kernels.shape import shape_of_blocks
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.stream import bind_stream
