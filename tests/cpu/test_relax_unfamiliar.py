@@ -149,3 +149,35 @@ def test_functions_that_tvm_lacks_in_two_bytes(dtype: Any) -> None:
     for one, other in zip(fn(x), functions(x), strict=True):
         unit = torch.finfo(dtype).eps  # sums of it in a function are rounded by torch alone
         torch.testing.assert_close(one, other, rtol=4 * unit, atol=unit)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_what_is_within_the_type_though_its_parts_are_not(dtype: Any) -> None:
+    """Norms and deviations of rows whose squares, and sums whose exponentials, are beyond it."""
+
+    def functions(x: Any) -> tuple[Any, ...]:
+        norms = (torch.linalg.vector_norm(x, each, -1) for each in (0.5, 2, 3))
+        spreads = (x.var(-1), x.std(-1, correction=0), x.std((0, 1), correction=2))
+        return (*norms, *spreads, torch.logaddexp(x, x.flip(-1)), F.normalize(x, dim=-1))
+
+    drawn = torch.randn(4, 30, generator=torch.Generator().manual_seed(0))
+    drawn[1], drawn[2], drawn[3, 7] = 30 * drawn[1], 200 + drawn[2], 4000
+    x = drawn.to(dtype)
+    fn = crossfuse.compile_model(Of(functions).eval(), (x,), runs_on="llvm")
+    unit = torch.finfo(dtype).eps
+    for one, apart, due in zip(fn(x), functions(x), functions(x.double()), strict=True):
+        noise = (apart.double() - due).abs()
+        allowed = 2 * noise + 16 * torch.finfo(torch.float32).eps * due.abs() + unit / 2 * due.abs()
+        assert ((kind(one) == kind(apart)) & ~(one.double() - due > allowed)).all()
+
+
+def test_places_in_rows_of_infinities() -> None:
+    """TVM's were -1, in front of the row."""
+    x = torch.tensor([[torch.inf] * 4, [-torch.inf] * 4, [1.0, 3.0, -2.0, 3.0]])
+
+    def places(x: Any) -> tuple[Any, ...]:
+        return x.argmax(-1), x.argmin(-1), x[1:2].argmax(), x.max(-1)[1]
+
+    fn = crossfuse.compile_model(Of(places).eval(), (x,), runs_on="llvm")
+    for one, due in zip(fn(x), places(x), strict=True):
+        torch.testing.assert_close(one, due)
