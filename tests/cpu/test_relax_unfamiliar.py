@@ -181,3 +181,19 @@ def test_places_in_rows_of_infinities() -> None:
     fn = crossfuse.compile_model(Of(places).eval(), (x,), runs_on="llvm")
     for one, due in zip(fn(x), places(x), strict=True):
         torch.testing.assert_close(one, due)
+
+
+def test_a_cache_that_is_written_between_products() -> None:
+    """TVM's scatters take tensors at any offset, which no function could be joined with."""
+
+    def attention(x: Any, weight: Any, cache: Any, at: Any) -> tuple[Any, ...]:
+        rows = (x @ weight).view(2, 6, 2, 16).transpose(1, 2)
+        cache = cache.index_copy(2, at, rows)
+        keys = cache.repeat_interleave(2, 1)
+        return cache, keys @ keys.transpose(-1, -2)
+
+    given = [torch.randn(2, 6, 64), torch.randn(64, 32) / 8, torch.randn(2, 2, 32, 16)]
+    halves = [*(each.half() for each in given), torch.arange(5, 11)]
+    fn = crossfuse.compile_model(Of(attention).eval(), tuple(halves), runs_on="llvm")
+    for one, due in zip(fn(*halves), attention(*halves), strict=True):
+        torch.testing.assert_close(one, due, rtol=2e-3, atol=2e-2)
