@@ -47,10 +47,19 @@ def kurtosis(x: Any) -> Any:
     return (away**4).mean(-1) / (away**2).mean(-1) ** 2
 
 
+def weighed_variance(x: Any) -> Any:
+    """By weights that are no polynomial: exponentials of rows far from zero are infinite."""
+    weights = torch.sigmoid(x)
+    total = weights.sum(-1, keepdim=True)
+    mean = (weights * x).sum(-1, keepdim=True) / total
+    return (weights * (x - mean) ** 2).sum(-1) / total[:, 0]
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "min-max": lambda x: (x - least(x)) / (most(x) - least(x)),
     "zero point": zero_point,
     "kurtosis": kurtosis,
+    "weighed variance": weighed_variance,
     "masked mean": lambda x: (x * (x > 0)).sum(-1) / (x > 0).sum(-1),
     "part of the range": lambda x: ((x - least(x)) * (most(x) - least(x)) / 255).sum(-1),
     "squares of shares": lambda x: (x / x.abs().sum(-1, keepdim=True)).pow(2).sum(-1),
