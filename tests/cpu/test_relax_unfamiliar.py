@@ -47,10 +47,19 @@ def kurtosis(x: Any) -> Any:
     return (away**4).mean(-1) / (away**2).mean(-1) ** 2
 
 
+def weighed_variance(x: Any) -> Any:
+    """By weights that are no polynomial: exponentials of rows far from zero are infinite."""
+    weights = torch.sigmoid(x)
+    total = weights.sum(-1, keepdim=True)
+    mean = (weights * x).sum(-1, keepdim=True) / total
+    return (weights * (x - mean) ** 2).sum(-1) / total[:, 0]
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "min-max": lambda x: (x - least(x)) / (most(x) - least(x)),
     "zero point": zero_point,
     "kurtosis": kurtosis,
+    "weighed variance": weighed_variance,
     "masked mean": lambda x: (x * (x > 0)).sum(-1) / (x > 0).sum(-1),
     "part of the range": lambda x: ((x - least(x)) * (most(x) - least(x)) / 255).sum(-1),
     "squares of shares": lambda x: (x / x.abs().sum(-1, keepdim=True)).pow(2).sum(-1),
@@ -149,3 +158,51 @@ def test_functions_that_tvm_lacks_in_two_bytes(dtype: Any) -> None:
     for one, other in zip(fn(x), functions(x), strict=True):
         unit = torch.finfo(dtype).eps  # sums of it in a function are rounded by torch alone
         torch.testing.assert_close(one, other, rtol=4 * unit, atol=unit)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_what_is_within_the_type_though_its_parts_are_not(dtype: Any) -> None:
+    """Norms and deviations of rows whose squares, and sums whose exponentials, are beyond it."""
+
+    def functions(x: Any) -> tuple[Any, ...]:
+        norms = (torch.linalg.vector_norm(x, each, -1) for each in (0.5, 2, 3))
+        spreads = (x.var(-1), x.std(-1, correction=0), x.std((0, 1), correction=2))
+        return (*norms, *spreads, torch.logaddexp(x, x.flip(-1)), F.normalize(x, dim=-1))
+
+    drawn = torch.randn(4, 30, generator=torch.Generator().manual_seed(0))
+    drawn[1], drawn[2], drawn[3, 7] = 30 * drawn[1], 200 + drawn[2], 4000
+    x = drawn.to(dtype)
+    fn = crossfuse.compile_model(Of(functions).eval(), (x,), runs_on="llvm")
+    unit = torch.finfo(dtype).eps
+    for one, apart, due in zip(fn(x), functions(x), functions(x.double()), strict=True):
+        noise = (apart.double() - due).abs()
+        allowed = 2 * noise + 16 * torch.finfo(torch.float32).eps * due.abs() + unit / 2 * due.abs()
+        assert ((kind(one) == kind(apart)) & ~(one.double() - due > allowed)).all()
+
+
+def test_places_in_rows_of_infinities() -> None:
+    """TVM's were -1, in front of the row."""
+    x = torch.tensor([[torch.inf] * 4, [-torch.inf] * 4, [1.0, 3.0, -2.0, 3.0]])
+
+    def places(x: Any) -> tuple[Any, ...]:
+        return x.argmax(-1), x.argmin(-1), x[1:2].argmax(), x.max(-1)[1]
+
+    fn = crossfuse.compile_model(Of(places).eval(), (x,), runs_on="llvm")
+    for one, due in zip(fn(x), places(x), strict=True):
+        torch.testing.assert_close(one, due)
+
+
+def test_a_cache_that_is_written_between_products() -> None:
+    """TVM's scatters take tensors at any offset, which no function could be joined with."""
+
+    def attention(x: Any, weight: Any, cache: Any, at: Any) -> tuple[Any, ...]:
+        rows = (x @ weight).view(2, 6, 2, 16).transpose(1, 2)
+        cache = cache.index_copy(2, at, rows)
+        keys = cache.repeat_interleave(2, 1)
+        return cache, keys @ keys.transpose(-1, -2)
+
+    given = [torch.randn(2, 6, 64), torch.randn(64, 32) / 8, torch.randn(2, 2, 32, 16)]
+    halves = [*(each.half() for each in given), torch.arange(5, 11)]
+    fn = crossfuse.compile_model(Of(attention).eval(), tuple(halves), runs_on="llvm")
+    for one, due in zip(fn(*halves), attention(*halves), strict=True):
+        torch.testing.assert_close(one, due, rtol=2e-3, atol=2e-2)

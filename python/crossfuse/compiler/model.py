@@ -260,8 +260,9 @@ def compile_model(
 
 
 def _reason(error: Exception) -> str:
-    """An error's message, without the C++ frames that TVM's errors have."""
-    lines = [each.strip() for each in str(error).splitlines() if each.strip()]
+    """An error's message, without the C++ frames and remarks that TVM's errors have."""
+    lines = [each.strip() for each in str(error).splitlines()]
+    lines = [each for each in lines if each and not each.startswith("#")]
     return (lines[-1] if lines else type(error).__name__)[:200]
 
 

@@ -112,6 +112,9 @@ def _called(mod: Any, binding: Any) -> tuple[Any, str]:
     types = [*(each.ty for each in given.fields), *_results(binding.var.ty)]
     if not all(map(_is_static, types)):
         return None, "it has tensors of symbolic shape, and kernels are written for one shape"
+    # TVM's scatters take theirs so; its FuseTIR joins them with no tensor of another function.
+    if not all(isinstance(each.ty.elem_offset, tirx.IntImm) for each in func.params):
+        return None, "it takes tensors that begin anywhere in their memory"
     return func, ""
 
 

@@ -84,8 +84,31 @@ def _wide_power(base: Any, exponent: Any) -> te.Tensor:
     return te.compute(base.shape, power, name="power", tag=topi.tag.ELEMWISE)
 
 
+def _place(found: Callable[..., te.Tensor]) -> Callable[[Any, Any], Any]:
+    """Legalise an argmax or argmin.
+
+    TVM's is -1 where nothing is beyond the least or largest number of the type, such as in a row of
+    infinities; that reads in front of a tensor.
+    """
+
+    def place(x: te.Tensor, axis: int | None, keepdims: bool) -> te.Tensor:
+        at = found(x, axis, keepdims)
+        return topi.maximum(at, tirx.const(0, at.dtype))
+
+    def legal(builder: Any, call: Any) -> Any:
+        options = (call.attrs.axis, call.attrs.keepdims)
+        return builder.call_te(place, call.args[0], *options, primfunc_name_hint=found.__name__)
+
+    return legal
+
+
 #: For ``relax.transform.LegalizeOps``, by operator.
-LEGAL = {"relax.take": _take, "relax.power": _power}
+LEGAL = {
+    "relax.take": _take,
+    "relax.power": _power,
+    "relax.argmax": _place(topi.argmax),
+    "relax.argmin": _place(topi.argmin),
+}
 
 
 RULE = "outline"

@@ -258,9 +258,8 @@ class ShiftedMoments:
         moves = {each.distance: each.move for each in centres}
         flat = opened(element, moves)
         shifted = flat.xreplace({each: each + moves[each] for each in moves})
-        powers = sympy.Poly(sympy.expand(shifted), *moves.values()).terms()
         found: Lower = {}
-        for exponents, coefficient in powers:
+        for exponents, coefficient in _powers(shifted, list(moves.values())):
             if not any(exponents):
                 continue
             for part in sympy.Add.make_args(sympy.expand(coefficient)):
@@ -364,6 +363,22 @@ def _horner(
     for degree in range(max(by_degree, default=0), 0, -1):
         found = move * (found + _horner(by_degree.get(degree, {}), others))
     return found + _horner(by_degree.get(0, {}), others)
+
+
+def _powers(
+    term: sympy.Expr, variables: Sequence[sympy.Symbol]
+) -> list[tuple[tuple[int, ...], sympy.Expr]]:
+    """Coefficients of a polynomial by exponents, the highest first, as they are written.
+
+    `sympy.Poly` would make ``exp(y)/(exp(y) + 1)`` of the weight ``1/(1 + exp(-y))``: infinity
+    divided by itself.
+    """
+    found: dict[tuple[int, ...], sympy.Expr] = {}
+    for part in sympy.Add.make_args(sympy.expand(term)):
+        coefficient, power = part.as_independent(*variables, as_Add=False)
+        powers = sympy.Poly(power, *variables).monoms()[0]
+        found[powers] = found.get(powers, sympy.S.Zero) + coefficient
+    return sorted(found.items(), key=lambda item: item[0], reverse=True)
 
 
 def _is_square(element: sympy.Expr) -> bool:

@@ -6,6 +6,7 @@ integers compares with zero.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -100,10 +101,34 @@ def _masked_fill(node: fx.Node, importer: Any) -> Any:
     return importer.block_builder.emit(relax.op.where(importer.env[mask], chosen, data))
 
 
-def _std(node: fx.Node, importer: Any) -> Any:
-    """The root of the variance, with the correction that TVM's ``std`` drops."""
-    variance = importer._var_correction(node)
-    return importer.block_builder.emit(relax.op.sqrt(variance))
+def _spread(root: bool) -> Any:
+    """A converter to the variance or its root, which are rounded once and have any correction.
+
+    TVM's own drop the correction of ``std``, and round the variance before its root is taken.
+    """
+
+    def convert(node: fx.Node, importer: Any) -> Any:
+        emit, dtype = importer.block_builder.emit, result_type(node)
+        wide = dtype if dtype == "float64" else "float32"
+        x, axes = operand(node.args[0], importer, wide), argument(node, 1, "dim") or None
+        count, correction = importer._reduction_size(x, axes), node.kwargs.get("correction")
+        correction = 1 if correction is None else correction
+        if count is None and correction:
+            raise NotImplementedError("a correction of an unknown number of elements")
+        made = emit(relax.op.variance(x, axes, keepdims=node.kwargs.get("keepdim", False)))
+        if correction:
+            left = max(count - correction, 0)
+            factor = count / left if left else math.inf
+            made = emit(relax.op.multiply(made, relax.const(factor, wide)))
+        made = emit(relax.op.sqrt(made)) if root else made
+        return made if wide == dtype else emit(relax.op.astype(made, dtype))
+
+    return convert
+
+
+def _decomposed(node: fx.Node, _importer: Any) -> Any:
+    """Torch's own decomposition is taken: TVM's overflows where the result would not."""
+    raise NotImplementedError(f"{node.target}, whose parts are beyond the type")
 
 
 def _largest(operator: Callable[..., Any]) -> Any:
@@ -178,7 +203,10 @@ ARITHMETIC = {
     **{f"any.{kind}": _truth(relax.op.max) for kind in ("default", "dim", "dims")},
     **{f"all.{kind}": _truth(relax.op.min) for kind in ("default", "dim", "dims")},
     **dict.fromkeys(("masked_fill.Scalar", "masked_fill.Tensor"), _masked_fill),
-    "std.correction": _std,
+    "var.correction": _spread(root=False),
+    "std.correction": _spread(root=True),
+    # Exponentials of numbers of any size; sums of powers in two bytes.
+    **dict.fromkeys(("logaddexp.default", "linalg_vector_norm.default"), _decomposed),
     "amax.default": _largest(relax.op.max),
     "amin.default": _largest(relax.op.min),
     **dict.fromkeys(("softmax.int", "_softmax.default"), _along(relax.op.nn.softmax)),
