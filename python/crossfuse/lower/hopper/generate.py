@@ -18,7 +18,7 @@ from crossfuse.lower.hopper.reduced.recover import is_reduced, recover_reduced
 from crossfuse.lower.hopper.stream.kernel import emit_stream
 from crossfuse.lower.hopper.stream.merge import MergePlan, emit_merge, plan_merge
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan, plan_stream
-from crossfuse.lower.hopper.stream.recover.function import is_stream, recover_streams
+from crossfuse.lower.hopper.stream.recover.function import holds_stream, recover_streams
 from crossfuse.lower.hopper.timeline import events, timeline_buffer
 from crossfuse.lower.image import BufferSpec, KernelImage, Launch
 from crossfuse.lower.place_shared_memory import Placement, SharedMemoryPlan
@@ -67,7 +67,7 @@ def plans_of(func: Any, device: Device) -> Sequence[KernelPlan | StreamPlan]:
 
 
 def _streams(func: Any) -> bool:
-    return is_stream(func) and not is_reduced(func) and not staged_blocks(func)
+    return holds_stream(func.body) and not is_reduced(func) and not staged_blocks(func)
 
 
 def _plans_of_products(func: Any, device: Device) -> list[KernelPlan]:

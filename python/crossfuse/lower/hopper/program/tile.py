@@ -115,7 +115,7 @@ class Rows:
 
     def end(self, buffer: Any) -> Any:
         """Where the rows of a buffer end; None if a call has all of them."""
-        return self.count if any(buffer.same_as(each) for each in self.tensors) else None
+        return self.count if ir.among(buffer, self.tensors) else None
 
     def with_parameters(self, images: Mapping[Any, Any]) -> Rows:
         """The same rows, with buffers replaced by `images`."""
@@ -147,7 +147,7 @@ class Store:
 
     def with_parameters(self, images: Mapping[Any, Any]) -> Store:
         """The same store, with buffers replaced by `images`."""
-        value = ir.substitute(self.value, lambda var: images.get(var, var))
+        value = ir.substitute(self.value, images)
         rows = None if self.rows is None else self.rows.with_parameters(images)
         return replace(self, tile=self.tile.with_parameters(images), value=value, rows=rows)
 

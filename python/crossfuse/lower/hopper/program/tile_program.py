@@ -57,21 +57,14 @@ class SumProgram:
     @property
     def first(self) -> tuple[Any, ...]:
         """Row and column of a slice's first element."""
-        zero = ir.tirx.IntImm(str(self.element.ty), 0)
-
-        def start(var: Any) -> Any:
-            return zero if var.same_as(self.element) else var
-
-        return tuple(ir.sym.Analyzer().simplify(ir.substitute(each, start)) for each in self.index)
+        known = ir.sym.Analyzer()
+        return tuple(known.simplify(ir.at_zero(each, self.element)) for each in self.index)
 
     @property
     def analyzer(self) -> Any:
         """An analyzer that knows the ranges of all places and of the elements."""
-        known = ir.sym.Analyzer()
-        for place in self.places:
-            known.bind(place.var, ir.tvm.ir.Range(0, place.extent))
-        known.bind(self.element, ir.tvm.ir.Range(0, self.elements))
-        return known
+        places = ((each.var, 0, each.extent) for each in self.places)
+        return ir.ranged(*places, (self.element, 0, self.elements))
 
     def has_tail(self, dimension: int) -> bool:
         """Whether elements may lie beyond the output: dimension 0 is rows, 1 columns."""
@@ -152,6 +145,11 @@ class Contraction:
     offset: Any = 0
     #: Factors for the sums so far where a chunk of the reduction begins.
     correction: Correction | None = None
+
+    @property
+    def all_products(self) -> tuple[Product, ...]:
+        """Those of either CTA of a pair."""
+        return tuple(each for product in self.products for each in product.both)
 
     @property
     def rows(self) -> int:
@@ -284,19 +282,14 @@ class TileProgram:
     @property
     def analyzer(self) -> Any:
         """An analyzer that knows the ranges of all places."""
-        known = ir.sym.Analyzer()
-        for place in self.places:
-            known.bind(place.var, ir.tvm.ir.Range(0, place.extent))
-        return known
+        return ir.ranged(*((each.var, 0, each.extent) for each in self.places))
 
     @property
     def results(self) -> tuple[Any, ...]:
         """Buffers in registers that the epilogue reads, in the order of the products."""
-        if self.exchange is not None and not self.exchange.pair:
+        if self.exchange is not None and self.splits:
             return (self.exchange.combined,)
-        return tuple(
-            each.accumulator for product in self.contraction.products for each in product.both
-        )
+        return tuple(each.accumulator for each in self.contraction.all_products)
 
     @property
     def grid(self) -> tuple[Place, ...]:

@@ -81,7 +81,7 @@ def _joined(ring: Any, loop: Any) -> Any:
         ring.loop_var: ir.tirx.floordiv(step, steps),
         loop.loop_var: ir.tirx.floormod(step, steps),
     }
-    body = ir.substitute(loop.body, lambda var: values.get(var, var))
+    body = ir.substitute(loop.body, values)
     return ir.for_like(loop, body, loop_var=step, extent=int(ring.extent) * steps)
 
 
@@ -158,13 +158,12 @@ def _in_columns_of_product(nest: TileNest, value: Any, load: Any, inner: Any) ->
         return column, value
     known = ir.sym.Analyzer()
     rest = known.simplify(column - inner)
-    if not isinstance(inner, ir.Var) or any(each.same_as(inner) for each in ir.variables(rest)):
+    if not isinstance(inner, ir.Var) or ir.occurs(inner, rest):
         raise refuse_program(nest.where, f"column {inner}", "one variable for the column")
     image = ir.Var("column", str(inner.ty))
-    moved = ir.substitute(value, lambda var: image - rest if var.same_as(inner) else var)
-    moved = known.simplify(moved)
+    moved = known.simplify(ir.substitute(value, {inner: image - rest}))
     for other in ir.variables(rest):
-        if any(each.same_as(other) for each in ir.variables(moved)):
+        if ir.occurs(other, moved):
             raise refuse_program(
                 nest.where, f"a value that depends on '{other.name}'", "on row and column alone"
             )
@@ -231,8 +230,8 @@ def _read_gather(nest: TileNest, place: Place, ring: bool) -> Gather:
     plain = (
         isinstance(body, ir.BufferStore)
         and isinstance(body.value, ir.TensorLoad)
-        and len(body.indices) == len(body.value.indices) in (3, 4)
-        and all(a.same_as(b) for a, b in zip(body.indices, body.value.indices, strict=True))
+        and len(body.indices) in (3, 4)
+        and ir.are_same(body.indices, body.value.indices)
     )
     if not plain or order != ("ring" if ring else "all-gather"):
         raise refuse_program(
@@ -282,11 +281,7 @@ def _check_rows(copy: TileNest, origin: Any, rows: int) -> None:
     """Refuse a copy of other rows than those that are multiplied."""
     index = copy.block.body.indices[-2]
     loop = copy.moved(index)
-    zero = ir.tirx.IntImm("int32", 0)
-    first = ir.substitute(
-        copy.placed(index),
-        lambda var: zero if loop is not None and var.same_as(loop.loop_var) else var,
-    )
+    first = ir.at_zero(copy.placed(index), *([] if loop is None else [loop.loop_var]))
     count = 1 if loop is None else int(loop.extent)
     extent = int(copy.block.body.buffer.ty.shape[-2])
     if not copy.known.can_prove_equal(first, origin) or count not in (rows, extent):

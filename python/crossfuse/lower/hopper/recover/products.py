@@ -55,23 +55,17 @@ def _on_step(contraction: Contraction, step: Any) -> Contraction:
     """The same loop with another variable."""
 
     def moved(tile: Tile) -> Tile:
-        origin = tuple(
-            ir.substitute(each, lambda var: step if var.same_as(contraction.step) else var)
-            for each in tile.origin
-        )
-        return replace(tile, origin=origin)
+        origin = (ir.substitute(each, {contraction.step: step}) for each in tile.origin)
+        return replace(tile, origin=tuple(origin))
 
     products = tuple(replace(each, right=moved(each.right)) for each in contraction.products)
     return replace(contraction, step=step, left=moved(contraction.left), products=products)
 
 
-ReadStore = Callable[[TileNest, tuple[Any, ...], Tile], Store]
-
-
 def pipelined(parts: list[Any]) -> tuple[list[Any], Any]:
     """Loops with stages, and the one nest that stores what they compute; refuses anything else."""
     loops = [each for each in parts if isinstance(each, ir.For) and has_stages(each)]
-    others = [each for each in parts if not any(each.same_as(loop) for loop in loops)]
+    others = [each for each in parts if not ir.among(each, loops)]
     if not loops or len(others) != 1:
         raise refuse_program(
             "function",
@@ -85,7 +79,7 @@ def read_products(
     loops: list[Any],
     store: Any,
     outer: Loops,
-    read: ReadStore = read_store,
+    read: Callable[[TileNest, tuple[Any, ...], Tile], Store] = read_store,
     *,
     takes: Gather | KeptTile | None = None,
 ) -> tuple[Contraction, Store, TileNest]:

@@ -45,11 +45,11 @@ def accumulator_loads(nest: TileNest, accumulators: tuple[Any, ...]) -> list[Any
     Its other loads must be of global memory and of a type of `READ_TYPES`; others are refused.
     """
     loads = ir.buffer_loads(nest.block.body.value)
-    ours = [each for each in loads if any(each.source.same_as(a) for a in accumulators)]
+    ours = [each for each in loads if ir.among(each.source, accumulators)]
     for load in loads:
-        if any(load.same_as(each) for each in ours):
+        if ir.among(load, ours):
             continue
-        if str(load.source.scope()) != "global":
+        if not ir.is_global(load.source):
             raise refuse_program(
                 nest.where, f"a load of '{load.source.name}'", "the accumulator and parameters"
             )
@@ -64,12 +64,8 @@ def accumulator_loads(nest: TileNest, accumulators: tuple[Any, ...]) -> list[Any
 
 def check_loads(nest: TileNest, accumulators: tuple[Any, ...]) -> None:
     """Refuse a store of anything but the accumulators of the element that is stored."""
-    row, column = nest.block.body.indices
     for load in accumulator_loads(nest, accumulators):
-        here = len(load.indices) == 2 and all(
-            a.same_as(b) for a, b in zip(load.indices, (row, column), strict=True)
-        )
-        if not here:
+        if not ir.are_same(load.indices, nest.block.body.indices):
             raise refuse_program(
                 nest.where, f"the accumulator at {list(load.indices)}", "the element that is stored"
             )
@@ -115,4 +111,4 @@ def outer_loops(node: Any) -> tuple[tuple[Any, ...], list[Any]]:
         check_start(node)
         loops.append(node)
         node = node.body
-    return tuple(loops), list(node.seq) if isinstance(node, ir.SeqStmt) else [node]
+    return tuple(loops), ir.sequence(node)

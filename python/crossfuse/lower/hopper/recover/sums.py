@@ -97,9 +97,9 @@ def read_partial(nest: TileNest, accumulators: tuple[Any, ...], wanted: Tile) ->
     body = nest.block.body
     load = body.value
     plain = (
-        any(load.source.same_as(each) for each in accumulators)
-        and len(body.indices) == len(load.indices) == 3
-        and all(a.same_as(b) for a, b in zip(body.indices, load.indices, strict=True))
+        ir.among(load.source, accumulators)
+        and len(body.indices) == 3
+        and ir.are_same(body.indices, load.indices)
         and str(body.buffer.ty.dtype) == "float32"
     )
     if not plain:
@@ -124,9 +124,7 @@ def read_partial(nest: TileNest, accumulators: tuple[Any, ...], wanted: Tile) ->
 
 def is_sum(node: Any) -> bool:
     """Whether a nest multiplies nothing: it has no loop with stages."""
-    found: list[Any] = []
-    ir.walk(node, (ir.For, lambda loop: found.append(loop) if has_stages(loop) else None))
-    return not found
+    return not any(map(has_stages, ir.nodes(node, ir.For)))
 
 
 def read_sum(node: Any, memory: tuple[Any, ...]) -> SumProgram:
@@ -212,19 +210,15 @@ def _read_parts(nest: TileNest) -> tuple[Any, int]:
     loop = nest.moved(part)
     parts = 1 if loop is None else int(loop.extent)
     every = parts == int(load.source.ty.shape[0])
-    same = all(a.same_as(b) for a, b in zip(index, block.body.indices, strict=True))
-    whole = ir.constant(nest.placed(part)) == 0 if loop is None else _is_loop(nest, part, loop)
-    if not (every and same and whole):
+    first = 0 if loop is None else loop.loop_var
+    whole = nest.known.can_prove_equal(nest.placed(part), first)
+    if not (every and ir.are_same(index, block.body.indices) and whole):
         raise refuse_program(
             nest.where,
             f"partial sums at {list(load.indices)}",
             f"the element of all {load.source.ty.shape[0]} parts",
         )
     return load.source, parts
-
-
-def _is_loop(nest: TileNest, index: Any, loop: Any) -> bool:
-    return bool(nest.known.can_prove_equal(nest.placed(index), loop.loop_var))
 
 
 def _read_index(adding: TileNest, storing: TileNest, loop: Any) -> tuple[Any, Any]:
@@ -253,17 +247,13 @@ def _read_index(adding: TileNest, storing: TileNest, loop: Any) -> tuple[Any, An
 
 def _has_units(index: tuple[Any, ...], loop: Any, around: Loops) -> bool:
     """Whether elements 4 u to 4 u + 3 are neighbours in a row, for every unit u."""
-    known = ir.sym.Analyzer()
-    for each in around:
-        if not each.same_as(loop):
-            known.bind(each.loop_var, ir.tvm.ir.Range(0, each.extent))
+    others = ((each.loop_var, 0, int(each.extent)) for each in around if not each.same_as(loop))
     unit = ir.Var("unit", "int32")
-    known.bind(unit, ir.tvm.ir.Range(0, -(-int(loop.extent) // UNIT)))
+    known = ir.ranged(*others, (unit, 0, -(-int(loop.extent) // UNIT)))
 
     def placed(expression: Any, number: int) -> Any:
         """An expression for element `number` of a unit."""
-        value = unit * UNIT + number
-        return ir.substitute(expression, lambda var: value if var.same_as(loop.loop_var) else var)
+        return ir.substitute(expression, {loop.loop_var: unit * UNIT + number})
 
     def divided(number: int, remains: bool) -> Any:
         def rewrite(node: Any, mutator: Any) -> Any:

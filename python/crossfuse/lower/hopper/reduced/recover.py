@@ -64,19 +64,18 @@ class Beginning:
 def read_insertion(nest: TileNest) -> Insertion:
     """Read a block that inserts; refuses any other form than that of `_insert`."""
     block = nest.block
-    parts = list(block.body.seq) if isinstance(block.body, ir.SeqStmt) else []
+    parts = ir.sequence(block.body)
     scratch = list(block.alloc_buffers)
     if len(parts) != 3 or len(scratch) != 4 or not isinstance(parts[2], ir.For):
         raise _refused(nest)
     element, origin, loop = parts
-    stores: list[Any] = []
-    ir.walk(loop.body, (ir.BufferStore, stores.append))
+    stores = ir.buffer_stores(loop.body)
     count = ir.constant(loop.extent)
     if count is None or ir.constant(loop.min) != 0 or len(stores) != 6:
         raise _refused(nest)
     values, places = stores[2], stores[3]
     buffers = [each.buffer for each in (element, origin, stores[0], stores[1])]
-    known = all(any(each.same_as(own) for own in scratch) for each in buffers)
+    known = all(ir.among(each, scratch) for each in buffers)
     if not known or len(set(buffers)) != 4 or len(values.indices) != 2:
         raise _refused(nest)
     row = values.indices[0]
@@ -98,9 +97,7 @@ def read_insertion(nest: TileNest) -> Insertion:
 def read_beginning(nest: TileNest) -> Beginning:
     """Read a block that empties lists; refuses a block that does anything else."""
     loop = nest.block.body
-    stores: list[Any] = []
-    if isinstance(loop, ir.For):
-        ir.walk(loop.body, (ir.BufferStore, stores.append))
+    stores = ir.buffer_stores(loop.body) if isinstance(loop, ir.For) else []
     if len(stores) != 2 or ir.constant(loop.extent) != int(stores[0].buffer.ty.shape[-1]):
         raise _refused(nest, "a list that is emptied in a loop over all its ranks")
     values, places = stores
@@ -156,14 +153,8 @@ _KINDS = (Kind.ROW, Kind.TOP, Kind.SUM)
 
 def is_reduced(func: Any) -> bool:
     """Whether a stream's tiles are products of pipelined loops."""
-    found: list[Any] = []
-
-    def visit(loop: Any) -> None:
-        if has_stream(loop):
-            ir.walk(loop.body, (ir.For, lambda each: found.append(each) if has_stages(each) else 0))
-
-    ir.walk(func.body, (ir.For, visit))
-    return bool(found)
+    streams = (each for each in ir.nodes(func.body, ir.For) if has_stream(each))
+    return any(has_stages(each) for loop in streams for each in ir.nodes(loop.body, ir.For))
 
 
 def recover_reduced(func: Any) -> tuple[tuple[TileProgram, ...], ...]:
@@ -174,8 +165,7 @@ def recover_reduced(func: Any) -> tuple[tuple[TileProgram, ...], ...]:
     multiplies the tile, then maxima and sums over its columns, values of rows, and insertions of
     its elements into sorted lists. The block or loop that has another form is refused by name.
     """
-    body = open_blocks(func).body.block.body
-    nests = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
+    nests = ir.sequence(open_blocks(func).body.block.body)
     return tuple((_recover_nest(each, tuple(func.params)),) for each in nests)
 
 
@@ -220,17 +210,12 @@ def _only_tile(stream: Any) -> list[Any]:
             "take tiles of all elements, at most 256",
         )
 
-    def first(var: Any) -> Any:
-        return stream.min if var.same_as(stream.loop_var) else var
-
-    body = ir.substitute(stream.body, first)
-    return list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
+    return ir.sequence(ir.substitute(stream.body, {stream.loop_var: stream.min}))
 
 
 def _plain_copies(loop: Any, outer: Loops) -> Any:
     """The loop with copies that are zero beyond their tensor, as TMA makes them, as plain ones."""
-    parts = list(loop.body.seq) if isinstance(loop.body, ir.SeqStmt) else [loop.body]
-    made = [_plain_copy(each, (*outer, loop)) for each in parts]
+    made = [_plain_copy(each, (*outer, loop)) for each in ir.sequence(loop.body)]
     return ir.for_like(loop, ir.SeqStmt(made) if len(made) > 1 else made[0])
 
 
@@ -379,4 +364,4 @@ class _Reader:
 
 
 def _is_stored(part: _Part) -> bool:
-    return isinstance(part, Statement) and str(part.buffer.scope()) == "global"
+    return isinstance(part, Statement) and ir.is_global(part.buffer)

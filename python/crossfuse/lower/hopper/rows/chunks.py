@@ -28,7 +28,6 @@ from crossfuse.lower.hopper.rows.program import RowProgram, size_of
 from crossfuse.lower.hopper.rows.recover import known_in
 from crossfuse.lower.hopper.rows.statements import (
     RowStatements,
-    given,
     number_of,
     quick,
     without_stores,
@@ -282,7 +281,7 @@ class _Rows:
         with ir.script.unroll(0, self.chunks.own) as number:
             ir.IRBuilder.name("own", number)
             begin = self._own(self.loop.begin, number, 0)
-            ir.script.add_to_parent(given(begin, {self.program.row: row + number}))
+            ir.script.add_to_parent(ir.substitute(begin, {self.program.row: row + number}))
 
     def _read(self, batch: int, row: Any, chunk: Any) -> list[tuple[Any, ...]]:
         """Read a batch to registers, which frees its slot of the ring; returns the rest to do."""
@@ -301,8 +300,10 @@ class _Rows:
             }
             own = self.statements.fresh()
             for each in own.loads:
-                ir.script.add_to_parent(given(self._in_ring(each, slot, inside), values))
-            rows.append(tuple(given(self._own(e, number, inside), values) for e in own.rest))
+                ir.script.add_to_parent(ir.substitute(self._in_ring(each, slot, inside), values))
+            rows.append(
+                tuple(ir.substitute(self._own(e, number, inside), values) for e in own.rest)
+            )
         # Loads may still be on their way while wgmma has shared memory busy, and TMA does not wait.
         run(ir.script.ptx.fence.proxy.async_.shared__cta())
         run(ir.script.cuda.warp_sync())  # all lanes have read it
@@ -325,7 +326,7 @@ class _Rows:
         values = {self.program.row: first + lane, self.loop.var: chunk}
         with when(exists):
             for each in self.stores:
-                indices = [given(index, values) for index in each.store.indices]
+                indices = [ir.substitute(index, values) for index in each.store.indices]
                 value = number_of(each, lane, batch)
                 ir.script.add_to_parent(ir.BufferStore(each.store.buffer, value, indices))
 
@@ -365,9 +366,7 @@ class _Rows:
 
 def _leaves(statement: Any) -> bool:
     """Whether a statement stores to global memory."""
-    stores: list[Any] = []
-    ir.walk(statement, (ir.BufferStore, stores.append))
-    return any(str(each.buffer.scope()) == "global" for each in stores)
+    return any(ir.is_global(each.buffer) for each in ir.buffer_stores(statement))
 
 
 def _moved(statement: Any, buffer: Any, to: Any, first: Any) -> Any:

@@ -364,10 +364,9 @@ def passed_on(made: Any, staged: list[Staged], warpgroup: Any) -> Any:
         return ir.BufferStore(found.elements, node.value, [found.place(node.indices)])
 
     def share(node: Any, mutator: Any) -> Any:
-        stores: list[Any] = []
-        ir.walk(node, (ir.BufferStore, stores.append))
+        passes = any(find(each.buffer) for each in ir.buffer_stores(node))
         node = mutator.default_mutate(node)
-        return ir.SeqStmt([node, meeting]) if any(find(e.buffer) for e in stores) else node
+        return ir.SeqStmt([node, meeting]) if passes else node
 
     def declare(node: Any, mutator: Any) -> Any:
         return node if find(node.buffer) is None else ir.tirx.Evaluate(0)

@@ -34,7 +34,7 @@ from crossfuse.lower.hopper.rows.emit import (
 )
 from crossfuse.lower.hopper.rows.helping import RowsWithHelp
 from crossfuse.lower.hopper.rows.plan import BESIDE_HEAD, MULTIPLYING, ON_THEIR_WAY, HeadPlan
-from crossfuse.lower.hopper.rows.statements import flat, fresh, given, independent_of
+from crossfuse.lower.hopper.rows.statements import fresh, independent_of
 from crossfuse.lower.hopper.statements import (
     Variable,
     Warmup,
@@ -247,7 +247,7 @@ class HeadRows:
         see `loads_first`, but would put the last of them behind the merge of states.
         """
         rows, thread = self.rows, let("own_thread", self._thread)
-        statements = [*flat(rows.statement), self._kept()]
+        statements = [*ir.sequence(rows.statement), self._kept()]
         same = independent_of(rows.row, statements)
         made = []
         for each in range(self.head.at_once):
@@ -255,7 +255,7 @@ class HeadRows:
             place = staged(self.body, rows, each)
             copies = statements if each == 0 else fresh(statements, same)
             values = {rows.row: row, rows.lane: thread}
-            made.append([passed_on(given(copy, values), place, number) for copy in copies])
+            made.append([passed_on(ir.substitute(copy, values), place, number) for copy in copies])
         shared: list[Any] = []
         others: list[Any] = []
         for statement, together in zip(statements, zip(*made, strict=True), strict=True):
@@ -277,7 +277,7 @@ def _is_of(statement: Any, same: dict[Any, Any]) -> bool:
     """Whether a statement fills or allocates registers that all rows share."""
     if isinstance(statement, ir.AllocBuffer):
         return statement.buffer in same
-    return any(statement.same_as(each) for each in same.values())
+    return ir.among(statement, same.values())
 
 
 class _Raw(Tells):

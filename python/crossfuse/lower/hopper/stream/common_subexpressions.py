@@ -47,7 +47,7 @@ def _elements(value: Any, program: StreamProgram) -> Iterator[Any]:
     if not reads(value, program.scores):
         return
     loads = ir.buffer_loads(value)
-    local = [each.source for each in loads if str(each.source.scope()) != "global"]
+    local = [each.source for each in loads if not ir.is_global(each.source)]
     if all(each.same_as(program.scores) for each in local):
         yield value
         return

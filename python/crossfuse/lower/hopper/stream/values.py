@@ -142,7 +142,7 @@ class Values:
         known = self.places | named | known
 
         def load(node: Any, mutator: Any) -> Any:
-            if str(node.source.scope()) == "global":
+            if ir.is_global(node.source):
                 return self._from_memory(mutator.default_mutate(node))
             row = self.rows(node.source, half)
             return self.elements(node.source, register) if row is None else row

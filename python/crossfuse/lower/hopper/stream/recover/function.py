@@ -8,12 +8,10 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.program.tile import Place
 from crossfuse.lower.hopper.recover.contraction import is_zero
-from crossfuse.lower.hopper.recover.store import outer_loops, places_of
+from crossfuse.lower.hopper.recover.store import Loops, is_bound, outer_loops, places_of
 from crossfuse.lower.hopper.stream.program import Axis, Box, Stream, StreamProgram
 from crossfuse.lower.hopper.stream.recover.merging import (
-    End,
-    Handed,
-    is_split,
+    read_end,
     read_merge,
     split_nests,
     stored_nests,
@@ -21,15 +19,12 @@ from crossfuse.lower.hopper.stream.recover.merging import (
 from crossfuse.lower.hopper.stream.recover.statements import (
     Roles,
     Statement,
-    only_store,
     read_load,
-    read_output,
     read_statements,
     refuse_stream,
 )
 from crossfuse.lower.hopper.stream.recover.steps import (
     Names,
-    Products,
     check_order,
     find_products,
     read_steps,
@@ -83,16 +78,12 @@ def stream_of(loop: Any, places: tuple[Place, ...], parted: bool = False) -> tup
 
 def _bounds(loop: Any, moving: list[Place], indices: tuple[int, ...]) -> tuple[int, int]:
     """First value and number of iterations for one place."""
-    values = dict(zip((each.var for each in moving), indices, strict=True))
-
-    def value(var: Any) -> Any:
-        return ir.tirx.IntImm(str(var.ty), values[var]) if var in values else var
-
     known = ir.sym.Analyzer()
-    found = [
-        ir.constant(known.simplify(ir.substitute(each, value))) for each in (loop.min, loop.extent)
-    ]
-    first, count = found
+    both = zip((each.var for each in moving), indices, strict=True)
+    values = {var: ir.tirx.IntImm(str(var.ty), index) for var, index in both}
+    first, count = (
+        ir.constant(known.simplify(ir.substitute(each, values))) for each in (loop.min, loop.extent)
+    )
     assert first is not None and count is not None
     return first, count
 
@@ -102,24 +93,9 @@ def has_stream(loop: Any) -> bool:
     return STREAM in loop.annotations
 
 
-def is_stream(func: Any) -> bool:
-    """Whether a schedule asks for the lowering of streams."""
-    return holds_stream(func.body)
-
-
 def holds_stream(node: Any) -> bool:
     """Whether a statement has a loop that streams tiles."""
-    found: list[Any] = []
-    ir.walk(node, (ir.For, lambda loop: found.append(loop) if has_stream(loop) else None))
-    return bool(found)
-
-
-def recover_staged(node: Any, memory: tuple[Any, ...]) -> StreamProgram:
-    """Read the program of a nest that stores the left operand of a product in the same kernel.
-
-    `memory` are parameters of the function and intermediates in global memory.
-    """
-    return _recover_nest(node, memory)
+    return any(map(has_stream, ir.nodes(node, ir.For)))
 
 
 def recover_streams(func: Any) -> tuple[StreamProgram, ...]:
@@ -134,9 +110,8 @@ def recover_streams(func: Any) -> tuple[StreamProgram, ...]:
     form is refused by name.
     """
     func = open_blocks(func)
-    body = func.body.block.body
-    nests = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
-    made = [each for each in func.body.block.alloc_buffers if str(each.scope()) == "global"]
+    nests = ir.sequence(func.body.block.body)
+    made = list(filter(ir.is_global, func.body.block.alloc_buffers))
     if made and [holds_stream(each) for each in nests] == [True, False]:
         return (_recover_parts(*stored_nests(nests, made), tuple(func.params)),)
     if made:
@@ -147,33 +122,40 @@ def recover_streams(func: Any) -> tuple[StreamProgram, ...]:
             "that merges its parts",
             "lower the nests as functions of their own",
         )
-    return tuple(_recover_nest(each, tuple(func.params)) for each in nests)
+    return tuple(recover_stream(each, tuple(func.params)) for each in nests)
 
 
-def _recover_nest(node: Any, parameters: tuple[Any, ...]) -> StreamProgram:
+def recover_stream(node: Any, parameters: tuple[Any, ...]) -> StreamProgram:
+    """Read the program of one nest.
+
+    `parameters` are those of the function; where other nests multiply what this one stores, also
+    intermediates in global memory.
+    """
     outer, parts = outer_loops(node)
-    if is_split(parts):
+    if len(parts) == 2 and all(map(is_bound, parts)):
         # Two nests over the CTAs of a cluster: a stream of each one's keys, and the merge.
         (loop, own), (_, merging) = split_nests(parts)
         return _recover_parts(outer, loop, own, merging, parameters)
-    streams = [each for each in parts if isinstance(each, ir.For) and has_stream(each)]
+    streams = _streams(parts)
     if len(streams) != 1:
         raise refuse_stream(
             "function", f"{len(streams)} streams in a nest", "one loop over tiles of keys"
         )
-    reader, before, within, after = _read_stream(outer, parts, streams[0], parameters)
-    program = reader.program(before, within, after)
+    program = _recover(outer, parts, streams[0], parameters)
     _check_cluster(program, f"loop '{streams[0].loop_var.name}'")
     return program
+
+
+def _streams(parts: list[Any]) -> list[Any]:
+    return [each for each in parts if isinstance(each, ir.For) and has_stream(each)]
 
 
 def _check_cluster(program: StreamProgram, where: str) -> None:
     """Refuse CTAs of a cluster that go through different keys and values, and do not merge."""
     keys, values, stream = program.keys, program.values, program.stream
     same = (*keys.origin, *values.origin, stream.first, stream.count)
-    used = {var for each in same for var in ir.variables(each)}
-    inside = [each for each in program.places if each.in_cluster]
-    if len(inside) > 1 or any(each.var in used for each in inside):
+    inside = [each.var for each in program.places if each.in_cluster]
+    if len(inside) > 1 or any(ir.occurs(var, each) for var in inside for each in same):
         raise refuse_stream(
             where,
             "a stream in a cluster",
@@ -183,156 +165,87 @@ def _check_cluster(program: StreamProgram, where: str) -> None:
 
 
 def _recover_parts(
-    outer: tuple[Any, ...],
-    loop: Any,
-    parts: list[Any],
-    merging: list[Any],
-    parameters: tuple[Any, ...],
+    outer: Loops, loop: Any, parts: list[Any], merging: list[Any], parameters: tuple[Any, ...]
 ) -> StreamProgram:
     """A stream of the keys of each CTA of a loop, and the merge of their states."""
-    around = (*outer, loop)
-    streams = [each for each in parts if isinstance(each, ir.For) and has_stream(each)]
+    streams = _streams(parts)
     if len(streams) != 1 or any(each.in_cluster for each in places_of(outer)):
         raise refuse_stream(
             f"loop '{loop.loop_var.name}'",
             f"{len(streams)} streams in a cluster of {len(places_of(outer))} loops",
             "one stream, and one loop over the CTAs that share keys",
         )
-    read = _read_stream(around, parts, streams[0], parameters, parted=True)
-    reader, before, within, slabs = read
-    return reader.split_program(before, within, slabs, merging, around)
+    return _recover((*outer, loop), parts, streams[0], parameters, merging)
 
 
-def _read_stream(
-    outer: tuple[Any, ...],
+def _recover(
+    outer: Loops,
     parts: list[Any],
     loop: Any,
     parameters: tuple[Any, ...],
-    parted: bool = False,
-) -> tuple[_Reader, tuple[Statement, ...], tuple[Statement, ...], tuple[Statement, ...]]:
-    """Statements before a stream, in it and behind it, and a reader of them."""
-    inside = next(number for number, each in enumerate(parts) if each.same_as(loop))
+    merging: list[Any] | None = None,
+) -> StreamProgram:
+    """The program of a stream; `merging` are the nests that merge the states of its parts."""
+    number = next(number for number, each in enumerate(parts) if each.same_as(loop))
     places = places_of(outer)
-    stream, ranged = stream_of(loop, places, parted)
+    stream, ranged = stream_of(loop, places, merging is not None)
     around = (*outer, ranged)
-    before = read_statements(parts[:inside], outer)
-    within = read_statements(
-        list(loop.body.seq) if isinstance(loop.body, ir.SeqStmt) else [loop.body], around
+    before = read_statements(parts[:number], outer)
+    within = read_statements(ir.sequence(loop.body), around)
+    after = read_statements(parts[number + 1 :], outer)
+    roles = Roles(analyzer(around))
+    products = find_products(before, within, roles)
+    roles.spread((*before, *within, *after))
+    names = Names(roles)
+    if merging is None:
+        end = read_end(after, names)
+    else:
+        end = read_merge(names, after, places[-1], merging, outer)
+    loads = {each.buffer: each for each in (*before, *within) if _is_load(each)}
+
+    def load(buffer: Any, axis: Axis) -> Box:
+        return read_load(loads[buffer], roles, axis, end.output.rows)
+
+    queries, keys = load(products.queries, Axis.ROW), load(products.keys, Axis.KEY)
+    values = keys if products.shares_tile else load(products.values, Axis.KEY)
+    sums = products.second.buffer
+    body = [each for each in within if not _is_load(each) and each not in products.both]
+    steps = [each for each in body if not each.buffer.same_as(sums)]
+    weights = next(each for each in steps if each.buffer.same_as(products.weights))
+    carries = [each for each in body if each.buffer.same_as(sums)]
+    check_order(within, products, carries)
+    started = [each for each in before if not _is_load(each)]
+    rows = [each for each in started if not each.buffer.same_as(sums)]
+    zeros = [each for each in started if each not in rows]
+    if len(zeros) != 1 or not is_zero(zeros[0].body.value):
+        raise refuse_stream(
+            f"buffer '{sums.name}'",
+            f"{len(zeros)} first values of the sums, or another than zero",
+            "one block before the stream that sets them to zero",
+        )
+    if len(loads) != (2 if products.shares_tile else 3):
+        raise refuse_stream(
+            "function",
+            f"{len(loads)} tiles in shared memory",
+            "those of queries, keys and values",
+        )
+    return StreamProgram(
+        places,
+        parameters,
+        stream,
+        *(names.row, names.key, names.column),
+        *(queries, keys, values),
+        end.output,
+        products.first.buffer,
+        read_steps([weights], names)[0],
+        sums,
+        read_steps(rows, names),
+        read_steps([each for each in steps if each is not weights], names),
+        read_steps(carries, names),
+        end.after,
+        end.result,
+        end.split,
     )
-    after = read_statements(parts[inside + 1 :], outer)
-    return _Reader(places, parameters, stream, analyzer(around)), before, within, after
-
-
-class _Reader:
-    """Collects what is known of a nest while its parts are read."""
-
-    def __init__(
-        self, places: tuple[Any, ...], parameters: tuple[Any, ...], stream: Any, known: Any
-    ) -> None:
-        self.places = places
-        self.parameters = parameters
-        self.stream = stream
-        self.roles = Roles(known)
-
-    def program(
-        self,
-        before: tuple[Statement, ...],
-        within: tuple[Statement, ...],
-        after: tuple[Statement, ...],
-    ) -> StreamProgram:
-        """The program that statements before, in and behind the stream make."""
-        products, names = self._products(before, within, after)
-        store = only_store(after)
-        end = End(
-            read_output(store, self.roles),
-            read_steps([each for each in after if each is not store], names),
-            names.placed(store, store.body.value),
-        )
-        return self._program(before, within, products, names, end)
-
-    def split_program(
-        self,
-        before: tuple[Statement, ...],
-        within: tuple[Statement, ...],
-        slabs: tuple[Statement, ...],
-        merging: list[Any],
-        around: tuple[Any, ...],
-    ) -> StreamProgram:
-        """The program of a stream whose state is handed over and merged."""
-        products, names = self._products(before, within, slabs)
-        place = self.places[-1]
-        end = read_merge(Handed(self.roles, names, slabs, place), merging, around)
-        return self._program(before, within, products, names, end)
-
-    def _products(
-        self,
-        before: tuple[Statement, ...],
-        within: tuple[Statement, ...],
-        after: tuple[Statement, ...],
-    ) -> tuple[Products, Names]:
-        products = find_products(before, within, self.roles)
-        self.roles.spread((*before, *within, *after))
-        return products, Names(self.roles)
-
-    def _program(
-        self,
-        before: tuple[Statement, ...],
-        within: tuple[Statement, ...],
-        products: Products,
-        names: Names,
-        end: End,
-    ) -> StreamProgram:
-        sums = products.second.buffer
-        loads = {each.buffer: each for each in (*before, *within) if _is_load(each)}
-
-        def load(buffer: Any, axis: Axis) -> Box:
-            return read_load(loads[buffer], self.roles, axis, end.output.rows)
-
-        queries, keys = load(products.queries, Axis.ROW), load(products.keys, Axis.KEY)
-        values = keys if products.shares_tile else load(products.values, Axis.KEY)
-        body = [each for each in within if not _is_load(each) and each not in products.both]
-        steps = [each for each in body if not each.buffer.same_as(sums)]
-        weights = next(each for each in steps if each.buffer.same_as(products.weights))
-        carries = [each for each in body if each.buffer.same_as(sums)]
-        check_order(within, products, carries)
-        started = [each for each in before if not _is_load(each)]
-        rows = [each for each in started if not each.buffer.same_as(sums)]
-        self._check_sums(products, [each for each in started if each not in rows])
-        self._check_loads(loads, 2 if products.shares_tile else 3)
-        return StreamProgram(
-            self.places,
-            self.parameters,
-            self.stream,
-            *(names.row, names.key, names.column),
-            *(queries, keys, values),
-            end.output,
-            products.first.buffer,
-            read_steps([weights], names)[0],
-            sums,
-            read_steps(rows, names),
-            read_steps([each for each in steps if each is not weights], names),
-            read_steps(carries, names),
-            end.after,
-            end.result,
-            end.split,
-        )
-
-    def _check_sums(self, products: Products, started: list[Statement]) -> None:
-        zero = len(started) == 1 and is_zero(started[0].body.value)
-        if not zero:
-            raise refuse_stream(
-                f"buffer '{products.second.buffer.name}'",
-                f"{len(started)} first values of the sums, or another than zero",
-                "one block before the stream that sets them to zero",
-            )
-
-    def _check_loads(self, loads: dict[Any, Statement], count: int) -> None:
-        if len(loads) != count:
-            raise refuse_stream(
-                "function",
-                f"{len(loads)} tiles in shared memory",
-                "those of queries, keys and values",
-            )
 
 
 def _is_load(statement: Statement) -> bool:

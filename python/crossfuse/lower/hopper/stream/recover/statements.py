@@ -65,7 +65,7 @@ class Statement:
         return tuple(
             self._access(each.source, each.indices)
             for each in self.loaded
-            if str(each.source.scope()) != "global"
+            if not ir.is_global(each.source)
         )
 
     @property
@@ -83,7 +83,7 @@ class Statement:
         """Variables of loops that its target does not follow."""
         kept = [each for each in self.target.loops if each is not None]
         variables = [each.loop_var for each in self.nest.loops if ir.constant(each.extent) != 1]
-        return tuple(each for each in variables if not any(each.same_as(k) for k in kept))
+        return tuple(each for each in variables if not ir.among(each, kept))
 
     def factor(self, buffer: Any) -> Access | None:
         """The operand of a product that is a buffer; None if none is."""
@@ -134,14 +134,14 @@ def read_statements(parts: list[Any], around: tuple[Any, ...]) -> tuple[Statemen
             )
         if not isinstance(each.body, ir.BufferStore):
             raise refuse_stream(each.where, "a body of another kind", "the store of one element")
-        if str(each.buffer.scope()) != "global":
+        if not ir.is_global(each.buffer):
             each.nest.check_predicate(each.buffer)
     return statements
 
 
 def only_store(after: tuple[Statement, ...]) -> Statement:
     """The store to global memory at the end, which must be the only one."""
-    stores = [each for each in after if str(each.buffer.scope()) == "global"]
+    stores = [each for each in after if ir.is_global(each.buffer)]
     if len(stores) != 1 or stores[0] is not after[-1]:
         raise refuse_stream(
             "function", f"{len(stores)} stores behind the stream", "one store, at the end"
@@ -223,7 +223,7 @@ class Roles:
         if any(each not in self._loops for each in moving):
             return False
         for each in accesses:
-            if str(each.buffer.scope()) != "global":
+            if not ir.is_global(each.buffer):
                 self._place(statement, each)
         return True
 
@@ -370,7 +370,7 @@ def copied(statement: Statement, harmless: Callable[[Any], bool] = lambda _: Fal
                     statement.where, f"zeros unless {rest[0]}", "zeros beyond the tensor alone"
                 )
             value = chosen
-    if not isinstance(value, ir.TensorLoad) or str(value.source.scope()) != "global":
+    if not isinstance(value, ir.TensorLoad) or not ir.is_global(value.source):
         raise refuse_stream(
             statement.where,
             f"a tile in shared memory of {statement.body.value}",

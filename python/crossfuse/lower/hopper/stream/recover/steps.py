@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -89,17 +90,14 @@ def _check(products: Products) -> None:
             "sums with other first values",
             "scores that start at zero in each tile, and sums that go on from tile to tile",
         )
-    types = {str(each.ty.dtype) for each in _operands(products)}
+    operands = (products.queries, products.keys, products.weights, products.values)
+    types = {str(each.ty.dtype) for each in operands}
     if len(types) != 1 or not types <= {"bfloat16", "float16"}:
         raise refuse_stream(
             products.first.where,
             f"operands of {', '.join(sorted(types))}",
             "one type of 16 bits: bfloat16 or float16",
         )
-
-
-def _operands(products: Products) -> tuple[Any, ...]:
-    return (products.queries, products.keys, products.weights, products.values)
 
 
 def _name(products: Products, roles: Roles) -> None:
@@ -127,11 +125,7 @@ def _followed(product: Statement, buffer: Any, summed: tuple[Any, ...]) -> list[
     """Loops that an operand follows, but for the reduction."""
     factor = product.factor(buffer)
     assert factor is not None
-    return [
-        each
-        for each in factor.loops
-        if each is not None and not any(each.same_as(other) for other in summed)
-    ]
+    return [each for each in factor.loops if each is not None and not ir.among(each, summed)]
 
 
 #: What a statement does, by the axes of its loops and those of its target.
@@ -164,7 +158,9 @@ class Names:
         return ir.substitute(statement.nest.placed(expression), value)
 
 
-def read_steps(statements: list[Statement], names: Names, scope: str = "local") -> tuple[Step, ...]:
+def read_steps(
+    statements: Iterable[Statement], names: Names, scope: str = "local"
+) -> tuple[Step, ...]:
     """Read statements on rows, elements of the tile, and sums; they store to a scope.
 
     Refuses one that is no store of an element, or leaves keys out.
@@ -216,7 +212,7 @@ def _check_condition(statement: Statement, roles: Roles) -> None:
         if roles.of_loop(each.loop_var) is not Axis.ROW
     ]
     for term in ir.terms(statement.nest.realize.predicate):
-        if any(each.same_as(key) for each in ir.variables(term) for key in keys):
+        if any(ir.occurs(key, term) for key in keys):
             raise refuse_stream(
                 statement.where,
                 f"a block that runs only if {term}",
