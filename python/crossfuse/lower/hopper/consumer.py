@@ -9,7 +9,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.body import Body
-from crossfuse.lower.hopper.epilogue.store import BoxPlace, Epilogue, OwnPlace, PlaceInStages
+from crossfuse.lower.hopper.epilogue.store import BoxPlace, Epilogue, PlaceInStages
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, TileSums, first_of
 from crossfuse.lower.hopper.pipeline import Cursor, Release
 from crossfuse.lower.hopper.plan.memory import count
@@ -126,7 +126,7 @@ class Steps:
             if keeps and number is None:
                 continue  # boxes come into the last ones
             with when(number <= self.kept_from) if keeps else nullcontext():
-                release(ring.cursor.previous)
+                release(ring.cursor.before(1))
 
     def emit(self, first: int, last: Any) -> None:
         """Emit the steps from `first` up to, not including, `last`."""
@@ -155,11 +155,11 @@ def _boxes(body: Body, phase_number: int, warpgroup: Any, left: _Side) -> BoxPla
     if not phase.store.boxes:
         return None
     if not phase.store.pages:
-        return OwnPlace(phase.store, body.region("boxes"), body.plan.box_pitch, warpgroup)
+        return BoxPlace(phase.store, body.region("boxes"), body.plan.box_pitch, warpgroup)
     return PlaceInStages(
         phase.store,
-        body.plan.left,
         body.region("left"),
+        body.plan.left.pitch,
         warpgroup,
         left.cursor,
         partial(left.release, phase_number),

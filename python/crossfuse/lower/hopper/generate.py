@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -48,14 +47,13 @@ def generate(
     if timeline:
         plans = [replace(each, timed=True) for each in plans]
         buffers = (*buffers, *map(timeline_buffer, plans))
-    kernels = _kernels([partial(emit_kernel, each) for each in plans], device, name)
-    launches = _launches(plans, kernels)
+    cuda, launches = _emitted(plans, device, name)
     taken = {each for plan in plans for phase in plan.phases for each in phase.program.parameters}
     own = (each for plan in plans for each in plan.workspaces)
     spaces = (*(_spec(each) for each in workspaces(func) if each in taken), *own)
     sums = tuple(_spec(each) for plan in plans for each in plan.zeroed)
     kept = (*(each for plan in plans for each in plan.state), *sums)
-    image = KernelImage(name, _cuda(kernels), buffers, launches, spaces, kept, bool(sums))
+    image = KernelImage(name, cuda, buffers, launches, spaces, kept, bool(sums))
     return image, _shared_memory(plans), tuple(map(events, plans)) if timeline else ()
 
 
@@ -88,38 +86,29 @@ def _generate_streams(
             instead="profile it with Nsight Compute",
         )
     plans: list[StreamPlan | MergePlan] = []
-    emitters: list[Callable[[str], Any]] = []
-    spaces: list[BufferSpec] = []
     for each in recover_streams(func):
         plan = plan_stream(each, device)
-        plans.append(plan)
-        emitters.append(partial(emit_stream, plan))
         merge = plan_merge(plan)
-        if merge is not None:
-            plans.append(merge)
-            emitters.append(partial(emit_merge, merge))
-            spaces.append(merge.states)
-    kernels = _kernels(emitters, device, name)
-    launches = _launches(plans, kernels)
-    image = KernelImage(name, _cuda(kernels), buffers, launches, tuple(spaces))
-    return image, _shared_memory(plans)
+        plans += [plan] if merge is None else [plan, merge]
+    spaces = tuple(each.states for each in plans if isinstance(each, MergePlan))
+    cuda, launches = _emitted(plans, device, name)
+    return KernelImage(name, cuda, buffers, launches, spaces), _shared_memory(plans)
 
 
-def _kernels(
-    emitters: list[Callable[[str], Any]], device: Device, name: str
-) -> list[tuple[str, Any]]:
-    """Kernels with their names, after TVM's pipeline."""
+def _emit(plan: _Plan, name: str) -> Any:
+    if isinstance(plan, KernelPlan):
+        return emit_kernel(plan, name)
+    return emit_stream(plan, name) if isinstance(plan, StreamPlan) else emit_merge(plan, name)
+
+
+def _emitted(plans: Sequence[_Plan], device: Device, name: str) -> tuple[str, tuple[Launch, ...]]:
+    """CUDA of kernels, after TVM's pipeline, and how they are launched."""
     kernels: list[tuple[str, Any]] = []
-    for number, emit in enumerate(emitters):
-        of = name if len(emitters) == 1 else f"{name}_{number}"
-        kernels.append(_device_function(emit(of), device, of))
-    return kernels
-
-
-def _launches(plans: Sequence[_Plan], kernels: list[tuple[str, Any]]) -> tuple[Launch, ...]:
-    return tuple(
-        _launch(plan, symbol, kernel) for plan, (symbol, kernel) in zip(plans, kernels, strict=True)
-    )
+    for number, plan in enumerate(plans):
+        of = name if len(plans) == 1 else f"{name}_{number}"
+        kernels.append(_device_function(_emit(plan, of), device, of))
+    launches = (_launch(plan, *kernel) for plan, kernel in zip(plans, kernels, strict=True))
+    return _cuda(kernels), tuple(launches)
 
 
 def _spec(buffer: Any) -> BufferSpec:

@@ -16,7 +16,7 @@ from crossfuse.lower.hopper.pipeline import ring_barriers
 from crossfuse.lower.hopper.plan.kernel import KernelPlan
 from crossfuse.lower.hopper.producer import emit_loading
 from crossfuse.lower.hopper.statements import ONE_CTA, branches, parameter, run, set_registers, when
-from crossfuse.lower.hopper.timeline import RecordedTimeline, Timeline, timeline_buffer
+from crossfuse.lower.hopper.timeline import Timeline, timeline_buffer
 from crossfuse.lower.hopper.tma import fetch_descriptors
 from crossfuse.lower.image import ROW_COUNT
 from crossfuse.markers import FAST
@@ -46,10 +46,8 @@ def emit_kernel(plan: KernelPlan, name: str) -> Any:
             phases = tuple(
                 replace(each, program=each.program.with_parameters(images)) for each in plan.phases
             )
-            where = declare_coordinates(plan)
-            timeline = Timeline()
-            if plan.timed:
-                timeline = RecordedTimeline(plan, where, buffers[stamps[0].name])
+            where = declare_coordinates(plan, phases)
+            timeline = Timeline(plan, where, buffers[stamps[0].name] if stamps else None)
             _emit_body(replace(plan, phases=phases), where, maps, buffers, timeline)
     return builder.get()
 

@@ -64,11 +64,6 @@ class Cursor:
         """The current stage."""
         return self._stage.value
 
-    @property
-    def previous(self) -> Any:
-        """The stage before the current one."""
-        return self.before(1)
-
     def before(self, number: int) -> Any:
         """The stage `number` before the current one, at most the length of the ring."""
         stages = self.ring.stages

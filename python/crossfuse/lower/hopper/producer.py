@@ -114,7 +114,7 @@ class Loader:
 
     def waits(self, phase: PhasePlan) -> Waits:
         """How the left tiles of a phase are waited for."""
-        return Waits() if phase.awaits is None else WaitsForFlags(self, phase)
+        return Waits(self, phase)
 
     def load(
         self,
@@ -155,26 +155,20 @@ class Loader:
 
 
 class Waits:
-    """Left tiles that are there when they are asked for."""
-
-    def start(self, places: dict[Any, Any]) -> None:
-        """Begin with a tile."""
-
-    def wait(self, values: dict[Any, Any]) -> None:
-        """Wait for the left tile of a step."""
-
-
-class WaitsForFlags(Waits):
-    """Left tiles that are made in the same kernel."""
+    """How left tiles that are made in the same kernel are waited for; others are there."""
 
     def __init__(self, loader: Loader, phase: PhasePlan) -> None:
-        assert phase.awaits is not None and phase.left is not None
-        self.phase, self.tile, body = phase, phase.left.tile, loader.body
-        end = first_of(each.end_of_wait(body) for each in body.plan.features)
-        self.reader = FlagReader(body.placed(phase.awaits), loader.launch, end)
+        self.phase, body = phase, loader.body
+        self.tile = phase.program.contraction.left
+        self.reader = None
+        if phase.awaits is not None:
+            end = first_of(each.end_of_wait(body) for each in body.plan.features)
+            self.reader = FlagReader(body.placed(phase.awaits), loader.launch, end)
 
     def start(self, places: dict[Any, Any]) -> None:
         """Begin waiting with the flags of a tile."""
+        if self.reader is None:
+            return
         row = at(self.tile.origin[0], places)
         if self.phase.tails[0]:
             # A tile below the tensor has no flags, and loads zeros: any will do.
@@ -182,5 +176,6 @@ class WaitsForFlags(Waits):
         self.reader.start(row, at(first_of_reduction(self.phase.program.contraction), places))
 
     def wait(self, values: dict[Any, Any]) -> None:
-        """Wait for all up to the last column of the tile."""
-        self.reader.wait(at(self.tile.origin[1] + (self.tile.shape[1] - 1), values))
+        """Wait for all up to the last column of the tile of a step."""
+        if self.reader is not None:
+            self.reader.wait(at(self.tile.origin[1] + (self.tile.shape[1] - 1), values))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import Coordinates, at
@@ -17,33 +17,23 @@ from crossfuse.lower.hopper.statements import Warmup, let, registers, run, when
 from crossfuse.planner.kernels.boxes import ROW_BYTES
 
 
-class Storing(Protocol):
-    """A plan that stores elements: of a phase, or of the sum of partial tiles."""
-
-    @property
-    def program(self) -> TileProgram | SumProgram:
-        """The program with the store, and the buffers of sums that this reads."""
-
-    @property
-    def tails(self) -> tuple[bool, bool]:
-        """Whether tiles reach beyond the rows and beyond the columns of the output."""
-
-
 class Elements:
-    """Emits the epilogue's values for elements of one phase's output, and their stores."""
+    """Emits the epilogue's values for elements of one phase's output, and their stores.
 
-    def __init__(self, plan: Storing) -> None:
-        self.plan = plan
-        self.tile = plan.program.store.tile
+    `tails` say whether tiles reach beyond the rows and beyond the columns of the output.
+    """
+
+    def __init__(self, program: TileProgram | SumProgram, tails: tuple[bool, bool]) -> None:
+        self.program, self.tails, self.tile = program, tails, program.store.tile
         # Two neighbours share a register where every row has whole pairs.
         self.pairs = self.tile.dtype in PACKED_TYPES and self.tile.extents[1] % 2 == 0
-        self.further = further_of(plan.program)
+        self.further = further_of(program)
         self._pair: Any = None
         self._part: Any = None
 
     def begin(self, values: Mapping[Any, Any]) -> Any:
         """Select the part that the next elements belong to; `values` are those of places."""
-        part = self.plan.program.store.part
+        part = self.program.store.part
         self._part = None if part is None else let("part", at(part, dict(values)))
         return self._part
 
@@ -60,7 +50,7 @@ class Elements:
 
     def read(self, pair: Pair, i: Any, j: Any) -> Read:
         """The load of one further operand of elements (i, j) and (i, j + 1)."""
-        store = self.plan.program.store
+        store = self.program.store
         return Read(
             pair,
             lambda number: pair.further.address(store, i, j + number),
@@ -72,7 +62,7 @@ class Elements:
 
         `read` are the values of further operands, in float32.
         """
-        store, results = self.plan.program.store, self.plan.program.results
+        store, results = self.program.store, self.program.results
 
         def read_by(load: Any) -> Any:
             pairs = zip(self.further, read, strict=True)
@@ -95,7 +85,7 @@ class Elements:
         if self.tile.dtype in FAST_TYPES:
             value = fast(value)
         known = {store.row: i, store.column: j}
-        return ir.substitute(value, lambda var: known.get(var, var))
+        return ir.substitute(value, known)
 
     def inside(self, i: Any, j: Any) -> list[Any]:
         """Conditions that an element belongs to the tensor; none if every one of a tile does.
@@ -113,10 +103,10 @@ class Elements:
 
         Rows end where those of `buffer` do.
         """
-        store = self.plan.program.store
+        store = self.program.store
         conditions = [
             index < extent if tail else None
-            for index, extent, tail in zip((i, j), self.tile.extents, self.plan.tails, strict=True)
+            for index, extent, tail in zip((i, j), self.tile.extents, self.tails, strict=True)
         ]
         end = None if buffer is None else store.end_of_rows(buffer)
         if end is not None:
@@ -144,7 +134,7 @@ class Elements:
 
     def _or_zero(self, j: Any, value: Any) -> Any:
         """A value in column j of the next product's left operand: zero beyond its columns."""
-        beyond = self.plan.program.store.zeros_from
+        beyond = self.program.store.zeros_from
         if beyond is None:
             return value
         return ir.script.if_then_else(j < beyond, value, ir.script.float32(0))

@@ -72,37 +72,27 @@ class Further:
     def address(self, store: Store, i: Any, j: Any) -> Any:
         """Address of what the element at row `i` and column `j` needs."""
         place = {store.row: i, store.column: j}
-        indices = (
-            ir.substitute(each, lambda var: place.get(var, var)) for each in self.load.indices
-        )
-        return self.load.source.ptr_to(list(indices))
+        return self.load.source.ptr_to([ir.substitute(each, place) for each in self.load.indices])
 
     def is_read_by(self, load: Any) -> bool:
         """Whether a load in the expression reads this operand."""
-        equal = ir.tvm_ffi.structural_equal
-        return load.source.same_as(self.load.source) and bool(
-            equal(list(load.indices), list(self.load.indices))
-        )
+        same = load.source.same_as(self.load.source)
+        return bool(same) and ir.alike(list(load.indices), list(self.load.indices))
 
 
 def further_of(program: TileProgram | SumProgram) -> tuple[Further, ...]:
     """The further operands of a program's epilogue, each once."""
-    store = program.store
     found: list[Further] = []
-
-    def note(load: Any) -> None:
-        sums = any(load.source.same_as(each) for each in program.results)
-        if not sums and not any(each.is_read_by(load) for each in found):
-            found.append(_further(load, store))
-
-    ir.walk(store.value, (ir.TensorLoad, note))
+    for load in ir.nodes(program.store.value, ir.TensorLoad):
+        known = any(each.is_read_by(load) for each in found)
+        if not known and not ir.among(load.source, program.results):
+            found.append(_further(load, program.store))
     return tuple(found)
 
 
 def _further(load: Any, store: Store) -> Further:
     by_row, by_column = (
-        any(each.same_as(var) for index in load.indices for each in ir.variables(index))
-        for var in (store.row, store.column)
+        any(ir.occurs(var, index) for index in load.indices) for var in (store.row, store.column)
     )
     beside, even = _neighbours(load, store.column) if by_column else (False, False)
     return Further(load, by_row, by_column, beside, beside and even)
@@ -114,8 +104,7 @@ def _neighbours(load: Any, column: Any) -> tuple[bool, bool]:
     half = ir.Var("half", str(column.ty))
 
     def placed(index: Any, offset: int) -> Any:
-        value = half * 2 + offset
-        return ir.substitute(index, lambda var: value if var.same_as(column) else var)
+        return ir.substitute(index, {column: half * 2 + offset})
 
     *others, last = load.indices
     even = known.can_prove_equal(ir.tirx.floormod(placed(last, 0), 2), 0)

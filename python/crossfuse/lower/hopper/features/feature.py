@@ -18,9 +18,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from crossfuse.lower.hopper.flags import FlagWriter
+from crossfuse.lower.hopper import mbarrier
+from crossfuse.lower.hopper.flags import PlacedFlags
 from crossfuse.lower.hopper.plan.phase import PhasePlan
-from crossfuse.lower.hopper.statements import Warmup
+from crossfuse.lower.hopper.statements import Warmup, when
 
 if TYPE_CHECKING:
     from crossfuse.hardware import Device
@@ -110,10 +111,10 @@ class TileSums:
         return self.body.plan.phases[self.number]
 
     @property
-    def writer(self) -> FlagWriter | None:
+    def writer(self) -> PlacedFlags | None:
         """Raises the flags of the tiles, if others wait for these."""
         flags = self.phase.raises
-        return None if flags is None else FlagWriter(self.body.placed(flags))
+        return None if flags is None else self.body.placed(flags)
 
 
 class Ending:
@@ -182,6 +183,8 @@ class Feature:
     #: Shared memory in front of the rings, and behind them where something is sent to.
     before_tiles: tuple[Piece, ...] = ()
     behind_tiles: tuple[Piece, ...] = ()
+    #: Regions of a barrier each, at which one thread arrives.
+    barriers: tuple[str, ...] = ()
     #: Events that it notes in front of all phases, and those behind them, see `timeline`.
     events: tuple[str, ...] = ()
     events_behind: tuple[str, ...] = ()
@@ -220,6 +223,9 @@ class Feature:
 
     def initialise(self, body: Body) -> None:
         """Initialise its barriers, by one warp."""
+        for name in self.barriers:
+            with when(body.where.thread == 0):
+                mbarrier.initialise(body.barrier(name), 1)
 
     def meeting(self, body: Body) -> None:
         """While the CTAs of a cluster wait for one another."""

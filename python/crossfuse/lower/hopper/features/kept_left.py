@@ -12,7 +12,7 @@ from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Featur
 from crossfuse.lower.hopper.plan.operands import GROUP, GROUP_REGISTERS, kept_registers
 from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.statements import let, registers
-from crossfuse.lower.hopper.wgmma import LeftOperand, LeftRegisters
+from crossfuse.lower.hopper.wgmma import LeftOperand, left_registers
 from crossfuse.lower.hopper.wgmma_instruction import hold
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
@@ -73,7 +73,7 @@ class _Part(ConsumerPart):
         phase = self.body.plan.phases[number]
         if not phase.program.reuses:
             return None
-        return LeftRegisters(self.kept, phase.kept, phase.program.contraction.depth)
+        return left_registers(self.kept, phase.kept, phase.program.contraction.depth)
 
     def ending(self, sums: TileSums) -> Ending | None:
         """The phase before rounds its sums."""

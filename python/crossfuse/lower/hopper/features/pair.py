@@ -86,6 +86,8 @@ class Pair(Feature):
 
     asked_by: ClassVar = "pairs"
     part: ClassVar = _Part
+    #: Completes when both CTAs have sent their halves.
+    barriers = ("pair_barrier",)
     #: The phase that they make.
     number: int
     #: Bytes of what both send to each of them.
@@ -103,11 +105,6 @@ class Pair(Feature):
     def events_of(self, number: int) -> tuple[str, ...]:
         """Those of the exchange."""
         return EXCHANGED if number == self.number else ()
-
-    def initialise(self, body: Body) -> None:
-        """The barrier that completes when both CTAs have sent their halves."""
-        with when(body.where.thread == 0):
-            mbarrier.initialise(body.barrier("pair_barrier"), 1)
 
     def load_rights(
         self, body: Body, phase: PhasePlan, load: Callable[[tuple[Operand, ...]], None]

@@ -55,7 +55,7 @@ class SplitReduction(Ending):
         self.rank = self.where.places[exchange.place.var]
         self.buffer = self.body.region(self.region)
         self.count = 4 if self.plan.has_whole_warps else 2
-        self.elements = Elements(self.plan)
+        self.elements = Elements(self.plan.program, self.plan.tails)
         self.parts = [part for block in range(self.plan.blocks) for part in self._parts(block)]
 
     @property

@@ -49,15 +49,6 @@ def _places(body: Body, program: SumProgram) -> dict[Any, Any]:
     return unravel(program.places, body.where.cluster, body.where.rank)
 
 
-@dataclass(frozen=True)
-class SumPlan:
-    """The sum of partial tiles as `Elements` needs it."""
-
-    program: SumProgram
-    #: Whether elements may lie beyond the output's rows, and beyond its columns.
-    tails: tuple[bool, bool]
-
-
 def await_parts(
     program: SumProgram, placed: PlacedFlags, launch: Any, values: Mapping[Any, Any]
 ) -> None:
@@ -117,7 +108,7 @@ class Sum:
         self.warmup = warmup
         # Rows that are no multiple of a vector begin anywhere, and a vector would leave them.
         self.width = gcd(UNIT, int(program.partial.shape[-1]))
-        self.elements = Elements(SumPlan(program, (program.has_tail(0), program.has_tail(1))))
+        self.elements = Elements(program, (program.has_tail(0), program.has_tail(1)))
 
     def store(self, ready: Any, values: Mapping[Any, Any]) -> None:
         """Wait at the barrier `ready`, then add and store; `values` are those of places."""
@@ -219,6 +210,7 @@ class SumOfParts(Feature):
     asked_by: ClassVar = "summed"
     part: ClassVar = _Part
     events_behind = ("summed",)
+    barriers = ("sum_barrier",)
     reads_early: bool
     zeroed: tuple[Any, ...]
 
@@ -232,11 +224,6 @@ class SumOfParts(Feature):
     def behind_all(self, stages: int) -> tuple[Piece, ...]:
         """The barrier that completes when all parts of this CTA's tile are stored."""
         return (Piece("sum_barrier", BARRIER),)
-
-    def initialise(self, body: Body) -> None:
-        """Initialise it."""
-        with when(body.where.thread == 0):
-            mbarrier.initialise(body.barrier("sum_barrier"), 1)
 
     def loaded(self, body: Body, launch: Any) -> None:
         """Wait for all parts, where nothing is left to load."""

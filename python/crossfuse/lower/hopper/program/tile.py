@@ -86,6 +86,11 @@ class Gather:
         """Rows of the intermediate, and columns of all slices of a cluster."""
         return int(self.slab.ty.shape[-2]), self.place.extent * self.width
 
+    def side_by_side(self, indices: Any) -> tuple[Any, Any]:
+        """Row and column of an element in the matrix of slices that lie side by side."""
+        rank, *_, row, column = indices
+        return row, ir.sym.Analyzer().simplify(rank * self.width + column)
+
 
 @dataclass(frozen=True)
 class GatheredTile(Tile):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from math import isqrt
@@ -10,8 +10,15 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.access import corrected, is_reduction
-from crossfuse.lower.hopper.plan.operands import Element, gathered, side_by_side
-from crossfuse.lower.hopper.program.tile import Gather, KeptTile, Place, Tile, WindowTile, covers
+from crossfuse.lower.hopper.program.tile import (
+    Gather,
+    GatheredTile,
+    KeptTile,
+    Place,
+    Tile,
+    WindowTile,
+    covers,
+)
 from crossfuse.lower.hopper.program.tile_nest import TileNest, refuse_program, tile_nest
 from crossfuse.lower.hopper.program.tile_program import Contraction, Correction, Product
 from crossfuse.lower.tree import is_call
@@ -309,18 +316,27 @@ def _at_hand(nest: TileNest, tile: Tile, takes: Gather | KeptTile) -> Tile:
     if not tile.buffer.same_as(source):
         raise refuse_program(nest.where, f"left operand '{tile.buffer.name}'", f"'{source.name}'")
     if isinstance(takes, Gather):
-        return gathered(tile, takes)
+        return GatheredTile(tile.buffer, tile.origin, tile.shape, takes)
     return KeptTile(tile.buffer, tile.origin, tile.shape)
 
 
-def _viewed(gather: Gather | None, load: Any) -> Element:
+@dataclass(frozen=True)
+class _Element:
+    """An element of a matrix that is loaded, in the form of a buffer's load."""
+
+    source: Any
+    #: Row and column.
+    indices: tuple[Any, ...]
+
+
+def _viewed(gather: Gather | None, load: Any) -> _Element:
     """A load as an element of a matrix; slices that a cluster gathered lie side by side in one."""
     if gather is not None and load.source.same_as(gather.whole):
-        return Element(load.source, side_by_side(gather, load.indices))
-    return Element(load.source, tuple(load.indices))
+        return _Element(load.source, gather.side_by_side(load.indices))
+    return _Element(load.source, tuple(load.indices))
 
 
-def _layout(nest: TileNest, factor: Element, row: Any, column: Any) -> str:
+def _layout(nest: TileNest, factor: _Element, row: Any, column: Any) -> str:
     """Which operand a factor is, by the loops that its indices follow; empty if neither."""
     if len(factor.indices) != 2 or row is None or column is None:
         return ""

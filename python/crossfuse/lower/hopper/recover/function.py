@@ -18,7 +18,7 @@ from crossfuse.lower.hopper.recover.gather import is_gathered, recover_gathered
 from crossfuse.lower.hopper.recover.products import (
     check_taken,
     is_kept,
-    kept_program,
+    phase_program,
     pipelined,
     read_kept,
     read_products,
@@ -441,4 +441,4 @@ def _recover_split(
     second = TileProgram(places, contraction, exchange, store, memory, staged=staged)
     if first is None:
         return (second,)
-    return (kept_program(memory, places, first, contraction.rows), second)
+    return (phase_program(memory, places, first, contraction.rows), second)

@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.plan.operands import gathered, side_by_side
-from crossfuse.lower.hopper.program.tile import Gather, Place, Store, Tile, covers
+from crossfuse.lower.hopper.program.tile import Gather, GatheredTile, Place, Store, Tile, covers
 from crossfuse.lower.hopper.program.tile_nest import (
     TileNest,
     check_start,
@@ -17,7 +16,7 @@ from crossfuse.lower.hopper.program.tile_nest import (
 )
 from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.hopper.recover.contraction import is_zero
-from crossfuse.lower.hopper.recover.products import Read, pipelined, read_products, with_rows
+from crossfuse.lower.hopper.recover.products import Read, phase_program, pipelined, read_products
 from crossfuse.lower.hopper.recover.store import (
     Loops,
     accumulator_loads,
@@ -30,7 +29,7 @@ from crossfuse.lower.hopper.recover.store import (
 from crossfuse.lower.hopper.recover.sums import is_partial, read_partial
 from crossfuse.lower.stored_elements import implies
 from crossfuse.lower.tree import bounds, is_call
-from crossfuse.markers import DSM_COPIES, DSM_COPY, DSM_SHUFFLE, GRID_STAGE
+from crossfuse.markers import DSM_COPIES, DSM_COPY, DSM_SHUFFLE
 
 # Slices that a cluster passes in ring order, as if all of them were copied before the products.
 #
@@ -103,8 +102,9 @@ def read_slice(
         raise refuse_program(
             nest.where, "no elementwise store to the slab", "slab[rank, i, j] = f(C[i, j], ...)"
         )
-    row, inner = side_by_side(gather, body.indices)
-    tile = gathered(nest.tile(body.buffer, (row, inner)), gather)
+    row, inner = gather.side_by_side(body.indices)
+    slab = nest.tile(body.buffer, (row, inner))
+    tile = GatheredTile(slab.buffer, slab.origin, slab.shape, gather)
     for load in loads:
         _check_accumulator(nest, load, (row, inner), wanted)
     if not nest.known.can_prove_equal(nest.placed(body.indices[0]), gather.place.var):
@@ -213,14 +213,10 @@ def recover_gathered(
     _check_columns(copy, first, second)
     rows = max(first[0].rows, second[0].rows)
     _check_rows(copy, second[0].left.origin[0], rows)
-    programs = []
-    for (contraction, store, nest), around in ((first, making), (second, taking)):
-        store = replace(store, tile=replace(store.tile, shape=(rows, store.tile.shape[1])))
-        where = places_of((*outer, *around))
-        staged = GRID_STAGE in nest.block.annotations
-        contraction = with_rows(contraction, rows)
-        programs.append(TileProgram(where, contraction, None, store, memory, staged=staged))
-    return tuple(programs)
+    return tuple(
+        phase_program(memory, places_of((*outer, *around)), each, rows)
+        for each, around in ((first, making), (second, taking))
+    )
 
 
 def _read_gather(nest: TileNest, place: Place, ring: bool) -> Gather:

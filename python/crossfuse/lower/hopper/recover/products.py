@@ -15,7 +15,13 @@ from crossfuse.lower.hopper.recover.contraction import (
     first_of_reduction,
     read_contraction,
 )
-from crossfuse.lower.hopper.recover.store import Loops, has_stages, places_of, read_store
+from crossfuse.lower.hopper.recover.store import (
+    Loops,
+    has_stages,
+    inner_block,
+    places_of,
+    read_store,
+)
 from crossfuse.lower.hopper.recover.sums import is_partial, read_partial
 from crossfuse.markers import GRID_STAGE
 
@@ -111,13 +117,11 @@ Read = tuple[Contraction, Store, TileNest]
 
 def is_kept(parts: list[Any]) -> bool:
     """Whether one of a CTA's nests stores to registers."""
-    return any(_stores_locally(each) for each in parts)
+    return any(map(_stores_locally, parts))
 
 
 def _stores_locally(node: Any) -> bool:
-    while isinstance(node, ir.For) and not has_stages(node):
-        node = node.body
-    body = node.block.body if isinstance(node, ir.SBlockRealize) else None
+    body = getattr(inner_block(node), "body", None)
     return isinstance(body, ir.BufferStore) and str(body.buffer.scope()) == "local"
 
 
@@ -137,7 +141,7 @@ def recover_kept(
     check_taken(kept, second[0])
     rows = max(first[0].rows, second[0].rows)
     places = places_of(outer)
-    return tuple(kept_program(memory, places, each, rows) for each in (first, second))
+    return tuple(phase_program(memory, places, each, rows) for each in (first, second))
 
 
 def read_kept(outer: Loops, parts: list[Any]) -> tuple[Read, KeptTile, list[Any]]:
@@ -152,10 +156,10 @@ def read_kept(outer: Loops, parts: list[Any]) -> tuple[Read, KeptTile, list[Any]
     return first, kept, parts[end:]
 
 
-def kept_program(
+def phase_program(
     memory: tuple[Any, ...], places: tuple[Place, ...], read: Read, rows: int
 ) -> TileProgram:
-    """One phase of such a chain; tiles of both have as many rows."""
+    """One phase of a chain on the chip: tiles of both phases have as many rows."""
     contraction, store, nest = read
     store = replace(store, tile=replace(store.tile, shape=(rows, store.tile.shape[1])))
     staged = GRID_STAGE in nest.block.annotations

@@ -92,6 +92,13 @@ def has_stages(loop: Any) -> bool:
     return STAGES in loop.annotations
 
 
+def inner_block(node: Any) -> Any:
+    """The block inside of loops without stages; None if something else is."""
+    while isinstance(node, ir.For) and not has_stages(node):
+        node = node.body
+    return node.block if isinstance(node, ir.SBlockRealize) else None
+
+
 def places_of(loops: Loops) -> tuple[Place, ...]:
     """The coordinates that loops count, outermost first."""
     return tuple(Place(coordinate(each), each.loop_var, int(each.extent)) for each in loops)

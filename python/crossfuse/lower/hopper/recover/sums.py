@@ -12,7 +12,14 @@ from crossfuse.lower.hopper.program.tile import Place, Store, Tile, covers, iden
 from crossfuse.lower.hopper.program.tile_nest import TileNest, refuse_program, tile_nest
 from crossfuse.lower.hopper.program.tile_program import UNIT, SumProgram, TileProgram
 from crossfuse.lower.hopper.recover.contraction import accumulates, is_zero
-from crossfuse.lower.hopper.recover.store import Loops, check_loads, has_stages, is_place, places_of
+from crossfuse.lower.hopper.recover.store import (
+    Loops,
+    check_loads,
+    has_stages,
+    inner_block,
+    is_place,
+    places_of,
+)
 from crossfuse.markers import ACCUMULATE, ACCUMULATIONS, GRID_STAGE
 
 # Partial tiles that TMA adds in the L2 cache: one matrix of sums takes the place of all parts.
@@ -81,12 +88,10 @@ def _on_sums(program: TileProgram, images: dict[Any, Any]) -> TileProgram:
 
 def is_partial(node: Any) -> bool:
     """Whether a nest stores partial sums: a plain copy that `grid_stage` was called for."""
-    while isinstance(node, ir.For):
-        node = node.body
-    if not isinstance(node, ir.SBlockRealize) or GRID_STAGE not in node.block.annotations:
+    block = inner_block(node)
+    if block is None or GRID_STAGE not in block.annotations:
         return False
-    body = node.block.body
-    return isinstance(body, ir.BufferStore) and isinstance(body.value, ir.TensorLoad)
+    return isinstance(block.body, ir.BufferStore) and isinstance(block.body.value, ir.TensorLoad)
 
 
 def read_partial(nest: TileNest, accumulators: tuple[Any, ...], wanted: Tile) -> Store:

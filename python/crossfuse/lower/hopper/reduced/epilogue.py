@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import at
@@ -23,9 +23,6 @@ from crossfuse.lower.hopper.stream.values import (
     half_of,
     shuffled,
 )
-
-if TYPE_CHECKING:
-    pass
 
 # The best elements of rows by repeated selection: the four threads of a row find each together.
 

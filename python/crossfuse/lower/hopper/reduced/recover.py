@@ -258,8 +258,7 @@ class _Reader:
         self.roles = Roles(analyzer(outer))
         self.names = Names(self.roles)
         self.scores = contraction.products[0].accumulator
-        self.origin = contraction.result(self.scores).origin
-        self.roles.place(self.scores, (Axis.ROW, Axis.KEY), self.origin)
+        self._place((self.scores,), (Axis.ROW, Axis.KEY), contraction.result(self.scores).origin)
         self.lists: set[Any] = set()
 
     def read(self, before: list[_Part], steps: list[_Part], after: list[_Part]) -> RowReductions:
@@ -267,7 +266,7 @@ class _Reader:
         parts = [*before, *steps, *after]
         insertions = [each for each in parts if isinstance(each, Insertion)]
         for each in insertions:
-            self._place(each)
+            self._place_lists(each)
         self._check_beginnings(before, steps, after)
         plain = [each for each in parts if isinstance(each, Statement)]
         self.roles.spread((*plain, *(each.coming for each in insertions)))
@@ -276,28 +275,32 @@ class _Reader:
             raise refuse_stream(
                 "function", f"{len(stores)} stores, or statements behind them", "stores at the end"
             )
-        names, others = self.names, after[: -len(stores)]
         return RowReductions(
-            self.places,
-            *(names.row, names.key, names.column),
-            self.scores,
-            (self.contraction.rows, self.contraction.columns),
-            self._steps([each for each in before if not isinstance(each, Beginning)]),
-            self._steps(steps),
-            self._steps(others),
-            tuple(self._output(each) for each in stores),
+            places=self.places,
+            **self.names.variables,
+            scores=self.scores,
+            size=(self.contraction.rows, self.contraction.columns),
+            before=self._steps([each for each in before if not isinstance(each, Beginning)]),
+            steps=self._steps(steps),
+            after=self._steps(after[: -len(stores)]),
+            outputs=tuple(self._output(each) for each in stores),
         )
 
-    def _place(self, insertion: Insertion) -> None:
+    def _place(self, buffers: tuple[Any, ...], axes: Any, origin: tuple[Any, ...]) -> None:
+        """Set what the dimensions of buffers go through, and where their tiles begin."""
+        for each in buffers:
+            self.roles.buffers[each], self.roles.origins[each] = axes, origin
+
+    def _place_lists(self, insertion: Insertion) -> None:
         """Give the lists of an insertion a row of ranks for each row of the tile."""
         first, loop = insertion.nest.along(insertion.values, insertion.row)
         if loop is not None:
-            self.roles.name(loop.loop_var, Axis.ROW)
+            self.roles.loops[loop.loop_var] = Axis.ROW
         zero = ir.tirx.IntImm("int32", 0)
         rank = Axis.COLUMN if insertion.count > 1 else None
-        for buffer in (insertion.values, insertion.places):
-            self.roles.place(buffer, (Axis.ROW, rank), (first, zero))
-            self.lists.add(buffer)
+        lists = (insertion.values, insertion.places)
+        self._place(lists, (Axis.ROW, rank), (first, zero))
+        self.lists.update(lists)
 
     def _check_beginnings(self, *groups: list[_Part]) -> None:
         """Refuse a list that is not emptied before the stream, or not filled by one block of it."""

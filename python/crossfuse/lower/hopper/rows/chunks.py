@@ -13,7 +13,6 @@ from crossfuse.hardware import WARP
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import Coordinates, at, grid_places
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Feature
-from crossfuse.lower.hopper.flags import FlagWriter
 from crossfuse.lower.hopper.pipeline import Cursor
 from crossfuse.lower.hopper.plan.memory import Piece
 from crossfuse.lower.hopper.plan.phase import PhasePlan
@@ -75,13 +74,13 @@ class RowsByChunks(Feature):
             Piece("row_barriers", 8 * self.chunks.barriers),
         )
 
-    def barriers(self, body: Body) -> ChunkBarriers:
-        """Its barriers."""
+    def addresses(self, body: Body) -> ChunkBarriers:
+        """Addresses of its barriers."""
         return ChunkBarriers(self.chunks, partial(body.barrier, "row_barriers"))
 
     def initialise(self, body: Body) -> None:
         """Initialise them."""
-        self.barriers(body).initialise(body.where.thread)
+        self.addresses(body).initialise(body.where.thread)
 
     def noting(self, where: Coordinates) -> Any:
         """The first thread that makes a row."""
@@ -97,10 +96,10 @@ class RowsByChunks(Feature):
         """One warp raises flags, and others make rows."""
         (phase,) = body.plan.phases
         with when(body.where.thread == FLAG_WARP * WARP):
-            _emit_flags(body, phase, self.barriers(body))
+            _emit_flags(body, phase, self.addresses(body))
         with when(body.where.warp >= FIRST_WARP):
             assert phase.program.rows is not None
-            _Rows(body, phase, phase.program.rows, self.chunks, self.barriers(body)).emit()
+            _Rows(body, phase, phase.program.rows, self.chunks, self.addresses(body)).emit()
 
 
 def _load_both(loader: Loader) -> None:
@@ -158,7 +157,7 @@ def _emit_flags(body: Body, phase: PhasePlan, barriers: ChunkBarriers) -> None:
     """
     chunks = barriers.plan
     assert phase.left is not None and phase.awaits is not None
-    writer = FlagWriter(body.placed(phase.awaits))
+    writer = body.placed(phase.awaits)
     done = Variable("chunks_told", "int32", 0)
     with _each_tile(body, phase) as (_, places):
         row = let("row_told", at(phase.left.tile.origin[0], places))

@@ -12,7 +12,7 @@ from crossfuse.hardware import WARP, WARPGROUP
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import Coordinates, at, grid_places
 from crossfuse.lower.hopper.features.feature import Feature, LeftsPart
-from crossfuse.lower.hopper.flags import FlagReader, Flags, FlagWriter
+from crossfuse.lower.hopper.flags import FlagReader, Flags
 from crossfuse.lower.hopper.pipeline import Throttle
 from crossfuse.lower.hopper.plan.memory import Piece
 from crossfuse.lower.hopper.rows.plan import FIRST_WARP
@@ -87,11 +87,10 @@ class WholeRows(Feature):
             pieces.append(Piece("row_states", self.states))
         return tuple(pieces)
 
-    def initialise(self, body: Body) -> None:
-        """The barrier that completes when the rows of the first left tile are made."""
-        if self.holds:
-            with when(body.where.thread == 0):
-                mbarrier.initialise(body.barrier("rows_barrier"), 1)
+    @property
+    def barriers(self) -> tuple[str, ...]:  # type: ignore[override]
+        """That which completes when the rows of the first left tile are made."""
+        return ("rows_barrier",) if self.holds else ()
 
     def noting(self, where: Coordinates) -> Any:
         """The first thread that makes a row."""
@@ -254,7 +253,7 @@ def _each_row(body: Body, made: WholeRows, thread: Any, makers: int) -> Iterator
     )
     body.timeline.stamp(ROWS_BEGUN)
     row = Variable("row", "int32", first)
-    writer = FlagWriter(body.placed(flags))
+    writer = body.placed(flags)
     with ir.script.While(row.value < flags.down * flags.rows):
         yield row.value, own
         with when(thread == 0):
@@ -283,7 +282,7 @@ class RowLoop:
         self._row = Variable("row", "int32", first)
         self._last = Variable("last_row", "int32", flags.down * flags.rows)
         self._step = Variable("row_step", "int32", step)
-        self.writer = FlagWriter(body.placed(flags))
+        self.writer = body.placed(flags)
 
     @property
     def step(self) -> Any:

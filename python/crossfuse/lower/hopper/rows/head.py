@@ -21,7 +21,7 @@ from crossfuse.hardware import WARPGROUP
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import Coordinates, at, grid_places
 from crossfuse.lower.hopper.features.feature import ConsumerPart, LeftsPart
-from crossfuse.lower.hopper.flags import FlagWriter
+from crossfuse.lower.hopper.flags import PlacedFlags
 from crossfuse.lower.hopper.pipeline import Cursor, Throttle
 from crossfuse.lower.hopper.rows.emit import (
     RowLoop,
@@ -226,7 +226,7 @@ class HeadRows:
         if body.plan.cluster_size > 1:
             mbarrier.leave_cluster()
 
-    def _count(self, writer: FlagWriter, row: Any) -> None:
+    def _count(self, writer: PlacedFlags, row: Any) -> None:
         """Count a row at its flag, also one that the last tile does not have."""
         with when(row < self.flags.down * self.flags.rows):
             writer.raise_flag(ir.script.min(row, self.rows.rows - 1), 0)

@@ -206,7 +206,6 @@ class RowsWithHelp(RowsByWarpgroups):
 
     part: ClassVar[type[ConsumerPart]] = _Part
     helps = True
-    #: Regions of a barrier each, at which one thread arrives.
     barriers: ClassVar[tuple[str, ...]] = ("rows_barrier",)
 
     def help(self, body: Body) -> Help:
@@ -221,9 +220,7 @@ class RowsWithHelp(RowsByWarpgroups):
 
     def initialise(self, body: Body) -> None:
         """Initialise all barriers."""
-        for name in self.barriers:
-            with when(body.where.thread == 0):
-                mbarrier.initialise(body.barrier(name), 1)
+        super().initialise(body)
         with when(body.where.thread == 0):
             self.help(body).initialise(len(self.makers(body)))
 

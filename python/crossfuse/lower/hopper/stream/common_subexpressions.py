@@ -83,10 +83,8 @@ def _with_element(program: StreamProgram, element: Any) -> StreamProgram:
     others = list(program.steps)
     place = others.index(reading[0]) if reading else len(others)
     others[place:place] = steps
-    return program.with_steps(
-        tuple(each if each in steps else changed(each) for each in others),
-        changed(program.weights),
-    )
+    changed_steps = tuple(each if each in steps else changed(each) for each in others)
+    return replace(program, steps=changed_steps, weights=changed(program.weights))
 
 
 def _replaced(value: Any, old: Any, new: Any) -> Any:

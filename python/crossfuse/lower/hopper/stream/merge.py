@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP
@@ -226,7 +226,7 @@ class Merger(Handing):
 
     def finish(self, rows: RowState, places: dict[Any, Any]) -> None:
         """Hand the state over, and merge a slice of all states."""
-        if not self.body.met:
+        if self.body.writer is None:
             mbarrier.await_started()
         self.send(rows, places)
         self._merge(places)
@@ -323,15 +323,13 @@ class MergePlan:
     #: The states of all tiles, in global memory.
     states: BufferSpec
     # As other plans have them.
-    cluster_size: int = 1
-    consumers: int = 0
-    threads: int = WARPGROUP
-    arena: Arena = field(default_factory=Arena)
-    phases: tuple[Any, ...] = ()
-    tensor_maps: tuple[TensorMap, ...] = ()
-    early: bool = True
-    is_persistent: bool = False
-    helps: bool = False
+    cluster_size: ClassVar = 1
+    threads: ClassVar = WARPGROUP
+    arena: ClassVar = Arena()
+    tensor_maps: ClassVar[tuple[TensorMap, ...]] = ()
+    early: ClassVar = True
+    is_persistent: ClassVar = False
+    helps: ClassVar = False
 
     @property
     def program(self) -> StreamProgram:
@@ -368,8 +366,8 @@ def emit_merge(plan: MergePlan, name: str) -> Any:
         images = {each: parameter(each) for each in plan.program.parameters}
         states = state_parameter(plan.states)
         ir.script.device_entry()
-        of_images = replace(plan, stream=replace(plan.stream, program=plan.program.on(images)))
-        _emit_body(of_images, images, states)
+        program = plan.program.with_parameters(images)
+        _emit_body(replace(plan, stream=replace(plan.stream, program=program)), images, states)
     return builder.get()
 
 

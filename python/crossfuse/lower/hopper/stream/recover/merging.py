@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -129,9 +129,10 @@ def read_merge(
     inside = read_statements(ir.sequence(loop.body), (*around, loop))
     after = read_statements(parts[number + 1 :], around)
     roles = Roles(analyzer((*around, loop)))
-    roles.adopt(handed.roles, [each.buffer for each in slabs])
+    # Their axes, not their origins: other parts of them are accessed.
+    roles.buffers |= {each.buffer: handed.roles.buffers[each.buffer] for each in slabs}
     roles.spread((*inside, *begun, *after))
-    names = handed.of(roles)
+    names = replace(handed, roles=roles)
     widths = _columns(inside, roles)
     if len(widths) != 1:
         raise refuse_stream(
@@ -171,7 +172,7 @@ def _columns(statements: tuple[Statement, ...], roles: Roles) -> set[int]:
         int(loop.extent)
         for each in statements
         for loop in each.nest.loops
-        if roles.of_loop(loop.loop_var) is Axis.COLUMN
+        if roles.loops.get(loop.loop_var) is Axis.COLUMN
     }
 
 
@@ -195,7 +196,7 @@ def _check_slabs(
             if access.buffer not in filled:
                 continue
             (by, *rows), (of, *read) = filled[access.buffer].origin, access.origin
-            axes = handed.dimensions(access.buffer)[1:]
+            axes = handed.buffers[access.buffer][1:]
             right = all(
                 handed.known.can_prove_equal(
                     mine + (_first(place, columns) if axis is Axis.COLUMN else 0), theirs

@@ -158,42 +158,14 @@ class Roles:
 
     def __init__(self, known: Any) -> None:
         self.known = known
-        self._loops: dict[Any, Axis] = {}
-        self._buffers: dict[Any, tuple[Axis | None, ...]] = {}
-        self._origins: dict[Any, tuple[Any, ...]] = {}
-        self._both: Any = None
-
-    def multiply_twice(self, buffer: Any) -> None:
-        """Set the tile that is the right operand of both products.
-
-        The second one takes its first columns: what a buffer's dimension goes through is then the
-        depth of the first one.
-        """
-        self._both = buffer
-
-    def name(self, variable: Any, axis: Axis) -> None:
-        """Set the axis of a loop."""
-        self._loops[variable] = axis
-
-    def place(self, buffer: Any, axes: tuple[Axis | None, ...], origin: tuple[Any, ...]) -> None:
-        """Set the axes of the dimensions of a buffer, and where its tile begins."""
-        self._buffers[buffer], self._origins[buffer] = axes, origin
-
-    def of_loop(self, variable: Any) -> Axis | None:
-        """The axis of a loop; None if it is not known."""
-        return self._loops.get(variable)
-
-    def of_buffer(self, buffer: Any) -> tuple[Axis, ...]:
-        """The axes of a buffer's dimensions, without dimensions that have none."""
-        return tuple(each for each in self._buffers.get(buffer, ()) if each is not None)
-
-    def dimensions(self, buffer: Any) -> tuple[Axis | None, ...]:
-        """The axis of each dimension of a buffer."""
-        return self._buffers[buffer]
-
-    def adopt(self, other: Roles, buffers: list[Any]) -> None:
-        """Take over the axes of buffers, not their origins: other parts of them are accessed."""
-        self._buffers |= {each: other.dimensions(each) for each in buffers}
+        #: By the variable of a loop.
+        self.loops: dict[Any, Axis] = {}
+        #: Of each dimension of a buffer, and where its tile begins.
+        self.buffers: dict[Any, tuple[Axis | None, ...]] = {}
+        self.origins: dict[Any, tuple[Any, ...]] = {}
+        #: The tile that is the right operand of both products. The second one takes its first
+        #: columns: what its dimension goes through is then the depth of the first one.
+        self.both: Any = None
 
     def spread(self, statements: tuple[Statement, ...]) -> None:
         """Find the axes of all loops of statements.
@@ -215,12 +187,12 @@ class Roles:
         """Whether all loops of a statement are known; then what it accesses is, too."""
         accesses = (statement.target, *statement.loads)
         for each in accesses:
-            axes = self._buffers.get(each.buffer, ())
+            axes = self.buffers.get(each.buffer, ())
             for variable, axis in zip(each.loops, axes, strict=False):
                 if variable is not None and axis is not None:
-                    self._loops.setdefault(variable, axis)
+                    self.loops.setdefault(variable, axis)
         moving = [each for access in accesses for each in access.loops if each is not None]
-        if any(each not in self._loops for each in moving):
+        if any(each not in self.loops for each in moving):
             return False
         for each in accesses:
             if not ir.is_global(each.buffer):
@@ -229,16 +201,16 @@ class Roles:
 
     def _place(self, statement: Statement, access: Access) -> None:
         """Refuse a statement that accesses another part of a buffer than others do."""
-        axes = tuple(None if each is None else self._loops[each] for each in access.loops)
-        if access.buffer.same_as(self._both):
+        axes = tuple(None if each is None else self.loops[each] for each in access.loops)
+        if access.buffer.same_as(self.both):
             axes = tuple(Axis.DEPTH if each is Axis.COLUMN else each for each in axes)
-        self._buffers.setdefault(access.buffer, axes)
-        self._origins.setdefault(access.buffer, access.origin)
-        origin = self._origins[access.buffer]
+        self.buffers.setdefault(access.buffer, axes)
+        self.origins.setdefault(access.buffer, access.origin)
+        origin = self.origins[access.buffer]
         same = all(
             self.known.can_prove_equal(a, b) for a, b in zip(access.origin, origin, strict=True)
         )
-        if axes != self._buffers[access.buffer] or not same:
+        if axes != self.buffers[access.buffer] or not same:
             raise refuse_stream(
                 f"{statement.where}, buffer '{access.buffer.name}'",
                 f"another part of it, from {list(access.origin)}",
@@ -339,7 +311,7 @@ def _limit(term: Any, loop: Any, statement: Statement) -> int | None:
 
 
 def _order(access: Access, roles: Roles) -> list[Axis | None]:
-    return [roles.of_loop(each) for each in access.loops if each is not None]
+    return [roles.loops.get(each) for each in access.loops if each is not None]
 
 
 def _box(statement: Statement, access: Access, roles: Roles, axis: Axis, columns: int = 0) -> Box:
@@ -348,7 +320,7 @@ def _box(statement: Statement, access: Access, roles: Roles, axis: Axis, columns
     extents = {each.loop_var: int(each.extent) for each in statement.nest.loops}
     shape = [int(each) for each in access.buffer.ty.shape]
     whole = (1 if last is None else extents[last]) == (columns or shape[-1])
-    if len(down) != 1 or roles.of_loop(outer[down[0]]) is not axis or not whole:
+    if len(down) != 1 or roles.loops.get(outer[down[0]]) is not axis or not whole:
         raise refuse_stream(
             f"{statement.where}, buffer '{access.buffer.name}'",
             f"a box of {len(down) + 1} dimensions, {extents.get(last)} of {shape[-1]} columns",
@@ -414,7 +386,7 @@ def _has_rows(statement: Statement, term: Any, roles: Roles, stored: int) -> boo
     (loop,) = (
         each.loop_var
         for each in statement.nest.loops
-        if roles.of_loop(each.loop_var) is Axis.ROW and ir.constant(each.extent) != 1
+        if roles.loops.get(each.loop_var) is Axis.ROW and ir.constant(each.extent) != 1
     )
     limit = _limit(term, loop, statement)
     return limit is not None and limit >= stored
