@@ -8,8 +8,14 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import Coordinates
-from crossfuse.lower.hopper.epilogue.elements import Elements
-from crossfuse.lower.hopper.epilogue.operands import READ_TYPES, Further, Pair, Read, read_all
+from crossfuse.lower.hopper.epilogue.elements import (
+    READ_TYPES,
+    Elements,
+    Further,
+    Pair,
+    Read,
+    read_all,
+)
 from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.statements import Warmup, let
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS

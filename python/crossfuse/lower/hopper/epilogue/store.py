@@ -15,11 +15,10 @@ from crossfuse.lower.hopper.epilogue.elements import scatter
 from crossfuse.lower.hopper.epilogue.prefetch import Ahead, Fragment
 from crossfuse.lower.hopper.features.feature import Ending, TileSums
 from crossfuse.lower.hopper.flags import PlacedFlags
-from crossfuse.lower.hopper.pipeline import Cursor, Release
+from crossfuse.lower.hopper.pipeline import Cursor, Release, store_name
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS
 from crossfuse.lower.hopper.plan.store import StoreBox, StorePlan
 from crossfuse.lower.hopper.statements import Warmup, hidden, let, registers, run, when
-from crossfuse.lower.hopper.tma import store_name
 from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
 
 

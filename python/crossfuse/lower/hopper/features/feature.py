@@ -25,8 +25,6 @@ from crossfuse.lower.hopper.statements import Warmup, when
 
 if TYPE_CHECKING:
     from crossfuse.hardware import Device
-    from crossfuse.lower.hopper.body import Body
-    from crossfuse.lower.hopper.consumer import Steps
     from crossfuse.lower.hopper.coordinates import Coordinates
     from crossfuse.lower.hopper.epilogue.store import BoxPlace
     from crossfuse.lower.hopper.flags import EndOfWait
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from crossfuse.lower.hopper.plan.kernel import KernelPlan
     from crossfuse.lower.hopper.plan.memory import Piece
     from crossfuse.lower.hopper.plan.operands import Operand
-    from crossfuse.lower.hopper.producer import Loader
+    from crossfuse.lower.hopper.roles import Body, Loader, Steps
     from crossfuse.lower.hopper.wgmma import LeftOperand
     from crossfuse.lower.image import BufferSpec, TensorMap
 

@@ -12,8 +12,7 @@ from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import Coordinates, at, unravel
-from crossfuse.lower.hopper.epilogue.elements import Elements, Units
-from crossfuse.lower.hopper.epilogue.operands import further_of
+from crossfuse.lower.hopper.epilogue.elements import Elements, Units, further_of
 from crossfuse.lower.hopper.epilogue.store import Accumulation
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Feature, TileSums
 from crossfuse.lower.hopper.flags import PlacedFlags
@@ -24,7 +23,7 @@ from crossfuse.lower.hopper.statements import Warmup, let, registers, run, when
 from crossfuse.planner.kernels.memory import BARRIER
 
 if TYPE_CHECKING:
-    from crossfuse.lower.hopper.body import Body
+    from crossfuse.lower.hopper.roles import Body
 
 #: Vector suffix of an instruction, by the number of neighbours.
 _VECTORS = {4: "v4.", 2: "v2.", 1: ""}

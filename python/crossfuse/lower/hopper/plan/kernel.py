@@ -7,12 +7,10 @@ from functools import reduce
 from typing import Any
 
 from crossfuse.hardware import WARPGROUP, Device
-from crossfuse.lower.hopper.epilogue.operands import further_of
+from crossfuse.lower.hopper.epilogue.elements import further_of
 from crossfuse.lower.hopper.features.feature import Feature, first_of
-from crossfuse.lower.hopper.features.gather import Gathering
-from crossfuse.lower.hopper.features.kept_left import KeptLeft
-from crossfuse.lower.hopper.features.pair import Pair
-from crossfuse.lower.hopper.features.split_sum import SplitSum
+from crossfuse.lower.hopper.features.intermediate import Gathering, KeptLeft
+from crossfuse.lower.hopper.features.split_sum import Pair, SplitSum
 from crossfuse.lower.hopper.features.sum_of_parts import SumOfParts
 from crossfuse.lower.hopper.flags import Flags, state
 from crossfuse.lower.hopper.plan.memory import Arena, RingPlan, box_bytes, plan_memory

@@ -31,9 +31,8 @@ from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 from crossfuse.planner.kernels.phase import blocks_of, warpgroups_of, widest
 
 if TYPE_CHECKING:
-    from crossfuse.lower.hopper.reduced.program import RowReductions
     from crossfuse.lower.hopper.rows.program import RowProgram
-    from crossfuse.lower.hopper.stream.program import StreamProgram
+    from crossfuse.lower.hopper.stream.program import RowReductions, StreamProgram
 
 
 @dataclass(frozen=True)

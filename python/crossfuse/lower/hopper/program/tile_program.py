@@ -11,9 +11,8 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.program.tile import Gather, GatheredTile, KeptTile, Place, Store, Tile
 
 if TYPE_CHECKING:
-    from crossfuse.lower.hopper.reduced.program import RowReductions
     from crossfuse.lower.hopper.rows.program import RowProgram
-    from crossfuse.lower.hopper.stream.program import StreamProgram
+    from crossfuse.lower.hopper.stream.program import RowReductions, StreamProgram
 
 
 #: Neighbours in a row that a thread loads at once.

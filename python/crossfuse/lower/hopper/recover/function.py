@@ -8,31 +8,34 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.errors import RefusedError
-from crossfuse.lower.hopper.epilogue.operands import further_of
+from crossfuse.lower.hopper.epilogue.elements import further_of
 from crossfuse.lower.hopper.program.tile import Rows
 from crossfuse.lower.hopper.program.tile_nest import refuse_program, tile_nest
 from crossfuse.lower.hopper.program.tile_program import SumProgram, TileProgram
 from crossfuse.lower.hopper.recover.contraction import check_reduction, read_contraction
 from crossfuse.lower.hopper.recover.exchange import paired, read_exchange, slice_tile
-from crossfuse.lower.hopper.recover.gather import is_gathered, recover_gathered
 from crossfuse.lower.hopper.recover.products import (
     check_taken,
+    is_gathered,
     is_kept,
     phase_program,
     pipelined,
     read_kept,
     read_products,
+    recover_gathered,
     recover_kept,
 )
 from crossfuse.lower.hopper.recover.store import (
     Loops,
     has_stages,
     is_bound,
+    is_sum,
     outer_loops,
     places_of,
     read_store,
+    read_sum,
+    with_sums,
 )
-from crossfuse.lower.hopper.recover.sums import is_sum, read_sum, with_sums
 from crossfuse.lower.hopper.rows.program import RowProgram
 from crossfuse.lower.hopper.rows.recover import is_rows, read_rows
 from crossfuse.lower.hopper.stream.program import StreamProgram

@@ -12,8 +12,7 @@ from crossfuse.lower.hopper.program.tile_nest import TileNest, tile_nest
 from crossfuse.lower.hopper.program.tile_program import Contraction, TileProgram
 from crossfuse.lower.hopper.recover.contraction import check_reduction, read_contraction
 from crossfuse.lower.hopper.recover.store import Loops, has_stages, outer_loops, places_of
-from crossfuse.lower.hopper.reduced.program import Best, Output, RowReductions
-from crossfuse.lower.hopper.stream.program import Axis, Kind, Step
+from crossfuse.lower.hopper.stream.program import Axis, Best, Kind, Output, RowReductions, Step
 from crossfuse.lower.hopper.stream.recover.function import has_stream
 from crossfuse.lower.hopper.stream.recover.statements import (
     Roles,
@@ -280,9 +279,9 @@ class _Reader:
             **self.names.variables,
             scores=self.scores,
             size=(self.contraction.rows, self.contraction.columns),
-            before=self._steps([each for each in before if not isinstance(each, Beginning)]),
-            steps=self._steps(steps),
-            after=self._steps(after[: -len(stores)]),
+            before=tuple(self._step(e) for e in before if not isinstance(e, Beginning)),
+            steps=tuple(map(self._step, steps)),
+            after=tuple(map(self._step, after[: -len(stores)])),
             outputs=tuple(self._output(each) for each in stores),
         )
 
@@ -314,9 +313,6 @@ class _Reader:
                 f"{len(begun)} blocks that empty lists and {len(filled)} that fill them",
                 "one before the stream and one in it for each list",
             )
-
-    def _steps(self, parts: list[Any]) -> tuple[Step, ...]:
-        return tuple(self._step(each) for each in parts)
 
     def _step(self, part: Any) -> Step:
         if isinstance(part, Insertion):

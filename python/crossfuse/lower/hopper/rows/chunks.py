@@ -13,7 +13,7 @@ from crossfuse.hardware import WARP
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import Coordinates, at, grid_places
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Feature
-from crossfuse.lower.hopper.pipeline import Cursor
+from crossfuse.lower.hopper.pipeline import EVICT_FIRST, Cursor, load_name
 from crossfuse.lower.hopper.plan.memory import Piece
 from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.rows.plan import (
@@ -33,15 +33,12 @@ from crossfuse.lower.hopper.rows.statements import (
 )
 from crossfuse.lower.hopper.statements import Variable, branches, let, registers, run, when
 from crossfuse.lower.hopper.timeline import ROWS_BEGUN, ROWS_MADE
-from crossfuse.lower.hopper.tma import EVICT_FIRST, load_name
 from crossfuse.lower.hopper.wgmma import Multiplier
 from crossfuse.lower.image import TensorMap
 from crossfuse.planner.kernels.phase import ROW_WARPS
 
 if TYPE_CHECKING:
-    from crossfuse.lower.hopper.body import Body
-    from crossfuse.lower.hopper.consumer import Steps
-    from crossfuse.lower.hopper.producer import Loader
+    from crossfuse.lower.hopper.roles import Body, Loader, Steps
 
 #: Alignment of what TMA copies to shared memory without a swizzle.
 _COPY = 128

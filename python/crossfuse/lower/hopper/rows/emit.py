@@ -22,10 +22,9 @@ from crossfuse.lower.hopper.timeline import ROWS_BEGUN, ROWS_MADE
 from crossfuse.planner.kernels.phase import ROW_WARPS
 
 if TYPE_CHECKING:
-    from crossfuse.lower.hopper.body import Body
     from crossfuse.lower.hopper.pipeline import Cursor
     from crossfuse.lower.hopper.plan.kernel import KernelPlan
-    from crossfuse.lower.hopper.producer import Loader
+    from crossfuse.lower.hopper.roles import Body, Loader
 
 # Warps of the loading warpgroup that make rows of the left operand, while others multiply.
 

@@ -45,8 +45,7 @@ from crossfuse.lower.hopper.statements import Variable, Warmup, branches, hidden
 from crossfuse.lower.hopper.timeline import ROWS_BEGUN, ROWS_MADE
 
 if TYPE_CHECKING:
-    from crossfuse.lower.hopper.body import Body
-    from crossfuse.lower.hopper.producer import Loader
+    from crossfuse.lower.hopper.roles import Body, Loader
 
 #: Looks at a barrier before help is called for, of a microsecond at most and 40 ns at least. Rows
 #: come in 3 us, unless CTAs of another launch keep some from starting.
@@ -206,7 +205,7 @@ class RowsWithHelp(RowsByWarpgroups):
 
     part: ClassVar[type[ConsumerPart]] = _Part
     helps = True
-    barriers: ClassVar[tuple[str, ...]] = ("rows_barrier",)
+    barriers: tuple[str, ...] = ("rows_barrier",)
 
     def help(self, body: Body) -> Help:
         """Its barriers."""

@@ -10,13 +10,12 @@ from crossfuse.hardware import WARP
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import at
 from crossfuse.lower.hopper.epilogue.elements import scatter
-from crossfuse.lower.hopper.pipeline import Cursor
+from crossfuse.lower.hopper.pipeline import Cursor, load_name, store_name
 from crossfuse.lower.hopper.plan.operands import PACKED_TYPES
 from crossfuse.lower.hopper.statements import Variable, registers, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.plan.memory import Operand, dimensions
 from crossfuse.lower.hopper.stream.values import Lanes, RowState, Values
-from crossfuse.lower.hopper.tma import load_name, store_name
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
 # The loading roles: a thread for queries and keys, and one for values.

@@ -38,8 +38,8 @@ from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER, BEFORE_ROWS, LE
 from crossfuse.planner.kernels.stream import BESIDE_STREAM
 
 if TYPE_CHECKING:
-    from crossfuse.lower.hopper.body import Body
     from crossfuse.lower.hopper.plan.kernel import KernelPlan
+    from crossfuse.lower.hopper.roles import Body
 
 #: First of the two warps that load for the stream.
 _FIRST_WARP = 2

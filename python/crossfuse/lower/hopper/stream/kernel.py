@@ -9,15 +9,14 @@ from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import declare_coordinates
+from crossfuse.lower.hopper.pipeline import fetch_descriptors
 from crossfuse.lower.hopper.statements import ONE_CTA, branches, parameter, run, set_registers, when
 from crossfuse.lower.hopper.stream.body import StreamBody
-from crossfuse.lower.hopper.stream.columns import Adder, Scorer
-from crossfuse.lower.hopper.stream.consumer import Consumer
+from crossfuse.lower.hopper.stream.consumer import Adder, Consumer, Scorer
 from crossfuse.lower.hopper.stream.copies import emit_loading
 from crossfuse.lower.hopper.stream.merge import SplitConsumer, state_parameter
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
 from crossfuse.lower.hopper.stream.plan.registers import launched_registers
-from crossfuse.lower.hopper.tma import fetch_descriptors
 from crossfuse.planner.kernels.stream import REGISTERS, SHARED_REGISTERS
 
 
