@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +76,7 @@ def unravel(places: tuple[Place, ...], cluster: Any, rank: Any) -> dict[Any, Any
     return _unravel(outside, cluster) | _unravel(inside, rank)
 
 
-def at(expression: Any, *values: dict[Any, Any]) -> Any:
+def at(expression: Any, *values: Mapping[Any, Any]) -> Any:
     """An expression with values substituted for its variables."""
     known = {var: value for each in values for var, value in each.items()}
     return ir.sym.Analyzer().simplify(ir.substitute(expression, known))

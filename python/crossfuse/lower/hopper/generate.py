@@ -14,7 +14,7 @@ from crossfuse.lower.hopper.coordinates import Coordinates, declare_coordinates
 from crossfuse.lower.hopper.passes import kernel_pipeline
 from crossfuse.lower.hopper.pipeline import fetch_descriptors, ring_barriers
 from crossfuse.lower.hopper.plan.kernel import KernelPlan, plan_kernel
-from crossfuse.lower.hopper.program.tile import identifier
+from crossfuse.lower.hopper.program.tile import identifier, with_parameters
 from crossfuse.lower.hopper.recover.function import recover, workspaces
 from crossfuse.lower.hopper.reduced.recover import is_reduced, recover_reduced
 from crossfuse.lower.hopper.roles import Body, emit_loading, emit_multiplying
@@ -54,7 +54,7 @@ def emit_kernel(plan: KernelPlan, name: str) -> Any:
         ir.script.device_entry()
         with ir.script.attr(ONE_CTA):
             phases = tuple(
-                replace(each, program=each.program.with_parameters(images)) for each in plan.phases
+                replace(each, program=with_parameters(each.program, images)) for each in plan.phases
             )
             where = declare_coordinates(plan, phases)
             timeline = Timeline(plan, where, buffers[stamps[0].name] if stamps else None)

@@ -225,7 +225,7 @@ def load_tile(
     origin, `stage` gives addresses in shared memory of the stage's tile. The bytes complete
     `barrier` in each receiving CTA.
     """
-    row, column = (at(each, dict(values)) for each in operand.tile.origin)
+    row, column = (at(each, values) for each in operand.tile.origin)
     part = _part(operand, where)
     size = operand.size // operand.sharers
     rows = operand.map.box[1]

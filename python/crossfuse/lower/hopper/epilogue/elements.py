@@ -217,15 +217,11 @@ class Elements:
     def begin(self, values: Mapping[Any, Any]) -> Any:
         """Select the part that the next elements belong to; `values` are those of places."""
         part = self.program.store.part
-        self._part = None if part is None else let("part", at(part, dict(values)))
+        self._part = None if part is None else let("part", at(part, values))
         return self._part
 
     def _place(self, i: Any, j: Any) -> list[Any]:
         return [i, j] if self._part is None else [self._part, i, j]
-
-    def registers_of_pair(self) -> tuple[Pair, ...]:
-        """Declare registers for the further operands of two neighbours in a row."""
-        return tuple(map(Pair, self.further))
 
     def load(self, pairs: Sequence[Pair], i: Any, j: Any, warmup: Warmup) -> None:
         """Load all further operands of elements (i, j) and (i, j + 1)."""
@@ -396,7 +392,7 @@ class Units:
         self.threads = threads
         self.places = places
         self.warmup = warmup
-        self.pairs: list[tuple[Pair, ...]] = [elements.registers_of_pair() for _ in range(pairs)]
+        self.pairs = [tuple(map(Pair, elements.further)) for _ in range(pairs)]
 
     def start(self, first: Any) -> None:
         """Read the operands of this thread's `first` unit."""

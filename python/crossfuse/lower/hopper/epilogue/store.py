@@ -10,7 +10,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.coordinates import Coordinates, at
+from crossfuse.lower.hopper.coordinates import Coordinates
 from crossfuse.lower.hopper.epilogue.elements import scatter
 from crossfuse.lower.hopper.epilogue.prefetch import Ahead, Fragment
 from crossfuse.lower.hopper.features.feature import Ending, TileSums
@@ -172,19 +172,15 @@ class Epilogue(Ending):
         return rows is not None and any(ir.among(each, rows.beside) for each in sources)
 
     def _start(self, values: Mapping[Any, Any]) -> None:
-        row, column = self._origin(values)
+        row, column = self.origin(values)
         self.further.start(row + self.warpgroup * self.plan.warpgroups.share, column)
-
-    def _origin(self, values: Mapping[Any, Any]) -> tuple[Any, Any]:
-        row, column = (at(each, dict(values)) for each in self.plan.program.store.tile.origin)
-        return row, column
 
     def end(self, values: Mapping[Any, Any], leave: Callable[[], None] | None) -> None:
         """Store the tile that `values` place, and raise its flag."""
         self.leave(leave)
         if self._late:
             self._start(values)
-        row, column = self._origin(values)
+        row, column = self.origin(values)
         part = self.elements.begin(values)
         first = let("first_row", row)
         row = let("row", row + self.warpgroup * self.plan.warpgroups.share)

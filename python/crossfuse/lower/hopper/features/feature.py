@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from crossfuse.lower.hopper import mbarrier
+from crossfuse.lower.hopper.coordinates import Coordinates, at
 from crossfuse.lower.hopper.flags import PlacedFlags
 from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.statements import Warmup, when
 
 if TYPE_CHECKING:
     from crossfuse.hardware import Device
-    from crossfuse.lower.hopper.coordinates import Coordinates
     from crossfuse.lower.hopper.epilogue.store import BoxPlace
     from crossfuse.lower.hopper.flags import EndOfWait
     from crossfuse.lower.hopper.pipeline import Cursor, Throttle
@@ -126,6 +126,11 @@ class Ending:
     def note(self, event: str) -> None:
         """Record an event of the phase, see `timeline`."""
         self.body.timeline.stamp(event, self.number)
+
+    def origin(self, values: Mapping[Any, Any]) -> tuple[Any, Any]:
+        """Row and column of the first element of the tile that `values` place."""
+        row, column = (at(each, values) for each in self.plan.program.store.tile.origin)
+        return row, column
 
     def ahead(self, values: Mapping[Any, Any]) -> None:
         """Prefetch what the tile that `values` place needs beside its sums, before it is made."""

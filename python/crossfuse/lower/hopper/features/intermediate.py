@@ -18,7 +18,6 @@ from crossfuse.lower.hopper.plan.operands import (
     GROUP,
     GROUP_REGISTERS,
     barrier_count,
-    gathered_bytes,
     kept_registers,
     share_bytes,
     slice_bytes,
@@ -86,7 +85,7 @@ class Giver(Ending):
         contraction = self.plan.program.contraction
         # The expression is written in columns of the product.
         origin = contraction.result(contraction.left.buffer).origin
-        row, column = (at(each, dict(values)) for each in origin)
+        row, column = (at(each, values) for each in origin)
         return row + self.warpgroup * WARPGROUP_ROWS, column
 
     def end(self, values: Mapping[Any, Any], leave: Callable[[], None] | None) -> None:
@@ -257,7 +256,7 @@ class Gathering(Feature):
         gather = phases[number].program.takes
         assert gather is not None
         consumers = phases[number].consumers
-        intermediate = Piece("gathered", gathered_bytes(gather, consumers), ALIGNMENT)
+        intermediate = Piece("gathered", consumers * share_bytes(gather), ALIGNMENT)
         barriers = Piece("gather_barriers", BARRIER * barrier_count(gather, consumers))
         return cls(number, gather, (intermediate, barriers))
 
@@ -308,8 +307,7 @@ class Keeper(Ending):
 
     def _first(self, values: Mapping[Any, Any]) -> tuple[Any, Any]:
         """Row and column of this warpgroup's first element."""
-        origin = self.plan.program.store.tile.origin
-        row, column = (at(each, dict(values)) for each in origin)
+        row, column = self.origin(values)
         return row + self.warpgroup * WARPGROUP_ROWS, column
 
     def end(self, values: Mapping[Any, Any], leave: Callable[[], None] | None) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.coordinates import at
 from crossfuse.lower.hopper.epilogue.elements import Elements, Units
 from crossfuse.lower.hopper.epilogue.store import publish_elements
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Feature, TileSums
@@ -86,7 +85,7 @@ class SplitReduction(Ending):
         # A row has one owner: what depends on it is computed once.
         height = self.exchange.rows
         inside = [let("inside", row < height * self.size) for row in rows]
-        owners = [_Owner(self, self._known(row // height)) for row in rows]
+        owners = [self._owner(self._known(row // height)) for row in rows]
         starts = [let("start", row % height * self.exchange.width * 4) for row in rows]
         parts = []
         for first in range(0, self.plan.accumulators, 2):
@@ -100,7 +99,7 @@ class SplitReduction(Ending):
         """Parts that are blocks of eight columns, in the layout of the fragments."""
         warps = self.exchange.rows // WARP_ROWS
         blocks = self.plan.accumulators // 4
-        owner = _Owner(self, let("owner", warp // warps))
+        owner = self._owner(let("owner", warp // warps))
         start = let("start", warp % warps * (blocks * 32 * 16) + self.where.lane * 16)
         return [
             _Slice(4 * block, owner, start + block * (32 * 16), None) for block in range(blocks)
@@ -112,7 +111,7 @@ class SplitReduction(Ending):
         elements = self.exchange.elements
         position = rows[first // 2 % 2] * self.exchange.width + column
         exists = self._exists(position < elements * self.size, column)
-        owner = _Owner(self, self._known(position // elements))
+        owner = self._owner(self._known(position // elements))
         return _Slice(first, owner, position % elements * 4, exists)
 
     def _known(self, rank: Any) -> Any:
@@ -145,8 +144,7 @@ class SplitReduction(Ending):
                 leave()
             mbarrier.wait_cluster(self.received, 0)
         self.note(EXCHANGED[1])
-        origin = self.plan.program.store.tile.origin
-        row, column = (let("first", at(each, dict(values))) for each in origin)
+        row, column = (let("first", each) for each in self.origin(values))
         total = registers("total", self.count, "float32")
         received = registers("received", self.count, "float32")
         threads, count = units.threads, units.count
@@ -165,8 +163,7 @@ class SplitReduction(Ending):
 
     def _units(self, values: Mapping[Any, Any]) -> Units:
         """Prefetches what the epilogue of this CTA's slice reads besides its sums."""
-        origin = self.plan.program.store.tile.origin
-        row, column = (at(each, dict(values)) for each in origin)
+        row, column = self.origin(values)
         return Units(
             self.elements,
             self.plan.slice_bytes // (4 * self.count),
@@ -223,21 +220,15 @@ class SplitReduction(Ending):
 
     def _push(self, part: _Slice) -> None:
         values = [self.accumulators[part.first + i] for i in range(self.count)]
-        place = part.owner.buffer + ir.script.Cast("uint32", part.offset)
-        mbarrier.push(place, values, part.owner.barrier)
+        part.owner.push(part.offset, values)
 
-
-class _Owner:
-    """The CTA that combines a part, and where this CTA's contribution goes in its buffer."""
-
-    def __init__(self, reduction: SplitReduction, rank: Any) -> None:
-        target, arrival = Variable("target", "uint32"), Variable("arrival", "uint32")
-        linear = reduction.where.rank + (rank - reduction.rank)
-        mbarrier.cluster_address(target.value, reduction.buffer(0), linear)
-        mbarrier.cluster_address(arrival.value, reduction.received, linear)
-        offset = ir.script.Cast("uint32", reduction.rank * reduction.plan.slice_bytes)
-        target.set(target.value + offset)
-        self.buffer, self.barrier = target.value, arrival.value
+    def _owner(self, rank: Any) -> mbarrier.Peer:
+        """The CTA that combines a part, and where this CTA's contribution goes in its buffer."""
+        linear = self.where.rank + (rank - self.rank)
+        peer = mbarrier.Peer(("target", "arrival"), self.buffer(0), self.received, linear)
+        offset = ir.script.Cast("uint32", self.rank * self.plan.slice_bytes)
+        peer.place.set(peer.place.value + offset)
+        return peer
 
 
 @dataclass(frozen=True)
@@ -246,7 +237,7 @@ class _Slice:
 
     #: The first accumulator.
     first: int
-    owner: _Owner
+    owner: mbarrier.Peer
     #: In the slice of the owner.
     offset: Any
     #: A condition where not all threads have such elements, else None.
@@ -327,8 +318,7 @@ class Pairing(SplitReduction):
         """Exchange halves, make and store this CTA's half, and raise the flag of the tile."""
         super().end(values, leave)
         if self.writer is not None:
-            origin = self.plan.program.store.tile.origin
-            row, column = (let("first", at(each, dict(values))) for each in origin)
+            row, column = (let("first", each) for each in self.origin(values))
             # What each thread stored is to be read by TMA.
             run(ir.script.ptx.fence.proxy.async_.global_())
             publish_elements(self.writer, self.where, self.warpgroup, (row, column), self.warmup)

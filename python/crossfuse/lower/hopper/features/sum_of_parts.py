@@ -57,7 +57,7 @@ def await_parts(
     places.
     """
     flags = placed.flags
-    row, column = (at(each, dict(values)) for each in program.first)
+    row, column = (at(each, values) for each in program.first)
     down, across = row // flags.rows, column // flags.columns
     first = down * flags.across + across
     # A tile beyond the output has no flags, and nobody adds it.
@@ -135,7 +135,7 @@ class Sum:
     def _place(self, unit: Any, values: Mapping[Any, Any]) -> tuple[Any, Any]:
         """Row and column of the first element of a unit."""
         element = {self.program.element: unit * UNIT}
-        row, column = (at(each, dict(values), element) for each in self.program.index)
+        row, column = (at(each, values, element) for each in self.program.index)
         return let("row", row), let("column", column)
 
     def _units(self, values: Mapping[Any, Any]) -> Units:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -52,6 +52,10 @@ class KernelPlan:
     number: int = 0
     #: Whether it records when it did what, see `timeline`.
     timed: bool = False
+
+    def with_feature(self, old: Feature, new: Feature) -> KernelPlan:
+        """The plan with another feature in the place of one."""
+        return replace(self, features=tuple(new if e is old else e for e in self.features))
 
     @property
     def consumers(self) -> int:

@@ -209,11 +209,6 @@ def share_bytes(gather: Gather) -> int:
     return gather.extents[1] // 8 * CHUNK
 
 
-def gathered_bytes(gather: Gather | None, consumers: int) -> int:
-    """Bytes of the intermediate in each CTA; none if there is none."""
-    return 0 if gather is None else consumers * share_bytes(gather)
-
-
 def slice_bytes(gather: Gather) -> int:
     """Bytes of one slice that one warpgroup multiplies."""
     return gather.width // 8 * CHUNK

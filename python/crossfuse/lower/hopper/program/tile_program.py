@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -75,15 +74,6 @@ class SumProgram:
         inside = self.first[dimension] < self.store.tile.extents[dimension]
         return bool(self.analyzer.can_prove(inside))
 
-    def with_parameters(self, images: Mapping[Any, Any]) -> SumProgram:
-        """The program on other buffers than the function's parameters."""
-        return replace(
-            self,
-            partial=images[self.partial],
-            store=self.store.with_parameters(images),
-            parameters=tuple(images[each] for each in self.parameters),
-        )
-
 
 @dataclass(frozen=True)
 class Product:
@@ -102,11 +92,6 @@ class Product:
     def both(self) -> tuple[Product, ...]:
         """The products of either CTA of a pair; else this one alone."""
         return (self,) if self.instead is None else (self, self.instead)
-
-    def with_parameters(self, images: Mapping[Any, Any]) -> Product:
-        """The product of other buffers than the function's parameters."""
-        instead = None if self.instead is None else self.instead.with_parameters(images)
-        return replace(self, right=self.right.with_parameters(images), instead=instead)
 
     @property
     def columns(self) -> int:
@@ -221,24 +206,6 @@ class TileProgram:
     rows: RowProgram | None = None
     #: Makes its left operand in the same kernel, tile by tile.
     streamed: StreamProgram | None = None
-
-    def with_parameters(self, images: Mapping[Any, Any]) -> TileProgram:
-        """The program on other buffers than the function's parameters."""
-        loop = self.contraction
-        products = tuple(each.with_parameters(images) for each in loop.products)
-        correction = loop.correction
-        if correction is not None:
-            correction = replace(correction, factors=images[correction.factors])
-        left = loop.left.with_parameters(images)
-        return replace(
-            self,
-            contraction=replace(loop, left=left, products=products, correction=correction),
-            store=self.store.with_parameters(images),
-            summed=None if self.summed is None else self.summed.with_parameters(images),
-            reduced=None if self.reduced is None else self.reduced.with_parameters(images),
-            rows=None if self.rows is None else self.rows.with_parameters(images),
-            parameters=tuple(images[each] for each in self.parameters),
-        )
 
     def has_tail(self, dimension: int) -> bool:
         """Whether tiles of the output may reach beyond it: dimension 0 is rows, 1 columns."""

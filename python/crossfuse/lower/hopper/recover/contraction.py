@@ -72,7 +72,10 @@ def read_window(nest: TileNest) -> WindowTile | None:
     if not isinstance(load, ir.TensorLoad) or len(load.indices) != 4 or len(body.indices) != 2:
         return None
     tile = _candidate(nest, load.source) if ir.is_global(load.source) else None
-    if tile is None or not _is_window(nest, tile, condition, load.indices):
+    if tile is None or not all(
+        _is_pixel(nest, tile, tap, condition, load.indices)
+        for tap in product(range(tile.window), range(tile.window))
+    ):
         raise refuse_program(
             nest.where,
             f"elements {list(load.indices)} of '{load.source.name}'",
@@ -98,12 +101,6 @@ def _candidate(nest: TileNest, images: Any) -> WindowTile | None:
     matrix = nest.tile(buffer, nest.block.body.indices)
     tile = WindowTile(images, matrix.origin, matrix.shape, window)
     return tile if window % 2 and tile.extents == (rows, columns) else None
-
-
-def _is_window(nest: TileNest, tile: WindowTile, condition: Any, indices: Any) -> bool:
-    """Whether every element that is read is that of the window, proved pixel by pixel."""
-    taps = product(range(tile.window), range(tile.window))
-    return all(_is_pixel(nest, tile, tap, condition, indices) for tap in taps)
 
 
 def _is_pixel(

@@ -174,14 +174,9 @@ def accumulated(programs: list[TileProgram]) -> list[TileProgram]:
                     f"{program.store.adds} partial tiles that TMA adds, and no sum of them",
                     "a nest that adds all parts and stores what the epilogue makes of their sum",
                 )
-            images[partial] = _sums_of(partial)
+            name, shape = _SUMS + identifier(partial), list(partial.ty.shape)[1:]
+            images[partial] = ir.tirx.decl_buffer(shape, "float32", name, layout=None)
     return [_on_sums(each, images) for each in programs]
-
-
-def _sums_of(partial: Any) -> Any:
-    """The matrix that takes the place of [part, row, column]."""
-    name = _SUMS + identifier(partial)
-    return ir.tirx.decl_buffer(list(partial.ty.shape)[1:], "float32", name, layout=None)
 
 
 def _on_sums(program: TileProgram, images: dict[Any, Any]) -> TileProgram:

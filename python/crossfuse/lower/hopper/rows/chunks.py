@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +27,7 @@ from crossfuse.lower.hopper.rows.program import RowProgram, size_of
 from crossfuse.lower.hopper.rows.recover import known_in
 from crossfuse.lower.hopper.rows.statements import (
     RowStatements,
+    moved,
     number_of,
     quick,
     without_stores,
@@ -309,7 +310,9 @@ class _Rows:
         """Write the rows of a batch, interleaved: a statement of each row at a time."""
         for together in zip(*rows, strict=True):
             for inside, each in enumerate(together):
-                guarded = not self.chunks.exact and _leaves(each)
+                guarded = not self.chunks.exact and any(
+                    ir.is_global(store.buffer) for store in ir.buffer_stores(each)
+                )
                 with when(first + inside < end) if guarded else nullcontext():
                     ir.script.add_to_parent(each)
         self._store(first, end, chunk)
@@ -330,21 +333,17 @@ class _Rows:
         """A statement that loads elements of a chunk, from the ring."""
         loop = self.loop
 
-        def load(node: Any, mutator: Any) -> Any:
-            if not node.source.same_as(loop.source):
-                return mutator.default_mutate(node)
-            place = self.known.simplify(node.indices[1] - loop.var * loop.size)
-            return self.ring[self._place(slot, inside) + place]
+        def place(indices: Any) -> tuple[Any, Any]:
+            column = self.known.simplify(indices[1] - loop.var * loop.size)
+            return self.ring, [self._place(slot, inside) + column]
 
-        return ir.mutate(statement, (ir.TensorLoad, load))
+        return moved(statement, {loop.source: place})
 
     def _own(self, statement: Any, number: int, inside: int) -> Any:
         """A statement of one of the warp's rows, with its state and its place in a batch."""
-        for buffer, state in self.states:
-            statement = _moved(statement, buffer, state, number * size_of(buffer))
-        for each in self.stores:
-            statement = _moved(statement, each.kept, each.kept, inside)
-        return statement
+        states = {old: _behind(new, number * size_of(old)) for old, new in self.states}
+        kept = {each.kept: _behind(each.kept, inside) for each in self.stores}
+        return moved(statement, states | kept)
 
     def _tell(self) -> None:
         """Arrive once this warp has stored a chunk; it is at most two chunks ahead of the flags."""
@@ -360,25 +359,9 @@ class _Rows:
         done.set(done.value + 1)
 
 
-def _leaves(statement: Any) -> bool:
-    """Whether a statement stores to global memory."""
-    return any(ir.is_global(each.buffer) for each in ir.buffer_stores(statement))
-
-
-def _moved(statement: Any, buffer: Any, to: Any, first: Any) -> Any:
-    """Statements with a buffer replaced by another one, in which it begins at `first`."""
-
-    def load(node: Any, mutator: Any) -> Any:
-        node = mutator.default_mutate(node)
-        return to[first + node.indices[0]] if node.source.same_as(buffer) else node
-
-    def store(node: Any, mutator: Any) -> Any:
-        node = mutator.default_mutate(node)
-        if not node.buffer.same_as(buffer):
-            return node
-        return ir.BufferStore(to, node.value, [first + node.indices[0]])
-
-    return ir.mutate(statement, (ir.TensorLoad, load), (ir.BufferStore, store))
+def _behind(buffer: Any, first: int) -> Callable[[Any], tuple[Any, Any]]:
+    """A place for accesses: in a buffer, from an element on."""
+    return lambda indices: (buffer, [first + indices[0]])
 
 
 # Factors of a chunk: they come with the left tile of its first step, a slot in each stage.

@@ -17,6 +17,7 @@ from crossfuse.lower.hopper.pipeline import Throttle
 from crossfuse.lower.hopper.plan.memory import Piece
 from crossfuse.lower.hopper.rows.plan import FIRST_WARP
 from crossfuse.lower.hopper.rows.program import RowProgram, size_of
+from crossfuse.lower.hopper.rows.statements import moved
 from crossfuse.lower.hopper.statements import Variable, let, run, when
 from crossfuse.lower.hopper.timeline import ROWS_BEGUN, ROWS_MADE
 from crossfuse.planner.kernels.phase import ROW_WARPS
@@ -236,7 +237,13 @@ def after_kernel_before(plan: KernelPlan, **places: Any) -> tuple[Any, ...]:
     if not plan.early:
         return tuple(places.values())
     run(ir.script.ptx.griddepcontrol.wait())
-    return tuple(let(name, _pinned(each)) for name, each in places.items())
+    return tuple(
+        let(
+            name,
+            ir.cuda_func_call("crossfuse_pinned", each, source_code=_PINNED, return_type="int32"),
+        )
+        for name, each in places.items()
+    )
 
 
 @contextmanager
@@ -259,10 +266,6 @@ def _each_row(body: Body, made: WholeRows, thread: Any, makers: int) -> Iterator
             writer.raise_flag(ir.script.min(row.value, rows.rows - 1), 0)
         row.set(row.value + makers * plan.clusters * plan.cluster_size)
     body.timeline.stamp(ROWS_MADE)
-
-
-def _pinned(place: Any) -> Any:
-    return ir.cuda_func_call("crossfuse_pinned", place, source_code=_PINNED, return_type="int32")
 
 
 # One loop for the rows that a warpgroup makes: its own first, then those that are late.
@@ -325,12 +328,12 @@ class Staged:
     elements: Any
     first: Any
 
-    def place(self, indices: Any) -> Any:
+    def place(self, indices: Any) -> tuple[Any, Any]:
         """The place in the arena of an element."""
         place: Any = 0
         for extent, each in zip(self.buffer.ty.shape, indices, strict=True):
             place = place * int(extent) + each
-        return self.first + place
+        return self.elements, [self.first + place]
 
 
 def staged(body: Body, rows: RowProgram, number: Any) -> list[Staged]:
@@ -348,31 +351,14 @@ def passed_on(made: Any, staged: list[Staged], warpgroup: Any) -> Any:
     barrier = ir.script.Cast("uint32", 1 + warpgroup)
     meeting = ir.tirx.Evaluate(ir.script.ptx.bar.sync(barrier, ir.script.uint32(WARPGROUP)))
 
-    def find(buffer: Any) -> Staged | None:
-        return next((each for each in staged if each.buffer.same_as(buffer)), None)
-
-    def load(node: Any, mutator: Any) -> Any:
-        node, found = mutator.default_mutate(node), find(node.source)
-        return node if found is None else found.elements[found.place(node.indices)]
-
-    def store(node: Any, mutator: Any) -> Any:
-        node, found = mutator.default_mutate(node), find(node.buffer)
-        if found is None:
-            return node
-        return ir.BufferStore(found.elements, node.value, [found.place(node.indices)])
+    places = {each.buffer: each.place for each in staged}
 
     def share(node: Any, mutator: Any) -> Any:
-        passes = any(find(each.buffer) for each in ir.buffer_stores(node))
+        passes = any(each.buffer in places for each in ir.buffer_stores(node))
         node = mutator.default_mutate(node)
         return ir.SeqStmt([node, meeting]) if passes else node
 
     def declare(node: Any, mutator: Any) -> Any:
-        return node if find(node.buffer) is None else ir.tirx.Evaluate(0)
+        return ir.tirx.Evaluate(0) if node.buffer in places else node
 
-    return ir.mutate(
-        made,
-        (ir.TensorLoad, load),
-        (ir.BufferStore, store),
-        (ir.IfThenElse, share),
-        (ir.AllocBuffer, declare),
-    )
+    return moved(ir.mutate(made, (ir.IfThenElse, share), (ir.AllocBuffer, declare)), places)

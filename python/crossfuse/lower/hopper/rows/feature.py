@@ -218,7 +218,7 @@ class HeadRows:
             ir.IRBuilder.name("turn", turn)
             helps = hidden(turn)
             with when(helps > 0):
-                late.set(self.help.await_rows())
+                late.set(self.help.await_or_call(self.help.made))
                 loop.turn_to_late(late, 0, 1)
             with loop.each() as row:
                 self._make(row, loop.step)
@@ -403,9 +403,9 @@ class Rows(WholeRows):
         phase = plan.phases[0]
         alone = len(plan.phases) == 1 and phase.raises is None
         if not self.by_warpgroups:
-            return self._replaced(plan, RowsByWarps(**known))
+            return plan.with_feature(self, RowsByWarps(**known))
         if not alone or plan.clusters != phase.program.tiles:
-            return self._replaced(plan, RowsByWarpgroups(**known))
+            return plan.with_feature(self, RowsByWarpgroups(**known))
         if first < plan.on_their_way and not plan.is_awaited_by_all:
             ctas = plan.clusters * plan.cluster_size
             head = plan_head(phase, ctas, plan.left.stages, plan.number)
@@ -414,9 +414,5 @@ class Rows(WholeRows):
                 made = RowsBesideHead(
                     **known, head=head, tensor_maps=(head.raw,), workspaces=(head.factors,)
                 )
-                return replace(self._replaced(plan, made), arena=arena)
-        return self._replaced(plan, RowsWithHelp(**known))
-
-    def _replaced(self, plan: KernelPlan, made: WholeRows) -> KernelPlan:
-        features = tuple(made if each is self else each for each in plan.features)
-        return replace(plan, features=features)
+                return replace(plan.with_feature(self, made), arena=arena)
+        return plan.with_feature(self, RowsWithHelp(**known))

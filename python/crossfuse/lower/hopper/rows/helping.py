@@ -138,8 +138,8 @@ class Help:
             "      crossfuse_await_help(called, done);\n",
         )
 
-    def await_tile(self, full: Any) -> Any:
-        """Wait for the first tile, or for the call for help: 1 for the call, else 0."""
+    def await_or_call(self, full: Any) -> Any:
+        """Wait at a barrier, or for the call for help: 1 for the call, else 0."""
         return ir.cuda_func_call(
             "crossfuse_await_either",
             full,
@@ -147,10 +147,6 @@ class Help:
             source_code=_AWAIT_EITHER,
             return_type="int32",
         )
-
-    def await_rows(self) -> Any:
-        """The same where the rows of the tile are waited for, and not the tile itself."""
-        return self.await_tile(self.made)
 
     def say_done(self) -> None:
         """Arrive at `done`; one thread of a warpgroup calls it, after it met the others."""
@@ -184,7 +180,7 @@ class _Part(ConsumerPart):
         counts = hidden(warmup.turn)
         late = Variable("rows_are_late", "int32", 0)
         with when(counts > 0):
-            late.set(help_.await_tile(body.left.full(0)))
+            late.set(help_.await_or_call(body.left.full(0)))
             self._loop.turn_to_late(late, where.warpgroup - 1, body.plan.consumers)
         with self._loop.each() as row:
             make_row(body, self.rows, row, self._thread)

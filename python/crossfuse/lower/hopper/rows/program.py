@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from math import prod
@@ -48,16 +48,6 @@ class ScaledRows:
     vectors: tuple[Any, ...]
     row: Any
     column: Any
-
-    def with_parameters(self, images: Mapping[Any, Any]) -> ScaledRows:
-        """The same on other buffers."""
-        return replace(
-            self,
-            factor=ir.substitute(self.factor, images),
-            element=ir.substitute(self.element, images),
-            source=images[self.source],
-            vectors=tuple(images[each] for each in self.vectors),
-        )
 
 
 def scaled_rows(statement: Any, buffer: Any, row: Any) -> ScaledRows | None:
@@ -256,26 +246,6 @@ class RowProgram:
             for each in ir.global_loads(self.statement)
         )
 
-    def with_parameters(self, images: Mapping[Any, Any]) -> RowProgram:
-        """The program on other buffers than the function's parameters."""
-        statement = ir.substitute(self.statement, images)
-        scaled = None if self.scaled is None else self.scaled.with_parameters(images)
-        beside, read = (tuple(images[e] for e in group) for group in (self.beside, self.read))
-        chunks = self.chunks
-        if chunks is not None:
-            source, factors = images[chunks.source], images[chunks.factors]
-            chunks = replace(chunks, source=source, factors=factors)
-        return replace(
-            self,
-            buffer=images[self.buffer],
-            statement=statement,
-            beside=beside,
-            read=read,
-            chunks=chunks,
-            count=images.get(self.count, self.count),
-            scaled=scaled,
-        )
-
     def given(self, row: Any) -> Any:
         """The row of the call that a row is made of."""
         return row if self.count is None else ir.script.min(row, self.count - 1)
@@ -288,11 +258,11 @@ class RowProgram:
         """
         made = replace(self, count=count, scaled=None)
 
+        row = made.given(self.row)
+
         def load(node: Any, mutator: Any) -> Any:
             node = mutator.default_mutate(node)
-            if not ir.among(node.source, by_row):
-                return node
-            return node.source[(made.given(self.row), *node.indices[1:])]
+            return node.source[(row, *node.indices[1:])] if ir.among(node.source, by_row) else node
 
         return replace(made, statement=ir.mutate(self.statement, (ir.TensorLoad, load)))
 

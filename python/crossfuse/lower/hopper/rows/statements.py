@@ -7,7 +7,7 @@ too much for that.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,6 +135,29 @@ def number_of(each: RowStore, lane: Any, batch: int) -> Any:
     for row in range(1, batch):
         value = ir.script.Select(lane == row, each.kept[row], value)
     return value
+
+
+def moved(statement: Any, places: Mapping[Any, Callable[[Any], tuple[Any, Any]]]) -> Any:
+    """Statements whose accesses to some buffers go to other ones.
+
+    From the indices of an access, `places` give the other buffer and the indices there.
+    """
+
+    def load(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        if node.source not in places:
+            return node
+        to, indices = places[node.source](node.indices)
+        return to[tuple(indices)]
+
+    def store(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        if node.buffer not in places:
+            return node
+        to, indices = places[node.buffer](node.indices)
+        return ir.BufferStore(to, node.value, list(indices))
+
+    return ir.mutate(statement, (ir.TensorLoad, load), (ir.BufferStore, store))
 
 
 # Copies of statements for one more row: with registers and loop variables of their own.

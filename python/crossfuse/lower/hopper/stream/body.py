@@ -135,8 +135,6 @@ class StreamBody:
     rings: tuple[Ring, ...]
     #: Address of the barrier of what the cluster's CTAs hand over; None if they do not.
     received: Any
-    #: Parameters of the kernel by those of the function.
-    images: dict[Any, Any]
     #: Buffer in global memory of what a second kernel merges; None without one.
     states: Any = None
     # In a kernel of products, where the CTAs of the cluster have met before the roles begin:

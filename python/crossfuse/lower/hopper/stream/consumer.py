@@ -147,7 +147,8 @@ class Consumer:
         self._multiply()
         with branches(is_new) as (first, next_):
             with first:
-                self.store.store(self.done_rows, self._done_places())
+                done = {var: each.value.astype(str(var.ty)) for var, each in self.done.items()}
+                self.store.store(self.done_rows, done)
                 self.keep.set(ir.script.uint32(0))
             with next_:
                 self._carry()
@@ -177,9 +178,6 @@ class Consumer:
         for var, value in self.tiles.places.items():
             self.done[var].set(value.astype("int32"))
         self.tiles.take()
-
-    def _done_places(self) -> dict[Any, Any]:
-        return {var: each.value.astype(str(var.ty)) for var, each in self.done.items()}
 
     def _pin(self) -> None:
         """Compute sums of weights before the wait for the second product, if they hide behind it.

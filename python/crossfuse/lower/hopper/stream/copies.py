@@ -27,7 +27,9 @@ def emit_loading(body: StreamBody, warp: int = 0) -> None:
         _emit_keys(body)
     if not body.plan.program.shares_tile:
         with when(body.where.thread == (warp + 1) * WARP):
-            _emit_values(body)
+            values, tiles = Cursor(body.values), body.tiles()
+            with tiles.all(), tiles.blocks():
+                _load(body, "values", body.plan.values, values, tiles.values)
 
 
 def _emit_keys(body: StreamBody) -> None:
@@ -49,13 +51,6 @@ def _emit_keys(body: StreamBody) -> None:
     if asked is not None:  # of fewer keys than there are stages
         with when(asked.value < plan.stages):
             mbarrier.arrive(body.gate)
-
-
-def _emit_values(body: StreamBody) -> None:
-    """Load the values of each tile."""
-    values, tiles = Cursor(body.values), body.tiles()
-    with tiles.all(), tiles.blocks():
-        _load(body, "values", body.plan.values, values, tiles.values)
 
 
 def _load(

@@ -25,6 +25,7 @@ from crossfuse.lower.hopper.features.feature import ConsumerPart, Feature
 from crossfuse.lower.hopper.pipeline import Throttle
 from crossfuse.lower.hopper.plan.memory import Arena, Piece, box_bytes
 from crossfuse.lower.hopper.plan.phase import PhasePlan
+from crossfuse.lower.hopper.program.tile import with_parameters
 from crossfuse.lower.hopper.statements import Warmup, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.consumer import Consumer
@@ -121,18 +122,16 @@ class Streamed(Feature):
         arena = Arena(tuple(replace(each, offset=each.offset + start) for each in regions))
         stream = replace(self.stream, order=replace(order, ctas=clusters), arena=arena)
         made = replace(self, stream=stream)
-        features = tuple(made if each is self else each for each in plan.features)
-        return replace(plan, clusters=clusters, features=features)
+        return replace(plan, clusters=clusters).with_feature(self, made)
 
     def of_body(self, body: Body) -> StreamBody:
         """What the stream's roles share."""
         phase = body.plan.phases[0]
         images = dict(zip(self.stream.program.parameters, phase.program.parameters, strict=True))
-        plan = replace(self.stream, program=self.stream.program.with_parameters(images))
+        plan = replace(self.stream, program=with_parameters(self.stream.program, images))
         assert phase.awaits is not None
         return StreamBody.declared(
             *(plan, body.where, body.maps, body.memory),
-            images=images,
             writer=body.placed(phase.awaits),
             gate=body.barrier("weights_gate"),
         )

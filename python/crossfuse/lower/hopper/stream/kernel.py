@@ -10,6 +10,7 @@ from crossfuse.hardware import WARP
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import declare_coordinates
 from crossfuse.lower.hopper.pipeline import fetch_descriptors
+from crossfuse.lower.hopper.program.tile import with_parameters
 from crossfuse.lower.hopper.statements import ONE_CTA, branches, parameter, run, set_registers, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.consumer import Adder, Consumer, Scorer
@@ -31,16 +32,16 @@ def emit_stream(plan: StreamPlan, name: str) -> Any:
         }
         ir.script.device_entry()
         with ir.script.attr(ONE_CTA):
-            of_images = replace(plan, program=plan.program.with_parameters(images))
-            _emit_body(of_images, maps, images, states)
+            of_images = replace(plan, program=with_parameters(plan.program, images))
+            _emit_body(of_images, maps, states)
     return builder.get()
 
 
-def _emit_body(plan: StreamPlan, maps: dict[str, Any], images: dict[Any, Any], states: Any) -> None:
+def _emit_body(plan: StreamPlan, maps: dict[str, Any], states: Any) -> None:
     where = declare_coordinates(plan)
     memory = ir.script.alloc_buffer((plan.arena.size,), "uint8", scope="shared.dyn", align=1024)
     ir.IRBuilder.name("memory", memory)
-    body = StreamBody.declared(plan, where, maps, memory, images=images, states=states)
+    body = StreamBody.declared(plan, where, maps, memory, states=states)
     with when(ir.script.And(where.warpgroup == 0, where.thread < WARP)):
         body.initialise()
         mbarrier.publish_initialised()

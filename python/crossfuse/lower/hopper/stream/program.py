@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 from math import prod
@@ -159,10 +159,6 @@ class RowSteps:
             steps=_changed(self.steps, change),
             after=_changed(self.after, change),
         )
-
-    def with_parameters(self: _Steps, images: Mapping[Any, Any]) -> _Steps:
-        """The same on other buffers than the function's parameters."""
-        return self.mapped(lambda value: ir.substitute(value, images))
 
 
 @dataclass(frozen=True)
@@ -396,14 +392,3 @@ class RowReductions(RowSteps):
         """Buffers of values of rows, each once."""
         all_steps = (*self.before, *self.steps, *self.after)
         return tuple(dict.fromkeys(e.target for e in all_steps if not isinstance(e, Best)))
-
-    def with_parameters(self, images: Mapping[Any, Any]) -> RowReductions:
-        """The same on other buffers than the function's parameters, outputs too."""
-        outputs = tuple(
-            Output(
-                replace(each.box, buffer=images.get(each.box.buffer, each.box.buffer)),
-                ir.substitute(each.value, images),
-            )
-            for each in self.outputs
-        )
-        return replace(super().with_parameters(images), outputs=outputs)

@@ -316,7 +316,7 @@ class Elements:
             elif step.kind is Kind.MASK:
                 self._mask(step, values)
             else:
-                deferred = any(each.same_as(step.target) for each in self.plan.registers.deferred)
+                deferred = ir.among(step.target, self.plan.registers.deferred)
                 rows.reduce(step, values, self.plan.scores, deferred=deferred)
 
     def pack(self, values: Values) -> None:

@@ -42,36 +42,29 @@ class RegisterPlan:
 
     def array(self, buffer: Any) -> int | None:
         """Number of the array that holds a buffer; None for another one."""
-        found = (number for each, number in self.arrays if each.same_as(buffer))
-        return next(found, None)
+        return dict(self.arrays).get(buffer)
 
 
 def plan_registers(program: StreamProgram) -> RegisterPlan:
     """Give each buffer its registers: elements take the place of those that they are made of."""
-    tiles: list[Any] = [program.scores]
     steps = program.all_steps
     made = [each for each in steps if each.kind is Kind.TILE and each is not program.weights]
-    for step in made:
-        if not any(each.same_as(step.target) for each in tiles):
-            tiles.append(step.target)
+    tiles = list(dict.fromkeys((program.scores, *(each.target for each in made))))
+    numbers = {each: number for number, each in enumerate(tiles)}
 
     def number(step: Step) -> int | None:
-        found = (n for n, each in enumerate(tiles) if each.same_as(step.target))
-        return next(found) if any(step is each for each in made) else None
+        return numbers[step.target] if any(step is each for each in made) else None
 
     def read(step: Step) -> frozenset[int]:
         return frozenset(n for n, each in enumerate(tiles) if reads(step.value, each))
 
     found = arrays_of([(number(each), read(each)) for each in steps])
     arrays = tuple((tiles[tile], array) for tile, array in found.items())
-    written = [*program.before, *program.steps, *program.after]
-    rows: list[Any] = []
-    for step in written:
-        of_rows = step.kind in (Kind.ROW, Kind.TOP, Kind.SUM)
-        if of_rows and not any(each.same_as(step.target) for each in rows):
-            rows.append(step.target)
+    written = (*program.before, *program.steps, *program.after)
+    of_rows = (Kind.ROW, Kind.TOP, Kind.SUM)
+    rows = tuple(dict.fromkeys(each.target for each in written if each.kind in of_rows))
     deferred = tuple(each for each in rows if _is_deferred(each, program))
-    return RegisterPlan(arrays, tuple(rows), _independent(deferred, program))
+    return RegisterPlan(arrays, rows, _independent(deferred, program))
 
 
 def _is_deferred(buffer: Any, program: StreamProgram) -> bool:

@@ -103,13 +103,10 @@ class Statement:
             if not isinstance(value, kind):
                 continue
             for old, term in ((value.a, value.b), (value.b, value.a)):
-                if self._is_target(old):
+                loads = isinstance(old, ir.TensorLoad) and old.source.same_as(self.buffer)
+                if loads and same_indices(old.indices, self.body.indices):
                     return kind, term
         return None
-
-    def _is_target(self, value: Any) -> bool:
-        is_load = isinstance(value, ir.TensorLoad) and value.source.same_as(self.buffer)
-        return is_load and same_indices(value.indices, self.body.indices)
 
     def _access(self, buffer: Any, indices: Any) -> Access:
         found = [self.nest.along(buffer, each) for each in indices]
