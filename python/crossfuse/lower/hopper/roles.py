@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -199,16 +199,13 @@ class Loader:
                     waits.wait(places | step)
                     for part in parts:
                         part.ready()
-                    with self._one_thread():
+                    # Flags are waited for by a whole warp, whose first thread loads.
+                    with when(body.where.lane == 0) if plan.is_persistent else nullcontext():
                         self.load(phase, cursor, phase.lefts, places | step)
                     cursor.advance()
         for each in plan.features:
             each.loaded(body, self.launch)
         self.over()
-
-    def _one_thread(self) -> AbstractContextManager[Any]:
-        """Context for what one thread of those that load left tiles does."""
-        return when(self.body.where.lane == 0) if self.plan.is_persistent else nullcontext()
 
     def waits(self, phase: PhasePlan) -> Waits:
         """How the left tiles of a phase are waited for."""

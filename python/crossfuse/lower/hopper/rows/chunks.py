@@ -23,13 +23,14 @@ from crossfuse.lower.hopper.rows.plan import (
     ChunkBarriers,
     ChunkPlan,
 )
-from crossfuse.lower.hopper.rows.program import RowProgram, size_of
+from crossfuse.lower.hopper.rows.program import RowProgram
 from crossfuse.lower.hopper.rows.recover import known_in
 from crossfuse.lower.hopper.rows.statements import (
     RowStatements,
     moved,
     number_of,
     quick,
+    size_of,
     without_stores,
 )
 from crossfuse.lower.hopper.statements import Variable, branches, let, registers, run, when

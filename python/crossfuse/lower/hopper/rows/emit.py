@@ -16,8 +16,8 @@ from crossfuse.lower.hopper.flags import FlagReader, Flags
 from crossfuse.lower.hopper.pipeline import Throttle
 from crossfuse.lower.hopper.plan.memory import Piece
 from crossfuse.lower.hopper.rows.plan import FIRST_WARP
-from crossfuse.lower.hopper.rows.program import RowProgram, size_of
-from crossfuse.lower.hopper.rows.statements import moved
+from crossfuse.lower.hopper.rows.program import RowProgram
+from crossfuse.lower.hopper.rows.statements import moved, size_of
 from crossfuse.lower.hopper.statements import Variable, let, run, when
 from crossfuse.lower.hopper.timeline import ROWS_BEGUN, ROWS_MADE
 from crossfuse.planner.kernels.phase import ROW_WARPS

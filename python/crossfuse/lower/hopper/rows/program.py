@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP, WARPGROUP
-from crossfuse.lower.hopper.rows.statements import is_number
+from crossfuse.lower.hopper.rows.statements import size_of
 
 # Which rows are raw elements times one number of the row: a product may begin before it is known.
 #
@@ -111,7 +110,7 @@ class _Found:
 
         def load(node: Any, mutator: Any) -> Any:
             node = mutator.default_mutate(node)
-            if str(node.source.scope()) != "local" or is_number(node.source):
+            if str(node.source.scope()) != "local" or size_of(node.source) == 1:
                 return node
             made = [each for each in self.stores if each.buffer.same_as(node.source)]
             if len(made) != 1:
@@ -128,7 +127,7 @@ class _Found:
         """Whether all that a factor is of are single numbers in registers, the same for a row."""
         sources = [each.source for each in ir.buffer_loads(factor)]
         numbers = (
-            str(each.scope()) == "local" and is_number(each) and each not in self.changing
+            str(each.scope()) == "local" and size_of(each) == 1 and each not in self.changing
             for each in sources
         )
         return bool(sources) and all(numbers) and not _outside_loads(factor)
@@ -269,8 +268,3 @@ class RowProgram:
     def of(self, row: Any, lane: Any) -> Any:
         """The statements of a row, for a thread."""
         return ir.substitute(self.statement, {self.row: row, self.lane: lane})
-
-
-def size_of(buffer: Any) -> int:
-    """Elements of a buffer."""
-    return prod(map(int, buffer.ty.shape))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -121,12 +122,12 @@ def _is_common(store: Any, lane: Any) -> bool:
     if any(ir.occurs(lane, each) for each in parts):
         return False
     loads = ir.buffer_loads(*parts)
-    return all(is_number(each.source) and str(each.source.scope()) == "local" for each in loads)
+    return all(str(e.source.scope()) == "local" and size_of(e.source) == 1 for e in loads)
 
 
-def is_number(buffer: Any) -> bool:
-    """Whether a buffer has one element."""
-    return all(int(extent) == 1 for extent in buffer.ty.shape)
+def size_of(buffer: Any) -> int:
+    """Elements of a buffer."""
+    return prod(map(int, buffer.ty.shape))
 
 
 def number_of(each: RowStore, lane: Any, batch: int) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -31,7 +30,7 @@ from crossfuse.planner.kernels.stream import FLOAT_BYTES
 _HALF = 8
 
 
-class Handing(ABC):
+class Handing:
     """Hands over the state of one warpgroup; its subclasses know where to."""
 
     def __init__(self, body: StreamBody, warpgroup: Any, lanes: Lanes, sums: Any) -> None:
@@ -40,21 +39,16 @@ class Handing(ABC):
         self.mailbox, self.split = self.plan.mailbox, self.program.split
         self.warpgroup, self.lanes, self.sums = warpgroup, lanes, sums
 
-    @abstractmethod
     def begin(self) -> None:
         """Write what comes before the stream."""
 
-    @abstractmethod
     def finish(self, rows: RowState, places: dict[Any, Any]) -> None:
         """Write what comes after the stream."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def _send_rows(self, half: int, values: Values, places: dict[Any, Any]) -> None:
-        """Hand over the values of a row."""
-
-    @abstractmethod
-    def _send_elements(self, half: int, values: Values, places: dict[Any, Any]) -> None:
-        """Hand over the sums of a row."""
+    def _send(self, half: int, values: Values) -> None:
+        """Hand over the values and the sums of a row."""
+        raise NotImplementedError
 
     def send(self, rows: RowState, places: dict[Any, Any]) -> None:
         """Hand over the state of all rows that the tile has."""
@@ -66,8 +60,7 @@ class Handing(ABC):
             if self.plan.consumers == 1 and half * _HALF >= self.mailbox.rows:
                 continue
             with when(self.lanes.rows[half] < self.mailbox.rows):
-                self._send_rows(half, values, places)
-                self._send_elements(half, values, places)
+                self._send(half, values)
 
     def pairs_of_row(self, half: int, values: Values) -> list[tuple[Any, Any]]:
         """Values of a row that are handed over, two by two; behind an odd number of them is 0."""
@@ -233,8 +226,8 @@ class Merger(Handing):
             with when(self.body.where.thread == 0):
                 self.body.raise_flag(places)
 
-    def _send_rows(self, half: int, values: Values, places: dict[Any, Any]) -> None:
-        """Send values of a row to all CTAs; the four threads of a row share them out."""
+    def _send(self, half: int, values: Values) -> None:
+        """Send values of a row to all CTAs, its four threads some each; sums to their owners."""
         pairs = self.pairs_of_row(half, values)
         for first in range(0, self.mailbox.size, 4):
             rank = let("to", first + self.body.where.lane % 4)
@@ -243,8 +236,6 @@ class Merger(Handing):
                 for pair, both in enumerate(pairs):
                     offset = self.mailbox.of_row(self.rank, self.lanes.rows[half], pair)
                     owner.push(offset, both)
-
-    def _send_elements(self, half: int, values: Values, places: dict[Any, Any]) -> None:
         known: dict[int, mbarrier.Peer] = {}
         width = self.mailbox.columns
         for first, both in self.pairs_of_elements(half, values):
@@ -385,9 +376,6 @@ def _emit_body(plan: MergePlan, states: Any) -> None:
 class StateWriter(Handing):
     """Stores what one warpgroup has, for the kernel that merges it."""
 
-    def begin(self) -> None:
-        """Do nothing: no CTA waits for the state."""
-
     def finish(self, rows: RowState, places: dict[Any, Any]) -> None:
         """Store the state."""
         tiles = self.program.tile_places
@@ -397,15 +385,13 @@ class StateWriter(Handing):
         self._slot = let("slot", ir.script.Cast("int32", places[self.split.place.var]))
         self.send(rows, places)
 
-    def _send_rows(self, half: int, values: Values, places: dict[Any, Any]) -> None:
-        """Store the values of a row, by one of its four threads."""
+    def _send(self, half: int, values: Values) -> None:
+        """Store the values of a row, by one of its four threads, and its sums."""
         pairs = self.pairs_of_row(half, values)
         with when(self.body.where.lane % 4 == 0):
             for pair, both in enumerate(pairs):
                 offset = self.mailbox.of_row(self._slot, self.lanes.rows[half], pair)
                 self._put(offset, *both)
-
-    def _send_elements(self, half: int, values: Values, places: dict[Any, Any]) -> None:
         for first, both in self.pairs_of_elements(half, values):
             column = self.lanes.column + first
             self._put(self.mailbox.element(self._slot, self.lanes.rows[half], column), *both)
