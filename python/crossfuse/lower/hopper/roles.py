@@ -297,7 +297,7 @@ def emit_multiplying(body: Body) -> None:
             with warmup.skipped():
                 run(ir.script.ptx.griddepcontrol.wait())
         for number, phase in enumerate(plan.phases):
-            share = phase.warpgroups.share
+            share = phase.share
             left = first_of(part.left(number) for part in parts) or ring_tiles(
                 plan.left, body.region("left"), warpgroup, share
             )

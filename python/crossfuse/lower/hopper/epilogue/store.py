@@ -173,7 +173,7 @@ class Epilogue(Ending):
 
     def _start(self, values: Mapping[Any, Any]) -> None:
         row, column = self.origin(values)
-        self.further.start(row + self.warpgroup * self.plan.warpgroups.share, column)
+        self.further.start(row + self.warpgroup * self.plan.share, column)
 
     def end(self, values: Mapping[Any, Any], leave: Callable[[], None] | None) -> None:
         """Store the tile that `values` place, and raise its flag."""
@@ -183,7 +183,7 @@ class Epilogue(Ending):
         row, column = self.origin(values)
         part = self.elements.begin(values)
         first = let("first_row", row)
-        row = let("row", row + self.warpgroup * self.plan.warpgroups.share)
+        row = let("row", row + self.warpgroup * self.plan.share)
         column = let("column", column)
         if self.boxes is not None:
             self._store_boxes(row, column, self.boxes)

@@ -422,7 +422,7 @@ def _correct_sums(
     chunks, where = phase.chunks, body.where
     assert chunks is not None
     with when(ir.script.And(number > 0, number % steps_of_chunk(phase) == 0)):
-        warp = (where.warpgroup - 1) * phase.warpgroups.share + where.warp * 16
+        warp = (where.warpgroup - 1) * phase.share + where.warp * 16
         row = stage * chunks.tile + warp + where.lane // 4
         factors = body.elements("factors", "float32")
         halves = [let("factor", factors[row + 8 * half]) for half in range(2)]

@@ -233,9 +233,9 @@ class Merger(Handing):
             rank = let("to", first + self.body.where.lane % 4)
             with when(rank < self.mailbox.size) if self.mailbox.size % 4 else nullcontext():
                 owner = self._owner(rank)
-                for pair, both in enumerate(pairs):
+                for pair, values_of_row in enumerate(pairs):
                     offset = self.mailbox.of_row(self.rank, self.lanes.rows[half], pair)
-                    owner.push(offset, both)
+                    owner.push(offset, values_of_row)
         known: dict[int, mbarrier.Peer] = {}
         width = self.mailbox.columns
         for first, both in self.pairs_of_elements(half, values):
@@ -389,9 +389,9 @@ class StateWriter(Handing):
         """Store the values of a row, by one of its four threads, and its sums."""
         pairs = self.pairs_of_row(half, values)
         with when(self.body.where.lane % 4 == 0):
-            for pair, both in enumerate(pairs):
+            for pair, values_of_row in enumerate(pairs):
                 offset = self.mailbox.of_row(self._slot, self.lanes.rows[half], pair)
-                self._put(offset, *both)
+                self._put(offset, *values_of_row)
         for first, both in self.pairs_of_elements(half, values):
             column = self.lanes.column + first
             self._put(self.mailbox.element(self._slot, self.lanes.rows[half], column), *both)
