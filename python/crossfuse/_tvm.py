@@ -7,7 +7,7 @@ a compiler import it; `crossfuse` itself does not.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import tvm
@@ -136,6 +136,20 @@ def walk(node: Any, *callbacks: tuple[Any, Callable[[Any], Any]]) -> None:
         _calls.StructuralWalk(node, entries, (), _POSTORDER)
 
 
+def nodes(node: Any, kinds: Any) -> list[Any]:
+    """Nodes of a type, or of several, at or below `node`."""
+    found: list[Any] = []
+    walk(node, (kinds, found.append))
+    return found
+
+
+def sequence(node: Any) -> list[Any]:
+    """Statements one behind the other, sequences opened."""
+    if not isinstance(node, SeqStmt):
+        return [node]
+    return [each for part in node.seq for each in sequence(part)]
+
+
 def buffer_loads(*expressions: Any) -> list[Any]:
     """Loads of buffers in expressions."""
     found: list[Any] = []
@@ -149,15 +163,27 @@ def buffer_loads(*expressions: Any) -> list[Any]:
     return found
 
 
+def is_global(buffer: Any) -> bool:
+    """Whether a buffer is in global memory."""
+    return str(buffer.scope()) == "global"
+
+
+def global_loads(node: Any) -> list[Any]:
+    """Loads of buffers in global memory."""
+    return [each for each in nodes(node, TensorLoad) if is_global(each.source)]
+
+
 def buffer_stores(node: Any) -> list[Any]:
     """Stores to buffers in statements."""
-    found: list[Any] = []
-    walk(node, (BufferStore, found.append))
-    return found
+    return nodes(node, BufferStore)
 
 
-def substitute(node: Any, replace: Callable[[Any], Any]) -> Any:
-    """Replace variables (buffers too) below `node`; `replace` returns the variable or its image."""
+def substitute(node: Any, images: Mapping[Any, Any] | Callable[[Any], Any]) -> Any:
+    """Replace variables (buffers too) below `node` by their images, if they have one.
+
+    A function returns the variable itself where it has none.
+    """
+    replace = (lambda var: images.get(var, var)) if isinstance(images, Mapping) else images
     return _calls.StructuralMap(node, [(_indices(Var)[0], replace)], (), _POSTORDER)
 
 
@@ -174,9 +200,37 @@ def variables(node: Any) -> Iterator[Any]:
         return iter(())
     if isinstance(node, Var) and not is_buffer_var(node):
         return iter((node,))
-    found: list[Any] = []
-    walk(node, (Var, found.append))
-    return iter(found)
+    return iter(nodes(node, Var))
+
+
+def occurs(variable: Any, node: Any) -> bool:
+    """Whether a variable, or a buffer, occurs below `node`."""
+    return among(variable, variables(node))
+
+
+def among(node: Any, group: Iterable[Any]) -> bool:
+    """Whether a node is one of a group: itself, not one like it."""
+    return any(node.same_as(each) for each in group)
+
+
+def are_same(one: Iterable[Any], other: Iterable[Any]) -> bool:
+    """Whether two groups have the same nodes in the same order."""
+    ones, others = list(one), list(other)
+    return len(ones) == len(others) and all(map(tvm_ffi.Object.same_as, ones, others))
+
+
+def at_zero(expression: Any, *variables: Any) -> Any:
+    """An expression where variables are 0."""
+    return substitute(expression, {each: tirx.IntImm(str(each.ty), 0) for each in variables})
+
+
+def ranged(*domains: tuple[Any, int, int]) -> Any:
+    """An analyzer that knows variables, each with its first value and number of values."""
+    known = sym.Analyzer()
+    for variable, first, count in domains:
+        both = (tirx.IntImm(str(variable.ty), each) for each in (first, count))
+        known.bind(variable, tvm.ir.Range.from_min_extent(*both))
+    return known
 
 
 def with_body(func: PrimFunc, body: Any) -> PrimFunc:

@@ -10,7 +10,6 @@ import pytest
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
 from crossfuse.lower.hopper.plan.kernel import KernelPlan, plan_kernel
-from crossfuse.lower.hopper.plan.phase import Warpgroups
 from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.runtime import compile_cubin
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
@@ -87,8 +86,8 @@ def test_two_warpgroups_of_two_blocks() -> None:
     plan = planned(scheduled("S3:M=256", across=1))
     assert (plan.consumers, plan.blocks, plan.threads) == (2, 2, 384)
     for phase in plan.phases:
-        assert phase.warpgroups == Warpgroups(2, 2)
-        assert (phase.warpgroups.share, phase.warpgroups.rows) == (128, 256)
+        assert (phase.consumers, phase.blocks) == (2, 2)
+        assert (phase.share, phase.rows) == (128, 256)
     first, _ = plan.phases
     assert [first.first_sum(*each) for each in [(0, 0), (0, 1), (1, 0), (1, 1)]] == [0, 48, 96, 144]
     # One thread of each warpgroup raises the flag for both of its blocks.

@@ -14,7 +14,7 @@ from cpu.lower.support import kernels_in
 from crossfuse.emulate.cuda import drop_call, emulate
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
-from crossfuse.lower.hopper.epilogue.operands import further_of
+from crossfuse.lower.hopper.epilogue.elements import further_of
 from crossfuse.lower.hopper.plan.kernel import plan_kernel
 from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.lower.image import BufferSpec, KernelImage, TensorMap

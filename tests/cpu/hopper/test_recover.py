@@ -10,6 +10,7 @@ import tvm
 from crossfuse import _tvm as ir
 from crossfuse.emulate.llvm import run_sequential
 from crossfuse.lower.extract import only_function
+from crossfuse.lower.hopper.program.tile import with_parameters
 from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.hopper.recover.function import is_tile_program, recover
 from crossfuse.schedule.rules.split_k import schedule_split_k
@@ -173,7 +174,7 @@ def test_with_parameters_replaces_every_buffer() -> None:
         each: ir.tirx.decl_buffer(each.ty.shape, each.ty.dtype, f"{each.name}_image")
         for each in program.parameters
     }
-    other = program.with_parameters(images)
+    other = with_parameters(program, images)
     assert [str(each.name) for each in other.parameters] == ["A_image", "B_image", "out_image"]
     assert str(other.contraction.left.buffer.name) == "A_image"
     assert str(other.contraction.products[0].right.buffer.name) == "B_image"

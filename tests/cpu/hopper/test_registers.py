@@ -13,7 +13,7 @@ from cpu.hopper.instructions import RECEIVED, WAIT
 from crossfuse.emulate.cuda import change_argument, drop_call
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
-from crossfuse.lower.hopper.features.kept_left import KeptLeft
+from crossfuse.lower.hopper.features.intermediate import KeptLeft
 from crossfuse.lower.hopper.plan.kernel import plan_kernel
 from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.lower.image import KernelImage

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP
@@ -11,6 +12,11 @@ from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.program.tile import Place
 from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.hopper.statements import let
+
+if TYPE_CHECKING:
+    from crossfuse.lower.hopper.plan.kernel import KernelPlan
+    from crossfuse.lower.hopper.stream.merge import MergePlan
+    from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
 
 
 @dataclass(frozen=True)
@@ -38,28 +44,13 @@ class Coordinates:
         return self.thread // 32
 
 
-class Launched(Protocol):
-    """What a plan must say about the launch of its kernel."""
+def declare_coordinates(
+    plan: KernelPlan | StreamPlan | MergePlan, phases: tuple[PhasePlan, ...] = ()
+) -> Coordinates:
+    """Declare the launch and name its coordinates.
 
-    @property
-    def cluster_size(self) -> int:
-        """Number of CTAs in a cluster."""
-
-    @property
-    def clusters(self) -> int:
-        """Number of clusters."""
-
-    @property
-    def threads(self) -> int:
-        """Threads of a CTA."""
-
-    @property
-    def phases(self) -> tuple[PhasePlan, ...]:
-        """Phases whose places distinguish the CTAs of a cluster."""
-
-
-def declare_coordinates(plan: Launched) -> Coordinates:
-    """Declare the launch and name its coordinates."""
+    Places of `phases` distinguish the CTAs of a cluster.
+    """
     rank = ir.script.cta_id_in_cluster([plan.cluster_size])
     cluster = ir.script.cluster_id([plan.clusters])
     warpgroup = ir.script.warpgroup_id([plan.threads // WARPGROUP])
@@ -68,7 +59,7 @@ def declare_coordinates(plan: Launched) -> Coordinates:
     for name, variable in names.items():
         ir.IRBuilder.name(name, variable)
     places: dict[Any, Any] = {}
-    for phase in plan.phases:
+    for phase in phases:
         places |= _unravel(phase.program.cluster, rank)
     return Coordinates(rank, cluster, warpgroup, thread, places)
 
@@ -85,14 +76,10 @@ def unravel(places: tuple[Place, ...], cluster: Any, rank: Any) -> dict[Any, Any
     return _unravel(outside, cluster) | _unravel(inside, rank)
 
 
-def at(expression: Any, *values: dict[Any, Any]) -> Any:
+def at(expression: Any, *values: Mapping[Any, Any]) -> Any:
     """An expression with values substituted for its variables."""
     known = {var: value for each in values for var, value in each.items()}
-
-    def replace(var: Any) -> Any:
-        return known.get(var, var)
-
-    return ir.sym.Analyzer().simplify(ir.substitute(expression, replace))
+    return ir.sym.Analyzer().simplify(ir.substitute(expression, known))
 
 
 def strides(places: tuple[Place, ...]) -> dict[Any, int]:
@@ -111,11 +98,9 @@ def _unravel(places: tuple[Place, ...], linear: Any) -> dict[Any, Any]:
         outermost = place is places[0]
         index = linear // steps[place.var]
         index = index if outermost else index % place.extent
-        value = let(str(place.var.name), index) if place.extent > 1 else 0
-        values[place.var] = _as(value, place.var)
+        dtype = str(place.var.ty)
+        if place.extent > 1:
+            values[place.var] = let(str(place.var.name), index).astype(dtype)
+        else:
+            values[place.var] = ir.tirx.IntImm(dtype, 0)
     return values
-
-
-def _as(value: Any, var: Any) -> Any:
-    dtype = str(var.ty)
-    return ir.tirx.IntImm(dtype, value) if isinstance(value, int) else value.astype(dtype)

@@ -132,38 +132,21 @@ class PlacedFlags:
         """Address of one flag of the tensor."""
         return self.memory.ptr_to([self.first + index])
 
-
-class FlagWriter:
-    """Signals other CTAs that a warpgroup has stored its part of a tile."""
-
-    def __init__(self, placed: PlacedFlags) -> None:
-        self.placed = placed
-
     def raise_flag(self, row: Any, column: Any, part: Any = None) -> None:
         """Count this warpgroup at the flag of the tile that starts there; one thread calls it.
 
         The thread waited for its own bulk stores, and met the others after theirs. What they wrote
         through either proxy is visible to whoever acquires the flag.
         """
-        flags = self.placed.flags
+        flags = self.flags
         index = row // flags.rows * flags.across + column // flags.columns
         if part is not None:
             index = part * (flags.down * flags.across) + index
         # A cluster may compute tiles beyond the tensor, which nobody waits for.
-        inside = ir.conjunction(
-            [
-                column < int(flags.buffer.ty.shape[-1]),
-                row < int(flags.buffer.ty.shape[-2]),
-            ]
-        )
-        with when(inside):
-            run(
-                ir.cuda_func_call(
-                    "crossfuse_raise_flag",
-                    self.placed.address(index),
-                    source_code=_RAISE,
-                )
-            )
+        *_, rows, columns = flags.buffer.ty.shape
+        with when(ir.script.And(column < int(columns), row < int(rows))):
+            flag = self.address(index)
+            run(ir.cuda_func_call("crossfuse_raise_flag", flag, source_code=_RAISE))
 
 
 # Bulk stores are writes of the asynchronous proxy and TMA loads its reads: a proxy fence on either

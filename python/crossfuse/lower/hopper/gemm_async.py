@@ -68,11 +68,6 @@ class Region:
         return str(self.buffer.scope())
 
     @property
-    def where(self) -> str:
-        """The operand, as messages name it."""
-        return f"{self.name} '{self.buffer.name}'"
-
-    @property
     def extents(self) -> tuple[int, ...]:
         """Extents of the buffer."""
         return tuple(int(each) for each in self.buffer.shape)
@@ -84,7 +79,8 @@ class Region:
 
     def refuse(self, found: str, limit: str, instead: str) -> Exception:
         """The refusal of this operand, to be raised."""
-        return refuse(_RULE, self.where, found=found, limit=limit, instead=instead)
+        where = f"{self.name} '{self.buffer.name}'"
+        return refuse(_RULE, where, found=found, limit=limit, instead=instead)
 
 
 def read_region(name: str, region: Any) -> Region:
@@ -235,16 +231,6 @@ class _Call:
     #: Whether the sums are added to rather than overwritten.
     accumulates: Any
 
-    @property
-    def types(self) -> tuple[str, str]:
-        """Element types of the operands."""
-        return self.left.region.dtype, self.right.region.dtype
-
-    @property
-    def parts(self) -> int:
-        """Number of wgmma along the reduction."""
-        return self.left.extent * item_bytes(self.types[0]) // K_BYTES
-
 
 def lower_gemm_async(call: Any, context: Any) -> Any:
     """The function that replaces one call of the primitive.
@@ -362,11 +348,12 @@ def _emit(call: _Call) -> Any:
         count = call.sums.shape[1] // 2
         hold(sums, count)
         run(ir.script.ptx.wgmma.fence.sync.aligned())
-        for part in range(call.parts):
+        types = call.left.region.dtype, call.right.region.dtype
+        for part in range(call.left.extent * item_bytes(types[0]) // K_BYTES):
             keep = call.accumulates if part == 0 else 1
             operand = left(part)
             multiply(
-                call.types,
+                types,
                 [sums[each] for each in range(count)],
                 operand if isinstance(operand, list) else [operand],
                 right(part),

@@ -2,28 +2,157 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.hardware import Device, tvm_target
-from crossfuse.lower.hopper.kernel import emit_kernel
+from crossfuse.hardware import WARP, Device, tvm_target
+from crossfuse.lower.hopper import mbarrier
+from crossfuse.lower.hopper.coordinates import Coordinates, declare_coordinates
 from crossfuse.lower.hopper.passes import kernel_pipeline
+from crossfuse.lower.hopper.pipeline import fetch_descriptors, ring_barriers
 from crossfuse.lower.hopper.plan.kernel import KernelPlan, plan_kernel
-from crossfuse.lower.hopper.program.tile import identifier
+from crossfuse.lower.hopper.program.tile import identifier, with_parameters
 from crossfuse.lower.hopper.recover.function import recover, workspaces
 from crossfuse.lower.hopper.reduced.recover import is_reduced, recover_reduced
+from crossfuse.lower.hopper.roles import Body, emit_loading, emit_multiplying
+from crossfuse.lower.hopper.statements import ONE_CTA, branches, parameter, run, set_registers, when
 from crossfuse.lower.hopper.stream.kernel import emit_stream
 from crossfuse.lower.hopper.stream.merge import MergePlan, emit_merge, plan_merge
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan, plan_stream
-from crossfuse.lower.hopper.stream.recover.function import is_stream, recover_streams
-from crossfuse.lower.hopper.timeline import events, timeline_buffer
-from crossfuse.lower.image import BufferSpec, KernelImage, Launch
+from crossfuse.lower.hopper.stream.recover.function import holds_stream, recover_streams
+from crossfuse.lower.hopper.timeline import Timeline, events, timeline_buffer
+from crossfuse.lower.image import ROW_COUNT, BufferSpec, KernelImage, Launch
 from crossfuse.lower.place_shared_memory import Placement, SharedMemoryPlan
 from crossfuse.lower.refusal import refuse
-from crossfuse.markers import staged_blocks
+from crossfuse.markers import FAST, staged_blocks
+
+# A kernel of its roles: one warpgroup loads, the others multiply and store.
+
+
+def emit_kernel(plan: KernelPlan, name: str) -> Any:
+    """Emit a kernel as TIRx, before TVM's pipeline."""
+    with ir.IRBuilder() as builder, ir.script.prim_func():
+        ir.script.func_name(name)
+        if any(each.fast for each in plan.features):
+            ir.script.func_attr({FAST: 1})
+        parameters = dict.fromkeys(each for p in plan.phases for each in p.program.parameters)
+        images = {each: parameter(each) for each in parameters}
+        rows = plan.phases[0].program.store.rows
+        if rows is not None:
+            images[rows.count] = ir.script.arg(ROW_COUNT, ir.script.int32())
+        stamps = [timeline_buffer(plan)] if plan.timed else []
+        buffers = {
+            each.name: ir.script.arg(each.name, ir.script.Buffer(list(each.shape), each.dtype))
+            for each in (*plan.state, *stamps, *plan.workspaces)
+        }
+        maps = {
+            each.name: ir.script.arg(each.name, ir.script.TensorMap()) for each in plan.tensor_maps
+        }
+        ir.script.device_entry()
+        with ir.script.attr(ONE_CTA):
+            phases = tuple(
+                replace(each, program=with_parameters(each.program, images)) for each in plan.phases
+            )
+            where = declare_coordinates(plan, phases)
+            timeline = Timeline(plan, where, buffers[stamps[0].name] if stamps else None)
+            _emit_body(replace(plan, phases=phases), where, maps, buffers, timeline)
+    return builder.get()
+
+
+def _emit_body(
+    plan: KernelPlan,
+    where: Coordinates,
+    maps: dict[str, Any],
+    buffers: dict[str, Any],
+    timeline: Timeline,
+) -> None:
+    timeline.begin()
+    memory = ir.script.alloc_buffer((plan.arena.size,), "uint8", scope="shared.dyn", align=1024)
+    ir.IRBuilder.name("memory", memory)
+    stages = plan.left.stages
+    left = ring_barriers(plan.arena, memory, "left_barriers", stages, 0)
+    right = ring_barriers(plan.arena, memory, "right_barriers", plan.right.stages, 16 * stages)
+    body = Body(plan, where, maps, memory, left, right, buffers, timeline)
+    for each in plan.features:
+        each.prefetch(body)
+    (_emit_roles_at_once if plan.helps else _emit_roles)(body)
+    if plan.cluster_size > 1:
+        # Peers may still write this CTA's stages and arrive at its barriers.
+        mbarrier.await_left()
+    timeline.stamp("end")
+
+
+def _emit_roles(body: Body) -> None:
+    """All warps prepare the kernel, then each takes its role."""
+    _prepare(body)
+    _meet(body)
+    body.timeline.stamp("cluster met")
+    _let_next_begin()
+    fewer, more = body.plan.registers
+    with branches(body.where.warpgroup == 0) as (loading, multiplying):
+        with loading:
+            set_registers("dec", fewer)
+            emit_loading(body)
+        with multiplying:
+            set_registers("inc", more)
+            emit_multiplying(body)
+
+
+def _meet(body: Body) -> None:
+    """Wait until the CTAs of the cluster have started."""
+    if body.plan.cluster_size == 1:
+        mbarrier.meet_started(1)
+    else:
+        mbarrier.say_started()
+    for each in body.plan.features:
+        each.meeting(body)
+    if body.plan.cluster_size > 1:
+        mbarrier.await_started()
+
+
+def _emit_roles_at_once(body: Body) -> None:
+    """In a cluster: the loading warps prepare the kernel while the others begin."""
+    fewer, more = body.plan.registers
+    if body.plan.cluster_size == 1:
+        _prepare(body)
+        mbarrier.meet_started(1)
+    with branches(body.where.warpgroup == 0) as (loading, multiplying):
+        with loading:
+            set_registers("dec", fewer)
+            if body.plan.cluster_size > 1:
+                _prepare(body)
+                mbarrier.meet_started(body.plan.cluster_size)
+            _let_next_begin()
+            emit_loading(body)
+        with multiplying, ExitStack() as others:
+            for each in body.plan.features:
+                others.enter_context(each.apart(body))
+            set_registers("inc", more)
+            if body.plan.cluster_size > 1:
+                mbarrier.say_started()  # they wait for the cluster later
+            emit_multiplying(body)
+
+
+def _prepare(body: Body) -> None:
+    """Initialise all barriers by one warp, and fetch descriptors by another."""
+    plan, where = body.plan, body.where
+    with when(ir.script.And(where.warpgroup == 0, where.thread < WARP)):
+        body.left.initialise(plan.consumers * plan.left.sharers, where.thread)
+        body.right.initialise(plan.consumers * plan.right.sharers, where.thread)
+        for each in plan.features:
+            each.initialise(body)
+        mbarrier.publish_initialised()
+    with when(ir.script.And(where.warpgroup == 0, where.thread >= 3 * WARP)):
+        fetch_descriptors(plan.tensor_maps, where.lane, body.maps)
+
+
+def _let_next_begin() -> None:
+    # The next kernel may be launched; it waits for the end of this one where it needs it.
+    run(ir.script.ptx.griddepcontrol.launch_dependents())
+
 
 #: What kernels are made of, and how they are launched.
 _Plan = KernelPlan | StreamPlan | MergePlan
@@ -48,14 +177,13 @@ def generate(
     if timeline:
         plans = [replace(each, timed=True) for each in plans]
         buffers = (*buffers, *map(timeline_buffer, plans))
-    kernels = _kernels([partial(emit_kernel, each) for each in plans], device, name)
-    launches = _launches(plans, kernels)
+    cuda, launches = _emitted(plans, device, name)
     taken = {each for plan in plans for phase in plan.phases for each in phase.program.parameters}
     own = (each for plan in plans for each in plan.workspaces)
     spaces = (*(_spec(each) for each in workspaces(func) if each in taken), *own)
     sums = tuple(_spec(each) for plan in plans for each in plan.zeroed)
     kept = (*(each for plan in plans for each in plan.state), *sums)
-    image = KernelImage(name, _cuda(kernels), buffers, launches, spaces, kept, bool(sums))
+    image = KernelImage(name, cuda, buffers, launches, spaces, kept, bool(sums))
     return image, _shared_memory(plans), tuple(map(events, plans)) if timeline else ()
 
 
@@ -67,7 +195,7 @@ def plans_of(func: Any, device: Device) -> Sequence[KernelPlan | StreamPlan]:
 
 
 def _streams(func: Any) -> bool:
-    return is_stream(func) and not is_reduced(func) and not staged_blocks(func)
+    return holds_stream(func.body) and not is_reduced(func) and not staged_blocks(func)
 
 
 def _plans_of_products(func: Any, device: Device) -> list[KernelPlan]:
@@ -88,38 +216,29 @@ def _generate_streams(
             instead="profile it with Nsight Compute",
         )
     plans: list[StreamPlan | MergePlan] = []
-    emitters: list[Callable[[str], Any]] = []
-    spaces: list[BufferSpec] = []
     for each in recover_streams(func):
         plan = plan_stream(each, device)
-        plans.append(plan)
-        emitters.append(partial(emit_stream, plan))
         merge = plan_merge(plan)
-        if merge is not None:
-            plans.append(merge)
-            emitters.append(partial(emit_merge, merge))
-            spaces.append(merge.states)
-    kernels = _kernels(emitters, device, name)
-    launches = _launches(plans, kernels)
-    image = KernelImage(name, _cuda(kernels), buffers, launches, tuple(spaces))
-    return image, _shared_memory(plans)
+        plans += [plan] if merge is None else [plan, merge]
+    spaces = tuple(each.states for each in plans if isinstance(each, MergePlan))
+    cuda, launches = _emitted(plans, device, name)
+    return KernelImage(name, cuda, buffers, launches, spaces), _shared_memory(plans)
 
 
-def _kernels(
-    emitters: list[Callable[[str], Any]], device: Device, name: str
-) -> list[tuple[str, Any]]:
-    """Kernels with their names, after TVM's pipeline."""
+def _emit(plan: _Plan, name: str) -> Any:
+    if isinstance(plan, KernelPlan):
+        return emit_kernel(plan, name)
+    return emit_stream(plan, name) if isinstance(plan, StreamPlan) else emit_merge(plan, name)
+
+
+def _emitted(plans: Sequence[_Plan], device: Device, name: str) -> tuple[str, tuple[Launch, ...]]:
+    """CUDA of kernels, after TVM's pipeline, and how they are launched."""
     kernels: list[tuple[str, Any]] = []
-    for number, emit in enumerate(emitters):
-        of = name if len(emitters) == 1 else f"{name}_{number}"
-        kernels.append(_device_function(emit(of), device, of))
-    return kernels
-
-
-def _launches(plans: Sequence[_Plan], kernels: list[tuple[str, Any]]) -> tuple[Launch, ...]:
-    return tuple(
-        _launch(plan, symbol, kernel) for plan, (symbol, kernel) in zip(plans, kernels, strict=True)
-    )
+    for number, plan in enumerate(plans):
+        of = name if len(plans) == 1 else f"{name}_{number}"
+        kernels.append(_device_function(_emit(plan, of), device, of))
+    launches = (_launch(plan, *kernel) for plan, kernel in zip(plans, kernels, strict=True))
+    return _cuda(kernels), tuple(launches)
 
 
 def _spec(buffer: Any) -> BufferSpec:

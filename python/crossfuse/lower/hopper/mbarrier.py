@@ -7,7 +7,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP
-from crossfuse.lower.hopper.statements import run
+from crossfuse.lower.hopper.statements import Variable, run
 
 
 def initialise(barrier: Any, arrivals: int) -> None:
@@ -52,6 +52,23 @@ def cluster_address(destination: Any, pointer: Any, rank: Any) -> None:
     """Store in `destination` the address that `pointer` of this CTA has in the CTA of a rank."""
     shared = ir.script.cuda.cvta_generic_to_shared(pointer)
     run(ir.script.ptx.mapa.shared__cluster.u32(destination, shared, ir.script.Cast("uint32", rank)))
+
+
+class Peer:
+    """A CTA of the cluster that something is pushed to: a place there, and a barrier.
+
+    `names` are those of the variables for the cluster addresses of both.
+    """
+
+    def __init__(self, names: tuple[str, str], place: Any, barrier: Any, rank: Any) -> None:
+        self.place, self.barrier = (Variable(each, "uint32") for each in names)
+        cluster_address(self.place.value, place, rank)
+        cluster_address(self.barrier.value, barrier, rank)
+
+    def push(self, offset: Any, values: Sequence[Any]) -> None:
+        """Send values to an offset in bytes behind the place."""
+        address = self.place.value + ir.script.Cast("uint32", offset)
+        push(address, values, self.barrier.value)
 
 
 def push(address: Any, values: Sequence[Any], barrier: Any) -> None:

@@ -56,12 +56,17 @@ class _Numbers:
     """
 
     def __init__(self, body: Any) -> None:
-        self.indices: dict[str, Any] = {}
-        self.extents: dict[str, int] = {}
-        self.loops: dict[Any, Any] = {}
-        self.names: dict[Any, Any] = {}
-        ir.walk(body, (ir.AttrStmt, self._launch), (ir.For, self._loop))
-        ir.walk(body, (ir.Bind, self._name))
+        attributes = ir.nodes(body, ir.AttrStmt)
+        launch = [each for each in attributes if each.attr_key == "thread_extent"]
+        self.indices = {str(each.node.thread_tag): each.node.var for each in launch}
+        self.extents = {str(each.node.thread_tag): int(each.value) for each in launch}
+        self.loops = {
+            each.loop_var: ir.tvm.ir.Range.from_min_extent(each.min, each.extent)
+            for each in ir.nodes(body, ir.For)
+        }
+        calls = (each for each in ir.nodes(body, ir.Bind) if isinstance(each.value, ir.Call))
+        named = ((each.var, self._number(each.value)) for each in calls)
+        self.names = {var: number for var, number in named if number is not None}
 
     @property
     def thread(self) -> Any:
@@ -85,22 +90,8 @@ class _Numbers:
             number = self._number(node)
             return mutator.default_mutate(node) if number is None else number
 
-        named = ir.substitute(expression, lambda var: self.names.get(var, var))
+        named = ir.substitute(expression, self.names)
         return ir.mutate(named, (ir.Call, call))
-
-    def _launch(self, node: Any) -> None:
-        if node.attr_key == "thread_extent":
-            tag = str(node.node.thread_tag)
-            self.indices[tag] = node.node.var
-            self.extents[tag] = int(node.value)
-
-    def _loop(self, node: Any) -> None:
-        self.loops[node.loop_var] = ir.tvm.ir.Range.from_min_extent(node.min, node.extent)
-
-    def _name(self, node: Any) -> None:
-        number = self._number(node.value) if isinstance(node.value, ir.Call) else None
-        if number is not None:
-            self.names[node.var] = number
 
     def _number(self, call: Any) -> Any:
         """The expression that a call equals; None if it is another call."""

@@ -50,28 +50,17 @@ def timeline_buffer(plan: KernelPlan) -> BufferSpec:
 
 
 class Timeline:
-    """The events of a kernel that records none."""
+    """Emits the stamps of one kernel, into a buffer; none without one."""
 
-    def begin(self) -> None:
-        """Clear what is recorded of this CTA, and note the first event."""
-
-    def stamp(self, event: str, phase: int | None = None, condition: Any = None) -> None:
-        """Record that the thread that notes this event has reached this place."""
-
-    def stamp_here(self, event: str, phase: int) -> None:
-        """Record that the one thread that executes this has reached this place."""
-
-
-class RecordedTimeline(Timeline):
-    """Emits the stamps of one kernel, into a buffer."""
-
-    def __init__(self, plan: KernelPlan, where: Coordinates, buffer: Any) -> None:
+    def __init__(self, plan: KernelPlan, where: Coordinates, buffer: Any = None) -> None:
         self.events, self.features = events(plan), plan.features
         self.where, self.buffer = where, buffer
         self.cta = where.cluster * plan.cluster_size + where.rank
 
     def begin(self) -> None:
         """Clear the row of this CTA, each event by the thread that records it; stamp the first."""
+        if self.buffer is None:
+            return
         own = {event: each for each in self.features for event in each.events}
         asked = [each for each in self.events if each.startswith(_ASKED)]
         for group in (
@@ -85,14 +74,16 @@ class RecordedTimeline(Timeline):
         self.stamp("begin")
 
     def stamp(self, event: str, phase: int | None = None, condition: Any = None) -> None:
-        """Record it, if a condition holds."""
-        name = event if phase is None else f"{event} {phase}"
-        with nullcontext() if condition is None else when(condition), when(self._notes(name)):
-            self._stamp(name)
+        """Record that the thread that notes this event has come here, if a condition holds."""
+        if self.buffer is not None:
+            name = event if phase is None else f"{event} {phase}"
+            with nullcontext() if condition is None else when(condition), when(self._notes(name)):
+                self._stamp(name)
 
     def stamp_here(self, event: str, phase: int) -> None:
-        """Record it."""
-        self._stamp(f"{event} {phase}")
+        """Record that the one thread that executes this has come here."""
+        if self.buffer is not None:
+            self._stamp(f"{event} {phase}")
 
     def _stamp(self, event: str) -> None:
         place = self.buffer.ptr_to(self._place(event))

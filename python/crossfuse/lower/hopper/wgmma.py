@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Protocol
+from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.plan.memory import RingPlan
@@ -51,84 +51,64 @@ def scale(registers: Any, count: int, above: Any, below: Any) -> None:
 Operands = Callable[[Any, int, int], list[Any]]
 
 
-class LeftOperand(Protocol):
+@dataclass(frozen=True)
+class LeftOperand:
     """Where one warpgroup's left tiles are."""
 
-    def open(self) -> Operands:
-        """Emit what is needed once; returns a function to the operand of each wgmma."""
+    #: Emits what is needed once; returns a function to the operand of each wgmma.
+    open: Callable[[], Operands]
+    #: Registers that hold all of them, and their number; none of tiles in shared memory, which
+    #: barriers guard.
+    registers: Any = None
+    count: int = 0
 
-    def hold(self) -> None:
-        """Keep the compiler from reusing the operand's registers before this place."""
 
+def _left_tiles(descriptor: Callable[[], Variable], pitch: int, step: int) -> LeftOperand:
+    """Left tiles in shared memory, K-major: `pitch` bytes apart, and each wgmma's part `step`.
 
-@dataclass(frozen=True)
-class LeftTiles:
-    """Left tiles of one warpgroup in shared memory, K-major."""
+    `descriptor` emits that of the first tile.
+    """
 
-    #: Emits the descriptor of the first tile; returns the variable.
-    descriptor: Callable[[], Variable]
-    #: Bytes from one tile to the next.
-    pitch: int
-    #: Bytes from one wgmma to the next, along k.
-    step: int
-
-    def open(self) -> Operands:
-        """Emit the first tile's descriptor."""
-        first = self.descriptor()
+    def open_tiles() -> Operands:
+        first = descriptor()
 
         def operands(tile: Any, part: int, block: int) -> list[Any]:
-            start = part * self.step + block * (WARPGROUP_ROWS * ROW_BYTES)
-            return [first.value + words(tile * self.pitch + start)]
+            start = part * step + block * (WARPGROUP_ROWS * ROW_BYTES)
+            return [first.value + words(tile * pitch + start)]
 
         return operands
 
-    def hold(self) -> None:
-        """Nothing to do: shared memory is guarded by barriers."""
+    return LeftOperand(open_tiles)
 
 
-@dataclass(frozen=True)
-class LeftRegisters:
-    """Left tiles of one warpgroup in its registers, see `KeptTile`."""
+def left_registers(registers: Any, count: int, depth: int) -> LeftOperand:
+    """Left tiles of `depth` columns in registers, in the order of the columns; see `KeptTile`."""
 
-    #: Of all tiles, in the order of the columns.
-    registers: Any
-    #: Number of registers.
-    count: int
-    #: Columns of a tile.
-    depth: int
+    def operands(tile: Any, part: int, block: int) -> list[Any]:
+        first = (tile * (depth // GROUP) + part) * GROUP_REGISTERS
+        return [registers[first + each] for each in range(GROUP_REGISTERS)]
 
-    def open(self) -> Operands:
-        """Nothing to emit."""
-
-        def operands(tile: Any, part: int, block: int) -> list[Any]:
-            first = (tile * (self.depth // GROUP) + part) * GROUP_REGISTERS
-            return [self.registers[first + each] for each in range(GROUP_REGISTERS)]
-
-        return operands
-
-    def hold(self) -> None:
-        """All registers are in use until here."""
-        hold(self.registers, self.count)
+    return LeftOperand(lambda: operands, registers, count)
 
 
 def ring_tiles(
     ring: RingPlan, region: Callable[[Any], Any], warpgroup: Any, rows: int
-) -> LeftTiles:
+) -> LeftOperand:
     """Tiles of a ring, one in each stage, with the rows that the warpgroup multiplies."""
     start = warpgroup * (rows * ROW_BYTES)
-    return LeftTiles(lambda: swizzled("left_tile", region(start)), ring.pitch, K_BYTES)
+    return _left_tiles(lambda: swizzled("left_tile", region(start)), ring.pitch, K_BYTES)
 
 
 def gathered_tiles(
     gather: Gather, depth: int, region: Callable[[Any], Any], warpgroup: Any
-) -> LeftTiles:
+) -> LeftOperand:
     """Tiles of the intermediate that a cluster has gathered, one for each `depth` columns."""
 
     def descriptor() -> Variable:
         address = region(warpgroup * share_bytes(gather))
         return described("left_tile", address, CHUNK, CORE_MATRIX, NO_SWIZZLE)
 
-    return LeftTiles(descriptor, depth // 8 * CHUNK, 2 * CHUNK)
+    return _left_tiles(descriptor, depth // 8 * CHUNK, 2 * CHUNK)
 
 
 class Multiplier:
@@ -168,32 +148,30 @@ class Multiplier:
         for part in range(self.plan.program.contraction.depth // self._k):
             keep = ir.script.Cast("uint32", ir.script.Not(first)) if part == 0 else 1
             for block, number in product(range(self.plan.blocks), range(0, count, together)):
-                operands = self._left(left, part, block), self._right(number, offset, part)
-                which = (block, number)
-                self._multiply(which, together, *operands, ir.script.Cast("uint32", keep))
+                operand = self.plan.rights[number]
+                # Along k: 16 rows, if it is stored as [k, n].
+                step = K_BYTES if operand.k_major else 16 * operand.row_bytes
+                first_sum = self.plan.first_sum(block, number)
+                multiply(
+                    (self.plan.program.contraction.left.dtype, operand.tile.dtype),
+                    [
+                        self.accumulators[first_sum + each]
+                        for each in range(together * self.plan.accumulators)
+                    ],
+                    self._left(left, part, block),
+                    self._rights[number].value + words(offset + part * step),
+                    ir.script.Cast("uint32", keep),
+                    transposed=not operand.k_major,
+                )
         run(ir.script.ptx.wgmma.commit_group.sync.aligned())
-
-    def _right(self, number: int, offset: Any, part: int) -> Any:
-        """The descriptor of a right tile, `offset` bytes after that of the first stage."""
-        step = _step(self.plan.rights[number])
-        return self._rights[number].value + words(offset + part * step)
-
-    def _multiply(
-        self, which: tuple[int, int], together: int, left: list[Any], right: Any, keep: Any
-    ) -> None:
-        """One wgmma, for a block of rows and some consecutive products."""
-        count, operand = together * self.plan.accumulators, self.plan.rights[which[1]]
-        types = self.plan.program.contraction.left.dtype, operand.tile.dtype
-        first = self.plan.first_sum(*which)
-        registers = [self.accumulators[first + each] for each in range(count)]
-        multiply(types, registers, left, right, keep, transposed=not operand.k_major)
 
     def wait(self, pending: int) -> None:
         """Wait until at most `pending` stages are still in flight."""
         run(ir.script.ptx.wgmma.wait_group.sync.aligned(pending))
         if pending == 0:
             self.hold()
-            self.left.hold()
+            if self.left.count:
+                hold(self.left.registers, self.left.count)
 
     def scale(self, above: Any, below: Any) -> None:
         """Multiply the sums of either row of a thread by a factor; none may be in flight."""
@@ -222,8 +200,3 @@ def _descriptor(address: Any, operand: Operand) -> Variable:
     if operand.k_major:
         return swizzled("right_tile", address)
     return swizzled("right_tile", address, operand.tile.shape[0] * width, width)
-
-
-def _step(operand: Operand) -> int:
-    """Bytes from one wgmma to the next along k: 16 rows, if it is stored as [k, n]."""
-    return K_BYTES if operand.k_major else 16 * operand.row_bytes

@@ -39,7 +39,8 @@ def check_distinct_stores(kernel: ClusterKernel) -> None:
 
 def _check_store(access: Access, shared_by: tuple[str, ...], everywhere: dict[str, int]) -> None:
     fixed = _fixed(access.site.conditions)
-    loops = [each for each in access.loops if not coordinate(each) or _is_in(each, shared_by)]
+    tags = [(each, coordinate(each)) for each in access.loops]
+    loops = [each for each, tag in tags if not tag or tag.startswith(shared_by)]
     parallel = [
         each
         for each in loops
@@ -52,19 +53,25 @@ def _check_store(access: Access, shared_by: tuple[str, ...], everywhere: dict[st
     if not parallel:
         return
     known = analyzer(access.loops)
-    written = [
-        ir.substitute(index, lambda var: fixed.get(var, var)) for index in access.indices or ()
-    ]
+    written = [ir.substitute(index, fixed) for index in access.indices or ()]
     indices = [known.simplify(index) for index in written]
-    used = _variables(indices)
+    used = {var for index in indices for var in ir.variables(index)}
     for loop in parallel:
-        if not any(var.same_as(loop.loop_var) for var in used):
+        if loop.loop_var not in used:
             raise _refuse(access, f"a store that loop '{_name(loop)}' repeats")
     condition = known.simplify(ir.conjunction(access.site.conditions))
-    serial = [each for each in loops if any(var.same_as(each.loop_var) for var in used)]
-    serial = [each for each in serial if not any(each.same_as(one) for one in parallel)]
-    if _injective(indices, _ranges(loops, indices), condition):
+    used_loops = [each for each in loops if each.loop_var in used]
+    serial = [each for each in used_loops if not ir.among(each, parallel)]
+    ranges = {
+        each.loop_var: ir.tvm.ir.Range.from_min_extent(each.min, each.extent) for each in used_loops
+    }
+    if _is_spread(indices, ranges):
         return
+    # Injective without the predicate is injective with it; some maps need it to be affine.
+    for predicate in (_TRUE, condition):
+        found = ir.sym.detect_iter_map(indices, ranges, predicate, check_level="bijective")
+        if len(found.indices) > 0:
+            return
     stored = stored_elements(indices, bounds(parallel), bounds(serial), [condition])
     if stored is None or stored.of_several_actors().size:
         raise _refuse(access, "parallel iterations that may store to one element")
@@ -72,14 +79,8 @@ def _check_store(access: Access, shared_by: tuple[str, ...], everywhere: dict[st
 
 def _coordinates(body: Any) -> dict[str, int]:
     """Coordinates that any loop of the kernel is bound to, with their extents."""
-    found: dict[str, int] = {}
-
-    def visit(loop: Any) -> None:
-        if coordinate(loop):
-            found[coordinate(loop)] = ir.constant(loop.extent) or 0
-
-    ir.walk(body, (ir.For, visit))
-    return found
+    loops = (each for each in ir.nodes(body, ir.For) if coordinate(each))
+    return {coordinate(each): ir.constant(each.extent) or 0 for each in loops}
 
 
 def _shared_by(kernel: ClusterKernel, buffer: Any) -> tuple[str, ...]:
@@ -92,10 +93,6 @@ def _shared_by(kernel: ClusterKernel, buffer: Any) -> tuple[str, ...]:
     return ("threadIdx.",) if scope.startswith("shared") else ()
 
 
-def _is_in(loop: Any, shared_by: tuple[str, ...]) -> bool:
-    return coordinate(loop).startswith(shared_by)
-
-
 def _fixed(conditions: tuple[Any, ...]) -> dict[Any, Any]:
     """Variables that a condition pins to one value, such as ``threadIdx.x == 0``."""
     found: dict[Any, Any] = {}
@@ -106,27 +103,6 @@ def _fixed(conditions: tuple[Any, ...]) -> dict[Any, Any]:
             if ir.constant(term.b) is not None:
                 found[term.a] = term.b
     return found
-
-
-def _variables(indices: list[Any]) -> list[Any]:
-    return [var for index in indices for var in ir.variables(index)]
-
-
-def _ranges(loops: list[Any], indices: list[Any]) -> dict[Any, Any]:
-    """Ranges of the loops that occur in the indices."""
-    used = _variables(indices)
-    return {
-        loop.loop_var: ir.tvm.ir.Range.from_min_extent(loop.min, loop.extent)
-        for loop in loops
-        if any(var.same_as(loop.loop_var) for var in used)
-    }
-
-
-def _injective(indices: list[Any], ranges: dict[Any, Any], predicate: Any) -> bool:
-    # Injective without the predicate is injective with it; some maps need it to be affine.
-    return _is_spread(indices, ranges) or any(
-        len(_detect(indices, ranges, each).indices) > 0 for each in (_TRUE, predicate)
-    )
 
 
 def _is_spread(indices: list[Any], ranges: dict[Any, Any]) -> bool:
@@ -146,10 +122,6 @@ def _is_spread(indices: list[Any], ranges: dict[Any, Any]) -> bool:
             for var in found:
                 left.pop(var, None)
     return not left
-
-
-def _detect(indices: list[Any], ranges: dict[Any, Any], predicate: Any) -> Any:
-    return ir.sym.detect_iter_map(indices, ranges, predicate, check_level="bijective")
 
 
 def _name(loop: Any) -> str:
@@ -353,14 +325,10 @@ def _shared_coordinates(
 
 def _is_allreduced(kernel: ClusterKernel, buffer: Any) -> bool:
     """Whether TVM made a thread's register for a reduction over threads."""
-    found: list[Any] = []
-
-    def visit(call: Any) -> None:
-        if isinstance(call.op, ir.Op) and call.op.name == "tirx.tvm_thread_allreduce":
-            found.extend(ir.variables(call))
-
-    ir.walk(kernel.body, (ir.Call, visit))
-    return any(variable.same_as(buffer) for variable in found)
+    calls = (each for each in ir.nodes(kernel.body, ir.Call) if isinstance(each.op, ir.Op))
+    return any(
+        each.op.name == "tirx.tvm_thread_allreduce" and ir.occurs(buffer, each) for each in calls
+    )
 
 
 def _is_merged(kernel: ClusterKernel, buffer: Any) -> bool:
@@ -374,17 +342,14 @@ def _is_merged(kernel: ClusterKernel, buffer: Any) -> bool:
 
 def _below(access: Access, outside: tuple[Any, ...]) -> Access:
     """The access without the bindings of loops around the allocation."""
+    bound = {each.loop_var for each in outside}
     inner = tuple(
         each
         for each in access.site.path
-        if not (isinstance(each, ir.For) and coordinate(each) and _among(each, outside))
+        if not (isinstance(each, ir.For) and coordinate(each) and each.loop_var in bound)
     )
     site = type(access.site)(access.site.node, inner)
     return Access(access.buffer, access.indices, access.read, access.write, site)
-
-
-def _among(loop: Any, loops: tuple[Any, ...]) -> bool:
-    return any(each.loop_var.same_as(loop.loop_var) for each in loops)
 
 
 def _refuse_private(buffer: Any, tag: str, stray: Access) -> Exception:

@@ -16,7 +16,7 @@ from cpu.hopper.stream.test_stream_split import CASES, DECODE, SMALL, WIDE, judg
 from crossfuse.emulate.cuda import drop_call, emulate
 from crossfuse.errors import LoweringRefused
 from crossfuse.lower.extract import lower
-from crossfuse.lower.hopper.stream.recover.merging import stored_nests
+from crossfuse.lower.hopper.stream.recover.function import stored_nests
 from crossfuse.lower.image import KernelImage
 from crossfuse.runtime import compile_cubin
 

@@ -1,58 +1,227 @@
-"""Elements of a phase's output: their value by the epilogue, and plain stores of them."""
+"""Elements of a phase's output: further operands, their value by the epilogue, and their stores."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import Coordinates, at
-from crossfuse.lower.hopper.epilogue.operands import Pair, Read, further_of, read_all
 from crossfuse.lower.hopper.fast_math import FAST_TYPES, fast
 from crossfuse.lower.hopper.plan.operands import PACKED_TYPES
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS
+from crossfuse.lower.hopper.program.tile import Store
 from crossfuse.lower.hopper.program.tile_program import SumProgram, TileProgram
 from crossfuse.lower.hopper.statements import Warmup, let, registers, run, when
 from crossfuse.planner.kernels.boxes import ROW_BYTES
 
+# Operands of an epilogue besides the sums: numbers, rows and matrices in global memory.
+#
+# They are read by instructions that stay where they are written. As loads of C++ they could become
+# loads of constants, which the compiler moves in front of waits, and which the preceding kernel may
+# still be writing when this one has started early.
 
-class Storing(Protocol):
-    """A plan that stores elements: of a phase, or of the sum of partial tiles."""
+#: Statements that make float32 of an element's bits, by element type.
+_FLOAT = {
+    "bfloat16": "return __uint_as_float((bits >> {shift}) << 16);",
+    "float16": "return __half2float(__ushort_as_half((unsigned short)(bits >> {shift})));",
+    "float8_e4m3fn": "__nv_fp8_e4m3 x; x.__x = (unsigned char)(bits >> {shift}); return (float)x;",
+    "float8_e5m2": "__nv_fp8_e5m2 x; x.__x = (unsigned char)(bits >> {shift}); return (float)x;",
+}
+#: Types that epilogues read, with their bits.
+READ_TYPES = {"float32": 32, "bfloat16": 16, "float16": 16, "float8_e4m3fn": 8, "float8_e5m2": 8}
+#: By bits of an element: instruction and register of one, and of two neighbours.
+_LOADS = {
+    32: (("ld.global.f32", "float32", 1), ("ld.global.v2.f32", "float32", 2)),
+    16: (("ld.global.b16", "uint16", 1), ("ld.global.b32", "uint32", 1)),
+    8: (("ld.global.b8", "uint8", 1), ("ld.global.b16", "uint16", 1)),
+}
+
+
+@dataclass(frozen=True)
+class Further:
+    """A further operand, as the epilogue's expression reads it."""
+
+    #: The first of the equal loads in the expression.
+    load: Any
+    #: Whether the place that is read depends on the element's row.
+    by_row: bool
+    #: Whether the place that is read depends on the element's column.
+    by_column: bool
+    #: Whether neighbours in a row of the output are neighbours here.
+    beside: bool
+    #: Whether one aligned load reads what two neighbours in a row need.
+    paired: bool
 
     @property
-    def program(self) -> TileProgram | SumProgram:
-        """The program with the store, and the buffers of sums that this reads."""
+    def dtype(self) -> str:
+        """Element type."""
+        return str(self.load.source.ty.dtype)
 
     @property
-    def tails(self) -> tuple[bool, bool]:
-        """Whether tiles reach beyond the rows and beyond the columns of the output."""
+    def form(self) -> tuple[str, str, int]:
+        """The instruction that reads it, with the type and number of registers that it fills."""
+        return _LOADS[READ_TYPES[self.dtype]][self.paired]
+
+    @property
+    def loads(self) -> int:
+        """Number of loads for two neighbours in a row; a second one is for the second neighbour."""
+        return 2 if self.by_column and not self.paired else 1
+
+    @property
+    def registers(self) -> int:
+        """Number of registers for two neighbours in a row."""
+        return self.loads * self.form[2]
+
+    def address(self, store: Store, i: Any, j: Any) -> Any:
+        """Address of what the element at row `i` and column `j` needs."""
+        place = {store.row: i, store.column: j}
+        return self.load.source.ptr_to([ir.substitute(each, place) for each in self.load.indices])
+
+    def is_read_by(self, load: Any) -> bool:
+        """Whether a load in the expression reads this operand."""
+        same = load.source.same_as(self.load.source)
+        return bool(same) and ir.alike(list(load.indices), list(self.load.indices))
+
+
+def further_of(program: TileProgram | SumProgram) -> tuple[Further, ...]:
+    """The further operands of a program's epilogue, each once."""
+    found: list[Further] = []
+    for load in ir.nodes(program.store.value, ir.TensorLoad):
+        known = any(each.is_read_by(load) for each in found)
+        if not known and not ir.among(load.source, program.results):
+            found.append(_further(load, program.store))
+    return tuple(found)
+
+
+def _further(load: Any, store: Store) -> Further:
+    by_row, by_column = (
+        any(ir.occurs(var, index) for index in load.indices) for var in (store.row, store.column)
+    )
+    beside, even = _neighbours(load, store.column) if by_column else (False, False)
+    return Further(load, by_row, by_column, beside, beside and even)
+
+
+def _neighbours(load: Any, column: Any) -> tuple[bool, bool]:
+    """Whether columns 2 h and 2 h + 1 are neighbours in memory, and the first at an even place."""
+    known = ir.sym.Analyzer()
+    half = ir.Var("half", str(column.ty))
+
+    def placed(index: Any, offset: int) -> Any:
+        return ir.substitute(index, {column: half * 2 + offset})
+
+    *others, last = load.indices
+    even = known.can_prove_equal(ir.tirx.floormod(placed(last, 0), 2), 0)
+    beside = known.can_prove_equal(placed(last, 1) - placed(last, 0), 1)
+    fixed = all(known.can_prove_equal(placed(each, 0), placed(each, 1)) for each in others)
+    return beside and fixed, even and int(load.source.ty.shape[-1]) % 2 == 0
+
+
+class Pair:
+    """Registers for what two neighbours in a row read of one further operand."""
+
+    def __init__(self, further: Further) -> None:
+        self.further = further
+        self.instruction, self.dtype, self.width = further.form
+        self.registers = registers("further", further.registers, self.dtype)
+
+    def clear(self, load: int) -> None:
+        """Zero the registers of a load, for threads that read nothing."""
+        for number in range(self.width):
+            zero = ir.tirx.const(0, self.dtype)
+            ir.script.buffer_store(self.registers, zero, [load * self.width + number])
+
+    def load(self, load: int, address: Any) -> None:
+        """Emit load number `load` of the pair."""
+        targets = [self.registers[load * self.width + number] for number in range(self.width)]
+        run(ir.script.ptx[self.instruction](*targets, address))
+
+    @property
+    def values(self) -> tuple[Any, Any]:
+        """The values for both neighbours, in float32."""
+        further = self.further
+        low = self._float(0, 0)
+        if not further.by_column:
+            return low, low
+        if not further.paired or further.dtype == "float32":
+            return low, self._float(1, 0)
+        return low, self._float(0, READ_TYPES[further.dtype])
+
+    def _float(self, number: int, shift: int) -> Any:
+        value, dtype = self.registers[number], self.further.dtype
+        if dtype == "float32":
+            return value
+        name = f"crossfuse_{dtype}_at_{shift}"
+        body = _FLOAT[dtype].format(shift=shift)
+        return ir.cuda_func_call(
+            name,
+            value.astype("uint32"),
+            source_code=f"__device__ __forceinline__ float {name}(unsigned bits) {{ {body} }}\n",
+            return_type="float32",
+        )
+
+
+@dataclass(frozen=True)
+class Read:
+    """A pending load of one further operand for two neighbours in a row."""
+
+    pair: Pair
+    #: From 0 or 1, for either neighbour, to the place to read.
+    address: Callable[[int], Any]
+    #: From 0 or 1 to the conditions that the row and the column are the output's; None for one that
+    #: always holds. Nothing is read beyond the output's own extents.
+    inside: Callable[[int], Sequence[Any]]
+
+    def conditions(self, load: int) -> list[Any]:
+        """Guards of a load: the conditions on the indices that the operand depends on."""
+        further = self.pair.further
+        tails = zip(self.inside(load), (further.by_row, further.by_column), strict=True)
+        return [term for term, depends in tails if depends and term is not None]
+
+
+def read_all(reads: Sequence[Read], warmup: Warmup) -> None:
+    """Emit several reads, one load after another.
+
+    The warm-up reads nothing: the preceding kernel may still be writing the operand, and what is
+    read once stays in the SM's cache.
+    """
+    loads = [(each, load) for each in reads for load in range(each.pair.further.loads)]
+    for each, load in loads:
+        if warmup.conditions() or each.conditions(load):
+            each.pair.clear(load)
+    # Addresses are named outside: others count from them.
+    places = [each.address(load) for each, load in loads]
+    with warmup.skipped():
+        for (each, load), place in zip(loads, places, strict=True):
+            terms = each.conditions(load)
+            with when(ir.conjunction(terms)) if terms else nullcontext():
+                each.pair.load(load, place)
 
 
 class Elements:
-    """Emits the epilogue's values for elements of one phase's output, and their stores."""
+    """Emits the epilogue's values for elements of one phase's output, and their stores.
 
-    def __init__(self, plan: Storing) -> None:
-        self.plan = plan
-        self.tile = plan.program.store.tile
+    `tails` say whether tiles reach beyond the rows and beyond the columns of the output.
+    """
+
+    def __init__(self, program: TileProgram | SumProgram, tails: tuple[bool, bool]) -> None:
+        self.program, self.tails, self.tile = program, tails, program.store.tile
         # Two neighbours share a register where every row has whole pairs.
         self.pairs = self.tile.dtype in PACKED_TYPES and self.tile.extents[1] % 2 == 0
-        self.further = further_of(plan.program)
+        self.further = further_of(program)
         self._pair: Any = None
         self._part: Any = None
 
     def begin(self, values: Mapping[Any, Any]) -> Any:
         """Select the part that the next elements belong to; `values` are those of places."""
-        part = self.plan.program.store.part
-        self._part = None if part is None else let("part", at(part, dict(values)))
+        part = self.program.store.part
+        self._part = None if part is None else let("part", at(part, values))
         return self._part
 
     def _place(self, i: Any, j: Any) -> list[Any]:
         return [i, j] if self._part is None else [self._part, i, j]
-
-    def registers_of_pair(self) -> tuple[Pair, ...]:
-        """Declare registers for the further operands of two neighbours in a row."""
-        return tuple(map(Pair, self.further))
 
     def load(self, pairs: Sequence[Pair], i: Any, j: Any, warmup: Warmup) -> None:
         """Load all further operands of elements (i, j) and (i, j + 1)."""
@@ -60,7 +229,7 @@ class Elements:
 
     def read(self, pair: Pair, i: Any, j: Any) -> Read:
         """The load of one further operand of elements (i, j) and (i, j + 1)."""
-        store = self.plan.program.store
+        store = self.program.store
         return Read(
             pair,
             lambda number: pair.further.address(store, i, j + number),
@@ -72,7 +241,7 @@ class Elements:
 
         `read` are the values of further operands, in float32.
         """
-        store, results = self.plan.program.store, self.plan.program.results
+        store, results = self.program.store, self.program.results
 
         def read_by(load: Any) -> Any:
             pairs = zip(self.further, read, strict=True)
@@ -95,7 +264,7 @@ class Elements:
         if self.tile.dtype in FAST_TYPES:
             value = fast(value)
         known = {store.row: i, store.column: j}
-        return ir.substitute(value, lambda var: known.get(var, var))
+        return ir.substitute(value, known)
 
     def inside(self, i: Any, j: Any) -> list[Any]:
         """Conditions that an element belongs to the tensor; none if every one of a tile does.
@@ -113,10 +282,10 @@ class Elements:
 
         Rows end where those of `buffer` do.
         """
-        store = self.plan.program.store
+        store = self.program.store
         conditions = [
             index < extent if tail else None
-            for index, extent, tail in zip((i, j), self.tile.extents, self.plan.tails, strict=True)
+            for index, extent, tail in zip((i, j), self.tile.extents, self.tails, strict=True)
         ]
         end = None if buffer is None else store.end_of_rows(buffer)
         if end is not None:
@@ -144,7 +313,7 @@ class Elements:
 
     def _or_zero(self, j: Any, value: Any) -> Any:
         """A value in column j of the next product's left operand: zero beyond its columns."""
-        beyond = self.plan.program.store.zeros_from
+        beyond = self.program.store.zeros_from
         if beyond is None:
             return value
         return ir.script.if_then_else(j < beyond, value, ir.script.float32(0))
@@ -223,7 +392,7 @@ class Units:
         self.threads = threads
         self.places = places
         self.warmup = warmup
-        self.pairs: list[tuple[Pair, ...]] = [elements.registers_of_pair() for _ in range(pairs)]
+        self.pairs = [tuple(map(Pair, elements.further)) for _ in range(pairs)]
 
     def start(self, first: Any) -> None:
         """Read the operands of this thread's `first` unit."""

@@ -8,8 +8,14 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import Coordinates
-from crossfuse.lower.hopper.epilogue.elements import Elements
-from crossfuse.lower.hopper.epilogue.operands import READ_TYPES, Further, Pair, Read, read_all
+from crossfuse.lower.hopper.epilogue.elements import (
+    READ_TYPES,
+    Elements,
+    Further,
+    Pair,
+    Read,
+    read_all,
+)
 from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.statements import Warmup, let
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
@@ -26,7 +32,7 @@ class Fragment:
         self.plan = plan
         self.where = where
         self.accumulators = accumulators
-        self.elements = Elements(plan)
+        self.elements = Elements(plan.program, plan.tails)
 
     def place(self, row: Any, column: Any, index: int) -> tuple[Any, Any]:
         """Row and column of an accumulator, in a warpgroup's tile that begins at `row`, `column`.
@@ -123,7 +129,8 @@ class Ahead:
         self._next = 0
         self.row, self.column = let("row_ahead", row), let("column_ahead", column)
         if self._rows_first:
-            read_all([each for group in self.groups for each in self._rows(*group)], self.warmup)
+            rows = (self._needed(*group, matrices=False) for group in self.groups)
+            read_all([each for group in rows for each in group], self.warmup)
         if self._leads:
             self.advance()
 
@@ -131,7 +138,8 @@ class Ahead:
         """Read the operands of the next group, if there is one; called before each is stored."""
         if self.elements.further and self._next < len(self.groups):
             group = self.groups[self._next]
-            read_all([*self._rows(*group), *self._matrices(*group)], self.warmup)
+            rows, matrices = (self._needed(*group, matrices=each) for each in (False, True))
+            read_all([*rows, *matrices], self.warmup)
             self._next += 1
 
     def pairs(self, index: int) -> tuple[Pair, ...]:
@@ -151,14 +159,8 @@ class Ahead:
         rows = [each for each in self.elements.further if each.by_column and not each.by_row]
         return self.fragment.plan.columns // 8 * sum(each.registers for each in rows)
 
-    def _rows(self, first: int, columns: int) -> list[Read]:
-        """Reads of rows and numbers for some columns, as far as they are not there yet."""
-        return self._needed(first, columns, matrices=False)
-
-    def _matrices(self, first: int, columns: int) -> list[Read]:
-        return self._needed(first, columns, matrices=True)
-
-    def _needed(self, first: int, columns: int, matrices: bool) -> list[Read]:
+    def _needed(self, first: int, columns: int, *, matrices: bool) -> list[Read]:
+        """Reads of rows and numbers, or of `matrices`, that are not there yet for some columns."""
         needed: list[Read] = []
         for index in range(first // 2, (first + columns) // 2, 2):
             for number, each in enumerate(self.elements.further):
@@ -186,7 +188,7 @@ class Ahead:
         """
         below, half = self._rows_of(index) if further.by_row else (0, 0)
         if (number, below, half) not in self._bases:
-            store = self.elements.plan.program.store
+            store = self.elements.program.store
             first = below * self.fragment.plan.accumulators + 2 * half
             place = further.address(store, *self.fragment.place(self.row, self.column, first))
             address = ir.cuda_func_call(

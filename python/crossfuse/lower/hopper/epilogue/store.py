@@ -5,47 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.coordinates import Coordinates, at
+from crossfuse.lower.hopper.coordinates import Coordinates
 from crossfuse.lower.hopper.epilogue.elements import scatter
 from crossfuse.lower.hopper.epilogue.prefetch import Ahead, Fragment
 from crossfuse.lower.hopper.features.feature import Ending, TileSums
-from crossfuse.lower.hopper.flags import FlagWriter
-from crossfuse.lower.hopper.pipeline import Cursor, Release
-from crossfuse.lower.hopper.plan.memory import RingPlan
+from crossfuse.lower.hopper.flags import PlacedFlags
+from crossfuse.lower.hopper.pipeline import Cursor, Release, store_name
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS
 from crossfuse.lower.hopper.plan.store import StoreBox, StorePlan
 from crossfuse.lower.hopper.statements import Warmup, hidden, let, registers, run, when
-from crossfuse.lower.hopper.tma import store_name
 from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
 
 
-class BoxPlace(Protocol):
-    """Where a warpgroup's boxes lie in shared memory until TMA has copied them."""
+@dataclass
+class BoxPlace:
+    """Where a warpgroup's boxes lie in shared memory until TMA has copied them.
 
-    def open(self, batch: int, thread: Any) -> None:
-        """Wait until boxes of a batch may be filled; all threads of the warpgroup call it."""
-
-    def filling(self, warmup: Warmup) -> AbstractContextManager[Any]:
-        """Context for statements that write boxes."""
-
-    def address(self, offset: int, inside: Any = 0) -> Any:
-        """Address of byte `inside` of the box at an offset, see `StoreBox`."""
-
-    def close(self, thread: Any, warmup: Warmup) -> None:
-        """Release the place once all boxes have left, if somebody waits for that."""
-
-
-@dataclass(frozen=True)
-class OwnPlace:
-    """A place that holds nothing but boxes; the warm-up may fill it too."""
+    A place that holds nothing else: the warm-up may fill it too, and nobody waits for it.
+    """
 
     store: StorePlan
-    #: From a byte offset among all boxes to an address.
+    #: From a byte offset to an address.
     region: Callable[[Any], Any]
     #: Bytes from the boxes of a warpgroup to those of the next.
     pitch: int
@@ -53,40 +38,33 @@ class OwnPlace:
     warpgroup: Any
 
     def open(self, batch: int, thread: Any) -> None:
-        """Wait until the boxes that lay there before have left."""
+        """Wait until boxes of a batch may be filled; all threads of the warpgroup call it."""
         with when(thread == 0):
             run(ir.script.ptx.cp.async_.bulk.wait_group.read(self.store.pending(batch)))
         mbarrier.meet_warpgroup(self.warpgroup)
 
     def filling(self, warmup: Warmup) -> AbstractContextManager[Any]:
-        """No guard: boxes may be written at any time."""
+        """Context for statements that write boxes."""
         return nullcontext()
 
     def address(self, offset: int, inside: Any = 0) -> Any:
-        """Boxes lie one behind the other."""
+        """Address of byte `inside` of the box at an offset, see `StoreBox`."""
         return self.region(self.warpgroup * self.pitch + (offset + inside))
 
     def close(self, thread: Any, warmup: Warmup) -> None:
-        """Nothing to do: nobody waits for the place."""
+        """Release the place once all boxes have left, if somebody waits for that."""
 
 
 @dataclass
-class PlaceInStages:
+class PlaceInStages(BoxPlace):
     """A warpgroup's rows of the left stages that it multiplied last.
 
     It multiplies all of its rows before it writes the first box, and no other warpgroup reads them.
     Stages that hold boxes are released when these have left: the loader of the next left tiles
     waits, which it does in a persistent kernel for flags anyway. In the warm-up tiles are in flight
-    there.
+    there. The pitch is that of the ring.
     """
 
-    store: StorePlan
-    #: Of left tiles.
-    ring: RingPlan
-    #: From a byte offset in that ring to an address.
-    region: Callable[[Any], Any]
-    #: Index of the multiplying warpgroup.
-    warpgroup: Any
     #: Of the warpgroup, behind the stage that it multiplied last.
     cursor: Cursor
     #: Emits how stages are released.
@@ -103,7 +81,7 @@ class PlaceInStages:
         mbarrier.meet_warpgroup(self.warpgroup)
         share = self.warpgroup * self.store.page
         self._starts = [
-            let("page", self.cursor.before(number + 1) * self.ring.pitch + share)
+            let("page", self.cursor.before(number + 1) * self.pitch + share)
             for number in range(self.store.pages)
         ]
 
@@ -133,7 +111,7 @@ _GROUP = 32
 
 
 def publish_elements(
-    writer: FlagWriter, where: Coordinates, warpgroup: Any, place: tuple[Any, ...], warmup: Warmup
+    writer: PlacedFlags, where: Coordinates, warpgroup: Any, place: tuple[Any, ...], warmup: Warmup
 ) -> None:
     """Raise the flag of the tile that starts at `place`, once a warpgroup's stores are done."""
     mbarrier.meet_warpgroup(warpgroup)
@@ -191,25 +169,21 @@ class Epilogue(Ending):
         """Whether this kernel makes the further operands: they are there when left tiles are."""
         rows = self.plan.program.rows
         sources = [each.load.source for each in self.elements.further]
-        return rows is not None and any(o.same_as(e) for o in rows.beside for e in sources)
+        return rows is not None and any(ir.among(each, rows.beside) for each in sources)
 
     def _start(self, values: Mapping[Any, Any]) -> None:
-        row, column = self._origin(values)
-        self.further.start(row + self.warpgroup * self.plan.warpgroups.share, column)
-
-    def _origin(self, values: Mapping[Any, Any]) -> tuple[Any, Any]:
-        row, column = (at(each, dict(values)) for each in self.plan.program.store.tile.origin)
-        return row, column
+        row, column = self.origin(values)
+        self.further.start(row + self.warpgroup * self.plan.share, column)
 
     def end(self, values: Mapping[Any, Any], leave: Callable[[], None] | None) -> None:
         """Store the tile that `values` place, and raise its flag."""
         self.leave(leave)
         if self._late:
             self._start(values)
-        row, column = self._origin(values)
+        row, column = self.origin(values)
         part = self.elements.begin(values)
         first = let("first_row", row)
-        row = let("row", row + self.warpgroup * self.plan.warpgroups.share)
+        row = let("row", row + self.warpgroup * self.plan.share)
         column = let("column", column)
         if self.boxes is not None:
             self._store_boxes(row, column, self.boxes)
@@ -221,7 +195,7 @@ class Epilogue(Ending):
         if self.boxes is not None and leave is None:
             self.boxes.close(self.where.thread, self.warmup)
 
-    def _publish(self, writer: FlagWriter, row: Any, column: Any, part: Any) -> None:
+    def _publish(self, writer: PlacedFlags, row: Any, column: Any, part: Any) -> None:
         """Raise the flag of the tile when all of this warpgroup's part has been written."""
         if not self.plan.store.boxes:
             if part is None:

@@ -18,22 +18,21 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from crossfuse.lower.hopper.flags import FlagWriter
+from crossfuse.lower.hopper import mbarrier
+from crossfuse.lower.hopper.coordinates import Coordinates, at
+from crossfuse.lower.hopper.flags import PlacedFlags
 from crossfuse.lower.hopper.plan.phase import PhasePlan
-from crossfuse.lower.hopper.statements import Warmup
+from crossfuse.lower.hopper.statements import Warmup, when
 
 if TYPE_CHECKING:
     from crossfuse.hardware import Device
-    from crossfuse.lower.hopper.body import Body
-    from crossfuse.lower.hopper.consumer import Steps
-    from crossfuse.lower.hopper.coordinates import Coordinates
     from crossfuse.lower.hopper.epilogue.store import BoxPlace
     from crossfuse.lower.hopper.flags import EndOfWait
     from crossfuse.lower.hopper.pipeline import Cursor, Throttle
     from crossfuse.lower.hopper.plan.kernel import KernelPlan
     from crossfuse.lower.hopper.plan.memory import Piece
     from crossfuse.lower.hopper.plan.operands import Operand
-    from crossfuse.lower.hopper.producer import Loader
+    from crossfuse.lower.hopper.roles import Body, Loader, Steps
     from crossfuse.lower.hopper.wgmma import LeftOperand
     from crossfuse.lower.image import BufferSpec, TensorMap
 
@@ -110,10 +109,10 @@ class TileSums:
         return self.body.plan.phases[self.number]
 
     @property
-    def writer(self) -> FlagWriter | None:
+    def writer(self) -> PlacedFlags | None:
         """Raises the flags of the tiles, if others wait for these."""
         flags = self.phase.raises
-        return None if flags is None else FlagWriter(self.body.placed(flags))
+        return None if flags is None else self.body.placed(flags)
 
 
 class Ending:
@@ -127,6 +126,11 @@ class Ending:
     def note(self, event: str) -> None:
         """Record an event of the phase, see `timeline`."""
         self.body.timeline.stamp(event, self.number)
+
+    def origin(self, values: Mapping[Any, Any]) -> tuple[Any, Any]:
+        """Row and column of the first element of the tile that `values` place."""
+        row, column = (at(each, values) for each in self.plan.program.store.tile.origin)
+        return row, column
 
     def ahead(self, values: Mapping[Any, Any]) -> None:
         """Prefetch what the tile that `values` place needs beside its sums, before it is made."""
@@ -182,6 +186,8 @@ class Feature:
     #: Shared memory in front of the rings, and behind them where something is sent to.
     before_tiles: tuple[Piece, ...] = ()
     behind_tiles: tuple[Piece, ...] = ()
+    #: Regions of a barrier each, at which one thread arrives.
+    barriers: tuple[str, ...] = ()
     #: Events that it notes in front of all phases, and those behind them, see `timeline`.
     events: tuple[str, ...] = ()
     events_behind: tuple[str, ...] = ()
@@ -220,6 +226,9 @@ class Feature:
 
     def initialise(self, body: Body) -> None:
         """Initialise its barriers, by one warp."""
+        for name in self.barriers:
+            with when(body.where.thread == 0):
+                mbarrier.initialise(body.barrier(name), 1)
 
     def meeting(self, body: Body) -> None:
         """While the CTAs of a cluster wait for one another."""

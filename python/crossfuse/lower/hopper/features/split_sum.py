@@ -1,4 +1,4 @@
-"""A reduction that a cluster splits: partial sums pass through distributed shared memory."""
+"""Exchanges in a cluster: partial sums of a split reduction, or the products of a pair of CTAs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.coordinates import at
 from crossfuse.lower.hopper.epilogue.elements import Elements, Units
+from crossfuse.lower.hopper.epilogue.store import publish_elements
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Feature, TileSums
 from crossfuse.lower.hopper.plan.memory import Piece
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS, PhasePlan
-from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
+from crossfuse.lower.hopper.statements import Variable, branches, let, registers, run, when
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
-from crossfuse.planner.kernels.memory import EXCHANGE_BARRIERS
+from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER, EXCHANGE_BARRIERS
 
 if TYPE_CHECKING:
-    from crossfuse.lower.hopper.body import Body
+    from crossfuse.lower.hopper.plan.operands import Operand
+    from crossfuse.lower.hopper.roles import Body
 
 _WARPS = WARPGROUP_ROWS // WARP_ROWS
 #: Barriers: one completes when no CTA of the cluster needs its tiles any more, the other when all
@@ -55,7 +56,7 @@ class SplitReduction(Ending):
         self.rank = self.where.places[exchange.place.var]
         self.buffer = self.body.region(self.region)
         self.count = 4 if self.plan.has_whole_warps else 2
-        self.elements = Elements(self.plan)
+        self.elements = Elements(self.plan.program, self.plan.tails)
         self.parts = [part for block in range(self.plan.blocks) for part in self._parts(block)]
 
     @property
@@ -84,7 +85,7 @@ class SplitReduction(Ending):
         # A row has one owner: what depends on it is computed once.
         height = self.exchange.rows
         inside = [let("inside", row < height * self.size) for row in rows]
-        owners = [_Owner(self, self._known(row // height)) for row in rows]
+        owners = [self._owner(self._known(row // height)) for row in rows]
         starts = [let("start", row % height * self.exchange.width * 4) for row in rows]
         parts = []
         for first in range(0, self.plan.accumulators, 2):
@@ -98,7 +99,7 @@ class SplitReduction(Ending):
         """Parts that are blocks of eight columns, in the layout of the fragments."""
         warps = self.exchange.rows // WARP_ROWS
         blocks = self.plan.accumulators // 4
-        owner = _Owner(self, let("owner", warp // warps))
+        owner = self._owner(let("owner", warp // warps))
         start = let("start", warp % warps * (blocks * 32 * 16) + self.where.lane * 16)
         return [
             _Slice(4 * block, owner, start + block * (32 * 16), None) for block in range(blocks)
@@ -110,7 +111,7 @@ class SplitReduction(Ending):
         elements = self.exchange.elements
         position = rows[first // 2 % 2] * self.exchange.width + column
         exists = self._exists(position < elements * self.size, column)
-        owner = _Owner(self, self._known(position // elements))
+        owner = self._owner(self._known(position // elements))
         return _Slice(first, owner, position % elements * 4, exists)
 
     def _known(self, rank: Any) -> Any:
@@ -143,8 +144,7 @@ class SplitReduction(Ending):
                 leave()
             mbarrier.wait_cluster(self.received, 0)
         self.note(EXCHANGED[1])
-        origin = self.plan.program.store.tile.origin
-        row, column = (let("first", at(each, dict(values))) for each in origin)
+        row, column = (let("first", each) for each in self.origin(values))
         total = registers("total", self.count, "float32")
         received = registers("received", self.count, "float32")
         threads, count = units.threads, units.count
@@ -163,8 +163,7 @@ class SplitReduction(Ending):
 
     def _units(self, values: Mapping[Any, Any]) -> Units:
         """Prefetches what the epilogue of this CTA's slice reads besides its sums."""
-        origin = self.plan.program.store.tile.origin
-        row, column = (at(each, dict(values)) for each in origin)
+        row, column = self.origin(values)
         return Units(
             self.elements,
             self.plan.slice_bytes // (4 * self.count),
@@ -221,21 +220,15 @@ class SplitReduction(Ending):
 
     def _push(self, part: _Slice) -> None:
         values = [self.accumulators[part.first + i] for i in range(self.count)]
-        place = part.owner.buffer + ir.script.Cast("uint32", part.offset)
-        mbarrier.push(place, values, part.owner.barrier)
+        part.owner.push(part.offset, values)
 
-
-class _Owner:
-    """The CTA that combines a part, and where this CTA's contribution goes in its buffer."""
-
-    def __init__(self, reduction: SplitReduction, rank: Any) -> None:
-        target, arrival = Variable("target", "uint32"), Variable("arrival", "uint32")
-        linear = reduction.where.rank + (rank - reduction.rank)
-        mbarrier.cluster_address(target.value, reduction.buffer(0), linear)
-        mbarrier.cluster_address(arrival.value, reduction.received, linear)
-        offset = ir.script.Cast("uint32", reduction.rank * reduction.plan.slice_bytes)
-        target.set(target.value + offset)
-        self.buffer, self.barrier = target.value, arrival.value
+    def _owner(self, rank: Any) -> mbarrier.Peer:
+        """The CTA that combines a part, and where this CTA's contribution goes in its buffer."""
+        linear = self.where.rank + (rank - self.rank)
+        peer = mbarrier.Peer(("target", "arrival"), self.buffer(0), self.received, linear)
+        offset = ir.script.Cast("uint32", self.rank * self.plan.slice_bytes)
+        peer.place.set(peer.place.value + offset)
+        return peer
 
 
 @dataclass(frozen=True)
@@ -244,7 +237,7 @@ class _Slice:
 
     #: The first accumulator.
     first: int
-    owner: _Owner
+    owner: mbarrier.Peer
     #: In the slice of the owner.
     offset: Any
     #: A condition where not all threads have such elements, else None.
@@ -289,3 +282,105 @@ class SplitSum(Feature):
                 arrivals = phase.program.exchange.place.extent * phase.consumers
                 mbarrier.initialise(body.barrier("exchange_barriers", _FREE), arrivals)
                 mbarrier.initialise(body.barrier("exchange_barriers", _RECEIVED), 1)
+
+
+# The two products of a tile, which a pair of CTAs makes, one each.
+
+
+class Pairing(SplitReduction):
+    """Push-and-multiply of the two products of a tile, which a pair of CTAs makes.
+
+    As in a split reduction, but what is received of both CTAs stays separate for the epilogue::
+
+        before                 push                      after
+        CTA 0: gate0 gate1     CTA 0 <-- gate0, up0      CTA 0: silu(gate0) * up0
+        CTA 1: up0   up1       CTA 1 <-- gate1, up1      CTA 1: silu(gate1) * up1
+
+    The receive buffer has a place of its own: right tiles of the next phase are loaded meanwhile.
+    So a CTA sends as soon as it has multiplied.
+    """
+
+    region = "paired"
+
+    def __init__(self, sums: TileSums) -> None:
+        super().__init__(sums)
+        self.writer = sums.writer
+
+    @property
+    def received(self) -> Any:
+        """Address of the barrier that both halves complete."""
+        return self.body.barrier("pair_barrier")
+
+    def _announce(self) -> None:
+        """Nothing to wait for: nothing else lies in the buffer."""
+
+    def end(self, values: Mapping[Any, Any], leave: Callable[[], None] | None) -> None:
+        """Exchange halves, make and store this CTA's half, and raise the flag of the tile."""
+        super().end(values, leave)
+        if self.writer is not None:
+            row, column = (let("first", each) for each in self.origin(values))
+            # What each thread stored is to be read by TMA.
+            run(ir.script.ptx.fence.proxy.async_.global_())
+            publish_elements(self.writer, self.where, self.warpgroup, (row, column), self.warmup)
+
+    def _add(self, unit: Any, total: Any, received: Any) -> tuple[Any, ...]:
+        """Both products of a unit, not added."""
+        for slot, target in enumerate((total, received)):
+            self._load(slot, unit, target)
+        return total, received
+
+
+class _PairPart(ConsumerPart):
+    feature: Pair
+
+    def ending(self, sums: TileSums) -> Ending | None:
+        """The exchange of halves."""
+        return Pairing(sums) if sums.number == self.feature.number else None
+
+    def tile(self, number: int, places: dict[Any, Any]) -> None:
+        """Announce the bytes that both CTAs will send; some may have arrived before."""
+        if number == self.feature.number:
+            with when(ir.script.And(self.warpgroup == 0, self.body.where.thread == 0)):
+                mbarrier.expect(self.body.barrier("pair_barrier"), self.feature.size)
+
+
+@dataclass(frozen=True)
+class Pair(Feature):
+    """Two CTAs make a product each of a tile, and exchange halves of them."""
+
+    asked_by: ClassVar = "pairs"
+    part: ClassVar = _PairPart
+    #: Completes when both CTAs have sent their halves.
+    barriers = ("pair_barrier",)
+    #: The phase that they make.
+    number: int
+    #: Bytes of what both send to each of them.
+    size: int
+    behind_tiles: tuple[Piece, ...]
+
+    @classmethod
+    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> Pair:
+        """Only one phase is made by pairs."""
+        (number,) = numbers
+        size = phases[number].exchanged_bytes
+        # A place of its own: right tiles of the next phase are loaded while halves are sent.
+        return cls(number, size, (Piece("paired", size, ALIGNMENT), Piece("pair_barrier", BARRIER)))
+
+    def events_of(self, number: int) -> tuple[str, ...]:
+        """Those of the exchange."""
+        return EXCHANGED if number == self.number else ()
+
+    def load_rights(
+        self, body: Body, phase: PhasePlan, load: Callable[[tuple[Operand, ...]], None]
+    ) -> bool:
+        """Each CTA loads the right tiles of its own product."""
+        if phase is not body.plan.phases[self.number]:
+            return False
+        exchange = phase.program.exchange
+        assert exchange is not None
+        with branches(body.where.places[exchange.place.var] == 0) as (one, other):
+            with one:
+                load(phase.rights)
+            with other:
+                load(phase.others)
+        return True

@@ -12,8 +12,7 @@ from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import Coordinates, at, unravel
-from crossfuse.lower.hopper.epilogue.elements import Elements, Units
-from crossfuse.lower.hopper.epilogue.operands import further_of
+from crossfuse.lower.hopper.epilogue.elements import Elements, Units, further_of
 from crossfuse.lower.hopper.epilogue.store import Accumulation
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Feature, TileSums
 from crossfuse.lower.hopper.flags import PlacedFlags
@@ -24,7 +23,7 @@ from crossfuse.lower.hopper.statements import Warmup, let, registers, run, when
 from crossfuse.planner.kernels.memory import BARRIER
 
 if TYPE_CHECKING:
-    from crossfuse.lower.hopper.body import Body
+    from crossfuse.lower.hopper.roles import Body
 
 #: Vector suffix of an instruction, by the number of neighbours.
 _VECTORS = {4: "v4.", 2: "v2.", 1: ""}
@@ -49,15 +48,6 @@ def _places(body: Body, program: SumProgram) -> dict[Any, Any]:
     return unravel(program.places, body.where.cluster, body.where.rank)
 
 
-@dataclass(frozen=True)
-class SumPlan:
-    """The sum of partial tiles as `Elements` needs it."""
-
-    program: SumProgram
-    #: Whether elements may lie beyond the output's rows, and beyond its columns.
-    tails: tuple[bool, bool]
-
-
 def await_parts(
     program: SumProgram, placed: PlacedFlags, launch: Any, values: Mapping[Any, Any]
 ) -> None:
@@ -67,7 +57,7 @@ def await_parts(
     places.
     """
     flags = placed.flags
-    row, column = (at(each, dict(values)) for each in program.first)
+    row, column = (at(each, values) for each in program.first)
     down, across = row // flags.rows, column // flags.columns
     first = down * flags.across + across
     # A tile beyond the output has no flags, and nobody adds it.
@@ -117,7 +107,7 @@ class Sum:
         self.warmup = warmup
         # Rows that are no multiple of a vector begin anywhere, and a vector would leave them.
         self.width = gcd(UNIT, int(program.partial.shape[-1]))
-        self.elements = Elements(SumPlan(program, (program.has_tail(0), program.has_tail(1))))
+        self.elements = Elements(program, (program.has_tail(0), program.has_tail(1)))
 
     def store(self, ready: Any, values: Mapping[Any, Any]) -> None:
         """Wait at the barrier `ready`, then add and store; `values` are those of places."""
@@ -145,7 +135,7 @@ class Sum:
     def _place(self, unit: Any, values: Mapping[Any, Any]) -> tuple[Any, Any]:
         """Row and column of the first element of a unit."""
         element = {self.program.element: unit * UNIT}
-        row, column = (at(each, dict(values), element) for each in self.program.index)
+        row, column = (at(each, values, element) for each in self.program.index)
         return let("row", row), let("column", column)
 
     def _units(self, values: Mapping[Any, Any]) -> Units:
@@ -219,6 +209,7 @@ class SumOfParts(Feature):
     asked_by: ClassVar = "summed"
     part: ClassVar = _Part
     events_behind = ("summed",)
+    barriers = ("sum_barrier",)
     reads_early: bool
     zeroed: tuple[Any, ...]
 
@@ -232,11 +223,6 @@ class SumOfParts(Feature):
     def behind_all(self, stages: int) -> tuple[Piece, ...]:
         """The barrier that completes when all parts of this CTA's tile are stored."""
         return (Piece("sum_barrier", BARRIER),)
-
-    def initialise(self, body: Body) -> None:
-        """Initialise it."""
-        with when(body.where.thread == 0):
-            mbarrier.initialise(body.barrier("sum_barrier"), 1)
 
     def loaded(self, body: Body, launch: Any) -> None:
         """Wait for all parts, where nothing is left to load."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
 from crossfuse.hardware import WARPGROUP, Device
-from crossfuse.lower.hopper.epilogue.operands import further_of
+from crossfuse.lower.hopper.epilogue.elements import further_of
 from crossfuse.lower.hopper.features.feature import Feature, first_of
-from crossfuse.lower.hopper.features.gather import Gathering
-from crossfuse.lower.hopper.features.kept_left import KeptLeft
-from crossfuse.lower.hopper.features.pair import Pair
-from crossfuse.lower.hopper.features.split_sum import SplitSum
+from crossfuse.lower.hopper.features.intermediate import Gathering, KeptLeft
+from crossfuse.lower.hopper.features.split_sum import Pair, SplitSum
 from crossfuse.lower.hopper.features.sum_of_parts import SumOfParts
 from crossfuse.lower.hopper.flags import Flags, state
 from crossfuse.lower.hopper.plan.memory import Arena, RingPlan, box_bytes, plan_memory
@@ -54,6 +52,10 @@ class KernelPlan:
     number: int = 0
     #: Whether it records when it did what, see `timeline`.
     timed: bool = False
+
+    def with_feature(self, old: Feature, new: Feature) -> KernelPlan:
+        """The plan with another feature in the place of one."""
+        return replace(self, features=tuple(new if e is old else e for e in self.features))
 
     @property
     def consumers(self) -> int:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import TMA_PITCH
 from crossfuse.lower.hopper.program.tile import (
     Gather,
-    GatheredTile,
     Place,
     Tile,
     WindowTile,
@@ -92,7 +90,7 @@ def make_operand(
     width = ROW_BYTES // item
     rows, columns = tile.shape
     _check_stored(tile, k_major)
-    shared_by = tuple(each for each in _sharing(program, tile) if each is not apart)
+    shared_by = tuple(each for each in _absent(program.cluster, tile) if each is not apart)
     sharers = prod(each.extent for each in shared_by)
     if not k_major:
         width = box_columns(columns, width, sharers)
@@ -157,11 +155,6 @@ def tensor_map(tile: Tile, box: tuple[int, int], swizzle: int, fetch: int = ROW_
     return TensorMap(f"{name}_map", name, (columns, rows), (pitch,), box, swizzle, fetch)
 
 
-def _sharing(program: TileProgram, tile: Tile) -> tuple[Place, ...]:
-    """Places of the cluster that the tile's origin does not depend on."""
-    return _absent(program.cluster, tile)
-
-
 def _is_streamed(program: TileProgram, tile: Tile, whole: bool) -> bool:
     """Whether nobody else loads the tile; boxes that are not `whole` reach into a neighbour's.
 
@@ -175,18 +168,14 @@ def _is_streamed(program: TileProgram, tile: Tile, whole: bool) -> bool:
 def _is_one_to_one(program: TileProgram, tile: Tile) -> bool:
     """Whether clusters differ in the tile's origin: a loop over rows and columns names both."""
     known, seen = ir.sym.Analyzer(), set()
+    grid = [each.var for each in program.grid]
+    # Of one step, in the first CTA of the cluster.
+    others = {var for each in tile.origin for var in ir.variables(each)} - set(grid)
+    first = [ir.at_zero(each, *others) for each in tile.origin]
     for indices in product(*(range(each.extent) for each in program.grid)):
-        cluster = {
-            each.var: ir.tirx.IntImm(str(each.var.ty), index)
-            for each, index in zip(program.grid, indices, strict=True)
-        }
-
-        def value(var: Any, cluster: dict[Any, Any] = cluster) -> Any:
-            return cluster.get(var, ir.tirx.IntImm(str(var.ty), 0))
-
-        origin = tuple(
-            ir.constant(known.simplify(ir.substitute(each, value))) for each in tile.origin
-        )
+        values = (ir.tirx.IntImm(str(v.ty), i) for v, i in zip(grid, indices, strict=True))
+        cluster = dict(zip(grid, values, strict=True))
+        origin = tuple(ir.constant(known.simplify(ir.substitute(e, cluster))) for e in first)
         if origin in seen:
             return False
         seen.add(origin)
@@ -220,11 +209,6 @@ def share_bytes(gather: Gather) -> int:
     return gather.extents[1] // 8 * CHUNK
 
 
-def gathered_bytes(gather: Gather | None, consumers: int) -> int:
-    """Bytes of the intermediate in each CTA; none if there is none."""
-    return 0 if gather is None else consumers * share_bytes(gather)
-
-
 def slice_bytes(gather: Gather) -> int:
     """Bytes of one slice that one warpgroup multiplies."""
     return gather.width // 8 * CHUNK
@@ -245,26 +229,6 @@ def check_gather(gather: Gather, dtype: str) -> None:
             limit=f"slices of a multiple of {GROUP} columns, of {' or '.join(PACKED_TYPES)}",
             instead="choose another cluster size, or keep the intermediate in L2 (grid_stage)",
         )
-
-
-@dataclass(frozen=True)
-class Element:
-    """An element of a matrix that is loaded, in the form of a buffer's load."""
-
-    source: Any
-    #: Row and column.
-    indices: tuple[Any, ...]
-
-
-def side_by_side(gather: Gather, indices: Any) -> tuple[Any, ...]:
-    """Row and column of an element in the matrix of slices that lie side by side."""
-    rank, *_, row, column = indices
-    return row, ir.sym.Analyzer().simplify(rank * gather.width + column)
-
-
-def gathered(tile: Tile, gather: Gather) -> GatheredTile:
-    """A tile of the matrix that slices make side by side."""
-    return GatheredTile(tile.buffer, tile.origin, tile.shape, gather)
 
 
 def check_depth(gather: Gather, depth: int) -> None:

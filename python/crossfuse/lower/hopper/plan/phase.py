@@ -31,40 +31,20 @@ from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 from crossfuse.planner.kernels.phase import blocks_of, warpgroups_of, widest
 
 if TYPE_CHECKING:
-    from crossfuse.lower.hopper.reduced.program import RowReductions
     from crossfuse.lower.hopper.rows.program import RowProgram
-    from crossfuse.lower.hopper.stream.program import StreamProgram
+    from crossfuse.lower.hopper.stream.program import RowReductions, StreamProgram
 
 
-@dataclass(frozen=True)
-class Warpgroups:
-    """How the rows of a tile are divided among the warpgroups that multiply.
+def share_rows(program: TileProgram) -> tuple[int, int]:
+    """Warpgroups that multiply, and blocks of 64 rows (a wgmma) of each, for a program's tiles.
 
-    A wgmma has 64 rows; of large tiles each multiplies several blocks of 64 rows.
+    Refused if registers would not hold the sums.
     """
-
-    count: int
-    #: Blocks of 64 rows of each.
-    blocks: int = 1
-
-    @property
-    def share(self) -> int:
-        """Rows of one warpgroup."""
-        return self.blocks * WARPGROUP_ROWS
-
-    @property
-    def rows(self) -> int:
-        """Rows of the tile."""
-        return self.count * self.share
-
-
-def share_rows(program: TileProgram) -> Warpgroups:
-    """Divide the rows of a program's tiles; refused if registers would not hold the sums."""
     contraction = program.contraction
     rows, columns = contraction.rows, contraction.columns
-    warpgroups = Warpgroups(int(warpgroups_of(rows)), int(blocks_of(rows)))
+    count, blocks = int(warpgroups_of(rows)), int(blocks_of(rows))
     most = widest(rows, len(contraction.products))
-    if rows != warpgroups.rows or columns % 8 or columns > most:
+    if rows != count * blocks * WARPGROUP_ROWS or columns % 8 or columns > most:
         raise refuse(
             "tile-shape",
             f"product of '{contraction.products[0].accumulator.name}'",
@@ -73,28 +53,28 @@ def share_rows(program: TileProgram) -> Warpgroups:
             "with up to 192 columns; all products of a tile together",
             instead="split rows and columns by other factors",
         )
-    if warpgroups.blocks > 1:
-        _check_blocks(program, warpgroups)
-    return warpgroups
+    if blocks > 1:
+        _check_blocks(program)
+    return count, blocks
 
 
-def _check_blocks(program: TileProgram, warpgroups: Warpgroups) -> None:
+def _check_blocks(program: TileProgram) -> None:
     """Refuse programs that need warpgroups of one block each."""
     others = {
         "a product of each of two paired CTAs": program.pairs,
         "an intermediate that a cluster gathers": program.gives or program.takes,
         "an intermediate in registers": program.keeps or program.reuses,
     }
+    rows = program.contraction.rows
     for what, is_wanted in others.items():
         if is_wanted:
             raise refuse(
                 "tile-shape",
                 f"product of '{program.contraction.products[0].accumulator.name}'",
-                found=f"{what}, in tiles of {warpgroups.rows} rows",
-                limit=f"{warpgroups.rows // 2} rows: no warpgroup has several blocks of "
+                found=f"{what}, in tiles of {rows} rows",
+                limit=f"{rows // 2} rows: no warpgroup has several blocks of "
                 f"{WARPGROUP_ROWS} rows there",
-                instead=f"split rows by {warpgroups.rows // 2}, or keep the intermediate in L2 "
-                "(grid_stage)",
+                instead=f"split rows by {rows // 2}, or keep the intermediate in L2 (grid_stage)",
             )
 
 
@@ -102,13 +82,13 @@ def _check_blocks(program: TileProgram, warpgroups: Warpgroups) -> None:
 _WARPGROUPS = 2
 
 
-def check_reduced(reduced: RowReductions, warpgroups: Warpgroups) -> None:
+def check_reduced(reduced: RowReductions, count: int, blocks: int) -> None:
     """Refuse tiles whose sums leave no registers for the elements selected from their rows."""
-    if warpgroups.count > _WARPGROUPS or warpgroups.blocks > 1:
+    if count > _WARPGROUPS or blocks > 1:
         raise refuse(
             "tile-shape",
             f"product of '{reduced.scores.name}'",
-            found=f"tiles of {warpgroups.rows} rows, which are reduced in registers",
+            found=f"tiles of {reduced.tile[0]} rows, which are reduced in registers",
             limit="64 or 128 rows: other warpgroups have no registers left beside the sums",
             instead="split rows by 64",
         )
@@ -136,7 +116,9 @@ class PhasePlan:
     #: One for each product.
     rights: tuple[Operand, ...]
     store: StorePlan
-    warpgroups: Warpgroups
+    #: Warpgroups that multiply, and blocks of 64 rows that each multiplies, one below the other.
+    consumers: int
+    blocks: int
     #: Whether tiles of the output reach beyond its rows, and beyond its columns.
     tails: tuple[bool, bool]
     #: Flags of the tiles that it stores, if other CTAs load them in a later phase.
@@ -161,14 +143,14 @@ class PhasePlan:
         return self.columns // 2
 
     @property
-    def consumers(self) -> int:
-        """Number of warpgroups that multiply."""
-        return self.warpgroups.count
+    def share(self) -> int:
+        """Rows of one warpgroup."""
+        return self.blocks * WARPGROUP_ROWS
 
     @property
-    def blocks(self) -> int:
-        """Blocks of 64 rows that each warpgroup multiplies, one below the other."""
-        return self.warpgroups.blocks
+    def rows(self) -> int:
+        """Rows of the tile."""
+        return self.consumers * self.share
 
     @property
     def sums(self) -> int:
@@ -234,7 +216,7 @@ class PhasePlan:
         exchange = self.program.exchange
         assert exchange is not None
         rows = exchange.rows * exchange.place.extent
-        full = rows == self.warpgroups.rows and exchange.width == self.columns
+        full = rows == self.rows and exchange.width == self.columns
         return full and exchange.rows % WARP_ROWS == 0
 
 
@@ -253,9 +235,9 @@ def plan_phase(
     for product in contraction.products:
         for each in product.both:
             _check_types(contraction.left.dtype, each)
-    warpgroups = share_rows(program)
+    consumers, blocks = share_rows(program)
     if program.reduced is not None:
-        check_reduced(program.reduced, warpgroups)
+        check_reduced(program.reduced, consumers, blocks)
     if program.exchange is not None:
         _check_slices(program)
     if program.gives is not None:
@@ -265,7 +247,7 @@ def plan_phase(
     if program.keeps:
         check_kept(program.store.tile)
     if program.reuses:
-        check_kept_room(contraction, warpgroups.count)
+        check_kept_room(contraction, consumers)
     at_hand = program.takes or program.reuses
     left = None if at_hand else make_operand(program, contraction.left, k_major=True)
     rights, others = (
@@ -281,14 +263,15 @@ def plan_phase(
         program,
         left,
         rights,
-        plan_store(program, warpgroups.blocks),
-        warpgroups,
+        plan_store(program, blocks),
+        consumers,
+        blocks,
         (program.has_tail(0), program.has_tail(1)),
-        Flags.of(program, warpgroups.count) if program.staged else None,
+        Flags.of(program, consumers) if program.staged else None,
         awaits,
         others,
         chunks,
-        registers[warpgroups.count],
+        registers[consumers],
     )
 
 
@@ -369,13 +352,13 @@ def plan_phases(programs: tuple[TileProgram, ...]) -> tuple[PhasePlan, ...]:
         phases.append(plan_phase(program, flags))
     first, *others = phases
     for phase in others:
-        found = (phase.warpgroups, phase.program.cluster_size)
-        if found != (first.warpgroups, first.program.cluster_size):
+        found = (phase.rows, phase.program.cluster_size)
+        if found != (first.rows, first.program.cluster_size):
             raise refuse(
                 "grid-stage",
                 "phases of one kernel",
-                found=f"tiles of {phase.warpgroups.rows} rows in clusters of {found[1]}",
-                limit=f"{first.warpgroups.rows} rows in clusters of "
+                found=f"tiles of {phase.rows} rows in clusters of {found[1]}",
+                limit=f"{first.rows} rows in clusters of "
                 f"{first.program.cluster_size}, as in the first phase",
                 instead="give all phases tiles of the same rows and one cluster size",
             )
@@ -411,11 +394,11 @@ def _plan_streamed(program: TileProgram, stream: StreamProgram) -> PhasePlan:
     flags.check_reader(left, program.analyzer)
     phase = plan_phase(program, flags)
     found = (stream.tile[0], stream.cluster_size)
-    if found != (phase.warpgroups.rows, program.cluster_size) or phase.blocks > 1:
+    if found != (phase.rows, program.cluster_size) or phase.blocks > 1:
         raise refuse(
             "grid-stage",
             "a stream and a product of one kernel",
-            found=f"tiles of {found[0]} and {phase.warpgroups.rows} rows, in clusters of "
+            found=f"tiles of {found[0]} and {phase.rows} rows, in clusters of "
             f"{found[1]} and {program.cluster_size}",
             limit="tiles of as many rows, at most 192, in clusters of one size: the same "
             "warpgroups go through both",

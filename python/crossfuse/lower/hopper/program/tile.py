@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.image import PixelBox, TensorMap
 from crossfuse.lower.refusal import refuse
 
-_Tile = TypeVar("_Tile", bound="Tile")
+_Program = TypeVar("_Program")
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,36 @@ class Tile:
         """Element type of the tensor."""
         return str(self.buffer.ty.dtype)
 
-    def with_parameters(self: _Tile, images: Mapping[Any, Any]) -> _Tile:
-        """The same box of the buffer that replaces its own in `images`, if one does."""
-        return replace(self, buffer=images.get(self.buffer, self.buffer))
+
+def with_parameters(program: _Program, images: Mapping[Any, Any]) -> _Program:
+    """A program on other buffers than the function's parameters: those that are their `images`.
+
+    What has none of them stays the same object, and what was one object is one.
+    """
+    known: dict[int, Any] = {}
+
+    def image(part: Any) -> Any:
+        if id(part) not in known:
+            known[id(part)] = _image(part, images, image)
+        return known[id(part)]
+
+    found: _Program = image(program)
+    return found
+
+
+def _image(part: Any, images: Mapping[Any, Any], image: Callable[[Any], Any]) -> Any:
+    """A dataclass, a tuple or a node, whose own parts are replaced by `image`."""
+    if isinstance(part, tuple):
+        made = tuple(map(image, part))
+        return part if all(map(operator.is_, made, part)) else made
+    if is_dataclass(part) and not isinstance(part, type):
+        values = {each.name: getattr(part, each.name) for each in fields(part)}
+        changed = {name: image(each) for name, each in values.items()}
+        same = all(changed[name] is each for name, each in values.items())
+        return part if same else replace(part, **changed)
+    if isinstance(part, ir.Var):
+        return images.get(part, part)
+    return ir.substitute(part, images) if isinstance(part, ir.tvm_ffi.Object) else part
 
 
 def identifier(buffer: Any) -> str:
@@ -86,6 +114,11 @@ class Gather:
         """Rows of the intermediate, and columns of all slices of a cluster."""
         return int(self.slab.ty.shape[-2]), self.place.extent * self.width
 
+    def side_by_side(self, indices: Any) -> tuple[Any, Any]:
+        """Row and column of an element in the matrix of slices that lie side by side."""
+        rank, *_, row, column = indices
+        return row, ir.sym.Analyzer().simplify(rank * self.width + column)
+
 
 @dataclass(frozen=True)
 class GatheredTile(Tile):
@@ -115,12 +148,7 @@ class Rows:
 
     def end(self, buffer: Any) -> Any:
         """Where the rows of a buffer end; None if a call has all of them."""
-        return self.count if any(buffer.same_as(each) for each in self.tensors) else None
-
-    def with_parameters(self, images: Mapping[Any, Any]) -> Rows:
-        """The same rows, with buffers replaced by `images`."""
-        tensors = tuple(images.get(each, each) for each in self.tensors)
-        return Rows(images.get(self.count, self.count), tensors)
+        return self.count if ir.among(buffer, self.tensors) else None
 
 
 @dataclass(frozen=True)
@@ -144,12 +172,6 @@ class Store:
     zeros_from: int | None = None
     #: Of functions that accept fewer rows.
     rows: Rows | None = None
-
-    def with_parameters(self, images: Mapping[Any, Any]) -> Store:
-        """The same store, with buffers replaced by `images`."""
-        value = ir.substitute(self.value, lambda var: images.get(var, var))
-        rows = None if self.rows is None else self.rows.with_parameters(images)
-        return replace(self, tile=self.tile.with_parameters(images), value=value, rows=rows)
 
     def end_of_rows(self, buffer: Any) -> Any:
         """Where the rows of a buffer end in a call of fewer; None if a call has all of them."""

@@ -39,16 +39,15 @@ class TileNest:
 
     def placed(self, index: Any) -> Any:
         """An index in the block's variables, rewritten in those of loops."""
-        values = dict(
-            zip((each.var for each in self.block.iter_vars), self.realize.iter_values, strict=True)
-        )
-        return ir.substitute(index, lambda var: values.get(var, var))
+        variables = (each.var for each in self.block.iter_vars)
+        return ir.substitute(index, dict(zip(variables, self.realize.iter_values, strict=True)))
 
     def moved(self, index: Any) -> Any:
         """The loop of the tile that an index follows, or None."""
         placed = self.placed(index)
-        followed = [each for each in self.loops if _occurs(each.loop_var, placed)]
-        return _longest(followed)
+        followed = [each for each in self.loops if ir.occurs(each.loop_var, placed)]
+        # Beside the loop with most iterations, others may have one.
+        return max(followed, key=lambda each: ir.constant(each.extent) or 0, default=None)
 
     def tile(self, buffer: Any, indices: Any) -> Tile:
         """The box of a matrix that the nest's loops traverse."""
@@ -72,7 +71,7 @@ class TileNest:
         """
         known = self.known
         placed = self.placed(index)
-        first = ir.substitute(placed, self._at_start)
+        first = ir.at_zero(placed, *(each.loop_var for each in self.loops))
         moved = self.moved(index)
         rest = known.simplify(placed - first)
         if moved is not None and not known.can_prove_equal(rest, moved.loop_var):
@@ -82,10 +81,6 @@ class TileNest:
                 "one loop of the tile for each dimension, with step 1",
             )
         return known.simplify(first), moved
-
-    def _at_start(self, var: Any) -> Any:
-        zero = ir.tirx.IntImm(str(var.ty), 0)
-        return zero if any(var.same_as(loop.loop_var) for loop in self.loops) else var
 
     def check_predicate(self, buffer: Any) -> None:
         """Refuse a predicate that does more than leave out the tails of tensors.
@@ -145,15 +140,6 @@ def check_start(loop: Any) -> None:
         raise refuse_program(
             f"loop '{loop.loop_var.name}'", f"a loop that starts at {loop.min}", "loops from 0"
         )
-
-
-def _longest(loops: list[Any]) -> Any:
-    """The loop with most iterations: beside it, others may have one."""
-    return max(loops, key=lambda each: ir.constant(each.extent) or 0, default=None)
-
-
-def _occurs(var: Any, expression: Any) -> bool:
-    return any(each.same_as(var) for each in ir.variables(expression))
 
 
 def refuse_program(where: str, found: str, limit: str) -> Exception:

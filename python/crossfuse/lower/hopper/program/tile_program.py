@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +10,8 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.program.tile import Gather, GatheredTile, KeptTile, Place, Store, Tile
 
 if TYPE_CHECKING:
-    from crossfuse.lower.hopper.reduced.program import RowReductions
     from crossfuse.lower.hopper.rows.program import RowProgram
-    from crossfuse.lower.hopper.stream.program import StreamProgram
+    from crossfuse.lower.hopper.stream.program import RowReductions, StreamProgram
 
 
 #: Neighbours in a row that a thread loads at once.
@@ -57,21 +55,14 @@ class SumProgram:
     @property
     def first(self) -> tuple[Any, ...]:
         """Row and column of a slice's first element."""
-        zero = ir.tirx.IntImm(str(self.element.ty), 0)
-
-        def start(var: Any) -> Any:
-            return zero if var.same_as(self.element) else var
-
-        return tuple(ir.sym.Analyzer().simplify(ir.substitute(each, start)) for each in self.index)
+        known = ir.sym.Analyzer()
+        return tuple(known.simplify(ir.at_zero(each, self.element)) for each in self.index)
 
     @property
     def analyzer(self) -> Any:
         """An analyzer that knows the ranges of all places and of the elements."""
-        known = ir.sym.Analyzer()
-        for place in self.places:
-            known.bind(place.var, ir.tvm.ir.Range(0, place.extent))
-        known.bind(self.element, ir.tvm.ir.Range(0, self.elements))
-        return known
+        places = ((each.var, 0, each.extent) for each in self.places)
+        return ir.ranged(*places, (self.element, 0, self.elements))
 
     def has_tail(self, dimension: int) -> bool:
         """Whether elements may lie beyond the output: dimension 0 is rows, 1 columns."""
@@ -82,15 +73,6 @@ class SumProgram:
         """Whether all slices begin within the output: dimension 0 is rows, 1 columns."""
         inside = self.first[dimension] < self.store.tile.extents[dimension]
         return bool(self.analyzer.can_prove(inside))
-
-    def with_parameters(self, images: Mapping[Any, Any]) -> SumProgram:
-        """The program on other buffers than the function's parameters."""
-        return replace(
-            self,
-            partial=images[self.partial],
-            store=self.store.with_parameters(images),
-            parameters=tuple(images[each] for each in self.parameters),
-        )
 
 
 @dataclass(frozen=True)
@@ -110,11 +92,6 @@ class Product:
     def both(self) -> tuple[Product, ...]:
         """The products of either CTA of a pair; else this one alone."""
         return (self,) if self.instead is None else (self, self.instead)
-
-    def with_parameters(self, images: Mapping[Any, Any]) -> Product:
-        """The product of other buffers than the function's parameters."""
-        instead = None if self.instead is None else self.instead.with_parameters(images)
-        return replace(self, right=self.right.with_parameters(images), instead=instead)
 
     @property
     def columns(self) -> int:
@@ -152,6 +129,11 @@ class Contraction:
     offset: Any = 0
     #: Factors for the sums so far where a chunk of the reduction begins.
     correction: Correction | None = None
+
+    @property
+    def all_products(self) -> tuple[Product, ...]:
+        """Those of either CTA of a pair."""
+        return tuple(each for product in self.products for each in product.both)
 
     @property
     def rows(self) -> int:
@@ -225,24 +207,6 @@ class TileProgram:
     #: Makes its left operand in the same kernel, tile by tile.
     streamed: StreamProgram | None = None
 
-    def with_parameters(self, images: Mapping[Any, Any]) -> TileProgram:
-        """The program on other buffers than the function's parameters."""
-        loop = self.contraction
-        products = tuple(each.with_parameters(images) for each in loop.products)
-        correction = loop.correction
-        if correction is not None:
-            correction = replace(correction, factors=images[correction.factors])
-        left = loop.left.with_parameters(images)
-        return replace(
-            self,
-            contraction=replace(loop, left=left, products=products, correction=correction),
-            store=self.store.with_parameters(images),
-            summed=None if self.summed is None else self.summed.with_parameters(images),
-            reduced=None if self.reduced is None else self.reduced.with_parameters(images),
-            rows=None if self.rows is None else self.rows.with_parameters(images),
-            parameters=tuple(images[each] for each in self.parameters),
-        )
-
     def has_tail(self, dimension: int) -> bool:
         """Whether tiles of the output may reach beyond it: dimension 0 is rows, 1 columns."""
         tile = self.store.tile
@@ -284,19 +248,14 @@ class TileProgram:
     @property
     def analyzer(self) -> Any:
         """An analyzer that knows the ranges of all places."""
-        known = ir.sym.Analyzer()
-        for place in self.places:
-            known.bind(place.var, ir.tvm.ir.Range(0, place.extent))
-        return known
+        return ir.ranged(*((each.var, 0, each.extent) for each in self.places))
 
     @property
     def results(self) -> tuple[Any, ...]:
         """Buffers in registers that the epilogue reads, in the order of the products."""
-        if self.exchange is not None and not self.exchange.pair:
+        if self.exchange is not None and self.splits:
             return (self.exchange.combined,)
-        return tuple(
-            each.accumulator for product in self.contraction.products for each in product.both
-        )
+        return tuple(each.accumulator for each in self.contraction.all_products)
 
     @property
     def grid(self) -> tuple[Place, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from math import isqrt
@@ -10,8 +10,15 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.access import corrected, is_reduction
-from crossfuse.lower.hopper.plan.operands import Element, gathered, side_by_side
-from crossfuse.lower.hopper.program.tile import Gather, KeptTile, Place, Tile, WindowTile, covers
+from crossfuse.lower.hopper.program.tile import (
+    Gather,
+    GatheredTile,
+    KeptTile,
+    Place,
+    Tile,
+    WindowTile,
+    covers,
+)
 from crossfuse.lower.hopper.program.tile_nest import TileNest, refuse_program, tile_nest
 from crossfuse.lower.hopper.program.tile_program import Contraction, Correction, Product
 from crossfuse.lower.tree import is_call
@@ -64,8 +71,11 @@ def read_window(nest: TileNest) -> WindowTile | None:
     condition, load = _parts(body.value)
     if not isinstance(load, ir.TensorLoad) or len(load.indices) != 4 or len(body.indices) != 2:
         return None
-    tile = _candidate(nest, load.source) if str(load.source.scope()) == "global" else None
-    if tile is None or not _is_window(nest, tile, condition, load.indices):
+    tile = _candidate(nest, load.source) if ir.is_global(load.source) else None
+    if tile is None or not all(
+        _is_pixel(nest, tile, tap, condition, load.indices)
+        for tap in product(range(tile.window), range(tile.window))
+    ):
         raise refuse_program(
             nest.where,
             f"elements {list(load.indices)} of '{load.source.name}'",
@@ -93,12 +103,6 @@ def _candidate(nest: TileNest, images: Any) -> WindowTile | None:
     return tile if window % 2 and tile.extents == (rows, columns) else None
 
 
-def _is_window(nest: TileNest, tile: WindowTile, condition: Any, indices: Any) -> bool:
-    """Whether every element that is read is that of the window, proved pixel by pixel."""
-    taps = product(range(tile.window), range(tile.window))
-    return all(_is_pixel(nest, tile, tap, condition, indices) for tap in taps)
-
-
 def _is_pixel(
     nest: TileNest, tile: WindowTile, tap: tuple[int, int], condition: Any, indices: Any
 ) -> bool:
@@ -110,9 +114,7 @@ def _is_pixel(
         row: (image * height + y) * width + x,
         column: (tap[0] * tile.window + tap[1]) * channels + channel,
     }
-    condition, *read = (
-        ir.substitute(each, lambda var: values.get(var, var)) for each in (condition, *indices)
-    )
+    condition, *read = (ir.substitute(each, values) for each in (condition, *indices))
     down, across = (each - tile.window // 2 for each in tap)
     wanted = (image, y + down, x + across, channel)
     everywhere = [(0, extent) for extent in tile.images]
@@ -136,12 +138,10 @@ def _is_pixel(
 
 def _analyzer(names: list[Any], ranges: list[tuple[int, int]]) -> Any:
     """An analyzer that knows the half-open ranges of variables; None if one of them is empty."""
-    known = ir.sym.Analyzer()
-    for name, (first, last) in zip(names, ranges, strict=True):
-        if last <= first:
-            return None
-        known.bind(name, ir.tvm.ir.Range(first, last))
-    return known
+    if any(last <= first for first, last in ranges):
+        return None
+    both = zip(names, ranges, strict=True)
+    return ir.ranged(*((name, first, last - first) for name, (first, last) in both))
 
 
 def _is_false(known: Any, condition: Any) -> bool:
@@ -160,9 +160,7 @@ def read_contraction(
     left operand is in shared memory (`Gather`) or in registers (`KeptTile`) before the loop starts,
     so the loop loads the right one alone.
     """
-    body = loop.body
-    parts = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
-    nests = [tile_nest(each, (*outer, loop)) for each in parts]
+    nests = [tile_nest(each, (*outer, loop)) for each in ir.sequence(loop.body)]
     steps, stages = ir.constant(loop.extent), ir.constant(loop.annotations[STAGES])
     loaded = 2 if takes is None else 1
     if len(nests) != loaded + 1 or steps is None or stages is None or ir.constant(loop.min) != 0:
@@ -236,18 +234,12 @@ def _offset(contraction: Contraction) -> Any:
     product = contraction.products[0]
     right = product.right.origin[0 if product.is_transposed else 1]
     difference = right - contraction.left.origin[1]
-    return ir.sym.Analyzer().simplify(_in_first_step(contraction, difference))
+    return ir.sym.Analyzer().simplify(ir.at_zero(difference, contraction.step))
 
 
 def first_of_reduction(contraction: Contraction) -> Any:
     """The element of the reduction that step 0 begins with."""
-    return _in_first_step(contraction, contraction.left.origin[1])
-
-
-def _in_first_step(contraction: Contraction, value: Any) -> Any:
-    step = contraction.step
-    zero = ir.tirx.IntImm(str(step.ty), 0)
-    return ir.substitute(value, lambda var: zero if var.same_as(step) else var)
+    return ir.at_zero(contraction.left.origin[1], contraction.step)
 
 
 def check_reduction(contraction: Contraction, place: Place | None) -> None:
@@ -255,10 +247,8 @@ def check_reduction(contraction: Contraction, place: Place | None) -> None:
 
     `place` is the cluster axis whose CTAs each sum a part (split-K); None if each CTA sums all.
     """
-    known = ir.sym.Analyzer()
     share, parts = (0, 1) if place is None else (place.var, place.extent)
-    if place is not None:
-        known.bind(place.var, ir.tvm.ir.Range(0, place.extent))
+    known = ir.ranged(*([] if place is None else [(place.var, 0, place.extent)]))
     elements = contraction.steps * contraction.depth
     first, extent = first_of_reduction(contraction), contraction.left.extents[1]
     if not known.can_prove_equal(first, share * elements) or elements * parts < extent:
@@ -279,9 +269,8 @@ def _load(nest: TileNest) -> tuple[Any, Tile]:
     plain = (
         staged
         and isinstance(body.value, ir.TensorLoad)
-        and str(body.value.source.scope()) == "global"
-        and len(body.indices) == len(body.value.indices)
-        and all(a.same_as(b) for a, b in zip(body.indices, body.value.indices, strict=True))
+        and ir.is_global(body.value.source)
+        and ir.are_same(body.indices, body.value.indices)
     )
     if not plain:
         raise refuse_program(
@@ -324,33 +313,44 @@ def _at_hand(nest: TileNest, tile: Tile, takes: Gather | KeptTile) -> Tile:
     if not tile.buffer.same_as(source):
         raise refuse_program(nest.where, f"left operand '{tile.buffer.name}'", f"'{source.name}'")
     if isinstance(takes, Gather):
-        return gathered(tile, takes)
+        return GatheredTile(tile.buffer, tile.origin, tile.shape, takes)
     return KeptTile(tile.buffer, tile.origin, tile.shape)
 
 
-def _viewed(gather: Gather | None, load: Any) -> Element:
+@dataclass(frozen=True)
+class _Element:
+    """An element of a matrix that is loaded, in the form of a buffer's load."""
+
+    source: Any
+    #: Row and column.
+    indices: tuple[Any, ...]
+
+
+def _viewed(gather: Gather | None, load: Any) -> _Element:
     """A load as an element of a matrix; slices that a cluster gathered lie side by side in one."""
     if gather is not None and load.source.same_as(gather.whole):
-        return Element(load.source, side_by_side(gather, load.indices))
-    return Element(load.source, tuple(load.indices))
+        return _Element(load.source, gather.side_by_side(load.indices))
+    return _Element(load.source, tuple(load.indices))
 
 
-def _layout(nest: TileNest, factor: Element, row: Any, column: Any) -> str:
+def _layout(nest: TileNest, factor: _Element, row: Any, column: Any) -> str:
     """Which operand a factor is, by the loops that its indices follow; empty if neither."""
     if len(factor.indices) != 2 or row is None or column is None:
         return ""
     loops = [nest.moved(each) for each in factor.indices]
 
-    def is_reduction(loop: Any) -> bool:
-        return loop is not None and not loop.same_as(row) and not loop.same_as(column)
-
-    if loops[0] is not None and loops[0].same_as(row) and is_reduction(loops[1]):
-        return "left"
-    if loops[0] is not None and loops[0].same_as(column) and is_reduction(loops[1]):
-        return "right"
-    if loops[1] is not None and loops[1].same_as(column) and is_reduction(loops[0]):
-        return "transposed"
-    return ""
+    if None in loops:
+        return ""
+    first, second = (
+        "row" if each.same_as(row) else "column" if each.same_as(column) else "reduction"
+        for each in loops
+    )
+    layouts = {
+        ("row", "reduction"): "left",
+        ("column", "reduction"): "right",
+        ("reduction", "column"): "transposed",
+    }
+    return layouts.get((first, second), "")
 
 
 def factors(body: Any) -> list[Any]:

@@ -65,7 +65,7 @@ def _slab(nest: TileNest, accumulator: Any, contraction: Contraction) -> tuple[A
         and isinstance(body.value, ir.TensorLoad)
         and body.value.source.same_as(accumulator)
         and str(body.buffer.scope()) == DSM_SCOPE
-        and all(a.same_as(b) for a, b in zip(body.indices, body.value.indices, strict=True))
+        and ir.are_same(body.indices, body.value.indices)
     )
     shape, wanted = [0, 0], (contraction.rows, contraction.columns)
     if plain:
@@ -139,7 +139,7 @@ def _combined(nest: TileNest, slab: Any, place: Place) -> tuple[list[Any], Any]:
         and all(isinstance(each, ir.TensorLoad) for each in loads)
         and accumulates(body)
         and loads[1].source.same_as(slab)
-        and all(a.same_as(b) for a, b in zip(loads[1].indices[1:], body.indices, strict=True))
+        and ir.are_same(loads[1].indices[1:], body.indices)
     )
     if not sums or len(nest.loops) > 3:
         raise refuse_program(
@@ -157,11 +157,6 @@ def _combined(nest: TileNest, slab: Any, place: Place) -> tuple[list[Any], Any]:
 # Two products of one tile that two CTAs of a cluster make, one each.
 
 
-def is_paired(nest: TileNest) -> bool:
-    """Whether the store asks for its two products to be made by a pair of CTAs."""
-    return PAIRED in nest.block.annotations
-
-
 def paired(program: TileProgram, nest: TileNest) -> TileProgram:
     """Let each CTA of a pair make one product of all rows, and store its half of them.
 
@@ -173,10 +168,11 @@ def paired(program: TileProgram, nest: TileNest) -> TileProgram:
     place = _place(program, nest)
     known = program.analyzer
     row, depth = contraction.left.origin
-    first = ir.substitute(row, lambda var: _zero(var) if var.same_as(place.var) else var)
+    first = ir.at_zero(row, place.var)
     moved = known.can_prove_equal(row - first, place.var * contraction.rows)
     columns = [index for each in contraction.products for index in each.right.origin]
-    if len(contraction.products) != 2 or not moved or any(_uses(each, place) for each in columns):
+    uses = any(ir.occurs(place.var, each) for each in columns)
+    if len(contraction.products) != 2 or not moved or uses:
         raise refuse_program(
             nest.where,
             f"{len(contraction.products)} products of {contraction.rows} rows from {row}",
@@ -184,18 +180,15 @@ def paired(program: TileProgram, nest: TileNest) -> TileProgram:
             f"{place.var} * {contraction.rows} further down",
         )
     whole = Tile(contraction.left.buffer, (first, depth), (2 * contraction.rows, contraction.depth))
-    made = _one_each(contraction, whole)
+    # Another product in the second CTA.
+    first_product, second_product = contraction.products
+    products = (replace(first_product, instead=second_product),)
+    made = replace(contraction, left=whole, products=products)
     elements = contraction.rows * contraction.columns
     exchange = Exchange(place, elements, contraction.columns, None, pair=True)
     tile = made.result(program.store.tile.buffer)
     store = replace(program.store, tile=tile)
     return replace(program, contraction=made, exchange=exchange, store=store)
-
-
-def _one_each(contraction: Contraction, left: Tile) -> Contraction:
-    """The same loop with one product, which is another one in the second CTA."""
-    first, second = contraction.products
-    return replace(contraction, left=left, products=(replace(first, instead=second),))
 
 
 def _place(program: TileProgram, nest: TileNest) -> Place:
@@ -208,11 +201,3 @@ def _place(program: TileProgram, nest: TileNest) -> Place:
     raise refuse_program(
         nest.where, f"a pair along axis '{axis}' in a cluster with {found}", "an axis of two CTAs"
     )
-
-
-def _zero(var: Any) -> Any:
-    return ir.tirx.IntImm(str(var.ty), 0)
-
-
-def _uses(index: Any, place: Place) -> bool:
-    return any(var.same_as(place.var) for var in ir.variables(index))

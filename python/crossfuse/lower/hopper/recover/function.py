@@ -8,38 +8,40 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.errors import RefusedError
-from crossfuse.lower.hopper.epilogue.operands import further_of
+from crossfuse.lower.hopper.epilogue.elements import further_of
 from crossfuse.lower.hopper.program.tile import Rows
 from crossfuse.lower.hopper.program.tile_nest import refuse_program, tile_nest
 from crossfuse.lower.hopper.program.tile_program import SumProgram, TileProgram
 from crossfuse.lower.hopper.recover.contraction import check_reduction, read_contraction
-from crossfuse.lower.hopper.recover.exchange import is_paired, paired, read_exchange, slice_tile
-from crossfuse.lower.hopper.recover.gather import is_gathered, recover_gathered
+from crossfuse.lower.hopper.recover.exchange import paired, read_exchange, slice_tile
 from crossfuse.lower.hopper.recover.products import (
     check_taken,
+    is_gathered,
     is_kept,
-    kept_program,
+    phase_program,
     pipelined,
     read_kept,
     read_products,
+    recover_gathered,
     recover_kept,
 )
 from crossfuse.lower.hopper.recover.store import (
     Loops,
     has_stages,
     is_bound,
+    is_sum,
     outer_loops,
     places_of,
     read_store,
+    read_sum,
+    with_sums,
 )
-from crossfuse.lower.hopper.recover.sums import is_sum, read_sum, with_sums
 from crossfuse.lower.hopper.rows.program import RowProgram
 from crossfuse.lower.hopper.rows.recover import is_rows, read_rows
 from crossfuse.lower.hopper.stream.program import StreamProgram
 from crossfuse.lower.hopper.stream.recover.function import (
     holds_stream,
-    is_stream,
-    recover_staged,
+    recover_stream,
 )
 from crossfuse.lower.image import ROW_COUNT
 from crossfuse.lower.refusal import refuse
@@ -91,11 +93,10 @@ def with_fewer_rows(func: Any, programs: list[TileProgram]) -> list[TileProgram]
     _check_made(programs, parameters)
     by_row, whole = _tensors(programs)
     by_row, whole = (
-        [each for each in parameters if any(each.same_as(other) for other in group)]
-        for group in (by_row, whole)
+        [each for each in parameters if ir.among(each, group)] for group in (by_row, whole)
     )
     for each in by_row:
-        if any(each.same_as(other) for other in whole):
+        if ir.among(each, whole):
             found = "rows that several rows of the output need"
             raise _refused(each, found, "tensors that are read row by row, or as a whole")
     _check_extents(by_row)
@@ -118,7 +119,7 @@ def _check_made(programs: Sequence[TileProgram], parameters: Sequence[Any]) -> N
             instead = f"take tiles without a chunk, or {_INSTEAD}"
             raise _refused(made.buffer, found, limit, instead)
         for each in (made.buffer, *made.beside):
-            if any(each.same_as(parameter) for parameter in parameters):
+            if ir.among(each, parameters):
                 found = "what is made row by row beside the product, as a result of the call"
                 raise _refused(each, found, "results that the product stores")
 
@@ -130,8 +131,7 @@ def _tensors(programs: Sequence[TileProgram]) -> tuple[list[Any], list[Any]]:
     for program in programs:
         contraction = program.contraction
         by_row += [contraction.left.buffer, program.store.tile.buffer]
-        products = (each for product in contraction.products for each in product.both)
-        whole += [each.right.buffer for each in products]
+        whole += [each.right.buffer for each in contraction.all_products]
         readers: list[TileProgram | SumProgram] = [program]
         if program.summed is not None:
             by_row.append(program.summed.store.tile.buffer)
@@ -141,29 +141,18 @@ def _tensors(programs: Sequence[TileProgram]) -> tuple[list[Any], list[Any]]:
                 rowwise = _is_row_by_row(further.load, reader.store.row)
                 (by_row if rowwise else whole).append(further.load.source)
         if program.rows is not None:
-            for load in _loads_of(program.rows):
+            for load in ir.global_loads(program.rows.statement):
                 rowwise = _is_row_by_row(load, program.rows.row)
                 (by_row if rowwise else whole).append(load.source)
     return by_row, whole
 
 
-def _loads_of(rows: RowProgram) -> list[Any]:
-    """What making a row loads from global memory."""
-    loads: list[Any] = []
-    ir.walk(rows.statement, (ir.TensorLoad, loads.append))
-    return [each for each in loads if str(each.source.scope()) == "global"]
-
-
 def _is_row_by_row(load: Any, row: Any) -> bool:
     """Whether a row of the output reads that row of an operand, and no other one."""
     first, *others = load.indices
-
-    def has_row(index: Any) -> bool:
-        return any(each.same_as(row) for each in ir.variables(index))
-
-    if not any(map(has_row, load.indices)):
+    if not any(ir.occurs(row, each) for each in load.indices):
         return False
-    if first.same_as(row) and not any(map(has_row, others)):
+    if first.same_as(row) and not any(ir.occurs(row, each) for each in others):
         return True
     found = f"a load at {list(load.indices)} for row {row}"
     limit = f"'{load.source.name}[{row}, ...]', the same row of an operand"
@@ -218,7 +207,7 @@ def with_rows(programs: list[TileProgram], rows: list[RowProgram]) -> list[TileP
                 f"rows that {len(found)} operands of products or epilogues are",
                 "rows that are the left operand of the first product, and nothing else",
             )
-        operands = sum(len(each.both) for each in programs[0].contraction.products)
+        operands = len(programs[0].contraction.all_products)
         for each in made.beside:
             found = _places(programs, each)
             if any(number > 0 or place <= operands for number, place in found):
@@ -296,21 +285,17 @@ def kernels_of(programs: list[TileProgram]) -> list[list[TileProgram]]:
             open_until = max(open_until, index + 1)
         if program.staged:
             made = program.store.tile.buffer
-            readers = [n for n, each in enumerate(programs) if _loads(each, made)]
+            readers = [n for n, each in enumerate(programs) if ir.among(made, _loaded(each))]
             open_until = max(open_until, *readers, index)
     return kernels
-
-
-def _loads(program: TileProgram, buffer: Any) -> bool:
-    return any(each.same_as(buffer) for each in _loaded(program))
 
 
 def _loaded(program: TileProgram) -> list[Any]:
     """Buffers that a program loads: left operand, right operands, operands of the epilogue."""
     contraction = program.contraction
-    products = [each for product in contraction.products for each in product.both]
-    further = [each.source for each in ir.buffer_loads(program.store.value)]
-    return [contraction.left.buffer, *(each.right.buffer for each in products), *further]
+    rights = (each.right.buffer for each in contraction.all_products)
+    further = (each.source for each in ir.buffer_loads(program.store.value))
+    return [contraction.left.buffer, *rights, *further]
 
 
 def _check_phase(program: TileProgram, before: list[TileProgram]) -> None:
@@ -320,7 +305,7 @@ def _check_phase(program: TileProgram, before: list[TileProgram]) -> None:
         made = each.store.tile.buffer
         marked = each.staged or each.keeps
         as_left = program.contraction.left.buffer.same_as(made)
-        if any(other.same_as(made) for other in others) or (as_left and not marked):
+        if ir.among(made, others) or (as_left and not marked):
             raise refuse_program(
                 f"tensor '{made.name}'",
                 "an intermediate that a later phase of the same kernel loads",
@@ -331,8 +316,7 @@ def _check_phase(program: TileProgram, before: list[TileProgram]) -> None:
 def follows(program: TileProgram, made: tuple[Any, ...]) -> bool:
     """Whether only the left operand is an intermediate of an earlier kernel."""
     left, *loads = _loaded(program)
-    others = any(load.same_as(each) for load in loads for each in made)
-    return not others and any(left.same_as(each) for each in made)
+    return ir.among(left, made) and not any(ir.among(load, made) for load in loads)
 
 
 # A whole scheduled function, nest by nest.
@@ -340,13 +324,8 @@ def follows(program: TileProgram, made: tuple[Any, ...]) -> bool:
 
 def is_tile_program(func: Any) -> bool:
     """Whether a schedule asks for the Hopper pipeline: a loop has stages, or streams tiles."""
-    found: list[Any] = []
-    ir.walk(func.body, (ir.For, lambda loop: found.append(loop) if _is_marked(loop) else None))
-    return bool(found)
-
-
-def _is_marked(loop: Any) -> bool:
-    return has_stages(loop) or STREAM in loop.annotations
+    loops = ir.nodes(func.body, ir.For)
+    return any(has_stages(each) or STREAM in each.annotations for each in loops)
 
 
 def recover(func: Any) -> tuple[tuple[TileProgram, ...], ...]:
@@ -361,12 +340,11 @@ def recover(func: Any) -> tuple[tuple[TileProgram, ...], ...]:
     dimensions. Nests that are joined by `grid_stage` are phases of one kernel, every other nest is
     a kernel; the block or loop that has another form is refused by name.
     """
-    func = open_blocks(func) if is_stream(func) else func
-    body = func.body.block.body
-    nests = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
+    func = open_blocks(func) if holds_stream(func.body) else func
+    nests = ir.sequence(func.body.block.body)
     made = workspaces(func)
     memory = (*func.params, *made)
-    streams = [recover_staged(each, memory) for each in nests if holds_stream(each)]
+    streams = [recover_stream(each, memory) for each in nests if holds_stream(each)]
     nests = [each for each in nests if not holds_stream(each)]
     rows = [read_rows(func, each) for each in nests if is_rows(each)]
     sums = [read_sum(each, memory) for each in nests if is_sum(each) and not is_rows(each)]
@@ -384,11 +362,10 @@ def recover(func: Any) -> tuple[tuple[TileProgram, ...], ...]:
 
 def _check_marks(func: Any, programs: list[TileProgram], rows: int) -> None:
     """Refuse a mark on a block that its lowering does not look at, so that no mark is ignored."""
-    pairs = [each for each in programs if each.exchange is not None and each.exchange.pair]
     for what, marked, found in (
         ("grid_stage", staged_blocks(func), rows + sum(each.staged for each in programs)),
-        (PAIRED, marked_blocks(func, PAIRED), len(pairs)),
-        (ACCUMULATE, marked_blocks(func, ACCUMULATE), sum(map(_is_added, programs))),
+        (PAIRED, marked_blocks(func, PAIRED), sum(each.pairs for each in programs)),
+        (ACCUMULATE, marked_blocks(func, ACCUMULATE), sum(e.store.adds > 0 for e in programs)),
     ):
         if len(marked) != found:
             names = ", ".join(f"'{each.name_hint}'" for each in marked)
@@ -397,10 +374,6 @@ def _check_marks(func: Any, programs: list[TileProgram], rows: int) -> None:
                 f"{what} of a block inside a nest",
                 f"{what} of blocks that store what a nest computes",
             )
-
-
-def _is_added(program: TileProgram) -> bool:
-    return program.store.adds > 0
 
 
 def row_tensors(func: Any) -> tuple[Any, ...]:
@@ -414,8 +387,7 @@ def row_tensors(func: Any) -> tuple[Any, ...]:
 
 def workspaces(func: Any) -> tuple[Any, ...]:
     """Intermediates in global memory, which one kernel stores and a later one loads."""
-    buffers = func.body.block.alloc_buffers
-    return tuple(each for each in buffers if str(each.scope()) == "global")
+    return tuple(filter(ir.is_global, func.body.block.alloc_buffers))
 
 
 def _recover_nest(node: Any, memory: tuple[Any, ...]) -> tuple[TileProgram, ...]:
@@ -431,7 +403,7 @@ def _recover_nest(node: Any, memory: tuple[Any, ...]) -> tuple[TileProgram, ...]
     contraction, store, nest = read_products(loops, store_nest, outer)
     staged = GRID_STAGE in nest.block.annotations
     program = TileProgram(places_of(outer), contraction, None, store, memory, staged=staged)
-    return (paired(program, nest) if is_paired(nest) else program,)
+    return (paired(program, nest) if PAIRED in nest.block.annotations else program,)
 
 
 def _recover_split(
@@ -472,4 +444,4 @@ def _recover_split(
     second = TileProgram(places, contraction, exchange, store, memory, staged=staged)
     if first is None:
         return (second,)
-    return (kept_program(memory, places, first, contraction.rows), second)
+    return (phase_program(memory, places, first, contraction.rows), second)

@@ -1,23 +1,53 @@
-"""Reads what a CTA does by itself: pipelined loops over one left operand, then one store."""
+"""Reads what a CTA does by itself: pipelined loops over one left operand, then one store.
+
+And chains of two of them, whose intermediate stays in registers, or in the cluster.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.program.tile import Gather, KeptTile, Place, Store, Tile, covers
-from crossfuse.lower.hopper.program.tile_nest import TileNest, refuse_program, tile_nest
+from crossfuse.lower.hopper.program.tile import (
+    Gather,
+    GatheredTile,
+    KeptTile,
+    Place,
+    Store,
+    Tile,
+    covers,
+)
+from crossfuse.lower.hopper.program.tile_nest import (
+    TileNest,
+    check_start,
+    refuse_program,
+    tile_nest,
+)
 from crossfuse.lower.hopper.program.tile_program import Contraction, TileProgram
 from crossfuse.lower.hopper.recover.contraction import (
     check_reduction,
     first_of_reduction,
+    is_zero,
     read_contraction,
 )
-from crossfuse.lower.hopper.recover.store import Loops, has_stages, places_of, read_store
-from crossfuse.lower.hopper.recover.sums import is_partial, read_partial
-from crossfuse.markers import GRID_STAGE
+from crossfuse.lower.hopper.recover.store import (
+    Loops,
+    accumulator_loads,
+    has_stages,
+    inner_block,
+    is_bound,
+    is_partial,
+    outer_loops,
+    places_of,
+    read_partial,
+    read_store,
+)
+from crossfuse.lower.stored_elements import implies
+from crossfuse.lower.tree import bounds, is_call
+from crossfuse.markers import DSM_COPIES, DSM_COPY, DSM_SHUFFLE, GRID_STAGE
 
 # Several loops over the same left tiles (as of a gated layer), read as one that loads them once.
 
@@ -55,23 +85,17 @@ def _on_step(contraction: Contraction, step: Any) -> Contraction:
     """The same loop with another variable."""
 
     def moved(tile: Tile) -> Tile:
-        origin = tuple(
-            ir.substitute(each, lambda var: step if var.same_as(contraction.step) else var)
-            for each in tile.origin
-        )
-        return replace(tile, origin=origin)
+        origin = (ir.substitute(each, {contraction.step: step}) for each in tile.origin)
+        return replace(tile, origin=tuple(origin))
 
     products = tuple(replace(each, right=moved(each.right)) for each in contraction.products)
     return replace(contraction, step=step, left=moved(contraction.left), products=products)
 
 
-ReadStore = Callable[[TileNest, tuple[Any, ...], Tile], Store]
-
-
 def pipelined(parts: list[Any]) -> tuple[list[Any], Any]:
     """Loops with stages, and the one nest that stores what they compute; refuses anything else."""
     loops = [each for each in parts if isinstance(each, ir.For) and has_stages(each)]
-    others = [each for each in parts if not any(each.same_as(loop) for loop in loops)]
+    others = [each for each in parts if not ir.among(each, loops)]
     if not loops or len(others) != 1:
         raise refuse_program(
             "function",
@@ -85,7 +109,7 @@ def read_products(
     loops: list[Any],
     store: Any,
     outer: Loops,
-    read: ReadStore = read_store,
+    read: Callable[[TileNest, tuple[Any, ...], Tile], Store] = read_store,
     *,
     takes: Gather | KeptTile | None = None,
 ) -> tuple[Contraction, Store, TileNest]:
@@ -117,13 +141,11 @@ Read = tuple[Contraction, Store, TileNest]
 
 def is_kept(parts: list[Any]) -> bool:
     """Whether one of a CTA's nests stores to registers."""
-    return any(_stores_locally(each) for each in parts)
+    return any(map(_stores_locally, parts))
 
 
 def _stores_locally(node: Any) -> bool:
-    while isinstance(node, ir.For) and not has_stages(node):
-        node = node.body
-    body = node.block.body if isinstance(node, ir.SBlockRealize) else None
+    body = getattr(inner_block(node), "body", None)
     return isinstance(body, ir.BufferStore) and str(body.buffer.scope()) == "local"
 
 
@@ -143,7 +165,7 @@ def recover_kept(
     check_taken(kept, second[0])
     rows = max(first[0].rows, second[0].rows)
     places = places_of(outer)
-    return tuple(kept_program(memory, places, each, rows) for each in (first, second))
+    return tuple(phase_program(memory, places, each, rows) for each in (first, second))
 
 
 def read_kept(outer: Loops, parts: list[Any]) -> tuple[Read, KeptTile, list[Any]]:
@@ -158,10 +180,10 @@ def read_kept(outer: Loops, parts: list[Any]) -> tuple[Read, KeptTile, list[Any]
     return first, kept, parts[end:]
 
 
-def kept_program(
+def phase_program(
     memory: tuple[Any, ...], places: tuple[Place, ...], read: Read, rows: int
 ) -> TileProgram:
-    """One phase of such a chain; tiles of both have as many rows."""
+    """One phase of a chain on the chip: tiles of both phases have as many rows."""
     contraction, store, nest = read
     store = replace(store, tile=replace(store.tile, shape=(rows, store.tile.shape[1])))
     staged = GRID_STAGE in nest.block.annotations
@@ -192,4 +214,261 @@ def check_taken(kept: Tile, contraction: Contraction) -> None:
             f"{columns} columns from {first} of the rows from {taken.origin[0]}",
             f"all {kept.shape[1]} columns that the CTA keeps, from {kept.origin[1]}, of the rows "
             f"from {kept.origin[0]}",
+        )
+
+
+# A chain whose intermediate stays in the cluster: the nests that `dsm_shuffle` leaves.
+
+# Slices that a cluster passes in ring order, as if all of them were copied before the products.
+#
+# Each CTA has room for all slices, so a ring is no more than an order: slices are multiplied as
+# they arrive, the CTA's own one first.
+
+
+def is_ring(node: Any) -> bool:
+    """Whether a node is a serial loop of a copy, and of what is done with what it copies."""
+    return isinstance(node, ir.For) and not has_stages(node) and isinstance(node.body, ir.SeqStmt)
+
+
+def all_at_once(ring: Any) -> list[Any]:
+    """Divide the loop over slices: a nest that copies all of them, then loops over all steps.
+
+    ::
+
+        before                                 after
+        for r in range(4):                     for r in range(4):
+            whole[r] = hidden[r]                   whole[r] = hidden[r]
+            for k0 in range(2):                for s in range(8):
+                ... whole[r][k0] ...               ... whole[s // 2][s % 2] ...
+
+    Refuses a loop that is no plain one, or has anything but loops with stages behind the copy.
+    """
+    where = f"loop '{ring.loop_var.name}'"
+    copy, *loops = ring.body.seq
+    check_start(ring)
+    plain = int(ring.kind) == int(ir.ForKind.SERIAL) and ir.constant(ring.extent) is not None
+    if not plain or not loops or not all(map(_is_pipeline, loops)):
+        raise refuse_program(
+            where,
+            f"{len(loops)} statements behind the copy of a slice, in {ring.extent} turns",
+            "a constant number of slices, each copied and then multiplied by loops with stages",
+        )
+    return [ir.for_like(ring, copy), *(_joined(ring, each) for each in loops)]
+
+
+def _is_pipeline(node: Any) -> bool:
+    return isinstance(node, ir.For) and has_stages(node) and ir.constant(node.extent) is not None
+
+
+def _joined(ring: Any, loop: Any) -> Any:
+    """The steps of all slices, in one loop."""
+    steps = int(loop.extent)
+    step = ir.Var(str(loop.loop_var.name), str(loop.loop_var.ty))
+    values = {
+        ring.loop_var: ir.tirx.floordiv(step, steps),
+        loop.loop_var: ir.tirx.floormod(step, steps),
+    }
+    body = ir.substitute(loop.body, values)
+    return ir.for_like(loop, body, loop_var=step, extent=int(ring.extent) * steps)
+
+
+# The store of a slice that stays in the cluster.
+
+
+def read_slice(
+    nest: TileNest, accumulators: tuple[Any, ...], wanted: Tile, gather: Gather
+) -> Store:
+    """Read the elementwise store of the accumulators to the CTA's slab of a gather.
+
+    The tile of the store is counted in columns of what the cluster gathers; its value is written in
+    those of the product.
+    """
+    body = nest.block.body
+    plain = isinstance(body, ir.BufferStore) and body.buffer.same_as(gather.slab)
+    loads = accumulator_loads(nest, accumulators) if plain else []
+    if not loads or nest.block.init is not None:
+        raise refuse_program(
+            nest.where, "no elementwise store to the slab", "slab[rank, i, j] = f(C[i, j], ...)"
+        )
+    row, inner = gather.side_by_side(body.indices)
+    slab = nest.tile(body.buffer, (row, inner))
+    tile = GatheredTile(slab.buffer, slab.origin, slab.shape, gather)
+    for load in loads:
+        _check_accumulator(nest, load, (row, inner), wanted)
+    if not nest.known.can_prove_equal(nest.placed(body.indices[0]), gather.place.var):
+        raise refuse_program(
+            nest.where,
+            f"slab {nest.placed(body.indices[0])}",
+            f"the slab of CTA {gather.place.var}",
+        )
+    value, zeros_from = _without_zeros(nest, loads[0])
+    column, value = _in_columns_of_product(nest, value, loads[0], inner)
+    shape = (max(tile.shape[0], wanted.shape[0]), wanted.shape[1])
+    return Store(replace(tile, shape=shape), row, column, value, zeros_from=zeros_from)
+
+
+def _check_accumulator(nest: TileNest, load: Any, stored: tuple[Any, ...], wanted: Tile) -> None:
+    """Refuse an accumulator that is not the one at the row and the column that are stored."""
+    tile = nest.tile(load.source, load.indices[-2:])
+    moved = [(nest.moved(a), nest.moved(b)) for a, b in zip(load.indices[-2:], stored, strict=True)]
+    together = all((a is None) == (b is None) and (a is None or a.same_as(b)) for a, b in moved)
+    if not together or not covers(tile, replace(wanted, buffer=tile.buffer), nest.known):
+        raise refuse_program(
+            nest.where, f"the accumulator at {list(load.indices)}", "the element that is stored"
+        )
+
+
+def _without_zeros(nest: TileNest, load: Any) -> tuple[Any, int | None]:
+    """The value that is stored, and the product's column from which on it is zero, or None.
+
+    A slab may be wider than the product; zeros anywhere but beyond the product's columns are
+    refused.
+    """
+    value = nest.block.body.value
+    if not is_call(value, ir.IF_THEN_ELSE):
+        return value, None
+    condition, zero, inside = value.args
+    extent = int(load.source.ty.shape[-1])
+    loops = bounds((*nest.around, *nest.loops))
+    condition, beyond = nest.placed(condition), extent <= nest.placed(load.indices[-1])
+    same = implies(condition, beyond, loops) and implies(beyond, condition, loops)
+    if not same or not is_zero(zero):
+        raise refuse_program(
+            nest.where, f"{zero} where {condition}", f"zeros from column {extent} of the product on"
+        )
+    return inside, extent
+
+
+def _in_columns_of_product(nest: TileNest, value: Any, load: Any, inner: Any) -> tuple[Any, Any]:
+    """The variable for the product's column; and the value that is stored, in that variable."""
+    column = load.indices[-1]
+    if column.same_as(inner):
+        return column, value
+    known = ir.sym.Analyzer()
+    rest = known.simplify(column - inner)
+    if not isinstance(inner, ir.Var) or ir.occurs(inner, rest):
+        raise refuse_program(nest.where, f"column {inner}", "one variable for the column")
+    image = ir.Var("column", str(inner.ty))
+    moved = known.simplify(ir.substitute(value, {inner: image - rest}))
+    for other in ir.variables(rest):
+        if ir.occurs(other, moved):
+            raise refuse_program(
+                nest.where, f"a value that depends on '{other.name}'", "on row and column alone"
+            )
+    return image, moved
+
+
+def is_gathered(node: Any) -> bool:
+    """Whether a nest over the CTAs of a cluster begins with the copy of all slices."""
+    if not is_bound(node):
+        return False
+    _, parts = outer_loops(node)
+    return _copied(parts[0]) is not None
+
+
+def _copied(node: Any) -> Any:
+    """The block of a nest that `dsm_shuffle` marked, or None."""
+    while isinstance(node, ir.For):
+        node = node.body.seq[0] if is_ring(node) else node.body
+    marked = isinstance(node, ir.SBlockRealize) and DSM_SHUFFLE in node.block.annotations
+    return node.block if marked else None
+
+
+def recover_gathered(
+    memory: tuple[Any, ...], outer: Loops, parts: list[Any]
+) -> tuple[TileProgram, ...]:
+    """Read both nests over the CTAs of a cluster: one gives slices, one takes them.
+
+    `parts` are the nest that makes slices, and the one that copies all of them and multiplies them.
+    """
+    (making, made), (taking, taken) = (outer_loops(each) for each in parts)
+    if len(making) != 1 or len(taking) != 1:
+        raise refuse_program(
+            "function",
+            f"{len(making)} and {len(taking)} loops over a cluster",
+            "one cluster axis around either product",
+        )
+    ring = is_ring(taken[0])
+    if ring:
+        taken = [*all_at_once(taken[0]), *taken[1:]]
+    copy = tile_nest(taken[0], (*outer, *taking))
+    gather = _read_gather(copy, places_of(making)[0], ring)
+    reader = partial(read_slice, gather=gather)
+    first = read_products(*pipelined(made), (*outer, *making), reader)
+    loops, store_nest = pipelined(taken[1:])
+    read_second = read_partial if is_partial(store_nest) else read_store
+    second = read_products(loops, store_nest, (*outer, *taking), read_second, takes=gather)
+    _check_columns(copy, first, second)
+    rows = max(first[0].rows, second[0].rows)
+    _check_rows(copy, second[0].left.origin[0], rows)
+    return tuple(
+        phase_program(memory, places_of((*outer, *around)), each, rows)
+        for each, around in ((first, making), (second, taking))
+    )
+
+
+def _read_gather(nest: TileNest, place: Place, ring: bool) -> Gather:
+    """The copy of all slices, at once or one after another (ring order)."""
+    block = nest.block
+    body, order = block.body, str(block.annotations.get(DSM_SHUFFLE))
+    plain = (
+        isinstance(body, ir.BufferStore)
+        and isinstance(body.value, ir.TensorLoad)
+        and len(body.indices) in (3, 4)
+        and ir.are_same(body.indices, body.value.indices)
+    )
+    if not plain or order != ("ring" if ring else "all-gather"):
+        raise refuse_program(
+            nest.where,
+            f"slices in {order} order" if plain else "a statement that is no plain copy",
+            "one slice after another in the order of dsm_shuffle(..., ring=True), or all of them "
+            "by dsm_shuffle(..., ring=False), outside the loop with stages",
+        )
+    copies = str(block.annotations.get(DSM_COPY, DSM_COPIES[0]))
+    if copies not in DSM_COPIES:
+        raise refuse_program(
+            nest.where, f"slices sent by '{copies}'", f"{DSM_COPY} of {' or '.join(DSM_COPIES)}"
+        )
+    slab = body.value.source
+    ranks, columns = (nest.moved(body.indices[each]) for each in (0, -1))
+    shape = tuple(int(each) for each in slab.ty.shape)
+    found = tuple(1 if each is None else int(each.extent) for each in (ranks, columns))
+    if found != (shape[0], shape[-1]) or shape[0] != place.extent:
+        raise refuse_program(
+            nest.where,
+            f"{found[0]} slices of {found[1]} columns",
+            f"all {place.extent} slices of the cluster, {shape[-1]} columns each",
+        )
+    nest.check_predicate(body.buffer)
+    return Gather(place, slab, body.buffer, ring, copies == "bulk")
+
+
+def _check_columns(copy: TileNest, first: Read, second: Read) -> None:
+    """Refuse a column that does not mean the same where it is made, copied and multiplied."""
+    known = copy.known
+    (making, made, made_nest), (taking, _, _) = first, second
+    offset = making.result(made.tile.buffer).origin[1] - made.tile.origin[1]
+    parts = [
+        [nest.known.simplify(nest.placed(each)) for each in nest.block.body.indices[1:-2]]
+        for nest in (made_nest, copy)
+    ]
+    same = all(known.can_prove_equal(a, b) for a, b in zip(*parts, strict=True))
+    if not same or not known.can_prove_equal(offset, taking.offset):
+        raise refuse_program(
+            copy.where,
+            f"columns that are made from {offset} on and multiplied from {taking.offset} on",
+            "the columns that the cluster makes, in their order",
+        )
+
+
+def _check_rows(copy: TileNest, origin: Any, rows: int) -> None:
+    """Refuse a copy of other rows than those that are multiplied."""
+    index = copy.block.body.indices[-2]
+    loop = copy.moved(index)
+    first = ir.at_zero(copy.placed(index), *([] if loop is None else [loop.loop_var]))
+    count = 1 if loop is None else int(loop.extent)
+    extent = int(copy.block.body.buffer.ty.shape[-2])
+    if not copy.known.can_prove_equal(first, origin) or count not in (rows, extent):
+        raise refuse_program(
+            copy.where, f"{count} rows from {first}", f"the {rows} rows from {origin}"
         )

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import at
 from crossfuse.lower.hopper.fast_math import fast, fast_tanh
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Feature, TileSums
-from crossfuse.lower.hopper.reduced.program import Best, Output, RowReductions
 from crossfuse.lower.hopper.reduced.recover import NOWHERE
 from crossfuse.lower.hopper.statements import Variable, Warmup, let, registers, when
-from crossfuse.lower.hopper.stream.program import Kind, ranges
+from crossfuse.lower.hopper.stream.program import Best, Kind, Output, RowReductions, ranges
 from crossfuse.lower.hopper.stream.values import (
     Lanes,
     RowState,
@@ -23,9 +22,6 @@ from crossfuse.lower.hopper.stream.values import (
     half_of,
     shuffled,
 )
-
-if TYPE_CHECKING:
-    pass
 
 # The best elements of rows by repeated selection: the four threads of a row find each together.
 

@@ -12,8 +12,7 @@ from crossfuse.lower.hopper.program.tile_nest import TileNest, tile_nest
 from crossfuse.lower.hopper.program.tile_program import Contraction, TileProgram
 from crossfuse.lower.hopper.recover.contraction import check_reduction, read_contraction
 from crossfuse.lower.hopper.recover.store import Loops, has_stages, outer_loops, places_of
-from crossfuse.lower.hopper.reduced.program import Best, Output, RowReductions
-from crossfuse.lower.hopper.stream.program import Axis, Kind, Step
+from crossfuse.lower.hopper.stream.program import Axis, Best, Kind, Output, RowReductions, Step
 from crossfuse.lower.hopper.stream.recover.function import has_stream
 from crossfuse.lower.hopper.stream.recover.statements import (
     Roles,
@@ -64,19 +63,18 @@ class Beginning:
 def read_insertion(nest: TileNest) -> Insertion:
     """Read a block that inserts; refuses any other form than that of `_insert`."""
     block = nest.block
-    parts = list(block.body.seq) if isinstance(block.body, ir.SeqStmt) else []
+    parts = ir.sequence(block.body)
     scratch = list(block.alloc_buffers)
     if len(parts) != 3 or len(scratch) != 4 or not isinstance(parts[2], ir.For):
         raise _refused(nest)
     element, origin, loop = parts
-    stores: list[Any] = []
-    ir.walk(loop.body, (ir.BufferStore, stores.append))
+    stores = ir.buffer_stores(loop.body)
     count = ir.constant(loop.extent)
     if count is None or ir.constant(loop.min) != 0 or len(stores) != 6:
         raise _refused(nest)
     values, places = stores[2], stores[3]
     buffers = [each.buffer for each in (element, origin, stores[0], stores[1])]
-    known = all(any(each.same_as(own) for own in scratch) for each in buffers)
+    known = all(ir.among(each, scratch) for each in buffers)
     if not known or len(set(buffers)) != 4 or len(values.indices) != 2:
         raise _refused(nest)
     row = values.indices[0]
@@ -98,9 +96,7 @@ def read_insertion(nest: TileNest) -> Insertion:
 def read_beginning(nest: TileNest) -> Beginning:
     """Read a block that empties lists; refuses a block that does anything else."""
     loop = nest.block.body
-    stores: list[Any] = []
-    if isinstance(loop, ir.For):
-        ir.walk(loop.body, (ir.BufferStore, stores.append))
+    stores = ir.buffer_stores(loop.body) if isinstance(loop, ir.For) else []
     if len(stores) != 2 or ir.constant(loop.extent) != int(stores[0].buffer.ty.shape[-1]):
         raise _refused(nest, "a list that is emptied in a loop over all its ranks")
     values, places = stores
@@ -156,14 +152,8 @@ _KINDS = (Kind.ROW, Kind.TOP, Kind.SUM)
 
 def is_reduced(func: Any) -> bool:
     """Whether a stream's tiles are products of pipelined loops."""
-    found: list[Any] = []
-
-    def visit(loop: Any) -> None:
-        if has_stream(loop):
-            ir.walk(loop.body, (ir.For, lambda each: found.append(each) if has_stages(each) else 0))
-
-    ir.walk(func.body, (ir.For, visit))
-    return bool(found)
+    streams = (each for each in ir.nodes(func.body, ir.For) if has_stream(each))
+    return any(has_stages(each) for loop in streams for each in ir.nodes(loop.body, ir.For))
 
 
 def recover_reduced(func: Any) -> tuple[tuple[TileProgram, ...], ...]:
@@ -174,8 +164,7 @@ def recover_reduced(func: Any) -> tuple[tuple[TileProgram, ...], ...]:
     multiplies the tile, then maxima and sums over its columns, values of rows, and insertions of
     its elements into sorted lists. The block or loop that has another form is refused by name.
     """
-    body = open_blocks(func).body.block.body
-    nests = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
+    nests = ir.sequence(open_blocks(func).body.block.body)
     return tuple((_recover_nest(each, tuple(func.params)),) for each in nests)
 
 
@@ -220,17 +209,12 @@ def _only_tile(stream: Any) -> list[Any]:
             "take tiles of all elements, at most 256",
         )
 
-    def first(var: Any) -> Any:
-        return stream.min if var.same_as(stream.loop_var) else var
-
-    body = ir.substitute(stream.body, first)
-    return list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
+    return ir.sequence(ir.substitute(stream.body, {stream.loop_var: stream.min}))
 
 
 def _plain_copies(loop: Any, outer: Loops) -> Any:
     """The loop with copies that are zero beyond their tensor, as TMA makes them, as plain ones."""
-    parts = list(loop.body.seq) if isinstance(loop.body, ir.SeqStmt) else [loop.body]
-    made = [_plain_copy(each, (*outer, loop)) for each in parts]
+    made = [_plain_copy(each, (*outer, loop)) for each in ir.sequence(loop.body)]
     return ir.for_like(loop, ir.SeqStmt(made) if len(made) > 1 else made[0])
 
 
@@ -273,8 +257,7 @@ class _Reader:
         self.roles = Roles(analyzer(outer))
         self.names = Names(self.roles)
         self.scores = contraction.products[0].accumulator
-        self.origin = contraction.result(self.scores).origin
-        self.roles.place(self.scores, (Axis.ROW, Axis.KEY), self.origin)
+        self._place((self.scores,), (Axis.ROW, Axis.KEY), contraction.result(self.scores).origin)
         self.lists: set[Any] = set()
 
     def read(self, before: list[_Part], steps: list[_Part], after: list[_Part]) -> RowReductions:
@@ -282,7 +265,7 @@ class _Reader:
         parts = [*before, *steps, *after]
         insertions = [each for each in parts if isinstance(each, Insertion)]
         for each in insertions:
-            self._place(each)
+            self._place_lists(each)
         self._check_beginnings(before, steps, after)
         plain = [each for each in parts if isinstance(each, Statement)]
         self.roles.spread((*plain, *(each.coming for each in insertions)))
@@ -291,28 +274,32 @@ class _Reader:
             raise refuse_stream(
                 "function", f"{len(stores)} stores, or statements behind them", "stores at the end"
             )
-        names, others = self.names, after[: -len(stores)]
         return RowReductions(
-            self.places,
-            *(names.row, names.key, names.column),
-            self.scores,
-            (self.contraction.rows, self.contraction.columns),
-            self._steps([each for each in before if not isinstance(each, Beginning)]),
-            self._steps(steps),
-            self._steps(others),
-            tuple(self._output(each) for each in stores),
+            places=self.places,
+            **self.names.variables,
+            scores=self.scores,
+            size=(self.contraction.rows, self.contraction.columns),
+            before=tuple(self._step(e) for e in before if not isinstance(e, Beginning)),
+            steps=tuple(map(self._step, steps)),
+            after=tuple(map(self._step, after[: -len(stores)])),
+            outputs=tuple(self._output(each) for each in stores),
         )
 
-    def _place(self, insertion: Insertion) -> None:
+    def _place(self, buffers: tuple[Any, ...], axes: Any, origin: tuple[Any, ...]) -> None:
+        """Set what the dimensions of buffers go through, and where their tiles begin."""
+        for each in buffers:
+            self.roles.buffers[each], self.roles.origins[each] = axes, origin
+
+    def _place_lists(self, insertion: Insertion) -> None:
         """Give the lists of an insertion a row of ranks for each row of the tile."""
         first, loop = insertion.nest.along(insertion.values, insertion.row)
         if loop is not None:
-            self.roles.name(loop.loop_var, Axis.ROW)
+            self.roles.loops[loop.loop_var] = Axis.ROW
         zero = ir.tirx.IntImm("int32", 0)
         rank = Axis.COLUMN if insertion.count > 1 else None
-        for buffer in (insertion.values, insertion.places):
-            self.roles.place(buffer, (Axis.ROW, rank), (first, zero))
-            self.lists.add(buffer)
+        lists = (insertion.values, insertion.places)
+        self._place(lists, (Axis.ROW, rank), (first, zero))
+        self.lists.update(lists)
 
     def _check_beginnings(self, *groups: list[_Part]) -> None:
         """Refuse a list that is not emptied before the stream, or not filled by one block of it."""
@@ -326,9 +313,6 @@ class _Reader:
                 f"{len(begun)} blocks that empty lists and {len(filled)} that fill them",
                 "one before the stream and one in it for each list",
             )
-
-    def _steps(self, parts: list[Any]) -> tuple[Step, ...]:
-        return tuple(self._step(each) for each in parts)
 
     def _step(self, part: Any) -> Step:
         if isinstance(part, Insertion):
@@ -379,4 +363,4 @@ class _Reader:
 
 
 def _is_stored(part: _Part) -> bool:
-    return isinstance(part, Statement) and str(part.buffer.scope()) == "global"
+    return isinstance(part, Statement) and ir.is_global(part.buffer)

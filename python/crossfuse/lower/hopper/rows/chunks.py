@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -13,8 +13,7 @@ from crossfuse.hardware import WARP
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import Coordinates, at, grid_places
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Feature
-from crossfuse.lower.hopper.flags import FlagWriter
-from crossfuse.lower.hopper.pipeline import Cursor
+from crossfuse.lower.hopper.pipeline import EVICT_FIRST, Cursor, load_name
 from crossfuse.lower.hopper.plan.memory import Piece
 from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.rows.plan import (
@@ -24,26 +23,24 @@ from crossfuse.lower.hopper.rows.plan import (
     ChunkBarriers,
     ChunkPlan,
 )
-from crossfuse.lower.hopper.rows.program import RowProgram, size_of
+from crossfuse.lower.hopper.rows.program import RowProgram
 from crossfuse.lower.hopper.rows.recover import known_in
 from crossfuse.lower.hopper.rows.statements import (
     RowStatements,
-    given,
+    moved,
     number_of,
     quick,
+    size_of,
     without_stores,
 )
 from crossfuse.lower.hopper.statements import Variable, branches, let, registers, run, when
 from crossfuse.lower.hopper.timeline import ROWS_BEGUN, ROWS_MADE
-from crossfuse.lower.hopper.tma import EVICT_FIRST, load_name
 from crossfuse.lower.hopper.wgmma import Multiplier
 from crossfuse.lower.image import TensorMap
 from crossfuse.planner.kernels.phase import ROW_WARPS
 
 if TYPE_CHECKING:
-    from crossfuse.lower.hopper.body import Body
-    from crossfuse.lower.hopper.consumer import Steps
-    from crossfuse.lower.hopper.producer import Loader
+    from crossfuse.lower.hopper.roles import Body, Loader, Steps
 
 #: Alignment of what TMA copies to shared memory without a swizzle.
 _COPY = 128
@@ -76,13 +73,13 @@ class RowsByChunks(Feature):
             Piece("row_barriers", 8 * self.chunks.barriers),
         )
 
-    def barriers(self, body: Body) -> ChunkBarriers:
-        """Its barriers."""
+    def addresses(self, body: Body) -> ChunkBarriers:
+        """Addresses of its barriers."""
         return ChunkBarriers(self.chunks, partial(body.barrier, "row_barriers"))
 
     def initialise(self, body: Body) -> None:
         """Initialise them."""
-        self.barriers(body).initialise(body.where.thread)
+        self.addresses(body).initialise(body.where.thread)
 
     def noting(self, where: Coordinates) -> Any:
         """The first thread that makes a row."""
@@ -98,10 +95,10 @@ class RowsByChunks(Feature):
         """One warp raises flags, and others make rows."""
         (phase,) = body.plan.phases
         with when(body.where.thread == FLAG_WARP * WARP):
-            _emit_flags(body, phase, self.barriers(body))
+            _emit_flags(body, phase, self.addresses(body))
         with when(body.where.warp >= FIRST_WARP):
             assert phase.program.rows is not None
-            _Rows(body, phase, phase.program.rows, self.chunks, self.barriers(body)).emit()
+            _Rows(body, phase, phase.program.rows, self.chunks, self.addresses(body)).emit()
 
 
 def _load_both(loader: Loader) -> None:
@@ -159,7 +156,7 @@ def _emit_flags(body: Body, phase: PhasePlan, barriers: ChunkBarriers) -> None:
     """
     chunks = barriers.plan
     assert phase.left is not None and phase.awaits is not None
-    writer = FlagWriter(body.placed(phase.awaits))
+    writer = body.placed(phase.awaits)
     done = Variable("chunks_told", "int32", 0)
     with _each_tile(body, phase) as (_, places):
         row = let("row_told", at(phase.left.tile.origin[0], places))
@@ -282,7 +279,7 @@ class _Rows:
         with ir.script.unroll(0, self.chunks.own) as number:
             ir.IRBuilder.name("own", number)
             begin = self._own(self.loop.begin, number, 0)
-            ir.script.add_to_parent(given(begin, {self.program.row: row + number}))
+            ir.script.add_to_parent(ir.substitute(begin, {self.program.row: row + number}))
 
     def _read(self, batch: int, row: Any, chunk: Any) -> list[tuple[Any, ...]]:
         """Read a batch to registers, which frees its slot of the ring; returns the rest to do."""
@@ -301,8 +298,10 @@ class _Rows:
             }
             own = self.statements.fresh()
             for each in own.loads:
-                ir.script.add_to_parent(given(self._in_ring(each, slot, inside), values))
-            rows.append(tuple(given(self._own(e, number, inside), values) for e in own.rest))
+                ir.script.add_to_parent(ir.substitute(self._in_ring(each, slot, inside), values))
+            rows.append(
+                tuple(ir.substitute(self._own(e, number, inside), values) for e in own.rest)
+            )
         # Loads may still be on their way while wgmma has shared memory busy, and TMA does not wait.
         run(ir.script.ptx.fence.proxy.async_.shared__cta())
         run(ir.script.cuda.warp_sync())  # all lanes have read it
@@ -312,7 +311,9 @@ class _Rows:
         """Write the rows of a batch, interleaved: a statement of each row at a time."""
         for together in zip(*rows, strict=True):
             for inside, each in enumerate(together):
-                guarded = not self.chunks.exact and _leaves(each)
+                guarded = not self.chunks.exact and any(
+                    ir.is_global(store.buffer) for store in ir.buffer_stores(each)
+                )
                 with when(first + inside < end) if guarded else nullcontext():
                     ir.script.add_to_parent(each)
         self._store(first, end, chunk)
@@ -325,7 +326,7 @@ class _Rows:
         values = {self.program.row: first + lane, self.loop.var: chunk}
         with when(exists):
             for each in self.stores:
-                indices = [given(index, values) for index in each.store.indices]
+                indices = [ir.substitute(index, values) for index in each.store.indices]
                 value = number_of(each, lane, batch)
                 ir.script.add_to_parent(ir.BufferStore(each.store.buffer, value, indices))
 
@@ -333,21 +334,17 @@ class _Rows:
         """A statement that loads elements of a chunk, from the ring."""
         loop = self.loop
 
-        def load(node: Any, mutator: Any) -> Any:
-            if not node.source.same_as(loop.source):
-                return mutator.default_mutate(node)
-            place = self.known.simplify(node.indices[1] - loop.var * loop.size)
-            return self.ring[self._place(slot, inside) + place]
+        def place(indices: Any) -> tuple[Any, Any]:
+            column = self.known.simplify(indices[1] - loop.var * loop.size)
+            return self.ring, [self._place(slot, inside) + column]
 
-        return ir.mutate(statement, (ir.TensorLoad, load))
+        return moved(statement, {loop.source: place})
 
     def _own(self, statement: Any, number: int, inside: int) -> Any:
         """A statement of one of the warp's rows, with its state and its place in a batch."""
-        for buffer, state in self.states:
-            statement = _moved(statement, buffer, state, number * size_of(buffer))
-        for each in self.stores:
-            statement = _moved(statement, each.kept, each.kept, inside)
-        return statement
+        states = {old: _behind(new, number * size_of(old)) for old, new in self.states}
+        kept = {each.kept: _behind(each.kept, inside) for each in self.stores}
+        return moved(statement, states | kept)
 
     def _tell(self) -> None:
         """Arrive once this warp has stored a chunk; it is at most two chunks ahead of the flags."""
@@ -363,27 +360,9 @@ class _Rows:
         done.set(done.value + 1)
 
 
-def _leaves(statement: Any) -> bool:
-    """Whether a statement stores to global memory."""
-    stores: list[Any] = []
-    ir.walk(statement, (ir.BufferStore, stores.append))
-    return any(str(each.buffer.scope()) == "global" for each in stores)
-
-
-def _moved(statement: Any, buffer: Any, to: Any, first: Any) -> Any:
-    """Statements with a buffer replaced by another one, in which it begins at `first`."""
-
-    def load(node: Any, mutator: Any) -> Any:
-        node = mutator.default_mutate(node)
-        return to[first + node.indices[0]] if node.source.same_as(buffer) else node
-
-    def store(node: Any, mutator: Any) -> Any:
-        node = mutator.default_mutate(node)
-        if not node.buffer.same_as(buffer):
-            return node
-        return ir.BufferStore(to, node.value, [first + node.indices[0]])
-
-    return ir.mutate(statement, (ir.TensorLoad, load), (ir.BufferStore, store))
+def _behind(buffer: Any, first: int) -> Callable[[Any], tuple[Any, Any]]:
+    """A place for accesses: in a buffer, from an element on."""
+    return lambda indices: (buffer, [first + indices[0]])
 
 
 # Factors of a chunk: they come with the left tile of its first step, a slot in each stage.
@@ -443,7 +422,7 @@ def _correct_sums(
     chunks, where = phase.chunks, body.where
     assert chunks is not None
     with when(ir.script.And(number > 0, number % steps_of_chunk(phase) == 0)):
-        warp = (where.warpgroup - 1) * phase.warpgroups.share + where.warp * 16
+        warp = (where.warpgroup - 1) * phase.share + where.warp * 16
         row = stage * chunks.tile + warp + where.lane // 4
         factors = body.elements("factors", "float32")
         halves = [let("factor", factors[row + 8 * half]) for half in range(2)]

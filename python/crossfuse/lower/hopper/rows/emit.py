@@ -12,20 +12,20 @@ from crossfuse.hardware import WARP, WARPGROUP
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import Coordinates, at, grid_places
 from crossfuse.lower.hopper.features.feature import Feature, LeftsPart
-from crossfuse.lower.hopper.flags import FlagReader, Flags, FlagWriter
+from crossfuse.lower.hopper.flags import FlagReader, Flags
 from crossfuse.lower.hopper.pipeline import Throttle
 from crossfuse.lower.hopper.plan.memory import Piece
 from crossfuse.lower.hopper.rows.plan import FIRST_WARP
-from crossfuse.lower.hopper.rows.program import RowProgram, size_of
+from crossfuse.lower.hopper.rows.program import RowProgram
+from crossfuse.lower.hopper.rows.statements import moved, size_of
 from crossfuse.lower.hopper.statements import Variable, let, run, when
 from crossfuse.lower.hopper.timeline import ROWS_BEGUN, ROWS_MADE
 from crossfuse.planner.kernels.phase import ROW_WARPS
 
 if TYPE_CHECKING:
-    from crossfuse.lower.hopper.body import Body
     from crossfuse.lower.hopper.pipeline import Cursor
     from crossfuse.lower.hopper.plan.kernel import KernelPlan
-    from crossfuse.lower.hopper.producer import Loader
+    from crossfuse.lower.hopper.roles import Body, Loader
 
 # Warps of the loading warpgroup that make rows of the left operand, while others multiply.
 
@@ -87,11 +87,10 @@ class WholeRows(Feature):
             pieces.append(Piece("row_states", self.states))
         return tuple(pieces)
 
-    def initialise(self, body: Body) -> None:
-        """The barrier that completes when the rows of the first left tile are made."""
-        if self.holds:
-            with when(body.where.thread == 0):
-                mbarrier.initialise(body.barrier("rows_barrier"), 1)
+    @property
+    def barriers(self) -> tuple[str, ...]:  # type: ignore[override]
+        """That which completes when the rows of the first left tile are made."""
+        return ("rows_barrier",) if self.holds else ()
 
     def noting(self, where: Coordinates) -> Any:
         """The first thread that makes a row."""
@@ -238,7 +237,13 @@ def after_kernel_before(plan: KernelPlan, **places: Any) -> tuple[Any, ...]:
     if not plan.early:
         return tuple(places.values())
     run(ir.script.ptx.griddepcontrol.wait())
-    return tuple(let(name, _pinned(each)) for name, each in places.items())
+    return tuple(
+        let(
+            name,
+            ir.cuda_func_call("crossfuse_pinned", each, source_code=_PINNED, return_type="int32"),
+        )
+        for name, each in places.items()
+    )
 
 
 @contextmanager
@@ -254,17 +259,13 @@ def _each_row(body: Body, made: WholeRows, thread: Any, makers: int) -> Iterator
     )
     body.timeline.stamp(ROWS_BEGUN)
     row = Variable("row", "int32", first)
-    writer = FlagWriter(body.placed(flags))
+    writer = body.placed(flags)
     with ir.script.While(row.value < flags.down * flags.rows):
         yield row.value, own
         with when(thread == 0):
             writer.raise_flag(ir.script.min(row.value, rows.rows - 1), 0)
         row.set(row.value + makers * plan.clusters * plan.cluster_size)
     body.timeline.stamp(ROWS_MADE)
-
-
-def _pinned(place: Any) -> Any:
-    return ir.cuda_func_call("crossfuse_pinned", place, source_code=_PINNED, return_type="int32")
 
 
 # One loop for the rows that a warpgroup makes: its own first, then those that are late.
@@ -283,7 +284,7 @@ class RowLoop:
         self._row = Variable("row", "int32", first)
         self._last = Variable("last_row", "int32", flags.down * flags.rows)
         self._step = Variable("row_step", "int32", step)
-        self.writer = FlagWriter(body.placed(flags))
+        self.writer = body.placed(flags)
 
     @property
     def step(self) -> Any:
@@ -327,12 +328,12 @@ class Staged:
     elements: Any
     first: Any
 
-    def place(self, indices: Any) -> Any:
+    def place(self, indices: Any) -> tuple[Any, Any]:
         """The place in the arena of an element."""
         place: Any = 0
         for extent, each in zip(self.buffer.ty.shape, indices, strict=True):
             place = place * int(extent) + each
-        return self.first + place
+        return self.elements, [self.first + place]
 
 
 def staged(body: Body, rows: RowProgram, number: Any) -> list[Staged]:
@@ -350,32 +351,14 @@ def passed_on(made: Any, staged: list[Staged], warpgroup: Any) -> Any:
     barrier = ir.script.Cast("uint32", 1 + warpgroup)
     meeting = ir.tirx.Evaluate(ir.script.ptx.bar.sync(barrier, ir.script.uint32(WARPGROUP)))
 
-    def find(buffer: Any) -> Staged | None:
-        return next((each for each in staged if each.buffer.same_as(buffer)), None)
-
-    def load(node: Any, mutator: Any) -> Any:
-        node, found = mutator.default_mutate(node), find(node.source)
-        return node if found is None else found.elements[found.place(node.indices)]
-
-    def store(node: Any, mutator: Any) -> Any:
-        node, found = mutator.default_mutate(node), find(node.buffer)
-        if found is None:
-            return node
-        return ir.BufferStore(found.elements, node.value, [found.place(node.indices)])
+    places = {each.buffer: each.place for each in staged}
 
     def share(node: Any, mutator: Any) -> Any:
-        stores: list[Any] = []
-        ir.walk(node, (ir.BufferStore, stores.append))
+        passes = any(each.buffer in places for each in ir.buffer_stores(node))
         node = mutator.default_mutate(node)
-        return ir.SeqStmt([node, meeting]) if any(find(e.buffer) for e in stores) else node
+        return ir.SeqStmt([node, meeting]) if passes else node
 
     def declare(node: Any, mutator: Any) -> Any:
-        return node if find(node.buffer) is None else ir.tirx.Evaluate(0)
+        return ir.tirx.Evaluate(0) if node.buffer in places else node
 
-    return ir.mutate(
-        made,
-        (ir.TensorLoad, load),
-        (ir.BufferStore, store),
-        (ir.IfThenElse, share),
-        (ir.AllocBuffer, declare),
-    )
+    return moved(ir.mutate(made, (ir.IfThenElse, share), (ir.AllocBuffer, declare)), places)

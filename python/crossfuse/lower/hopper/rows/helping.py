@@ -45,8 +45,7 @@ from crossfuse.lower.hopper.statements import Variable, Warmup, branches, hidden
 from crossfuse.lower.hopper.timeline import ROWS_BEGUN, ROWS_MADE
 
 if TYPE_CHECKING:
-    from crossfuse.lower.hopper.body import Body
-    from crossfuse.lower.hopper.producer import Loader
+    from crossfuse.lower.hopper.roles import Body, Loader
 
 #: Looks at a barrier before help is called for, of a microsecond at most and 40 ns at least. Rows
 #: come in 3 us, unless CTAs of another launch keep some from starting.
@@ -139,8 +138,8 @@ class Help:
             "      crossfuse_await_help(called, done);\n",
         )
 
-    def await_tile(self, full: Any) -> Any:
-        """Wait for the first tile, or for the call for help: 1 for the call, else 0."""
+    def await_or_call(self, full: Any) -> Any:
+        """Wait at a barrier, or for the call for help: 1 for the call, else 0."""
         return ir.cuda_func_call(
             "crossfuse_await_either",
             full,
@@ -148,10 +147,6 @@ class Help:
             source_code=_AWAIT_EITHER,
             return_type="int32",
         )
-
-    def await_rows(self) -> Any:
-        """The same where the rows of the tile are waited for, and not the tile itself."""
-        return self.await_tile(self.made)
 
     def say_done(self) -> None:
         """Arrive at `done`; one thread of a warpgroup calls it, after it met the others."""
@@ -185,7 +180,7 @@ class _Part(ConsumerPart):
         counts = hidden(warmup.turn)
         late = Variable("rows_are_late", "int32", 0)
         with when(counts > 0):
-            late.set(help_.await_tile(body.left.full(0)))
+            late.set(help_.await_or_call(body.left.full(0)))
             self._loop.turn_to_late(late, where.warpgroup - 1, body.plan.consumers)
         with self._loop.each() as row:
             make_row(body, self.rows, row, self._thread)
@@ -206,8 +201,7 @@ class RowsWithHelp(RowsByWarpgroups):
 
     part: ClassVar[type[ConsumerPart]] = _Part
     helps = True
-    #: Regions of a barrier each, at which one thread arrives.
-    barriers: ClassVar[tuple[str, ...]] = ("rows_barrier",)
+    barriers: tuple[str, ...] = ("rows_barrier",)
 
     def help(self, body: Body) -> Help:
         """Its barriers."""
@@ -221,9 +215,7 @@ class RowsWithHelp(RowsByWarpgroups):
 
     def initialise(self, body: Body) -> None:
         """Initialise all barriers."""
-        for name in self.barriers:
-            with when(body.where.thread == 0):
-                mbarrier.initialise(body.barrier(name), 1)
+        super().initialise(body)
         with when(body.where.thread == 0):
             self.help(body).initialise(len(self.makers(body)))
 

@@ -280,7 +280,7 @@ def check_row_room(phase: PhasePlan) -> None:
     if phase.chunks is not None and phase.blocks > 1:
         raise refuse(
             "rows",
-            f"tile of {phase.warpgroups.rows} x {phase.columns}",
+            f"tile of {phase.rows} x {phase.columns}",
             found=f"{phase.blocks} blocks of 64 rows of a warpgroup",
             limit="one block, whose sums have two factors in a thread",
             instead="take tiles of fewer rows, or make whole rows: leave the chunk out",
@@ -288,7 +288,7 @@ def check_row_room(phase: PhasePlan) -> None:
     if phase.sums > most:
         raise refuse(
             "rows",
-            f"tile of {phase.warpgroups.rows} x {phase.columns}",
+            f"tile of {phase.rows} x {phase.columns}",
             found=f"{phase.sums} registers of a thread for sums",
             limit=f"{most}: warps that make rows have the others",
             instead="take narrower tiles, or make the rows in a kernel of their own",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP, WARPGROUP
-from crossfuse.lower.hopper.rows.statements import flat, given
+from crossfuse.lower.hopper.rows.statements import size_of
 
 # Which rows are raw elements times one number of the row: a product may begin before it is known.
 #
@@ -47,16 +47,6 @@ class ScaledRows:
     vectors: tuple[Any, ...]
     row: Any
     column: Any
-
-    def renamed(self, images: Callable[[Any], Any]) -> ScaledRows:
-        """The same on other buffers."""
-        return replace(
-            self,
-            factor=ir.substitute(self.factor, images),
-            element=ir.substitute(self.element, images),
-            source=images(self.source),
-            vectors=tuple(map(images, self.vectors)),
-        )
 
 
 def scaled_rows(statement: Any, buffer: Any, row: Any) -> ScaledRows | None:
@@ -99,9 +89,7 @@ def _factors(value: Any) -> list[Any]:
 
 def _is_square(value: Any) -> bool:
     """Whether a value adds up squares, or makes one."""
-    found: list[Any] = []
-    ir.walk(value, (ir.tirx.Mul, found.append))
-    return any(ir.alike(each.a, each.b) for each in found)
+    return any(ir.alike(each.a, each.b) for each in ir.nodes(value, ir.tirx.Mul))
 
 
 class _Found:
@@ -110,7 +98,7 @@ class _Found:
     def __init__(self, statement: Any, row: Any, column: Any) -> None:
         self.stores, self.row, self.column = ir.buffer_stores(statement), row, column
         # What a loop stores is of one element, or not yet of all.
-        in_loops = [each for each in flat(statement) if not isinstance(each, ir.BufferStore)]
+        in_loops = [each for each in ir.sequence(statement) if not isinstance(each, ir.BufferStore)]
         self.changing = {store.buffer for each in in_loops for store in ir.buffer_stores(each)}
         self.known = ir.sym.Analyzer()
         self.variable = ir.Var("column", "int32")
@@ -122,7 +110,7 @@ class _Found:
 
         def load(node: Any, mutator: Any) -> Any:
             node = mutator.default_mutate(node)
-            if str(node.source.scope()) != "local" or _is_number(node.source):
+            if str(node.source.scope()) != "local" or size_of(node.source) == 1:
                 return node
             made = [each for each in self.stores if each.buffer.same_as(node.source)]
             if len(made) != 1:
@@ -131,7 +119,7 @@ class _Found:
             at = {var: index for var, index in at.items() if ir.constant(var) is None}
             if not all(isinstance(each, ir.Var) for each in at):
                 return node
-            return self.inlined(ir.substitute(made[0].value, lambda var: at.get(var, var)))
+            return self.inlined(ir.substitute(made[0].value, at))
 
         return ir.mutate(value, (ir.TensorLoad, load))
 
@@ -139,7 +127,7 @@ class _Found:
         """Whether all that a factor is of are single numbers in registers, the same for a row."""
         sources = [each.source for each in ir.buffer_loads(factor)]
         numbers = (
-            str(each.scope()) == "local" and _is_number(each) and each not in self.changing
+            str(each.scope()) == "local" and size_of(each) == 1 and each not in self.changing
             for each in sources
         )
         return bool(sources) and all(numbers) and not _outside_loads(factor)
@@ -162,7 +150,7 @@ class _Found:
     def _is_here(self, source: Any, above: list[Any], column: Any) -> bool:
         rows = not above or (len(above) == 1 and above[0].same_as(self.row))
         here = self.known.can_prove_equal(column, self.column)
-        return str(source.scope()) == "global" and rows and bool(here)
+        return ir.is_global(source) and rows and bool(here)
 
 
 def _outside_loads(value: Any) -> list[Any]:
@@ -172,10 +160,6 @@ def _outside_loads(value: Any) -> list[Any]:
         return ir.tirx.const(0, str(node.ty))
 
     return list(ir.variables(ir.mutate(value, (ir.TensorLoad, load))))
-
-
-def _is_number(buffer: Any) -> bool:
-    return all(int(extent) == 1 for extent in buffer.ty.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,35 +239,10 @@ class RowProgram:
 
         A thread that learns these after a wait loads after it, whatever nvcc makes of the loads.
         """
-        loads: list[Any] = []
-        ir.walk(self.statement, (ir.TensorLoad, loads.append))
         own = {self.row, self.lane}
         return all(
-            own & {var for index in each.indices for var in ir.variables(index)}
-            for each in loads
-            if str(each.source.scope()) == "global"
-        )
-
-    def with_parameters(self, images: Mapping[Any, Any]) -> RowProgram:
-        """The program on other buffers than the function's parameters."""
-        statement = ir.substitute(self.statement, lambda var: images.get(var, var))
-        scaled = self.scaled
-        if scaled is not None:
-            scaled = scaled.renamed(lambda var: images.get(var, var))
-        beside, read = (tuple(images[e] for e in group) for group in (self.beside, self.read))
-        chunks = self.chunks
-        if chunks is not None:
-            source, factors = images[chunks.source], images[chunks.factors]
-            chunks = replace(chunks, source=source, factors=factors)
-        return replace(
-            self,
-            buffer=images[self.buffer],
-            statement=statement,
-            beside=beside,
-            read=read,
-            chunks=chunks,
-            count=images.get(self.count, self.count),
-            scaled=scaled,
+            any(own & set(ir.variables(index)) for index in each.indices)
+            for each in ir.global_loads(self.statement)
         )
 
     def given(self, row: Any) -> Any:
@@ -298,22 +257,14 @@ class RowProgram:
         """
         made = replace(self, count=count, scaled=None)
 
+        row = made.given(self.row)
+
         def load(node: Any, mutator: Any) -> Any:
             node = mutator.default_mutate(node)
-            if not any(node.source.same_as(each) for each in by_row):
-                return node
-            return node.source[(made.given(self.row), *node.indices[1:])]
+            return node.source[(row, *node.indices[1:])] if ir.among(node.source, by_row) else node
 
         return replace(made, statement=ir.mutate(self.statement, (ir.TensorLoad, load)))
 
     def of(self, row: Any, lane: Any) -> Any:
         """The statements of a row, for a thread."""
-        return given(self.statement, {self.row: row, self.lane: lane})
-
-
-def size_of(buffer: Any) -> int:
-    """Elements of a buffer."""
-    size = 1
-    for extent in buffer.ty.shape:
-        size *= int(extent)
-    return size
+        return ir.substitute(self.statement, {self.row: row, self.lane: lane})

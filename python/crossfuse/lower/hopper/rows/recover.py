@@ -29,7 +29,7 @@ def read_chunks(body: Any, row: Any, lane: Any, factors: Any) -> tuple[Any, Chun
     Refuses anything behind the loop, and chunks that read more than elements of one matrix.
     `factors` is the matrix that sums of the product are corrected by.
     """
-    *before, loop = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
+    *before, loop = ir.sequence(body)
     if not isinstance(loop, ir.For) or not is_chunk_loop(loop):
         raise _refused_chunks(
             "rows", "statements behind the loop over chunks", "a loop, and nothing else"
@@ -44,9 +44,7 @@ def read_chunks(body: Any, row: Any, lane: Any, factors: Any) -> tuple[Any, Chun
 
 def _source(loop: Any, row: Any, lane: Any, size: int) -> Any:
     """The one matrix that a chunk reads, of which it may read only its own elements."""
-    loads: list[Any] = []
-    ir.walk(loop.body, (ir.TensorLoad, loads.append))
-    given = [each for each in loads if str(each.source.scope()) == "global"]
+    given = ir.global_loads(loop.body)
     sources = list(dict.fromkeys(each.source for each in given))
     name = f"loop '{loop.loop_var.name}'"
     if len(sources) != 1 or len(sources[0].ty.shape) != 2:
@@ -68,13 +66,9 @@ def _source(loop: Any, row: Any, lane: Any, size: int) -> Any:
 
 def known_in(body: Any, lane: Any) -> Any:
     """An analyzer that knows the ranges of all loops of some statements, and of lanes."""
-    known = ir.sym.Analyzer()
-    known.bind(lane, ir.tvm.ir.Range(0, WARP))
-
-    def visit(loop: Any) -> None:
-        known.bind(loop.loop_var, ir.tvm.ir.Range.from_min_extent(loop.min, loop.extent))
-
-    ir.walk(body, (ir.For, visit))
+    known = ir.ranged((lane, 0, WARP))
+    for each in ir.nodes(body, ir.For):
+        known.bind(each.loop_var, ir.tvm.ir.Range.from_min_extent(each.min, each.extent))
     return known
 
 
@@ -101,7 +95,7 @@ def loads_first(statement: Any, known: tuple[Any, ...]) -> Any:
     """
     if not isinstance(statement, ir.SeqStmt):
         return statement
-    stored = {each.buffer for each in _all(statement, ir.BufferStore)}
+    stored = {each.buffer for each in ir.buffer_stores(statement)}
     first: list[Any] = []
     rest: list[Any] = []
     used: set[Any] = set()
@@ -110,8 +104,8 @@ def loads_first(statement: Any, known: tuple[Any, ...]) -> Any:
             first.append(each)
         else:
             rest.append(each)
-            used |= {load.source for load in _all(each, ir.TensorLoad)}
-            used |= {store.buffer for store in _all(each, ir.BufferStore)}
+            used |= {load.source for load in ir.buffer_loads(each)}
+            used |= {store.buffer for store in ir.buffer_stores(each)}
     declared = [each for each in rest if isinstance(each, ir.AllocBuffer)]
     others = [each for each in rest if not isinstance(each, ir.AllocBuffer)]
     return ir.SeqStmt([*declared, *_loads(first), *others])
@@ -135,10 +129,8 @@ def _in_order(node: Any) -> Any:
         dtype = str(store.buffer.ty.dtype)
         if not isinstance(source, ir.TensorLoad) or (dtype, lanes) not in VECTORS:
             return mutator.default_mutate(loop)
-        first = {loop.loop_var: ir.tirx.IntImm(str(loop.loop_var.ty), 0)}
         to, place = (
-            [ir.substitute(index, lambda var: first.get(var, var)) for index in each.indices]
-            for each in (store, source)
+            [ir.at_zero(index, loop.loop_var) for index in each.indices] for each in (store, source)
         )
         words = load_in_order(source.source, place, dtype, lanes)
         return ir.BufferStore(store.buffer, words, [*to[:-1], ir.tirx.Ramp(to[-1], 1, lanes)])
@@ -150,20 +142,14 @@ def _is_copy(node: Any, stored: set[Any], known: tuple[Any, ...], used: set[Any]
     """Whether a loop loads from memory that the row does not store, to registers not yet used."""
     if not isinstance(node, (ir.For, ir.IfThenElse)):
         return False
-    loads, stores = _all(node, ir.TensorLoad), _all(node, ir.BufferStore)
+    loads, stores = ir.buffer_loads(node), ir.buffer_stores(node)
     buffers = {*(each.source for each in loads), *(each.buffer for each in stores)}
-    free = {*known, *buffers, *(each.loop_var for each in _all(node, ir.For))}
+    free = {*known, *buffers, *(each.loop_var for each in ir.nodes(node, ir.For))}
     return (
         set(ir.variables(node)) <= free
-        and all(str(e.source.scope()) == "global" and e.source not in stored for e in loads)
+        and all(ir.is_global(e.source) and e.source not in stored for e in loads)
         and all(str(e.buffer.scope()) == "local" and e.buffer not in used for e in stores)
     )
-
-
-def _all(node: Any, kind: Any) -> list[Any]:
-    found: list[Any] = []
-    ir.walk(node, (kind, found.append))
-    return found
 
 
 _EXTENT = "thread_extent"
@@ -172,8 +158,7 @@ _ALL_REDUCE = "tirx.tvm_thread_allreduce"
 
 def is_rows(node: Any) -> bool:
     """Whether a nest makes rows: threads share each, and nothing is pipelined."""
-    loops: list[Any] = []
-    ir.walk(node, (ir.For, loops.append))
+    loops = ir.nodes(node, ir.For)
     return not any(map(has_stages, loops)) and any(
         coordinate(each) == "threadIdx.x" for each in loops
     )
@@ -208,8 +193,7 @@ def read_rows(func: Any, nest: Any) -> RowProgram:
 
 def _stored(nest: Any) -> tuple[Any, tuple[Any, ...], Any]:
     """The matrix that the nest stores for later ones, vectors beside it, and factors of chunks."""
-    blocks: list[Any] = []
-    ir.walk(nest, (ir.SBlock, blocks.append))
+    blocks = ir.nodes(nest, ir.SBlock)
     stored = [r.source for each in blocks if GRID_STAGE in each.annotations for r in each.writes]
     # Of each chunk a row: a matrix of as many rows as there are chunks.
     factors = next((each for each in stored if _is_by_chunk(nest, each)), None)
@@ -233,39 +217,24 @@ def _is_column(buffer: Any) -> bool:
 
 def _is_by_chunk(nest: Any, buffer: Any) -> bool:
     """Whether what a nest stores of a matrix is numbered by chunks, and then by rows."""
-    loops: list[Any] = []
-    ir.walk(nest, (ir.For, lambda each: loops.append(each) if is_chunk_loop(each) else None))
+    loops = [each.loop_var for each in ir.nodes(nest, ir.For) if is_chunk_loop(each)]
     values: dict[Any, Any] = {}
-    ir.walk(
-        nest,
-        (
-            ir.SBlockRealize,
-            lambda each: values.update(
-                zip((i.var for i in each.block.iter_vars), each.iter_values, strict=True)
-            ),
-        ),
-    )
-    stores: list[Any] = []
-    ir.walk(nest, (ir.BufferStore, stores.append))
-    firsts = [each.indices[0] for each in stores if each.buffer.same_as(buffer)]
-    return any(
-        values.get(first, first).same_as(loop.loop_var) for first in firsts for loop in loops
-    )
+    for each in ir.nodes(nest, ir.SBlockRealize):
+        variables = (axis.var for axis in each.block.iter_vars)
+        values |= dict(zip(variables, each.iter_values, strict=True))
+    stores = (each for each in ir.buffer_stores(nest) if each.buffer.same_as(buffer))
+    firsts = (each.indices[0] for each in stores)
+    return any(ir.among(values.get(first, first), loops) for first in firsts)
 
 
 def _read(body: Any, row: Any) -> tuple[Any, ...]:
     """Tensors in global memory of which a row needs its own part, or all of a vector."""
-    loads: list[Any] = []
-    ir.walk(body, (ir.TensorLoad, loads.append))
-    return tuple(
-        dict.fromkeys(
-            each.source
-            for each in loads
-            if str(each.source.scope()) == "global"
-            and len(each.indices) <= 2
-            and (len(each.indices) == 1 or each.indices[0].same_as(row))
-        )
+    own = (
+        each.source
+        for each in ir.global_loads(body)
+        if len(each.indices) == 1 or (len(each.indices) == 2 and each.indices[0].same_as(row))
     )
+    return tuple(dict.fromkeys(own))
 
 
 def _threads(nest: Any, rows: int, by_chunks: bool) -> int:
@@ -273,8 +242,7 @@ def _threads(nest: Any, rows: int, by_chunks: bool) -> int:
     kinds = {WARP: f"{WARP} threads of a warp"}
     if not by_chunks:
         kinds[WARPGROUP] = f"{WARPGROUP} of a warpgroup"
-    loops: list[Any] = []
-    ir.walk(nest, (ir.For, lambda each: loops.append(each) if coordinate(each) else None))
+    loops = [each for each in ir.nodes(nest, ir.For) if coordinate(each)]
     over = {ir.constant(each.extent) for each in loops if coordinate(each) == "threadIdx.x"}
     threads = next((each for each in kinds if over == {each}), WARP)
     limits = {"blockIdx.x": rows, "threadIdx.x": threads}
@@ -295,7 +263,7 @@ def _without_blocks(func: Any, nest: Any) -> tuple[Any, dict[str, Any]]:
     root = func.body.block
     used = set(ir.variables(nest))
     given = [each for each in (*func.params, *root.alloc_buffers) if each in used]
-    memory = [each for each in given if str(each.scope()) == "global"]
+    memory = list(filter(ir.is_global, given))
     own = [each for each in root.alloc_buffers if each in used and each not in memory]
     block = ir.block_like(root, body=nest, alloc_buffers=own)
     body = ir.SBlockRealize([], ir.tirx.const(1, "bool"), block)
@@ -316,9 +284,7 @@ def _without_blocks(func: Any, nest: Any) -> tuple[Any, dict[str, Any]]:
 
 def _check_merges(body: Any) -> None:
     """Refuse TVM's own reductions over threads, which its lowering does for whole CTAs alone."""
-    calls: list[Any] = []
-    ir.walk(body, (ir.Call, calls.append))
-    for each in calls:
+    for each in ir.nodes(body, ir.Call):
         if each.op.same_as(ir.Op.get(_ALL_REDUCE)):
             raise _refused(
                 "loop bound to threadIdx.x",
@@ -339,9 +305,7 @@ def _check_memory(
     With `factors`, its chunk's own factor may be stored too. Returns the buffers in shared memory
     that warps of a warpgroup pass one another.
     """
-    stores: list[Any] = []
-    held: list[Any] = []
-    ir.walk(body, (ir.BufferStore, stores.append), (ir.AllocBuffer, held.append))
+    held = ir.nodes(body, ir.AllocBuffer)
     passing = [each.buffer for each in held if str(each.buffer.scope()) == "shared"]
     if threads == WARP or any(ir.tvm.DataType(str(e.ty.dtype)).bits != 32 for e in passing):
         passing = []
@@ -352,10 +316,10 @@ def _check_memory(
                 f"scope {each.buffer.scope()}",
                 "registers: the rings of the product have the shared memory",
             )
-    for each in stores:
-        if str(each.buffer.scope()) != "global":
+    for each in ir.buffer_stores(body):
+        if not ir.is_global(each.buffer):
             continue
-        own = any(each.buffer.same_as(other) for other in passed)
+        own = ir.among(each.buffer, passed)
         first = each.indices[0]
         if factors is not None and each.buffer.same_as(factors[0]):
             own, first = first.same_as(factors[1]), each.indices[1]

@@ -7,8 +7,9 @@ too much for that.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -56,7 +57,7 @@ def _pairs(loop: Any, mutator: Any) -> Any:
 
     def value(offset: int) -> Any:
         lane = pair * 2 + offset
-        return ir.substitute(cast.value, lambda var: lane if var.same_as(loop.loop_var) else var)
+        return ir.substitute(cast.value, {loop.loop_var: lane})
 
     name = f"crossfuse_pair_of_{cast.ty}"
     call = ir.cuda_func_call(
@@ -118,13 +119,15 @@ def _is_first(condition: Any, lane: Any) -> bool:
 def _is_common(store: Any, lane: Any) -> bool:
     """Whether all lanes have a number: one that is made of states, and of no thread's elements."""
     parts = (store.value, *store.indices)
-    if any(var.same_as(lane) for each in parts for var in ir.variables(each)):
+    if any(ir.occurs(lane, each) for each in parts):
         return False
     loads = ir.buffer_loads(*parts)
-    return all(
-        str(each.source.scope()) == "local" and all(int(e) == 1 for e in each.source.ty.shape)
-        for each in loads
-    )
+    return all(str(e.source.scope()) == "local" and size_of(e.source) == 1 for e in loads)
+
+
+def size_of(buffer: Any) -> int:
+    """Elements of a buffer."""
+    return prod(map(int, buffer.ty.shape))
 
 
 def number_of(each: RowStore, lane: Any, batch: int) -> Any:
@@ -135,9 +138,27 @@ def number_of(each: RowStore, lane: Any, batch: int) -> Any:
     return value
 
 
-def given(node: Any, values: Mapping[Any, Any]) -> Any:
-    """A statement or an expression with values in place of variables."""
-    return ir.substitute(node, lambda var: values.get(var, var))
+def moved(statement: Any, places: Mapping[Any, Callable[[Any], tuple[Any, Any]]]) -> Any:
+    """Statements whose accesses to some buffers go to other ones.
+
+    From the indices of an access, `places` give the other buffer and the indices there.
+    """
+
+    def load(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        if node.source not in places:
+            return node
+        to, indices = places[node.source](node.indices)
+        return to[tuple(indices)]
+
+    def store(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        if node.buffer not in places:
+            return node
+        to, indices = places[node.buffer](node.indices)
+        return ir.BufferStore(to, node.value, list(indices))
+
+    return ir.mutate(statement, (ir.TensorLoad, load), (ir.BufferStore, store))
 
 
 # Copies of statements for one more row: with registers and loop variables of their own.
@@ -151,27 +172,16 @@ def fresh(statements: Sequence[Any], shared: Collection[Any] = ()) -> tuple[Any,
     """
     images: dict[Any, Any] = {}
 
-    def allocate(node: Any) -> None:
-        if str(node.buffer.scope()) != "local" or node.buffer in shared:
-            return
-        kind = node.buffer.ty
-        images[node.buffer] = ir.tirx.decl_buffer(
-            kind.shape, kind.dtype, node.buffer.name, scope=node.buffer.scope(), layout=None
-        )
-
-    def count(loop: Any) -> None:
-        images[loop.loop_var] = ir.Var(loop.loop_var.name, str(loop.loop_var.ty))
-
     for each in statements:
-        ir.walk(each, (ir.AllocBuffer, allocate), (ir.For, count))
-    return tuple(ir.substitute(each, lambda var: images.get(var, var)) for each in statements)
-
-
-def flat(statement: Any) -> list[Any]:
-    """Statements one behind the other, sequences opened."""
-    if not isinstance(statement, ir.SeqStmt):
-        return [statement]
-    return [each for part in statement.seq for each in flat(part)]
+        for node in ir.nodes(each, ir.AllocBuffer):
+            old, kind = node.buffer, node.buffer.ty
+            if str(old.scope()) == "local" and old not in shared:
+                images[old] = ir.tirx.decl_buffer(
+                    kind.shape, kind.dtype, old.name, scope=old.scope(), layout=None
+                )
+        for loop in ir.nodes(each, ir.For):
+            images[loop.loop_var] = ir.Var(loop.loop_var.name, str(loop.loop_var.ty))
+    return tuple(ir.substitute(each, images) for each in statements)
 
 
 def independent_of(row: Any, statements: Sequence[Any]) -> dict[Any, Any]:
@@ -182,8 +192,7 @@ def independent_of(row: Any, statements: Sequence[Any]) -> dict[Any, Any]:
     for statement, group in zip(statements, stores, strict=True):
         buffers = {each.buffer for each in group}
         once = len(buffers) == 1 and all(filled.count(each) == len(group) for each in buffers)
-        own = any(var.same_as(row) for var in ir.variables(statement))
-        if once and not own and _only_loads(statement):
+        if once and not ir.occurs(row, statement) and _only_loads(statement):
             found[buffers.pop()] = statement
     return found
 
@@ -193,7 +202,7 @@ def _only_loads(statement: Any) -> bool:
     loads, stores = ir.buffer_loads(statement), ir.buffer_stores(statement)
     return (
         bool(loads)
-        and all(str(each.source.scope()) == "global" for each in loads)
+        and all(ir.is_global(each.source) for each in loads)
         and all(str(each.buffer.scope()) == "local" for each in stores)
     )
 
@@ -225,7 +234,7 @@ class RowStatements:
         copies: list[tuple[Any, Any]] = []  # registers, and the loop that fills them
         same: dict[Any, Any] = {}
         rest: list[Any] = []
-        for each in flat(statement):
+        for each in ir.sequence(statement):
             into = _copy_of(each, source)
             if isinstance(each, ir.AllocBuffer):
                 held.append(each)
@@ -240,7 +249,7 @@ class RowStatements:
         for each in rest:
             _check_loads(each, source)
         needed = (each for each in held if each.buffer not in same)
-        renamed = (ir.substitute(each, lambda var: same.get(var, var)) for each in rest)
+        renamed = (ir.substitute(each, same) for each in rest)
         return RowStatements((*needed, *(loop for _, loop in copies)), tuple(renamed))
 
     def fresh(self) -> RowStatements:
@@ -263,9 +272,7 @@ def _copy_of(statement: Any, source: Any) -> Any:
 
 
 def _check_loads(statement: Any, source: Any) -> None:
-    loads: list[Any] = []
-    ir.walk(statement, (ir.TensorLoad, loads.append))
-    for each in loads:
+    for each in ir.buffer_loads(statement):
         if each.source.same_as(source):
             raise refuse(
                 "rows",
@@ -279,13 +286,11 @@ def _check_loads(statement: Any, source: Any) -> None:
 
 def _alike(one: Any, into: Any, other: Any, to: Any) -> bool:
     """Whether two loops copy the same elements to the same places of their registers."""
-    moved = ir.substitute(other, lambda var: into if var.same_as(to) else var)
+    moved = ir.substitute(other, {to: into})
     first, second = (list(map(int, each.ty.shape)) for each in (into, to))
     return first == second and ir.alike(one, moved)
 
 
 def _stores(statement: Any, buffer: Any) -> int:
     """Number of statements that store to a buffer."""
-    found: list[Any] = []
-    ir.walk(statement, (ir.BufferStore, found.append))
-    return sum(each.buffer.same_as(buffer) for each in found)
+    return sum(each.buffer.same_as(buffer) for each in ir.buffer_stores(statement))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import Coordinates, at, strides
-from crossfuse.lower.hopper.flags import FlagWriter
-from crossfuse.lower.hopper.pipeline import Release, Ring
+from crossfuse.lower.hopper.flags import PlacedFlags
+from crossfuse.lower.hopper.pipeline import Release, Ring, ring_barriers
 from crossfuse.lower.hopper.statements import Variable, let, when
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan, TileOrder
 from crossfuse.lower.hopper.stream.program import Stream
@@ -120,19 +121,6 @@ class Tiles:
             self._turn.set(self._turn.value + ctas)
 
 
-class BesideKeys:
-    """What the thread that loads keys does beside it: nothing."""
-
-    def begin(self) -> None:
-        """Before its first tile."""
-
-    def loaded(self) -> None:
-        """Behind the load of a tile of keys."""
-
-    def finish(self) -> None:
-        """Behind the last one."""
-
-
 @dataclass(frozen=True)
 class StreamBody:
     """What the roles of a kernel share: its plan, and what is declared before they part."""
@@ -143,22 +131,56 @@ class StreamBody:
     maps: dict[str, Any]
     #: Shared memory, as bytes.
     memory: Any
-    #: Barriers of what is loaded.
-    queries: Ring
-    keys: Ring
-    values: Ring
-    #: Parameters of the kernel by those of the function.
-    images: dict[Any, Any]
+    #: Barriers of what is loaded: queries, keys, and values unless these are keys.
+    rings: tuple[Ring, ...]
     #: Address of the barrier of what the cluster's CTAs hand over; None if they do not.
-    received: Any = None
+    received: Any
     #: Buffer in global memory of what a second kernel merges; None without one.
     states: Any = None
-    #: Raises the flags of stored tiles, if others wait for these.
-    writer: FlagWriter | None = None
-    #: Whether the CTAs of the cluster have met before the roles begin.
-    met: bool = False
-    #: What goes on beside the loads of keys.
-    beside: BesideKeys = field(default_factory=lambda: BesideKeys())
+    # In a kernel of products, where the CTAs of the cluster have met before the roles begin:
+    #: Flags of stored tiles, for which others wait.
+    writer: PlacedFlags | None = None
+    #: Address of a barrier that completes when the first keys are asked for.
+    gate: Any = None
+
+    @staticmethod
+    def declared(
+        plan: StreamPlan, where: Coordinates, maps: dict[str, Any], memory: Any, **beside: Any
+    ) -> StreamBody:
+        """Declare the barriers of a stream in its shared memory; `beside` are the other fields."""
+        rings, offset = [], 0
+        for name, stages in plan.rings:
+            rings.append(ring_barriers(plan.arena, memory, f"{name}_barriers", stages, offset))
+            offset += 16 * stages
+        received = None
+        if plan.receives:
+            received = memory.ptr_to([plan.arena["barriers"].offset + offset])
+        return StreamBody(plan, where, maps, memory, tuple(rings), received, **beside)
+
+    def initialise(self, *others: Any) -> None:
+        """Initialise all barriers by one warp, and `others` of one arrival each."""
+        for ring, readers in zip(self.rings, self.plan.readers, strict=False):
+            ring.initialise(readers, self.where.thread)
+        single = [*others, *([] if self.received is None else [self.received])]
+        if single:
+            with when(self.where.thread == 0):
+                for each in single:
+                    mbarrier.initialise(each, 1)
+
+    @property
+    def queries(self) -> Ring:
+        """The ring of queries."""
+        return self.rings[0]
+
+    @property
+    def keys(self) -> Ring:
+        """The ring of keys."""
+        return self.rings[1]
+
+    @property
+    def values(self) -> Ring:
+        """The ring of values; that of keys if both are one tile."""
+        return self.rings[-1]
 
     def tiles(self) -> Tiles:
         """A role's way through the tiles of the CTA."""

@@ -27,11 +27,6 @@ def share_elements(program: StreamProgram) -> StreamProgram:
     return program.mapped(lambda value: fast(fast_tanh(value)))
 
 
-def reads(value: Any, buffer: Any) -> bool:
-    """Whether an expression reads a buffer."""
-    return any(each.source.same_as(buffer) for each in ir.buffer_loads(value))
-
-
 def _shared_element(program: StreamProgram) -> Any:
     """The only expression of scores alone that steps read; None if they read several."""
     found = [each for step in program.all_steps for each in _elements(step.value, program)]
@@ -44,10 +39,10 @@ def _shared_element(program: StreamProgram) -> Any:
 
 def _elements(value: Any, program: StreamProgram) -> Iterator[Any]:
     """The largest expressions in a value that read scores and nothing else on the chip."""
-    if not reads(value, program.scores):
+    if not ir.occurs(program.scores, value):
         return
     loads = ir.buffer_loads(value)
-    local = [each.source for each in loads if str(each.source.scope()) != "global"]
+    local = [each.source for each in loads if not ir.is_global(each.source)]
     if all(each.same_as(program.scores) for each in local):
         yield value
         return
@@ -79,14 +74,12 @@ def _with_element(program: StreamProgram, element: Any) -> StreamProgram:
     steps += [
         Step("mask", Kind.MASK, program.scores, condition, other) for condition, other in masks
     ]
-    reading = [each for each in program.steps if reads(each.value, program.scores)]
+    reading = [each for each in program.steps if ir.occurs(program.scores, each.value)]
     others = list(program.steps)
     place = others.index(reading[0]) if reading else len(others)
     others[place:place] = steps
-    return program.with_steps(
-        tuple(each if each in steps else changed(each) for each in others),
-        changed(program.weights),
-    )
+    changed_steps = tuple(each if each in steps else changed(each) for each in others)
+    return replace(program, steps=changed_steps, weights=changed(program.weights))
 
 
 def _replaced(value: Any, old: Any, new: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The multiplying role: tile after tile of keys, scores ahead of the sums.
+"""The multiplying roles of a stream: tile after tile of keys, scores ahead of the sums.
 
 The scores of a tile are multiplied beside the sums of the one before it, also where that belongs
 to another tile of rows: tiles of a CTA are one stream.
@@ -6,16 +6,23 @@ to another tile of rows: tiles of a CTA are one stream.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP
+from crossfuse.lower.hopper.epilogue.elements import scatter
 from crossfuse.lower.hopper.pipeline import Cursor
-from crossfuse.lower.hopper.statements import Variable, branches, let, run, when
+from crossfuse.lower.hopper.plan.operands import GROUP, GROUP_REGISTERS
+from crossfuse.lower.hopper.statements import Variable, branches, let, registers, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
-from crossfuse.lower.hopper.stream.copies import ResultStore
-from crossfuse.lower.hopper.stream.multiply import Multiplier
+from crossfuse.lower.hopper.stream.copies import ColumnStore, ResultStore
+from crossfuse.lower.hopper.stream.multiply import Multiplier, ScoreProduct, SumProduct
+from crossfuse.lower.hopper.stream.plan.memory import BOX, BOX_KEYS
 from crossfuse.lower.hopper.stream.values import Elements, Lanes, RowState, Values, pin_sums
+from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
 
 # Multiplying warpgroups take turns at the tensor cores, by named barriers (PTX ISA, bar).
 #
@@ -140,7 +147,8 @@ class Consumer:
         self._multiply()
         with branches(is_new) as (first, next_):
             with first:
-                self.store.store(self.done_rows, self._done_places())
+                done = {var: each.value.astype(str(var.ty)) for var, each in self.done.items()}
+                self.store.store(self.done_rows, done)
                 self.keep.set(ir.script.uint32(0))
             with next_:
                 self._carry()
@@ -170,9 +178,6 @@ class Consumer:
         for var, value in self.tiles.places.items():
             self.done[var].set(value.astype("int32"))
         self.tiles.take()
-
-    def _done_places(self) -> dict[Any, Any]:
-        return {var: each.value.astype(str(var.ty)) for var, each in self.done.items()}
 
     def _pin(self) -> None:
         """Compute sums of weights before the wait for the second product, if they hide behind it.
@@ -211,3 +216,240 @@ class Consumer:
         self.done_rows.copy(self.rows)
         self.store.store(self.done_rows, self.tiles.places)
         self.store.finish()
+
+
+# Roles where warpgroups share the columns of 64 rows: one scores, the others add.
+
+# Weights and values of rows pass from one warpgroup to others, by shared memory and two barriers.
+#
+# One named barrier (PTX ISA, bar) tells those who add that weights are there, the other one tells
+# who scores that they have been read.
+
+#: Named barriers behind those of meetings: weights are there, and they have been read.
+_THERE, _READ = 8, 9
+
+
+class Handoff:
+    """Weights and values of rows in shared memory, between the scoring role and the adding ones."""
+
+    def __init__(self, body: StreamBody) -> None:
+        plan = body.plan
+        assert plan.handoff is not None
+        self.body, self.layout = body, plan.handoff
+        self._threads = ir.script.uint32(WARPGROUP * (1 + plan.adders))
+        self._rows = ir.script.decl_buffer(
+            (max(1, len(self._buffers)) * WARPGROUP_ROWS,),
+            "float32",
+            data=body.memory.data,
+            scope="shared.dyn",
+            byte_offset=plan.arena["passed"].offset + self.layout.of_rows,
+        )
+        ir.IRBuilder.name("passed_rows", self._rows)
+
+    @property
+    def _buffers(self) -> tuple[Any, ...]:
+        return (*self.layout.carried, *self.layout.finished)
+
+    def await_read(self) -> None:
+        """Wait, as the scoring role, until what it handed over before has been read."""
+        run(ir.script.ptx.bar.sync(ir.script.uint32(_READ), self._threads))
+
+    def hand_over(self) -> None:
+        """Say, as the scoring role, that weights are there, also for wgmma."""
+        run(ir.script.ptx.fence.proxy.async_.shared__cta())
+        run(ir.script.ptx.bar.arrive(ir.script.uint32(_THERE), self._threads))
+
+    def say_read(self) -> None:
+        """Say, as an adding role, that it has read everything, or begins."""
+        run(ir.script.ptx.bar.arrive(ir.script.uint32(_READ), self._threads))
+
+    def await_there(self) -> None:
+        """Wait, as an adding role, for weights."""
+        run(ir.script.ptx.bar.sync(ir.script.uint32(_THERE), self._threads))
+
+    def put_weights(self, words: Any) -> None:
+        """Store the weights of a tile, as wgmma takes a left operand from shared memory."""
+        region = self.body.region("passed")
+        for part in range(self.body.plan.program.tile[1] // GROUP):
+            box, column = divmod(part * GROUP, BOX_KEYS)
+
+            def address(inside: Any, box: int = box) -> Any:
+                return region(box * BOX + inside)
+
+            first = part * GROUP_REGISTERS
+            matrices = [words[first + each] for each in range(GROUP_REGISTERS)]
+            scatter(self.body.where, matrices, ROW_BYTES, column, address)
+
+    def put_rows(self, rows: RowState, lanes: Lanes, buffers: tuple[Any, ...]) -> None:
+        """Store values of rows; one of the four threads of a row does."""
+        with when(self.body.where.lane % 4 == 0):
+            for buffer in buffers:
+                for half in range(2):
+                    value = rows.register(buffer, half)
+                    ir.script.buffer_store(self._rows, value, [self._place(buffer, lanes, half)])
+
+    def take_rows(self, lanes: Lanes, buffers: tuple[Any, ...]) -> dict[Any, Any]:
+        """Load values of rows into registers."""
+        found = {}
+        for buffer in buffers:
+            found[buffer] = registers(str(buffer.name), 2, "float32")
+            for half in range(2):
+                value = self._rows[self._place(buffer, lanes, half)]
+                ir.script.buffer_store(found[buffer], value, [half])
+        return found
+
+    def _place(self, buffer: Any, lanes: Lanes, half: int) -> Any:
+        number = next(n for n, each in enumerate(self._buffers) if each.same_as(buffer))
+        return number * WARPGROUP_ROWS + lanes.rows[half]
+
+
+_ANY = """\
+__device__ __forceinline__ bool crossfuse_any(bool found) {
+  return __any_sync(0xffffffffu, found);
+}
+"""
+
+
+class Scorer:
+    """The warpgroup that makes weights of scores, and has the state of the rows."""
+
+    def __init__(self, body: StreamBody) -> None:
+        self.body, self.plan, self.program = body, body.plan, body.plan.program
+        self.lanes = Lanes.of(body.where, ir.script.int32(0))
+        self.elements = Elements(self.plan)
+        self.product = ScoreProduct(body, 0, self.elements)
+        self.rows = RowState(self.plan.registers.rows)
+        self.tiles = body.tiles()
+        self.queries, self.keys = Cursor(body.queries), Cursor(body.keys)
+        self._release = body.release(body.keys)
+        self.handoff = Handoff(body)
+
+    def emit(self) -> None:
+        """Write all its tiles."""
+        with self.tiles.all():
+            for step in self.program.before:
+                self.rows.run(step, self._at())
+            self.queries.wait_full()
+            with self.tiles.blocks():
+                self._tile()
+            self.queries.advance()
+
+    def _at(self) -> Values:
+        """Expressions of the current tile."""
+        return self.elements.values(self.rows, self.lanes, self.tiles.values)
+
+    def _tile(self) -> None:
+        """Write the scores of a tile of keys, their weights, and all that is made of rows."""
+        self.keys.wait_full()
+        self.product.score(self.queries.stage, self.keys.stage)
+        self.product.wait(0)
+        self.product.hold_scores()
+        if not self.program.shares_tile:
+            self._release(self.keys.stage)
+        self.keys.advance()
+        self.elements.run(self.rows, self._at())
+        pin_sums(self.body, self.rows)
+        self.elements.pack(self._at())
+        self.handoff.await_read()
+        self.handoff.put_weights(self.elements.words)
+        self.handoff.put_rows(self.rows, self.lanes, self.handoff.layout.carried)
+        with when(self.tiles.is_last_block):
+            self._finish()
+        self.handoff.hand_over()
+
+    def _finish(self) -> None:
+        """Hand over the values of rows that results are made of."""
+        for buffer in self.plan.registers.deferred:
+            self.rows.gather(buffer)
+        for step in self.program.after:
+            self.rows.run(step, self._at())
+        self.handoff.put_rows(self.rows, self.lanes, self.handoff.layout.finished)
+
+
+class Adder:
+    """One of the warpgroups that share the columns of the sums."""
+
+    def __init__(self, body: StreamBody) -> None:
+        self.body, self.plan, self.program = body, body.plan, body.plan.program
+        group = let("group", body.where.warpgroup - 2)
+        lanes = Lanes.of(body.where, ir.script.int32(0))
+        column = let("group_column", group * self.plan.columns + lanes.column)
+        self.lanes = replace(lanes, column=column)
+        self.product = SumProduct(body, group)
+        self.store = ColumnStore(body, group, self.lanes, self.product.sums)
+        self.tiles = body.tiles()
+        self.queries, self.values = Cursor(body.queries), Cursor(body.values)
+        self._release, self._release_queries = map(body.release, (body.values, body.queries))
+        self.keep = Variable("keep", "uint32", ir.script.uint32(0))
+        self.handoff = Handoff(body)
+
+    def emit(self) -> None:
+        """Write all its tiles."""
+        self.product.clear()
+        with self.tiles.all():
+            self.keep.set(ir.script.uint32(0))
+            with self.tiles.blocks():
+                self._tile()
+            self._leave()
+
+    def _tile(self) -> None:
+        """Add a tile of keys."""
+        self.handoff.say_read()
+        self.handoff.await_there()
+        if self.program.carries:
+            with when(self.keep.value != ir.script.uint32(0)):
+                self._carry()
+        self.values.wait_full()
+        self.product.add(self.values.stage, self.keep.value)
+        self._release(self.values.stage)
+        self.values.advance()
+        self.keep.set(ir.script.uint32(1))
+
+    def _with_rows(self, buffers: tuple[Any, ...]) -> Values:
+        """Expressions of sums, and of values of rows that were handed over."""
+        held = self.handoff.take_rows(self.lanes, buffers)
+
+        def row(buffer: Any, half: int) -> Any:
+            return held[buffer][half] if buffer in held else None
+
+        places, sums = self.tiles.values, self.product.sums
+        return Values.of_sums(self.program, self.lanes, places, row, sums)
+
+    def _carry(self) -> None:
+        """Correct the sums before a tile is added."""
+        carried = self.handoff.layout.carried
+        values = self._with_rows(carried)
+        scaled = all(_is_scaled(each.value, self.program.sums) for each in self.program.carries)
+        with when(_is_any_not_one(values, carried)) if scaled else nullcontext():
+            for step in self.program.carries:
+                values.store(self.product.sums, step.value, self.plan.sums)
+
+    def _leave(self) -> None:
+        """Store the results of a tile of rows, and make room for its next queries."""
+        values = self._with_rows(self.handoff.layout.finished)
+        self.store.leave(values, self.tiles.places)
+        self.store.finish()
+        self._release_queries(self.queries.stage)
+        self.queries.advance()
+
+
+def _is_scaled(value: Any, sums: Any) -> bool:
+    """Whether sums are multiplied by a value of their row: a factor of 1 changes nothing then."""
+    if not isinstance(value, ir.tirx.Mul):
+        return False
+    both = (value.a, value.b)
+    return all(isinstance(each, ir.TensorLoad) for each in both) and any(
+        each.source.same_as(sums) for each in both
+    )
+
+
+def _is_any_not_one(values: Values, buffers: tuple[Any, ...]) -> Any:
+    """Whether some row of the warp has another factor than 1.
+
+    Maxima seldom grow behind the first tiles. All lanes go the same way, as wgmma behind it asks.
+    """
+    one = ir.script.float32(1)
+    differs = [values.rows(each, half) != one for each in buffers for half in range(2)]
+    return ir.cuda_func_call(
+        "crossfuse_any", reduce(ir.script.Or, differs), source_code=_ANY, return_type="bool"
+    )

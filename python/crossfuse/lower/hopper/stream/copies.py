@@ -10,13 +10,12 @@ from crossfuse.hardware import WARP
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import at
 from crossfuse.lower.hopper.epilogue.elements import scatter
-from crossfuse.lower.hopper.pipeline import Cursor
+from crossfuse.lower.hopper.pipeline import Cursor, load_name, store_name
 from crossfuse.lower.hopper.plan.operands import PACKED_TYPES
-from crossfuse.lower.hopper.statements import registers, run, when
+from crossfuse.lower.hopper.statements import Variable, registers, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.plan.memory import Operand, dimensions
 from crossfuse.lower.hopper.stream.values import Lanes, RowState, Values
-from crossfuse.lower.hopper.tma import load_name, store_name
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
 # The loading roles: a thread for queries and keys, and one for values.
@@ -28,7 +27,9 @@ def emit_loading(body: StreamBody, warp: int = 0) -> None:
         _emit_keys(body)
     if not body.plan.program.shares_tile:
         with when(body.where.thread == (warp + 1) * WARP):
-            _emit_values(body)
+            values, tiles = Cursor(body.values), body.tiles()
+            with tiles.all(), tiles.blocks():
+                _load(body, "values", body.plan.values, values, tiles.values)
 
 
 def _emit_keys(body: StreamBody) -> None:
@@ -36,22 +37,20 @@ def _emit_keys(body: StreamBody) -> None:
     plan = body.plan
     queries, keys = Cursor(body.queries), Cursor(body.keys)
     tiles = body.tiles()
-    body.beside.begin()
+    asked = None if body.gate is None else Variable("tiles_of_keys", "int32", 0)
     with tiles.all():
         # Nobody waits for the queries of a part without keys.
         with nullcontext() if plan.program.split is None else when(tiles.has_block):
             _load(body, "queries", plan.queries, queries, tiles.values)
         with tiles.blocks():
             _load(body, "keys", plan.keys, keys, tiles.values)
-            body.beside.loaded()
-    body.beside.finish()
-
-
-def _emit_values(body: StreamBody) -> None:
-    """Load the values of each tile."""
-    values, tiles = Cursor(body.values), body.tiles()
-    with tiles.all(), tiles.blocks():
-        _load(body, "values", body.plan.values, values, tiles.values)
+            if asked is not None:
+                asked.set(asked.value + 1)
+                with when(asked.value == plan.stages):
+                    mbarrier.arrive(body.gate)
+    if asked is not None:  # of fewer keys than there are stages
+        with when(asked.value < plan.stages):
+            mbarrier.arrive(body.gate)
 
 
 def _load(

@@ -17,18 +17,17 @@ lost them again, which took 4 to 6 us.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import Device
-from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Feature
-from crossfuse.lower.hopper.flags import FlagWriter
-from crossfuse.lower.hopper.pipeline import Ring, Throttle, ring_barriers
+from crossfuse.lower.hopper.pipeline import Throttle
 from crossfuse.lower.hopper.plan.memory import Arena, Piece, box_bytes
 from crossfuse.lower.hopper.plan.phase import PhasePlan
-from crossfuse.lower.hopper.statements import Variable, Warmup, run, when
-from crossfuse.lower.hopper.stream.body import BesideKeys, StreamBody
+from crossfuse.lower.hopper.program.tile import with_parameters
+from crossfuse.lower.hopper.statements import Warmup, run, when
+from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.consumer import Consumer
 from crossfuse.lower.hopper.stream.copies import emit_loading
 from crossfuse.lower.hopper.stream.merge import SplitConsumer
@@ -40,8 +39,8 @@ from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER, BEFORE_ROWS, LE
 from crossfuse.planner.kernels.stream import BESIDE_STREAM
 
 if TYPE_CHECKING:
-    from crossfuse.lower.hopper.body import Body
     from crossfuse.lower.hopper.plan.kernel import KernelPlan
+    from crossfuse.lower.hopper.roles import Body
 
 #: First of the two warps that load for the stream.
 _FIRST_WARP = 2
@@ -69,31 +68,6 @@ class StreamedPart(ConsumerPart):
         consumer = SplitConsumer(stream)
         with when(consumer.tiles.is_left):
             consumer.emit()
-
-
-class WeightsBeside(BesideKeys):
-    """Lets weights be asked for behind the first keys."""
-
-    def __init__(self, body: Body, stream: StreamPlan) -> None:
-        self.body, self.stages = body, stream.stages
-
-    def begin(self) -> None:
-        """Count tiles of keys."""
-        self.asked = Variable("tiles_of_keys", "int32", 0)
-
-    def loaded(self) -> None:
-        """Go on by one tile of keys."""
-        self.asked.set(self.asked.value + 1)
-        with when(self.asked.value == self.stages):
-            self._let_go()
-
-    def finish(self) -> None:
-        """Let go of weights behind fewer keys than there are stages."""
-        with when(self.asked.value < self.stages):
-            self._let_go()
-
-    def _let_go(self) -> None:
-        mbarrier.arrive(self.body.barrier("weights_gate"))
 
 
 @dataclass(frozen=True)
@@ -148,48 +122,24 @@ class Streamed(Feature):
         arena = Arena(tuple(replace(each, offset=each.offset + start) for each in regions))
         stream = replace(self.stream, order=replace(order, ctas=clusters), arena=arena)
         made = replace(self, stream=stream)
-        features = tuple(made if each is self else each for each in plan.features)
-        return replace(plan, clusters=clusters, features=features)
-
-    def rings(self, body: Body) -> list[Ring]:
-        """The barriers of queries, keys and values."""
-        stream, offset, found = self.stream, 0, []
-        for name, stages in stream.rings:
-            ring = ring_barriers(stream.arena, body.memory, f"{name}_barriers", stages, offset)
-            found.append(ring)
-            offset += 16 * stages
-        return found
-
-    def handed_over(self, body: Body) -> Any:
-        """Address of the barrier of what the cluster's CTAs hand over; None if they do not."""
-        if not self.stream.receives:
-            return None
-        behind = sum(16 * stages for _, stages in self.stream.rings)
-        return body.memory.ptr_to([self.stream.arena["barriers"].offset + behind])
+        return replace(plan, clusters=clusters).with_feature(self, made)
 
     def of_body(self, body: Body) -> StreamBody:
         """What the stream's roles share."""
         phase = body.plan.phases[0]
         images = dict(zip(self.stream.program.parameters, phase.program.parameters, strict=True))
-        plan = replace(self.stream, program=self.stream.program.on(images))
-        queries, keys, values = (*(rings := self.rings(body)), rings[-1])[:3]
+        plan = replace(self.stream, program=with_parameters(self.stream.program, images))
         assert phase.awaits is not None
-        return StreamBody(
-            *(plan, body.where, body.maps, body.memory, queries, keys, values, images),
-            received=self.handed_over(body),
-            writer=FlagWriter(body.placed(phase.awaits)),
-            met=True,
-            beside=WeightsBeside(body, self.stream),
+        return StreamBody.declared(
+            *(plan, body.where, body.maps, body.memory),
+            writer=body.placed(phase.awaits),
+            gate=body.barrier("weights_gate"),
         )
 
     def initialise(self, body: Body) -> None:
         """Initialise the barriers of its rings."""
-        for ring, readers in zip(self.rings(body), self.stream.readers, strict=False):
-            ring.initialise(readers, body.where.thread)
-        with when(body.where.thread == 0):
-            mbarrier.initialise(body.barrier("weights_gate"), 1)
-            if self.stream.receives:
-                mbarrier.initialise(self.handed_over(body), 1)
+        stream = self.of_body(body)
+        stream.initialise(stream.gate)
 
     def beside_loads(self, body: Body) -> None:
         """Load queries, keys and values, which the kernel before may have made."""

@@ -9,16 +9,15 @@ from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import declare_coordinates
-from crossfuse.lower.hopper.pipeline import ring_barriers
+from crossfuse.lower.hopper.pipeline import fetch_descriptors
+from crossfuse.lower.hopper.program.tile import with_parameters
 from crossfuse.lower.hopper.statements import ONE_CTA, branches, parameter, run, set_registers, when
 from crossfuse.lower.hopper.stream.body import StreamBody
-from crossfuse.lower.hopper.stream.columns import Adder, Scorer
-from crossfuse.lower.hopper.stream.consumer import Consumer
+from crossfuse.lower.hopper.stream.consumer import Adder, Consumer, Scorer
 from crossfuse.lower.hopper.stream.copies import emit_loading
 from crossfuse.lower.hopper.stream.merge import SplitConsumer, state_parameter
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
 from crossfuse.lower.hopper.stream.plan.registers import launched_registers
-from crossfuse.lower.hopper.tma import fetch_descriptors
 from crossfuse.planner.kernels.stream import REGISTERS, SHARED_REGISTERS
 
 
@@ -33,30 +32,18 @@ def emit_stream(plan: StreamPlan, name: str) -> Any:
         }
         ir.script.device_entry()
         with ir.script.attr(ONE_CTA):
-            of_images = replace(plan, program=plan.program.on(images))
-            _emit_body(of_images, maps, images, states)
+            of_images = replace(plan, program=with_parameters(plan.program, images))
+            _emit_body(of_images, maps, states)
     return builder.get()
 
 
-def _emit_body(plan: StreamPlan, maps: dict[str, Any], images: dict[Any, Any], states: Any) -> None:
+def _emit_body(plan: StreamPlan, maps: dict[str, Any], states: Any) -> None:
     where = declare_coordinates(plan)
     memory = ir.script.alloc_buffer((plan.arena.size,), "uint8", scope="shared.dyn", align=1024)
     ir.IRBuilder.name("memory", memory)
-    rings, offset = [], 0
-    for name, stages in plan.rings:
-        rings.append(ring_barriers(plan.arena, memory, f"{name}_barriers", stages, offset))
-        offset += 16 * stages
-    received = None
-    if plan.receives:
-        received = memory.ptr_to([plan.arena["barriers"].offset + offset])
-    queries, keys, values = (*rings, rings[-1])[:3]
-    body = StreamBody(plan, where, maps, memory, queries, keys, values, images, received, states)
+    body = StreamBody.declared(plan, where, maps, memory, states=states)
     with when(ir.script.And(where.warpgroup == 0, where.thread < WARP)):
-        for ring, readers in zip(rings, plan.readers, strict=False):
-            ring.initialise(readers, where.thread)
-        if plan.receives:
-            with when(where.thread == 0):
-                mbarrier.initialise(received, 1)
+        body.initialise()
         mbarrier.publish_initialised()
     with when(ir.script.And(where.warpgroup == 0, where.thread >= 3 * WARP)):
         fetch_descriptors(plan.tensor_maps, where.lane, maps)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP
@@ -14,7 +13,8 @@ from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import at, declare_coordinates, strides, unravel
 from crossfuse.lower.hopper.flags import fence_copies
 from crossfuse.lower.hopper.plan.memory import Arena
-from crossfuse.lower.hopper.statements import Variable, let, parameter, registers, run, when
+from crossfuse.lower.hopper.program.tile import with_parameters
+from crossfuse.lower.hopper.statements import let, parameter, registers, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.consumer import Consumer
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
@@ -30,7 +30,7 @@ from crossfuse.planner.kernels.stream import FLOAT_BYTES
 _HALF = 8
 
 
-class Handing(ABC):
+class Handing:
     """Hands over the state of one warpgroup; its subclasses know where to."""
 
     def __init__(self, body: StreamBody, warpgroup: Any, lanes: Lanes, sums: Any) -> None:
@@ -39,21 +39,16 @@ class Handing(ABC):
         self.mailbox, self.split = self.plan.mailbox, self.program.split
         self.warpgroup, self.lanes, self.sums = warpgroup, lanes, sums
 
-    @abstractmethod
     def begin(self) -> None:
         """Write what comes before the stream."""
 
-    @abstractmethod
     def finish(self, rows: RowState, places: dict[Any, Any]) -> None:
         """Write what comes after the stream."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def _send_rows(self, half: int, values: Values, places: dict[Any, Any]) -> None:
-        """Hand over the values of a row."""
-
-    @abstractmethod
-    def _send_elements(self, half: int, values: Values, places: dict[Any, Any]) -> None:
-        """Hand over the sums of a row."""
+    def _send(self, half: int, values: Values) -> None:
+        """Hand over the values and the sums of a row."""
+        raise NotImplementedError
 
     def send(self, rows: RowState, places: dict[Any, Any]) -> None:
         """Hand over the state of all rows that the tile has."""
@@ -65,8 +60,7 @@ class Handing(ABC):
             if self.plan.consumers == 1 and half * _HALF >= self.mailbox.rows:
                 continue
             with when(self.lanes.rows[half] < self.mailbox.rows):
-                self._send_rows(half, values, places)
-                self._send_elements(half, values, places)
+                self._send(half, values)
 
     def pairs_of_row(self, half: int, values: Values) -> list[tuple[Any, Any]]:
         """Values of a row that are handed over, two by two; behind an odd number of them is 0."""
@@ -145,15 +139,15 @@ class Unit:
                 first = self.mailbox.of_rows[number - number % 2]
                 return self._slabs[first][self._first + number % 2]
         found = self._registers.get(buffer)
-        return None if found is None or len(found.ty.shape) != 1 or _is_pair(found) else found[0]
+        return None if found is None or list(map(int, found.ty.shape)) != [1] else found[0]
 
     def _of_element(self, buffer: Any, register: int) -> Any:
         if buffer.same_as(self.mailbox.of_elements):
             return self._slabs[buffer][self._first + register]
         return self._registers[buffer][register]
 
-    def run(self, images: dict[Any, Any]) -> None:
-        """Write everything about it; `images` are parameters of the kernel by the function's."""
+    def run(self) -> None:
+        """Write everything about it."""
         self._steps(self.split.before)
         for first in range(0, self.mailbox.size, self._ahead):
             slots = range(first, min(first + self._ahead, self.mailbox.size))
@@ -163,7 +157,7 @@ class Unit:
                 self._first = 2 * (slot - first)
                 self._steps(self.split.steps)
         self._steps(self.program.after)
-        self._store(images[self.program.output.buffer])
+        self._store(self.program.output.buffer)
 
     def _steps(self, steps: tuple[Step, ...]) -> None:
         for step in steps:
@@ -194,10 +188,6 @@ class Unit:
             ir.script.buffer_store(image, value, indices)
 
 
-def _is_pair(buffer: Any) -> bool:
-    return int(buffer.ty.shape[0]) == 2
-
-
 # Partial states of a cluster merge: each CTA receives a slice of all of them, and merges that.
 #
 # Values leave registers for the mailboxes of their owners, whose barriers count the bytes. As in
@@ -226,7 +216,7 @@ class Merger(Handing):
 
     def finish(self, rows: RowState, places: dict[Any, Any]) -> None:
         """Hand the state over, and merge a slice of all states."""
-        if not self.body.met:
+        if self.body.writer is None:
             mbarrier.await_started()
         self.send(rows, places)
         self._merge(places)
@@ -236,31 +226,34 @@ class Merger(Handing):
             with when(self.body.where.thread == 0):
                 self.body.raise_flag(places)
 
-    def _send_rows(self, half: int, values: Values, places: dict[Any, Any]) -> None:
-        """Send values of a row to all CTAs; the four threads of a row share them out."""
+    def _send(self, half: int, values: Values) -> None:
+        """Send values of a row to all CTAs, its four threads some each; sums to their owners."""
         pairs = self.pairs_of_row(half, values)
         for first in range(0, self.mailbox.size, 4):
             rank = let("to", first + self.body.where.lane % 4)
             with when(rank < self.mailbox.size) if self.mailbox.size % 4 else nullcontext():
-                owner = _Owner(self, rank)
-                for pair, both in enumerate(pairs):
+                owner = self._owner(rank)
+                for pair, values_of_row in enumerate(pairs):
                     offset = self.mailbox.of_row(self.rank, self.lanes.rows[half], pair)
-                    owner.push(offset, *both)
-
-    def _send_elements(self, half: int, values: Values, places: dict[Any, Any]) -> None:
-        known: dict[int, _Owner] = {}
+                    owner.push(offset, values_of_row)
+        known: dict[int, mbarrier.Peer] = {}
         width = self.mailbox.columns
         for first, both in self.pairs_of_elements(half, values):
             column = self.lanes.column + first
             inside = column - first // width * width
             if width % _BLOCK:
-                owner = _Owner(self, let("owner", column // width))
+                owner = self._owner(let("owner", column // width))
                 inside = column % width
             else:
                 rank = first // width
-                owner = known[rank] if rank in known else _Owner(self, ir.script.int32(rank))
+                owner = known[rank] if rank in known else self._owner(ir.script.int32(rank))
                 known[rank] = owner
-            owner.push(self.mailbox.element(self.rank, self.lanes.rows[half], inside), *both)
+            owner.push(self.mailbox.element(self.rank, self.lanes.rows[half], inside), both)
+
+    def _owner(self, rank: Any) -> mbarrier.Peer:
+        """The CTA of the cluster that owns a slice: its mailbox and its barrier."""
+        names = ("inbox_of", "received_by")
+        return mbarrier.Peer(names, self.buffer(0), self.body.received, rank)
 
     def _merge(self, places: dict[Any, Any]) -> None:
         """Merge the slices of all CTAs, a pair of columns a thread and turn."""
@@ -275,7 +268,7 @@ class Merger(Handing):
             row, column = let("unit_row", unit // across), let("unit_column", unit % across * 2)
             with when(self._is_stored(unit < count, row, column, places)):
                 unit_of = Unit(self.program, self.mailbox, (row, column), places, self._load)
-                unit_of.run(self.body.images)
+                unit_of.run()
 
     def _load(self, target: Any, first: int, offset: Any) -> None:
         load = ir.script.ptx["ld.shared.v2.f32"]
@@ -288,21 +281,6 @@ class Merger(Handing):
             inside = self.rank * self.mailbox.columns + column < self.mailbox.all_columns
             found = ir.script.And(found, inside)
         return found
-
-
-class _Owner:
-    """A CTA of the cluster that owns a slice: its mailbox and its barrier."""
-
-    def __init__(self, merger: Merger, rank: Any) -> None:
-        mailbox, barrier = Variable("inbox_of", "uint32"), Variable("received_by", "uint32")
-        mbarrier.cluster_address(mailbox.value, merger.buffer(0), rank)
-        mbarrier.cluster_address(barrier.value, merger.body.received, rank)
-        self.mailbox, self.barrier = mailbox.value, barrier.value
-
-    def push(self, offset: Any, *values: Any) -> None:
-        """Send values to an offset."""
-        place = self.mailbox + ir.script.Cast("uint32", offset)
-        mbarrier.push(place, values, self.barrier)
 
 
 # Partial states in global memory: parts of a stream store them, and a second kernel merges them.
@@ -323,15 +301,13 @@ class MergePlan:
     #: The states of all tiles, in global memory.
     states: BufferSpec
     # As other plans have them.
-    cluster_size: int = 1
-    consumers: int = 0
-    threads: int = WARPGROUP
-    arena: Arena = field(default_factory=Arena)
-    phases: tuple[Any, ...] = ()
-    tensor_maps: tuple[TensorMap, ...] = ()
-    early: bool = True
-    is_persistent: bool = False
-    helps: bool = False
+    cluster_size: ClassVar = 1
+    threads: ClassVar = WARPGROUP
+    arena: ClassVar = Arena()
+    tensor_maps: ClassVar[tuple[TensorMap, ...]] = ()
+    early: ClassVar = True
+    is_persistent: ClassVar = False
+    helps: ClassVar = False
 
     @property
     def program(self) -> StreamProgram:
@@ -368,8 +344,8 @@ def emit_merge(plan: MergePlan, name: str) -> Any:
         images = {each: parameter(each) for each in plan.program.parameters}
         states = state_parameter(plan.states)
         ir.script.device_entry()
-        of_images = replace(plan, stream=replace(plan.stream, program=plan.program.on(images)))
-        _emit_body(of_images, images, states)
+        program = with_parameters(plan.program, images)
+        _emit_body(replace(plan, stream=replace(plan.stream, program=program)), states)
     return builder.get()
 
 
@@ -378,7 +354,7 @@ def state_parameter(states: BufferSpec) -> Any:
     return ir.script.arg(states.name, ir.script.Buffer(list(states.shape), states.dtype))
 
 
-def _emit_body(plan: MergePlan, images: dict[Any, Any], states: Any) -> None:
+def _emit_body(plan: MergePlan, states: Any) -> None:
     where = declare_coordinates(plan)
     tile = let("tile", where.cluster // plan.turns)
     places = unravel(plan.program.tile_places, tile, 0)
@@ -394,14 +370,11 @@ def _emit_body(plan: MergePlan, images: dict[Any, Any], states: Any) -> None:
     run(ir.script.ptx.griddepcontrol.wait())
     with when(with_row(unit < plan.units, row, plan.program, places)):
         ahead = plan.mailbox.size
-        Unit(plan.program, plan.mailbox, (row, column), places, load, ahead).run(images)
+        Unit(plan.program, plan.mailbox, (row, column), places, load, ahead).run()
 
 
 class StateWriter(Handing):
     """Stores what one warpgroup has, for the kernel that merges it."""
-
-    def begin(self) -> None:
-        """Do nothing: no CTA waits for the state."""
 
     def finish(self, rows: RowState, places: dict[Any, Any]) -> None:
         """Store the state."""
@@ -412,15 +385,13 @@ class StateWriter(Handing):
         self._slot = let("slot", ir.script.Cast("int32", places[self.split.place.var]))
         self.send(rows, places)
 
-    def _send_rows(self, half: int, values: Values, places: dict[Any, Any]) -> None:
-        """Store the values of a row, by one of its four threads."""
+    def _send(self, half: int, values: Values) -> None:
+        """Store the values of a row, by one of its four threads, and its sums."""
         pairs = self.pairs_of_row(half, values)
         with when(self.body.where.lane % 4 == 0):
-            for pair, both in enumerate(pairs):
+            for pair, values_of_row in enumerate(pairs):
                 offset = self.mailbox.of_row(self._slot, self.lanes.rows[half], pair)
-                self._put(offset, *both)
-
-    def _send_elements(self, half: int, values: Values, places: dict[Any, Any]) -> None:
+                self._put(offset, *values_of_row)
         for first, both in self.pairs_of_elements(half, values):
             column = self.lanes.column + first
             self._put(self.mailbox.element(self._slot, self.lanes.rows[half], column), *both)

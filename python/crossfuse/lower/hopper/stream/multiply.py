@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.plan.operands import GROUP, GROUP_REGISTERS
 from crossfuse.lower.hopper.statements import Variable, let, registers, run
 from crossfuse.lower.hopper.stream.body import StreamBody
+from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
 from crossfuse.lower.hopper.stream.plan.memory import BOX
 from crossfuse.lower.hopper.stream.plan.registers import instruction_sums
 from crossfuse.lower.hopper.stream.values import Elements
@@ -32,7 +34,6 @@ class ScoreProduct:
         share = warpgroup * (WARPGROUP_ROWS * ROW_BYTES)
         self._queries = swizzled("queries", body.region("queries")(share))
         self._keys = swizzled("keys", body.region("keys")(0))
-        self._types = (self.plan.program.dtype,) * 2
 
     def score(self, slot: Any, stage: Any) -> None:
         """Issue the product of queries and keys."""
@@ -45,7 +46,8 @@ class ScoreProduct:
             box, inside = divmod(part * K_BYTES, ROW_BYTES)
             first, second = (_words(box * each.pitch + inside) for each in (left, right))
             operands = [queries + first], keys + second
-            multiply(self._types, accumulators, *operands, ir.script.uint32(part > 0))
+            types = (self.plan.program.dtype,) * 2
+            multiply(types, accumulators, *operands, ir.script.uint32(part > 0))
         run(ir.script.ptx.wgmma.commit_group.sync.aligned())
 
     def hold_scores(self) -> None:
@@ -73,17 +75,12 @@ class Multiplier(ScoreProduct):
     def add(self, stage: Any, keep: Any) -> None:
         """Issue the product of weights and values; `keep` is 0 for the first tile of keys."""
         self.hold_sums()
-        accumulators = _begin(self.sums, self.plan.sums)
-        values = let("values_tile", self._values.value + words(stage * self.plan.values.size))
-        for part in range(self.plan.program.tile[1] // GROUP):
-            left = [
-                self.elements.words[part * GROUP_REGISTERS + each]
-                for each in range(GROUP_REGISTERS)
-            ]
-            right = values + _words(part * _GROUP_BYTES)
-            kept = keep if part == 0 else ir.script.uint32(1)
-            multiply(self._types, accumulators, left, right, kept, transposed=True)
-        run(ir.script.ptx.wgmma.commit_group.sync.aligned())
+
+        def left(part: int) -> list[Any]:
+            words = range(part * GROUP_REGISTERS, (part + 1) * GROUP_REGISTERS)
+            return [self.elements.words[each] for each in words]
+
+        _add(self.plan, self.sums, left, self._values.value, stage, keep, self.plan.sums)
 
     def hold_sums(self) -> None:
         """Keep the compiler from moving sums, and weights, across this place."""
@@ -104,7 +101,6 @@ class SumProduct:
         boxes = self.plan.columns // _BOX_COLUMNS  # the first column begins a box
         self._weights = swizzled("weights", body.region("passed")(0))
         self._values = of_values(body, group * (boxes * self.plan.values.pitch))
-        self._types = (self.plan.program.dtype,) * 2
 
     def clear(self) -> None:
         """Give the sums a value: nobody reads it, but they are in use from here on."""
@@ -113,21 +109,40 @@ class SumProduct:
     def add(self, stage: Any, keep: Any) -> None:
         """Multiply weights and values, and wait; `keep` is 0 for the first tile of keys."""
         hold(self.sums, self.plan.sums)
-        accumulators = _begin(self.sums, self.plan.sums)
-        values = let("values_tile", self._values.value + words(stage * self.plan.values.size))
-        for part in range(self.plan.program.tile[1] // GROUP):
+
+        def left(part: int) -> list[Any]:
             box, inside = divmod(part * K_BYTES, ROW_BYTES)
-            left = self._weights.value + _words(box * BOX + inside)
-            right = values + _words(part * _GROUP_BYTES)
-            kept = keep if part == 0 else ir.script.uint32(1)
-            for first in range(0, self.plan.sums, self._width):
-                several = accumulators[first : first + self._width]
-                box = 2 * first // _BOX_COLUMNS
-                there = right + _words(box * self.plan.values.pitch)
-                multiply(self._types, several, [left], there, kept, transposed=True)
-        run(ir.script.ptx.wgmma.commit_group.sync.aligned())
+            return [self._weights.value + _words(box * BOX + inside)]
+
+        _add(self.plan, self.sums, left, self._values.value, stage, keep, self._width)
         run(ir.script.ptx.wgmma.wait_group.sync.aligned(0))
         hold(self.sums, self.plan.sums)
+
+
+def _add(
+    plan: StreamPlan,
+    sums: Any,
+    left: Callable[[int], list[Any]],
+    values: Any,
+    stage: Any,
+    keep: Any,
+    width: int,
+) -> None:
+    """Issue the product of weights and a stage of values, by wgmma of `width` sums each.
+
+    `left` gives the operand of each group of keys.
+    """
+    accumulators, types = _begin(sums, plan.sums), (plan.program.dtype,) * 2
+    values = let("values_tile", values + words(stage * plan.values.size))
+    for part in range(plan.program.tile[1] // GROUP):
+        right = values + _words(part * _GROUP_BYTES)
+        kept = keep if part == 0 else ir.script.uint32(1)
+        operand = left(part)
+        for first in range(0, plan.sums, width):
+            several = accumulators[first : first + width]
+            there = right + _words(2 * first // _BOX_COLUMNS * plan.values.pitch)
+            multiply(types, several, operand, there, kept, transposed=True)
+    run(ir.script.ptx.wgmma.commit_group.sync.aligned())
 
 
 def of_values(body: StreamBody, offset: Any) -> Variable:

@@ -1,13 +1,12 @@
-"""What a stream of tiles computes, as plain values."""
+"""What streams of tiles, and reductions of a product's rows, compute, as plain values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import partial
 from math import prod
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.program.tile import Place
@@ -103,28 +102,63 @@ class Stream:
 Domain = tuple[Any, int, int]
 
 
-class Framed(Protocol):
-    """A program whose expressions are written in the row, key and column of a tile."""
+_Steps = TypeVar("_Steps", bound="RowSteps")
+
+
+def _changed(steps: tuple[Step, ...], change: Callable[[Any], Any]) -> tuple[Step, ...]:
+    return tuple(replace(each, value=change(each.value)) for each in steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSteps:
+    """Steps on the rows of a product's tiles, and on their elements."""
+
+    #: Coordinates of CTAs, outermost first.
+    places: tuple[Place, ...]
+    #: Variables that steps are written in: row and key in their tiles, column of the output.
+    row: Any
+    key: Any
+    column: Any
+    #: Buffer of the product, rows by keys.
+    scores: Any
+    #: First values of rows.
+    before: tuple[Step, ...]
+    #: What is done to each tile, in order.
+    steps: tuple[Step, ...]
+    #: What is made of the values of rows behind them.
+    after: tuple[Step, ...]
 
     @property
-    def row(self) -> Any:
-        """The row in the tile."""
+    def tile(self) -> tuple[int, int]:
+        """Rows and keys of a tile of scores."""
+        raise NotImplementedError
 
     @property
-    def key(self) -> Any:
-        """The key in the tile."""
-
-    @property
-    def column(self) -> Any:
-        """The column of the output."""
+    def columns(self) -> int:
+        """Columns of the output."""
+        raise NotImplementedError
 
     @property
     def elements(self) -> tuple[Any, ...]:
         """Buffers that have a register for each element, rather than for each row."""
+        return (self.scores,)
 
     @property
     def domains(self) -> tuple[Domain, ...]:
-        """Every variable with its range: those of places and of the stream, row, key and column."""
+        """Every variable with its range."""
+        rows, keys = self.tile
+        places = ((each.var, 0, each.extent) for each in self.places)
+        own = ((self.row, 0, rows), (self.key, 0, keys), (self.column, 0, self.columns))
+        return (*places, *own)
+
+    def mapped(self: _Steps, change: Callable[[Any], Any]) -> _Steps:
+        """The same with every expression of steps changed."""
+        return replace(
+            self,
+            before=_changed(self.before, change),
+            steps=_changed(self.steps, change),
+            after=_changed(self.after, change),
+        )
 
 
 @dataclass(frozen=True)
@@ -151,39 +185,28 @@ class Split:
         return not self.place.in_cluster
 
 
-@dataclass(frozen=True)
-class StreamProgram:
-    """A kernel: for each place, a stream of tiles between two products."""
+@dataclass(frozen=True, kw_only=True)
+class StreamProgram(RowSteps):
+    """A kernel: for each place, a stream of tiles between two products.
 
-    #: Coordinates of CTAs, outermost first.
-    places: tuple[Place, ...]
+    Where CTAs share keys, `after` is what is made of the merged state.
+    """
+
     #: Parameters of the function.
     parameters: tuple[Any, ...]
     stream: Stream
-    #: Variables that steps are written in: row and key in their tiles, column of the output.
-    row: Any
-    key: Any
-    column: Any
     #: What is loaded, and where results go. `queries` are loaded once. `values` may be `keys`: one
     #: tile, of which the second product takes as many columns as the output has.
     queries: Box
     keys: Box
     values: Box
     output: Box
-    #: Buffer of the first product, rows by keys.
-    scores: Any
     #: What becomes of the scores: the left operand of the second product.
     weights: Step
     #: Buffer of the second product, rows by columns.
     sums: Any
-    #: State of rows as the stream finds it.
-    before: tuple[Step, ...]
-    #: What is done to each tile of scores, in order.
-    steps: tuple[Step, ...]
     #: What is done to the sums before a tile is added, in order.
     carries: tuple[Step, ...]
-    #: What is made of the state of rows behind the stream, or of the merged one.
-    after: tuple[Step, ...]
     #: Expression of an element of the output.
     result: Any
     #: How CTAs share the keys; `column` is then that of a CTA's slice in `after` and `result`.
@@ -219,16 +242,14 @@ class StreamProgram:
 
     @property
     def domains(self) -> tuple[Domain, ...]:
-        """Every variable with its range: first value and extent."""
-        rows, keys = self.tile
+        """Those of the stream's variable, too."""
         first, end = self.stream.bounds
-        return (
-            *((each.var, 0, each.extent) for each in self.places),
-            (self.stream.var, first, end - first),
-            (self.row, 0, rows),
-            (self.key, 0, keys),
-            (self.column, 0, self.output.columns),
-        )
+        return (*super().domains, (self.stream.var, first, end - first))
+
+    @property
+    def columns(self) -> int:
+        """Columns of the output."""
+        return self.output.columns
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -247,39 +268,22 @@ class StreamProgram:
 
     def mapped(self, change: Callable[[Any], Any]) -> StreamProgram:
         """The same with every expression of steps and of the result changed."""
-
-        def step(each: Step) -> Step:
-            return replace(each, value=change(each.value))
-
-        def steps(group: tuple[Step, ...]) -> tuple[Step, ...]:
-            return tuple(map(step, group))
-
         split = self.split
         if split is not None:
             split = replace(
                 split,
-                slabs=steps(split.slabs),
-                before=steps(split.before),
-                steps=steps(split.steps),
+                slabs=_changed(split.slabs, change),
+                before=_changed(split.before, change),
+                steps=_changed(split.steps, change),
             )
+        (weights,) = _changed((self.weights,), change)
         return replace(
-            self,
-            before=steps(self.before),
-            steps=steps(self.steps),
-            weights=step(self.weights),
-            carries=steps(self.carries),
-            after=steps(self.after),
+            super().mapped(change),
+            weights=weights,
+            carries=_changed(self.carries, change),
             result=change(self.result),
             split=split,
         )
-
-    def on(self, images: Mapping[Any, Any]) -> StreamProgram:
-        """The same on a kernel's parameters, by those of the function."""
-        return self.mapped(lambda value: ir.substitute(value, lambda var: images.get(var, var)))
-
-    def with_steps(self, steps: tuple[Step, ...], weights: Step) -> StreamProgram:
-        """The same with other steps that come to the same."""
-        return replace(self, steps=steps, weights=weights)
 
 
 # Integer expressions that go up evenly along the rows and the keys of a tile.
@@ -295,24 +299,20 @@ class Affine:
     key: int
 
 
-def affine(value: Any, program: Framed) -> Affine | None:
+def affine(value: Any, program: RowSteps) -> Affine | None:
     """Read an integer expression; None if it does not grow evenly."""
     if not str(value.ty).startswith("int"):
         return None
     known = ranges(program)
     steps = []
     for var in (program.row, program.key):
-        moved = ir.substitute(value, partial(_one_on, var))
+        moved = ir.substitute(value, {var: var + 1})
         steps.append(ir.constant(known.simplify(moved - value)))
     row, key = steps
     return None if row is None or key is None else Affine(value, row, key)
 
 
-def _one_on(var: Any, other: Any) -> Any:
-    return other + 1 if other.same_as(var) else other
-
-
-def inequality(condition: Any, program: Framed) -> Affine | None:
+def inequality(condition: Any, program: RowSteps) -> Affine | None:
     """An expression that is at least zero just where a condition holds; None if there is none."""
     pairs = {
         ir.tirx.LT: lambda a, b: b - a - 1,
@@ -326,25 +326,69 @@ def inequality(condition: Any, program: Framed) -> Affine | None:
     return affine(ranges(program).simplify(difference(condition.a, condition.b)), program)
 
 
-def ranges(program: Framed) -> Any:
+def ranges(program: RowSteps) -> Any:
     """An analyzer that knows the ranges of places, of the stream, and within a tile."""
-    known = ir.sym.Analyzer()
-    for var, start, extent in program.domains:
-        kind = str(var.ty)
-        both = (ir.tirx.IntImm(kind, each) for each in (start, extent))
-        known.bind(var, ir.tvm.ir.Range.from_min_extent(*both))
-    return known
+    return ir.ranged(*program.domains)
 
 
 def starts_on_tiles(program: StreamProgram) -> bool:
     """Whether all boxes of the output start on multiples of their extents, and end inside."""
     known, box = ranges(program), program.output
     # CTAs that share keys store slices of a box, the first of them its first columns.
-    part = None if program.split is None else program.split.place.var
-    down, across = (
-        ir.substitute(box.origin[each], lambda var: 0 * var if var.same_as(part) else var)
-        for each in (box.axis, -1)
-    )
+    part = [] if program.split is None else [program.split.place.var]
+    down, across = (ir.at_zero(box.origin[each], *part) for each in (box.axis, -1))
     aligned = (ir.tirx.floormod(down, box.rows), ir.tirx.floormod(across, box.columns))
     starts = all(known.can_prove_equal(each, 0) for each in aligned)
     return starts and bool(known.can_prove(across + box.columns <= box.shape[-1]))
+
+
+# What becomes of the rows of a product's tile.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best(Step):
+    """The largest elements of each row in order, and their keys; of equal ones the lower first."""
+
+    #: The buffer of keys; `target` is that of elements, both are [row, rank].
+    places: Any
+    #: Number of ranks.
+    count: int
+
+
+@dataclass(frozen=True)
+class Output:
+    """What is stored of each row."""
+
+    box: Box
+    #: Expression of an element, over values of rows and the best element of its column's rank.
+    value: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowReductions(RowSteps):
+    """Reductions over the whole width of a product's tile, and what is stored of them."""
+
+    #: Rows and columns.
+    size: tuple[int, int]
+    outputs: tuple[Output, ...]
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns of the tile."""
+        return self.size
+
+    @property
+    def columns(self) -> int:
+        """Most columns of an output."""
+        return max(each.box.columns for each in self.outputs)
+
+    @property
+    def best(self) -> tuple[Best, ...]:
+        """Steps that find the best elements."""
+        return tuple(each for each in self.steps if isinstance(each, Best))
+
+    @property
+    def rows(self) -> tuple[Any, ...]:
+        """Buffers of values of rows, each once."""
+        all_steps = (*self.before, *self.steps, *self.after)
+        return tuple(dict.fromkeys(e.target for e in all_steps if not isinstance(e, Best)))

@@ -12,12 +12,12 @@ from crossfuse.lower.hopper.plan.operands import PACKED_TYPES
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS
 from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
-from crossfuse.lower.hopper.stream.common_subexpressions import positive_factor, reads
+from crossfuse.lower.hopper.stream.common_subexpressions import positive_factor
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
 from crossfuse.lower.hopper.stream.program import (
     Affine,
-    Framed,
     Kind,
+    RowSteps,
     Step,
     affine,
     inequality,
@@ -69,7 +69,7 @@ def column_of(register: int) -> int:
 class Values:
     """Translates expressions of the current tile to a thread's registers."""
 
-    program: Framed
+    program: RowSteps
     lanes: Lanes
     #: Values of places and of the stream's variable.
     places: dict[Any, Any]
@@ -82,7 +82,7 @@ class Values:
 
     @staticmethod
     def of_sums(
-        program: Framed,
+        program: RowSteps,
         lanes: Lanes,
         places: dict[Any, Any],
         rows: Callable[[Any, int], Any],
@@ -134,7 +134,7 @@ class Values:
     def placed(self, value: Any, row: Any, key: Any) -> Any:
         """An integer expression at a row and a key."""
         known = self.places | {self.program.row: row, self.program.key: key}
-        moved = ir.substitute(value, lambda var: known.get(var, var))
+        moved = ir.substitute(value, known)
         return ir.sym.Analyzer().simplify(moved)
 
     def _translate(self, value: Any, half: int, register: int, known: dict[Any, Any]) -> Any:
@@ -142,13 +142,13 @@ class Values:
         known = self.places | named | known
 
         def load(node: Any, mutator: Any) -> Any:
-            if str(node.source.scope()) == "global":
+            if ir.is_global(node.source):
                 return self._from_memory(mutator.default_mutate(node))
             row = self.rows(node.source, half)
             return self.elements(node.source, register) if row is None else row
 
         value = ir.mutate(value, (ir.TensorLoad, load))
-        return ir.substitute(value, lambda var: known.get(var, var))
+        return ir.substitute(value, known)
 
     def _from_memory(self, load: Any) -> Any:
         """A load of a parameter; beyond it, where nothing counts, of its last element."""
@@ -181,16 +181,12 @@ class Values:
         return bound.min_value > -_EXACT and bound.max_value < _EXACT
 
 
-def _replace_row_parts(value: Any, program: Framed, name: Callable[[Any], Any]) -> Any:
+def _replace_row_parts(value: Any, program: RowSteps, name: Callable[[Any], Any]) -> Any:
     """Replace the largest calls, choices and quotients that are the same in a whole row."""
 
     def is_of_row(node: Any) -> bool:
-        moving = any(
-            each.same_as(var)
-            for each in ir.variables(node)
-            for var in (program.key, program.column)
-        )
-        return not moving and not any(reads(node, each) for each in program.elements)
+        moving = (program.key, program.column, *program.elements)
+        return not any(ir.occurs(each, node) for each in moving)
 
     def visit(node: Any, mutator: Any) -> Any:
         return name(node) if is_of_row(node) else mutator.default_mutate(node)
@@ -320,7 +316,7 @@ class Elements:
             elif step.kind is Kind.MASK:
                 self._mask(step, values)
             else:
-                deferred = any(each.same_as(step.target) for each in self.plan.registers.deferred)
+                deferred = ir.among(step.target, self.plan.registers.deferred)
                 rows.reduce(step, values, self.plan.scores, deferred=deferred)
 
     def pack(self, values: Values) -> None:

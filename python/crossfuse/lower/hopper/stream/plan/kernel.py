@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import ClassVar
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP, Device
@@ -118,12 +118,10 @@ class StreamPlan:
     adders: int = 0
     #: What passes between these warpgroups.
     handoff: HandoffLayout | None = None
-    #: From here on as a plan of chains has them, for parts that both share; always as here.
-    phases: tuple[Any, ...] = ()
-    state: tuple[BufferSpec, ...] = ()
-    early: bool = False
-    is_persistent: bool = False
-    helps: bool = False
+    # As plans of products have them.
+    early: ClassVar = False
+    is_persistent: ClassVar = False
+    helps: ClassVar = False
 
     @property
     def cluster_size(self) -> int:

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
 
+from crossfuse import _tvm as ir
 from crossfuse.hardware import TMA_PITCH, Device
 from crossfuse.lower.hopper.plan.memory import Arena, Piece
 from crossfuse.lower.hopper.plan.operands import item_bytes
 from crossfuse.lower.hopper.program.tile import identifier
-from crossfuse.lower.hopper.stream.common_subexpressions import reads
 from crossfuse.lower.hopper.stream.plan.registers import RegisterPlan
 from crossfuse.lower.hopper.stream.program import Box, Kind, StreamProgram
 from crossfuse.lower.image import TensorMap
@@ -258,7 +258,7 @@ def plan_handoff(program: StreamProgram, registers: RegisterPlan) -> HandoffLayo
     """Find which values of rows are read where the sums are."""
 
     def read_by(values: list[Any]) -> tuple[Any, ...]:
-        return tuple(each for each in registers.rows if any(reads(v, each) for v in values))
+        return tuple(each for each in registers.rows if any(ir.occurs(each, v) for v in values))
 
     return HandoffLayout(
         -(-program.tile[1] // BOX_KEYS),

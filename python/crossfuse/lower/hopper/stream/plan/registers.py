@@ -7,7 +7,6 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.rewrite.tiles import arrays_of
-from crossfuse.lower.hopper.stream.common_subexpressions import reads
 from crossfuse.lower.hopper.stream.program import Kind, Step, StreamProgram
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
@@ -42,36 +41,29 @@ class RegisterPlan:
 
     def array(self, buffer: Any) -> int | None:
         """Number of the array that holds a buffer; None for another one."""
-        found = (number for each, number in self.arrays if each.same_as(buffer))
-        return next(found, None)
+        return dict(self.arrays).get(buffer)
 
 
 def plan_registers(program: StreamProgram) -> RegisterPlan:
     """Give each buffer its registers: elements take the place of those that they are made of."""
-    tiles: list[Any] = [program.scores]
     steps = program.all_steps
     made = [each for each in steps if each.kind is Kind.TILE and each is not program.weights]
-    for step in made:
-        if not any(each.same_as(step.target) for each in tiles):
-            tiles.append(step.target)
+    tiles = list(dict.fromkeys((program.scores, *(each.target for each in made))))
+    numbers = {each: number for number, each in enumerate(tiles)}
 
     def number(step: Step) -> int | None:
-        found = (n for n, each in enumerate(tiles) if each.same_as(step.target))
-        return next(found) if any(step is each for each in made) else None
+        return numbers[step.target] if any(step is each for each in made) else None
 
     def read(step: Step) -> frozenset[int]:
-        return frozenset(n for n, each in enumerate(tiles) if reads(step.value, each))
+        return frozenset(n for n, each in enumerate(tiles) if ir.occurs(each, step.value))
 
     found = arrays_of([(number(each), read(each)) for each in steps])
     arrays = tuple((tiles[tile], array) for tile, array in found.items())
-    written = [*program.before, *program.steps, *program.after]
-    rows: list[Any] = []
-    for step in written:
-        of_rows = step.kind in (Kind.ROW, Kind.TOP, Kind.SUM)
-        if of_rows and not any(each.same_as(step.target) for each in rows):
-            rows.append(step.target)
+    written = (*program.before, *program.steps, *program.after)
+    of_rows = (Kind.ROW, Kind.TOP, Kind.SUM)
+    rows = tuple(dict.fromkeys(each.target for each in written if each.kind in of_rows))
     deferred = tuple(each for each in rows if _is_deferred(each, program))
-    return RegisterPlan(arrays, tuple(rows), _independent(deferred, program))
+    return RegisterPlan(arrays, rows, _independent(deferred, program))
 
 
 def _is_deferred(buffer: Any, program: StreamProgram) -> bool:
@@ -84,10 +76,10 @@ def _is_deferred(buffer: Any, program: StreamProgram) -> bool:
     inside = [*program.all_steps, *program.carries]
     stores = [each for each in inside if each.target.same_as(buffer)]
     others = [each for each in inside if not each.target.same_as(buffer)]
-    read = any(reads(each.value, buffer) for each in others)
+    read = any(ir.occurs(buffer, each.value) for each in others)
     sums = [each for each in stores if each.kind is Kind.SUM]
     scaled = [each for each in stores if each.kind is not Kind.SUM]
-    plain = all(each.start is None and not reads(each.value, buffer) for each in sums)
+    plain = all(each.start is None and not ir.occurs(buffer, each.value) for each in sums)
     return zero and bool(sums) and plain and not read and all(map(_is_scaled, scaled))
 
 
@@ -97,7 +89,9 @@ def _is_scaled(step: Step) -> bool:
     if step.kind is not Kind.ROW or not isinstance(value, ir.tirx.Mul):
         return False
     return any(
-        isinstance(one, ir.TensorLoad) and reads(one, step.target) and not reads(other, step.target)
+        isinstance(one, ir.TensorLoad)
+        and ir.occurs(step.target, one)
+        and not ir.occurs(step.target, other)
         for one, other in ((value.a, value.b), (value.b, value.a))
     )
 
@@ -108,7 +102,7 @@ def _independent(deferred: tuple[Any, ...], program: StreamProgram) -> tuple[Any
         each
         for each in deferred
         if not any(
-            reads(step.value, other)
+            ir.occurs(other, step.value)
             for step in program.steps
             if step.target.same_as(each)
             for other in deferred

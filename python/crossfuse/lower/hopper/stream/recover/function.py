@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.program.tile import Place
 from crossfuse.lower.hopper.recover.contraction import is_zero
-from crossfuse.lower.hopper.recover.store import outer_loops, places_of
-from crossfuse.lower.hopper.stream.program import Axis, Box, Stream, StreamProgram
-from crossfuse.lower.hopper.stream.recover.merging import (
-    End,
-    Handed,
-    is_split,
-    read_merge,
-    split_nests,
-    stored_nests,
+from crossfuse.lower.hopper.recover.store import Loops, is_bound, outer_loops, places_of
+from crossfuse.lower.hopper.stream.program import (
+    Axis,
+    Box,
+    Kind,
+    Split,
+    Step,
+    Stream,
+    StreamProgram,
 )
 from crossfuse.lower.hopper.stream.recover.statements import (
     Roles,
@@ -29,13 +31,205 @@ from crossfuse.lower.hopper.stream.recover.statements import (
 )
 from crossfuse.lower.hopper.stream.recover.steps import (
     Names,
-    Products,
     check_order,
     find_products,
     read_steps,
 )
-from crossfuse.lower.tree import analyzer, open_blocks
-from crossfuse.markers import STREAM
+from crossfuse.lower.tree import analyzer, coordinate, open_blocks
+from crossfuse.markers import DSM_SCOPE, STREAM
+
+# How CTAs merge what a stream's parts make of a tile of rows: in a cluster, or later.
+
+
+@dataclass(frozen=True)
+class End:
+    """What follows a stream."""
+
+    #: Where results go.
+    output: Box
+    #: What is made of the state of rows.
+    after: tuple[Step, ...]
+    #: Expression of an element of the output.
+    result: Any
+    #: How parts are merged; None if there are none.
+    split: Split | None = None
+
+
+def read_end(after: tuple[Statement, ...], names: Names) -> End:
+    """Read what follows a stream whose state is not handed over."""
+    store = only_store(after)
+    return End(
+        read_output(store, names.roles),
+        read_steps([each for each in after if each is not store], names),
+        names.placed(store, store.body.value),
+    )
+
+
+def split_nests(nests: Sequence[Any]) -> list[tuple[Any, list[Any]]]:
+    """Loop and body of both nests, in the variable of the first.
+
+    Refuses nests over different CTAs.
+    """
+    found = [outer_loops(each) for each in nests]
+    if any(len(loops) != 1 for loops, _ in found):
+        raise refuse_stream("function", "a cluster of several loops", "one loop over its CTAs")
+    ((loop,), parts), ((other,), merging) = found
+    extents = [ir.constant(each.extent) for each in (loop, other)]
+    if extents[0] != extents[1]:
+        raise refuse_stream(
+            f"loop '{other.loop_var.name}'",
+            f"{extents[1]} CTAs that merge what {extents[0]} hand over",
+            "the same cluster",
+        )
+    own = {other.loop_var: loop.loop_var}
+    return [(loop, parts), (other, [ir.substitute(each, own) for each in merging])]
+
+
+def stored_nests(nests: Sequence[Any], slabs: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
+    """Loops over tiles, the loop over CTAs that share one, and the bodies of both kernels.
+
+    The second nest is the merge, in a grid of its own, which must be that of the stream without the
+    CTAs that share a tile. `slabs` are in global memory; in what is returned they are of the scope
+    of those of a cluster: a place for states, which no expression loads from memory.
+    """
+    own = {
+        each: ir.tirx.decl_buffer(
+            each.ty.shape, str(each.ty.dtype), str(each.name), scope=DSM_SCOPE
+        )
+        for each in slabs
+    }
+    found = [outer_loops(ir.substitute(each, own)) for each in nests]
+    (outer, parts), (others, merging) = found
+    left = {coordinate(each): each for each in outer}
+    same = {}
+    for each in others:
+        mine = left.pop(coordinate(each), None)
+        if mine is None or ir.constant(mine.extent) != ir.constant(each.extent):
+            raise refuse_stream(
+                f"loop '{each.loop_var.name}'",
+                f"{each.extent} iterations along {coordinate(each)}, which the stream has not",
+                "the grid of the stream without the loop over CTAs that share keys",
+            )
+        same[each.loop_var] = mine.loop_var
+    if len(left) != 1:
+        raise refuse_stream(
+            "function",
+            f"{len(left)} loops over the grid that the merge has not",
+            "one: that over CTAs that share keys",
+        )
+    (part,) = left.values()
+    body = [ir.substitute(each, same) for each in merging]
+    return tuple(each for each in outer if not each.same_as(part)), part, parts, body
+
+
+def read_merge(
+    handed: Names,
+    slabs: tuple[Statement, ...],
+    place: Place,
+    parts: list[Any],
+    around: tuple[Any, ...],
+) -> End:
+    """Read the nest that merges: first values, a loop over the CTAs, and what is made of the end.
+
+    `handed` are the variables of the stream's steps, `slabs` its stores to slabs, and `place` tells
+    which CTA it is. Refuses slabs that are not merged one after another, and CTAs that store other
+    columns than they merge: those of a slice in a cluster, all in a kernel of its own.
+    """
+    turns = [each for each in parts if isinstance(each, ir.For) and len(ir.sequence(each.body)) > 1]
+    size = place.extent
+    if len(turns) != 1 or ir.constant(turns[0].extent) != size:
+        raise refuse_stream(
+            "function", f"{len(turns)} loops that merge", f"one loop over the {size} CTAs"
+        )
+    (loop,) = turns
+    number = next(each for each, part in enumerate(parts) if part.same_as(loop))
+    begun = read_statements(parts[:number], around)
+    inside = read_statements(ir.sequence(loop.body), (*around, loop))
+    after = read_statements(parts[number + 1 :], around)
+    roles = Roles(analyzer((*around, loop)))
+    # Their axes, not their origins: other parts of them are accessed.
+    roles.buffers |= {each.buffer: handed.roles.buffers[each.buffer] for each in slabs}
+    roles.spread((*inside, *begun, *after))
+    names = replace(handed, roles=roles)
+    widths = _columns(inside, roles)
+    if len(widths) != 1:
+        raise refuse_stream(
+            inside[0].where, f"slices of {sorted(widths)} columns", "one slice of columns a CTA"
+        )
+    (columns,) = widths
+    _check_slabs(handed.roles, slabs, place, inside, loop, columns)
+    store = only_store(after)
+    output = read_output(store, roles, columns, max(_columns(slabs, handed.roles)))
+    first = store.target.origin[-1] - _first(place, columns)
+    # Of rows that hold several tiles side by side, slices make up one.
+    known, width = roles.known, output.width
+    begins = ir.tirx.floormod(first, width) if width else first
+    if not known.can_prove_equal(begins, 0) or width not in (0, size * columns):
+        raise refuse_stream(
+            store.where, f"columns from {store.target.origin[-1]}", "those that the CTA merges"
+        )
+    split = Split(
+        place,
+        read_steps(slabs, handed, "shared.dsm"),
+        read_steps(begun, names),
+        read_steps(inside, names),
+        columns,
+    )
+    steps = read_steps([each for each in after if each is not store], names)
+    for step in (*split.before, *split.steps, *steps):
+        if step.kind not in (Kind.ROW, Kind.CARRY):
+            raise refuse_stream(
+                f"block '{step.name}'", step.kind.value, "values of rows, and of rows and columns"
+            )
+    return End(output, steps, names.placed(store, store.body.value), split)
+
+
+def _columns(statements: tuple[Statement, ...], roles: Roles) -> set[int]:
+    """Numbers of columns that statements go through."""
+    return {
+        int(loop.extent)
+        for each in statements
+        for loop in each.nest.loops
+        if roles.loops.get(loop.loop_var) is Axis.COLUMN
+    }
+
+
+def _first(place: Place, columns: int) -> Any:
+    return place.var * columns if place.in_cluster else ir.tirx.const(0, "int32")
+
+
+def _check_slabs(
+    handed: Roles,
+    slabs: tuple[Statement, ...],
+    place: Place,
+    inside: tuple[Statement, ...],
+    loop: Any,
+    columns: int,
+) -> None:
+    """Refuse a merge that does not go through a slab part by part, in the CTA's own columns."""
+    merging = analyzer((loop,))
+    filled = {each.buffer: each.target for each in slabs}
+    for statement in inside:
+        for access in statement.loads:
+            if access.buffer not in filled:
+                continue
+            (by, *rows), (of, *read) = filled[access.buffer].origin, access.origin
+            axes = handed.buffers[access.buffer][1:]
+            right = all(
+                handed.known.can_prove_equal(
+                    mine + (_first(place, columns) if axis is Axis.COLUMN else 0), theirs
+                )
+                for axis, mine, theirs in zip(axes, rows, read, strict=True)
+            )
+            of_rank = merging.can_prove_equal(of, loop.loop_var)
+            if not (right and of_rank and handed.known.can_prove_equal(by, place.var)):
+                raise refuse_stream(
+                    f"{statement.where}, buffer '{access.buffer.name}'",
+                    "another part than the CTA of that rank has filled",
+                    "slabs whose first dimension is the rank, and slices of columns in the order "
+                    "of ranks",
+                )
+
 
 # How far a stream goes: its bounds for every place, by enumeration.
 
@@ -83,16 +277,12 @@ def stream_of(loop: Any, places: tuple[Place, ...], parted: bool = False) -> tup
 
 def _bounds(loop: Any, moving: list[Place], indices: tuple[int, ...]) -> tuple[int, int]:
     """First value and number of iterations for one place."""
-    values = dict(zip((each.var for each in moving), indices, strict=True))
-
-    def value(var: Any) -> Any:
-        return ir.tirx.IntImm(str(var.ty), values[var]) if var in values else var
-
     known = ir.sym.Analyzer()
-    found = [
-        ir.constant(known.simplify(ir.substitute(each, value))) for each in (loop.min, loop.extent)
-    ]
-    first, count = found
+    both = zip((each.var for each in moving), indices, strict=True)
+    values = {var: ir.tirx.IntImm(str(var.ty), index) for var, index in both}
+    first, count = (
+        ir.constant(known.simplify(ir.substitute(each, values))) for each in (loop.min, loop.extent)
+    )
     assert first is not None and count is not None
     return first, count
 
@@ -102,24 +292,9 @@ def has_stream(loop: Any) -> bool:
     return STREAM in loop.annotations
 
 
-def is_stream(func: Any) -> bool:
-    """Whether a schedule asks for the lowering of streams."""
-    return holds_stream(func.body)
-
-
 def holds_stream(node: Any) -> bool:
     """Whether a statement has a loop that streams tiles."""
-    found: list[Any] = []
-    ir.walk(node, (ir.For, lambda loop: found.append(loop) if has_stream(loop) else None))
-    return bool(found)
-
-
-def recover_staged(node: Any, memory: tuple[Any, ...]) -> StreamProgram:
-    """Read the program of a nest that stores the left operand of a product in the same kernel.
-
-    `memory` are parameters of the function and intermediates in global memory.
-    """
-    return _recover_nest(node, memory)
+    return any(map(has_stream, ir.nodes(node, ir.For)))
 
 
 def recover_streams(func: Any) -> tuple[StreamProgram, ...]:
@@ -134,9 +309,8 @@ def recover_streams(func: Any) -> tuple[StreamProgram, ...]:
     form is refused by name.
     """
     func = open_blocks(func)
-    body = func.body.block.body
-    nests = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
-    made = [each for each in func.body.block.alloc_buffers if str(each.scope()) == "global"]
+    nests = ir.sequence(func.body.block.body)
+    made = list(filter(ir.is_global, func.body.block.alloc_buffers))
     if made and [holds_stream(each) for each in nests] == [True, False]:
         return (_recover_parts(*stored_nests(nests, made), tuple(func.params)),)
     if made:
@@ -147,33 +321,40 @@ def recover_streams(func: Any) -> tuple[StreamProgram, ...]:
             "that merges its parts",
             "lower the nests as functions of their own",
         )
-    return tuple(_recover_nest(each, tuple(func.params)) for each in nests)
+    return tuple(recover_stream(each, tuple(func.params)) for each in nests)
 
 
-def _recover_nest(node: Any, parameters: tuple[Any, ...]) -> StreamProgram:
+def recover_stream(node: Any, parameters: tuple[Any, ...]) -> StreamProgram:
+    """Read the program of one nest.
+
+    `parameters` are those of the function; where other nests multiply what this one stores, also
+    intermediates in global memory.
+    """
     outer, parts = outer_loops(node)
-    if is_split(parts):
+    if len(parts) == 2 and all(map(is_bound, parts)):
         # Two nests over the CTAs of a cluster: a stream of each one's keys, and the merge.
         (loop, own), (_, merging) = split_nests(parts)
         return _recover_parts(outer, loop, own, merging, parameters)
-    streams = [each for each in parts if isinstance(each, ir.For) and has_stream(each)]
+    streams = _streams(parts)
     if len(streams) != 1:
         raise refuse_stream(
             "function", f"{len(streams)} streams in a nest", "one loop over tiles of keys"
         )
-    reader, before, within, after = _read_stream(outer, parts, streams[0], parameters)
-    program = reader.program(before, within, after)
+    program = _recover(outer, parts, streams[0], parameters)
     _check_cluster(program, f"loop '{streams[0].loop_var.name}'")
     return program
+
+
+def _streams(parts: list[Any]) -> list[Any]:
+    return [each for each in parts if isinstance(each, ir.For) and has_stream(each)]
 
 
 def _check_cluster(program: StreamProgram, where: str) -> None:
     """Refuse CTAs of a cluster that go through different keys and values, and do not merge."""
     keys, values, stream = program.keys, program.values, program.stream
     same = (*keys.origin, *values.origin, stream.first, stream.count)
-    used = {var for each in same for var in ir.variables(each)}
-    inside = [each for each in program.places if each.in_cluster]
-    if len(inside) > 1 or any(each.var in used for each in inside):
+    inside = [each.var for each in program.places if each.in_cluster]
+    if len(inside) > 1 or any(ir.occurs(var, each) for var in inside for each in same):
         raise refuse_stream(
             where,
             "a stream in a cluster",
@@ -183,156 +364,86 @@ def _check_cluster(program: StreamProgram, where: str) -> None:
 
 
 def _recover_parts(
-    outer: tuple[Any, ...],
-    loop: Any,
-    parts: list[Any],
-    merging: list[Any],
-    parameters: tuple[Any, ...],
+    outer: Loops, loop: Any, parts: list[Any], merging: list[Any], parameters: tuple[Any, ...]
 ) -> StreamProgram:
     """A stream of the keys of each CTA of a loop, and the merge of their states."""
-    around = (*outer, loop)
-    streams = [each for each in parts if isinstance(each, ir.For) and has_stream(each)]
+    streams = _streams(parts)
     if len(streams) != 1 or any(each.in_cluster for each in places_of(outer)):
         raise refuse_stream(
             f"loop '{loop.loop_var.name}'",
             f"{len(streams)} streams in a cluster of {len(places_of(outer))} loops",
             "one stream, and one loop over the CTAs that share keys",
         )
-    read = _read_stream(around, parts, streams[0], parameters, parted=True)
-    reader, before, within, slabs = read
-    return reader.split_program(before, within, slabs, merging, around)
+    return _recover((*outer, loop), parts, streams[0], parameters, merging)
 
 
-def _read_stream(
-    outer: tuple[Any, ...],
+def _recover(
+    outer: Loops,
     parts: list[Any],
     loop: Any,
     parameters: tuple[Any, ...],
-    parted: bool = False,
-) -> tuple[_Reader, tuple[Statement, ...], tuple[Statement, ...], tuple[Statement, ...]]:
-    """Statements before a stream, in it and behind it, and a reader of them."""
-    inside = next(number for number, each in enumerate(parts) if each.same_as(loop))
+    merging: list[Any] | None = None,
+) -> StreamProgram:
+    """The program of a stream; `merging` are the nests that merge the states of its parts."""
+    number = next(number for number, each in enumerate(parts) if each.same_as(loop))
     places = places_of(outer)
-    stream, ranged = stream_of(loop, places, parted)
+    stream, ranged = stream_of(loop, places, merging is not None)
     around = (*outer, ranged)
-    before = read_statements(parts[:inside], outer)
-    within = read_statements(
-        list(loop.body.seq) if isinstance(loop.body, ir.SeqStmt) else [loop.body], around
+    before = read_statements(parts[:number], outer)
+    within = read_statements(ir.sequence(loop.body), around)
+    after = read_statements(parts[number + 1 :], outer)
+    roles = Roles(analyzer(around))
+    products = find_products(before, within, roles)
+    roles.spread((*before, *within, *after))
+    names = Names(roles)
+    if merging is None:
+        end = read_end(after, names)
+    else:
+        end = read_merge(names, after, places[-1], merging, outer)
+    loads = {each.buffer: each for each in (*before, *within) if _is_load(each)}
+
+    def load(buffer: Any, axis: Axis) -> Box:
+        return read_load(loads[buffer], roles, axis, end.output.rows)
+
+    queries, keys = load(products.queries, Axis.ROW), load(products.keys, Axis.KEY)
+    values = keys if products.shares_tile else load(products.values, Axis.KEY)
+    sums = products.second.buffer
+    body = [each for each in within if not _is_load(each) and each not in products.both]
+    steps = [each for each in body if not each.buffer.same_as(sums)]
+    weights = next(each for each in steps if each.buffer.same_as(products.weights))
+    carries = [each for each in body if each.buffer.same_as(sums)]
+    check_order(within, products, carries)
+    started = [each for each in before if not _is_load(each)]
+    rows = [each for each in started if not each.buffer.same_as(sums)]
+    zeros = [each for each in started if each not in rows]
+    if len(zeros) != 1 or not is_zero(zeros[0].body.value):
+        raise refuse_stream(
+            f"buffer '{sums.name}'",
+            f"{len(zeros)} first values of the sums, or another than zero",
+            "one block before the stream that sets them to zero",
+        )
+    if len(loads) != (2 if products.shares_tile else 3):
+        raise refuse_stream(
+            "function",
+            f"{len(loads)} tiles in shared memory",
+            "those of queries, keys and values",
+        )
+    return StreamProgram(
+        places=places,
+        parameters=parameters,
+        stream=stream,
+        **names.variables,
+        queries=queries,
+        keys=keys,
+        values=values,
+        scores=products.first.buffer,
+        weights=read_steps([weights], names)[0],
+        sums=sums,
+        before=read_steps(rows, names),
+        steps=read_steps([each for each in steps if each is not weights], names),
+        carries=read_steps(carries, names),
+        **vars(end),
     )
-    after = read_statements(parts[inside + 1 :], outer)
-    return _Reader(places, parameters, stream, analyzer(around)), before, within, after
-
-
-class _Reader:
-    """Collects what is known of a nest while its parts are read."""
-
-    def __init__(
-        self, places: tuple[Any, ...], parameters: tuple[Any, ...], stream: Any, known: Any
-    ) -> None:
-        self.places = places
-        self.parameters = parameters
-        self.stream = stream
-        self.roles = Roles(known)
-
-    def program(
-        self,
-        before: tuple[Statement, ...],
-        within: tuple[Statement, ...],
-        after: tuple[Statement, ...],
-    ) -> StreamProgram:
-        """The program that statements before, in and behind the stream make."""
-        products, names = self._products(before, within, after)
-        store = only_store(after)
-        end = End(
-            read_output(store, self.roles),
-            read_steps([each for each in after if each is not store], names),
-            names.placed(store, store.body.value),
-        )
-        return self._program(before, within, products, names, end)
-
-    def split_program(
-        self,
-        before: tuple[Statement, ...],
-        within: tuple[Statement, ...],
-        slabs: tuple[Statement, ...],
-        merging: list[Any],
-        around: tuple[Any, ...],
-    ) -> StreamProgram:
-        """The program of a stream whose state is handed over and merged."""
-        products, names = self._products(before, within, slabs)
-        place = self.places[-1]
-        end = read_merge(Handed(self.roles, names, slabs, place), merging, around)
-        return self._program(before, within, products, names, end)
-
-    def _products(
-        self,
-        before: tuple[Statement, ...],
-        within: tuple[Statement, ...],
-        after: tuple[Statement, ...],
-    ) -> tuple[Products, Names]:
-        products = find_products(before, within, self.roles)
-        self.roles.spread((*before, *within, *after))
-        return products, Names(self.roles)
-
-    def _program(
-        self,
-        before: tuple[Statement, ...],
-        within: tuple[Statement, ...],
-        products: Products,
-        names: Names,
-        end: End,
-    ) -> StreamProgram:
-        sums = products.second.buffer
-        loads = {each.buffer: each for each in (*before, *within) if _is_load(each)}
-
-        def load(buffer: Any, axis: Axis) -> Box:
-            return read_load(loads[buffer], self.roles, axis, end.output.rows)
-
-        queries, keys = load(products.queries, Axis.ROW), load(products.keys, Axis.KEY)
-        values = keys if products.shares_tile else load(products.values, Axis.KEY)
-        body = [each for each in within if not _is_load(each) and each not in products.both]
-        steps = [each for each in body if not each.buffer.same_as(sums)]
-        weights = next(each for each in steps if each.buffer.same_as(products.weights))
-        carries = [each for each in body if each.buffer.same_as(sums)]
-        check_order(within, products, carries)
-        started = [each for each in before if not _is_load(each)]
-        rows = [each for each in started if not each.buffer.same_as(sums)]
-        self._check_sums(products, [each for each in started if each not in rows])
-        self._check_loads(loads, 2 if products.shares_tile else 3)
-        return StreamProgram(
-            self.places,
-            self.parameters,
-            self.stream,
-            *(names.row, names.key, names.column),
-            *(queries, keys, values),
-            end.output,
-            products.first.buffer,
-            read_steps([weights], names)[0],
-            sums,
-            read_steps(rows, names),
-            read_steps([each for each in steps if each is not weights], names),
-            read_steps(carries, names),
-            end.after,
-            end.result,
-            end.split,
-        )
-
-    def _check_sums(self, products: Products, started: list[Statement]) -> None:
-        zero = len(started) == 1 and is_zero(started[0].body.value)
-        if not zero:
-            raise refuse_stream(
-                f"buffer '{products.second.buffer.name}'",
-                f"{len(started)} first values of the sums, or another than zero",
-                "one block before the stream that sets them to zero",
-            )
-
-    def _check_loads(self, loads: dict[Any, Statement], count: int) -> None:
-        if len(loads) != count:
-            raise refuse_stream(
-                "function",
-                f"{len(loads)} tiles in shared memory",
-                "those of queries, keys and values",
-            )
 
 
 def _is_load(statement: Statement) -> bool:

@@ -65,7 +65,7 @@ class Statement:
         return tuple(
             self._access(each.source, each.indices)
             for each in self.loaded
-            if str(each.source.scope()) != "global"
+            if not ir.is_global(each.source)
         )
 
     @property
@@ -83,7 +83,7 @@ class Statement:
         """Variables of loops that its target does not follow."""
         kept = [each for each in self.target.loops if each is not None]
         variables = [each.loop_var for each in self.nest.loops if ir.constant(each.extent) != 1]
-        return tuple(each for each in variables if not any(each.same_as(k) for k in kept))
+        return tuple(each for each in variables if not ir.among(each, kept))
 
     def factor(self, buffer: Any) -> Access | None:
         """The operand of a product that is a buffer; None if none is."""
@@ -103,13 +103,10 @@ class Statement:
             if not isinstance(value, kind):
                 continue
             for old, term in ((value.a, value.b), (value.b, value.a)):
-                if self._is_target(old):
+                loads = isinstance(old, ir.TensorLoad) and old.source.same_as(self.buffer)
+                if loads and same_indices(old.indices, self.body.indices):
                     return kind, term
         return None
-
-    def _is_target(self, value: Any) -> bool:
-        is_load = isinstance(value, ir.TensorLoad) and value.source.same_as(self.buffer)
-        return is_load and same_indices(value.indices, self.body.indices)
 
     def _access(self, buffer: Any, indices: Any) -> Access:
         found = [self.nest.along(buffer, each) for each in indices]
@@ -134,14 +131,14 @@ def read_statements(parts: list[Any], around: tuple[Any, ...]) -> tuple[Statemen
             )
         if not isinstance(each.body, ir.BufferStore):
             raise refuse_stream(each.where, "a body of another kind", "the store of one element")
-        if str(each.buffer.scope()) != "global":
+        if not ir.is_global(each.buffer):
             each.nest.check_predicate(each.buffer)
     return statements
 
 
 def only_store(after: tuple[Statement, ...]) -> Statement:
     """The store to global memory at the end, which must be the only one."""
-    stores = [each for each in after if str(each.buffer.scope()) == "global"]
+    stores = [each for each in after if ir.is_global(each.buffer)]
     if len(stores) != 1 or stores[0] is not after[-1]:
         raise refuse_stream(
             "function", f"{len(stores)} stores behind the stream", "one store, at the end"
@@ -158,42 +155,14 @@ class Roles:
 
     def __init__(self, known: Any) -> None:
         self.known = known
-        self._loops: dict[Any, Axis] = {}
-        self._buffers: dict[Any, tuple[Axis | None, ...]] = {}
-        self._origins: dict[Any, tuple[Any, ...]] = {}
-        self._both: Any = None
-
-    def multiply_twice(self, buffer: Any) -> None:
-        """Set the tile that is the right operand of both products.
-
-        The second one takes its first columns: what a buffer's dimension goes through is then the
-        depth of the first one.
-        """
-        self._both = buffer
-
-    def name(self, variable: Any, axis: Axis) -> None:
-        """Set the axis of a loop."""
-        self._loops[variable] = axis
-
-    def place(self, buffer: Any, axes: tuple[Axis | None, ...], origin: tuple[Any, ...]) -> None:
-        """Set the axes of the dimensions of a buffer, and where its tile begins."""
-        self._buffers[buffer], self._origins[buffer] = axes, origin
-
-    def of_loop(self, variable: Any) -> Axis | None:
-        """The axis of a loop; None if it is not known."""
-        return self._loops.get(variable)
-
-    def of_buffer(self, buffer: Any) -> tuple[Axis, ...]:
-        """The axes of a buffer's dimensions, without dimensions that have none."""
-        return tuple(each for each in self._buffers.get(buffer, ()) if each is not None)
-
-    def dimensions(self, buffer: Any) -> tuple[Axis | None, ...]:
-        """The axis of each dimension of a buffer."""
-        return self._buffers[buffer]
-
-    def adopt(self, other: Roles, buffers: list[Any]) -> None:
-        """Take over the axes of buffers, not their origins: other parts of them are accessed."""
-        self._buffers |= {each: other.dimensions(each) for each in buffers}
+        #: By the variable of a loop.
+        self.loops: dict[Any, Axis] = {}
+        #: Of each dimension of a buffer, and where its tile begins.
+        self.buffers: dict[Any, tuple[Axis | None, ...]] = {}
+        self.origins: dict[Any, tuple[Any, ...]] = {}
+        #: The tile that is the right operand of both products. The second one takes its first
+        #: columns: what its dimension goes through is then the depth of the first one.
+        self.both: Any = None
 
     def spread(self, statements: tuple[Statement, ...]) -> None:
         """Find the axes of all loops of statements.
@@ -215,30 +184,30 @@ class Roles:
         """Whether all loops of a statement are known; then what it accesses is, too."""
         accesses = (statement.target, *statement.loads)
         for each in accesses:
-            axes = self._buffers.get(each.buffer, ())
+            axes = self.buffers.get(each.buffer, ())
             for variable, axis in zip(each.loops, axes, strict=False):
                 if variable is not None and axis is not None:
-                    self._loops.setdefault(variable, axis)
+                    self.loops.setdefault(variable, axis)
         moving = [each for access in accesses for each in access.loops if each is not None]
-        if any(each not in self._loops for each in moving):
+        if any(each not in self.loops for each in moving):
             return False
         for each in accesses:
-            if str(each.buffer.scope()) != "global":
+            if not ir.is_global(each.buffer):
                 self._place(statement, each)
         return True
 
     def _place(self, statement: Statement, access: Access) -> None:
         """Refuse a statement that accesses another part of a buffer than others do."""
-        axes = tuple(None if each is None else self._loops[each] for each in access.loops)
-        if access.buffer.same_as(self._both):
+        axes = tuple(None if each is None else self.loops[each] for each in access.loops)
+        if access.buffer.same_as(self.both):
             axes = tuple(Axis.DEPTH if each is Axis.COLUMN else each for each in axes)
-        self._buffers.setdefault(access.buffer, axes)
-        self._origins.setdefault(access.buffer, access.origin)
-        origin = self._origins[access.buffer]
+        self.buffers.setdefault(access.buffer, axes)
+        self.origins.setdefault(access.buffer, access.origin)
+        origin = self.origins[access.buffer]
         same = all(
             self.known.can_prove_equal(a, b) for a, b in zip(access.origin, origin, strict=True)
         )
-        if axes != self._buffers[access.buffer] or not same:
+        if axes != self.buffers[access.buffer] or not same:
             raise refuse_stream(
                 f"{statement.where}, buffer '{access.buffer.name}'",
                 f"another part of it, from {list(access.origin)}",
@@ -339,7 +308,7 @@ def _limit(term: Any, loop: Any, statement: Statement) -> int | None:
 
 
 def _order(access: Access, roles: Roles) -> list[Axis | None]:
-    return [roles.of_loop(each) for each in access.loops if each is not None]
+    return [roles.loops.get(each) for each in access.loops if each is not None]
 
 
 def _box(statement: Statement, access: Access, roles: Roles, axis: Axis, columns: int = 0) -> Box:
@@ -348,7 +317,7 @@ def _box(statement: Statement, access: Access, roles: Roles, axis: Axis, columns
     extents = {each.loop_var: int(each.extent) for each in statement.nest.loops}
     shape = [int(each) for each in access.buffer.ty.shape]
     whole = (1 if last is None else extents[last]) == (columns or shape[-1])
-    if len(down) != 1 or roles.of_loop(outer[down[0]]) is not axis or not whole:
+    if len(down) != 1 or roles.loops.get(outer[down[0]]) is not axis or not whole:
         raise refuse_stream(
             f"{statement.where}, buffer '{access.buffer.name}'",
             f"a box of {len(down) + 1} dimensions, {extents.get(last)} of {shape[-1]} columns",
@@ -370,7 +339,7 @@ def copied(statement: Statement, harmless: Callable[[Any], bool] = lambda _: Fal
                     statement.where, f"zeros unless {rest[0]}", "zeros beyond the tensor alone"
                 )
             value = chosen
-    if not isinstance(value, ir.TensorLoad) or str(value.source.scope()) != "global":
+    if not isinstance(value, ir.TensorLoad) or not ir.is_global(value.source):
         raise refuse_stream(
             statement.where,
             f"a tile in shared memory of {statement.body.value}",
@@ -414,7 +383,7 @@ def _has_rows(statement: Statement, term: Any, roles: Roles, stored: int) -> boo
     (loop,) = (
         each.loop_var
         for each in statement.nest.loops
-        if roles.of_loop(each.loop_var) is Axis.ROW and ir.constant(each.extent) != 1
+        if roles.loops.get(each.loop_var) is Axis.ROW and ir.constant(each.extent) != 1
     )
     limit = _limit(term, loop, statement)
     return limit is not None and limit >= stored

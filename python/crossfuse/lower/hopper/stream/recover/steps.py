@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from copy import copy
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -65,7 +65,7 @@ def find_products(
     _check(products)
     _name(products, roles)
     if products.shares_tile:
-        roles.multiply_twice(products.keys)
+        roles.both = products.keys
     return products
 
 
@@ -89,17 +89,14 @@ def _check(products: Products) -> None:
             "sums with other first values",
             "scores that start at zero in each tile, and sums that go on from tile to tile",
         )
-    types = {str(each.ty.dtype) for each in _operands(products)}
+    operands = (products.queries, products.keys, products.weights, products.values)
+    types = {str(each.ty.dtype) for each in operands}
     if len(types) != 1 or not types <= {"bfloat16", "float16"}:
         raise refuse_stream(
             products.first.where,
             f"operands of {', '.join(sorted(types))}",
             "one type of 16 bits: bfloat16 or float16",
         )
-
-
-def _operands(products: Products) -> tuple[Any, ...]:
-    return (products.queries, products.keys, products.weights, products.values)
 
 
 def _name(products: Products, roles: Roles) -> None:
@@ -118,53 +115,48 @@ def _name(products: Products, roles: Roles) -> None:
                 f"{len(rights)} others",
                 "C[i, j] += A[i, k] * B[j, k]: two matrices",
             )
-        roles.name(lefts[0], down)
-        roles.name(rights[0], across)
-        roles.name(summed[0], reduced)
+        roles.loops |= {lefts[0]: down, rights[0]: across, summed[0]: reduced}
 
 
 def _followed(product: Statement, buffer: Any, summed: tuple[Any, ...]) -> list[Any]:
     """Loops that an operand follows, but for the reduction."""
     factor = product.factor(buffer)
     assert factor is not None
-    return [
-        each
-        for each in factor.loops
-        if each is not None and not any(each.same_as(other) for other in summed)
-    ]
+    return [each for each in factor.loops if each is not None and not ir.among(each, summed)]
 
 
 #: What a statement does, by the axes of its loops and those of its target.
 _ROWS, _TILE, _SUMS = {Axis.ROW}, {Axis.ROW, Axis.KEY}, {Axis.ROW, Axis.COLUMN}
 
 
+@dataclass(frozen=True)
 class Names:
     """Variables that steps are written in."""
 
-    def __init__(self, roles: Roles) -> None:
-        self.roles = roles
-        self.row, self.key, self.column = (
-            ir.tirx.Var(name, "int32") for name in ("row", "key", "column")
-        )
-        self._of = {Axis.ROW: self.row, Axis.KEY: self.key, Axis.COLUMN: self.column}
+    roles: Roles
+    row: Any = field(default_factory=lambda: ir.tirx.Var("row", "int32"))
+    key: Any = field(default_factory=lambda: ir.tirx.Var("key", "int32"))
+    column: Any = field(default_factory=lambda: ir.tirx.Var("column", "int32"))
 
-    def of(self, roles: Roles) -> Names:
-        """The same variables, for loops of another nest."""
-        names = copy(self)
-        names.roles = roles
-        return names
+    @property
+    def variables(self) -> dict[str, Any]:
+        """They by the names that `RowSteps` has for them."""
+        return {"row": self.row, "key": self.key, "column": self.column}
 
     def placed(self, statement: Statement, expression: Any) -> Any:
         """An expression of a block in these variables."""
+        variables = {Axis.ROW: self.row, Axis.KEY: self.key, Axis.COLUMN: self.column}
 
         def value(var: Any) -> Any:
-            axis = self.roles.of_loop(var)
-            return var if axis is None else self._of[axis].astype(str(var.ty))
+            axis = self.roles.loops.get(var)
+            return var if axis is None else variables[axis].astype(str(var.ty))
 
         return ir.substitute(statement.nest.placed(expression), value)
 
 
-def read_steps(statements: list[Statement], names: Names, scope: str = "local") -> tuple[Step, ...]:
+def read_steps(
+    statements: Iterable[Statement], names: Names, scope: str = "local"
+) -> tuple[Step, ...]:
     """Read statements on rows, elements of the tile, and sums; they store to a scope.
 
     Refuses one that is no store of an element, or leaves keys out.
@@ -174,8 +166,8 @@ def read_steps(statements: list[Statement], names: Names, scope: str = "local") 
 
 def _read(statement: Statement, names: Names, wanted: str) -> Step:
     roles = names.roles
-    loops = {roles.of_loop(each.loop_var) for each in statement.nest.loops}
-    stored = set(roles.of_buffer(statement.buffer))
+    loops = {roles.loops.get(each.loop_var) for each in statement.nest.loops}
+    stored = {each for each in roles.buffers.get(statement.buffer, ()) if each is not None}
     _check_condition(statement, roles)
     _check_type(statement, wanted)
     value = names.placed(statement, statement.body.value)
@@ -213,10 +205,10 @@ def _check_condition(statement: Statement, roles: Roles) -> None:
     keys = [
         each.loop_var
         for each in statement.nest.loops
-        if roles.of_loop(each.loop_var) is not Axis.ROW
+        if roles.loops.get(each.loop_var) is not Axis.ROW
     ]
     for term in ir.terms(statement.nest.realize.predicate):
-        if any(each.same_as(key) for each in ir.variables(term) for key in keys):
+        if any(ir.occurs(key, term) for key in keys):
             raise refuse_stream(
                 statement.where,
                 f"a block that runs only if {term}",

@@ -1,4 +1,4 @@
-"""All-gather of an intermediate through distributed shared memory, from registers to wgmma."""
+"""Intermediates that stay on the chip: gathered by a cluster, or in registers of a CTA."""
 
 from __future__ import annotations
 
@@ -16,27 +16,30 @@ from crossfuse.lower.hopper.plan.memory import Piece
 from crossfuse.lower.hopper.plan.operands import (
     CHUNK,
     GROUP,
+    GROUP_REGISTERS,
     barrier_count,
-    gathered_bytes,
+    kept_registers,
     share_bytes,
     slice_bytes,
 )
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS, PhasePlan
 from crossfuse.lower.hopper.program.tile import Gather
 from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
-from crossfuse.lower.hopper.wgmma import LeftOperand, gathered_tiles
+from crossfuse.lower.hopper.wgmma import LeftOperand, gathered_tiles, left_registers
+from crossfuse.lower.hopper.wgmma_instruction import hold
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER
 
 if TYPE_CHECKING:
-    from crossfuse.lower.hopper.body import Body
-    from crossfuse.lower.hopper.consumer import Steps
+    from crossfuse.lower.hopper.roles import Body, Steps
+
+# All-gather through distributed shared memory, from registers to wgmma.
 
 _WARPS = WARPGROUP // WARP
 _COPY = "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"
 
 
-def _barrier(at: Giver | _Part, gather: Gather, owner: Any) -> Any:
+def _barrier(at: Giver | _GatherPart, gather: Gather, owner: Any) -> Any:
     """The barrier that completes when other CTAs' slices of a warpgroup's rows are there.
 
     One for all slices; in ring order one for each, which the slice of CTA `owner` completes.
@@ -82,7 +85,7 @@ class Giver(Ending):
         contraction = self.plan.program.contraction
         # The expression is written in columns of the product.
         origin = contraction.result(contraction.left.buffer).origin
-        row, column = (at(each, dict(values)) for each in origin)
+        row, column = (at(each, values) for each in origin)
         return row + self.warpgroup * WARPGROUP_ROWS, column
 
     def end(self, values: Mapping[Any, Any], leave: Callable[[], None] | None) -> None:
@@ -179,7 +182,7 @@ class Giver(Ending):
         mbarrier.cluster_address(arrival.value, barrier, peer)
 
 
-class _Part(ConsumerPart):
+class _GatherPart(ConsumerPart):
     feature: Gathering
 
     def begin(self) -> None:
@@ -240,7 +243,7 @@ class Gathering(Feature):
     """An intermediate stays in the cluster: each CTA makes a slice, and gathers all of them."""
 
     asked_by: ClassVar = "takes"
-    part: ClassVar = _Part
+    part: ClassVar = _GatherPart
     #: The phase that multiplies it; the one before makes it.
     number: int
     gather: Gather
@@ -253,7 +256,7 @@ class Gathering(Feature):
         gather = phases[number].program.takes
         assert gather is not None
         consumers = phases[number].consumers
-        intermediate = Piece("gathered", gathered_bytes(gather, consumers), ALIGNMENT)
+        intermediate = Piece("gathered", consumers * share_bytes(gather), ALIGNMENT)
         barriers = Piece("gather_barriers", BARRIER * barrier_count(gather, consumers))
         return cls(number, gather, (intermediate, barriers))
 
@@ -272,3 +275,80 @@ class Gathering(Feature):
         steps = phase.program.contraction.steps
         first = body.where.places[place.var] * (steps // place.extent)
         return let("step_of_ring", (first + number) % steps)
+
+
+# An intermediate that stays in registers, as the left operand of the next product.
+
+
+class Keeper(Ending):
+    """Rounds a warpgroup's sums to the left operand of its next product, in registers.
+
+    ::
+
+        sums of 16 columns in a thread        registers of the operand
+        row g      c c+1        c+8 c+9        0           2
+        row g + 8  c c+1        c+8 c+9        1           3
+
+    Each thread holds just the elements that wgmma wants of it. `kept` are the registers that hold
+    the operand.
+    """
+
+    def __init__(self, sums: TileSums, kept: Any) -> None:
+        super().__init__(sums)
+        self.kept = kept
+        self.fragment = Fragment(self.plan, self.where, self.accumulators)
+        self.width = self.plan.program.store.tile.shape[1]
+        groups = tuple((first, GROUP) for first in range(0, self.width, GROUP))
+        self.further = Ahead(self.fragment, groups, self.warmup)
+
+    def ahead(self, values: Mapping[Any, Any]) -> None:
+        """Prefetch further operands of the tile that `values` place."""
+        self.further.start(*self._first(values))
+
+    def _first(self, values: Mapping[Any, Any]) -> tuple[Any, Any]:
+        """Row and column of this warpgroup's first element."""
+        row, column = self.origin(values)
+        return row + self.warpgroup * WARPGROUP_ROWS, column
+
+    def end(self, values: Mapping[Any, Any], leave: Callable[[], None] | None) -> None:
+        """Round the tile that `values` place."""
+        row, column = self._first(values)
+        row, column = let("row", row), let("column", column)
+        for group in range(self.width // GROUP):
+            self.further.advance()
+            first = group * GROUP_REGISTERS
+            operand = [self.kept[first + each] for each in range(GROUP_REGISTERS)]
+            self.fragment.pack(operand, row, column, group * GROUP, self.further.pairs)
+        hold(self.kept, kept_registers(self.width))
+
+
+class _KeptPart(ConsumerPart):
+    def __init__(self, feature: KeptLeft, body: Body, warpgroup: Any) -> None:
+        super().__init__(feature, body, warpgroup)
+        self.kept = registers("kept", feature.held, "uint32")
+
+    def left(self, number: int) -> LeftOperand | None:
+        """The registers, if a phase multiplies what they hold."""
+        phase = self.body.plan.phases[number]
+        if not phase.program.reuses:
+            return None
+        return left_registers(self.kept, phase.kept, phase.program.contraction.depth)
+
+    def ending(self, sums: TileSums) -> Ending | None:
+        """The phase before rounds its sums."""
+        return Keeper(sums, self.kept) if sums.phase.program.keeps else None
+
+
+@dataclass(frozen=True)
+class KeptLeft(Feature):
+    """A phase multiplies what the one before has left in registers."""
+
+    asked_by: ClassVar = "reuses"
+    part: ClassVar = _KeptPart
+    #: Registers of a thread that hold it.
+    held: int
+
+    @classmethod
+    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> KeptLeft:
+        """All phases have the same registers."""
+        return cls(max(phases[each].kept for each in numbers))
