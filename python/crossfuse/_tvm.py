@@ -136,24 +136,22 @@ def walk(node: Any, *callbacks: tuple[Any, Callable[[Any], Any]]) -> None:
         _calls.StructuralWalk(node, entries, (), _POSTORDER)
 
 
+def nodes(node: Any, *kinds: Any) -> list[Any]:
+    """All nodes of some types below `node`, each behind what is inside of it."""
+    found: list[Any] = []
+    walk(node, (kinds, found.append))
+    return found
+
+
 def buffer_loads(*expressions: Any) -> list[Any]:
     """Loads of buffers in expressions."""
-    found: list[Any] = []
-
-    def visit(load: Any) -> None:
-        if is_buffer_var(load.source):
-            found.append(load)
-
-    for each in expressions:
-        walk(each, (TensorLoad, visit))
-    return found
+    loads = (load for each in expressions for load in nodes(each, TensorLoad))
+    return [each for each in loads if is_buffer_var(each.source)]
 
 
 def buffer_stores(node: Any) -> list[Any]:
     """Stores to buffers in statements."""
-    found: list[Any] = []
-    walk(node, (BufferStore, found.append))
-    return found
+    return nodes(node, BufferStore)
 
 
 def substitute(node: Any, replace: Callable[[Any], Any]) -> Any:
@@ -174,9 +172,12 @@ def variables(node: Any) -> Iterator[Any]:
         return iter(())
     if isinstance(node, Var) and not is_buffer_var(node):
         return iter((node,))
-    found: list[Any] = []
-    walk(node, (Var, found.append))
-    return iter(found)
+    return iter(nodes(node, Var))
+
+
+def mentions(node: Any, variable: Any) -> bool:
+    """Whether a variable, or a buffer, occurs below `node`."""
+    return any(each.same_as(variable) for each in variables(node))
 
 
 def with_body(func: PrimFunc, body: Any) -> PrimFunc:

@@ -229,9 +229,7 @@ def combiner_of(block: Any) -> str | None:
 
 def iterations(func: Any) -> int:
     """How often blocks of an unscheduled function run, all of them together."""
-    counts: list[int] = []
-    ir.walk(func.body, (ir.SBlock, lambda block: counts.append(_runs(block))))
-    return sum(counts)
+    return sum(map(_runs, ir.nodes(func.body, ir.SBlock)))
 
 
 def _runs(block: Any) -> int:

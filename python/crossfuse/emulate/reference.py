@@ -50,15 +50,12 @@ def parameters(func: Any) -> tuple[Parameter, ...]:
 
     function = only_function(func)
     depths: dict[str, int] = {}
-
-    def visit(block: Any) -> None:
+    for block in ir.nodes(function.body, ir.SBlock):
         summed = [each for each in block.iter_vars if is_reduction(each)]
         depth = prod(ir.constant(each.dom.extent) or 1 for each in summed)
         for each in block.reads:
             name = str(each.source.name)
             depths[name] = max(depths.get(name, 1), depth)
-
-    ir.walk(function.body, (ir.SBlock, visit))
     return tuple(
         Parameter(each.name, each.shape, each.dtype, each.output, depths.get(each.name, 1))
         for each in buffer_specs(function)

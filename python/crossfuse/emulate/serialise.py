@@ -179,8 +179,7 @@ def _backwards(loop: Any, mutator: Any) -> Any:
 def _global_buffers(body: Any) -> dict[Any, Any]:
     """Replacements in global scope for all buffers in other scopes."""
     images: dict[Any, Any] = {}
-
-    def visit(block: Any) -> None:
+    for block in ir.nodes(body, ir.SBlock):
         matched = [each.buffer for each in block.match_buffers]
         for buffer in [*block.alloc_buffers, *matched]:
             if buffer.scope() != "global":
@@ -188,6 +187,4 @@ def _global_buffers(body: Any) -> dict[Any, Any]:
                 images[buffer] = ir.tirx.decl_buffer(
                     list(kind.shape), kind.dtype, buffer.name, scope="global"
                 )
-
-    ir.walk(body, (ir.SBlock, visit))
     return images

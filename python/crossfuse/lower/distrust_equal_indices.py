@@ -33,8 +33,7 @@ def meeting_stores(body: Any, threads: Mapping[Any, int]) -> list[Any]:
     Of a kernel with flat buffers, in program order, with those that cannot be analysed; `threads`
     maps variables of threads to their extents.
     """
-    values: dict[Any, Any] = {}
-    ir.walk(body, (ir.Bind, lambda node: values.update({node.var: node.value})))
+    values = {each.var: each.value for each in ir.nodes(body, ir.Bind)}
     by_buffer: dict[Any, list[Site]] = {}
     for site in sites(body):
         if isinstance(site.node, ir.BufferStore) and is_shared(site.node.buffer):

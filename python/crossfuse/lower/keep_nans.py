@@ -222,9 +222,7 @@ def keep_nans(func: Any) -> Any:
 
 
 def _has_extremes(body: Any) -> bool:
-    found: list[Any] = []
-    ir.walk(body, *((each, found.append) for each in _NAMES))
-    return any(is_float(str(each.ty)) for each in found)
+    return any(is_float(str(each.ty)) for each in ir.nodes(body, *_NAMES))
 
 
 class _Rewriter:

@@ -14,7 +14,7 @@ from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP
 from crossfuse.lower.passes import prim_func_pass
 from crossfuse.lower.refusal import refuse
-from crossfuse.markers import MERGE, MERGE_EQUAL, MERGED, thread_tag
+from crossfuse.markers import MERGE, MERGE_EQUAL, MERGED, marked_blocks_in, thread_tag
 
 
 @dataclass(frozen=True, eq=False)
@@ -384,7 +384,7 @@ class _OfLanes(_Lowering):
         """The region that all iterations of the loop read together."""
         whole, reduced = ir.tvm.ir.Range.from_min_extent, self.merge.reduced.var
         ranges = [
-            whole(0, extent) if any(v.same_as(reduced) for v in ir.variables(each.min)) else each
+            whole(0, extent) if ir.mentions(each.min, reduced) else each
             for each, extent in zip(region.region, region.source.ty.shape, strict=True)
         ]
         return ir.tirx.BufferRegion(region.source, ranges)
@@ -417,11 +417,8 @@ def _size(block: Any, loop: Any) -> int:
 
 
 def _check_none_left(body: Any) -> None:
-    def visit(block: Any) -> None:
-        if MERGE in block.annotations:
-            raise _refuse(block, "a block in a loop with other statements")
-
-    ir.walk(body, (ir.SBlock, visit))
+    for block in marked_blocks_in(body, MERGE):
+        raise _refuse(block, "a block in a loop with other statements")
 
 
 def _refuse(block: Any, found: str) -> Exception:

@@ -60,14 +60,8 @@ def _guarded(body: Any) -> bool:
     """Whether a vector is loaded into registers under a condition, outside loops."""
     nothing = ir.tirx.Evaluate(0)
     straight = ir.mutate(body, (ir.For, lambda node, mutator: nothing))
-    found: list[Any] = []
-
-    def visit(store: Any) -> None:
-        if _is_load(store):
-            found.append(store)
-
-    ir.walk(straight, (ir.IfThenElse, lambda node: ir.walk(node, (ir.BufferStore, visit))))
-    return bool(found)
+    guarded = (ir.buffer_stores(each) for each in ir.nodes(straight, ir.IfThenElse))
+    return any(_is_load(store) for stores in guarded for store in stores)
 
 
 def _kept(loop: Any, mutator: Any) -> Any:

@@ -11,7 +11,15 @@ from crossfuse.blocks.access import row_major
 from crossfuse.lower.kernel import ClusterKernel, Part
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.stored_elements import are_apart, stored_elements
-from crossfuse.lower.tree import Access, analyzer, bounds, children, coordinate, coordinate_loop
+from crossfuse.lower.tree import (
+    Access,
+    analyzer,
+    bounds,
+    children,
+    coordinate,
+    coordinate_loop,
+    is_call,
+)
 from crossfuse.markers import DSM_SCOPE, MERGED, marked_blocks_in
 
 # Parallel iterations must store to distinct elements.
@@ -72,14 +80,8 @@ def _check_store(access: Access, shared_by: tuple[str, ...], everywhere: dict[st
 
 def _coordinates(body: Any) -> dict[str, int]:
     """Coordinates that any loop of the kernel is bound to, with their extents."""
-    found: dict[str, int] = {}
-
-    def visit(loop: Any) -> None:
-        if coordinate(loop):
-            found[coordinate(loop)] = ir.constant(loop.extent) or 0
-
-    ir.walk(body, (ir.For, visit))
-    return found
+    loops = (each for each in ir.nodes(body, ir.For) if coordinate(each))
+    return {coordinate(each): ir.constant(each.extent) or 0 for each in loops}
 
 
 def _shared_by(kernel: ClusterKernel, buffer: Any) -> tuple[str, ...]:
@@ -353,14 +355,9 @@ def _shared_coordinates(
 
 def _is_allreduced(kernel: ClusterKernel, buffer: Any) -> bool:
     """Whether TVM made a thread's register for a reduction over threads."""
-    found: list[Any] = []
-
-    def visit(call: Any) -> None:
-        if isinstance(call.op, ir.Op) and call.op.name == "tirx.tvm_thread_allreduce":
-            found.extend(ir.variables(call))
-
-    ir.walk(kernel.body, (ir.Call, visit))
-    return any(variable.same_as(buffer) for variable in found)
+    calls = ir.nodes(kernel.body, ir.Call)
+    reductions = (each for each in calls if is_call(each, "tirx.tvm_thread_allreduce"))
+    return any(ir.mentions(each, buffer) for each in reductions)
 
 
 def _is_merged(kernel: ClusterKernel, buffer: Any) -> bool:

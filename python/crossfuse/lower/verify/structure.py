@@ -182,17 +182,12 @@ def check_vectors(func: Any) -> None:
 def _gathered(expressions: list[Any]) -> int:
     """Lanes of the widest load of elements that lie apart, or of arithmetic on their indices."""
     found = [0]
-
-    def visit_load(load: Any) -> None:
-        found.extend(_lanes_apart(index) for index in load.indices)
-
-    def visit_broadcast(broadcast: Any) -> None:
-        if str(broadcast.value.ty) in ("int32", "uint32"):
-            found.append(int(broadcast.lanes))
-
     for expression in expressions:
-        ir.walk(expression, (ir.TensorLoad, visit_load))
-        ir.walk(expression, (ir.tirx.Broadcast, visit_broadcast))
+        for load in ir.nodes(expression, ir.TensorLoad):
+            found += map(_lanes_apart, load.indices)
+        for broadcast in ir.nodes(expression, ir.tirx.Broadcast):
+            if str(broadcast.value.ty) in ("int32", "uint32"):
+                found.append(int(broadcast.lanes))
     return max(found)
 
 
