@@ -18,7 +18,6 @@ from crossfuse.planner.kernels.shape import Shape, shape_of_blocks
 from crossfuse.planner.nearest import family_times
 
 if TYPE_CHECKING:
-    from crossfuse.blocks.chain import Layers
     from crossfuse.planner.plan import Plan
 
 # Options from the planner: kernels that follow plans, the fastest estimate first.
@@ -83,23 +82,16 @@ def tensor_options(
         return placed_options(source.func, (placement,), target, cluster, constant)
     if plan is not None:
         return planned_options(source, plan, constant, target)
-    reason = _not_planned(source, cluster)
-    if not reason:
+    if cluster:
+        # The planner's tiles are those of clusters that it chooses itself.
+        reason = f"clusters of {cluster} CTAs were asked for"
+    else:
         try:
             return planned_options(source, None, constant, target)
         except PlanRefused as error:
             reason = str(error)
-    return placed_options(
-        source.func, _places(source.func, target), target, cluster, constant, reason
-    )
-
-
-def _not_planned(source: Source, cluster: int) -> str:
-    """Why the planner is not asked; empty where it is."""
-    if cluster:
-        # Its tiles are those of clusters that it chooses itself.
-        return f"clusters of {cluster} CTAs were asked for"
-    return ""
+    places = _places(source.func, target)
+    return placed_options(source.func, places, target, cluster, constant, reason)
 
 
 def placed_options(
@@ -116,8 +108,7 @@ def placed_options(
     single product, which has no intermediate. `reason` says why nothing was planned; it is empty
     where the caller names the place.
     """
-    _, chain = _read(func)
-    shape = shape_of_blocks(chain)
+    shape = _shape(func)
     placed: list[tuple[ChainFamily, Mapping[str, Any]]] = [
         (family, family.placements[each].options)
         for each in places
@@ -146,8 +137,7 @@ def _places(func: Any, target: Device) -> tuple[str, ...]:
 
     The tiles are the rules' own: only the order of places is taken from the planner's answer.
     """
-    _, chain = _read(func)
-    shape = shape_of_blocks(chain)
+    shape = _shape(func)
     # Of operands that no kernel multiplies one says why.
     every = (each for each in families(shape) if shape.multiplies or each.fits_all)
     known = [each for each in every if each.placements]
@@ -163,10 +153,9 @@ def _family_of(place: str, shape: Shape) -> ChainFamily:
     return next((each for each in known if each.matches(shape)), known[0])
 
 
-def _read(func: Any) -> tuple[Any, Layers]:
-    """A schedule of a function, and the roles of its blocks."""
+def _shape(func: Any) -> Shape:
+    """What a function's products multiply."""
     from crossfuse import _tvm as ir
     from crossfuse.blocks.chain import read_layers
 
-    sch = ir.Schedule(func)
-    return sch, read_layers(sch)
+    return shape_of_blocks(read_layers(ir.Schedule(func)))

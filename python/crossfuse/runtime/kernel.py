@@ -12,6 +12,7 @@ from crossfuse.errors import ArtefactRefused, EnvironmentRefused, RefusedError, 
 from crossfuse.lower.image import BufferSpec
 from crossfuse.runtime.launcher import DTYPES
 from crossfuse.runtime.manifest import Manifest
+from crossfuse.workload.dtypes import numpy_type
 
 # Calls that allocate their outputs, with the inputs' row count and in the inputs' place.
 
@@ -77,10 +78,9 @@ def _buffers_of_call(buffers: tuple[BufferSpec, ...], inputs: Sequence[Any]) -> 
 def _empty_like(buffer: BufferSpec, like: Any, name: str) -> Any:
     """Allocate an output of the kernel `name` in the framework of an input, where that lies."""
     if is_numpy(like):
-        import ml_dtypes
         import numpy as np
 
-        return np.empty(buffer.shape, getattr(ml_dtypes, buffer.dtype, buffer.dtype))
+        return np.empty(buffer.shape, numpy_type(buffer.dtype))
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(like, torch.Tensor):
         dtype = getattr(torch, buffer.dtype)
