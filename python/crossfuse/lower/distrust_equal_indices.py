@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.passes import prim_func_pass, was_lowered
+from crossfuse.lower.passes import LOWERED, body_pass
 from crossfuse.lower.stored_elements import Bounds, StoredElements, are_apart, stored_elements
 from crossfuse.lower.tree import Site, bounds, is_call, sites
 from crossfuse.markers import SHARED_SCOPES
@@ -91,11 +91,7 @@ def distrust_equal_indices() -> Any:
 
     Looks at cluster kernels only.
     """
-
-    def transform(func: Any) -> Any:
-        return ir.with_body(func, _Hiding().run(func.body)) if was_lowered(func) else func
-
-    return prim_func_pass("DistrustEqualIndices", transform)
+    return body_pass("DistrustEqualIndices", LOWERED, lambda body: _Hiding().run(body))
 
 
 def trust_again(func: Any) -> Any:
@@ -123,7 +119,8 @@ class _Hiding:
         self.meeting: list[Any] = []
 
     def run(self, body: Any) -> Any:
-        ir.walk(body, (ir.AttrStmt, self._enter))
+        for node in ir.nodes(body, ir.AttrStmt):
+            self._enter(node)
         if not self.threads:
             return body
         self.meeting = meeting_stores(body, self.threads)
