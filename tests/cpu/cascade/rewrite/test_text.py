@@ -13,7 +13,7 @@ from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.streaming import streaming
 from crossfuse.cascade.rewrite.tiles import StreamTiles
-from crossfuse.compiler.cascades import only_site
+from crossfuse.compiler.options import only_site
 from crossfuse.lower.extract import lower
 from crossfuse.planner.cascade.plan import ranked_cascade
 from crossfuse.runtime.cubin import compile_cubin
