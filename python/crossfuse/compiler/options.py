@@ -147,7 +147,7 @@ def placed_options(
 
     def option(family: ChainFamily, options: Mapping[str, Any]) -> Option:
         tiles = family.open_tiles(cluster)
-        held = {"constant_weights": constant, "options": options}
+        held: dict[str, Any] = {"constant_weights": constant, "options": options}
         return Option(partial(family.schedule, func, tiles, target, **held), why=why)
 
     if len(shape.layers) == 1:
