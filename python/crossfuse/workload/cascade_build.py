@@ -303,13 +303,13 @@ def _attention_out(spec: cascade_spec.AttentionOut, inputs: Tensors) -> list[te.
 
 def _mla_decode(spec: cascade_spec.MlaDecode, inputs: Tensors) -> list[te.Tensor]:
     q, cache = inputs
-    rows, width = (spec.batch, spec.q_heads), spec.latent_dim + spec.rope_dim
+    rows = (spec.batch, spec.q_heads)
 
     def product(b: Any, h: Any, j: Any, d: Any) -> Any:
         return _wide(q[b, h, d]) * _wide(cache[b, j, d])
 
-    scores = _reduced((*rows, spec.kv_len), width, product, "scores")
-    scale = tirx.const(width**-0.5, "float32")
+    scores = _reduced((*rows, spec.kv_len), spec.width, product, "scores")
+    scale = tirx.const(spec.width**-0.5, "float32")
     scaled = te.compute(scores.shape, lambda *at: scores(*at) * scale, "scaled")
     return [
         _attend(

@@ -153,8 +153,7 @@ def _attention_out(spec: cascade_spec.AttentionOut, values: Values, rounded: Rou
 
 def _mla_decode(spec: cascade_spec.MlaDecode, values: Values, rounded: Rounding) -> Values:
     q, cache = values
-    width = spec.latent_dim + spec.rope_dim
-    scores = rounded(q @ cache.swapaxes(1, 2), spec.dtype) * q.dtype.type(width**-0.5)
+    scores = rounded(q @ cache.swapaxes(1, 2), spec.dtype) * q.dtype.type(spec.width**-0.5)
     power, total = below_maximum(scores)
     return [rounded(power / total, spec.dtype) @ cache[:, :, : spec.latent_dim]]
 
