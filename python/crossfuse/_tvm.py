@@ -7,7 +7,7 @@ a compiler import it; `crossfuse` itself does not.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import tvm
@@ -154,8 +154,12 @@ def buffer_stores(node: Any) -> list[Any]:
     return nodes(node, BufferStore)
 
 
-def substitute(node: Any, replace: Callable[[Any], Any]) -> Any:
-    """Replace variables (buffers too) below `node`; `replace` returns the variable or its image."""
+def substitute(node: Any, images: Mapping[Any, Any] | Callable[[Any], Any]) -> Any:
+    """Replace variables (buffers too) below `node`.
+
+    `images` has those that change, or is a function that gives a variable's image, or itself.
+    """
+    replace = images if callable(images) else lambda var: images.get(var, var)
     return _calls.StructuralMap(node, [(_indices(Var)[0], replace)], (), _POSTORDER)
 
 

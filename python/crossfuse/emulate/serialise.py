@@ -109,7 +109,7 @@ def serialise(func: Any, *, backwards: bool = False) -> Any:
         return ir.block_like(mutator.default_mutate(block), annotations={})
 
     body = ir.mutate(function.body, (ir.For, serial), (ir.SBlock, unmarked), (ir.Bind, _bound))
-    body = ir.substitute(body, lambda var: plain.get(var, var))
+    body = ir.substitute(body, plain)
     return _without_blocks(ir.with_body(function, body), backwards)
 
 
@@ -171,9 +171,7 @@ def _backwards(loop: Any, mutator: Any) -> Any:
     dtype = ir.tvm.DataType(str(variable.ty))
     bits = ir.tirx.reinterpret(f"float{dtype.bits}", last)
     mirrored = ir.tirx.reinterpret(str(dtype), bits)
-    return ir.for_like(
-        loop, ir.substitute(loop.body, lambda var: mirrored if var.same_as(variable) else var)
-    )
+    return ir.for_like(loop, ir.substitute(loop.body, {variable: mirrored}))
 
 
 def _global_buffers(body: Any) -> dict[Any, Any]:

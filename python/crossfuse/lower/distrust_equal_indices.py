@@ -79,7 +79,7 @@ def _elements(site: Site, threads: Bounds, values: dict[Any, Any]) -> StoredElem
 def _expanded(expression: Any, values: dict[Any, Any]) -> Any:
     """An expression with the values of variables that were bound to parts of it."""
     while any(var in values for var in ir.variables(expression)):
-        expression = ir.substitute(expression, lambda var: values.get(var, var))
+        expression = ir.substitute(expression, values)
     return expression
 
 

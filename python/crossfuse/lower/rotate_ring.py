@@ -142,7 +142,6 @@ def _rotate(body: Any, rotations: dict[Any, tuple[Any, int]]) -> Any:
         rank, size = rotations[loop.loop_var]
         step = loop.loop_var
         rotated = ir.tirx.floormod(step + rank.astype(str(step.ty)), size)
-        inner = ir.substitute(loop.body, lambda var: rotated if var.same_as(step) else var)
-        return ir.for_like(loop, inner)
+        return ir.for_like(loop, ir.substitute(loop.body, {step: rotated}))
 
     return ir.mutate(body, (ir.For, rotate))

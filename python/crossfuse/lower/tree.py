@@ -232,7 +232,7 @@ def open_blocks(func: Any) -> Any:
             each.var: value
             for each, value in zip(block.iter_vars, realize.iter_values, strict=True)
         }
-        return ir.substitute(block.body, lambda var: bound.get(var, var))
+        return ir.substitute(block.body, bound)
 
     body = ir.mutate(root.body, (ir.SBlockRealize, visit))
     if not buffers and body.same_as(root.body):

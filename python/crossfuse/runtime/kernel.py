@@ -146,7 +146,7 @@ class LoadedKernel(Runnable):
     Parameters
     ----------
     module : tvm_ffi.Module
-        The loaded library.
+        The loaded library, which may be linked into others.
     manifest : Manifest
         What it holds.
 
@@ -161,7 +161,7 @@ class LoadedKernel(Runnable):
     """
 
     def __init__(self, module: Any, manifest: Manifest) -> None:
-        self._module = module
+        self.module = module
         self._launch = module[manifest.name]
         self.manifest = manifest
 
@@ -169,11 +169,6 @@ class LoadedKernel(Runnable):
     def name(self) -> str:
         """Name of the function."""
         return self.manifest.name
-
-    @property
-    def module(self) -> Any:
-        """The ``tvm_ffi.Module`` that has the function, to be linked into others."""
-        return self._module
 
     @property
     def buffers(self) -> tuple[BufferSpec, ...]:
@@ -208,7 +203,7 @@ class LoadedKernel(Runnable):
         self._check_arrays(arguments)
         views = [_dl_tensor(argument) for argument in arguments]
         pointers = [ctypes.c_void_p(ctypes.addressof(view)) for view in views]
-        call_library(self._module[f"{self.name}_host"], device, *pointers)
+        call_library(self.module[f"{self.name}_host"], device, *pointers)
 
     def check_device(self, device: int = 0) -> bool:
         """Refuse a GPU of another architecture; False if there is no GPU.
@@ -228,7 +223,7 @@ class LoadedKernel(Runnable):
         ArtefactRefused
             If the GPU does not fit.
         """
-        return bool(call_library(self._module[f"{self.name}_check_device"], device))
+        return bool(call_library(self.module[f"{self.name}_check_device"], device))
 
     def max_active_clusters(self, launch: int = 0, device: int = 0) -> int:
         """Clusters of one launch (CTAs, where it has none) that the GPU holds at once.
@@ -250,7 +245,7 @@ class LoadedKernel(Runnable):
         ArtefactRefused, EnvironmentRefused
             If the GPU does not fit, or there is none.
         """
-        return int(call_library(self._module[f"{self.name}_max_active_clusters"], device, launch))
+        return int(call_library(self.module[f"{self.name}_max_active_clusters"], device, launch))
 
     def _check_arrays(self, arguments: tuple[Any, ...]) -> None:
         """Refuse what only numpy knows; all else is checked by the library."""

@@ -60,9 +60,7 @@ def _check_store(access: Access, shared_by: tuple[str, ...], everywhere: dict[st
     if not parallel:
         return
     known = analyzer(access.loops)
-    written = [
-        ir.substitute(index, lambda var: fixed.get(var, var)) for index in access.indices or ()
-    ]
+    written = [ir.substitute(index, fixed) for index in access.indices or ()]
     indices = [known.simplify(index) for index in written]
     used = _variables(indices)
     for loop in parallel:
