@@ -44,7 +44,6 @@ from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.meta_schedule.scheduled import candidate_at, kernels_of
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.tune.kernel_space import KernelSpace
-from crossfuse.script import program, run
 from crossfuse.workload.spec import WorkloadSpec
 from crossfuse.workload.suites import name_of, resolve
 from study.compare_spaces import (
@@ -60,6 +59,7 @@ from study.compare_spaces import (
     summary,
 )
 from study.spaces import ALL, NO_DSM, SPACES, exchanges, points_of
+from study.subcommands import program, run
 
 WORKLOADS = (*(f"S{each}" for each in range(1, 9)), *(f"G{each}" for each in range(1, 11)))
 ROWS = (16, 128, 512)

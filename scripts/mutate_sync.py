@@ -16,8 +16,8 @@ import sys
 import time
 from pathlib import Path
 
-from crossfuse.emulate.cuda.mutation import Outcome, Tally, outcomes, tally
 from crossfuse.files import write_json
+from mutation.outcomes import Outcome, Tally, outcomes, tally
 from mutation_kernels import KERNELS
 
 

@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from crossfuse import files, script
+from crossfuse import files
 from crossfuse.errors import ArtefactRefused, refuse
 from crossfuse.meta_schedule.build import Conditions
 from crossfuse.meta_schedule.records import Record, fastest, read_records
@@ -43,6 +43,7 @@ from crossfuse.planner.families import EAGER
 from crossfuse.planner.tune.cost_model import CostModel, require_xgboost
 from crossfuse.planner.tune.strategy import STRATEGIES, make_strategy
 from crossfuse.workload.suites import name_of, resolve
+from study import subcommands
 from study.searches import Search, Study, read_proposals
 
 WORKLOADS = ("G4:M=128", "S2:M=16", "S4:M=128")
@@ -264,7 +265,7 @@ def show(given: argparse.Namespace) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Make the parser of the command line."""
-    made, commands = script.program(__doc__)
+    made, commands = subcommands.program(__doc__)
     runs = commands.add_parser("run", help="search, on this GPU")
     runs.add_argument("folder", type=Path)
     runs.add_argument("workloads", nargs="*", default=WORKLOADS, help=", ".join(WORKLOADS))
@@ -288,4 +289,4 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(script.run(parser()))
+    sys.exit(subcommands.run(parser()))

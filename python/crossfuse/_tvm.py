@@ -136,8 +136,8 @@ def walk(node: Any, *callbacks: tuple[Any, Callable[[Any], Any]]) -> None:
         _calls.StructuralWalk(node, entries, (), _POSTORDER)
 
 
-def nodes(node: Any, kinds: Any) -> list[Any]:
-    """Nodes of a type, or of several, at or below `node`."""
+def nodes(node: Any, *kinds: Any) -> list[Any]:
+    """All nodes of some types below `node`, each behind what is inside of it."""
     found: list[Any] = []
     walk(node, (kinds, found.append))
     return found
@@ -152,15 +152,8 @@ def sequence(node: Any) -> list[Any]:
 
 def buffer_loads(*expressions: Any) -> list[Any]:
     """Loads of buffers in expressions."""
-    found: list[Any] = []
-
-    def visit(load: Any) -> None:
-        if is_buffer_var(load.source):
-            found.append(load)
-
-    for each in expressions:
-        walk(each, (TensorLoad, visit))
-    return found
+    loads = (load for each in expressions for load in nodes(each, TensorLoad))
+    return [each for each in loads if is_buffer_var(each.source)]
 
 
 def is_global(buffer: Any) -> bool:
@@ -179,11 +172,11 @@ def buffer_stores(node: Any) -> list[Any]:
 
 
 def substitute(node: Any, images: Mapping[Any, Any] | Callable[[Any], Any]) -> Any:
-    """Replace variables (buffers too) below `node` by their images, if they have one.
+    """Replace variables (buffers too) below `node`.
 
-    A function returns the variable itself where it has none.
+    `images` has those that change, or is a function that gives a variable's image, or itself.
     """
-    replace = (lambda var: images.get(var, var)) if isinstance(images, Mapping) else images
+    replace = images if callable(images) else lambda var: images.get(var, var)
     return _calls.StructuralMap(node, [(_indices(Var)[0], replace)], (), _POSTORDER)
 
 
@@ -201,11 +194,6 @@ def variables(node: Any) -> Iterator[Any]:
     if isinstance(node, Var) and not is_buffer_var(node):
         return iter((node,))
     return iter(nodes(node, Var))
-
-
-def occurs(variable: Any, node: Any) -> bool:
-    """Whether a variable, or a buffer, occurs below `node`."""
-    return among(variable, variables(node))
 
 
 def among(node: Any, group: Iterable[Any]) -> bool:
@@ -231,6 +219,11 @@ def ranged(*domains: tuple[Any, int, int]) -> Any:
         both = (tirx.IntImm(str(variable.ty), each) for each in (first, count))
         known.bind(variable, tvm.ir.Range.from_min_extent(*both))
     return known
+
+
+def mentions(node: Any, variable: Any) -> bool:
+    """Whether a variable, or a buffer, occurs below `node`."""
+    return any(each.same_as(variable) for each in variables(node))
 
 
 def with_body(func: PrimFunc, body: Any) -> PrimFunc:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 #: Characters of a fault that a refusal repeats.
 _LONGEST_FAULT = 300
@@ -75,6 +76,9 @@ class RefusedError(RuntimeError):
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(str(refusal))
         self.refusal = refusal
+
+
+_Refused = TypeVar("_Refused", bound=RefusedError)
 
 
 class ScheduleRefused(RefusedError):
@@ -244,8 +248,8 @@ def contained(error: type[RefusedError], rule: str, where: str) -> Iterator[None
 
 
 def refuse(
-    error: type[RefusedError], rule: str, where: str, *, found: object, limit: str, instead: str
-) -> RefusedError:
+    error: type[_Refused], rule: str, where: str, *, found: object, limit: str, instead: str
+) -> _Refused:
     """Build the exception to raise: ``raise refuse(ScheduleRefused, "dsm_reduce", ...)``.
 
     Parameters

@@ -27,20 +27,17 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Read a whole file, or what a link points to.
-
-    `Damaged` says that it does not exist, is no regular file, or is larger than `most` bytes.
-    """
-    check_file(path, most)
+def read_bytes(path: Path) -> bytes:
+    """Read a whole file, or what a link points to; `Damaged` as for `check_file`."""
+    check_file(path)
     try:
         return path.read_bytes()
     except OSError as error:
         raise Damaged(_reason(error), "a file that can be read") from None
 
 
-def check_file(path: Path, most: int = MOST_BYTES) -> None:
-    """Raise `Damaged` unless a path is a regular file of at most `most` bytes.
+def check_file(path: Path) -> None:
+    """Raise `Damaged` unless a path is a regular file of at most `MOST_BYTES`.
 
     Asked before it is opened, because opening a pipe would wait for a writer.
     """
@@ -50,8 +47,8 @@ def check_file(path: Path, most: int = MOST_BYTES) -> None:
         raise Damaged(_reason(error), "a file that can be read") from None
     if not stat.S_ISREG(found.st_mode):
         raise Damaged("a folder" if stat.S_ISDIR(found.st_mode) else "a device or a pipe", "a file")
-    if found.st_size > most:
-        raise Damaged(f"a file of {found.st_size} bytes", f"at most {most}")
+    if found.st_size > MOST_BYTES:
+        raise Damaged(f"a file of {found.st_size} bytes", f"at most {MOST_BYTES}")
 
 
 def read_text(path: Path) -> str:

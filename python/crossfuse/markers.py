@@ -122,21 +122,14 @@ def is_cluster_function(func: Any) -> bool:
 
     All others are lowered as stock TVM always did.
     """
-    found = False
-
-    def visit_loop(loop: Any) -> None:
-        nonlocal found
-        found = found or cluster_axis(loop) is not None or thread_tag(loop) in NAIVE_TAGS
-
-    def visit_block(block: Any) -> None:
-        nonlocal found
-        found = found or any(b.scope() == DSM_SCOPE for b in block.alloc_buffers)
-        found = found or MERGE in block.annotations
-
     from crossfuse import _tvm as ir
 
-    ir.walk(func.body, (ir.For, visit_loop), (ir.SBlock, visit_block))
-    return found
+    loops, blocks = ir.nodes(func.body, ir.For), ir.nodes(func.body, ir.SBlock)
+    return (
+        any(cluster_axis(each) is not None or thread_tag(each) in NAIVE_TAGS for each in loops)
+        or any(MERGE in each.annotations for each in blocks)
+        or any(buffer.scope() == DSM_SCOPE for each in blocks for buffer in each.alloc_buffers)
+    )
 
 
 def staged_blocks(func: Any) -> list[Any]:
@@ -151,16 +144,9 @@ def marked_blocks(func: Any, mark: str) -> list[Any]:
 
 def marked_blocks_in(body: Any, mark: str) -> list[Any]:
     """Blocks below a statement with an annotation."""
-    marked: list[Any] = []
-
-    def visit(block: Any) -> None:
-        if mark in block.annotations:
-            marked.append(block)
-
     from crossfuse import _tvm as ir
 
-    ir.walk(body, (ir.SBlock, visit))
-    return marked
+    return [each for each in ir.nodes(body, ir.SBlock) if mark in each.annotations]
 
 
 def unpadded_shapes(func: Any) -> tuple[tuple[int, ...], ...]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import crossfuse
-from crossfuse.compiler.placement import planned_options
+from crossfuse.compiler.options import planned_options
 from crossfuse.compiler.source import read_source
 from crossfuse.errors import PlanRefused, ScheduleRefused
 from crossfuse.hardware import device

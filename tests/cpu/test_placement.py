@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 import crossfuse
-from crossfuse.compiler import placement
-from crossfuse.compiler.option import Option
-from crossfuse.compiler.placement import placed_options, tensor_options
+import crossfuse.compiler.options
+from crossfuse.compiler.options import Option, placed_options, tensor_options
 from crossfuse.compiler.source import read_source
 from crossfuse.errors import ScheduleRefused
 from crossfuse.hardware import device
@@ -113,7 +112,7 @@ def test_a_chain_that_cannot_be_planned_is_left_to_the_rules(
         found = "found nothing"
         raise refuse(PlanRefused, "plan", "chain", found=found, limit="one", instead="wait")
 
-    monkeypatch.setattr(placement, "planned_options", refuses)
+    monkeypatch.setattr(crossfuse.compiler.options, "planned_options", refuses)
     options = tensor_options(read_source("G1"), "auto", H100)
     assert len(options) == 4
     assert "found nothing" in options[0].why["not_planned"]

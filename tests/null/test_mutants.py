@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from crossfuse.emulate.cuda.equivalent import is_of_groups, reason_of
-from crossfuse.emulate.cuda.mutants import Mutant, mutate
 from crossfuse.lower.image import KernelImage
+from mutation.equivalent import is_of_groups, reason_of
+from mutation.mutants import Mutant, mutate
 from null.mutant_rules import ARRIVE, COPY, FENCE, MEET, PRODUCTS, RULES, WAIT
 
 TEXT = f"""\

@@ -10,7 +10,7 @@ import pytest
 
 from crossfuse.errors import ArtefactRefused, refuse
 from crossfuse.files import write_json
-from crossfuse.script import program, run
+from study.subcommands import program, run
 
 TEXT = """Does things.
 

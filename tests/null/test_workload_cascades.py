@@ -17,14 +17,14 @@ IDS = suites.ids("cascade")
 
 @pytest.mark.parametrize("name", IDS)
 def test_text_is_read_back(name: str) -> None:
-    spec = cascades.lookup(name)
+    spec = cascades.resolve(name)
     assert cascades.parse(str(spec)) == spec
     assert spec.kind == suites.entry(name).title
 
 
 def test_every_kind_but_blocks_of_models_is_packaged() -> None:
     blocks = {"rmsnorm_ffn", "layernorm_ffn", "attention_out"}
-    assert {cascades.lookup(name).kind for name in IDS} == set(cascades.KINDS) - blocks
+    assert {cascades.resolve(name).kind for name in IDS} == set(cascades.KINDS) - blocks
 
 
 @pytest.mark.parametrize(
@@ -74,15 +74,15 @@ def test_attention_and_its_product_read_what_they_write() -> None:
 
 
 def test_packaged_extents_are_those_of_the_suite() -> None:
-    attention, decode = cascades.lookup("R1"), cascades.lookup("R3")
+    attention, decode = cascades.resolve("R1"), cascades.resolve("R3")
     assert str(attention) == (
         "attention:batch=8,heads=32,q_len=2048,kv_len=2048,head_dim=128,causal=true"
     )
     assert attention.operands[0].shape == (8, 32, 2048, 128)
     assert decode.operands[1].shape == (16, 8, 8192, 128)
     assert cascades.resolve("R3:q_heads=16").operands[0].shape == (16, 16, 1, 128)
-    assert cascades.lookup("R7").bytes == 2 * 2 * 4096 * 32768
-    assert cascades.lookup("R5").outputs[1].dtype == "int32"
+    assert cascades.resolve("R7").bytes == 2 * 2 * 4096 * 32768
+    assert cascades.resolve("R5").outputs[1].dtype == "int32"
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from crossfuse.errors import WorkloadRefused
 from crossfuse.workload import WorkloadSpec, parse
 from crossfuse.workload.dtypes import FLOAT_TYPES
-from crossfuse.workload.epilogue import PRODUCTS, RESIDUALS
 from crossfuse.workload.expression import NAMED
-from crossfuse.workload.spec import COMBINERS, LAYOUTS
+from crossfuse.workload.spec import COMBINERS, LAYOUTS, PRODUCTS, RESIDUALS
 
 EXAMPLE = "gated_ffn:M=128,K=4096,N=11008,L=4096,dtype=bfloat16,act=silu"
 

@@ -45,7 +45,7 @@ TASKS = {
     "Measuring": ("crossfuse.bench", "crossfuse.measure"),
     "Looking at a kernel": ("crossfuse.view",),
     "Calling the package": ("crossfuse.calls",),
-    "At the command line": ("crossfuse.cli", "crossfuse.script"),
+    "At the command line": ("crossfuse.cli",),
 }
 
 

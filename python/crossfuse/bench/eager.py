@@ -7,8 +7,7 @@ from typing import Any
 
 from crossfuse.bench.variant import Variant, no_such, pack_apart
 from crossfuse.workload.conv_chain import ConvChainSpec
-from crossfuse.workload.epilogue import affine
-from crossfuse.workload.spec import WorkloadSpec
+from crossfuse.workload.spec import WorkloadSpec, affine
 
 # Chains of convolutions by torch's own operators, which call cuDNN.
 

@@ -68,7 +68,7 @@ def _simplest(index: Any, domain: Domain) -> Any:
     if names is used:
         return found
     own = dict(zip(names, used, strict=True))
-    return ir.substitute(found, lambda var: own.get(var, var))
+    return ir.substitute(found, own)
 
 
 def _is_settled(index: Any, domain: Domain) -> bool:
@@ -129,9 +129,7 @@ def _digit(known: Any, index: Any) -> Any:
 
 def replaced(indices: Iterable[Any], values: Mapping[Any, Any], domain: Domain) -> tuple[Any, ...]:
     """Indices with expressions of other variables substituted for their own."""
-    return simplified(
-        (ir.substitute(each, lambda var: values.get(var, var)) for each in indices), domain
-    )
+    return simplified((ir.substitute(each, values) for each in indices), domain)
 
 
 def variables(indices: Iterable[Any]) -> frozenset[Any]:
@@ -229,9 +227,7 @@ def combiner_of(block: Any) -> str | None:
 
 def iterations(func: Any) -> int:
     """How often blocks of an unscheduled function run, all of them together."""
-    counts: list[int] = []
-    ir.walk(func.body, (ir.SBlock, lambda block: counts.append(_runs(block))))
-    return sum(counts)
+    return sum(map(_runs, ir.nodes(func.body, ir.SBlock)))
 
 
 def _runs(block: Any) -> int:

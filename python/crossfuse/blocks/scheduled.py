@@ -59,15 +59,11 @@ def _function_of(sch: Any, item: Any) -> Any:
 
 def cluster_loops(func: Any) -> tuple[ClusterLoop, ...]:
     """All cluster-bound loops of a function, in no particular order."""
-    found: list[ClusterLoop] = []
-
-    def visit(loop: Any) -> None:
-        axis = cluster_axis(loop)
-        if axis is not None:
-            found.append(ClusterLoop(axis, str(loop.loop_var.name), ir.constant(loop.extent) or 0))
-
-    ir.walk(func.body, (ir.For, visit))
-    return tuple(found)
+    return tuple(
+        ClusterLoop(axis, str(loop.loop_var.name), ir.constant(loop.extent) or 0)
+        for loop in ir.nodes(func.body, ir.For)
+        if (axis := cluster_axis(loop)) is not None
+    )
 
 
 def name_of(sch: Any, item: Any) -> str:
@@ -114,15 +110,9 @@ def constant_extent(sch: Any, rule: str, loop: Any) -> int:
 
 def realize(sch: Any, block: Any) -> Any:
     """The SBlockRealize of a block: its iteration bindings and predicate."""
-    found: list[Any] = []
     target = sch.get(block)
-
-    def visit(node: Any) -> None:
-        if node.block.same_as(target):
-            found.append(node)
-
-    ir.walk(function(sch, block).body, (ir.SBlockRealize, visit))
-    return found[0]
+    every = ir.nodes(function(sch, block).body, ir.SBlockRealize)
+    return next(each for each in every if each.block.same_as(target))
 
 
 def bindings(sch: Any, block: Any) -> list[tuple[Any, Any]]:

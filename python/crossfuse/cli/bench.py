@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from crossfuse.cli.kernel import Repeats
 from crossfuse.cli.output import LONGEST, MOST, JsonFlag, finite, print_json, print_rich
 
 if TYPE_CHECKING:
@@ -57,9 +58,7 @@ def bench(
     variants: _Variants = "ours,eager,eager-apart,compile,autotune",
     l2: _L2 = "cold",
     protocol: _Protocol = "graph",
-    repeats: Annotated[
-        int, typer.Option(min=1, max=MOST, help="Of which the median is taken.")
-    ] = 15,
+    repeats: Repeats = 15,
     calls: _Calls = 16,
     timeout: Annotated[
         float, typer.Option(min=1, max=LONGEST, callback=finite, help="Seconds for each job.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crossfuse.cli.kernel import Target
+from crossfuse.cli.kernel import Budget, Repeats, Target, Timeout
 from crossfuse.cli.output import LONGEST, MOST, JsonFlag, finite, print_error, print_json
 
 if TYPE_CHECKING:
@@ -50,9 +50,7 @@ def make(
     build_timeout: _BuildTimeout = 300.0,
     target: Target = None,
     l2: Annotated[str, typer.Option(help="State of the cache: cold or hot.")] = "cold",
-    repeats: Annotated[
-        int, typer.Option(min=1, max=MOST, help="Of which the median is taken.")
-    ] = 15,
+    repeats: Repeats = 15,
     calls: Annotated[
         int, typer.Option(min=1, max=MOST, help="Computations between two timestamps.")
     ] = 16,
@@ -105,20 +103,9 @@ def _candidates(given: list[str], target: str, keep: int, baseline: bool) -> lis
 def measure(
     folder: _Folder,
     jobs: _Jobs = 0,
-    timeout: Annotated[
-        float,
-        typer.Option(min=1, max=LONGEST, callback=finite, help="Seconds for one measurement."),
-    ] = 30.0,
+    timeout: Timeout = 30.0,
     build_timeout: _BuildTimeout = 300.0,
-    budget: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=LONGEST,
-            callback=finite,
-            help="Seconds after which none is begun; 0 for no limit.",
-        ),
-    ] = 0.0,
+    budget: Budget = 0.0,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure what has no record yet; a broken run goes on where it stopped.

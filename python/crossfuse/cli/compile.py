@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 
 from crossfuse.cli.kernel import (
+    OUTPUT,
     Cluster,
     Constant,
+    Output,
     Placement,
     Rule,
     Target,
@@ -21,9 +23,7 @@ from crossfuse.cli.output import JsonFlag, print_json, print_rich
 
 def compile_workload(
     workload: Workload,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Directory to write to.")] = Path(
-        "crossfuse-out"
-    ),
+    output: Output = OUTPUT,
     target: Target = None,
     rule: Rule = "auto",
     placement: Placement = "auto",

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
-from crossfuse.cli.kernel import Target, render
+from crossfuse.cli.kernel import OUTPUT, Output, Target, render
 from crossfuse.cli.output import JsonFlag, print_json, print_rich
 from crossfuse.errors import EnvironmentRefused
 
@@ -16,9 +13,7 @@ ROWS, HIDDEN, INTERMEDIATE = 32, 256, 512
 
 def demo(
     target: Target = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Directory to write to.")] = Path(
-        "crossfuse-out"
-    ),
+    output: Output = OUTPUT,
     as_json: JsonFlag = False,
 ) -> None:
     """Import a small Llama-style FFN from PyTorch, plan it, fuse it, check it, time it on a GPU."""

@@ -1,10 +1,13 @@
-"""Options and rendering that ``compile``, ``emulate`` and ``demo`` share."""
+"""Options and rendering that several commands share."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from crossfuse.cli.output import LONGEST, MOST, finite
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -56,6 +59,22 @@ Constant = Annotated[
         "--constant-weights/--written-weights",
         help="Whether no kernel writes the weights shortly before, so that they are loaded early.",
         show_default="constant",
+    ),
+]
+
+Output = Annotated[Path, typer.Option("--output", "-o", help="Directory to write to.")]
+OUTPUT = Path("crossfuse-out")
+Repeats = Annotated[int, typer.Option(min=1, max=MOST, help="Of which the median is taken.")]
+Timeout = Annotated[
+    float, typer.Option(min=1, max=LONGEST, callback=finite, help="Seconds for one measurement.")
+]
+Budget = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        max=LONGEST,
+        callback=finite,
+        help="Seconds after which none is begun; 0 for no limit.",
     ),
 ]
 

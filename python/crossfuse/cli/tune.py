@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crossfuse.cli.kernel import Target, Workload
-from crossfuse.cli.output import LONGEST, MOST, JsonFlag, finite, print_error, print_json
+from crossfuse.cli.kernel import Budget, Target, Timeout, Workload
+from crossfuse.cli.output import MOST, JsonFlag, print_error, print_json
 
 if TYPE_CHECKING:
     from crossfuse.meta_schedule.build import Conditions
@@ -40,15 +40,7 @@ def tune(
     trials: Annotated[
         int, typer.Option(min=0, max=MOST, help="Kernels to measure; 0: plan only.")
     ] = 64,
-    budget: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=LONGEST,
-            callback=finite,
-            help="Seconds after which none is begun; 0 for no limit.",
-        ),
-    ] = 0.0,
+    budget: Budget = 0.0,
     strategy: Annotated[How, typer.Option(help="The search.")] = How.evolution,
     runner: Annotated[
         Where, typer.Option(help="local: this GPU; bundle: write a folder for another machine.")
@@ -62,10 +54,7 @@ def tune(
     jobs: Annotated[
         int, typer.Option(min=0, max=MOST, help="Processes that compile; 0: cores.")
     ] = 0,
-    timeout: Annotated[
-        float,
-        typer.Option(min=1, max=LONGEST, callback=finite, help="Seconds for one measurement."),
-    ] = 30.0,
+    timeout: Timeout = 30.0,
     target: Target = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -184,21 +173,18 @@ def _show(tuning: Tuning, as_json: bool) -> None:
     from crossfuse.planner.plan import plan
 
     best = tuning.best()
+    chosen: Any  # a candidate, or a plan
     if best is not None:
-        found: dict[str, Any] = {
-            "family": best.candidate.family,
-            "tiles": best.candidate.tiles,
-            "microseconds": best.microseconds,
-            "measured": True,
-        }
+        chosen, microseconds = best.candidate, best.microseconds
     else:
         chosen = plan(tuning.spec, tuning.how.target)
-        found = {
-            "family": chosen.family,
-            "tiles": chosen.tiles,
-            "microseconds": chosen.microseconds,
-            "measured": False,
-        }
+        microseconds = chosen.microseconds
+    found = {
+        "family": chosen.family,
+        "tiles": chosen.tiles,
+        "microseconds": microseconds,
+        "measured": best is not None,
+    }
     if as_json:
         print_json({"workload": str(tuning.spec), "records": len(tuning.added), "best": found})
         return

@@ -8,9 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crossfuse.compiler.cascades import cascade_options, is_cascade
-from crossfuse.compiler.option import Option, recorded_options
-from crossfuse.compiler.placement import PLACEMENTS, tensor_options
+from crossfuse.compiler.options import (
+    PLACEMENTS,
+    Option,
+    cascade_options,
+    is_cascade,
+    recorded_options,
+    tensor_options,
+)
 from crossfuse.compiler.source import Source
 from crossfuse.errors import LoweringRefused, RefusedError, ScheduleRefused, refuse
 from crossfuse.hardware import Device

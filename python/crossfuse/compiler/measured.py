@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from crossfuse.compiler.option import Option
+from crossfuse.compiler.options import Option
 from crossfuse.compiler.source import Source
 from crossfuse.errors import LoweringRefused, RefusedError, refuse
 from crossfuse.hardware import Device

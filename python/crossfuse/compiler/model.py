@@ -14,8 +14,9 @@ from crossfuse.errors import RefusedError, WorkloadRefused, refuse
 from crossfuse.files import sha256
 from crossfuse.hardware import Device, device, tvm_target
 from crossfuse.runtime.dispatch_table import BINS
+from crossfuse.runtime.manifest import limits_of, releases
 from crossfuse.runtime.model_artefact import exact_cuda
-from crossfuse.runtime.model_record import ModelInput, ModelInputs
+from crossfuse.runtime.model_record import ModelArtefact, ModelInput, ModelInputs
 from crossfuse.runtime.running_model import RUNS_ON, RunningModel, Uncopied
 from crossfuse.runtime.torch_operator import operators_in
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from crossfuse.relax.fuse_cascades import Outcome
     from crossfuse.relax.outcome import ChainOutcome
     from crossfuse.relax.torch_import import Imported
-    from crossfuse.runtime.model_record import ModelArtefact
 
 
 @dataclass(frozen=True)
@@ -144,19 +144,28 @@ class CompiledModel(Uncopied):
         """
         import tvm
 
-        from crossfuse.runtime.model_artefact import ModelParts, write_model
+        from crossfuse.runtime.model_artefact import write_model
 
-        parts = ModelParts(
-            self.executable,
-            self.target,
-            self.runs_on,
-            self._running.inputs,
-            self.imported.params,
-            source=sha256(tvm.ir.save_json(self.imported.mod).encode()),
+        inputs, params = self._running.inputs, self.imported.params
+        record = ModelArtefact(
+            device=self.target.name,
+            arch=self.target.arch,
+            limits=limits_of(self.target),
+            versions=releases(),
+            runs_on=self.runs_on,
+            inputs=inputs.inputs,
+            most=dict(inputs.most),
+            weights=tuple(
+                ModelInput(name, str(each.dtype), tuple(each.shape))
+                for name, each in params.items()
+            ),
+            stored=weights,
             fused=self.report.fused,
             report=self.report.text(),
+            source_sha256=sha256(tvm.ir.save_json(self.imported.mod).encode()),
+            library_sha256="",  # of the file that is written
         )
-        return write_model(folder, parts, weights=weights)
+        return write_model(folder, self.executable, record, params)
 
     @cached_property
     def _running(self) -> RunningModel:

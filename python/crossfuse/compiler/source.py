@@ -104,13 +104,7 @@ def read_source(source: Any, example_inputs: Sequence[Any] | None = None) -> Sou
     >>> read_source("softmax:rows=4,cols=64").summary
     'softmax:rows=4,cols=64'
     """
-    if isinstance(source, str) and names_layers(source):
-        source = parse_layers(source)
-    if isinstance(source, LayersSpec):
-        from crossfuse.workload.build import prim_func
-
-        return Source(prim_func(source), str(source), layers=source, constant_weights=True)
-    if isinstance(source, (str, WorkloadSpec, CascadeSpec)):
+    if isinstance(source, (str, WorkloadSpec, CascadeSpec, LayersSpec)):
         return _from_spec(source)
     if _is(source, "torch.nn.modules.module"):
         return _from_module(source, example_inputs)
@@ -146,15 +140,18 @@ def read_source(source: Any, example_inputs: Sequence[Any] | None = None) -> Sou
     )
 
 
-def _from_spec(source: str | WorkloadSpec | CascadeSpec) -> Source:
+def _from_spec(source: str | WorkloadSpec | CascadeSpec | LayersSpec) -> Source:
     from crossfuse.workload import build, cascade_build, cascades
 
     if isinstance(source, str):
-        source = cascades.resolve_any(source)
+        source = parse_layers(source) if names_layers(source) else cascades.resolve_any(source)
     if isinstance(source, CascadeSpec):
         func = cascade_build.prim_func(source)
         return Source(func, str(source), cascade=source, constant_weights=True)
-    return Source(build.prim_func(source), str(source), spec=source, constant_weights=True)
+    func = build.prim_func(source)
+    if isinstance(source, LayersSpec):
+        return Source(func, str(source), layers=source, constant_weights=True)
+    return Source(func, str(source), spec=source, constant_weights=True)
 
 
 def _is(source: Any, module: str) -> bool:

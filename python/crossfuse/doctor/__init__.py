@@ -2,7 +2,39 @@
 
 from __future__ import annotations
 
-from crossfuse.doctor.collect import collect
+import crossfuse
+from crossfuse.doctor import environment, toolchain
 from crossfuse.doctor.report import Check, Report
 
 __all__ = ["Check", "Report", "collect"]
+
+
+def collect() -> Report:
+    """Look at this machine; nothing is installed, written or imported that is heavy.
+
+    Returns
+    -------
+    Report
+        One check each for Python, the platform, every pinned package, the C++ compiler, nvcc, the
+        GPU, torch, the cache directory and the TVM entry point.
+
+    Examples
+    --------
+    >>> report = collect()
+    >>> report.checks[0].name
+    'python'
+    """
+    return Report(
+        version=crossfuse.__version__,
+        checks=(
+            environment.python(),
+            environment.system(),
+            *environment.pins(),
+            environment.entry_point(),
+            toolchain.cxx(),
+            toolchain.nvcc(),
+            toolchain.gpu(),
+            environment.torch(),
+            environment.cache(),
+        ),
+    )

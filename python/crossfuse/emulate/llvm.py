@@ -19,6 +19,7 @@ from crossfuse.calls import AnyProgram, checked
 from crossfuse.emulate.serialise import serialise
 from crossfuse.errors import ArtefactRefused, CheckFailed, refuse
 from crossfuse.lower.extract import buffer_specs, only_function
+from crossfuse.workload.dtypes import numpy_type
 
 if TYPE_CHECKING:
     import numpy as np
@@ -153,7 +154,6 @@ class SequentialFunction:
         self, arguments: Mapping[str, np.ndarray] | Sequence[np.ndarray]
     ) -> dict[str, np.ndarray]:
         """Run the function; the outputs by name. For `arguments` see `run_sequential`."""
-        import ml_dtypes  # noqa: F401  (registers bfloat16 and fp8 with numpy)
         import numpy as np
 
         given = (
@@ -165,14 +165,14 @@ class SequentialFunction:
         arrays = {}
         for name, spec in self._specs.items():
             value = given.get(name)
-            array = np.zeros(spec.shape, dtype=np.dtype(spec.dtype)) if value is None else value
+            array = np.zeros(spec.shape, numpy_type(spec.dtype)) if value is None else value
             if spec.rows and value is not None:
                 array = _with_all_rows(spec, value)
             wide = self._wide.get(name)
             arrays[name] = ir.tvm.runtime.tensor(array.astype(wide) if wide else array)
         self._executable["main"](*arrays.values())
         return {
-            name: array.numpy().astype(np.dtype(spec.dtype))[: count if spec.rows else None]
+            name: array.numpy().astype(numpy_type(spec.dtype))[: count if spec.rows else None]
             for spec, (name, array) in zip(self._specs.values(), arrays.items(), strict=True)
             if name not in given
         }

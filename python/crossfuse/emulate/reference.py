@@ -15,11 +15,14 @@ from math import prod, sqrt
 from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
-from crossfuse.emulate.widen import converted, rebuilt, retyped
+from crossfuse.blocks.access import is_reduction
+from crossfuse.emulate.llvm import run_serial
+from crossfuse.emulate.widen import converted, rebuilt, retyped, widen
 from crossfuse.errors import WorkloadRefused, refuse
-from crossfuse.lower.extract import only_function
+from crossfuse.lower.extract import buffer_specs, only_function
+from crossfuse.lower.keep_nans import keep_nans
 from crossfuse.schema import Count, Extent
-from crossfuse.workload.dtypes import is_float
+from crossfuse.workload.dtypes import is_float, numpy_type
 from crossfuse.workload.tolerances import Tolerance, plain_tolerance
 
 if TYPE_CHECKING:
@@ -44,21 +47,14 @@ def parameters(func: Any) -> tuple[Parameter, ...]:
 
     Symbolic shapes, and parameters that are no buffers, raise `LoweringRefused`.
     """
-    from crossfuse import _tvm as ir
-    from crossfuse.blocks.access import is_reduction
-    from crossfuse.lower.extract import buffer_specs, only_function
-
     function = only_function(func)
     depths: dict[str, int] = {}
-
-    def visit(block: Any) -> None:
+    for block in ir.nodes(function.body, ir.SBlock):
         summed = [each for each in block.iter_vars if is_reduction(each)]
         depth = prod(ir.constant(each.dom.extent) or 1 for each in summed)
         for each in block.reads:
             name = str(each.source.name)
             depths[name] = max(depths.get(name, 1), depth)
-
-    ir.walk(function.body, (ir.SBlock, visit))
     return tuple(
         Parameter(each.name, each.shape, each.dtype, each.output, depths.get(each.name, 1))
         for each in buffer_specs(function)
@@ -78,7 +74,7 @@ def draw(given: Sequence[Parameter], seed: int = 0) -> dict[str, np.ndarray]:
     inputs = [each for each in given if not each.output]
     found = {}
     for number, each in enumerate(inputs):
-        kind = _numpy_type(each.dtype)
+        kind = numpy_type(each.dtype)
         if is_float(each.dtype):
             size = 1 / sqrt(each.depth) if number else 1.0
             found[each.name] = (size * rng.standard_normal(each.shape, np.float32)).astype(kind)
@@ -96,9 +92,6 @@ def limits(func: Any, inputs: Mapping[str, np.ndarray]) -> Tolerance:
     outputs, raise `WorkloadRefused`.
     """
     import numpy as np
-
-    from crossfuse.emulate.llvm import run_serial
-    from crossfuse.lower.extract import only_function
 
     function = only_function(func)
     known = parameters(function)
@@ -138,10 +131,6 @@ def _quick(function: Any) -> Any:
 
     Every sum keeps the order in which the function takes it.
     """
-    from crossfuse import _tvm as ir
-    from crossfuse.emulate.widen import widen
-    from crossfuse.lower.keep_nans import keep_nans
-
     sch = ir.Schedule(widen(keep_nans(function)))
     for handle in sch.get_child_blocks(sch.get_sblock("root")):
         # What is no plain nest runs as it stands.
@@ -151,8 +140,6 @@ def _quick(function: Any) -> Any:
 
 
 def _hasten(sch: Any, handle: Any) -> None:
-    from crossfuse.blocks.access import is_reduction
-
     block, loops = sch.get(handle), sch.get_loops(handle)
     if len(loops) != len(block.iter_vars):
         return
@@ -166,13 +153,6 @@ def _hasten(sch: Any, handle: Any) -> None:
             sch.reorder(*outer[:-1], *summed, outer[-1])
     if outer:
         sch.parallel(outer[0])
-
-
-def _numpy_type(dtype: str) -> Any:
-    import ml_dtypes  # noqa: F401  (registers bfloat16 and fp8 with numpy)
-    import numpy as np
-
-    return np.dtype(dtype)
 
 
 def _refused(found: str, limit: str, instead: str) -> Exception:
@@ -217,21 +197,15 @@ def _check(function: Any) -> None:
     """Refuse what has no counterpart in float64."""
     found: list[str] = []
 
-    def visit_call(call: Any) -> None:
+    for call in ir.nodes(function.body, ir.Call):
         name = call.op.name if isinstance(call.op, ir.Op) else str(call.op)
         if name in _FOREIGN or not isinstance(call.op, ir.Op):
             found.append(f"a call of {name}")
-
-    def visit_block(block: Any) -> None:
-        found.extend(f"a view, {each.buffer.name}" for each in block.match_buffers)
-
-    def visit_variable(variable: Any) -> None:
+    for block in ir.nodes(function.body, ir.SBlock):
+        found += [f"a view, {each.buffer.name}" for each in block.match_buffers]
+    for variable in ir.nodes(function.body, ir.Var):
         if not ir.is_buffer_var(variable) and is_float(str(variable.ty)):
             found.append(f"a variable of {variable.ty}, {variable.name}")
-
-    ir.walk(
-        function.body, (ir.Call, visit_call), (ir.SBlock, visit_block), (ir.Var, visit_variable)
-    )
     if found:
         raise refuse(
             WorkloadRefused,

@@ -109,7 +109,7 @@ def serialise(func: Any, *, backwards: bool = False) -> Any:
         return ir.block_like(mutator.default_mutate(block), annotations={})
 
     body = ir.mutate(function.body, (ir.For, serial), (ir.SBlock, unmarked), (ir.Bind, _bound))
-    body = ir.substitute(body, lambda var: plain.get(var, var))
+    body = ir.substitute(body, plain)
     return _without_blocks(ir.with_body(function, body), backwards)
 
 
@@ -171,16 +171,13 @@ def _backwards(loop: Any, mutator: Any) -> Any:
     dtype = ir.tvm.DataType(str(variable.ty))
     bits = ir.tirx.reinterpret(f"float{dtype.bits}", last)
     mirrored = ir.tirx.reinterpret(str(dtype), bits)
-    return ir.for_like(
-        loop, ir.substitute(loop.body, lambda var: mirrored if var.same_as(variable) else var)
-    )
+    return ir.for_like(loop, ir.substitute(loop.body, {variable: mirrored}))
 
 
 def _global_buffers(body: Any) -> dict[Any, Any]:
     """Replacements in global scope for all buffers in other scopes."""
     images: dict[Any, Any] = {}
-
-    def visit(block: Any) -> None:
+    for block in ir.nodes(body, ir.SBlock):
         matched = [each.buffer for each in block.match_buffers]
         for buffer in [*block.alloc_buffers, *matched]:
             if buffer.scope() != "global":
@@ -188,6 +185,4 @@ def _global_buffers(body: Any) -> dict[Any, Any]:
                 images[buffer] = ir.tirx.decl_buffer(
                     list(kind.shape), kind.dtype, buffer.name, scope="global"
                 )
-
-    ir.walk(body, (ir.SBlock, visit))
     return images

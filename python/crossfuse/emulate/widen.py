@@ -88,19 +88,10 @@ def _type_of(dtype: str) -> str:
 
 def _computes(body: Any) -> bool:
     """Whether an 8-bit float occurs that is not just loaded, converted, compared or selected."""
-    found: list[Any] = []
-
-    def visit(node: Any) -> None:
-        if _is_narrow(str(node.ty)) and not _chooses(node):
-            found.append(node)
-
-    def visit_variable(node: Any) -> None:
-        if not ir.is_buffer_var(node):
-            visit(node)
-
-    computed = ((getattr(ir.tirx, each), visit) for each in _COMPUTED)
-    ir.walk(body, (ir.Call, visit), (ir.Var, visit_variable), *computed)
-    return bool(found)
+    variables = (each for each in ir.nodes(body, ir.Var) if not ir.is_buffer_var(each))
+    computed = ir.nodes(body, ir.Call, *(getattr(ir.tirx, each) for each in _COMPUTED))
+    used = (*variables, *computed)
+    return any(_is_narrow(str(each.ty)) and not _chooses(each) for each in used)
 
 
 def _chooses(node: Any) -> bool:

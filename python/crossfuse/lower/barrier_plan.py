@@ -161,17 +161,8 @@ class Surroundings:
 
     def __init__(self, kernel: ClusterKernel) -> None:
         self.written = {each.buffer for each in kernel.uses if each.write}
-        self.values: dict[Any, Any] = {}
-        self.ends: list[Any] = []
-
-        def define(node: Any) -> None:
-            self.values[node.var] = node.value
-
-        ir.walk(
-            kernel.body,
-            (ir.Bind, define),
-            *((kind, self.ends.append) for kind in _JUMPS),
-        )
+        self.values = {each.var: each.value for each in ir.nodes(kernel.body, ir.Bind)}
+        self.ends = ir.nodes(kernel.body, *_JUMPS)
 
     def check(self, loop: Any, path: tuple[Any, ...]) -> None:
         """Refuse a barrier at `loop` inside the statements of `path`.
@@ -241,9 +232,8 @@ class Surroundings:
         for access in accesses(ir.Evaluate(expression)):
             if access.buffer.scope() != "global" or access.buffer in self.written:
                 return f"'{access.buffer.name}'"
-        calls: list[Any] = []
-        ir.walk(expression, (ir.Call, calls.append))
-        return next((f"a call of {_callee(each)}" for each in calls if not _is_pure(each)), "")
+        impure = (each for each in ir.nodes(expression, ir.Call) if not _is_pure(each))
+        return next((f"a call of {_callee(each)}" for each in impure), "")
 
 
 def _private(loop: Any) -> bool:

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.passes import prim_func_pass, was_lowered
+from crossfuse.lower.passes import LOWERED, body_pass
 from crossfuse.lower.stored_elements import Bounds, StoredElements, are_apart, stored_elements
 from crossfuse.lower.tree import Site, bounds, is_call, sites
 from crossfuse.markers import SHARED_SCOPES
@@ -33,8 +33,7 @@ def meeting_stores(body: Any, threads: Mapping[Any, int]) -> list[Any]:
     Of a kernel with flat buffers, in program order, with those that cannot be analysed; `threads`
     maps variables of threads to their extents.
     """
-    values: dict[Any, Any] = {}
-    ir.walk(body, (ir.Bind, lambda node: values.update({node.var: node.value})))
+    values = {each.var: each.value for each in ir.nodes(body, ir.Bind)}
     by_buffer: dict[Any, list[Site]] = {}
     for site in sites(body):
         if isinstance(site.node, ir.BufferStore) and is_shared(site.node.buffer):
@@ -80,7 +79,7 @@ def _elements(site: Site, threads: Bounds, values: dict[Any, Any]) -> StoredElem
 def _expanded(expression: Any, values: dict[Any, Any]) -> Any:
     """An expression with the values of variables that were bound to parts of it."""
     while any(var in values for var in ir.variables(expression)):
-        expression = ir.substitute(expression, lambda var: values.get(var, var))
+        expression = ir.substitute(expression, values)
     return expression
 
 
@@ -92,11 +91,7 @@ def distrust_equal_indices() -> Any:
 
     Looks at cluster kernels only.
     """
-
-    def transform(func: Any) -> Any:
-        return ir.with_body(func, _Hiding().run(func.body)) if was_lowered(func) else func
-
-    return prim_func_pass("DistrustEqualIndices", transform)
+    return body_pass("DistrustEqualIndices", LOWERED, lambda body: _Hiding().run(body))
 
 
 def trust_again(func: Any) -> Any:
@@ -124,7 +119,8 @@ class _Hiding:
         self.meeting: list[Any] = []
 
     def run(self, body: Any) -> Any:
-        ir.walk(body, (ir.AttrStmt, self._enter))
+        for node in ir.nodes(body, ir.AttrStmt):
+            self._enter(node)
         if not self.threads:
             return body
         self.meeting = meeting_stores(body, self.threads)

@@ -22,7 +22,7 @@ from crossfuse.lower.place_shared_memory import (
     size_in_bytes,
 )
 from crossfuse.lower.refusal import refusals, refuse
-from crossfuse.lower.tree import accesses, coordinate, sites
+from crossfuse.lower.tree import accesses, coordinate, is_call, sites
 from crossfuse.lower.verify.structure import check_grid_stage, check_structure
 from crossfuse.markers import ROWS, unpadded_shapes
 
@@ -110,15 +110,10 @@ def kernels_of(module: Any) -> list[tuple[str, Any]]:
 
 def _launched(statement: Any) -> list[str]:
     """Kernels that a statement of the host function launches."""
-    names: list[str] = []
-
-    def visit(call: Any) -> None:
-        if isinstance(call.op, ir.Op) and call.op.name == "tirx.call_ffi_kernel":
-            names.append(str(call.args[0].value))
-
-    if isinstance(statement, (ir.Evaluate, ir.Bind)):
-        ir.walk(statement, (ir.Call, visit))
-    return names
+    if not isinstance(statement, (ir.Evaluate, ir.Bind)):
+        return []
+    calls = ir.nodes(statement, ir.Call)
+    return [str(each.args[0].value) for each in calls if is_call(each, "tirx.call_ffi_kernel")]
 
 
 def _refuse_host(found: str) -> Exception:
@@ -344,9 +339,7 @@ def _shape_text(parameter: Any) -> str:
 
 
 def _check_bound(function: Any, name: str) -> None:
-    bound: list[Any] = []
-    ir.walk(function.body, (ir.For, lambda loop: bound.append(loop) if coordinate(loop) else None))
-    if not bound:
+    if not any(map(coordinate, ir.nodes(function.body, ir.For))):
         raise refuse(
             "lower",
             f"function '{name}'",

@@ -40,8 +40,7 @@ def flatten_buffers() -> list[Any]:
 
 def _shown(func: Any) -> Any:
     """A function without the calls of `_Hiding`, of which most functions have none."""
-    hidden: list[Any] = []
-    ir.walk(func.body, (ir.Call, lambda node: hidden.append(node) if _is_hidden(node) else None))
+    hidden = any(map(_is_hidden, ir.nodes(func.body, ir.Call)))
     return _changed(func, _Showing(func.body).index) if hidden else func
 
 
@@ -72,14 +71,11 @@ class _Iterators:
     def __init__(self, body: Any) -> None:
         self.known = ir.sym.Analyzer()
         self.iterators: set[Any] = set()
-        ir.walk(body, (ir.For, self._loop), (ir.AttrStmt, self._threads))
-
-    def _loop(self, node: Any) -> None:
-        self._iterator(node.loop_var, node.min, node.extent)
-
-    def _threads(self, node: Any) -> None:
-        if node.attr_key == "thread_extent":
-            self._iterator(node.node.var, 0, node.value)
+        for loop in ir.nodes(body, ir.For):
+            self._iterator(loop.loop_var, loop.min, loop.extent)
+        for node in ir.nodes(body, ir.AttrStmt):
+            if node.attr_key == "thread_extent":
+                self._iterator(node.node.var, 0, node.value)
 
     def _iterator(self, var: Any, least: Any, extent: Any) -> None:
         if var not in self.iterators:
@@ -92,10 +88,8 @@ class _Hiding(_Iterators):
         """The index, wrapped as the argument of a call if it is questionable."""
         if isinstance(index, (ir.tirx.IntImm, ir.Var)):
             return index
-        dividends: list[Any] = []
-        kinds = (ir.tirx.FloorDiv, ir.tirx.FloorMod)
-        ir.walk(index, *((kind, lambda node: dividends.append(node.a)) for kind in kinds))
-        if not any(self._is_padded(each) for each in dividends):
+        divisions = ir.nodes(index, ir.tirx.FloorDiv, ir.tirx.FloorMod)
+        if not any(self._is_padded(each.a) for each in divisions):
             return index
         return ir.Call(ir.Op.get(_CALL), [index], ret_ty=index.ty)
 
@@ -110,9 +104,8 @@ class _Hiding(_Iterators):
 
     def _is_whole(self, term: Any) -> bool:
         """Whether a term consists of iterators and constants only."""
-        calls: list[Any] = []
-        ir.walk(term, (ir.Call, calls.append), (ir.TensorLoad, calls.append))
-        return not calls and all(each in self.iterators for each in ir.variables(term))
+        others = ir.nodes(term, ir.Call, ir.TensorLoad)
+        return not others and all(each in self.iterators for each in ir.variables(term))
 
 
 class _Showing(_Iterators):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
-from importlib import resources
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.lower.passes import device_text
 from crossfuse.lower.tree import is_call
 from crossfuse.markers import SHARED_SCOPES
 
@@ -21,10 +20,9 @@ WORDS = {
 }
 
 
-@cache
 def device_source() -> str:
-    """CUDA text of the device helpers."""
-    return resources.files("crossfuse.lower").joinpath("device/dsm.cuh").read_text("utf-8")
+    """CUDA text of the helpers of clusters."""
+    return device_text("dsm.cuh")
 
 
 def cluster_barrier() -> Any:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 from enum import IntEnum
-from functools import cache
-from importlib import resources
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.lower.passes import device_text
 from crossfuse.workload.dtypes import is_float
 
 _ABS = "tirx.fabs"
@@ -171,18 +170,14 @@ def _call(name: str, one: Any, other: Any) -> Any:
     return ir.Call(ir.Op.get(name), [one, other], ret_ty=str(one.ty))
 
 
-@cache
-def _source() -> str:
-    return resources.files("crossfuse.lower").joinpath("device/extremes.cuh").read_text("utf-8")
-
-
 def on_cuda(call: Any) -> Any:
     """A call of `MAXIMUM` or `MINIMUM` as one of the device helper."""
     dtype = ir.tvm.DataType(str(call.ty))
     if dtype.bits != 32 or dtype.lanes not in _LANES:
         return elsewhere(call)
     name = str(call.op.name).removeprefix("tirx.")
-    return ir.cuda_func_call(name, *call.args, source_code=_source(), return_type=str(call.ty))
+    text = device_text("extremes.cuh")
+    return ir.cuda_func_call(name, *call.args, source_code=text, return_type=str(call.ty))
 
 
 def on_llvm(call: Any) -> Any:
@@ -222,9 +217,7 @@ def keep_nans(func: Any) -> Any:
 
 
 def _has_extremes(body: Any) -> bool:
-    found: list[Any] = []
-    ir.walk(body, *((each, found.append) for each in _NAMES))
-    return any(is_float(str(each.ty)) for each in found)
+    return any(is_float(str(each.ty)) for each in ir.nodes(body, *_NAMES))
 
 
 class _Rewriter:

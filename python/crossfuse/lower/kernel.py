@@ -86,7 +86,7 @@ def parts_of(root: Any) -> tuple[Part, ...]:
     statements = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
     inside = [buffer for buffer in root.alloc_buffers if buffer.scope() != "global"]
     users = {
-        buffer: [i for i, each in enumerate(statements) if _mentions(each, buffer)]
+        buffer: [i for i, each in enumerate(statements) if ir.mentions(each, buffer)]
         for buffer in inside
     }
     spans = [(min(found), max(found)) for found in users.values() if found]
@@ -111,10 +111,6 @@ def _reach(first: int, spans: list[tuple[int, int]]) -> int:
         last = reached
 
 
-def _mentions(node: Any, buffer: Any) -> bool:
-    return any(variable.same_as(buffer) for variable in ir.variables(node))
-
-
 def read_kernel(body: Any, *, compacted: bool = True) -> ClusterKernel:
     """Collect the facts of one kernel.
 
@@ -125,8 +121,7 @@ def read_kernel(body: Any, *, compacted: bool = True) -> ClusterKernel:
     cluster: dict[str, int] = {}
     grid: dict[str, int] = {}
     threads: dict[str, int] = {}
-
-    def visit(loop: Any) -> None:
+    for loop in ir.nodes(body, ir.For):
         tag = thread_tag(loop)
         axis = cluster_axis(loop)
         if axis is not None:
@@ -135,8 +130,6 @@ def read_kernel(body: Any, *, compacted: bool = True) -> ClusterKernel:
             _agree(grid, tag[-1], loop, tag)
         elif tag.startswith("threadIdx."):
             _agree(threads, tag[-1], loop, tag)
-
-    ir.walk(body, (ir.For, visit))
     uses = tuple(accesses(body))
     slabs: dict[Any, list[Access]] = {}
     for access in uses:

@@ -240,10 +240,11 @@ class _Lowering:
         self.loops.pop()
         axis, tag = cluster_axis(loop), thread_tag(loop)
         if axis is not None:
-            lowered = _replace(body, loop.loop_var, self.coordinate(axis))
+            place = self.coordinate(axis).astype(str(loop.loop_var.ty))
+            lowered = ir.substitute(body, {loop.loop_var: place})
         elif tag.startswith("blockIdx.") and tag[-1] in self.kernel.cluster:
             index = ir.tirx.floordiv(self.block_index[tag[-1]], self.kernel.cluster[tag[-1]])
-            lowered = _replace(body, loop.loop_var, index)
+            lowered = ir.substitute(body, {loop.loop_var: index.astype(str(loop.loop_var.ty))})
         else:
             notes = {k: v for k, v in loop.annotations.items() if k != CLUSTER_AXIS}
             bounds = {"min": mutator.mutate(loop.min), "extent": mutator.mutate(loop.extent)}
@@ -336,11 +337,6 @@ class _Lowering:
         for axis, extent in sizes:
             body = cluster_extent(axis, extent, body)
         return body
-
-
-def _replace(body: Any, variable: Any, value: Any) -> Any:
-    value = value.astype(str(variable.ty))
-    return ir.substitute(body, lambda var: value if var.same_as(variable) else var)
 
 
 def _thread_loop(tag: str, variable: Any, extent: int, body: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.intrinsics import WORDS, dsm_load, dsm_store
-from crossfuse.lower.passes import prim_func_pass, was_lowered
+from crossfuse.lower.passes import LOWERED, body_pass
 from crossfuse.lower.push import ARRIVED, barrier_pointer, push_word, take_word
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.slabs import PEERS_SCOPE, PEERS_SUFFIX, PUSHED_SUFFIX, RANK_STRIDE
@@ -23,11 +23,7 @@ def lower_dsm_access() -> Any:
     ``P_peers[rank * stride + e]`` becomes ``crossfuse_dsm_load_b32(&P[e], rank)``: every CTA of the
     cluster has the same shared memory layout, so a slab lies at the same offset in all.
     """
-
-    def transform(func: Any) -> Any:
-        return ir.with_body(func, _Lowering().run(func.body)) if was_lowered(func) else func
-
-    return prim_func_pass("LowerDsmAccess", transform)
+    return body_pass("LowerDsmAccess", LOWERED, lambda body: _Lowering().run(body))
 
 
 class _Lowering:
@@ -50,15 +46,17 @@ class _Lowering:
         )
 
     def _loop(self, loop: Any, mutator: Any) -> Any:
-        self.ranges.append((loop.loop_var, _range(loop.min, loop.extent)))
-        mutated = mutator.default_mutate(loop)
-        self.ranges.pop()
-        return mutated
+        return self._inside(loop, loop.loop_var, loop.min, loop.extent, mutator)
 
     def _launch(self, node: Any, mutator: Any) -> Any:
         if str(node.attr_key) != "thread_extent":
             return mutator.default_mutate(node)
-        self.ranges.append((node.node.var, _range(0, node.value)))
+        return self._inside(node, node.node.var, 0, node.value, mutator)
+
+    def _inside(self, node: Any, variable: Any, start: Any, extent: Any, mutator: Any) -> Any:
+        """A loop or a launch, its body mutated where the range of its variable is known."""
+        values = ir.tvm.ir.Range.from_min_extent(start, extent)
+        self.ranges.append((variable, values))
         mutated = mutator.default_mutate(node)
         self.ranges.pop()
         return mutated
@@ -121,10 +119,6 @@ class _Lowering:
                 slab, f"{lanes} elements together, from {offset}, which may be misaligned"
             )
         return ir.tirx.address_of(ir.tirx.BufferLoad(slab, [offset])), rank, lanes
-
-
-def _range(start: Any, extent: Any) -> Any:
-    return ir.tvm.ir.Range.from_min_extent(start, extent)
 
 
 def _in_slab(index: Any, known: Any) -> str:

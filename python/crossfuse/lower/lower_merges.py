@@ -14,7 +14,7 @@ from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP
 from crossfuse.lower.passes import prim_func_pass
 from crossfuse.lower.refusal import refuse
-from crossfuse.markers import MERGE, MERGE_EQUAL, MERGED, thread_tag
+from crossfuse.markers import MERGE, MERGE_EQUAL, MERGED, marked_blocks_in, thread_tag
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,8 +183,7 @@ class _Lowering:
         if self.warps > 1:
             body += [*self._exchange(), *self._among(self.warps, WARP)]
         body += self._store()
-        renamed = {self.merge.reduced.var: self.thread}
-        statement = ir.substitute(ir.SeqStmt(body), lambda var: renamed.get(var, var))
+        statement = ir.substitute(ir.SeqStmt(body), {self.merge.reduced.var: self.thread})
         return ir.for_like(self.loop, self._block(statement))
 
     def _block(self, body: Any) -> Any:
@@ -200,8 +199,14 @@ class _Lowering:
         if self.group is not None:
             iters.append(_spatial(self.row, self.groups))
             values.append(self.group.loop_var)
-        reads = [_at(each) for each in self.merge.of]
-        reads = [ir.substitute(each, self._renamed) for each in reads]
+        renamed = {self.merge.reduced.var: self.thread}
+        reads = [ir.substitute(_at(each), renamed) for each in self.merge.of]
+        return self._realized(iters, values, reads, body)
+
+    def _realized(self, iters: list[Any], values: list[Any], reads: list[Any], body: Any) -> Any:
+        """The block with another body, which works on registers of its own."""
+        old = self.merge.block
+        registers = [*self.own, *self.left, *self.right, *self.values.values()]
         block = ir.SBlock(
             iters,
             reads,
@@ -209,17 +214,11 @@ class _Lowering:
             old.name_hint,
             body,
             None,
-            [*old.alloc_buffers, *self._buffers()],
+            [*old.alloc_buffers, *registers, *self.staged],
             [],
             {MERGED: 1},
         )
         return ir.SBlockRealize(values, self.merge.realize.predicate, block)
-
-    def _buffers(self) -> list[Any]:
-        return [*self.own, *self.left, *self.right, *self.values.values(), *self.staged]
-
-    def _renamed(self, var: Any) -> Any:
-        return self.thread if var.same_as(self.merge.reduced.var) else var
 
     def _register(self, name: str, number: int) -> Any:
         buffer = self.merge.into[number].buffer
@@ -304,7 +303,7 @@ class _Lowering:
             return mutator.default_mutate(node)
 
         expression = ir.mutate(expression, (ir.TensorLoad, load))
-        return ir.substitute(expression, lambda var: known.get(var, var))
+        return ir.substitute(expression, known)
 
     def _exchange(self) -> list[Any]:
         """Statements: pass each warp's state to all warps."""
@@ -351,9 +350,9 @@ class _OfLanes(_Lowering):
         self.staged = []
 
     def run(self) -> Any:
-        lane = ir.tirx.floormod(self.thread, self.shared)
+        lane = {self.merge.reduced.var: ir.tirx.floormod(self.thread, self.shared)}
         body = [
-            ir.BufferStore(o, self._of(each, lane), [_ZERO])
+            ir.BufferStore(o, ir.substitute(each, lane), [_ZERO])
             for o, each in zip(self.own, self.merge.of, strict=True)
         ]
         body += [*self._among(self.shared), *self._store()]
@@ -363,28 +362,15 @@ class _OfLanes(_Lowering):
             for each, value in zip(old.iter_vars, self.merge.realize.iter_values, strict=True)
             if not each.same_as(self.merge.reduced)
         ]
-        block = ir.SBlock(
-            [each for each, _ in kept],
-            [self._every(each) for each in old.reads],
-            list(old.writes),
-            old.name_hint,
-            ir.SeqStmt(body),
-            None,
-            [*old.alloc_buffers, *self._buffers()],
-            [],
-            {MERGED: 1},
-        )
-        return ir.SBlockRealize([value for _, value in kept], self.merge.realize.predicate, block)
-
-    def _of(self, load: Any, lane: Any) -> Any:
-        reduced = self.merge.reduced.var
-        return ir.substitute(load, lambda var: lane if var.same_as(reduced) else var)
+        iters, values = [each for each, _ in kept], [value for _, value in kept]
+        reads = [self._every(each) for each in old.reads]
+        return self._realized(iters, values, reads, ir.SeqStmt(body))
 
     def _every(self, region: Any) -> Any:
         """The region that all iterations of the loop read together."""
         whole, reduced = ir.tvm.ir.Range.from_min_extent, self.merge.reduced.var
         ranges = [
-            whole(0, extent) if any(v.same_as(reduced) for v in ir.variables(each.min)) else each
+            whole(0, extent) if ir.mentions(each.min, reduced) else each
             for each, extent in zip(region.region, region.source.ty.shape, strict=True)
         ]
         return ir.tirx.BufferRegion(region.source, ranges)
@@ -417,11 +403,8 @@ def _size(block: Any, loop: Any) -> int:
 
 
 def _check_none_left(body: Any) -> None:
-    def visit(block: Any) -> None:
-        if MERGE in block.annotations:
-            raise _refuse(block, "a block in a loop with other statements")
-
-    ir.walk(body, (ir.SBlock, visit))
+    for block in marked_blocks_in(body, MERGE):
+        raise _refuse(block, "a block in a loop with other statements")
 
 
 def _refuse(block: Any, found: str) -> Exception:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.passes import prim_func_pass
+from crossfuse.lower.passes import body_pass
 from crossfuse.markers import FAST
 
 #: Types and numbers of elements that one load of 16 bytes takes.
@@ -48,30 +48,20 @@ def order_loads() -> Any:
     runs after loops are unrolled, on functions marked `FAST`.
     """
 
-    def transform(func: Any) -> Any:
-        if func.attrs is None or FAST not in func.attrs or not _guarded(func.body):
-            return func
-        return ir.with_body(func, ir.mutate(func.body, (ir.For, _kept), (ir.BufferStore, _ordered)))
+    def ordered(body: Any) -> Any:
+        if not _guarded(body):
+            return body
+        return ir.mutate(body, (ir.For, lambda loop, _: loop), (ir.BufferStore, _ordered))
 
-    return prim_func_pass("OrderLoads", transform)
+    return body_pass("OrderLoads", FAST, ordered)
 
 
 def _guarded(body: Any) -> bool:
     """Whether a vector is loaded into registers under a condition, outside loops."""
     nothing = ir.tirx.Evaluate(0)
     straight = ir.mutate(body, (ir.For, lambda node, mutator: nothing))
-    found: list[Any] = []
-
-    def visit(store: Any) -> None:
-        if _is_load(store):
-            found.append(store)
-
-    ir.walk(straight, (ir.IfThenElse, lambda node: ir.walk(node, (ir.BufferStore, visit))))
-    return bool(found)
-
-
-def _kept(loop: Any, mutator: Any) -> Any:
-    return loop
+    guarded = (ir.buffer_stores(each) for each in ir.nodes(straight, ir.IfThenElse))
+    return any(_is_load(store) for stores in guarded for store in stores)
 
 
 def _ordered(store: Any, mutator: Any) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.passes import prim_func_pass
+from crossfuse.lower.passes import body_pass
 from crossfuse.markers import FAST
 
 _NARROW, _WORD = "bfloat16", "uint32"
@@ -40,13 +40,7 @@ def pack_registers() -> Any:
     float32 numbers of the one for the other, which take twice as many registers as words. It runs
     after loops are unrolled, on functions marked `FAST`.
     """
-
-    def transform(func: Any) -> Any:
-        if func.attrs is None or FAST not in func.attrs:
-            return func
-        return ir.with_body(func, _packed(func.body))
-
-    return prim_func_pass("PackRegisters", transform)
+    return body_pass("PackRegisters", FAST, _packed)
 
 
 def _packed(body: Any) -> Any:

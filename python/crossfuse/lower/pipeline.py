@@ -8,8 +8,6 @@ what they always did.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from importlib import resources
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -22,7 +20,7 @@ from crossfuse.lower.lower_dsm_access import lower_dsm_access
 from crossfuse.lower.lower_merges import lower_merges
 from crossfuse.lower.order_loads import order_loads
 from crossfuse.lower.pack_registers import pack_registers
-from crossfuse.lower.passes import prim_func_pass, was_lowered
+from crossfuse.lower.passes import body_pass, device_text, prim_func_pass, was_lowered
 from crossfuse.lower.place_shared_memory import place_shared_memory
 from crossfuse.lower.slabs import storage_rewrite_elsewhere
 from crossfuse.lower.tree import is_call
@@ -63,11 +61,6 @@ def _sequence(sequence: Any, mutator: Any) -> Any:
     return ir.SeqStmt(kept) if len(kept) != 1 else kept[0]
 
 
-@cache
-def _source() -> str:
-    return resources.files("crossfuse.lower").joinpath("device/math.cuh").read_text("utf-8")
-
-
 def fast_exponentials() -> Any:
     """Pass: ``exp2`` of a float32 becomes ``ex2.approx.ftz``, right to 2 units in the last place.
 
@@ -80,16 +73,12 @@ def fast_exponentials() -> Any:
         call = mutator.default_mutate(call)
         if not is_call(call, "tirx.exp2") or str(call.ty) != "float32":
             return call
+        text = device_text("math.cuh")
         return ir.cuda_func_call(
-            "crossfuse_exp2", call.args[0], source_code=_source(), return_type="float32"
+            "crossfuse_exp2", call.args[0], source_code=text, return_type="float32"
         )
 
-    def transform(func: Any) -> Any:
-        if func.attrs is None or FAST not in func.attrs:
-            return func
-        return ir.with_body(func, ir.mutate(func.body, (ir.Call, change)))
-
-    return prim_func_pass("FastExponentials", transform)
+    return body_pass("FastExponentials", FAST, lambda body: ir.mutate(body, (ir.Call, change)))
 
 
 Pipeline = tuple[Any, Callable[[], Any], Callable[[], Any]]

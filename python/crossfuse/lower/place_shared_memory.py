@@ -107,14 +107,9 @@ class _Intervals:
 
     def __init__(self, body: Any) -> None:
         self.found: dict[Any, tuple[int, int]] = {}
-        self.owners: dict[Any, Any] = {}
+        allocated = (each.buffer for each in ir.nodes(body, ir.AllocBuffer))
+        self.owners = {each: each for each in allocated if str(each.scope()) in SHARED_SCOPES}
         self.now = 0
-
-        def allocate(node: Any) -> None:
-            if str(node.buffer.scope()) in SHARED_SCOPES:
-                self.owners[node.buffer] = node.buffer
-
-        ir.walk(body, (ir.AllocBuffer, allocate))
         self._visit(body)
 
     def _visit(self, node: Any) -> None:
@@ -225,13 +220,10 @@ def _check_warps(launch: Any) -> None:
     Its threads then exchange values through shared memory with a warp synchronisation between,
     which CUDA's code generator leaves out: correct up to compute capability 6, a race since.
     """
-
-    def visit(node: Any) -> None:
+    for node in ir.nodes(launch, ir.AttrStmt):
         if str(node.attr_key) != "reduce_scope":
-            return
-        syncs: list[Any] = []
-        ir.walk(node.body, (ir.Evaluate, syncs.append))
-        if any(is_sync(each, ("warp",)) for each in syncs):
+            continue
+        if any(is_sync(each, ("warp",)) for each in ir.nodes(node.body, ir.Evaluate)):
             raise refuse(
                 "thread-reduction",
                 "kernel",
@@ -240,8 +232,6 @@ def _check_warps(launch: Any) -> None:
                 instead="bind a multiple of 32 threads, or a power of two below, to the reduction "
                 "loop",
             )
-
-    ir.walk(launch, (ir.AttrStmt, visit))
 
 
 class _Views:
@@ -340,17 +330,14 @@ def _moved(index: Any, elements: int) -> Any:
 
 
 def _unmoved(body: Any, buffer: Any) -> Exception:
-    uses: list[Any] = []
-
-    def visit(node: Any) -> None:
-        if any(variable.same_as(buffer) for variable in ir.variables(node)):
-            uses.append(node)
-
-    ir.walk(body, (ir.Evaluate, visit), (ir.Bind, visit), (ir.AttrStmt, visit))
+    statements = (
+        node for kind in (ir.Evaluate, ir.Bind, ir.AttrStmt) for node in ir.nodes(body, kind)
+    )
+    use = next((each for each in statements if ir.mentions(each, buffer)), None)
     return refuse(
         "shared-memory",
         f"buffer '{buffer.name}'",
-        found=f"a use that cannot be moved: {text_of(uses[0]) if uses else buffer.name}",
+        found=f"a use that cannot be moved: {buffer.name if use is None else text_of(use)}",
         limit="loads, stores, views and pointers of elements",
         instead="pass the buffer to calls as access_ptr or address_of",
     )

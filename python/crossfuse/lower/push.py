@@ -9,8 +9,6 @@ slabs, words are stored by ``st.async``, and each CTA waits for the bytes of its
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from math import prod
 from typing import Any
 
@@ -18,6 +16,7 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.barrier_plan import BarrierPlan
 from crossfuse.lower.intrinsics import device_source
 from crossfuse.lower.kernel import ClusterKernel, own_rank
+from crossfuse.lower.passes import device_text
 from crossfuse.lower.tree import Access
 from crossfuse.markers import PUSH, cluster_axis, thread_tag
 
@@ -121,10 +120,8 @@ def take_word(address: Any, dtype: str) -> Any:
     return ir.tirx.reinterpret(dtype, bits)
 
 
-@cache
 def _source() -> str:
-    text = resources.files("crossfuse.lower").joinpath("device/push.cuh").read_text("utf-8")
-    return f"{device_source()}\n{text}"
+    return f"{device_source()}\n{device_text('push.cuh')}"
 
 
 def _call(name: str, *arguments: Any) -> Any:

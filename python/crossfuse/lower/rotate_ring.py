@@ -68,14 +68,13 @@ def _add(rotations: dict[Any, tuple[Any, int]], block: Any, access: Access) -> N
 
 
 def _inside(loop: Any, outer: Any) -> bool:
-    found: list[Any] = []
-    ir.walk(outer.body, (ir.For, found.append))
-    return any(each.loop_var.same_as(loop.loop_var) for each in found)
+    inner = ir.nodes(outer.body, ir.For)
+    return any(each.loop_var.same_as(loop.loop_var) for each in inner)
 
 
 def _check_no_init(loop: Any, block: Any) -> None:
-    def visit(node: Any) -> None:
-        if any(var.same_as(loop.loop_var) for var in ir.variables(node.condition)):
+    for node in ir.nodes(loop.body, ir.IfThenElse):
+        if ir.mentions(node.condition, loop.loop_var):
             raise refuse(
                 "dsm_shuffle",
                 f"block '{block.name_hint}', loop '{loop.loop_var.name}'",
@@ -84,12 +83,12 @@ def _check_no_init(loop: Any, block: Any) -> None:
                 instead="call sch.decompose_reduction(consumer, slice_loop) before lowering",
             )
 
-    ir.walk(loop.body, (ir.IfThenElse, visit))
-
 
 def _check_order(loop: Any, block: Any) -> None:
     """Refuse a loop that carries values other than by a commutative update."""
-    local = _allocated(loop.body)
+    blocks = ir.nodes(loop.body, ir.SBlock)
+    # Allocated anew in every iteration.
+    local = {buffer for each in blocks for buffer in each.alloc_buffers}
     for access in accesses(loop.body):
         if not access.write or access.buffer in local:
             continue
@@ -102,13 +101,6 @@ def _check_order(loop: Any, block: Any) -> None:
                 "its own",
                 instead="call dsm_shuffle with ring=False",
             )
-
-
-def _allocated(body: Any) -> dict[Any, None]:
-    """Buffers that are allocated anew in every iteration."""
-    found: dict[Any, None] = {}
-    ir.walk(body, (ir.SBlock, lambda block: found.update(dict.fromkeys(block.alloc_buffers))))
-    return found
 
 
 def _by_slice(access: Access, loop: Any) -> bool:
@@ -136,7 +128,7 @@ def _is_update(access: Access) -> bool:
             isinstance(mine, ir.TensorLoad)
             and mine.source.same_as(store.buffer)
             and ir.tvm_ffi.structural_equal(list(mine.indices), list(store.indices))
-            and not any(var.same_as(store.buffer) for var in ir.variables(other))
+            and not ir.mentions(other, store.buffer)
         ):
             return True
     return False
@@ -150,7 +142,6 @@ def _rotate(body: Any, rotations: dict[Any, tuple[Any, int]]) -> Any:
         rank, size = rotations[loop.loop_var]
         step = loop.loop_var
         rotated = ir.tirx.floormod(step + rank.astype(str(step.ty)), size)
-        inner = ir.substitute(loop.body, lambda var: rotated if var.same_as(step) else var)
-        return ir.for_like(loop, inner)
+        return ir.for_like(loop, ir.substitute(loop.body, {step: rotated}))
 
     return ir.mutate(body, (ir.For, rotate))

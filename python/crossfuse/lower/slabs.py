@@ -28,8 +28,8 @@ class Slabs:
     """
 
     def __init__(self, func: Any) -> None:
-        buffers: list[Any] = list(func.params)
-        ir.walk(func.body, (ir.SBlock, lambda block: buffers.extend(block.alloc_buffers)))
+        blocks = ir.nodes(func.body, ir.SBlock)
+        buffers = [*func.params, *(buffer for each in blocks for buffer in each.alloc_buffers)]
         mine = dict.fromkeys(each for each in buffers if _is_slab(each))
         taken = {str(each.name) for each in buffers if each not in mine}
         self._images: dict[Any, tuple[Any, Any]] = {}

@@ -145,9 +145,7 @@ def is_executed(node: Any) -> bool:
 
 def contains_cluster(node: Any) -> bool:
     """Whether a cluster-bound loop stands at or below a statement."""
-    found: list[Any] = []
-    ir.walk(node, (ir.For, lambda loop: found.append(loop) if cluster_axis(loop) else None))
-    return bool(found)
+    return any(map(cluster_axis, ir.nodes(node, ir.For)))
 
 
 def text_of(node: Any) -> str:
@@ -202,13 +200,10 @@ def _access(views: dict[Any, Any], site: Site, buffer: Any, indices: Any, mask: 
 def _views(body: Any) -> dict[Any, Any]:
     """Views made by ``match_buffer``, each with the allocated buffer it looks at."""
     views: dict[Any, Any] = {}
-
-    def visit(block: Any) -> None:
+    for block in ir.nodes(body, ir.SBlock):
         for match in block.match_buffers:
             source = match.source.source
             views[match.buffer] = views.get(source, source)
-
-    ir.walk(body, (ir.SBlock, visit))
     return views
 
 
@@ -237,7 +232,7 @@ def open_blocks(func: Any) -> Any:
             each.var: value
             for each, value in zip(block.iter_vars, realize.iter_values, strict=True)
         }
-        return ir.substitute(block.body, lambda var: bound.get(var, var))
+        return ir.substitute(block.body, bound)
 
     body = ir.mutate(root.body, (ir.SBlockRealize, visit))
     if not buffers and body.same_as(root.body):
@@ -250,10 +245,5 @@ def open_blocks(func: Any) -> Any:
 def _is_opened(realize: Any) -> bool:
     block = realize.block
     plain = block.init is None and not len(block.match_buffers) and not len(block.annotations)
-    return plain and ir.constant(realize.predicate) == 1 and _holds_blocks(block.body)
-
-
-def _holds_blocks(body: Any) -> bool:
-    found: list[Any] = []
-    ir.walk(body, (ir.SBlockRealize, found.append))
-    return bool(found)
+    holds_blocks = bool(ir.nodes(block.body, ir.SBlockRealize))
+    return plain and ir.constant(realize.predicate) == 1 and holds_blocks

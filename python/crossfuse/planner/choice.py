@@ -150,7 +150,7 @@ def check_families(wanted: Sequence[str], known: Sequence[str], of: str = "") ->
 
 def no_plan(found: str, limit: str, version: int = VERSION) -> PlanRefused:
     """Build the refusal of a text that is no plan."""
-    error = refuse(
+    return refuse(
         PlanRefused,
         "plan-json",
         "text",
@@ -158,8 +158,6 @@ def no_plan(found: str, limit: str, version: int = VERSION) -> PlanRefused:
         limit=f"{limit}, in a plan of version {version} as Plan.to_json writes it",
         instead="plan the workload again",
     )
-    assert isinstance(error, PlanRefused)
-    return error
 
 
 # Plans as a built kernel records them.

@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from crossfuse import hardware
-from crossfuse._compat import installed_version
 from crossfuse.calls import Seconds, checked
 from crossfuse.files import sha256, write_atomically
 from crossfuse.lower.image import KernelImage
 from crossfuse.runtime.cubin import Cubin, compile_cubin
 from crossfuse.runtime.launcher import compile_launcher, generate_launcher
 from crossfuse.runtime.limits import check_image, check_resources
-from crossfuse.runtime.manifest import FORMAT_VERSION, LIBRARY_HASH, Manifest
+from crossfuse.runtime.manifest import (
+    FORMAT_VERSION,
+    LIBRARY_HASH,
+    Manifest,
+    limits_of,
+    releases,
+)
 from crossfuse.runtime.nvcc import NvccInfo
 from crossfuse.schema import parse
 
@@ -215,16 +220,13 @@ def _manifest(
     metadata: Mapping[str, Any],
     trace: str | None,
 ) -> Manifest:
-    names = {"crossfuse": "crossfuse", "tvm": "apache-tvm", "tvm-ffi": "apache-tvm-ffi"}
-    versions = {key: installed_version(name) for key, name in names.items()}
-    limits = {key: value for key, value in asdict(device).items() if isinstance(value, int)}
     return Manifest(
         format_version=FORMAT_VERSION,
         name=image.name,
         device=device.name,
         arch=device.arch,
-        versions=versions | {"nvcc": cubin.nvcc_version},
-        limits=limits,
+        versions=releases() | {"nvcc": cubin.nvcc_version},
+        limits=limits_of(device),
         buffers=image.buffers,
         launches=image.launches,
         resources=cubin.resources,

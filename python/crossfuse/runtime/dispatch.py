@@ -13,14 +13,14 @@ from crossfuse.files import read_text, sha256, write_atomically
 from crossfuse.lower.image import BufferSpec
 from crossfuse.runtime.artefact import Artefact
 from crossfuse.runtime.dispatch_table import TABLE, Bin, DispatchTable, unreadable_table
-from crossfuse.runtime.kernel import LoadedKernel, run_with_outputs
+from crossfuse.runtime.kernel import LoadedKernel, Runnable
 from crossfuse.runtime.kernel_table import check_listed
 from crossfuse.runtime.load import load
 from crossfuse.runtime.manifest import Manifest
 from crossfuse.schema import Damaged
 
 
-class Dispatch:
+class Dispatch(Runnable):
     """A kernel for each bin of M, called as one kernel with any number of rows.
 
     ``dispatch(*inputs, *outputs)`` counts the rows of the first tensor that has any and runs the
@@ -99,28 +99,6 @@ class Dispatch:
             part = slice(piece.first, piece.first + piece.rows)
             views = self._views(arguments, part)
             self.kernels[piece.bin](*views, device=device)
-
-    def run(self, *inputs: Any, device: int = 0) -> Any:
-        """Allocate the outputs as the first input is, run, and return them.
-
-        Parameters
-        ----------
-        *inputs : tensor
-            The arguments that are no outputs, in order: torch tensors or numpy arrays.
-        device : int
-            See `__call__`.
-
-        Returns
-        -------
-        tensor or tuple of tensor
-            The output, or all of them where there are several.
-
-        Raises
-        ------
-        ArtefactRefused, EnvironmentRefused
-            As `__call__`.
-        """
-        return run_with_outputs(self, inputs, device)
 
     def _count(self, arguments: Sequence[Any]) -> int:
         """Number of rows of the first tensor that has rows."""

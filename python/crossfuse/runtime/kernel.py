@@ -5,58 +5,76 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from crossfuse.errors import ArtefactRefused, EnvironmentRefused, RefusedError, refuse
 from crossfuse.lower.image import BufferSpec
 from crossfuse.runtime.launcher import DTYPES
 from crossfuse.runtime.manifest import Manifest
+from crossfuse.workload.dtypes import numpy_type
 
 # Calls that allocate their outputs, with the inputs' row count and in the inputs' place.
 
 
-class Callee(Protocol):
-    """What is run: a kernel or a dispatch, called with inputs and outputs in buffer order."""
+class Runnable(ABC):
+    """A kernel or a dispatch, called with inputs and outputs in the order of its buffers."""
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """The name in messages."""
 
     @property
+    @abstractmethod
     def buffers(self) -> tuple[BufferSpec, ...]:
         """Arguments in order."""
 
+    @abstractmethod
     def __call__(self, *arguments: Any, device: int = 0) -> None:
         """Write the outputs."""
 
+    def run(self, *inputs: Any, device: int = 0) -> Any:
+        """Allocate the outputs as the first input is, run, and return them.
 
-def run_with_outputs(callee: Callee, inputs: Sequence[Any], device: int) -> Any:
-    """Allocate the outputs in the framework and place of the first input, call, and return them.
+        Parameters
+        ----------
+        *inputs : tensor
+            The arguments that are no outputs, in order: torch tensors or numpy arrays. Outputs
+            have as many rows as the first of them that has any.
+        device : int
+            See `__call__`.
 
-    Outputs have as many rows as the first input with rows. `device` is the GPU that numpy arrays
-    are copied to. Several outputs come as a tuple. Another number of inputs, no input at all, or a
-    first one that is neither a torch tensor nor a numpy array raises `ArtefactRefused`.
-    """
-    wanted = [each for each in callee.buffers if not each.output]
-    if len(inputs) != len(wanted) or not inputs:
-        raise refuse(
-            ArtefactRefused,
-            "argument-count",
-            f"run of {callee.name}",
-            found=f"{len(inputs)} inputs",
-            limit=f"{len(wanted)} ({', '.join(each.name for each in wanted)})",
-            instead="pass the inputs alone, or call the kernel itself with its outputs",
-        )
-    rest = iter(inputs)
-    arguments = [
-        _empty_like(each, inputs[0], callee.name) if each.output else next(rest)
-        for each in _buffers_of_call(callee.buffers, inputs)
-    ]
-    callee(*arguments, device=device)
-    pairs = zip(callee.buffers, arguments, strict=True)
-    outputs = tuple(argument for buffer, argument in pairs if buffer.output)
-    return outputs[0] if len(outputs) == 1 else outputs
+        Returns
+        -------
+        tensor or tuple of tensor
+            The output, or all of them where there are several.
+
+        Raises
+        ------
+        ArtefactRefused, EnvironmentRefused
+            As `__call__`.
+        """
+        wanted = [each for each in self.buffers if not each.output]
+        if len(inputs) != len(wanted) or not inputs:
+            raise refuse(
+                ArtefactRefused,
+                "argument-count",
+                f"run of {self.name}",
+                found=f"{len(inputs)} inputs",
+                limit=f"{len(wanted)} ({', '.join(each.name for each in wanted)})",
+                instead="pass the inputs alone, or call the kernel itself with its outputs",
+            )
+        rest = iter(inputs)
+        arguments = [
+            _empty_like(each, inputs[0], self.name) if each.output else next(rest)
+            for each in _buffers_of_call(self.buffers, inputs)
+        ]
+        self(*arguments, device=device)
+        pairs = zip(self.buffers, arguments, strict=True)
+        outputs = tuple(argument for buffer, argument in pairs if buffer.output)
+        return outputs[0] if len(outputs) == 1 else outputs
 
 
 def is_numpy(value: Any) -> bool:
@@ -77,10 +95,9 @@ def _buffers_of_call(buffers: tuple[BufferSpec, ...], inputs: Sequence[Any]) -> 
 def _empty_like(buffer: BufferSpec, like: Any, name: str) -> Any:
     """Allocate an output of the kernel `name` in the framework of an input, where that lies."""
     if is_numpy(like):
-        import ml_dtypes
         import numpy as np
 
-        return np.empty(buffer.shape, getattr(ml_dtypes, buffer.dtype, buffer.dtype))
+        return np.empty(buffer.shape, numpy_type(buffer.dtype))
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(like, torch.Tensor):
         dtype = getattr(torch, buffer.dtype)
@@ -118,7 +135,7 @@ class _DLTensor(ctypes.Structure):
     )
 
 
-class LoadedKernel:
+class LoadedKernel(Runnable):
     """A function of a loaded library, called with its buffers in order.
 
     ``kernel(*inputs, *outputs)`` writes into the outputs that it is given; `run` makes them. CUDA
@@ -129,7 +146,7 @@ class LoadedKernel:
     Parameters
     ----------
     module : tvm_ffi.Module
-        The loaded library.
+        The loaded library, which may be linked into others.
     manifest : Manifest
         What it holds.
 
@@ -144,7 +161,7 @@ class LoadedKernel:
     """
 
     def __init__(self, module: Any, manifest: Manifest) -> None:
-        self._module = module
+        self.module = module
         self._launch = module[manifest.name]
         self.manifest = manifest
 
@@ -152,11 +169,6 @@ class LoadedKernel:
     def name(self) -> str:
         """Name of the function."""
         return self.manifest.name
-
-    @property
-    def module(self) -> Any:
-        """The ``tvm_ffi.Module`` that has the function, to be linked into others."""
-        return self._module
 
     @property
     def buffers(self) -> tuple[BufferSpec, ...]:
@@ -191,30 +203,7 @@ class LoadedKernel:
         self._check_arrays(arguments)
         views = [_dl_tensor(argument) for argument in arguments]
         pointers = [ctypes.c_void_p(ctypes.addressof(view)) for view in views]
-        call_library(self._module[f"{self.name}_host"], device, *pointers)
-
-    def run(self, *inputs: Any, device: int = 0) -> Any:
-        """Allocate the outputs as the first input is, run, and return them.
-
-        Parameters
-        ----------
-        *inputs : tensor
-            The arguments that are no outputs, in order: torch tensors or numpy arrays. Outputs
-            have as many rows as the first of them that has any.
-        device : int
-            See `__call__`.
-
-        Returns
-        -------
-        tensor or tuple of tensor
-            The output, or all of them where there are several.
-
-        Raises
-        ------
-        ArtefactRefused, EnvironmentRefused
-            As `__call__`.
-        """
-        return run_with_outputs(self, inputs, device)
+        call_library(self.module[f"{self.name}_host"], device, *pointers)
 
     def check_device(self, device: int = 0) -> bool:
         """Refuse a GPU of another architecture; False if there is no GPU.
@@ -234,7 +223,7 @@ class LoadedKernel:
         ArtefactRefused
             If the GPU does not fit.
         """
-        return bool(call_library(self._module[f"{self.name}_check_device"], device))
+        return bool(call_library(self.module[f"{self.name}_check_device"], device))
 
     def max_active_clusters(self, launch: int = 0, device: int = 0) -> int:
         """Clusters of one launch (CTAs, where it has none) that the GPU holds at once.
@@ -256,7 +245,7 @@ class LoadedKernel:
         ArtefactRefused, EnvironmentRefused
             If the GPU does not fit, or there is none.
         """
-        return int(call_library(self._module[f"{self.name}_max_active_clusters"], device, launch))
+        return int(call_library(self.module[f"{self.name}_max_active_clusters"], device, launch))
 
     def _check_arrays(self, arguments: tuple[Any, ...]) -> None:
         """Refuse what only numpy knows; all else is checked by the library."""
@@ -302,7 +291,7 @@ def call_library(function: Any, *arguments: Any) -> Any:
             raise
         environment = match["rule"].startswith("cuda-")
         family = EnvironmentRefused if environment else ArtefactRefused
-        refusal = refuse(family, **match.groupdict())
+        refusal: RefusedError = refuse(family, **match.groupdict())
     raise refusal
 
 

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from crossfuse._compat import installed_version
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
+from crossfuse.hardware import Device
 from crossfuse.lower.image import BufferSpec, Launch
 from crossfuse.runtime.resources import ResourceUsage
 from crossfuse.schema import Damaged, parse, typed, versioned
@@ -17,6 +19,19 @@ FORMAT_VERSION = 2
 
 LIBRARY_HASH = "library_sha256"
 """Key that only the manifest's file has: a library cannot hold its own hash."""
+
+RELEASES = {"crossfuse": "crossfuse", "tvm": "apache-tvm", "tvm-ffi": "apache-tvm-ffi"}
+"""Packages whose versions records have, with their names on PyPI."""
+
+
+def releases() -> dict[str, str | None]:
+    """Versions that are installed here; None where not installed."""
+    return {key: installed_version(name) for key, name in RELEASES.items()}
+
+
+def limits_of(device: Device) -> dict[str, int]:
+    """Limits of a device, as records have them."""
+    return {key: value for key, value in asdict(device).items() if isinstance(value, int)}
 
 
 @dataclass(frozen=True)

@@ -13,22 +13,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crossfuse._compat import installed_version
 from crossfuse.calls import checked
 from crossfuse.errors import EnvironmentRefused, RefusedError, refuse
 from crossfuse.files import on_disk, read_bytes, scratch, sha256, write_atomically, writing
 from crossfuse.npz import read_arrays
 from crossfuse.runtime.load import check_room, gpu_limits, open_library
+from crossfuse.runtime.manifest import RELEASES, releases
 from crossfuse.runtime.model_record import (
     LIBRARY,
     MANIFEST,
     WEIGHTS,
     ModelArtefact,
-    ModelInput,
     ModelInputs,
     model_refused,
     read_model_artefact,
@@ -39,8 +38,6 @@ from crossfuse.schema import Damaged
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from crossfuse.hardware import Device
 
 # TVM's own CUDA compiled as our kernels are: by the same nvcc, without fast math.
 #
@@ -105,34 +102,16 @@ def compile_marked_text() -> None:
     _ours[:] = [tvm.get_global_func(_COMPILE)]
 
 
-_RELEASES = {"crossfuse": "crossfuse", "tvm": "apache-tvm", "tvm-ffi": "apache-tvm-ffi"}
-
-
-@dataclass(frozen=True)
-class ModelParts:
-    """The parts of a compiled model that are exported."""
-
-    #: The ``tvm.relax.VMExecutable``.
-    executable: Any
-    target: Device
-    #: One of `crossfuse.runtime.running_model.RUNS_ON`.
-    runs_on: str
-    inputs: ModelInputs
-    #: Parameters after the inputs, in order.
-    weights: Mapping[str, np.ndarray]
-    #: Hash of the Relax module.
-    source: str
-    #: As `report`, a field of `ModelArtefact`.
-    fused: tuple[str, ...]
-    report: str
-
-
 def write_model(
-    folder: str | os.PathLike[str], parts: ModelParts, *, weights: bool = True
+    folder: str | os.PathLike[str],
+    executable: Any,
+    record: ModelArtefact,
+    weights: Mapping[str, np.ndarray],
 ) -> ModelArtefact:
-    """Write a compiled model to a folder, which is created, with its weights or without.
+    """Write a compiled model to a folder, which is created; gives the record with the file's hash.
 
-    A full disk, or a C++ compiler that does not link the library, raises `EnvironmentRefused`.
+    `executable` is the ``tvm.relax.VMExecutable``. A full disk, or a C++ compiler that does not
+    link the library, raises `EnvironmentRefused`.
     """
     home = Path(folder)
     with on_disk(home):
@@ -141,33 +120,14 @@ def write_model(
     with scratch(home) as folder:
         made = folder / LIBRARY
         try:
-            parts.executable.export_library(str(made))
+            executable.export_library(str(made))
         except RuntimeError as error:  # of TVM, with what its linker says
             raise _unwritten(home, error) from error
         library = made.read_bytes()
     write_atomically(home / LIBRARY, library, mode=0o755)
-    if weights:
-        _write_weights(home / WEIGHTS, parts.weights)
-    target = parts.target
-    limits = {key: value for key, value in asdict(target).items() if isinstance(value, int)}
-    record = ModelArtefact(
-        device=target.name,
-        arch=target.arch,
-        limits=limits,
-        versions={key: installed_version(name) for key, name in _RELEASES.items()},
-        runs_on=parts.runs_on,
-        inputs=parts.inputs.inputs,
-        most=dict(parts.inputs.most),
-        weights=tuple(
-            ModelInput(name, str(each.dtype), tuple(each.shape))
-            for name, each in parts.weights.items()
-        ),
-        stored=weights,
-        fused=parts.fused,
-        report=parts.report,
-        source_sha256=parts.source,
-        library_sha256=sha256(library),
-    )
+    if record.stored:
+        _write_weights(home / WEIGHTS, weights)
+    record = replace(record, library_sha256=sha256(library))
     # Last of all: a folder that is not complete has no record.
     write_atomically(home / MANIFEST, record.to_json().encode())
     return record
@@ -249,10 +209,11 @@ def load_model(
 
 def _check_releases(record: ModelArtefact, home: Path) -> None:
     """Refuse another TVM, which reads the executable, or tvm-ffi, which its calls go through."""
+    installed = releases()
     for name in ("tvm", "tvm-ffi"):
-        built, here = record.versions.get(name), installed_version(_RELEASES[name])
+        built, here = record.versions.get(name), installed[name]
         if built != here:
-            found, limit = f"a model of {_RELEASES[name]} {built}", f"{here}, which is installed"
+            found, limit = f"a model of {RELEASES[name]} {built}", f"{here}, which is installed"
             raise model_refused(str(home), found, limit)
 
 

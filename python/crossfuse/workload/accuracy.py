@@ -116,9 +116,7 @@ def judge(limits: Tolerance, output: np.ndarray, where: str) -> Accuracy:
 
 def _failed(rule: str, where: str, found: str, limit: str) -> CheckFailed:
     advice = "find the first stage whose tensor is off"
-    error = refuse(CheckFailed, rule, where, found=found, limit=limit, instead=advice)
-    assert isinstance(error, CheckFailed)
-    return error
+    return refuse(CheckFailed, rule, where, found=found, limit=limit, instead=advice)
 
 
 def _check_classes(limits: Tolerance, output: np.ndarray, where: str) -> None:

@@ -15,10 +15,9 @@ from tvm import te, tirx
 from crossfuse.calls import checked
 from crossfuse.workload.conv_chain import ConvChainSpec
 from crossfuse.workload.dtypes import Operand
-from crossfuse.workload.epilogue import affine
 from crossfuse.workload.expression import Algebra, evaluate
 from crossfuse.workload.layers import LayersSpec, form_of_layers
-from crossfuse.workload.spec import WorkloadSpec
+from crossfuse.workload.spec import WorkloadSpec, affine
 
 # Gets the tensors by name and the two indices; returns a float32 expression.
 Elementwise = Callable[[Mapping[str, te.Tensor], Any, Any], Any]

@@ -163,34 +163,31 @@ def _summed(spec: cascade_spec.Norm, inputs: Tensors) -> tuple[Element, list[te.
     return lambda i, j: total[i, j], [stored]
 
 
-def _spread(squares: te.Tensor, cols: int) -> Callable[[Any], Any]:
-    """The reciprocal of the root of the mean of squares, of a row."""
+def _normal(
+    value: Element, shape: tuple[int, int], gamma: te.Tensor, beta: te.Tensor | None = None
+) -> Element:
+    """An element of scaled rows of one spread; with `beta`, of deviations from their means."""
+    rows, cols = shape
+    if beta is None:
+        squares = _reduced((rows,), cols, lambda i, j: value(i, j) * value(i, j), "squares")
+    else:
+        mean, squares = _moments(value, rows, cols)
+    # The reciprocal of the root of the mean of squares.
     epsilon = tirx.const(EPSILON, "float32")
-    return lambda i: tirx.rsqrt(squares[i] / float(cols) + epsilon)
-
-
-def _layernorm(spec: cascade_spec.LayerNorm, inputs: Tensors) -> list[te.Tensor]:
-    *_, weight, bias = inputs
-    value, stored = _summed(spec, inputs)
-    mean, squares = _moments(value, spec.rows, spec.cols)
-    spread = _spread(squares, spec.cols)
 
     def element(i: Any, j: Any) -> Any:
-        normal = (value(i, j) - mean[i]) * spread(i)
-        return (normal * _wide(weight[j]) + _wide(bias[j])).astype(spec.out)
+        centred = value(i, j) if beta is None else value(i, j) - mean[i]
+        scaled = centred * tirx.rsqrt(squares[i] / float(cols) + epsilon) * _wide(gamma[j])
+        return scaled if beta is None else scaled + _wide(beta[j])
 
-    return [*stored, te.compute((spec.rows, spec.cols), element, "y")]
+    return element
 
 
-def _rmsnorm(spec: cascade_spec.RmsNorm, inputs: Tensors) -> list[te.Tensor]:
+def _norm(spec: cascade_spec.Norm, inputs: Tensors) -> list[te.Tensor]:
     value, stored = _summed(spec, inputs)
-    squares = _reduced((spec.rows,), spec.cols, lambda i, j: value(i, j) * value(i, j), "squares")
-    spread = _spread(squares, spec.cols)
-
-    def element(i: Any, j: Any) -> Any:
-        return (value(i, j) * spread(i) * _wide(inputs[-1][j])).astype(spec.out)
-
-    return [*stored, te.compute((spec.rows, spec.cols), element, "y")]
+    shape = (spec.rows, spec.cols)
+    normal = _normal(value, shape, *inputs[-len(spec.parameters) :])
+    return [*stored, te.compute(shape, lambda i, j: normal(i, j).astype(spec.out), "y")]
 
 
 def _variance(spec: cascade_spec.Variance, inputs: Tensors) -> list[te.Tensor]:
@@ -303,13 +300,13 @@ def _attention_out(spec: cascade_spec.AttentionOut, inputs: Tensors) -> list[te.
 
 def _mla_decode(spec: cascade_spec.MlaDecode, inputs: Tensors) -> list[te.Tensor]:
     q, cache = inputs
-    rows, width = (spec.batch, spec.q_heads), spec.latent_dim + spec.rope_dim
+    rows = (spec.batch, spec.q_heads)
 
     def product(b: Any, h: Any, j: Any, d: Any) -> Any:
         return _wide(q[b, h, d]) * _wide(cache[b, j, d])
 
-    scores = _reduced((*rows, spec.kv_len), width, product, "scores")
-    scale = tirx.const(width**-0.5, "float32")
+    scores = _reduced((*rows, spec.kv_len), spec.width, product, "scores")
+    scale = tirx.const(spec.width**-0.5, "float32")
     scaled = te.compute(scores.shape, lambda *at: scores(*at) * scale, "scaled")
     return [
         _attend(
@@ -351,37 +348,18 @@ def _quant_gemm(spec: cascade_spec.QuantGemm, inputs: Tensors) -> list[te.Tensor
 
 def _rmsnorm_gemm(spec: cascade_spec.RmsNormGemm, inputs: Tensors) -> list[te.Tensor]:
     x, gamma, weight = inputs
-    rows = (spec.tokens,)
-    squares = _reduced(rows, spec.K, lambda i, j: _wide(x[i, j]) * _wide(x[i, j]), "squares")
-    spread = _spread(squares, spec.K)
-
-    def normal(i: Any, j: Any) -> Any:
-        return (_wide(x[i, j]) * spread(i) * _wide(gamma[j])).astype(spec.dtype)
-
-    y = _product(te.compute(x.shape, normal, "normalised"), weight, "product")
+    normal = _normal(_element(x), (spec.tokens, spec.K), gamma)
+    rows = te.compute(x.shape, lambda i, j: normal(i, j).astype(spec.dtype), "normalised")
+    y = _product(rows, weight, "product")
     return [te.compute(y.shape, lambda i, n: y[i, n].astype(spec.out), "out")]
 
 
 def _norm_ffn(spec: cascade_spec.NormFfn, inputs: Tensors) -> list[te.Tensor]:
-    x, gamma, *others = inputs
-    beta = others[0] if len(spec.parameters) > 1 else None
-    *_, down = others
+    count = 1 + len(spec.parameters)
+    x, parameters, (*weights, down) = inputs[0], inputs[1:count], inputs[count:]
     value = _element(x)
-    if beta is None:
-        squares = _reduced(
-            (spec.tokens,), spec.K, lambda i, j: value(i, j) * value(i, j), "squares"
-        )
-    else:
-        mean, squares = _moments(value, spec.tokens, spec.K)
-    spread = _spread(squares, spec.K)
-
-    def normal(i: Any, j: Any) -> Any:
-        centred = value(i, j) if beta is None else value(i, j) - mean[i]
-        scaled = centred * spread(i) * _wide(gamma[j])
-        return (scaled if beta is None else scaled + _wide(beta[j])).astype(spec.dtype)
-
-    rows = te.compute(x.shape, normal, "normalised")
-    weights = others[len(spec.parameters) - 1 : -1]
+    normal = _normal(value, (spec.tokens, spec.K), *parameters)
+    rows = te.compute(x.shape, lambda i, j: normal(i, j).astype(spec.dtype), "normalised")
     firsts = [_product(rows, each, f"gemm0_{each.op.name}") for each in weights]
 
     def middle(i: Any, n: Any) -> Any:
@@ -400,8 +378,8 @@ _BUILDERS: dict[type[CascadeSpec], Callable[..., list[te.Tensor]]] = {
     cascade_spec.Softmax: _softmax,
     cascade_spec.LogSoftmax: _log_softmax,
     cascade_spec.CrossEntropy: _cross_entropy,
-    cascade_spec.LayerNorm: _layernorm,
-    cascade_spec.RmsNorm: _rmsnorm,
+    cascade_spec.LayerNorm: _norm,
+    cascade_spec.RmsNorm: _norm,
     cascade_spec.Variance: _variance,
     cascade_spec.MomentOfInertia: _moment_of_inertia,
     cascade_spec.Attention: _attention,

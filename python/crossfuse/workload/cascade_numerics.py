@@ -94,9 +94,8 @@ def _cross_entropy(spec: cascade_spec.CrossEntropy, values: Values, rounded: Rou
     return [(x.max(axis=1, keepdims=True) + np.log(total) - label)[:, 0]]
 
 
-def _deviations(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    away = x - x.mean(axis=1, keepdims=True)
-    return away, (away * away).mean(axis=1, keepdims=True)
+def _deviations(x: np.ndarray) -> np.ndarray:
+    return x - x.mean(axis=1, keepdims=True)
 
 
 def _summed(spec: cascade_spec.Norm, values: Values, rounded: Rounding) -> np.ndarray:
@@ -104,23 +103,27 @@ def _summed(spec: cascade_spec.Norm, values: Values, rounded: Rounding) -> np.nd
     return rounded(values[0] + values[1], spec.dtype) if spec.residual else values[0]
 
 
+def _unit(x: np.ndarray) -> np.ndarray:
+    """Rows divided by the roots of their mean squares."""
+    mean = (x * x).mean(axis=1, keepdims=True)
+    return x / np.sqrt(mean + x.dtype.type(EPSILON))
+
+
 def _layernorm(spec: cascade_spec.LayerNorm, values: Values, rounded: Rounding) -> Values:
     weight, bias = values[-2:]
     x = _summed(spec, values, rounded)
-    away, variance = _deviations(x)
-    normal = away / np.sqrt(variance + x.dtype.type(EPSILON)) * weight + bias
+    normal = _unit(_deviations(x)) * weight + bias
     return [x, normal] if spec.residual else [normal]
 
 
 def _rmsnorm(spec: cascade_spec.RmsNorm, values: Values, rounded: Rounding) -> Values:
     x = _summed(spec, values, rounded)
-    mean = (x * x).mean(axis=1, keepdims=True)
-    normal = x / np.sqrt(mean + x.dtype.type(EPSILON)) * values[-1]
+    normal = _unit(x) * values[-1]
     return [x, normal] if spec.residual else [normal]
 
 
 def _variance(spec: cascade_spec.Variance, values: Values, rounded: Rounding) -> Values:
-    return [_deviations(values[0])[1][:, 0]]
+    return [(_deviations(values[0]) ** 2).mean(axis=1)]
 
 
 def _moment_of_inertia(
@@ -153,8 +156,7 @@ def _attention_out(spec: cascade_spec.AttentionOut, values: Values, rounded: Rou
 
 def _mla_decode(spec: cascade_spec.MlaDecode, values: Values, rounded: Rounding) -> Values:
     q, cache = values
-    width = spec.latent_dim + spec.rope_dim
-    scores = rounded(q @ cache.swapaxes(1, 2), spec.dtype) * q.dtype.type(width**-0.5)
+    scores = rounded(q @ cache.swapaxes(1, 2), spec.dtype) * q.dtype.type(spec.width**-0.5)
     power, total = below_maximum(scores)
     return [rounded(power / total, spec.dtype) @ cache[:, :, : spec.latent_dim]]
 
@@ -177,20 +179,15 @@ def _quant_gemm(spec: cascade_spec.QuantGemm, values: Values, rounded: Rounding)
 
 def _rmsnorm_gemm(spec: cascade_spec.RmsNormGemm, values: Values, rounded: Rounding) -> Values:
     x, gamma, weight = values
-    mean = (x * x).mean(axis=1, keepdims=True)
-    normal = rounded(x / np.sqrt(mean + x.dtype.type(EPSILON)), spec.dtype)
-    return [rounded(normal * gamma, spec.dtype) @ weight.T]
+    return [rounded(rounded(_unit(x), spec.dtype) * gamma, spec.dtype) @ weight.T]
 
 
 def _norm_ffn(spec: cascade_spec.NormFfn, values: Values, rounded: Rounding) -> Values:
     x, gamma, *others = values
-    epsilon = x.dtype.type(EPSILON)
     if isinstance(spec, cascade_spec.LayerNormFfn):
-        away, variance = _deviations(x)
-        rows = rounded(away / np.sqrt(variance + epsilon) * gamma + others.pop(0), spec.dtype)
+        rows = rounded(_unit(_deviations(x)) * gamma + others.pop(0), spec.dtype)
     else:
-        mean = (x * x).mean(axis=1, keepdims=True)
-        rows = rounded(rounded(x / np.sqrt(mean + epsilon), spec.dtype) * gamma, spec.dtype)
+        rows = rounded(rounded(_unit(x), spec.dtype) * gamma, spec.dtype)
     *weights, down = others
     first, *up = (rounded(rows @ each.T, spec.dtype) for each in weights)
     hidden = rounded(np.asarray(evaluate(spec.act, first, NUMPY), x.dtype), spec.dtype)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -17,13 +16,26 @@ from crossfuse.workload.refusal import check_elements, check_extent, one_of, ref
 EPSILON = 1e-5
 
 
+@dataclass(frozen=True)
+class Shaped:
+    """An operand by names: what its extents are in the fields or properties of a spec."""
+
+    name: str
+    extents: tuple[str, ...]
+    #: The field of a spec that has its type, or a type.
+    dtype: str = "dtype"
+
+
 @dataclass(frozen=True, kw_only=True)
-class CascadeSpec(ABC):
+class CascadeSpec:
     """Base of all cascades, which checks extents and types and refuses with `WorkloadRefused`."""
 
     kind: ClassVar[str] = ""
     #: The extent that counts rows, which do not depend on each other.
     counted: ClassVar[str] = "rows"
+    #: Inputs, in the order of the function's parameters, and outputs, which follow them.
+    takes: ClassVar[tuple[Shaped, ...]] = ()
+    gives: ClassVar[tuple[Shaped, ...]] = ()
 
     #: Type of the inputs.
     dtype: str = "bfloat16"
@@ -41,14 +53,18 @@ class CascadeSpec(ABC):
             check_elements(self.kind, operand.name, operand.elements, "compute it in slices")
 
     @property
-    @abstractmethod
     def operands(self) -> tuple[Operand, ...]:
         """Inputs, in the order of the function's parameters."""
+        return tuple(map(self._operand, self.takes))
 
     @property
-    @abstractmethod
     def outputs(self) -> tuple[Operand, ...]:
         """Outputs, which follow the inputs."""
+        return tuple(map(self._operand, self.gives))
+
+    def _operand(self, each: Shaped) -> Operand:
+        shape = tuple(getattr(self, extent) for extent in each.extents)
+        return Operand(each.name, shape, getattr(self, each.dtype, each.dtype))
 
     @property
     def bytes(self) -> int:
@@ -73,13 +89,10 @@ class CascadeSpec(ABC):
 class Matrix(CascadeSpec):
     """Reductions over the rows of one matrix."""
 
+    takes: ClassVar[tuple[Shaped, ...]] = (Shaped("x", ("rows", "cols")),)
+
     rows: int
     cols: int
-
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        """The matrix."""
-        return (Operand("x", (self.rows, self.cols), self.dtype),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +100,7 @@ class Softmax(Matrix):
     """``y[i,l] = exp(x[i,l] - max x[i]) / sum exp(x[i] - max x[i])``."""
 
     kind: ClassVar[str] = "softmax"
-
-    @property
-    def outputs(self) -> tuple[Operand, ...]:
-        """One of the same shape."""
-        return (Operand("y", (self.rows, self.cols), self.out),)
+    gives = (Shaped("y", ("rows", "cols"), "out"),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,16 +115,8 @@ class CrossEntropy(Matrix):
     """``loss[i] = log sum exp(x[i]) - x[i, labels[i]]``."""
 
     kind: ClassVar[str] = "cross_entropy"
-
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        """Logits and labels."""
-        return (*super().operands, Operand("labels", (self.rows,), "int32"))
-
-    @property
-    def outputs(self) -> tuple[Operand, ...]:
-        """A number for each row."""
-        return (Operand("loss", (self.rows,), "float32"),)
+    takes = (*Matrix.takes, Shaped("labels", ("rows",), "int32"))
+    gives = (Shaped("loss", ("rows",), "float32"),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,13 +167,9 @@ class Variance(Matrix):
     """``variance[i] = sum (x[i] - mean x[i])**2 / cols``."""
 
     kind: ClassVar[str] = "variance"
+    gives = (Shaped("variance", ("rows",), "float32"),)
 
     dtype: str = "float32"
-
-    @property
-    def outputs(self) -> tuple[Operand, ...]:
-        """A number for each row."""
-        return (Operand("variance", (self.rows,), "float32"),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,21 +181,12 @@ class MomentOfInertia(CascadeSpec):
 
     kind: ClassVar[str] = "moment_of_inertia"
     counted: ClassVar[str] = "bodies"
+    takes = tuple(Shaped(name, ("bodies", "points")) for name in ("mass", "x", "y", "z"))
+    gives = (Shaped("inertia", ("bodies",), "float32"),)
 
     bodies: int
     points: int
     dtype: str = "float32"
-
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        """Masses and coordinates of the points of each body."""
-        shape = (self.bodies, self.points)
-        return tuple(Operand(name, shape, self.dtype) for name in ("mass", "x", "y", "z"))
-
-    @property
-    def outputs(self) -> tuple[Operand, ...]:
-        """A number for each body."""
-        return (Operand("inertia", (self.bodies,), "float32"),)
 
 
 # Cascades with matrix products: attention, routing, normed and quantised products.
@@ -220,6 +208,12 @@ class Attention(CascadeSpec):
     """
 
     kind: ClassVar[str] = "attention"
+    takes = (
+        Shaped("q", ("batch", "heads", "q_len", "head_dim")),
+        Shaped("k", ("batch", "kv_heads", "kv_len", "head_dim")),
+        Shaped("v", ("batch", "kv_heads", "kv_len", "head_dim")),
+    )
+    gives = (Shaped("out", ("batch", "heads", "q_len", "head_dim"), "out"),)
 
     batch: int
     heads: int
@@ -240,13 +234,6 @@ class Attention(CascadeSpec):
             raise refused("workload-extent", f"{self.kind}:kv_heads", found, limit, "change it")
 
     @property
-    def operands(self) -> tuple[Operand, ...]:
-        """Queries, keys and values."""
-        q = (self.batch, self.heads, self.q_len, self.head_dim)
-        kv = (self.batch, self.kv_heads, self.kv_len, self.head_dim)
-        return tuple(Operand(n, s, self.dtype) for n, s in (("q", q), ("k", kv), ("v", kv)))
-
-    @property
     def flops(self) -> int:
         """Of both products; under a causal mask those of scores that are visible."""
         pairs = self.q_len * self.kv_len
@@ -254,11 +241,6 @@ class Attention(CascadeSpec):
             seeing = min(self.q_len, self.kv_len)
             pairs = seeing * self.kv_len - seeing * (seeing - 1) // 2
         return 4 * self.batch * self.heads * pairs * self.head_dim
-
-    @property
-    def outputs(self) -> tuple[Operand, ...]:
-        """A vector for each query."""
-        return (Operand("out", self.operands[0].shape, self.out),)
 
     def __str__(self) -> str:
         """See `CascadeSpec`; `kv_heads` is left out if it equals `heads`."""
@@ -281,6 +263,7 @@ class AttentionOut(Attention):
     """
 
     kind: ClassVar[str] = "attention_out"
+    gives = (Shaped("out", ("tokens", "hidden"), "out"),)
 
     #: Columns of the product.
     hidden: int
@@ -312,11 +295,6 @@ class AttentionOut(Attention):
         """Of all three products."""
         return super().flops + 2 * self.tokens * self.heads * self.head_dim * self.hidden
 
-    @property
-    def outputs(self) -> tuple[Operand, ...]:
-        """A row for each token."""
-        return (Operand("out", (self.tokens, self.hidden), self.out),)
-
 
 @dataclass(frozen=True, kw_only=True)
 class MlaDecode(CascadeSpec):
@@ -327,6 +305,11 @@ class MlaDecode(CascadeSpec):
 
     kind: ClassVar[str] = "mla_decode"
     counted: ClassVar[str] = "batch"
+    takes = (
+        Shaped("q", ("batch", "q_heads", "width")),
+        Shaped("cache", ("batch", "kv_len", "width")),
+    )
+    gives = (Shaped("out", ("batch", "q_heads", "latent_dim"), "out"),)
 
     batch: int
     q_heads: int
@@ -335,22 +318,14 @@ class MlaDecode(CascadeSpec):
     rope_dim: int
 
     @property
-    def operands(self) -> tuple[Operand, ...]:
-        """Queries and the cache."""
-        width = self.latent_dim + self.rope_dim
-        queries = Operand("q", (self.batch, self.q_heads, width), self.dtype)
-        return (queries, Operand("cache", (self.batch, self.kv_len, width), self.dtype))
+    def width(self) -> int:
+        """Elements of a query, and of a latent vector with its positions."""
+        return self.latent_dim + self.rope_dim
 
     @property
     def flops(self) -> int:
         """Of both products."""
-        width = 2 * self.latent_dim + self.rope_dim
-        return 2 * self.batch * self.q_heads * self.kv_len * width
-
-    @property
-    def outputs(self) -> tuple[Operand, ...]:
-        """A latent vector for each query."""
-        return (Operand("out", (self.batch, self.q_heads, self.latent_dim), self.out),)
+        return 2 * self.batch * self.q_heads * self.kv_len * (self.latent_dim + self.width)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,6 +334,15 @@ class MoeRouting(CascadeSpec):
 
     kind: ClassVar[str] = "moe_routing"
     counted: ClassVar[str] = "tokens"
+    takes = (
+        Shaped("x", ("tokens", "hidden")),
+        Shaped("router", ("experts", "hidden")),
+    )
+    #: Probabilities in descending order, and their experts.
+    gives = (
+        Shaped("gates", ("tokens", "top_k"), "float32"),
+        Shaped("chosen", ("tokens", "top_k"), "int32"),
+    )
 
     tokens: int
     hidden: int
@@ -372,21 +356,9 @@ class MoeRouting(CascadeSpec):
             raise refused("workload-extent", where, self.top_k, limit, "lower it")
 
     @property
-    def operands(self) -> tuple[Operand, ...]:
-        """Tokens and the router's weight."""
-        tokens = Operand("x", (self.tokens, self.hidden), self.dtype)
-        return (tokens, Operand("router", (self.experts, self.hidden), self.dtype))
-
-    @property
     def flops(self) -> int:
         """Of the logits."""
         return 2 * self.tokens * self.hidden * self.experts
-
-    @property
-    def outputs(self) -> tuple[Operand, ...]:
-        """Probabilities in descending order, and their experts."""
-        shape = (self.tokens, self.top_k)
-        return (Operand("gates", shape, "float32"), Operand("chosen", shape, "int32"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,6 +366,7 @@ class RowsGemm(CascadeSpec):
     """A product whose left operand is made of whole rows of tokens first."""
 
     counted: ClassVar[str] = "tokens"
+    gives = (Shaped("out", ("tokens", "N"), "out"),)
 
     tokens: int
     K: int
@@ -404,17 +377,18 @@ class RowsGemm(CascadeSpec):
         """Of the product."""
         return 2 * self.tokens * self.K * self.N
 
-    @property
-    def outputs(self) -> tuple[Operand, ...]:
-        """The product."""
-        return (Operand("out", (self.tokens, self.N), self.out),)
-
 
 @dataclass(frozen=True, kw_only=True)
 class QuantGemm(RowsGemm):
     """``(x @ weight.T) * weight_scale`` with each row of x quantised by its largest magnitude."""
 
     kind: ClassVar[str] = "quant_gemm"
+    #: A scale for each row of the weight.
+    takes = (
+        Shaped("x", ("tokens", "K")),
+        Shaped("weight", ("N", "K"), QUANTISED),
+        Shaped("weight_scale", ("N",), "float32"),
+    )
 
     quant: str = QUANTISATIONS[0]
 
@@ -422,25 +396,17 @@ class QuantGemm(RowsGemm):
         one_of(f"{self.kind}:quant", self.quant, QUANTISATIONS)
         super().__post_init__()
 
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        """Tokens, the quantised weight, and a scale for each of its rows."""
-        weight = Operand("weight", (self.N, self.K), QUANTISED)
-        scale = Operand("weight_scale", (self.N,), "float32")
-        return (Operand("x", (self.tokens, self.K), self.dtype), weight, scale)
-
 
 @dataclass(frozen=True, kw_only=True)
 class RmsNormGemm(RowsGemm):
     """``(x / sqrt(mean x**2 + 1e-5) * gamma) @ weight.T``, the left operand rounded to `dtype`."""
 
     kind: ClassVar[str] = "rmsnorm_gemm"
-
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        """Tokens, the factors of their columns, and the weight."""
-        shapes = {"x": (self.tokens, self.K), "gamma": (self.K,), "weight": (self.N, self.K)}
-        return tuple(Operand(name, shape, self.dtype) for name, shape in shapes.items())
+    takes = (
+        Shaped("x", ("tokens", "K")),
+        Shaped("gamma", ("K",)),
+        Shaped("weight", ("N", "K")),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -451,6 +417,7 @@ class NormFfn(CascadeSpec):
     """
 
     counted: ClassVar[str] = "tokens"
+    gives = (Shaped("out", ("tokens", "L"), "out"),)
     #: What rows are scaled by and moved to.
     parameters: ClassVar[tuple[str, ...]] = ()
 
@@ -480,11 +447,6 @@ class NormFfn(CascadeSpec):
         shapes |= {"gate": (self.N, self.K)} if self.gated else {}
         shapes |= {"up": (self.N, self.K), "down": (self.L, self.N)}
         return tuple(Operand(name, shape, self.dtype) for name, shape in shapes.items())
-
-    @property
-    def outputs(self) -> tuple[Operand, ...]:
-        """A row for each token."""
-        return (Operand("out", (self.tokens, self.L), self.out),)
 
     @property
     def flops(self) -> int:

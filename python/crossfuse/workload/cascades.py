@@ -24,11 +24,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from typing import Any
 
 from crossfuse.workload import cascade_spec, suites
 from crossfuse.workload.cascade_spec import CascadeSpec, value_text
-from crossfuse.workload.refusal import check_given, one_of, read_extent, read_flag, refused
+from crossfuse.workload.refusal import check_given, one_of, read_fields, refused
 from crossfuse.workload.spec import WorkloadSpec
 from crossfuse.workload.spec_text import pairs
 
@@ -83,19 +82,11 @@ def resolve_any(text: str) -> WorkloadSpec | CascadeSpec:
     return resolve(text) if names_one(text) else suites.resolve(text)
 
 
-def lookup(name: str) -> CascadeSpec:
-    """The spec of a packaged cascade such as ``"R7"``.
-
-    Unknown ids, and those of chains of products, raise `WorkloadRefused`.
-    """
-    return resolve(name)
-
-
 def resolve(text: str) -> CascadeSpec:
     """Read a cascade as command lines write it.
 
     That is an id (``R7``), an id with changes (``R7:rows=16,dtype=float16``), or the text of a
-    spec; others raise `WorkloadRefused`, see `parse` and `lookup`.
+    spec, see `parse`. Unknown ids, and those of chains of products, raise `WorkloadRefused`.
     """
     head, colon, body = text.strip().partition(":")
     if colon and head.strip() not in suites.ids():
@@ -118,15 +109,6 @@ def _options(kind: str, body: str) -> dict[str, str]:
 
 def _from_options(kind: str, options: Mapping[str, str]) -> CascadeSpec:
     made = _OF_KIND[kind]
-    known = {each.name: each for each in fields(made)}
-    needed = [name for name, each in known.items() if each.default is MISSING]
+    needed = [each.name for each in fields(made) if each.default is MISSING]
     check_given(kind, needed, options, 16)
-    values: dict[str, Any] = {}
-    for name, text in options.items():
-        if known[name].type == "int":
-            values[name] = read_extent(kind, name, text)
-        elif known[name].type == "bool":
-            values[name] = read_flag(kind, name, text)
-        else:
-            values[name] = text
-    return made(**values)
+    return made(**read_fields(kind, made, options))

@@ -127,20 +127,14 @@ def conv_chain(
     k1: int,
     k2: int = 1,
     stride: int = 1,
-    dtype: str = "bfloat16",
-    act: str = "",
-    weights: str = "",
-    out: str = "",
-    bias: str = "",
-    scale: str = "",
-    residual: str = "",
+    **words: str,
 ) -> ConvChainSpec:
     """The spec of a chain of two convolutions.
 
     There are `batch` images of H rows and W columns, with IC channels at first, OC1 between the
     convolutions and OC2 at the end. Windows have k1 and k2 rows and columns; k1 is odd. A k2 or a
     stride other than 1 raises `WorkloadRefused`, as `ConvChainSpec` does for what else it does not
-    take. The texts are those of `WorkloadSpec` and `ConvChainSpec`.
+    take. `words` are fields of `ConvChainSpec`.
     """
     if k2 != 1:
         limit = "1, because each CTA has the pixels of its own tile of the intermediate alone"
@@ -158,13 +152,7 @@ def conv_chain(
         H=H,
         W=W,
         k1=k1,
-        dtype=dtype,
-        act=act,
-        weights=weights,
-        out=out,
-        bias=bias,
-        scale=scale,
-        residual=residual,
+        **words,
     )
 
 

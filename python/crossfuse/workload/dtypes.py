@@ -33,11 +33,8 @@ class FloatType:
 
     @property
     def numpy(self) -> np.dtype:
-        """The numpy type; those that numpy itself lacks come from ml_dtypes."""
-        import ml_dtypes
-        import numpy as np
-
-        return np.dtype(getattr(ml_dtypes, self.name, self.name))
+        """The numpy type."""
+        return numpy_type(self.name)
 
 
 _TYPES = (
@@ -47,6 +44,16 @@ _TYPES = (
     FloatType("float8_e4m3fn", 1, 2.0**-4, 448.0, 2.0**-9, ("e4m3", "e4m3fn", "float8_e4m3")),
     FloatType("float8_e5m2", 1, 2.0**-3, 57344.0, 2.0**-16, ("e5m2",)),
 )
+
+
+def numpy_type(name: str) -> np.dtype:
+    """The numpy type of TVM's name of a type; those that numpy itself lacks come from ml_dtypes."""
+    import ml_dtypes
+    import numpy as np
+
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
 FLOAT_TYPES = {kind.name: kind for kind in _TYPES}
 _BY_SPELLING = {spelling: kind for kind in _TYPES for spelling in (kind.name, *kind.aliases)}
 
@@ -107,9 +114,7 @@ class Operand:
     @property
     def numpy(self) -> np.dtype:
         """The numpy type of an element."""
-        import numpy as np
-
-        return np.dtype(self.dtype) if self.dtype == "int32" else float_type(self.dtype).numpy
+        return numpy_type(self.dtype)
 
 
 def stored(operands: Sequence[Operand], values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -8,9 +8,8 @@ import numpy as np
 
 from crossfuse.calls import Seed, checked
 from crossfuse.workload.dtypes import float_type, stored
-from crossfuse.workload.epilogue import further_operands
 from crossfuse.workload.numerics import stages
-from crossfuse.workload.spec import WorkloadSpec
+from crossfuse.workload.spec import WorkloadSpec, further_operands
 
 Inputs = dict[str, np.ndarray]
 

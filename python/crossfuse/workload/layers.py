@@ -15,7 +15,7 @@ from crossfuse.workload.refusal import (
     check_given,
     one_of,
     read_extent,
-    read_flag,
+    read_fields,
     refused,
 )
 from crossfuse.workload.spec import WorkloadSpec
@@ -121,15 +121,12 @@ def parse_layers(text: str) -> LayersSpec:
     (64, 128, 128, 64)
     """
     _, _, body = text.strip().partition(":")
-    options: dict[str, Any] = dict(pairs(KIND, body, _KEYS))
+    options = pairs(KIND, body, _KEYS)
     check_given(KIND, ("M", "widths"), options, 128)
-    options["M"] = read_extent(KIND, "M", options["M"])
+    values = read_fields(KIND, LayersSpec, options)
     widths = options["widths"].split("x")
-    options["widths"] = tuple(read_extent(KIND, "widths", each) for each in widths)
-    for name in ("bias", "residual"):
-        if name in options:
-            options[name] = read_flag(KIND, name, options[name])
-    return LayersSpec(**options)
+    values["widths"] = tuple(read_extent(KIND, "widths", each) for each in widths)
+    return LayersSpec(**values)
 
 
 def names_layers(text: str) -> bool:

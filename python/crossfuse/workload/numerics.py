@@ -12,9 +12,8 @@ from crossfuse.calls import checked
 from crossfuse.errors import CheckFailed, refuse
 from crossfuse.workload.conv_chain import ConvChainSpec, windows
 from crossfuse.workload.dtypes import Operand, float_type
-from crossfuse.workload.epilogue import affine
 from crossfuse.workload.expression import Algebra, evaluate
-from crossfuse.workload.spec import WorkloadSpec
+from crossfuse.workload.spec import WorkloadSpec, affine
 
 _COMBINE = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 _erf = np.frompyfunc(math.erf, 1, 1)

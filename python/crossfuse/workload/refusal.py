@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
 
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
 from crossfuse.workload.dtypes import closest
@@ -75,3 +77,16 @@ def read_flag(kind: str, name: str, text: str) -> bool:
     """Read ``true`` or ``false``; anything else raises `WorkloadRefused`."""
     one_of(f"{kind}:{name}", text.lower(), tuple(_FLAGS))
     return _FLAGS[text.lower()]
+
+
+#: What reads a text, by the type of a field.
+_READERS: dict[Any, Callable[[str, str, str], Any]] = {"int": read_extent, "bool": read_flag}
+
+
+def read_fields(kind: str, made: type, options: Mapping[str, str]) -> dict[str, Any]:
+    """Read numbers and flags of a spec of the dataclass `made`; other fields stay texts."""
+    readers = {each.name: _READERS.get(each.type) for each in fields(made)}
+    return {
+        name: text if (reader := readers[name]) is None else reader(kind, name, text)
+        for name, text in options.items()
+    }

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from crossfuse.calls import checked
-from crossfuse.workload import epilogue, expression
+from crossfuse.workload import expression
 from crossfuse.workload.dtypes import Operand, float_type
 from crossfuse.workload.refusal import check_elements, check_extent, one_of, refused
 
@@ -17,6 +17,12 @@ KINDS = ("gated_ffn", "gemm_chain", "gemm", "conv_chain")
 LAYOUTS = ("kn", "nk")
 COMBINERS = ("sum", "prod", "max", "min")
 DIMS = ("M", "K", "N", "L")
+#: Products that a bias or a scale belongs to, as specs write them.
+PRODUCTS = ("first", "last", "first+last")
+#: Types of a residual: that of the inputs, or that of the output.
+RESIDUALS = ("in", "out")
+#: Type of biases where inputs are too narrow for them: what torch has beside 8-bit weights.
+_BIAS_OF_8_BITS = "bfloat16"
 
 _DEFAULT_ACT = {
     "gated_ffn": "silu",
@@ -108,8 +114,8 @@ class WorkloadSpec:
         for name, value in values.items():
             object.__setattr__(self, name, value)
         for name in ("bias", "scale"):
-            object.__setattr__(self, name, epilogue.canonical(self, name))
-        object.__setattr__(self, "residual", epilogue.residual(self))
+            object.__setattr__(self, name, _canonical(self, name))
+        object.__setattr__(self, "residual", _residual(self))
         one_of("weights", self.weights, LAYOUTS)
         one_of("combine", self.combine, COMBINERS)
         _check_extents(self)
@@ -144,8 +150,8 @@ class WorkloadSpec:
     @property
     def operands(self) -> tuple[Operand, ...]:
         """A, the weights, then what the epilogues read: the order of the parameters."""
-        further = epilogue.further_operands(self)
-        return (Operand("A", (self.M, self.K), self.dtype), *self.weight_operands, *further)
+        a = Operand("A", (self.M, self.K), self.dtype)
+        return (a, *self.weight_operands, *further_operands(self))
 
     @property
     def inputs(self) -> dict[str, tuple[int, ...]]:
@@ -193,3 +199,74 @@ def _check_extents(spec: WorkloadSpec) -> None:
     products |= {"KxN": spec.K * spec.N, "NxL": spec.N * spec.L}
     for name, size in products.items():
         check_elements(spec.kind, name, size, "compute the matrix in slices")
+
+
+# Operations on the products' sums besides the activation: scales, biases, a residual.
+
+
+def _canonical(spec: WorkloadSpec, name: str) -> str:
+    """The canonical spelling of which products have a bias or scale (`name`); empty for none.
+
+    It is one of `PRODUCTS`, ``"last"`` for the only product of a gemm; others raise
+    `WorkloadRefused`.
+    """
+    value = str(getattr(spec, name))
+    if not value:
+        return value
+    value = {"last+first": "first+last"}.get(value, value)
+    one_of(name, value, PRODUCTS)
+    if spec.kind != "gemm":
+        return value
+    if value == "first+last":
+        raise refused(
+            f"workload-{name}",
+            f"gemm:{name}",
+            value,
+            "last, because gemm has one product",
+            f"write {name}=last, or kind gemm_chain",
+        )
+    return "last"
+
+
+def _residual(spec: WorkloadSpec) -> str:
+    """The canonical spelling of a residual's type, of `RESIDUALS`; empty for none.
+
+    Anything else raises `WorkloadRefused`.
+    """
+    if not spec.residual:
+        return ""
+    one_of("residual", spec.residual, RESIDUALS)
+    return "out" if spec.dtype == spec.out else spec.residual
+
+
+def affine(spec: WorkloadSpec, product: str) -> tuple[str, str]:
+    """Names of the scale and the bias of a product; each is empty where there is none.
+
+    Of ``"gemm0_gate"`` they are ``("scale0_gate", "bias0_gate")``.
+    """
+    place = "last" if product == spec.products[-1] else "first"
+    scale, bias = (
+        product.replace("gemm", name) if place in getattr(spec, name).split("+") else ""
+        for name in ("scale", "bias")
+    )
+    return scale, bias
+
+
+def further_operands(spec: WorkloadSpec) -> tuple[Operand, ...]:
+    """Inputs besides A and the weights, in the order of the function's parameters.
+
+    They are each product's scale, [1] of float32, and its bias, a row; then the residual.
+    """
+    found: list[Operand] = []
+    wide = float_type(spec.dtype).size > 1
+    for product in spec.products:
+        scale, bias = affine(spec, product)
+        columns = spec.output[1] if product == spec.products[-1] else spec.N
+        if scale:
+            found.append(Operand(scale, (1,), "float32"))
+        if bias:
+            found.append(Operand(bias, (columns,), spec.dtype if wide else _BIAS_OF_8_BITS))
+    if spec.residual:
+        dtype = spec.out if spec.residual == "out" else spec.dtype
+        found.append(Operand("residual", spec.output, dtype))
+    return tuple(found)

@@ -13,11 +13,10 @@ gemm:M=256,K=1024,N=512,dtype=float8_e4m3fn,out=bfloat16,scale=last,bias=last
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
 
 from crossfuse.calls import checked
 from crossfuse.workload import conv_chain
-from crossfuse.workload.refusal import check_given, one_of, read_extent, refused
+from crossfuse.workload.refusal import check_given, one_of, read_fields, refused
 from crossfuse.workload.spec import DIMS, KINDS, WorkloadSpec
 
 #: What may stand before an equals sign.
@@ -95,9 +94,7 @@ def from_options(kind: str, options: dict[str, str]) -> WorkloadSpec:
         return conv_chain.from_options(options)
     needed = DIMS if kind != "gemm" else DIMS[:3]
     check_given(kind, needed, options, 128)
-    values: dict[str, Any] = dict(options)
-    values |= {name: read_extent(kind, name, options[name]) for name in DIMS if name in options}
-    return WorkloadSpec(kind, **values)
+    return WorkloadSpec(kind, **read_fields(kind, WorkloadSpec, options))
 
 
 def _items(body: str) -> list[str]:

@@ -16,9 +16,8 @@ import numpy as np
 
 from crossfuse.calls import checked
 from crossfuse.workload.dtypes import FLOAT_TYPES, float_type
-from crossfuse.workload.epilogue import affine
 from crossfuse.workload.numerics import Stages, activate, left, stages, unfused, weight
-from crossfuse.workload.spec import WorkloadSpec
+from crossfuse.workload.spec import WorkloadSpec, affine
 
 FACTOR = 2.0
 

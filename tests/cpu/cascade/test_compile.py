@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import crossfuse
 from crossfuse.cli import app
-from crossfuse.compiler.cascades import cascade_options, is_cascade
+from crossfuse.compiler.options import cascade_options, is_cascade
 from crossfuse.compiler.source import read_source
 from crossfuse.errors import CascadeRefused, ScheduleRefused
 from crossfuse.hardware import device
@@ -149,7 +149,7 @@ def test_all_tiles_of_wide_sums_lower(text: str, clusters: set[int]) -> None:
 def test_functions_that_count_in_64_bits_lower() -> None:
     from tvm import relax
 
-    from crossfuse.compiler.cascades import cascade_options
+    from crossfuse.compiler.options import cascade_options
     from crossfuse.compiler.source import read_source
     from crossfuse.lower.extract import lower
 

@@ -10,9 +10,9 @@ import pytest
 from cpu.emulate.copies import BARRIERS, LOADS, STORES
 from cpu.emulate.kernels import clean, image, ramp
 from crossfuse.emulate.cuda import emulate
-from crossfuse.emulate.cuda.mutants import mutate
-from crossfuse.emulate.cuda.mutation import Outcome, outcomes
 from crossfuse.lower.image import BufferSpec, KernelImage, Launch, TensorMap
+from mutation.mutants import mutate
+from mutation.outcomes import Outcome, outcomes
 
 pytestmark = pytest.mark.cpu
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from crossfuse.emulate.cuda.mutation import outcomes, tally
 from crossfuse.errors import CheckFailed
+from mutation.outcomes import outcomes, tally
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 

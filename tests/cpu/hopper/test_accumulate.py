@@ -13,7 +13,7 @@ from cpu.hopper.accumulation import CASES, right, scheduled, spec_of
 from cpu.hopper.checkers import emulated, mixed_inputs, passed
 from cpu.lower.support import kernels_in
 from crossfuse import _tvm as ir
-from crossfuse.compiler.placement import placed_options
+from crossfuse.compiler.options import placed_options
 from crossfuse.emulate.cuda import emulate
 from crossfuse.errors import LoweringRefused, ScheduleRefused
 from crossfuse.hardware import device

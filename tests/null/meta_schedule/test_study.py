@@ -18,10 +18,10 @@ from crossfuse.bench.job import Job
 from crossfuse.errors import ArtefactRefused
 from crossfuse.meta_schedule.build import Conditions
 from crossfuse.meta_schedule.records import read_records
-from crossfuse.script import run
 from null.meta_schedule.peers import BUILDER, program
 from null.script import SCRIPTS, load
 from study.searches import Search, Study, read_proposals
+from study.subcommands import run
 
 #: A time that the candidate alone decides; one in eight is wrong.
 MEASURER = """

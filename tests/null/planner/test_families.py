@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 
 from crossfuse.bench.job import OWN, VARIANTS
-from crossfuse.compiler.placement import PLACEMENTS
+from crossfuse.compiler.options import PLACEMENTS
 from crossfuse.meta_schedule import candidate
 from crossfuse.planner import plan as planning
 from crossfuse.planner.explain import explanation

@@ -9,6 +9,7 @@ import numpy as np
 from crossfuse.errors import ArtefactRefused, CheckFailed, RefusedError, refuse
 from crossfuse.lower.image import ROW_COUNT, BufferSpec, KernelImage, Launch, TensorMap
 from crossfuse.markers import MAX_CLUSTER
+from crossfuse.workload.dtypes import numpy_type
 
 _MAX_THREADS = 1024
 # Of a cooperative launch: what fits into the runtime's address space, above what any device runs.
@@ -23,11 +24,8 @@ _MAX_RANK = 5
 
 def numpy_dtype(name: str) -> np.dtype:
     """The numpy dtype of a name of TVM and ml_dtypes; unknown names raise `ArtefactRefused`."""
-    import ml_dtypes
-
-    extension = getattr(ml_dtypes, name, None)
     try:
-        return np.dtype(extension if extension is not None else name)
+        return numpy_type(name)
     except TypeError:
         raise _misfit("dtype", name, "a dtype of numpy or ml_dtypes") from None
 

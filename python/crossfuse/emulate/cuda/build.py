@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,10 +94,10 @@ def require(done: subprocess.CompletedProcess[str], compiler: Compiler) -> None:
         )
 
 
-def first_errors(text: str, most: int = 3) -> str:
+def first_errors(text: str) -> str:
     """The first few error messages, with places in the generated text as ``line N``."""
     marks = ("rror:", "undefined reference")
-    errors = [line for line in text.splitlines() if any(mark in line for mark in marks)][:most]
+    errors = [line for line in text.splitlines() if any(mark in line for mark in marks)][:3]
     errors = errors or [text.strip()]
     return " | ".join(re.sub(rf"^.*{re.escape(GENERATED)}:(\d+)", r"line \1", e) for e in errors)
 
@@ -158,42 +158,36 @@ def _compile_once(compiler: Compiler, directory: Path, name: str, flags: list[st
     path = directory / name.format(content_key(compiler, *flags))
     if path.exists():
         return path
-
-    def make() -> None:
-        if path.exists():
-            return
-        with scratch() as folder:
-            require(run(compiler, [*flags, "-o", "made"], str(folder)), compiler)
-            write_atomically(path, (folder / "made").read_bytes(), 0o644)
-
-    _alone(path, make)
+    with _alone(path):
+        if not path.exists():
+            with scratch() as folder:
+                require(run(compiler, [*flags, "-o", "made"], str(folder)), compiler)
+                write_atomically(path, (folder / "made").read_bytes())
     return path
 
 
-def _alone(path: Path, make: Callable[[], None]) -> None:
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Hold the lock of a file that is made."""
     from filelock import FileLock
 
+    lock = FileLock(f"{path}.lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(f"{path}.lock")
         lock.acquire()
     except OSError as error:
-        raise _unwritable(path.parent, error) from None
+        raise refuse(
+            EnvironmentRefused,
+            "emulate-cache",
+            str(path.parent),
+            found=str(error),
+            limit="a directory that can be written",
+            instead="pass another directory as cache",
+        ) from None
     try:
-        make()
+        yield
     finally:
         lock.release()
-
-
-def _unwritable(directory: Path, error: OSError) -> Exception:
-    return refuse(
-        EnvironmentRefused,
-        "emulate-cache",
-        str(directory),
-        found=str(error),
-        limit="a directory that can be written",
-        instead="pass another directory as cache",
-    )
 
 
 # Most executables of the cache; the least recently used go first.

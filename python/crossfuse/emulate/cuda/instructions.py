@@ -116,9 +116,9 @@ def _call(name: str, *extra: str) -> Translator:
     return lambda _, operands: f"crossfuse_emulate_{name}({', '.join([*operands, *extra])})"
 
 
-def _numbered(name: str) -> Translator:
-    """A translator to a call with the number in the instruction."""
-    return lambda match, _: f"crossfuse_emulate_{name}({match[1]})"
+def _text(template: str) -> Translator:
+    """A translator to a text with operands by their numbers."""
+    return lambda _, operands: template.format(*operands)
 
 
 def _arrive(match: re.Match[str], operands: list[str]) -> str:
@@ -126,10 +126,6 @@ def _arrive(match: re.Match[str], operands: list[str]) -> str:
     scope = match["scope"] or ("cluster" if match["space"] == "cluster" else "cta")
     released = "-1" if match["order"] == "relaxed" else _scope(scope)
     return f"crossfuse_emulate_mbarrier_arrive({operands[0]}, {count}, 0, {released})"
-
-
-def _expect(_: re.Match[str], operands: list[str]) -> str:
-    return f"crossfuse_emulate_mbarrier_arrive({operands[0]}, 1, {operands[1]}, {_scope('cta')})"
 
 
 def _scope(name: str) -> str:
@@ -192,38 +188,20 @@ def _fetch(_: re.Match[str], operands: list[str]) -> str:
     )
 
 
-def _store_word(_: re.Match[str], operands: list[str]) -> str:
-    return f"*(unsigned*)({operands[0]}) = {operands[1]}"
-
-
 def _store_shared(_: re.Match[str], operands: list[str]) -> str:
     return _store_values("shared", operands)
 
 
-def _store_four(_: re.Match[str], operands: list[str]) -> str:
-    address, *values = operands
-    return f"*(float4*)({address}) = make_float4({', '.join(values)})"
+def _load_four(match: re.Match[str], operands: list[str]) -> str:
+    """A load of four words; a relaxed one too is checked as unordered.
 
-
-def _store_pair(_: re.Match[str], operands: list[str]) -> str:
-    address, low, high = operands
-    return f"*(float2*)({address}) = make_float2({low}, {high})"
-
-
-def _load_global(_: re.Match[str], operands: list[str]) -> str:
-    return _load_four("float4", operands)
-
-
-def _load_words(_: re.Match[str], operands: list[str]) -> str:
-    """A load of four words, checked as unordered: no other thread may write them meanwhile."""
-    return _load_four("uint4", operands)
-
-
-def _load_four(type_name: str, operands: list[str]) -> str:
+    No other thread may write them meanwhile.
+    """
+    kind = "uint4" if match["type"] == "u32" else "float4"
     *targets, address = operands
     parts = zip(targets, "xyzw", strict=True)
     taken = "; ".join(f"{each} = values_.{part}" for each, part in parts)
-    return f"{{ const {type_name} values_ = *(const {type_name}*)({address}); {taken}; }}"
+    return f"{{ const {kind} values_ = *(const {kind}*)({address}); {taken}; }}"
 
 
 def _read(match: re.Match[str], operands: list[str]) -> str:
@@ -249,25 +227,25 @@ def _fence(match: re.Match[str], _: list[str]) -> str:
     return f"crossfuse_emulate_fence_async(CROSSFUSE_{(match['space'] or 'all').upper()})"
 
 
+def _order(match: re.Match[str]) -> str:
+    """The constants of the order and the scope of an access to a flag."""
+    order = (match["order"] or "weak").upper()
+    return f"CROSSFUSE_{order}, {_scope(match['scope'] or 'cta')}"
+
+
 def _flag_load(match: re.Match[str], operands: list[str]) -> str:
-    order = f"CROSSFUSE_{(match['order'] or 'weak').upper()}"
     target, address = operands
-    scope = _scope(match["scope"] or "cta")
-    return f"{target} = crossfuse_emulate_flag_load((const void*)({address}), {order}, {scope})"
+    return f"{target} = crossfuse_emulate_flag_load((const void*)({address}), {_order(match)})"
 
 
 def _flag_store(match: re.Match[str], operands: list[str]) -> str:
-    order = f"CROSSFUSE_{match['order'].upper()}"
     address, value = operands
-    scope = _scope(match["scope"])
-    return f"crossfuse_emulate_flag_store((void*)({address}), {value}, {order}, {scope})"
+    return f"crossfuse_emulate_flag_store((void*)({address}), {value}, {_order(match)})"
 
 
 def _flag_add(match: re.Match[str], operands: list[str]) -> str:
-    order = f"CROSSFUSE_{match['order'].upper()}"
     *target, address, value = operands
-    scope = _scope(match["scope"])
-    call = f"crossfuse_emulate_flag_add((void*)({address}), {value}, {order}, {scope})"
+    call = f"crossfuse_emulate_flag_add((void*)({address}), {value}, {_order(match)})"
     return f"{target[0]} = {call}" if target else call
 
 
@@ -291,7 +269,7 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
             lambda *_: _NOTHING,
         ),
         (r"griddepcontrol\.wait;", _call("grid_wait")),
-        (r"ex2\.approx\.ftz\.f32 %0, %1;", lambda _, each: f"{each[0]} = exp2f({each[1]})"),
+        (r"ex2\.approx\.ftz\.f32 %0, %1;", _text("{0} = exp2f({1})")),
         (r"(?P<which>max|min)\.NaN\.f32 %0, %1, %2;", _extreme),
         (r"fence\.proxy\.async(?:\.(?P<space>shared|global)(?:::(?:cta|cluster))?)?;", _fence),
         (r"(?:fence\.(?:acq_rel|sc)\.(?:gpu|sys)|membar\.(?:gl|sys));", _call("fence_memory")),
@@ -300,11 +278,14 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
         (r"bar\.arrive %0, %1;", _call("named_arrive")),
         (
             r"mapa\.shared::cluster\.u32 %0, %1, %2;",
-            lambda _, each: f"{each[0]} = crossfuse_emulate_map_rank({each[1]}, {each[2]})",
+            _text("{0} = crossfuse_emulate_map_rank({1}, {2})"),
         ),
         (r"fence\.mbarrier_init\.release\.cluster;", _call("fence_initialised")),
         (r"mbarrier\.init\.shared\.b64 \[%0\], %1;", _call("mbarrier_init")),
-        (r"mbarrier\.arrive\.expect_tx\.shared\.b64 _, \[%0\], %1;", _expect),
+        (
+            r"mbarrier\.arrive\.expect_tx\.shared\.b64 _, \[%0\], %1;",
+            _text(f"crossfuse_emulate_mbarrier_arrive({{0}}, 1, {{1}}, {_scope('cta')})"),
+        ),
         (
             r"mbarrier\.arrive(?:\.(?P<order>release|relaxed)\.(?P<scope>cta|cluster))?"
             r"\.shared(?:::(?P<space>cta|cluster))?\.b64 _, \[%0\](?:, %1)?;",
@@ -339,12 +320,18 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
             r"\[%0\], (?:\{[%\d, ]*\}|%1), \[%\d\];",
             _push,
         ),
-        (r"st\.global\.u32 \[%0\], %1;", _store_word),
-        (r"st\.global\.v4\.f32 \[%0\], \{[%\d, ]*\};", _store_four),
+        (r"st\.global\.u32 \[%0\], %1;", _text("*(unsigned*)({0}) = {1}")),
+        (
+            r"st\.global\.v4\.f32 \[%0\], \{%1, %2, %3, %4\};",
+            _text("*(float4*)({0}) = make_float4({1}, {2}, {3}, {4})"),
+        ),
         (r"st\.shared\.v[24]\.f32 \[%0\], \{[%\d, ]*\};", _store_shared),
-        (r"st\.global\.v2\.f32 \[%0\], \{%1, %2\};", _store_pair),
-        (r"ld\.global\.v4\.f32 \{[%\d, ]*\}, \[%\d\];", _load_global),
-        (r"ld\.relaxed\.gpu\.global\.v4\.u32 \{[%\d, ]*\}, \[%\d\];", _load_words),
+        (
+            r"st\.global\.v2\.f32 \[%0\], \{%1, %2\};",
+            _text("*(float2*)({0}) = make_float2({1}, {2})"),
+        ),
+        (r"ld\.global\.v4\.(?P<type>f32) \{[%\d, ]*\}, \[%\d\];", _load_four),
+        (r"ld\.relaxed\.gpu\.global\.v4\.(?P<type>u32) \{[%\d, ]*\}, \[%\d\];", _load_four),
         (r"ld\.global\.(?P<type>b8|b16|b32|f32) %0, \[%1\];", _read),
         (r"ld\.global\.(?P<type>v2\.f32) \{%0, %1\}, \[%2\];", _read),
         (
@@ -374,9 +361,12 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
             r"\.reg \.pred p; setp\.lt\.f32 p, %0, 0f00000000; @p st\.shared\.f32 \[%1\], %0;",
             _store_negative,
         ),
-        (r"mov\.b32 %0, 0;", lambda _, each: f"{each[0]} = 0"),
+        (r"mov\.b32 %0, 0;", _text("{0} = 0")),
         (r"wgmma\.fence\.sync\.aligned;", _call("wgmma_fence")),
         (r"wgmma\.commit_group\.sync\.aligned;", _call("wgmma_commit")),
-        (r"wgmma\.wait_group\.sync\.aligned (\d+);", _numbered("wgmma_wait")),
+        (
+            r"wgmma\.wait_group\.sync\.aligned (\d+);",
+            lambda match, _: f"crossfuse_emulate_wgmma_wait({match[1]})",
+        ),
     )
 ]

@@ -62,11 +62,6 @@ def nothing_to_plant(image: KernelImage, found: str, limit: str) -> RefusedError
     )
 
 
-def indent_of(line: str) -> int:
-    """Number of blanks before a line's first character."""
-    return len(line) - len(line.lstrip())
-
-
 # Statements of the generated text, found from addresses in the executable.
 
 _FRAME_PLACE = re.compile(rf"{re.escape(GENERATED)}:(\d+)")

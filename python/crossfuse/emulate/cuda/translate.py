@@ -208,7 +208,7 @@ def _register(match: re.Match[str], image: KernelImage) -> str:
 
 
 def _unknown(image: KernelImage, found: str, limit: str) -> CheckFailed:
-    error = refuse(
+    return refuse(
         CheckFailed,
         "emulate-translate",
         f"generated text of {image.name}",
@@ -216,5 +216,3 @@ def _unknown(image: KernelImage, found: str, limit: str) -> CheckFailed:
         limit=limit,
         instead="generate text in the form the emulator knows",
     )
-    assert isinstance(error, CheckFailed)
-    return error

@@ -11,7 +11,15 @@ from crossfuse.blocks.access import row_major
 from crossfuse.lower.kernel import ClusterKernel, Part
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.stored_elements import are_apart, stored_elements
-from crossfuse.lower.tree import Access, analyzer, bounds, children, coordinate, coordinate_loop
+from crossfuse.lower.tree import (
+    Access,
+    analyzer,
+    bounds,
+    children,
+    coordinate,
+    coordinate_loop,
+    is_call,
+)
 from crossfuse.markers import DSM_SCOPE, MERGED, marked_blocks_in
 
 # Parallel iterations must store to distinct elements.
@@ -325,10 +333,9 @@ def _shared_coordinates(
 
 def _is_allreduced(kernel: ClusterKernel, buffer: Any) -> bool:
     """Whether TVM made a thread's register for a reduction over threads."""
-    calls = (each for each in ir.nodes(kernel.body, ir.Call) if isinstance(each.op, ir.Op))
-    return any(
-        each.op.name == "tirx.tvm_thread_allreduce" and ir.occurs(buffer, each) for each in calls
-    )
+    calls = ir.nodes(kernel.body, ir.Call)
+    reductions = (each for each in calls if is_call(each, "tirx.tvm_thread_allreduce"))
+    return any(ir.mentions(each, buffer) for each in reductions)
 
 
 def _is_merged(kernel: ClusterKernel, buffer: Any) -> bool:

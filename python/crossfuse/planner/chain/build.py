@@ -10,9 +10,8 @@ from crossfuse.calls import checked
 from crossfuse.planner.chain.spec import Chain, Dim, Product, Reduction, Tensor, refused
 from crossfuse.workload.conv_chain import ConvChainSpec
 from crossfuse.workload.dtypes import float_type
-from crossfuse.workload.epilogue import affine, further_operands
 from crossfuse.workload.layers import LayersSpec
-from crossfuse.workload.spec import WorkloadSpec
+from crossfuse.workload.spec import WorkloadSpec, affine, further_operands
 
 # Chains assembled from their products, with one scheme of names.
 #

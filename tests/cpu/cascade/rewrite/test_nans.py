@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tvm import te, tirx
 
-from crossfuse.compiler.cascades import cascade_options
+from crossfuse.compiler.options import cascade_options
 from crossfuse.compiler.source import read_source
 from crossfuse.emulate.cuda import emulate
 from crossfuse.emulate.llvm import run_sequential

@@ -13,13 +13,13 @@ from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.streaming import streaming
 from crossfuse.cascade.rewrite.tiles import StreamTiles
-from crossfuse.compiler.cascades import only_site
+from crossfuse.compiler.options import only_site
 from crossfuse.lower.extract import lower
 from crossfuse.planner.cascade.plan import ranked_cascade
 from crossfuse.runtime.cubin import compile_cubin
 from crossfuse.schedule.rules.stream import schedule_stream
 from crossfuse.workload.cascade_build import prim_func
-from crossfuse.workload.cascades import lookup
+from crossfuse.workload.cascades import resolve
 
 LOG2E = T.float32(1.4426950408889634)
 
@@ -184,7 +184,7 @@ def test_packaged_moments_keep_their_registers(
     name: str, tiles: StreamTiles | None, registers: int
 ) -> None:
     """With their first choice of tiles, and others: as many CTAs a multiprocessor as were timed."""
-    site = only_site(prim_func(lookup(name)))
+    site = only_site(prim_func(resolve(name)))
     derivation = derive(site.cascade)
     tiles = tiles or StreamTiles(**ranked_cascade(name)[0].tiles)
     text = lower(schedule_stream(streaming(site, derivation, tiles), tiles)).image.cuda

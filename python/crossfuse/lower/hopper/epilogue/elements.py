@@ -98,7 +98,7 @@ def further_of(program: TileProgram | SumProgram) -> tuple[Further, ...]:
 
 def _further(load: Any, store: Store) -> Further:
     by_row, by_column = (
-        any(ir.occurs(var, index) for index in load.indices) for var in (store.row, store.column)
+        any(ir.mentions(index, var) for index in load.indices) for var in (store.row, store.column)
     )
     beside, even = _neighbours(load, store.column) if by_column else (False, False)
     return Further(load, by_row, by_column, beside, beside and even)

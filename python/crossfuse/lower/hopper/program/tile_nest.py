@@ -45,7 +45,7 @@ class TileNest:
     def moved(self, index: Any) -> Any:
         """The loop of the tile that an index follows, or None."""
         placed = self.placed(index)
-        followed = [each for each in self.loops if ir.occurs(each.loop_var, placed)]
+        followed = [each for each in self.loops if ir.mentions(placed, each.loop_var)]
         # Beside the loop with most iterations, others may have one.
         return max(followed, key=lambda each: ir.constant(each.extent) or 0, default=None)
 

@@ -171,7 +171,7 @@ def paired(program: TileProgram, nest: TileNest) -> TileProgram:
     first = ir.at_zero(row, place.var)
     moved = known.can_prove_equal(row - first, place.var * contraction.rows)
     columns = [index for each in contraction.products for index in each.right.origin]
-    uses = any(ir.occurs(place.var, each) for each in columns)
+    uses = any(ir.mentions(each, place.var) for each in columns)
     if len(contraction.products) != 2 or not moved or uses:
         raise refuse_program(
             nest.where,

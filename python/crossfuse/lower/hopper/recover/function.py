@@ -150,9 +150,9 @@ def _tensors(programs: Sequence[TileProgram]) -> tuple[list[Any], list[Any]]:
 def _is_row_by_row(load: Any, row: Any) -> bool:
     """Whether a row of the output reads that row of an operand, and no other one."""
     first, *others = load.indices
-    if not any(ir.occurs(row, each) for each in load.indices):
+    if not any(ir.mentions(each, row) for each in load.indices):
         return False
-    if first.same_as(row) and not any(ir.occurs(row, each) for each in others):
+    if first.same_as(row) and not any(ir.mentions(each, row) for each in others):
         return True
     found = f"a load at {list(load.indices)} for row {row}"
     limit = f"'{load.source.name}[{row}, ...]', the same row of an operand"

@@ -346,12 +346,12 @@ def _in_columns_of_product(nest: TileNest, value: Any, load: Any, inner: Any) ->
         return column, value
     known = ir.sym.Analyzer()
     rest = known.simplify(column - inner)
-    if not isinstance(inner, ir.Var) or ir.occurs(inner, rest):
+    if not isinstance(inner, ir.Var) or ir.mentions(rest, inner):
         raise refuse_program(nest.where, f"column {inner}", "one variable for the column")
     image = ir.Var("column", str(inner.ty))
     moved = known.simplify(ir.substitute(value, {inner: image - rest}))
     for other in ir.variables(rest):
-        if ir.occurs(other, moved):
+        if ir.mentions(moved, other):
             raise refuse_program(
                 nest.where, f"a value that depends on '{other.name}'", "on row and column alone"
             )

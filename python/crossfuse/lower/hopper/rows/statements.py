@@ -119,7 +119,7 @@ def _is_first(condition: Any, lane: Any) -> bool:
 def _is_common(store: Any, lane: Any) -> bool:
     """Whether all lanes have a number: one that is made of states, and of no thread's elements."""
     parts = (store.value, *store.indices)
-    if any(ir.occurs(lane, each) for each in parts):
+    if any(ir.mentions(each, lane) for each in parts):
         return False
     loads = ir.buffer_loads(*parts)
     return all(str(e.source.scope()) == "local" and size_of(e.source) == 1 for e in loads)
@@ -192,7 +192,7 @@ def independent_of(row: Any, statements: Sequence[Any]) -> dict[Any, Any]:
     for statement, group in zip(statements, stores, strict=True):
         buffers = {each.buffer for each in group}
         once = len(buffers) == 1 and all(filled.count(each) == len(group) for each in buffers)
-        if once and not ir.occurs(row, statement) and _only_loads(statement):
+        if once and not ir.mentions(statement, row) and _only_loads(statement):
             found[buffers.pop()] = statement
     return found
 

@@ -39,7 +39,7 @@ def _shared_element(program: StreamProgram) -> Any:
 
 def _elements(value: Any, program: StreamProgram) -> Iterator[Any]:
     """The largest expressions in a value that read scores and nothing else on the chip."""
-    if not ir.occurs(program.scores, value):
+    if not ir.mentions(value, program.scores):
         return
     loads = ir.buffer_loads(value)
     local = [each.source for each in loads if not ir.is_global(each.source)]
@@ -74,7 +74,7 @@ def _with_element(program: StreamProgram, element: Any) -> StreamProgram:
     steps += [
         Step("mask", Kind.MASK, program.scores, condition, other) for condition, other in masks
     ]
-    reading = [each for each in program.steps if ir.occurs(program.scores, each.value)]
+    reading = [each for each in program.steps if ir.mentions(each.value, program.scores)]
     others = list(program.steps)
     place = others.index(reading[0]) if reading else len(others)
     others[place:place] = steps

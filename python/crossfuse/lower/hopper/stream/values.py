@@ -186,7 +186,7 @@ def _replace_row_parts(value: Any, program: RowSteps, name: Callable[[Any], Any]
 
     def is_of_row(node: Any) -> bool:
         moving = (program.key, program.column, *program.elements)
-        return not any(ir.occurs(each, node) for each in moving)
+        return not any(ir.mentions(node, each) for each in moving)
 
     def visit(node: Any, mutator: Any) -> Any:
         return name(node) if is_of_row(node) else mutator.default_mutate(node)

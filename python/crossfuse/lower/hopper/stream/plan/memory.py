@@ -258,7 +258,7 @@ def plan_handoff(program: StreamProgram, registers: RegisterPlan) -> HandoffLayo
     """Find which values of rows are read where the sums are."""
 
     def read_by(values: list[Any]) -> tuple[Any, ...]:
-        return tuple(each for each in registers.rows if any(ir.occurs(each, v) for v in values))
+        return tuple(each for each in registers.rows if any(ir.mentions(v, each) for v in values))
 
     return HandoffLayout(
         -(-program.tile[1] // BOX_KEYS),

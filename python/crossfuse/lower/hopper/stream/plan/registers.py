@@ -55,7 +55,7 @@ def plan_registers(program: StreamProgram) -> RegisterPlan:
         return numbers[step.target] if any(step is each for each in made) else None
 
     def read(step: Step) -> frozenset[int]:
-        return frozenset(n for n, each in enumerate(tiles) if ir.occurs(each, step.value))
+        return frozenset(n for n, each in enumerate(tiles) if ir.mentions(step.value, each))
 
     found = arrays_of([(number(each), read(each)) for each in steps])
     arrays = tuple((tiles[tile], array) for tile, array in found.items())
@@ -76,10 +76,10 @@ def _is_deferred(buffer: Any, program: StreamProgram) -> bool:
     inside = [*program.all_steps, *program.carries]
     stores = [each for each in inside if each.target.same_as(buffer)]
     others = [each for each in inside if not each.target.same_as(buffer)]
-    read = any(ir.occurs(buffer, each.value) for each in others)
+    read = any(ir.mentions(each.value, buffer) for each in others)
     sums = [each for each in stores if each.kind is Kind.SUM]
     scaled = [each for each in stores if each.kind is not Kind.SUM]
-    plain = all(each.start is None and not ir.occurs(buffer, each.value) for each in sums)
+    plain = all(each.start is None and not ir.mentions(each.value, buffer) for each in sums)
     return zero and bool(sums) and plain and not read and all(map(_is_scaled, scaled))
 
 
@@ -90,8 +90,8 @@ def _is_scaled(step: Step) -> bool:
         return False
     return any(
         isinstance(one, ir.TensorLoad)
-        and ir.occurs(step.target, one)
-        and not ir.occurs(step.target, other)
+        and ir.mentions(one, step.target)
+        and not ir.mentions(other, step.target)
         for one, other in ((value.a, value.b), (value.b, value.a))
     )
 
@@ -102,7 +102,7 @@ def _independent(deferred: tuple[Any, ...], program: StreamProgram) -> tuple[Any
         each
         for each in deferred
         if not any(
-            ir.occurs(other, step.value)
+            ir.mentions(step.value, other)
             for step in program.steps
             if step.target.same_as(each)
             for other in deferred

@@ -354,7 +354,7 @@ def _check_cluster(program: StreamProgram, where: str) -> None:
     keys, values, stream = program.keys, program.values, program.stream
     same = (*keys.origin, *values.origin, stream.first, stream.count)
     inside = [each.var for each in program.places if each.in_cluster]
-    if len(inside) > 1 or any(ir.occurs(var, each) for var in inside for each in same):
+    if len(inside) > 1 or any(ir.mentions(each, var) for var in inside for each in same):
         raise refuse_stream(
             where,
             "a stream in a cluster",

@@ -208,7 +208,7 @@ def _check_condition(statement: Statement, roles: Roles) -> None:
         if roles.loops.get(each.loop_var) is not Axis.ROW
     ]
     for term in ir.terms(statement.nest.realize.predicate):
-        if any(ir.occurs(key, term) for key in keys):
+        if any(ir.mentions(term, key) for key in keys):
             raise refuse_stream(
                 statement.where,
                 f"a block that runs only if {term}",

@@ -11,8 +11,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from crossfuse.emulate.cuda.text import arguments_of, closing, indent_of
+from crossfuse.emulate.cuda.text import arguments_of, closing
 from crossfuse.lower.image import KernelImage
+
+
+def indent_of(line: str) -> int:
+    """Number of blanks before a line's first character."""
+    return len(line) - len(line.lstrip())
+
 
 # Mutations of a call that synchronises: weaker instructions in its helper, and other arguments.
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from crossfuse.emulate.cuda.equivalent import TELLS_THE_SAME, is_of_groups, reason_of
-from crossfuse.emulate.cuda.mutants import VARIABLE, Mutant, Mutated, mutate
 from crossfuse.emulate.cuda.run import Program, prepare
 from crossfuse.emulate.cuda.text import find_statements
 from crossfuse.errors import CheckFailed, refuse
 from crossfuse.lower.image import KernelImage
+from mutation.equivalent import TELLS_THE_SAME, is_of_groups, reason_of
+from mutation.mutants import VARIABLE, Mutant, Mutated, mutate
 
 #: Findings that are about results or about time, and name no cause.
 UNNAMED = frozenset(

@@ -1,6 +1,6 @@
 """Rules for mutants that are no faults in warps' waits for flags in global memory, and fences.
 
-As in `crossfuse.emulate.cuda.equivalent`, a rule takes the lines of the right text, which
+As in `mutation.equivalent`, a rule takes the lines of the right text, which
 statements had something to do, and a mutant in which nothing was found; it gives the reason, or an
 empty text.
 """
@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from crossfuse.emulate.cuda.mutants import Mutant
-from crossfuse.emulate.cuda.text import indent_of
+from mutation.mutants import Mutant, indent_of
 
 #: By line of the right text, whether a statement there that ran has had something to do.
 Uses = Mapping[int, bool]

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from crossfuse.emulate.cuda.equivalent_flags import (
+from mutation.equivalent_flags import (
     TOUCHES,
     Uses,
     awaited_by_one,
@@ -21,8 +21,7 @@ from crossfuse.emulate.cuda.equivalent_flags import (
     met_before_the_store,
     read_by_loads,
 )
-from crossfuse.emulate.cuda.mutants import Mutant
-from crossfuse.emulate.cuda.text import indent_of
+from mutation.mutants import Mutant, indent_of
 
 _MEET = re.compile(r"bar_sync|cta_sync|warp_sync|__syncthreads|__syncwarp")
 #: Statements that do nothing but wait: nothing is issued and nobody is told of anything by them.

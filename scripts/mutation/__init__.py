@@ -1,0 +1,1 @@
+"""Mutants of a kernel's synchronisation: how they are made, run, and told from what is no fault."""
