@@ -15,7 +15,7 @@ from typing import Any
 
 import sympy
 
-from crossfuse.cascade.algebra.proof import refused
+from crossfuse.cascade.algebra.separation import refused
 from crossfuse.cascade.derivation import Derivation
 from crossfuse.cascade.spec import Cascade, Stage
 

@@ -193,7 +193,7 @@ def explain_cascade(source: str | CascadeSpec) -> CascadeExplanation:
     Refused is a source that is no cascade, or a cascade that cannot stream.
     """
     from crossfuse.cascade.algebra.deriving import derive
-    from crossfuse.cascade.rewrite.sites import sites_of
+    from crossfuse.cascade.rewrite.rows_first import sites_of
     from crossfuse.workload.cascade_build import prim_func
     from crossfuse.workload.cascades import resolve
 

@@ -8,9 +8,8 @@ import sympy
 
 from crossfuse.cascade.algebra.exponents import nonnegative
 from crossfuse.cascade.algebra.moments import Centre
-from crossfuse.cascade.algebra.proof import coupled
 from crossfuse.cascade.algebra.rescaling import Rescaling, as_choices
-from crossfuse.cascade.algebra.separation import Coupled, Product, products
+from crossfuse.cascade.algebra.separation import Coupled, Product, coupled, products
 from crossfuse.cascade.algebra.state import State
 from crossfuse.cascade.derivation import Step, left, right, value
 from crossfuse.cascade.spec import INDEXED, RANKED, SUM, Cascade, Monoid, Stage

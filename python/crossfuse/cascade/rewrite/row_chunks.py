@@ -20,12 +20,10 @@ from crossfuse.cascade.derivation import Derivation, Slot, new, value
 from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.context import StreamContext, stream_context
 from crossfuse.cascade.rewrite.merging import merge
-from crossfuse.cascade.rewrite.outputs import Outputs
 from crossfuse.cascade.rewrite.phases import written
-from crossfuse.cascade.rewrite.residence import Residence
 from crossfuse.cascade.rewrite.rows_first import RowsFirst
 from crossfuse.cascade.rewrite.scripting import held, named, spatial
-from crossfuse.cascade.rewrite.segments import Segment
+from crossfuse.cascade.rewrite.segments import Outputs, Residence, Segment
 from crossfuse.cascade.rewrite.tiles import StreamTiles, refused
 from crossfuse.cascade.site import OutputSite, Site
 from crossfuse.hardware import WARP

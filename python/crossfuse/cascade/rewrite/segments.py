@@ -1,14 +1,16 @@
-"""Writes the block of a thread's segment: tile after tile, the state in registers."""
+"""Writes what a thread does with its elements of a row: it loads, reduces, keeps and stores them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.derivation import Slot, guarded, new, value
-from crossfuse.cascade.rewrite.context import StreamContext
+from crossfuse.cascade.derivation import Slot, guarded, new, old, value
+from crossfuse.cascade.rewrite.context import Reused, StreamContext, Tiling, at, finished
 from crossfuse.cascade.rewrite.merging import insert
 from crossfuse.cascade.rewrite.phases import (
     Definitions,
@@ -19,25 +21,196 @@ from crossfuse.cascade.rewrite.phases import (
     share,
     written,
 )
-from crossfuse.cascade.rewrite.residence import (
-    Place,
-    Residence,
-    ThreadTile,
-    Tile,
-    each_tile,
-    row_of,
-)
 from crossfuse.cascade.rewrite.scripting import (
     PLACE,
     Scratch,
+    held,
     is_chosen,
     loop,
     nothing,
     numbers,
     pairs,
+    place_symbol,
+    steps,
+    when,
+    zero,
 )
-from crossfuse.cascade.rewrite.streams import Stream
-from crossfuse.cascade.rewrite.thread_mapping import Tiling
+from crossfuse.cascade.rewrite.streams import BYTES, Stream
+from crossfuse.cascade.rewrite.work import item_bytes
+from crossfuse.cascade.site import OutputSite
+
+#: The element of a tile at a place in it.
+Tile = Callable[[Any], Any]
+
+
+class Residence:
+    """Buffers that hold elements; they are allocated while the function is written."""
+
+    def __init__(self, context: StreamContext) -> None:
+        self.context = context
+        self.where = context.tiles.resident if context.derivation.rows else "none"
+        self.buffers: dict[Stream, Any] = {}
+        #: Contributions that outputs use again, by slot.
+        self.reused = {each.slot: self._contributions(each) for each in context.reused}
+        if self.where == "none":
+            return
+        for stream in context.streams(context.swept):
+            if any(stream.same(each) for each in context.streams(context.emitted)):
+                self.buffers[stream] = self._buffer(stream)
+
+    def _buffer(self, stream: Stream) -> Any:
+        mapping, tiles = self.context.mapping, self.context.tiles
+        width = mapping.vector * stream.width
+        dtype = str(stream.buffer.ty.dtype)
+        if self.where == "registers":
+            shape = (self.context.row_count, tiles.cluster, mapping.threads, mapping.held, width)
+        else:
+            shape = (tiles.cluster, self.context.row_count, mapping.held, mapping.threads, width)
+        return held(f"{stream.name}_kept", shape, dtype)
+
+    def _contributions(self, reused: Reused) -> Any:
+        mapping = self.context.mapping
+        shape = (
+            self.context.row_count,
+            mapping.cluster,
+            mapping.threads,
+            mapping.held,
+            mapping.vector,
+        )
+        return held(f"{reused.kept.name}", shape, self.context.dtype)
+
+    def registers(self, stream: Stream) -> Any:
+        """The buffer of a stream that stays in registers, or None."""
+        kept = self.kept(stream) if self.where == "registers" else None
+        return None if kept is None else self.buffers[kept]
+
+    def kept(self, stream: Stream) -> Any:
+        """The held stream of the same loads, or None."""
+        return next((each for each in self.buffers if stream.same(each)), None)
+
+    def keep(self, stream: Stream, place: Sequence[Any], tile: Tile) -> None:
+        """Statements: store a vector of a tile to shared memory, if its stream is held there."""
+        kept = self.kept(stream) if self.where == "shared" else None
+        if kept is None:
+            return
+        for_lanes(self.context, stream, lambda i: self._move(kept, place, i, tile(i)))
+
+    def _move(self, stream: Stream, place: Sequence[Any], number: Any, what: Any) -> None:
+        ir.script.buffer_store(self.buffers[stream], what, self._shared(place, number))
+
+    @staticmethod
+    def _shared(place: Sequence[Any], number: Any) -> list[Any]:
+        row, cta, thread, step = place
+        return [cta, row, step, thread, number]
+
+    def take(self, stream: Stream, place: Sequence[Any], into: Any) -> None:
+        """Statements: copy a vector of elements that stayed in registers, as it was loaded.
+
+        Else nvcc holds the numbers that one sweep made of them for the next: twice as many
+        registers, and half as many CTAs. See `crossfuse.lower.pack_registers`.
+        """
+        kept = self.element(self.kept(stream), place)
+        for_lanes(self.context, stream, lambda i: ir.script.buffer_store(into, kept(i), [0, i]))
+
+    def element(self, stream: Stream, place: Sequence[Any]) -> Tile:
+        """Elements of a held stream at a step."""
+        buffer = self.buffers[stream]
+        if self.where == "registers":
+            return lambda number: buffer[(*place, number)]
+        return lambda number: buffer[tuple(self._shared(place, number))]
+
+
+def for_lanes(context: StreamContext, stream: Stream, move: Callable[[Any], None]) -> None:
+    """Statements for every element of a vector, as many at a time as one access takes."""
+    width = context.mapping.vector * stream.width
+    with steps("part", width // stream.lanes, "unroll") as part:
+        if stream.lanes == 1:
+            move(part)
+            return
+        with loop("lane", stream.lanes, "vectorized") as lane:
+            move(part * stream.lanes + lane)
+
+
+def load(context: StreamContext, stream: Stream, place: Sequence[Any], tile: Tile) -> None:
+    """Statements: load a vector of a stream from global memory into its tile."""
+    row, cta, thread, step = place
+    first = context.mapping.element(cta, thread, step)
+    rows = context.at_row(row)
+
+    def move(number: Any) -> None:
+        indices = [at(each, rows) for each in stream.indices(first, number, context.site.axis)]
+        target = tile(number)
+        value = stream.buffer[tuple(indices)]
+        inside = stream.inside(indices)
+        if inside:
+            value = ir.tirx.if_then_else(ir.conjunction(inside), value, zero(str(value.ty)))
+        ir.script.buffer_store(target.source, value, list(target.indices))
+
+    for_lanes(context, stream, move)
+
+
+# Tiles of a thread.
+
+#: Where a thread is: row, CTA of the cluster, thread.
+Place = tuple[Any, Any, Any]
+
+
+def each_tile(residence: Residence, write: Callable[[Tiling, Any, int], None]) -> None:
+    """Statements for all tiles of a thread: `write` gets kind, first step, and number of kind."""
+    kind = "unroll" if residence.where == "registers" else "serial"
+    for number, tiling in enumerate(residence.context.mapping.tilings):
+        with steps(f"tile_{number}", tiling.count, kind) as tile:
+            write(tiling, tiling.first + tile * tiling.steps, number)
+
+
+class ThreadTile:
+    """Elements of a tile of a thread, whose steps count from a first one."""
+
+    def __init__(self, residence: Residence, place: Place, tiling: Tiling, first: Any) -> None:
+        self.residence = residence
+        self.context = residence.context
+        self.place = place
+        self.rows = self.context.at_row(place[0])
+        self.tiling = tiling
+        self.first = first
+
+    def at(self, step: Any) -> tuple[Any, Any, Any, Any]:
+        """Place of a step."""
+        return (*self.place, self.first + step)
+
+    def element(self, step: Any, lane: Any = 0) -> Any:
+        """Index along the axis."""
+        _, cta, thread = self.place
+        return self.context.mapping.element(cta, thread, self.first + step, lane)
+
+    def symbols(self, tiles: Mapping[Stream, Tile], step: Any, lane: Any) -> Any:
+        """Values of elements and invariants, loads along the axis from tiles of the step."""
+        where = {**self.rows, self.context.site.axis: self.element(step, lane)}
+        return self.context.symbols(where, tiles, lane)
+
+    @contextmanager
+    def each_step(self) -> Iterator[Any]:
+        """Statements for each step that lies within the axis."""
+        with loop("step", self.tiling.steps, "unroll") as step:
+            inside = self.context.mapping.inside(self.tiling, self.place, self.first, step)
+            with when(inside):
+                yield step
+
+    def buffer(self, stream: Stream, name: str, count: int = 0) -> Any:
+        """Allocate registers: a vector for each step, or for some."""
+        shape = (count or self.tiling.steps, self.context.mapping.vector * stream.width)
+        return held(f"{stream.name}_{name}", shape, str(stream.buffer.ty.dtype), "local")
+
+    def load(self, stream: Stream, tile: Callable[[Any], Tile]) -> None:
+        """Statements: load a stream into its tile, and hold what is held in shared memory."""
+        with self.each_step() as step:
+            load(self.context, stream, self.at(step), tile(step))
+            self.residence.keep(stream, self.at(step), tile(step))
+
+
+def row_of(buffer: Any, step: Any) -> Tile:
+    """Elements of a tile at a step."""
+    return lambda number: buffer[step, number]
 
 
 class Segment:
@@ -73,13 +246,13 @@ class Segment:
         for slot, number in self.numbers:
             start = nothing(number, slot, written(slot.init, invariants, self.context.dtype))
             self.state[number.name].set(start)
-        each_tile(self.residence, lambda *tile: _Tile(self, fresh, *tile).run())
+        each_tile(self.residence, lambda *tile: _SegmentTile(self, fresh, *tile).run())
         for _, number in self.numbers:
             kept = self.state[number.name].value
             ir.script.buffer_store(into[number.name], kept, list(self.place))
 
 
-class _Tile(ThreadTile):
+class _SegmentTile(ThreadTile):
     """Writes the reduction of one tile into the state."""
 
     def __init__(
@@ -230,3 +403,146 @@ class _Tile(ThreadTile):
             usable = self.segment.usable[slot.name]
             usable.set(written(slot.guard, self.values, self.context.dtype))
             self.values[guarded(slot.name)] = usable.value
+
+
+class Outputs:
+    """Writes the stores of one thread, at a place: row, CTA and thread.
+
+    `state` is the finished state of the row; `before` that of the thread before states merged,
+    needed where contributions are used again.
+    """
+
+    def __init__(
+        self,
+        context: StreamContext,
+        place: Place,
+        residence: Residence,
+        state: Mapping[str, Any],
+        before: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        self.context = context
+        self.place = place
+        self.residence = residence
+        self.rows = context.at_row(place[0])
+        self.values = finished(context, context.invariants(self.rows), state)
+        for slot in context.slots if before else ():
+            self.values.values[old(slot.name)] = before[numbers(slot, context.dtype)[0].name]
+        derived = context.derivation
+        self.results = [each for each in context.site.outputs if each.name in derived.results]
+        self.along = [each for each in context.site.outputs if each.name in derived.rows]
+
+    def run(self) -> None:
+        """Statements: results by one thread, then elements by all."""
+        if self.results:
+            _, cta, thread = self.place
+            alone = thread == 0
+            if self.context.mapping.cluster > 1:
+                alone = ir.tirx.And(cta == 0, alone)
+            with when(alone):
+                for output in self.results:
+                    self.result(output)
+        if self.along:
+            derived = self.context.derivation
+            rows = [derived.rows[each.name] for each in self.along]
+            parts = share(rows, self.context.moving, derived.slots)
+            self.values.define(parts.fixed)
+            each_tile(self.residence, lambda *tile: _OutputTile(self, parts, *tile).run())
+
+    def result(self, output: OutputSite) -> None:
+        """Statements: store a result of a row; one for each rank if it has columns."""
+        extents = [int(self.context.site.extents[each]) for each in output.columns]
+        if not extents:
+            indices = [at(each, self.rows) for each in output.indices]
+            ir.script.buffer_store(output.buffer, self.written(output, 0), indices)
+            return
+        staged = held(f"{output.name}_ranks", (extents[-1],), _dtype(output), "local")
+        for number in range(extents[-1]):
+            ir.script.buffer_store(staged, self.written(output, number), [number])
+        # One statement, so that one thread is seen to write each element.
+        with loop("rank", extents[-1], "unroll") as rank:
+            indices = [at(each, {**self.rows, output.columns[-1]: rank}) for each in output.indices]
+            ir.script.buffer_store(output.buffer, staged[rank], indices)
+
+    def written(self, output: OutputSite, number: int) -> Any:
+        """A result over the choice of a rank."""
+        known = Definitions(self.values.values, self.context.dtype)
+        for slot in self.context.slots:
+            if slot.name in self.values.chosen:
+                kept = self.values.chosen[slot.name]
+                rank = min(number, slot.monoid.k - 1) if slot.monoid.k else 0
+                known.values[value(slot.name)] = kept[rank]
+                known.values[place_symbol(slot)] = kept[len(kept) // 2 + rank]
+        result = self.context.derivation.results[output.name]
+        # Places are whole numbers that a float32 would round.
+        whole = _dtype(output) if result.is_integer and "int" in _dtype(output) else ""
+        return known.write(result, whole).astype(_dtype(output))
+
+
+class _OutputTile(ThreadTile):
+    """Writes the outputs of one tile."""
+
+    def __init__(
+        self, outputs: Outputs, parts: Shared, tiling: Tiling, first: Any, number: int
+    ) -> None:
+        super().__init__(outputs.residence, outputs.place, tiling, first)
+        self.outputs = outputs
+        self.parts = parts
+        self.number = number
+        self.loaded = {
+            each: self.buffer(each, f"again_{number}")
+            for each in self.context.streams(self.context.emitted)
+            if self.residence.kept(each) is None
+        }
+        kept = self.residence.buffers if self.residence.where == "registers" else {}
+        self.copied = {each: self.buffer(each, f"packed_{number}", 1) for each in kept}
+
+    def run(self) -> None:
+        for stream, buffer in self.loaded.items():
+            self.load(stream, partial(row_of, buffer))
+        shape = (self.context.mapping.vector,)
+        staged = {
+            each.name: held(f"{each.name}_out_{self.number}", shape, _dtype(each), "local")
+            for each in self.outputs.along
+        }
+        with self.each_step() as step:
+            for stream, buffer in self.copied.items():
+                self.residence.take(stream, self.at(step), buffer)
+            with loop("lane", self.context.mapping.vector, "unroll") as lane:
+                self.lane(step, lane, staged)
+            for output in self.outputs.along:
+                self.store(output, staged[output.name], step)
+
+    def tiles(self, step: Any) -> dict[Stream, Tile]:
+        place = self.at(step)
+        found = {each: self.residence.element(each, place) for each in self.residence.buffers}
+        found |= {each: row_of(buffer, 0) for each, buffer in self.copied.items()}
+        return found | {each: row_of(buffer, step) for each, buffer in self.loaded.items()}
+
+    def lane(self, step: Any, lane: Any, staged: Mapping[str, Any]) -> None:
+        """Statements: compute the outputs of one element."""
+        symbols = self.symbols(self.tiles(step), step, lane)
+        for each in self.context.reused:
+            symbols[each.kept] = self.residence.reused[each.slot][(*self.at(step), lane)]
+        values = Definitions({**self.outputs.values.values, **symbols}, self.context.dtype)
+        for output, each in zip(self.outputs.along, values.all(self.parts), strict=True):
+            ir.script.buffer_store(staged[output.name], each.astype(_dtype(output)), [lane])
+
+    def store(self, output: OutputSite, staged: Any, step: Any) -> None:
+        """Statements: store a vector of outputs."""
+        vector = self.context.mapping.vector
+        lanes = min(vector, BYTES // item_bytes(_dtype(output)))
+        with steps("part", vector // lanes, "unroll") as part:
+            if lanes == 1:
+                self.put(output, staged, step, part)
+                return
+            with loop("lane", lanes, "vectorized") as lane:
+                self.put(output, staged, step, part * lanes + lane)
+
+    def put(self, output: OutputSite, staged: Any, step: Any, number: Any) -> None:
+        where = {**self.rows, self.context.site.axis: self.element(step, number)}
+        indices = [at(each, where) for each in output.indices]
+        ir.script.buffer_store(output.buffer, staged[number], indices)
+
+
+def _dtype(output: OutputSite) -> str:
+    return str(output.buffer.ty.dtype)

@@ -10,8 +10,6 @@ from crossfuse.calls import checked
 from crossfuse.cascade.derivation import Derivation
 from crossfuse.cascade.rewrite.context import StreamContext, stream_context
 from crossfuse.cascade.rewrite.merging import check_merges, merge
-from crossfuse.cascade.rewrite.outputs import Outputs
-from crossfuse.cascade.rewrite.residence import Residence
 from crossfuse.cascade.rewrite.scripting import (
     held,
     loop,
@@ -22,7 +20,7 @@ from crossfuse.cascade.rewrite.scripting import (
     symbol_of,
     when,
 )
-from crossfuse.cascade.rewrite.segments import Segment
+from crossfuse.cascade.rewrite.segments import Outputs, Residence, Segment
 from crossfuse.cascade.rewrite.tiles import StreamTiles, refused
 from crossfuse.cascade.site import Site
 from crossfuse.hardware import WARP

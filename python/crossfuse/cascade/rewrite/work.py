@@ -427,7 +427,7 @@ def passes_of(site: Site) -> tuple[Pass, ...]:
 
 class _Counter:
     def __init__(self, site: Site) -> None:
-        from crossfuse.cascade.rewrite.tiled.operands import products
+        from crossfuse.cascade.rewrite.tiled.tile_context import products
 
         self.site = site
         self.rows = prod(int(site.extents[each]) for each in site.rows)
@@ -490,7 +490,7 @@ class _Counter:
         return self.site.cascade.stage(name).term
 
     def _columned(self, name: str) -> set[sympy.Symbol]:
-        from crossfuse.cascade.rewrite.tiled.operands import mentions
+        from crossfuse.cascade.rewrite.tiled.tile_context import mentions
 
         columns = self.site.stages[name].columns
         return {

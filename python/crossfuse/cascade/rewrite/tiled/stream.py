@@ -11,7 +11,6 @@ from crossfuse import _tvm as ir
 from crossfuse.cascade.rewrite.phases import combined
 from crossfuse.cascade.rewrite.scripting import held, loop
 from crossfuse.cascade.rewrite.tiled.block_builder import BlockBuilder, Local
-from crossfuse.cascade.rewrite.tiled.operands import Extent, Product, mentions
 from crossfuse.cascade.rewrite.tiled.state import State
 from crossfuse.cascade.rewrite.tiled.steps import (
     Carry,
@@ -20,7 +19,7 @@ from crossfuse.cascade.rewrite.tiled.steps import (
     Statement,
     Tile,
 )
-from crossfuse.cascade.rewrite.tiled.tile_context import DEPTH, whole
+from crossfuse.cascade.rewrite.tiled.tile_context import DEPTH, Extent, Product, mentions, whole
 from crossfuse.cascade.rewrite.tiles import tiles_refused
 
 # Staging: tiles of operands in shared memory, and the products that make elements.
