@@ -16,7 +16,7 @@ from crossfuse.cascade.algebra.shifted_moments import ShiftedMoments
 from crossfuse.cascade.algebra.writing import written
 from crossfuse.cascade.derivation import Factor, Step, value
 from crossfuse.cascade.expressions.functions import Fence, unopened
-from crossfuse.cascade.spec import INDEXED, MAX, RANKED, Cascade, Monoid, Stage
+from crossfuse.cascade.spec import MAX, RANKED, Cascade, Stage
 
 #: Accumulates a sum under a name and with a rescaling; returns it over slots.
 Keep = Callable[[str, Rescaling, sympy.Expr], sympy.Expr]
@@ -240,47 +240,22 @@ _SCALED = "a factor is proved not to be negative: it does not change the order"
 # Distributive laws.
 
 
-@dataclass(frozen=True)
-class Pair:
-    """A distributive pair: an operator that can be pulled out of a reduction."""
-
-    #: Name of the monoid.
-    reduction: str
-    #: ``"+"``, ``"*"`` or ``"increasing"``.
-    operator: str
-    law: str
-    #: What must be proved of the operand; empty if nothing.
-    condition: str = ""
-
-    @property
-    def text(self) -> str:
-        """The pair as steps name it."""
-        return f"{self.reduction}, {self.operator}"
-
-
-#: Every law that derivations use.
-PAIRS = (
-    Pair("sum", "*", "a*c + b*c = (a + b)*c"),
-    Pair("max", "+", "max(a + c, b + c) = max(a, b) + c"),
-    Pair("min", "+", "min(a + c, b + c) = min(a, b) + c"),
-    Pair("topk", "+", "the k largest of a + c are the k largest of a, plus c"),
-    Pair("argmax", "+", "where a + c is largest, a is"),
-    Pair("argmin", "+", "where a + c is least, a is"),
-    Pair("max", "*", "max(a*c, b*c) = max(a, b)*c", "c >= 0"),
-    Pair("min", "*", "min(a*c, b*c) = min(a, b)*c", "c >= 0"),
-    Pair("topk", "*", "the k largest of a*c are the k largest of a, times c", "c >= 0"),
-    Pair("argmax", "*", "where a*c is largest, a is", "c >= 0"),
-    Pair("argmin", "*", "where a*c is least, a is", "c >= 0"),
-    Pair("logaddexp", "+", "log(exp(a + c) + exp(b + c)) = log(exp(a) + exp(b)) + c"),
-    Pair("prod", "*", "prod(a*c) over n elements = prod(a) * c**n"),
-)
-
-
-def pair_of(monoid: Monoid, added: bool) -> str:
-    """The name of a pair: its operator is an addition, or a multiplication by a number >= 0."""
-    operator = "+" if added else "*"
-    found = next(p for p in PAIRS if (p.reduction, p.operator) == (monoid.name, operator))
-    return found.text + (f" ({found.condition})" if found.condition else "")
+#: Every law that derivations use, by the reduction and the operator that is pulled out of it.
+LAWS = {
+    "sum, *": "a*c + b*c = (a + b)*c",
+    "max, +": "max(a + c, b + c) = max(a, b) + c",
+    "min, +": "min(a + c, b + c) = min(a, b) + c",
+    "topk, +": "the k largest of a + c are the k largest of a, plus c",
+    "argmax, +": "where a + c is largest, a is",
+    "argmin, +": "where a + c is least, a is",
+    "max, *": "max(a*c, b*c) = max(a, b)*c",
+    "min, *": "min(a*c, b*c) = min(a, b)*c",
+    "topk, *": "the k largest of a*c are the k largest of a, times c",
+    "argmax, *": "where a*c is largest, a is",
+    "argmin, *": "where a*c is least, a is",
+    "logaddexp, +": "log(exp(a + c) + exp(b + c)) = log(exp(a) + exp(b)) + c",
+    "prod, *": "prod(a*c) over n elements = prod(a) * c**n",
+}
 
 
 class Deriver:
@@ -319,10 +294,8 @@ class Deriver:
             self._ordered(stage, term)
 
     def _plain(self, stage: Stage, term: sympy.Expr) -> None:
-        """Derive a stage that uses no results."""
         progress = self.progress
-        always = stage.monoid.name in (*INDEXED, *RANKED)
-        symbol = progress.keep(stage.name, stage.monoid, term, always=always)
+        symbol = progress.keep(stage.name, stage.monoid, term)
         factor = Factor(term, sympy.S.One, progress.state.of(symbol).name)
         proof = "uses no earlier result"
         progress.done(stage, symbol, Step(stage.name, "", (factor,), (), (), None, proof))
@@ -330,14 +303,14 @@ class Deriver:
     def _ordered(self, stage: Stage, term: sympy.Expr) -> None:
         progress = self.progress
         found = affine(progress, stage, term)
-        always = stage.monoid.name in (*INDEXED, *RANKED)
-        symbol = progress.keep(stage.name, stage.monoid, found.element, always=always)
+        symbol = progress.keep(stage.name, stage.monoid, found.element)
         result = found.result(symbol)
         name = progress.state.of(symbol).name
         progress.direct[stage.symbol] = found.result(value(name))
         factor = Factor(found.element, progress.spelt(found.factor), name)
         hoisted = progress.names([found.factor, found.addend])
-        pair = pair_of(stage.monoid, found.factor == 1 and not found.exponential)
+        added = found.factor == 1 and not found.exponential
+        pair = f"{stage.monoid.name}, {'+' if added else '* (c >= 0)'}"
         step = Step(stage.name, pair, (factor,), (), hoisted, None, found.proof, found.notes)
         progress.done(stage, result, step)
 
@@ -373,7 +346,7 @@ class Deriver:
         factor = Factor(element, progress.spelt(addend), progress.state.of(symbol).name)
         step = Step(
             stage.name,
-            pair_of(stage.monoid, True),
+            "logaddexp, +",
             (factor,),
             progress.names([largest]),
             progress.names([addend]),

@@ -170,7 +170,9 @@ class Group:
         # Rows may be known only by the elements, as where a channel is a group and a place in it.
         found, wrong = self._bind_results(reader, later, found)
         if wrong:
-            raise other_row(reader, wrong[0], self._known(wrong[0].buffer).block)
+            made = self.member(wrong[0].buffer)
+            assert made is not None
+            raise other_row(reader, wrong[0], made.block)
         return found, shared
 
     def _bind_results(
@@ -179,20 +181,16 @@ class Group:
         """Bind variables by loads of results; returns the loads that say nothing yet, too."""
         later = []
         for load in loads:
-            if self.member(load.buffer) is None:
+            member = self.member(load.buffer)
+            if member is None:
                 continue
-            pairs = zip(self._known(load.buffer).coordinates, load.indices, strict=True)
+            pairs = zip(member.coordinates, load.indices, strict=True)
             found = extended(binding, pairs, reader.domain, self.extents)
             if found is None:
                 later.append(load)
             else:
                 binding = found
         return binding, later
-
-    def _known(self, buffer: Any) -> Member:
-        member = self.member(buffer)
-        assert member is not None
-        return member
 
     def bind_elements(
         self, program: Program, reader: Block, loads: Sequence[Load], binding: Binding
@@ -410,7 +408,6 @@ def _admit(group: Group, block: Block, binding: Binding) -> None:
 
 
 def _check_apart(program: Program, group: Group) -> None:
-    """Refuse members that need a result of another group."""
     for member in group.members:
         for load in results(program, member.block):
             if group.member(load.buffer) is None:

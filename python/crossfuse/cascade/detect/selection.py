@@ -28,7 +28,7 @@ from crossfuse import _tvm as ir
 from crossfuse.blocks import access
 from crossfuse.blocks.placement import placement, shape_of
 from crossfuse.blocks.read import Block, read_block
-from crossfuse.cascade.detect.loads import refused
+from crossfuse.cascade.detect.loads import mentions, refused
 from crossfuse.cascade.expressions.to_sympy import to_sympy
 from crossfuse.errors import CascadeRefused
 
@@ -375,8 +375,8 @@ def _rank(block: Block) -> _Rank | None:
     for position in block.coordinates:
         if block.domain[position] != block.domain[other]:
             continue
-        own = [each for each in loads if not _follows(each, other)]
-        if not own or not _follows(own[0], position):
+        own = [each for each in loads if not mentions(each.indices, other)]
+        if not own or not mentions(own[0].indices, position):
             continue
         moved = {position: other}
         there = ir.substitute(own[0], lambda var, moved=moved: moved.get(var, var))  # type: ignore[misc]
@@ -434,7 +434,3 @@ def _read(value: Any, symbols: Sequence[tuple[Any, sympy.Symbol]]) -> sympy.Basi
     except CascadeRefused:
         return None
     return found if found.free_symbols <= {symbol for _, symbol in symbols} else None
-
-
-def _follows(load: Any, var: Any) -> bool:
-    return any(each.same_as(var) for index in load.indices for each in ir.variables(index))

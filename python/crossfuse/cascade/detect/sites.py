@@ -176,8 +176,6 @@ def find_sites(func: Any) -> tuple[Site, ...]:
 
 
 class _Builder:
-    """Builds the site of one group."""
-
     def __init__(self, program: Program, group: Group, outputs: list[Output]) -> None:
         self.program = program
         self.group = group

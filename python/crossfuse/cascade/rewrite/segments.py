@@ -1,4 +1,4 @@
-"""Writes what a thread does with its elements of a row: it loads, reduces, keeps and stores them."""
+"""Writes what a thread does with its elements of a row: loads, reduces, keeps and stores them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Slot, guarded, new, old, value
-from crossfuse.cascade.rewrite.context import Reused, StreamContext, Tiling, at, finished
+from crossfuse.cascade.rewrite.context import StreamContext, Tiling, at, finished
 from crossfuse.cascade.rewrite.merging import insert
 from crossfuse.cascade.rewrite.phases import (
     Definitions,
@@ -25,12 +25,10 @@ from crossfuse.cascade.rewrite.scripting import (
     PLACE,
     Scratch,
     held,
-    is_chosen,
     loop,
     nothing,
     numbers,
     pairs,
-    place_symbol,
     steps,
     when,
     zero,
@@ -38,70 +36,54 @@ from crossfuse.cascade.rewrite.scripting import (
 from crossfuse.cascade.rewrite.streams import BYTES, Stream
 from crossfuse.cascade.rewrite.work import item_bytes
 from crossfuse.cascade.site import OutputSite
+from crossfuse.cascade.spec import position
 
 #: The element of a tile at a place in it.
 Tile = Callable[[Any], Any]
 
 
 class Residence:
-    """Buffers that hold elements; they are allocated while the function is written."""
+    """Buffers that hold elements for outputs; they are allocated while the function is written."""
 
     def __init__(self, context: StreamContext) -> None:
         self.context = context
-        self.where = context.tiles.resident if context.derivation.rows else "none"
-        self.buffers: dict[Stream, Any] = {}
+        self.where = context.resident if context.derivation.rows else "none"
+        mapping, rows = context.mapping, context.row_count
+        ctas, threads, count = mapping.cluster, mapping.threads, mapping.held
         #: Contributions that outputs use again, by slot.
-        self.reused = {each.slot: self._contributions(each) for each in context.reused}
-        if self.where == "none":
-            return
-        for stream in context.streams(context.swept):
-            if any(stream.same(each) for each in context.streams(context.emitted)):
-                self.buffers[stream] = self._buffer(stream)
+        self.reused = {
+            slot: held(symbol.name, (rows, ctas, threads, count, mapping.vector), context.dtype)
+            for slot, symbol in context.reused.items()
+        }
+        self.buffers: dict[Stream, Any] = {}
+        again = context.emitted if self.where != "none" else ()
+        for stream in context.swept:
+            if any(stream.same(each) for each in again):
+                shape = (ctas, rows, count, threads, stream.elements)
+                if self.where == "registers":
+                    shape = (rows, ctas, threads, count, stream.elements)
+                self.buffers[stream] = held(f"{stream.name}_kept", shape, stream.dtype)
 
-    def _buffer(self, stream: Stream) -> Any:
-        mapping, tiles = self.context.mapping, self.context.tiles
-        width = mapping.vector * stream.width
-        dtype = str(stream.buffer.ty.dtype)
-        if self.where == "registers":
-            shape = (self.context.row_count, tiles.cluster, mapping.threads, mapping.held, width)
-        else:
-            shape = (tiles.cluster, self.context.row_count, mapping.held, mapping.threads, width)
-        return held(f"{stream.name}_kept", shape, dtype)
-
-    def _contributions(self, reused: Reused) -> Any:
-        mapping = self.context.mapping
-        shape = (
-            self.context.row_count,
-            mapping.cluster,
-            mapping.threads,
-            mapping.held,
-            mapping.vector,
-        )
-        return held(f"{reused.kept.name}", shape, self.context.dtype)
+    def buffer(self, stream: Stream) -> Any:
+        """The buffer of the same loads, or None."""
+        return next((held for each, held in self.buffers.items() if stream.same(each)), None)
 
     def registers(self, stream: Stream) -> Any:
         """The buffer of a stream that stays in registers, or None."""
-        kept = self.kept(stream) if self.where == "registers" else None
-        return None if kept is None else self.buffers[kept]
+        return self.buffer(stream) if self.where == "registers" else None
 
-    def kept(self, stream: Stream) -> Any:
-        """The held stream of the same loads, or None."""
-        return next((each for each in self.buffers if stream.same(each)), None)
+    def element(self, stream: Stream, place: Sequence[Any]) -> Tile:
+        """Elements of a held stream at a step."""
+        buffer, (row, cta, thread, step) = self.buffer(stream), place
+        shared = (cta, row, step, thread)
+        index = (row, cta, thread, step) if self.where == "registers" else shared
+        return lambda number: buffer[(*index, number)]
 
     def keep(self, stream: Stream, place: Sequence[Any], tile: Tile) -> None:
         """Statements: store a vector of a tile to shared memory, if its stream is held there."""
-        kept = self.kept(stream) if self.where == "shared" else None
-        if kept is None:
-            return
-        for_lanes(self.context, stream, lambda i: self._move(kept, place, i, tile(i)))
-
-    def _move(self, stream: Stream, place: Sequence[Any], number: Any, what: Any) -> None:
-        ir.script.buffer_store(self.buffers[stream], what, self._shared(place, number))
-
-    @staticmethod
-    def _shared(place: Sequence[Any], number: Any) -> list[Any]:
-        row, cta, thread, step = place
-        return [cta, row, step, thread, number]
+        if self.where == "shared" and self.buffer(stream) is not None:
+            kept = self.element(stream, place)
+            for_lanes(stream.elements, stream.lanes, lambda i: _assign(kept(i), tile(i)))
 
     def take(self, stream: Stream, place: Sequence[Any], into: Any) -> None:
         """Statements: copy a vector of elements that stayed in registers, as it was loaded.
@@ -109,44 +91,24 @@ class Residence:
         Else nvcc holds the numbers that one sweep made of them for the next: twice as many
         registers, and half as many CTAs. See `crossfuse.lower.pack_registers`.
         """
-        kept = self.element(self.kept(stream), place)
-        for_lanes(self.context, stream, lambda i: ir.script.buffer_store(into, kept(i), [0, i]))
-
-    def element(self, stream: Stream, place: Sequence[Any]) -> Tile:
-        """Elements of a held stream at a step."""
-        buffer = self.buffers[stream]
-        if self.where == "registers":
-            return lambda number: buffer[(*place, number)]
-        return lambda number: buffer[tuple(self._shared(place, number))]
+        kept = self.element(stream, place)
+        packed = row_of(into, 0)
+        for_lanes(stream.elements, stream.lanes, lambda i: _assign(packed(i), kept(i)))
 
 
-def for_lanes(context: StreamContext, stream: Stream, move: Callable[[Any], None]) -> None:
-    """Statements for every element of a vector, as many at a time as one access takes."""
-    width = context.mapping.vector * stream.width
-    with steps("part", width // stream.lanes, "unroll") as part:
-        if stream.lanes == 1:
+def _assign(element: Any, value: Any) -> None:
+    """Statement: store to the place that a load reads."""
+    ir.script.buffer_store(element.source, value, list(element.indices))
+
+
+def for_lanes(count: int, lanes: int, move: Callable[[Any], None]) -> None:
+    """Statements for a number of elements, as many at a time as one access takes."""
+    with steps("part", count // lanes, "unroll") as part:
+        if lanes == 1:
             move(part)
             return
-        with loop("lane", stream.lanes, "vectorized") as lane:
-            move(part * stream.lanes + lane)
-
-
-def load(context: StreamContext, stream: Stream, place: Sequence[Any], tile: Tile) -> None:
-    """Statements: load a vector of a stream from global memory into its tile."""
-    row, cta, thread, step = place
-    first = context.mapping.element(cta, thread, step)
-    rows = context.at_row(row)
-
-    def move(number: Any) -> None:
-        indices = [at(each, rows) for each in stream.indices(first, number, context.site.axis)]
-        target = tile(number)
-        value = stream.buffer[tuple(indices)]
-        inside = stream.inside(indices)
-        if inside:
-            value = ir.tirx.if_then_else(ir.conjunction(inside), value, zero(str(value.ty)))
-        ir.script.buffer_store(target.source, value, list(target.indices))
-
-    for_lanes(context, stream, move)
+        with loop("lane", lanes, "vectorized") as lane:
+            move(part * lanes + lane)
 
 
 # Tiles of a thread.
@@ -198,14 +160,25 @@ class ThreadTile:
 
     def buffer(self, stream: Stream, name: str, count: int = 0) -> Any:
         """Allocate registers: a vector for each step, or for some."""
-        shape = (count or self.tiling.steps, self.context.mapping.vector * stream.width)
-        return held(f"{stream.name}_{name}", shape, str(stream.buffer.ty.dtype), "local")
+        shape = (count or self.tiling.steps, stream.elements)
+        return held(f"{stream.name}_{name}", shape, stream.dtype, "local")
 
     def load(self, stream: Stream, tile: Callable[[Any], Tile]) -> None:
         """Statements: load a stream into its tile, and hold what is held in shared memory."""
         with self.each_step() as step:
-            load(self.context, stream, self.at(step), tile(step))
-            self.residence.keep(stream, self.at(step), tile(step))
+            first, into = self.element(step), tile(step)
+
+            def move(number: Any) -> None:
+                places = stream.indices(first, number, self.context.site.axis)
+                indices = [at(each, self.rows) for each in places]
+                value = stream.buffer[tuple(indices)]
+                inside = stream.inside(indices)
+                if inside:
+                    value = ir.tirx.if_then_else(ir.conjunction(inside), value, zero(str(value.ty)))
+                _assign(into(number), value)
+
+            for_lanes(stream.elements, stream.lanes, move)
+            self.residence.keep(stream, self.at(step), into)
 
 
 def row_of(buffer: Any, step: Any) -> Tile:
@@ -221,7 +194,7 @@ class Segment:
         self.place = place
         self.residence = residence
         self.slots = context.slots
-        self.streams = context.streams(context.swept)
+        self.streams = context.swept
         self.phases = phases(self.slots)
         self.rows = context.at_row(place[0])
         self.numbers = [
@@ -253,8 +226,6 @@ class Segment:
 
 
 class _SegmentTile(ThreadTile):
-    """Writes the reduction of one tile into the state."""
-
     def __init__(
         self, segment: Segment, fresh: bool, tiling: Tiling, first: Any, number: int
     ) -> None:
@@ -292,11 +263,13 @@ class _SegmentTile(ThreadTile):
                 self.context.dtype,
                 written(slot.monoid.identity, {}, self.context.dtype),
             )
-            for slot in phase.slots
-            if not is_chosen(slot)
+            for slot in phase
+            if not slot.monoid.keeps_places
         }
-        for slot in phase.slots:
-            self.begin(slot)
+        for slot in phase:
+            # A choice starts from the elements that it chose before.
+            for each in numbers(slot, self.context.dtype) if slot.monoid.keeps_places else ():
+                self.segment.next[each.name].set(self.segment.state[each.name].value)
         parts, plain = self.contributions(phase)
         definitions = Definitions(self.values, self.context.dtype)
         definitions.define(parts.fixed)
@@ -304,7 +277,7 @@ class _SegmentTile(ThreadTile):
             for slot in plain:
                 times = self.context.mapping.vector if slot.monoid.name == "sum" else 1
                 self.add(slot, totals, definitions.write(times * slot.contribution))
-            moving = [each for each in phase.slots if each not in plain]
+            moving = [each for each in phase if each not in plain]
             if moving:
                 tiles = {stream: tile(step) for stream, tile in self.tiles.items()}
                 for stream, buffer in copied.items():
@@ -312,8 +285,8 @@ class _SegmentTile(ThreadTile):
                     tiles[stream] = row_of(buffer, 0)
                 with loop("lane", self.context.mapping.vector, "unroll") as lane:
                     self.lane(moving, parts, definitions, totals, tiles, step, lane)
-        for slot in phase.slots:
-            if is_chosen(slot):
+        for slot in phase:
+            if slot.monoid.keeps_places:
                 self.known(slot, self.following(slot)[0])
             else:
                 self.renew(slot, totals[slot.name].value, parts, definitions)
@@ -324,14 +297,7 @@ class _SegmentTile(ThreadTile):
         return {each: self.buffer(each, f"packed_{self.number}_{number}", 1) for each in kept}
 
     def following(self, slot: Slot) -> list[Scratch]:
-        """The slot's numbers after this tile."""
         return [self.segment.next[each.name] for each in numbers(slot, self.context.dtype)]
-
-    def begin(self, slot: Slot) -> None:
-        """Statements: a choice starts from the elements that it chose before."""
-        if is_chosen(slot):
-            for each in numbers(slot, self.context.dtype):
-                self.segment.next[each.name].set(self.segment.state[each.name].value)
 
     def contributions(self, phase: Phase) -> tuple[Shared, list[Slot]]:
         """Contributions of elements, but for slots that all elements contribute the same to.
@@ -341,11 +307,11 @@ class _SegmentTile(ThreadTile):
         elements = set(self.context.site.cascade.elements)
         plain = [
             each
-            for each in phase.slots
+            for each in phase
             if not each.contribution.free_symbols & elements
             and each.monoid.name in ("sum", "max", "min")
         ]
-        moving = [each.contribution for each in phase.slots if each not in plain]
+        moving = [each.contribution for each in phase if each not in plain]
         return share(moving, elements, self.context.slots), plain
 
     def lane(
@@ -358,11 +324,10 @@ class _SegmentTile(ThreadTile):
         step: Any,
         lane: Any,
     ) -> None:
-        """Statements: take in one element."""
         values = {**fixed.values, **self.symbols(tiles, step, lane)}
         brought = Definitions(values, self.context.dtype).all(parts)
         for slot, each in zip(slots, brought, strict=True):
-            if is_chosen(slot):
+            if slot.monoid.keeps_places:
                 kept = pairs(slot, self.segment.next, self.context.dtype)
                 place = ir.tirx.Cast(PLACE, self.element(step, lane))
                 insert(slot.monoid, kept, (each, place), self.context.dtype)
@@ -455,7 +420,7 @@ class Outputs:
             indices = [at(each, self.rows) for each in output.indices]
             ir.script.buffer_store(output.buffer, self.written(output, 0), indices)
             return
-        staged = held(f"{output.name}_ranks", (extents[-1],), _dtype(output), "local")
+        staged = held(f"{output.name}_ranks", (extents[-1],), output.dtype, "local")
         for number in range(extents[-1]):
             ir.script.buffer_store(staged, self.written(output, number), [number])
         # One statement, so that one thread is seen to write each element.
@@ -471,16 +436,14 @@ class Outputs:
                 kept = self.values.chosen[slot.name]
                 rank = min(number, slot.monoid.k - 1) if slot.monoid.k else 0
                 known.values[value(slot.name)] = kept[rank]
-                known.values[place_symbol(slot)] = kept[len(kept) // 2 + rank]
+                known.values[position(slot.name)] = kept[len(kept) // 2 + rank]
         result = self.context.derivation.results[output.name]
         # Places are whole numbers that a float32 would round.
-        whole = _dtype(output) if result.is_integer and "int" in _dtype(output) else ""
-        return known.write(result, whole).astype(_dtype(output))
+        whole = output.dtype if result.is_integer and "int" in output.dtype else ""
+        return known.write(result, whole).astype(output.dtype)
 
 
 class _OutputTile(ThreadTile):
-    """Writes the outputs of one tile."""
-
     def __init__(
         self, outputs: Outputs, parts: Shared, tiling: Tiling, first: Any, number: int
     ) -> None:
@@ -490,8 +453,8 @@ class _OutputTile(ThreadTile):
         self.number = number
         self.loaded = {
             each: self.buffer(each, f"again_{number}")
-            for each in self.context.streams(self.context.emitted)
-            if self.residence.kept(each) is None
+            for each in self.context.emitted
+            if self.residence.buffer(each) is None
         }
         kept = self.residence.buffers if self.residence.where == "registers" else {}
         self.copied = {each: self.buffer(each, f"packed_{number}", 1) for each in kept}
@@ -501,7 +464,7 @@ class _OutputTile(ThreadTile):
             self.load(stream, partial(row_of, buffer))
         shape = (self.context.mapping.vector,)
         staged = {
-            each.name: held(f"{each.name}_out_{self.number}", shape, _dtype(each), "local")
+            each.name: held(f"{each.name}_out_{self.number}", shape, each.dtype, "local")
             for each in self.outputs.along
         }
         with self.each_step() as step:
@@ -519,30 +482,19 @@ class _OutputTile(ThreadTile):
         return found | {each: row_of(buffer, step) for each, buffer in self.loaded.items()}
 
     def lane(self, step: Any, lane: Any, staged: Mapping[str, Any]) -> None:
-        """Statements: compute the outputs of one element."""
         symbols = self.symbols(self.tiles(step), step, lane)
-        for each in self.context.reused:
-            symbols[each.kept] = self.residence.reused[each.slot][(*self.at(step), lane)]
+        for slot, symbol in self.context.reused.items():
+            symbols[symbol] = self.residence.reused[slot][(*self.at(step), lane)]
         values = Definitions({**self.outputs.values.values, **symbols}, self.context.dtype)
         for output, each in zip(self.outputs.along, values.all(self.parts), strict=True):
-            ir.script.buffer_store(staged[output.name], each.astype(_dtype(output)), [lane])
+            ir.script.buffer_store(staged[output.name], each.astype(output.dtype), [lane])
 
     def store(self, output: OutputSite, staged: Any, step: Any) -> None:
-        """Statements: store a vector of outputs."""
         vector = self.context.mapping.vector
-        lanes = min(vector, BYTES // item_bytes(_dtype(output)))
-        with steps("part", vector // lanes, "unroll") as part:
-            if lanes == 1:
-                self.put(output, staged, step, part)
-                return
-            with loop("lane", lanes, "vectorized") as lane:
-                self.put(output, staged, step, part * lanes + lane)
 
-    def put(self, output: OutputSite, staged: Any, step: Any, number: Any) -> None:
-        where = {**self.rows, self.context.site.axis: self.element(step, number)}
-        indices = [at(each, where) for each in output.indices]
-        ir.script.buffer_store(output.buffer, staged[number], indices)
+        def put(number: Any) -> None:
+            where = {**self.rows, self.context.site.axis: self.element(step, number)}
+            indices = [at(each, where) for each in output.indices]
+            ir.script.buffer_store(output.buffer, staged[number], indices)
 
-
-def _dtype(output: OutputSite) -> str:
-    return str(output.buffer.ty.dtype)
+        for_lanes(vector, min(vector, BYTES // item_bytes(output.dtype)), put)

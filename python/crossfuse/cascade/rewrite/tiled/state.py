@@ -21,9 +21,7 @@ from crossfuse.cascade.rewrite.scripting import (
     PLACE,
     Scratch,
     held,
-    is_chosen,
     loop,
-    place_symbol,
     stands_before,
     when,
 )
@@ -38,14 +36,10 @@ from crossfuse.cascade.rewrite.tiled.steps import (
     merge_steps,
 )
 from crossfuse.cascade.rewrite.tiled.tile_context import Extent, TileContext, whole
+from crossfuse.cascade.spec import position
 from crossfuse.markers import DSM_SCOPE
 
 # Selections, the slots with places: top-k, argmax, argmin.
-
-
-def width(slot: Slot) -> int:
-    """Number of elements of a selection."""
-    return max(1, slot.monoid.k)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +53,7 @@ class Selection:
 
     def begin(self, at: At, init: Any) -> None:
         """Statements: empty the selection."""
-        with loop("p", width(self.slot)) as p:
+        with loop("p", self.slot.monoid.count) as p:
             self._store(at, p, init, ir.tirx.const(NOWHERE, PLACE))
 
     def insert(self, at: At, value: Any, place: Any) -> None:
@@ -68,7 +62,7 @@ class Selection:
         from_ = Scratch(f"{self.slot.name}_from", "int32", place.astype("int32"))
         moved = Scratch(f"{self.slot.name}_moved", coming.buffer.ty.dtype)
         moved_from = Scratch(f"{self.slot.name}_moved_from", "int32")
-        with loop("p", width(self.slot)) as p:
+        with loop("p", self.slot.monoid.count) as p:
             own = self.load(at, p)
             with when(stands_before(self.slot.monoid, (coming.value, from_.value), own)):
                 moved.set(own[0])
@@ -106,10 +100,10 @@ class State:
     def _state(self, slot: Slot) -> Local:
         builder, dtype = self.builder, self.context.dtype
         over = self.places_of(slot)
-        if not is_chosen(slot):
+        if not slot.monoid.keeps_places:
             return builder.local(slot.name, over, dtype)
-        local = builder.local(slot.name, over, dtype, (width(slot),))
-        places = builder.local(f"{slot.name}_index", over, "int32", (width(slot),))
+        local = builder.local(slot.name, over, dtype, (slot.monoid.count,))
+        places = builder.local(f"{slot.name}_index", over, "int32", (slot.monoid.count,))
         self.selections[slot.name] = Selection(slot, local, places)
         return local
 
@@ -172,7 +166,7 @@ class State:
         """Write what stands in for values of the finished state, where results use it."""
         for slot in self.context.slots:
             if slot.name in self.selections:
-                self.builder.symbols[place_symbol(slot)] = self.selections[slot.name].places
+                self.builder.symbols[position(slot.name)] = self.selections[slot.name].places
             elif slot.guard is not None and guarded(slot.name) in used:
                 self.guard(Guard(slot))
 
@@ -185,8 +179,7 @@ class Slabs:
         self.scope = "global" if context.tiles.in_memory else DSM_SCOPE
         # A tile may have more rows than its group, which would be those of the next group. In a
         # cluster nobody else has its slabs.
-        group = context.rows.group if context.tiles.in_memory else None
-        self.group: tuple[Any, ...] = () if group is None else (group,)
+        self.group = context.groups if context.tiles.in_memory else ()
         self.values: dict[str, Local] = {}
         self.places: dict[str, Local] = {}
         for slot in context.slots:
@@ -194,7 +187,7 @@ class Slabs:
             shape = [context.tiles.cluster, *(extents[each].domain for each in over)]
             indices: tuple[Any, ...] = (self.cta, *over)
             if slot.merge is None:
-                shape.append(width(slot))
+                shape.append(slot.monoid.count)
                 self.places[slot.name] = self._slab(f"{slot.name}_index", shape, "int32", indices)
             self.values[slot.name] = self._slab(slot.name, shape, context.dtype, indices)
 
@@ -214,7 +207,7 @@ class Slabs:
                 if slot.name not in self.places:
                     self.values[slot.name].store(at, state.state[slot.name].load(at))
                     continue
-                with loop("p", width(slot)) as p:
+                with loop("p", slot.monoid.count) as p:
                     value, place = state.selections[slot.name].load(at, p)
                     for slab, each in ((self.values, value), (self.places, place)):
                         local = slab[slot.name]
@@ -253,7 +246,7 @@ class Merge(State):
             if statement.expression is not None:
                 self.state[name].store(at, self.builder.write(statement.expression, at))
                 return
-            with loop("q", width(slot)) as q:
+            with loop("q", slot.monoid.count) as q:
                 value, place = (
                     each[name].buffer[(*each[name].at(at), q)]
                     for each in (self.slabs.values, self.slabs.places)

@@ -289,11 +289,9 @@ class _Updates:
         return tuple(self.found)
 
     def parts(self, slot: Slot) -> list[sympy.Expr]:
-        """The expressions that update a slot."""
         raise NotImplementedError
 
     def update(self, slot: Slot) -> None:
-        """Append the statements that do it."""
         raise NotImplementedError
 
     def is_kept(self, slot: Slot, after: Sequence[sympy.Expr]) -> bool:
@@ -354,7 +352,6 @@ class _Steps(_Updates):
         return Reduce(slot, contribution)
 
     def tile(self, expression: sympy.Expr) -> sympy.Expr:
-        """A symbol for a tile that is computed; elements are as they are."""
         if expression.is_Symbol:
             return expression
         if expression not in self.tiles:
@@ -393,7 +390,6 @@ class _MergeSteps(_Updates):
         self.found.append(Combine(slot, expression))
 
     def once(self, slot: Slot, merge: sympy.Expr) -> sympy.Expr:
-        """A merge over numbers that are computed before."""
         fixed, expression = hoisted(merge, [left(slot.name), right(slot.name)], self.slots)
         named: dict[sympy.Symbol, sympy.Symbol] = {}
         for symbol, each in fixed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -11,6 +11,7 @@ import sympy
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Derivation, Slot, guarded, new, value
+from crossfuse.cascade.detect.loads import mentions
 from crossfuse.cascade.detect.program import Program, read_program
 from crossfuse.cascade.rewrite.context import Context
 from crossfuse.cascade.rewrite.tiled.skipping import limited
@@ -35,11 +36,6 @@ class Product:
     depth: tuple[Any, ...]
     #: Of `depth`.
     extents: tuple[int, ...]
-
-
-def mentions(expressions: Iterable[Any], var: Any) -> bool:
-    """Whether expressions use a variable."""
-    return any(each.same_as(var) for one in expressions for each in ir.variables(one))
 
 
 @lru_cache(maxsize=64)  # sites are told apart as objects, and asked for with one size after another
@@ -100,9 +96,8 @@ def column_variables(site: Site) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def columned(site: Site) -> frozenset[sympy.Symbol]:
-    """Elements and invariants that change from column to column of a stage."""
-    columns = column_variables(site)
+def columned_by(site: Site, columns: Sequence[Any]) -> frozenset[sympy.Symbol]:
+    """Elements and invariants that change from column to column."""
     return frozenset(
         symbol
         for symbol, read in site.reads.items()
@@ -232,6 +227,11 @@ class TileContext(Context):
         return self.row_count // self.rows.extent * self.row_tiles * self.column_tiles
 
     @property
+    def groups(self) -> tuple[Any, ...]:
+        """The loop over groups of rows, if not all rows share right operands."""
+        return () if self.rows.group is None else (self.rows.group,)
+
+    @property
     def column(self) -> Any:
         """The loop over columns that tiles divide; None if each tile has all of them."""
         found = self.columns
@@ -264,7 +264,7 @@ class TileContext(Context):
     @cached_property
     def columned(self) -> frozenset[sympy.Symbol]:
         """Elements and invariants that change from column to column."""
-        return columned(self.site)
+        return columned_by(self.site, self.columns)
 
     @cached_property
     def steps(self) -> tuple[Statement, ...]:
@@ -294,7 +294,7 @@ def tile_context(site: Site, derivation: Derivation, tiles: CascadeTiles) -> Til
     Refused are a cascade without products, and sizes that do not fit.
     """
     made = products(site)
-    columns = columned(site) & set(site.cascade.elements)
+    columns = columned_by(site, column_variables(site)) & set(site.cascade.elements)
     rows = find_rows(site, _right_operands(site, made, columns))
     widest = max((int(site.extents[each]) for each in column_variables(site)), default=0)
     depth = max((each.extents[0] for each in made), default=0)

@@ -11,9 +11,10 @@ import sympy
 from crossfuse import _tvm as ir
 from crossfuse.calls import checked
 from crossfuse.cascade.derivation import Derivation, guarded, new, value
+from crossfuse.cascade.detect.loads import mentions
 from crossfuse.cascade.expressions.to_tir import to_tir
 from crossfuse.cascade.rewrite.phases import hoisted, is_risky, moderate
-from crossfuse.cascade.rewrite.scripting import loop, place_symbol, spatial, symbol_of
+from crossfuse.cascade.rewrite.scripting import loop, spatial, symbol_of
 from crossfuse.cascade.rewrite.tiled.block_builder import BlockBuilder, Local
 from crossfuse.cascade.rewrite.tiled.skipping import span
 from crossfuse.cascade.rewrite.tiled.state import Merge, Slabs, State, part_of
@@ -27,12 +28,12 @@ from crossfuse.cascade.rewrite.tiled.tile_context import (
     Extent,
     TileContext,
     extents_of,
-    mentions,
     tile_context,
     whole,
 )
 from crossfuse.cascade.rewrite.tiles import CascadeTiles, tiles_refused
 from crossfuse.cascade.site import OutputSite, Site
+from crossfuse.cascade.spec import position
 
 
 class Results:
@@ -75,7 +76,7 @@ class Results:
         left = expression if along or ranked else self._scaled(expression, f"out{number}_scale")
         name = f"{output.name}_store"
         with self.builder.block(name, over, stores=self._first(output)) as at:
-            dtype = str(output.buffer.ty.dtype)
+            dtype = output.dtype
             made = self.builder.write(left, at, dtype if "int" in dtype else "")
             if str(made.ty) != dtype:
                 made = made.astype(dtype)
@@ -102,10 +103,9 @@ class Results:
         return rebuilt(expression, images.get)
 
     def _ranked(self, expression: sympy.Expr) -> list[str]:
-        """Selections that an expression uses."""
         found = []
         for slot in self.context.slots:
-            own = {value(slot.name), place_symbol(slot)}
+            own = {value(slot.name), position(slot.name)}
             if slot.name in self.state.selections and expression.free_symbols & own:
                 found.append(slot.name)
         return found
@@ -118,7 +118,7 @@ class Results:
             rank = var if selection.slot.monoid.k else whole(0)
             for symbol, local in (
                 (value(name), selection.values),
-                (place_symbol(selection.slot), selection.places),
+                (position(name), selection.places),
             ):
                 self.builder.symbols[symbol] = Local(local.buffer, (*over, rank))
 
@@ -229,7 +229,7 @@ class _Writer:
         with self._tiles() as grid:
             if slabs is None:
                 with self._block(TILE, grid) as place:
-                    self._results(self._stream(place), place)
+                    Results(self._stream(place), place).write()
                 return
             with self._part(TILE, grid) as (place, cta):
                 slabs.fill(self._stream(place, cta), cta)
@@ -243,7 +243,6 @@ class _Writer:
 
     @contextmanager
     def _tiles(self) -> Iterator[dict[str, Any]]:
-        """Loops over all tiles, with their extents."""
         with ExitStack() as stack:
             yield {
                 name: (stack.enter_context(loop(name, extent)), extent)
@@ -251,10 +250,9 @@ class _Writer:
             }
 
     def _merge(self, place: dict[str, Any], slabs: Slabs) -> None:
-        """Merge the states of a tile, and write its outputs."""
         merge = Merge(BlockBuilder(self.context, extents_of(self.context, place), "merged_"), slabs)
         merge.run()
-        self._results(merge, place)
+        Results(merge, place).write()
 
     @contextmanager
     def _part(self, name: str, grid: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
@@ -287,9 +285,6 @@ class _Writer:
             stream.step()
         self._axis(stream, whole(0))  # the only tile, where outputs go along the axis
         return stream
-
-    def _results(self, state: State, place: dict[str, Any]) -> None:
-        Results(state, place).write()
 
     def _grid(self) -> dict[str, int]:
         """Loops over tiles: rows that do not share right operands, tiles of rows, of columns."""
