@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cpu.hopper.attention.products import of_spec, spec
-from crossfuse.cascade.rewrite.attention_first import attention_first
+from crossfuse.cascade.rewrite.rows_first import attention_first
 from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.errors import LoweringRefused, RefusedError, ScheduleRefused
 from crossfuse.lower.extract import lower

@@ -7,7 +7,7 @@ the shape (rows,), of a top-k (rows, k); rows have that of elements.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,18 @@ from crossfuse.cascade.algebra.exponents import nonnegative, ratios
 from crossfuse.cascade.algebra.state import State
 from crossfuse.cascade.derivation import Derivation, Slot, guarded, left, new, right, value
 from crossfuse.cascade.expressions.to_numpy import function
-from crossfuse.cascade.spec import INDEXED, RANKED, Cascade, Monoid
+from crossfuse.cascade.spec import Cascade, Monoid, position
 
 # Reductions of numpy arrays. One that keeps positions is a pair of arrays: values and positions.
+
+
+_OPERATORS = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "logaddexp": np.logaddexp,
+}
 
 
 def reduced(monoid: Monoid, brought: Any, positions: Any) -> Any:
@@ -29,32 +38,23 @@ def reduced(monoid: Monoid, brought: Any, positions: Any) -> Any:
     The result is (rows, 1), of ``topk`` (rows, k); a pair with positions of the same shape where
     the reduction keeps these.
     """
-    nothing = float(monoid.identity)
-    if monoid.name in (*INDEXED, *RANKED):
+    if monoid.keeps_places:
         return chosen(monoid, brought, positions)
-    if monoid.name == "sum":
-        return brought.sum(axis=1, keepdims=True)
-    if monoid.name == "prod":
-        return brought.prod(axis=1, keepdims=True)
-    operator = {"max": np.maximum, "min": np.minimum, "logaddexp": np.logaddexp}[monoid.name]
-    return operator.reduce(brought, axis=1, keepdims=True, initial=brought.dtype.type(nothing))
+    operator: Any = _OPERATORS[monoid.name]
+    if monoid.name in ("sum", "prod"):
+        return operator.reduce(brought, axis=1, keepdims=True)
+    nothing = brought.dtype.type(float(monoid.identity))
+    return operator.reduce(brought, axis=1, keepdims=True, initial=nothing)
 
 
 def combined(monoid: Monoid, one: Any, other: Any) -> Any:
-    """Combine two reductions; see `reduced`."""
-    if monoid.name in (*INDEXED, *RANKED):
-        if not isinstance(one, tuple):
-            return other
-        both = [np.concatenate(pair, axis=1) for pair in zip(one, other, strict=True)]
-        return chosen(monoid, *both)
-    operators = {
-        "sum": np.add,
-        "prod": np.multiply,
-        "max": np.maximum,
-        "min": np.minimum,
-        "logaddexp": np.logaddexp,
-    }
-    return operators[monoid.name](np.asarray(one, dtype=other.dtype), other)
+    """Combine two reductions; see `reduced`. Positions are kept of both, if `one` has any."""
+    if not monoid.keeps_places:
+        return _OPERATORS[monoid.name](np.asarray(one, dtype=other.dtype), other)
+    if not isinstance(one, tuple):
+        return other
+    both = [np.concatenate(pair, axis=1) for pair in zip(one, other, strict=True)]
+    return chosen(monoid, *both)
 
 
 def chosen(monoid: Monoid, brought: Any, positions: Any) -> tuple[Any, Any]:
@@ -63,7 +63,7 @@ def chosen(monoid: Monoid, brought: Any, positions: Any) -> tuple[Any, Any]:
     Both are (rows, k), where k is 1 for an argmax; the inputs are (rows, count), where count may be
     0.
     """
-    count = max(monoid.k, 1)
+    count = monoid.count
     nothing = float(monoid.identity)
     empty = np.full((len(brought), count), nothing, brought.dtype)
     brought = np.concatenate([brought, empty], axis=1)
@@ -78,21 +78,8 @@ def chosen(monoid: Monoid, brought: Any, positions: Any) -> tuple[Any, Any]:
 # The two-pass definition, completed for masked and zero rows.
 
 
-@dataclass(frozen=True)
-class Plain:
-    """A cascade whose expressions use `value` and `guarded` of stages; dictionaries are by name."""
-
-    terms: dict[str, sympy.Expr]
-    results: dict[str, sympy.Expr]
-    rows: dict[str, sympy.Expr]
-    #: Stand-ins for the stages' results, as `Slot.guard`.
-    guards: dict[str, sympy.Expr | None]
-    #: The result of no elements.
-    inits: dict[str, sympy.Expr]
-
-
-def plain(cascade: Cascade) -> Plain:
-    """Define a cascade where a maximum is -oo or a divisor 0.
+def plain(cascade: Cascade) -> Derivation:
+    """Define a cascade where a maximum is -oo or a divisor 0: each slot takes in one stage's term.
 
     The rules are those of derivations (`State.term`, `State.finished`): a maximum of nothing
     counts as 0 within terms, and within exponents of results; a sum of exponentials below it and a
@@ -115,9 +102,8 @@ def plain(cascade: Cascade) -> Plain:
         )
     results = {k: state.finished(each.xreplace(known)) for k, each in cascade.results.items()}
     rows = {k: state.finished(each.xreplace(known)) for k, each in cascade.rows.items()}
-    slots = [each.slot() for each in state.kept]
-    guards = {each.name: each.guard for each in slots}
-    return Plain(terms, results, rows, guards, {each.name: each.init for each in slots})
+    slots = (replace(each.slot(), contribution=terms[each.name]) for each in state.kept)
+    return Derivation(cascade, tuple(slots), {}, results, rows)
 
 
 #: Arrays by the names of elements and invariants. The length and the index are known.
@@ -132,16 +118,16 @@ def two_pass(cascade: Cascade, data: Data) -> dict[str, Any]:
     Returns stages, results and rows by name. A maximum of nothing counts as 0 within expressions; a
     sum of exponentials below it, and a largest magnitude, count as 1 where they divide and are 0.
     """
-    known = _Inputs(cascade, data)
-    made, values, defined = {}, known.whole(), plain(cascade)
-    for stage in cascade.stages:
+    known, defined = _Inputs(cascade, data), plain(cascade)
+    made, values = {}, known.whole()
+    for slot in defined.slots:
         with np.errstate(all="ignore"):
-            brought = known.evaluated(defined.terms[stage.name], values, known.length)
-            found = reduced(stage.monoid, brought, known.positions(0, known.length))
-            found = combined(stage.monoid, _start(stage.monoid, defined.inits[stage.name]), found)
-        _note(values, known, stage.monoid, stage.name, found, defined.guards[stage.name])
-        made[stage.name] = _first(found)
-    return _finished(known, values, made, defined.results, defined.rows)
+            brought = known.evaluated(slot.contribution, values, known.length)
+            found = reduced(slot.monoid, brought, known.positions(0, known.length))
+            found = combined(slot.monoid, float(slot.init), found)
+        _note(values, known, slot, found)
+        made[slot.name] = _first(found)
+    return _finished(defined, known, values, made)
 
 
 @checked
@@ -241,29 +227,18 @@ class _Inputs:
         return np.broadcast_to(found, (self.rows, width))
 
 
-def _start(monoid: Monoid, init: sympy.Expr) -> Any:
-    return None if monoid.name in (*INDEXED, *RANKED) else float(init)
-
-
 def _first(found: Any) -> Any:
     return found[0] if isinstance(found, tuple) else found
 
 
-def _note(
-    values: Values,
-    known: _Inputs,
-    monoid: Monoid,
-    name: str,
-    found: Any,
-    guard: sympy.Expr | None,
-    side: Any = value,
-) -> None:
+def _note(values: Values, known: _Inputs, slot: Slot, found: Any, side: Any = value) -> None:
     """Register a reduction's value, and what stands in for it."""
+    first = _first(found)
     if isinstance(found, tuple):
-        values[sympy.Symbol(f"{name}_index", integer=True, nonnegative=True)] = found[1]
-    values[side(name)] = values[guarded(name)] = _first(found)
-    if guard is not None:
-        values[guarded(name)] = known.evaluated(guard, {new(name): _first(found)})
+        values[position(slot.name)] = found[1]
+    values[side(slot.name)] = values[guarded(slot.name)] = first
+    if slot.guard is not None:
+        values[guarded(slot.name)] = known.evaluated(slot.guard, {new(slot.name): first})
 
 
 def _empty(derivation: Derivation, known: _Inputs) -> dict[str, Any]:
@@ -289,7 +264,6 @@ def _streamed(
 def _step(
     derivation: Derivation, known: _Inputs, state: Mapping[str, Any], start: int, end: int
 ) -> dict[str, Any]:
-    """Update a state with a tile."""
     values = {**known.tile(start, end), **known.invariants}
     values |= {value(name): _first(each) for name, each in state.items()}
     following = {}
@@ -299,7 +273,7 @@ def _step(
             found = reduced(slot.monoid, brought, known.positions(start, end))
             found = combined(slot.monoid, _carried(slot, known, state, values), found)
         following[slot.name] = found
-        _note(values, known, slot.monoid, slot.name, found, slot.guard, new)
+        _note(values, known, slot, found, new)
     return following
 
 
@@ -310,7 +284,6 @@ def _carried(slot: Slot, known: _Inputs, state: Mapping[str, Any], values: Value
 def _merged(
     derivation: Derivation, known: _Inputs, one: Mapping[str, Any], other: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Merge two states."""
     values: Values = dict(known.invariants)
     values |= {left(name): _first(each) for name, each in one.items()}
     values |= {right(name): _first(each) for name, each in other.items()}
@@ -322,32 +295,29 @@ def _merged(
             else:
                 found = known.evaluated(slot.merge, values)
         following[slot.name] = found
-        _note(values, known, slot.monoid, slot.name, found, slot.guard, new)
+        _note(values, known, slot, found, new)
     return following
 
 
 def _finish(derivation: Derivation, known: _Inputs, state: Mapping[str, Any]) -> dict[str, Any]:
     values = known.whole()
     for slot in derivation.slots:
-        _note(values, known, slot.monoid, slot.name, state[slot.name], slot.guard)
+        _note(values, known, slot, state[slot.name])
     made = {}
     for name, each in derivation.stages.items():
         with np.errstate(all="ignore"):
             made[name] = known.evaluated(each, values)
-    return _finished(known, values, made, derivation.results, derivation.rows)
+    return _finished(derivation, known, values, made)
 
 
 def _finished(
-    known: _Inputs,
-    values: Values,
-    made: dict[str, Any],
-    results: Mapping[str, sympy.Expr],
-    rows: Mapping[str, sympy.Expr],
+    derivation: Derivation, known: _Inputs, values: Values, made: dict[str, Any]
 ) -> dict[str, Any]:
+    """Add results and rows to the stages that are made."""
     with np.errstate(all="ignore"):
-        for name, each in results.items():
+        for name, each in derivation.results.items():
             made[name] = known.evaluated(each, values)
-        for name, each in rows.items():
+        for name, each in derivation.rows.items():
             made[name] = known.evaluated(each, values, known.length)
-    narrow = [each for each in made if each not in rows and made[each].shape[1] == 1]
+    narrow = [e for e in made if e not in derivation.rows and made[e].shape[1] == 1]
     return {name: each[:, 0] if name in narrow else each for name, each in made.items()}

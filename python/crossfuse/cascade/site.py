@@ -42,6 +42,11 @@ class OutputSite:
     #: Loops beyond the rows and the axis; for ``topk`` the last stands for the place.
     columns: tuple[Any, ...]
 
+    @property
+    def dtype(self) -> str:
+        """Type of what is stored."""
+        return str(self.buffer.ty.dtype)
+
 
 @dataclass(frozen=True, eq=False)
 class Site:

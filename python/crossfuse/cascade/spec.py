@@ -61,19 +61,24 @@ class Monoid:
         """Whether it chooses among its elements."""
         return self.name not in ("sum", "prod", "logaddexp")
 
+    @property
+    def keeps_places(self) -> bool:
+        """Whether its state says where elements stood."""
+        return self.name in (*INDEXED, *RANKED)
+
+    @property
+    def count(self) -> int:
+        """Elements that its state keeps."""
+        return max(self.k, 1)
+
     def combine(self, left: sympy.Expr, right: sympy.Expr) -> sympy.Expr:
         """Combine two states of a `SCALAR` reduction in one expression; of others a ValueError."""
-        if self.name == "sum":
-            return left + right
-        if self.name == "prod":
-            return left * right
-        if self.name == "max":
-            return sympy.Max(left, right)
-        if self.name == "min":
-            return sympy.Min(left, right)
+        if self.name not in SCALAR:
+            raise ValueError(f"{self.name} combines more than one number")
         if self.name == "logaddexp":
             return sympy.log(sympy.exp(left) + sympy.exp(right))
-        raise ValueError(f"{self.name} combines more than one number")
+        operators = {"sum": sympy.Add, "prod": sympy.Mul, "max": sympy.Max, "min": sympy.Min}
+        return operators[self.name](left, right)
 
 
 SUM = Monoid("sum")
@@ -111,9 +116,12 @@ class Stage:
     @property
     def index_symbol(self) -> sympy.Symbol | None:
         """The position of the result, if the reduction has one; else None."""
-        if self.monoid.name in (*INDEXED, *RANKED):
-            return sympy.Symbol(f"{self.name}_index", integer=True, nonnegative=True)
-        return None
+        return position(self.name) if self.monoid.keeps_places else None
+
+
+def position(name: str) -> sympy.Symbol:
+    """The symbol of the position of a reduction's result."""
+    return sympy.Symbol(f"{name}_index", integer=True, nonnegative=True)
 
 
 @dataclass(frozen=True)

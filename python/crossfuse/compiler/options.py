@@ -214,7 +214,7 @@ def is_cascade(source: Source) -> bool:
 
 def _check_cascade(source: Source, no_chain: RefusedError) -> None:
     """Refuse a function that holds no cascade either, given why it is no chain."""
-    from crossfuse.cascade.rewrite.sites import sites_of
+    from crossfuse.cascade.rewrite.rows_first import sites_of
 
     try:
         missing = "" if sites_of(source.func) else "no reduction"

@@ -20,7 +20,7 @@ def only_site(func: Any) -> Site:
     Of rows in front of a chain it is that of the rows, of attention and a product that of
     attention.
     """
-    from crossfuse.cascade.rewrite.sites import sites_of
+    from crossfuse.cascade.rewrite.rows_first import sites_of
 
     sites = sites_of(func)
     if len(sites) == 1:

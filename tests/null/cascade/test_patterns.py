@@ -12,8 +12,7 @@ from cascade_patterns import PATTERNS
 from cascade_patterns.pattern import LOGITS, Pattern, draw
 from crossfuse.cascade.algebra import deriving
 from crossfuse.cascade.algebra.exponents import nonnegative
-from crossfuse.cascade.algebra.proof import sample_rank
-from crossfuse.cascade.algebra.separation import products
+from crossfuse.cascade.algebra.separation import products, sample_rank
 from crossfuse.cascade.run import merge_tree, stream, two_pass
 from crossfuse.errors import CascadeRefused
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossfuse.cascade.rewrite.thread_mapping import ThreadMapping
+from crossfuse.cascade.rewrite.context import ThreadMapping
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.rewrite.work import Work
 from crossfuse.errors import PlanRefused

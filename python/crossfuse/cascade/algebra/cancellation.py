@@ -15,7 +15,7 @@ from typing import Any
 
 import sympy
 
-from crossfuse.cascade.algebra.proof import refused
+from crossfuse.cascade.algebra.separation import refused
 from crossfuse.cascade.derivation import Derivation
 from crossfuse.cascade.spec import Cascade, Stage
 
@@ -49,7 +49,9 @@ def check(derivation: Derivation, split: Sequence[str]) -> None:
     The refusal names the first stage of `split` that loses digits, or the first hoisted sum that is
     out of range where dividing its elements first is not.
     """
-    free = _free(derivation.cascade)
+    cascade = derivation.cascade
+    # No positions, no integers: elements whose values a trial may choose.
+    free = [e for e in cascade.elements if e != cascade.index and not e.is_integer]
     if split:
         _try(derivation, split, _kinds(free), _cancels)
     hoisted = [e.stage for e in derivation.steps if e.hoisted and e.pair in _DISTRIBUTED]
@@ -88,7 +90,6 @@ def _try(
 
 
 def _worst(rows: Any) -> Any:
-    """The largest number of each kind's rows."""
     return rows.reshape(-1, _ROWS).max(axis=1)
 
 
@@ -147,11 +148,6 @@ class _Kind:
         nearly = " nearly equal" if self.alike else ""
         but = f", but one of {self.outlier:g}" if self.outlier else ""
         return f"rows of{nearly} {names} about {self.about:g}, {self.spread:g} apart{but}"
-
-
-def _free(cascade: Cascade) -> tuple[sympy.Symbol, ...]:
-    """Elements whose values a trial may choose: no positions, no integers."""
-    return tuple(e for e in cascade.elements if e != cascade.index and not e.is_integer)
 
 
 def _kinds(free: Sequence[sympy.Symbol]) -> list[_Kind]:

@@ -79,7 +79,8 @@ def _is_used(cascade: Cascade, later: Stage, stage: Stage, mean: Mean) -> bool:
     if later.monoid.name != "sum" or stage.symbol not in later.term.free_symbols:
         return False
     symbol, distance = sympy.Dummy("mean", real=True), sympy.Dummy("distance", real=True)
-    term = later.term.xreplace({stage.symbol: mean_value(cascade, mean, symbol)})
+    mass = cascade.stage(mean.weight).symbol if mean.weight else cascade.length
+    term = later.term.xreplace({stage.symbol: mean.scale * mass * symbol})
     found = centred(as_factors(term), symbol, mean.element, distance)
     return found is not None and is_polynomial(found, distance)
 
@@ -91,12 +92,6 @@ def _is_visible(cascade: Cascade, stage: Stage, about: Sequence[Stage]) -> bool:
     shown = [each.free_symbols for each in (*terms, *cascade.results.values())]
     shown += [each.free_symbols for each in cascade.rows.values()]
     return any(stage.symbol in free and not free & sums for free in shown)
-
-
-def mean_value(cascade: Cascade, mean: Mean, symbol: sympy.Symbol) -> sympy.Expr:
-    """The sum that a mean stands for, over the mean's symbol, stages and invariants."""
-    mass = cascade.stage(mean.weight).symbol if mean.weight else cascade.length
-    return mean.scale * mass * symbol
 
 
 _KNOWN: dict[tuple[object, ...], Derivation] = {}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import sympy
 
-from crossfuse.cascade.algebra.stages import PAIRS
+from crossfuse.cascade.algebra.stages import LAWS
 from crossfuse.cascade.algebra.writing import written
-from crossfuse.cascade.derivation import Derivation, Slot, Step
+from crossfuse.cascade.derivation import Derivation, Slot, Step, value
 from crossfuse.cascade.spec import Stage
 
 if TYPE_CHECKING:
@@ -29,11 +30,11 @@ def explain(derivation: Derivation) -> str:
         lines += _stage(cascade.stage(step.stage), step)
     lines += ["", "State: init; update with a tile"]
     lines += [f"  {each}" for slot in derivation.slots for each in _slot(slot)]
-    if _corrected(derivation):
-        lines += [f"  {each}" for each in _LEGEND]
+    if any(each.corrected or each.guard is not None for each in derivation.slots):
+        lines.append("  (plain: so far; ': new; ~: what stands in for the new one)")
     lines += ["", "Merge of states a and b"]
     lines += [f"  {slot.name}' = {_merge(slot)}" for slot in derivation.slots]
-    made = {name: each for name, each in derivation.stages.items() if _is_made(name, each)}
+    made = {name: each for name, each in derivation.stages.items() if each != value(name)}
     lines += _section("Stages from the final state", made)
     lines += _section("Results", derivation.results)
     lines += _section("Rows, in a second sweep", derivation.rows)
@@ -83,8 +84,8 @@ def _why(stage: Stage, step: Step) -> str:
 
 
 def _law(pair: str) -> str:
-    found = [each for each in PAIRS if pair.startswith(each.text)]
-    return f";  {found[0].law}" if found else ""
+    found = [law for known, law in LAWS.items() if pair.startswith(known)]
+    return f";  {found[0]}" if found else ""
 
 
 def _reduction(stage: Stage) -> str:
@@ -124,22 +125,9 @@ def _merge(slot: Slot) -> str:
     return written(slot.merge)
 
 
-def _corrected(derivation: Derivation) -> bool:
-    return any(each.corrected or each.guard is not None for each in derivation.slots)
-
-
-_LEGEND = ("(plain: so far; ': new; ~: what stands in for the new one)",)
-
-
-def _is_made(name: str, expression: sympy.Expr) -> bool:
-    return expression != sympy.Symbol(name, real=True)
-
-
-def _section(title: str, parts: object) -> list[str]:
-    found = dict(parts)  # type: ignore[call-overload]
-    if not found:
-        return []
-    return ["", title, *(f"  {name} = {written(each)}" for name, each in found.items())]
+def _section(title: str, parts: Mapping[str, sympy.Expr]) -> list[str]:
+    lines = [f"  {name} = {written(each)}" for name, each in parts.items()]
+    return ["", title, *lines] if lines else []
 
 
 def _verdict(derivation: Derivation) -> str:
@@ -193,7 +181,7 @@ def explain_cascade(source: str | CascadeSpec) -> CascadeExplanation:
     Refused is a source that is no cascade, or a cascade that cannot stream.
     """
     from crossfuse.cascade.algebra.deriving import derive
-    from crossfuse.cascade.rewrite.sites import sites_of
+    from crossfuse.cascade.rewrite.rows_first import sites_of
     from crossfuse.workload.cascade_build import prim_func
     from crossfuse.workload.cascades import resolve
 

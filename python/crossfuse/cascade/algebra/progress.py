@@ -8,12 +8,11 @@ import sympy
 
 from crossfuse.cascade.algebra.exponents import nonnegative
 from crossfuse.cascade.algebra.moments import Centre
-from crossfuse.cascade.algebra.proof import coupled
 from crossfuse.cascade.algebra.rescaling import Rescaling, as_choices
-from crossfuse.cascade.algebra.separation import Coupled, Product, products
+from crossfuse.cascade.algebra.separation import Coupled, Product, coupled, products
 from crossfuse.cascade.algebra.state import State
 from crossfuse.cascade.derivation import Step, left, right, value
-from crossfuse.cascade.spec import INDEXED, RANKED, SUM, Cascade, Monoid, Stage
+from crossfuse.cascade.spec import SUM, Cascade, Monoid, Stage
 
 
 class Progress:
@@ -36,7 +35,8 @@ class Progress:
         self.steps: list[Step] = []
         #: Stages whose sum became several, whose parts may cancel.
         self.split: list[str] = []
-        self._moments: set[sympy.Symbol] = set()
+        #: Slots that are moments about a mean or an extreme.
+        self.moments: set[sympy.Symbol] = set()
 
     def results(self, term: sympy.Expr) -> list[sympy.Symbol]:
         """The results of earlier stages that a term uses."""
@@ -61,16 +61,6 @@ class Progress:
         """Symbols that stand for distances from means."""
         return frozenset(each.distance for each in self.centres)
 
-    @property
-    def moments(self) -> frozenset[sympy.Symbol]:
-        """Slots that are moments about a mean or an extreme."""
-        return frozenset(self._moments)
-
-    def note_moment(self, symbol: sympy.Symbol) -> sympy.Symbol:
-        """Register a slot as a moment; returns its symbol."""
-        self._moments.add(symbol)
-        return symbol
-
     def moving(self) -> frozenset[sympy.Symbol]:
         """What changes along the axis: elements, and their distances from means."""
         return self.elements | self.distances
@@ -87,18 +77,16 @@ class Progress:
         }
         return self.state.raw(expression, value).xreplace(apart)
 
-    def keep(
-        self, name: str, monoid: Monoid, element: sympy.Expr, *, always: bool = False
-    ) -> sympy.Symbol:
+    def keep(self, name: str, monoid: Monoid, element: sympy.Expr) -> sympy.Symbol:
         """Add the slot of a reduction that needs no correction, or reuse an equal one.
 
-        Returns the slot's symbol. With `always`, an equal slot is not reused.
+        Returns the slot's symbol. Slots with places, which go by their names, are not reused.
         """
-        same = None if always else self.state.same(monoid, element)
-        if same is not None:
-            return same
         merge = None
-        if monoid.name not in (*INDEXED, *RANKED):
+        if not monoid.keeps_places:
+            same = self.state.same(monoid, element)
+            if same is not None:
+                return same
             merge = monoid.combine(left(name), right(name))
         no_sign = monoid.name in ("sum", "prod", "max", "min") and nonnegative(element)
         return self.state.add(name, monoid, element, value(name), merge, no_sign=no_sign)

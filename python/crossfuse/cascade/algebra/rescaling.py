@@ -277,7 +277,6 @@ def _scales(base: sympy.Expr, element: sympy.Expr, power: sympy.Expr, state: Sta
 
 
 def _is_largest(kept: Kept) -> bool:
-    """Whether a slot is a largest magnitude."""
     return not kept.signed and kept.monoid.name == "max"
 
 

@@ -149,7 +149,6 @@ class ShiftedMoments:
         mass: sympy.Symbol,
         rest: sympy.Symbol | None = None,
     ) -> Centre:
-        """Register a mean that has its slot."""
         name = self.progress.state.of(symbol).name
         centre = Centre(element, symbol, mass, sympy.Dummy(f"{name}_distance", real=True), rest)
         self.progress.centres.append(centre)
@@ -226,7 +225,8 @@ class ShiftedMoments:
             carry = rescaling.moved(so_far, state)
             merge = rescaling.merged(parts, state)
         symbol = state.add(name, SUM, brought, carry, merge, no_sign=made.even)
-        return self.progress.note_moment(symbol)
+        self.progress.moments.add(symbol)
+        return symbol
 
     def _spelt(self, centre: Centre) -> sympy.Expr:
         """The distance of an element, computed before anything is added to it.

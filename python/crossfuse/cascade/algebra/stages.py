@@ -2,22 +2,148 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import sympy
 
-from crossfuse.cascade.algebra.exponents import joined, natural, nonnegative, unlogged
-from crossfuse.cascade.algebra.moments import Mean
+from crossfuse.cascade.algebra.exponents import has_one_sign, joined, natural, nonnegative, unlogged
+from crossfuse.cascade.algebra.moments import Centre, Mean, centred, is_polynomial
 from crossfuse.cascade.algebra.progress import Progress
-from crossfuse.cascade.algebra.proof import checked, refused, words
-from crossfuse.cascade.algebra.rescaling import Rescaling
-from crossfuse.cascade.algebra.separation import Product
+from crossfuse.cascade.algebra.rescaling import Rescaling, as_factors, split
+from crossfuse.cascade.algebra.separation import Product, checked, refused, words
 from crossfuse.cascade.algebra.shifted_moments import ShiftedMoments
-from crossfuse.cascade.algebra.sums import Sums
 from crossfuse.cascade.algebra.writing import written
 from crossfuse.cascade.derivation import Factor, Step, value
-from crossfuse.cascade.spec import INDEXED, MAX, RANKED, Cascade, Monoid, Stage
+from crossfuse.cascade.expressions.functions import Fence, unopened
+from crossfuse.cascade.spec import MAX, RANKED, Cascade, Stage
+
+#: Accumulates a sum under a name and with a rescaling; returns it over slots.
+Keep = Callable[[str, Rescaling, sympy.Expr], sympy.Expr]
+#: Proofs of sums over distances: from means alone, and from extremes.
+_PROOFS = (
+    "depends on the mean by distances from it only, as a polynomial",
+    "depends on it by exponentials and by distances from it, as a polynomial",
+)
+
+
+class Sums:
+    """Derives stages that sum terms over earlier results."""
+
+    def __init__(self, progress: Progress, moments: ShiftedMoments) -> None:
+        self.progress = progress
+        self.moments = moments
+
+    def take(self, stage: Stage, term: sympy.Expr) -> None:
+        """Derive a sum: over distances from means and extremes if possible, else as products."""
+        progress = self.progress
+        near = self._near(term)
+        if near is None:
+            found = progress.separated(stage, term)
+            rank = checked(stage, term, found, progress.elements, progress.results(term))
+            self._add(stage, found, progress.accumulate, "sum, *", words(rank, len(found)), [])
+            return
+        kinds = {each.kind for each in progress.centres_in(near)}
+        what = " and ".join(kind for kind in ("the mean", "an extreme") if kind in kinds)
+        self._add(
+            stage,
+            progress.separated(stage, near),
+            self.moments.moment,
+            f"sum, shift of {what}",
+            _PROOFS[len(kinds) > 1 or "the mean" not in kinds],
+            [f"moves with {what} by the binomial formula: no large numbers cancel"],
+        )
+
+    def _near(self, term: sympy.Expr) -> sympy.Expr | None:
+        """The term over distances from means and extremes; None if it has none.
+
+        Any number of references may stand in it, each with distances of its own. Exponentials are
+        left out: a rescaling keeps them in range.
+        """
+        progress, state = self.progress, self.progress.state
+        spelt = as_factors(term)
+        held = {
+            each: sympy.Dummy(f"power{number}", positive=True)
+            for number, each in enumerate(sorted(spelt.atoms(sympy.exp), key=str))
+            if any(state.of(symbol).extreme for symbol in each.free_symbols & state.symbols)
+        }
+        found = spelt.xreplace(held)
+        kept = []
+        for centre in self._references(found):
+            apart = centred(found, centre.symbol, centre.element, centre.distance)
+            if apart is not None and is_polynomial(apart, centre.distance):
+                found = apart
+                kept.append(centre)
+        if not kept:
+            return None
+        progress.centres += [each for each in kept if each not in progress.centres]
+        return found.xreplace({dummy: each for each, dummy in held.items()})
+
+    def _references(self, term: sympy.Expr) -> list[Centre]:
+        """The centres that a term may take distances from: means, then extremes."""
+        state, free = self.progress.state, term.free_symbols
+        means = [each for each in self.progress.centres if each.mass is not None]
+        extremes = [each for each in free & state.symbols if state.of(each).extreme]
+        extremes.sort(key=lambda each: str(each.name))
+        found = [each for each in means if each.symbol in free]
+        places = [self.moments.extreme(each, term) for each in extremes]
+        return found + [each for each in places if each is not None]
+
+    def _add(
+        self,
+        stage: Stage,
+        found: Sequence[Product],
+        keep: Keep,
+        pair: str,
+        proof: str,
+        notes: list[str],
+    ) -> None:
+        """Add a slot for each product; the stage is the sum of these times their H."""
+        progress, state = self.progress, self.progress.state
+        total, correction = sympy.S.Zero, None
+        if len(found) > 1 and not has_one_sign([self._signed(g * h) for g, h in found]):
+            progress.split.append(stage.name)
+        factors: list[Factor] = []
+        eager: list[sympy.Expr] = []
+        hoisted: list[sympy.Expr] = []
+        for number, (g, h) in enumerate(self._placed(stage, found)):
+            part, rest = split(g, h, state, progress.elements, bool(stage.cast))
+            kept = keep(progress.named(stage, number, len(found)), part, g)
+            total += kept * rest
+            name = state.of(kept).name if kept in state.symbols else ""
+            factors.append(Factor(progress.spelt(g), progress.spelt(h), name))
+            eager += [part.factor, *(each.symbol for each in progress.centres_in(g))]
+            hoisted.append(rest)
+            if not part.free:
+                correction = part.correction(state)
+            if not part.vanishes:
+                notes.append("carries use stand-ins: the sum may not be 0 where a maximum is -oo")
+        names = (progress.names(eager), progress.names(hoisted))
+        step = Step(stage.name, pair, tuple(factors), *names, correction, proof, tuple(notes))
+        progress.done(stage, Fence(total), step)
+
+    def _signed(self, product: sympy.Expr) -> sympy.Expr:
+        """A product with the known signs of distances from extremes."""
+        state = self.progress.state
+        images = {}
+        for each in self.progress.centres:
+            if each.mass is None:
+                below = sympy.Dummy("distance", nonnegative=True)
+                least = state.of(each.symbol).monoid.name == "min"
+                images[each.distance] = below if least else -below
+        return product.xreplace(images)
+
+    def _placed(self, stage: Stage, found: Iterable[Product]) -> list[Product]:
+        """Products whose constant factors stand with H, so that sums of equal G share a slot.
+
+        Not for rounded terms: there the factors are part of what is in range.
+        """
+        if stage.cast:
+            return list(found)
+        moving = self.progress.moving()
+        apart = [(g.as_independent(*moving, as_Add=False), h) for g, h in found]
+        return [(element, unopened(still, h)) for (still, element), h in apart]
+
 
 # Stages that choose among elements: an increasing function commutes with the choice.
 
@@ -114,47 +240,22 @@ _SCALED = "a factor is proved not to be negative: it does not change the order"
 # Distributive laws.
 
 
-@dataclass(frozen=True)
-class Pair:
-    """A distributive pair: an operator that can be pulled out of a reduction."""
-
-    #: Name of the monoid.
-    reduction: str
-    #: ``"+"``, ``"*"`` or ``"increasing"``.
-    operator: str
-    law: str
-    #: What must be proved of the operand; empty if nothing.
-    condition: str = ""
-
-    @property
-    def text(self) -> str:
-        """The pair as steps name it."""
-        return f"{self.reduction}, {self.operator}"
-
-
-#: Every law that derivations use.
-PAIRS = (
-    Pair("sum", "*", "a*c + b*c = (a + b)*c"),
-    Pair("max", "+", "max(a + c, b + c) = max(a, b) + c"),
-    Pair("min", "+", "min(a + c, b + c) = min(a, b) + c"),
-    Pair("topk", "+", "the k largest of a + c are the k largest of a, plus c"),
-    Pair("argmax", "+", "where a + c is largest, a is"),
-    Pair("argmin", "+", "where a + c is least, a is"),
-    Pair("max", "*", "max(a*c, b*c) = max(a, b)*c", "c >= 0"),
-    Pair("min", "*", "min(a*c, b*c) = min(a, b)*c", "c >= 0"),
-    Pair("topk", "*", "the k largest of a*c are the k largest of a, times c", "c >= 0"),
-    Pair("argmax", "*", "where a*c is largest, a is", "c >= 0"),
-    Pair("argmin", "*", "where a*c is least, a is", "c >= 0"),
-    Pair("logaddexp", "+", "log(exp(a + c) + exp(b + c)) = log(exp(a) + exp(b)) + c"),
-    Pair("prod", "*", "prod(a*c) over n elements = prod(a) * c**n"),
-)
-
-
-def pair_of(monoid: Monoid, added: bool) -> str:
-    """The name of a pair: its operator is an addition, or a multiplication by a number >= 0."""
-    operator = "+" if added else "*"
-    found = next(p for p in PAIRS if (p.reduction, p.operator) == (monoid.name, operator))
-    return found.text + (f" ({found.condition})" if found.condition else "")
+#: Every law that derivations use, by the reduction and the operator that is pulled out of it.
+LAWS = {
+    "sum, *": "a*c + b*c = (a + b)*c",
+    "max, +": "max(a + c, b + c) = max(a, b) + c",
+    "min, +": "min(a + c, b + c) = min(a, b) + c",
+    "topk, +": "the k largest of a + c are the k largest of a, plus c",
+    "argmax, +": "where a + c is largest, a is",
+    "argmin, +": "where a + c is least, a is",
+    "max, *": "max(a*c, b*c) = max(a, b)*c",
+    "min, *": "min(a*c, b*c) = min(a, b)*c",
+    "topk, *": "the k largest of a*c are the k largest of a, times c",
+    "argmax, *": "where a*c is largest, a is",
+    "argmin, *": "where a*c is least, a is",
+    "logaddexp, +": "log(exp(a + c) + exp(b + c)) = log(exp(a) + exp(b)) + c",
+    "prod, *": "prod(a*c) over n elements = prod(a) * c**n",
+}
 
 
 class Deriver:
@@ -193,10 +294,8 @@ class Deriver:
             self._ordered(stage, term)
 
     def _plain(self, stage: Stage, term: sympy.Expr) -> None:
-        """Derive a stage that uses no results."""
         progress = self.progress
-        always = stage.monoid.name in (*INDEXED, *RANKED)
-        symbol = progress.keep(stage.name, stage.monoid, term, always=always)
+        symbol = progress.keep(stage.name, stage.monoid, term)
         factor = Factor(term, sympy.S.One, progress.state.of(symbol).name)
         proof = "uses no earlier result"
         progress.done(stage, symbol, Step(stage.name, "", (factor,), (), (), None, proof))
@@ -204,14 +303,14 @@ class Deriver:
     def _ordered(self, stage: Stage, term: sympy.Expr) -> None:
         progress = self.progress
         found = affine(progress, stage, term)
-        always = stage.monoid.name in (*INDEXED, *RANKED)
-        symbol = progress.keep(stage.name, stage.monoid, found.element, always=always)
+        symbol = progress.keep(stage.name, stage.monoid, found.element)
         result = found.result(symbol)
         name = progress.state.of(symbol).name
         progress.direct[stage.symbol] = found.result(value(name))
         factor = Factor(found.element, progress.spelt(found.factor), name)
         hoisted = progress.names([found.factor, found.addend])
-        pair = pair_of(stage.monoid, found.factor == 1 and not found.exponential)
+        added = found.factor == 1 and not found.exponential
+        pair = f"{stage.monoid.name}, {'+' if added else '* (c >= 0)'}"
         step = Step(stage.name, pair, (factor,), (), hoisted, None, found.proof, found.notes)
         progress.done(stage, result, step)
 
@@ -247,7 +346,7 @@ class Deriver:
         factor = Factor(element, progress.spelt(addend), progress.state.of(symbol).name)
         step = Step(
             stage.name,
-            pair_of(stage.monoid, True),
+            "logaddexp, +",
             (factor,),
             progress.names([largest]),
             progress.names([addend]),

@@ -182,9 +182,8 @@ class State:
         if isinstance(part, sympy.Max | sympy.Min):
             return self.raw(part, side)
         if isinstance(part, sympy.exp):
-            return sympy.exp(
-                sympy.Add(*(self._power(e, side, rules) for e in _addends(part.args[0])))
-            )
+            addends = sympy.Add.make_args(part.args[0])
+            return sympy.exp(sympy.Add(*(self._power(each, side, rules) for each in addends)))
         if isinstance(part, sympy.Piecewise):
             sides = [
                 (self._defined(each, side, rules), self.raw(test, side)) for each, test in part.args
@@ -242,10 +241,6 @@ class State:
     def _stand_in(self, kept: Kept) -> sympy.Symbol:
         kept.stands_in = True
         return guarded(kept.name)
-
-
-def _addends(expression: sympy.Expr) -> tuple[sympy.Expr, ...]:
-    return sympy.Add.make_args(expression)
 
 
 def chosen(

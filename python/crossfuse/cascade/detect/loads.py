@@ -47,6 +47,11 @@ def variables_of(indices: Iterable[Any]) -> frozenset[Any]:
     return frozenset(var for var in access.variables(indices) if not ir.is_buffer_var(var))
 
 
+def mentions(expressions: Iterable[Any], var: Any) -> bool:
+    """Whether expressions use a variable."""
+    return any(each.same_as(var) for one in expressions for each in ir.variables(one))
+
+
 def moved(
     indices: Iterable[Any], values: Mapping[Any, Any], domain: access.Domain
 ) -> tuple[Any, ...]:

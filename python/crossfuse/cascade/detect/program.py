@@ -10,8 +10,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.blocks.read import Block, read_blocks
 from crossfuse.cascade.detect.loads import Load, as_cascade, loads_of, refused, same, simplified
-from crossfuse.cascade.detect.ranks import with_selections
-from crossfuse.cascade.detect.selection import Selection, read_several
+from crossfuse.cascade.detect.selection import Selection, read_several, with_selections
 
 #: Attribute of a function: names of parameters that hold no negative number, such as weights of a
 #: mean. Derivations then need fewer corrections.

@@ -11,8 +11,7 @@ import sympy
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.read import Block
-from crossfuse.cascade.detect.group import Group, Member, elements
-from crossfuse.cascade.detect.grouping import find_groups
+from crossfuse.cascade.detect.group import Group, Member, elements, find_groups
 from crossfuse.cascade.detect.loads import SPLIT, Load, loads_of, moved, refused, same, variables_of
 from crossfuse.cascade.detect.program import Program, read_program
 from crossfuse.cascade.detect.selection import Selection
@@ -177,8 +176,6 @@ def find_sites(func: Any) -> tuple[Site, ...]:
 
 
 class _Builder:
-    """Builds the site of one group."""
-
     def __init__(self, program: Program, group: Group, outputs: list[Output]) -> None:
         self.program = program
         self.group = group

@@ -12,7 +12,15 @@ from crossfuse import _tvm as ir
 from crossfuse.blocks import access
 from crossfuse.blocks.read import Block
 from crossfuse.cascade.detect.group import Group, Member
-from crossfuse.cascade.detect.loads import Load, loads_of, moved, refused, same, variables_of
+from crossfuse.cascade.detect.loads import (
+    Load,
+    loads_of,
+    mentions,
+    moved,
+    refused,
+    same,
+    variables_of,
+)
 from crossfuse.cascade.detect.program import Program
 from crossfuse.cascade.expressions.to_sympy import narrows, to_sympy
 from crossfuse.cascade.spec import Stage
@@ -61,15 +69,12 @@ class Symbols:
     @property
     def elements(self) -> tuple[sympy.Symbol, ...]:
         """Symbols that change along the axis."""
-        return tuple(each for each in self.reads if self._moves(self.reads[each]))
+        return tuple(each for each in self.reads if mentions([self.reads[each]], self.axis))
 
     @property
     def invariants(self) -> tuple[sympy.Symbol, ...]:
         """Symbols that do not change along the axis."""
-        return tuple(each for each in self.reads if not self._moves(self.reads[each]))
-
-    def _moves(self, value: Any) -> bool:
-        return any(each.same_as(self.axis) for each in ir.variables(value))
+        return tuple(each for each in self.reads if not mentions([self.reads[each]], self.axis))
 
     def of_load(self, load: Any, indices: tuple[Any, ...]) -> sympy.Symbol:
         """The symbol of an input or of a producer's result, at indices of the site."""

@@ -273,22 +273,9 @@ def opened(expression: sympy.Basic, symbols: Iterable[sympy.Symbol] | None = Non
     if not expression.has(Fence):
         return expression
     wanted = None if symbols is None else frozenset(symbols)
-
-    def opens(part: sympy.Basic) -> bool:
-        if not isinstance(part, Fence):
-            return False
-        return wanted is None or bool(part.free_symbols & wanted)
-
-    return rebuilt_without(expression, opens)
-
-
-def rebuilt_without(expression: sympy.Basic, opens: Any) -> sympy.Basic:
-    """Remove the fences that a test selects; conditions stay as they are."""
-    if not expression.has(Fence):
-        return expression
-    if opens(expression):
-        return rebuilt_without(expression.args[0], opens)
-    return with_parts(expression, lambda each: rebuilt_without(each, opens))
+    if isinstance(expression, Fence) and (wanted is None or expression.free_symbols & wanted):
+        return opened(expression.args[0], wanted)
+    return with_parts(expression, lambda each: opened(each, wanted))
 
 
 def settled(expression: sympy.Basic) -> sympy.Basic:
@@ -316,17 +303,16 @@ def settled(expression: sympy.Basic) -> sympy.Basic:
 
 
 def shared(
-    expressions: Sequence[sympy.Expr], taken: Iterable[sympy.Symbol] = ()
+    expressions: Sequence[sympy.Expr],
 ) -> tuple[list[tuple[sympy.Symbol, sympy.Expr]], list[sympy.Expr]]:
     """Take common subexpressions out of expressions that are numbers, not conditions.
 
     Returns their definitions, whose symbols are new and real and use earlier ones only, and the
-    rest of each expression. New symbols get no names of `taken`.
+    rest of each expression.
     """
     held: dict[sympy.Basic, sympy.Dummy] = {}
     inside = [_hold_conditions(each, held) for each in map(sympy.sympify, expressions)]
     names = {each.name for one in expressions for each in sympy.sympify(one).free_symbols}
-    names |= {each.name for each in taken}
     symbols = (each for each in sympy.numbered_symbols("t", real=True) if each.name not in names)
     definitions, left = sympy.cse(inside, symbols=symbols)
     back = {symbol: condition for condition, symbol in held.items()}
@@ -349,7 +335,6 @@ def _hold_conditions(expression: sympy.Basic, held: dict[sympy.Basic, sympy.Dumm
 
 
 def _put_back(expression: sympy.Basic, held: Mapping[sympy.Dummy, sympy.Basic]) -> sympy.Basic:
-    """Restore conditions as they were."""
     if isinstance(expression, sympy.Piecewise):
         sides = [(_put_back(value, held), held.get(test, test)) for value, test in expression.args]
         return sympy.Piecewise(*sides, evaluate=False)

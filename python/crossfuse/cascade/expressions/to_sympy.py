@@ -102,7 +102,6 @@ class _Reader:
         raise _unknown(type(node).__name__, node)
 
     def number(self, node: Any) -> sympy.Expr:
-        """Convert a value to a number."""
         found = self.read(node)
         return sympy.Piecewise((1, found), (0, True)) if _is_condition(node) else found
 
@@ -112,7 +111,6 @@ class _Reader:
         return found if _is_condition(node) else sympy.Ne(Compared(found), 0)
 
     def cast(self, node: Any) -> sympy.Basic:
-        """Convert a type conversion; see `to_sympy`."""
         source, target = str(node.value.ty), str(node.ty)
         if target == "bool":
             return self.condition(node.value)

@@ -8,8 +8,7 @@ arithmetic, so that no large position is rounded.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import sympy
@@ -30,39 +29,6 @@ from crossfuse.cascade.expressions.functions import (
     trunc,
 )
 from crossfuse.cascade.expressions.to_sympy import largest
-
-
-@dataclass(frozen=True)
-class Values:
-    """What symbols stand for in TVM, of any type, and which expressions are whole numbers."""
-
-    symbols: Mapping[sympy.Symbol, Any]
-
-    def value(self, symbol: sympy.Symbol) -> Any:
-        """The expression that a symbol stands for; a symbol without one is refused."""
-        if symbol not in self.symbols:
-            known = ", ".join(sorted(each.name for each in self.symbols)) or "none"
-            limit, instead = f"symbols with a value: {known}", "pass its value"
-            raise refused(f"symbol {symbol}", "no value", limit, instead)
-        return self.symbols[symbol]
-
-    def is_whole(self, expression: sympy.Basic) -> bool:
-        """Whether an expression is made of integers only, by operators that keep them so."""
-        if isinstance(expression, sympy.Symbol):
-            kind = type_of(self.value(expression))
-            return "int" in kind or kind == "bool"
-        if isinstance(expression, sympy.Integer):
-            return True
-        if isinstance(expression, sympy.floor | trunc):
-            return all(self.is_whole(each) for each in expression.args[0].as_numer_denom())
-        kept = sympy.Add | sympy.Mul | sympy.Mod | sympy.Max | sympy.Min | sympy.Abs
-        return isinstance(expression, kept) and all(self.is_whole(each) for each in expression.args)
-
-    def index_type(self, *expressions: sympy.Basic) -> str:
-        """The integer type that holds all integers of expressions."""
-        symbols = {each for one in expressions for each in one.free_symbols}
-        wide = any(type_of(self.value(each)) in ("int64", "uint64", "uint32") for each in symbols)
-        return "int64" if wide else "int32"
 
 
 def type_of(value: Any) -> str:
@@ -86,28 +52,53 @@ def to_tir(expression: sympy.Expr, values: Mapping[sympy.Symbol, Any], dtype: st
     `crossfuse.cascade.expressions.functions.shared`. Refused are symbols without a value, and
     functions that TVM has no operator for.
     """
-    return _Writer(Values(values), dtype).write(sympy.sympify(expression))
+    return _Writer(values, dtype).write(sympy.sympify(expression))
 
 
 class _Writer:
     """Writes expressions in one type, and whole parts of them as integers."""
 
-    def __init__(self, values: Values, dtype: str) -> None:
+    def __init__(self, values: Mapping[sympy.Symbol, Any], dtype: str) -> None:
         self.values = values
         self.dtype = dtype
         self.float = "float" in dtype
+
+    def value(self, symbol: sympy.Symbol) -> Any:
+        """The expression that a symbol stands for; a symbol without one is refused."""
+        if symbol not in self.values:
+            known = ", ".join(sorted(each.name for each in self.values)) or "none"
+            limit, instead = f"symbols with a value: {known}", "pass its value"
+            raise refused(f"symbol {symbol}", "no value", limit, instead)
+        return self.values[symbol]
+
+    def is_whole(self, expression: sympy.Basic) -> bool:
+        """Whether an expression is made of integers only, by operators that keep them so."""
+        if isinstance(expression, sympy.Symbol):
+            kind = type_of(self.value(expression))
+            return "int" in kind or kind == "bool"
+        if isinstance(expression, sympy.Integer):
+            return True
+        if isinstance(expression, sympy.floor | trunc):
+            return all(self.is_whole(each) for each in expression.args[0].as_numer_denom())
+        kept = sympy.Add | sympy.Mul | sympy.Mod | sympy.Max | sympy.Min | sympy.Abs
+        return isinstance(expression, kept) and all(self.is_whole(each) for each in expression.args)
+
+    def of_integers(self, *expressions: sympy.Basic) -> _Writer:
+        """A writer in the integer type that holds all integers of expressions."""
+        symbols = {each for one in expressions for each in one.free_symbols}
+        wide = any(type_of(self.value(each)) in ("int64", "uint64", "uint32") for each in symbols)
+        return _Writer(self.values, "int64" if wide else "int32")
 
     def write(self, expression: sympy.Basic) -> Any:
         if isinstance(expression, Boolean) and not isinstance(expression, sympy.Symbol):
             return self.condition(expression)
         if expression.is_number:
             return self.number(expression)
-        if self.float and self.values.is_whole(expression):
-            whole = _Writer(self.values, self.values.index_type(expression)).write(expression)
-            return whole.astype(self.dtype)
+        if self.float and self.is_whole(expression):
+            return self.of_integers(expression).write(expression).astype(self.dtype)
         if isinstance(expression, sympy.Symbol):
             return self.leaf(expression)
-        if isinstance(expression, _CUT) and not self.float and not self.values.is_whole(expression):
+        if isinstance(expression, _CUT) and not self.float and not self.is_whole(expression):
             return _Writer(self.values, "float32").write(expression).astype(self.dtype)
         for kind, rule in _RULES.items():
             if isinstance(expression, kind):
@@ -117,7 +108,7 @@ class _Writer:
         raise refused(f"function {name}", expression, limit, "spell it out by these")
 
     def leaf(self, symbol: sympy.Symbol) -> Any:
-        value = self.values.value(symbol)
+        value = self.value(symbol)
         if type_of(value) != self.dtype:
             value = value.astype(self.dtype)
         return value
@@ -159,17 +150,16 @@ class _Writer:
         if flag is not None and isinstance(condition, sympy.Eq):
             return ir.tirx.Not(flag)
         writer = self
-        if self.values.is_whole(left) and self.values.is_whole(right):
-            writer = _Writer(self.values, self.values.index_type(left, right))
+        if self.is_whole(left) and self.is_whole(right):
+            writer = self.of_integers(left, right)
         elif not self.float:
             writer = _Writer(self.values, "float32")
         return _COMPARED[type(condition)](writer.write(left), writer.write(right))
 
     def flag(self, expression: sympy.Basic) -> Any:
-        """The value of a symbol that stands for a condition, or None."""
         if not isinstance(expression, sympy.Symbol):
             return None
-        value = self.values.value(expression)
+        value = self.value(expression)
         return value if type_of(value) == "bool" else None
 
     def product(self, expression: sympy.Mul) -> Any:
@@ -194,10 +184,6 @@ class _Writer:
         if not self.float and not coefficient.is_integer:
             raise refused("number", coefficient, "whole numbers in whole expressions", "use floor")
         return self.number(coefficient) * result
-
-    def _multiplied(self, factors: Sequence[sympy.Expr]) -> Any:
-        written = [self.write(each) for each in factors] or [self.number(sympy.S.One)]
-        return functools.reduce(lambda a, b: a * b, written)
 
     def total(self, expression: sympy.Add) -> Any:
         """Write a sum, with differences in place of added negative products."""
@@ -287,7 +273,6 @@ def _leading_number(factors: list[sympy.Expr]) -> tuple[sympy.Expr | None, list[
 
 
 def _repeated(base: Any, times: int) -> Any:
-    """A power by squaring."""
     half = _repeated(base, times // 2) if times > 1 else None
     square = half * half if half is not None else None
     if square is None:

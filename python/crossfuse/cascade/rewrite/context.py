@@ -1,4 +1,13 @@
-"""Shared by all blocks of a rewritten function: the cascade in its function, sizes, symbols."""
+"""Shared by all blocks of a rewritten function: the cascade in its function, sizes, symbols.
+
+For a stream of threads the axis is cut into slices, one for each CTA of a cluster. The threads of a
+CTA stand side by side over it, each with a vector of neighbours, and step along::
+
+    element = cta * slice + (step * threads + thread) * vector + lane
+
+Several steps make a tile. Tiles that lie within the axis for all threads come first and need no
+conditions; the others, a short rest, are guarded vector by vector.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +23,91 @@ from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Derivation, Slot, guarded, new, old, value
 from crossfuse.cascade.integers import check_exact
 from crossfuse.cascade.rewrite.phases import Definitions
-from crossfuse.cascade.rewrite.scripting import Scratch, is_chosen, numbers
+from crossfuse.cascade.rewrite.scripting import Scratch, numbers
 from crossfuse.cascade.rewrite.streams import Stream, streams, vector_of, with_tiles
-from crossfuse.cascade.rewrite.thread_mapping import ThreadMapping
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.site import Site
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Tiles of one kind: all whole, or all guarded."""
+
+    #: Step at which the first tile begins.
+    first: int
+    #: Number of tiles.
+    count: int
+    #: Steps of each tile.
+    steps: int
+    #: Whether steps may lie beyond the axis.
+    guarded: bool
+
+
+@dataclass(frozen=True)
+class ThreadMapping:
+    """How the axis is divided among CTAs and threads."""
+
+    #: Elements of the axis.
+    length: int
+    #: This and the rest as in `StreamTiles`; the vector divides the length.
+    threads: int
+    vector: int
+    unroll: int
+    cluster: int
+
+    @property
+    def stride(self) -> int:
+        """Elements that the threads of a CTA take in at a step."""
+        return self.threads * self.vector
+
+    @property
+    def steps(self) -> int:
+        """Steps of every CTA."""
+        return -(-self.length // (self.cluster * self.stride))
+
+    @property
+    def slice(self) -> int:
+        """Elements of a CTA, those beyond the axis included."""
+        return self.steps * self.stride
+
+    @property
+    def tilings(self) -> tuple[Tiling, ...]:
+        """Whole tiles, then guarded ones; only those that there are."""
+        last = max(0, self.length - (self.cluster - 1) * self.slice)
+        whole = last // (self.unroll * self.stride)
+        begun = whole * self.unroll
+        found = [Tiling(0, whole, self.unroll, False)] if whole else []
+        rest = self.steps - begun
+        if rest and rest <= self.unroll and last == self.slice and self.length % self.slice == 0:
+            return (*found, Tiling(begun, 1, rest, False))
+        full, short = divmod(rest, self.unroll)
+        if full:
+            found.append(Tiling(begun, full, self.unroll, True))
+        if short:
+            # Of its own: a tile beyond the CTA's slice would be that of the next one.
+            found.append(Tiling(begun + full * self.unroll, 1, short, True))
+        return tuple(found)
+
+    @property
+    def held(self) -> int:
+        """Steps that a thread needs registers for to hold all of its elements."""
+        return max(each.first + each.count * each.steps for each in self.tilings)
+
+    def element(self, cta: Any, thread: Any, step: Any, lane: Any = 0) -> Any:
+        """Index along the axis."""
+        place = cta * self.slice if self.cluster > 1 else 0
+        return place + step * self.stride + thread * self.vector + lane
+
+    def inside(self, tiling: Tiling, place: tuple[Any, Any, Any], first: Any, step: Any) -> Any:
+        """Condition under which a vector lies within the axis; None where it always does.
+
+        The place is row, CTA and thread; `first` is the tile's first step, and `step` counts from
+        it.
+        """
+        if not tiling.guarded:
+            return None
+        _, cta, thread = place
+        return self.element(cta, thread, first + step) < self.length
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,44 +149,27 @@ class Context:
 # of its terms: held in registers, they are multiplied by it, instead of computed again.
 
 
-@dataclass(frozen=True)
-class Reused:
-    """A contribution that each thread holds for its elements."""
-
-    #: The slot that it contributes to.
-    slot: str
-    #: Its symbol, in the place of an element.
-    kept: sympy.Symbol
-
-
-def reusing(derivation: Derivation) -> tuple[Derivation, tuple[Reused, ...]]:
+def reusing(derivation: Derivation) -> tuple[Derivation, dict[str, sympy.Symbol]]:
     """Rewrite outputs over contributions that are held, where that spares an exponential.
 
     The `rows` of the derivation are then over what is held, and slots as a thread has them before
-    states merge (`old`).
+    states merge (`old`). Symbols of what is held come by the slots that it contributes to.
     """
-    found: list[Reused] = []
+    found: dict[str, sympy.Symbol] = {}
     rows = dict(derivation.rows)
+    finished = {new(each.name): value(each.name) for each in derivation.slots}
+    before = {value(each.name): old(each.name) for each in derivation.slots}
     for slot in derivation.slots:
         factor = _factor(slot)
         if factor is None or not slot.contribution.has(sympy.exp):
             continue
-        finished = {new(each.name): value(each.name) for each in derivation.slots}
-        again = slot.contribution.xreplace(finished)
-        before = {value(each.name): old(each.name) for each in derivation.slots}
         kept = sympy.Symbol(f"{slot.name}_kept", real=True)
+        again = slot.contribution.xreplace(finished)
         corrected = kept * factor.xreplace(before).xreplace(finished)
         changed = {name: each.xreplace({again: corrected}) for name, each in rows.items()}
         if changed != rows:
-            rows = changed
-            found.append(Reused(slot.name, kept))
-    return (replace(derivation, rows=rows), tuple(found)) if found else (derivation, ())
-
-
-def can_reuse(mapping: ThreadMapping, resident: str) -> bool:
-    """Whether threads take in all of their elements at once, and hold them in registers."""
-    tilings = mapping.tilings
-    return resident == "registers" and len(tilings) == 1 and tilings[0].count == 1
+            rows, found[slot.name] = changed, kept
+    return (replace(derivation, rows=rows) if found else derivation), found
 
 
 def _factor(slot: Slot) -> sympy.Expr | None:
@@ -119,31 +191,31 @@ def _factor(slot: Slot) -> sympy.Expr | None:
 class StreamContext(Context):
     """A cascade whose axis is divided among threads."""
 
-    tiles: StreamTiles
     mapping: ThreadMapping
-    #: Contributions that outputs use again.
-    reused: tuple[Reused, ...] = ()
+    #: As in `StreamTiles`.
+    resident: str
+    #: Contributions that outputs use again, by slot.
+    reused: Mapping[str, sympy.Symbol]
 
-    @property
-    def swept(self) -> tuple[sympy.Symbol, ...]:
-        """Elements that the state takes in."""
-        used = set().union(*(each.contribution.free_symbols for each in self.slots))
-        return tuple(each for each in self.site.cascade.elements if each in used)
+    @cached_property
+    def swept(self) -> tuple[Stream, ...]:
+        """Streams along the axis that the state takes in."""
+        return self._streams(each.contribution for each in self.slots)
 
     @property
     def moving(self) -> tuple[sympy.Symbol, ...]:
         """Symbols that change along the axis."""
-        return (*self.site.cascade.elements, *(each.kept for each in self.reused))
+        return (*self.site.cascade.elements, *self.reused.values())
 
-    @property
-    def emitted(self) -> tuple[sympy.Symbol, ...]:
-        """Elements that outputs over the axis use."""
-        used = set().union(*(each.free_symbols for each in self.derivation.rows.values()))
-        return tuple(each for each in self.site.cascade.elements if each in used)
+    @cached_property
+    def emitted(self) -> tuple[Stream, ...]:
+        """Streams along the axis that outputs over it use."""
+        return self._streams(self.derivation.rows.values())
 
-    def streams(self, symbols: Iterable[sympy.Symbol]) -> tuple[Stream, ...]:
-        """Streams that symbols are loaded from along the axis."""
-        return streams(self.site, symbols, self.mapping.vector, self.mapping.vector)
+    def _streams(self, expressions: Iterable[sympy.Expr]) -> tuple[Stream, ...]:
+        used = set().union(*(each.free_symbols for each in expressions))
+        symbols = [each for each in self.site.cascade.elements if each in used]
+        return streams(self.site, symbols, self.mapping.vector)
 
     def at_row(self, row: Any) -> dict[Any, Any]:
         """Variables of the rows at a row's number."""
@@ -195,10 +267,11 @@ def stream_context(site: Site, derivation: Derivation, tiles: StreamTiles) -> St
     if tiles.vector:
         vector = tiles.vector if length % tiles.vector == 0 else 1
     mapping = ThreadMapping(length, tiles.threads, vector, tiles.unroll, tiles.cluster)
-    reused: tuple[Reused, ...] = ()
-    if can_reuse(mapping, tiles.resident):
+    reused: dict[str, sympy.Symbol] = {}
+    # Threads take in all of their elements at once, and hold them.
+    if tiles.resident == "registers" and sum(each.count for each in mapping.tilings) == 1:
         derivation, reused = reusing(derivation)
-    return StreamContext(site, derivation, tiles, mapping, reused)
+    return StreamContext(site, derivation, mapping, tiles.resident, reused)
 
 
 def finished(
@@ -213,7 +286,7 @@ def finished(
         ]
         known = kept[0]
         made.values[value(slot.name)] = made.values[guarded(slot.name)] = known
-        if is_chosen(slot):
+        if slot.monoid.keeps_places:
             made.chosen[slot.name] = kept
         if slot.guard is not None:
             inside = {**made.values, new(slot.name): known}

@@ -16,7 +16,6 @@ from crossfuse.cascade.rewrite.scripting import (
     Scratch,
     best_of,
     flat,
-    is_chosen,
     named,
     nothing,
     numbers,
@@ -116,7 +115,7 @@ def check_merges(slots: Sequence[Slot]) -> None:
             limit, instead = f"{MOST} numbers", "leave it out of the cascade"
             found = f"the {slot.monoid.k} largest"
             raise refused(f"slot {slot.name}", found, limit, instead)
-        if is_chosen(slot) and slot.corrected:
+        if slot.monoid.keeps_places and slot.corrected:
             limit, instead = "values that stay as they are", "leave it out of the cascade"
             raise refused(f"slot {slot.name}", f"a carry {slot.carry}", limit, instead)
 
@@ -171,7 +170,7 @@ def _merged(
     dtype: str,
 ) -> list[Any]:
     """Merge a slot's numbers of two sides, and bind them, over the values of the expressions."""
-    if is_chosen(slot):
+    if slot.monoid.keeps_places:
         one, other = pairs(slot, ours, dtype), pairs(slot, theirs, dtype)
         return flat(merged(slot.monoid, one, other, f"{slot.name}_new", _stored))
     return [_bound(f"{slot.name}_new", written(slot.merge, values, dtype))]

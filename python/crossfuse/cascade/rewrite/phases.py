@@ -118,11 +118,8 @@ class Shared:
     expressions: tuple[sympy.Expr, ...]
 
 
-@dataclass(frozen=True)
-class Phase:
-    """One sweep over a tile, and the slots whose new values follow, in the order of updates."""
-
-    slots: tuple[Slot, ...]
+#: Slots of one sweep over a tile, whose new values follow it in the order of updates.
+Phase = tuple[Slot, ...]
 
 
 def phases(slots: Sequence[Slot]) -> tuple[Phase, ...]:
@@ -141,7 +138,7 @@ def phases(slots: Sequence[Slot]) -> tuple[Phase, ...]:
                 needed.append(each)
         level[slot.name] = max(needed)
     count = 1 + max(level.values(), default=-1)
-    return tuple(Phase(tuple(s for s in slots if level[s.name] == i)) for i in range(count))
+    return tuple(tuple(s for s in slots if level[s.name] == i) for i in range(count))
 
 
 def share(

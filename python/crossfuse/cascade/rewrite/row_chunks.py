@@ -20,12 +20,10 @@ from crossfuse.cascade.derivation import Derivation, Slot, new, value
 from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.context import StreamContext, stream_context
 from crossfuse.cascade.rewrite.merging import merge
-from crossfuse.cascade.rewrite.outputs import Outputs
 from crossfuse.cascade.rewrite.phases import written
-from crossfuse.cascade.rewrite.residence import Residence
-from crossfuse.cascade.rewrite.rows_first import RowsFirst
+from crossfuse.cascade.rewrite.rows_first import RowsFirst, realized
 from crossfuse.cascade.rewrite.scripting import held, named, spatial
-from crossfuse.cascade.rewrite.segments import Segment
+from crossfuse.cascade.rewrite.segments import Outputs, Residence, Segment
 from crossfuse.cascade.rewrite.tiles import StreamTiles, refused
 from crossfuse.cascade.site import OutputSite, Site
 from crossfuse.hardware import WARP
@@ -56,11 +54,9 @@ def corrected_product(parts: RowsFirst, factors: Any, chunk: int) -> Any:
 
     root = parts.product.body.block
     body = ir.mutate(root.body, (ir.SBlock, change))
-    whole = ir.SBlockRealize([], ir.tirx.const(1, "bool"), ir.block_like(root, body=body))
-    made_function = ir.with_body(parts.product, whole)
-    return ir.PrimFunc(
-        [*parts.product.params, factors], whole, made_function.ret_type, made_function.attrs
-    )
+    whole = realized(ir.block_like(root, body=body))
+    params = [*parts.product.params, factors]
+    return ir.PrimFunc(params, whole, parts.product.ret_type, parts.product.attrs)
 
 
 def _operand(block: Any, made: set[Any]) -> Any:
@@ -114,7 +110,7 @@ def row_chunks(parts: RowsFirst, site: Site, derivation: Derivation, chunk: int)
     that are not corrected by a factor of it, and chunks that do not divide the rows.
     """
     correction = _correction(parts)
-    context = stream_context(site, derivation, StreamTiles(threads=WARP))
+    context = stream_context(site, derivation, _TILES)
     vectors = WARP * context.mapping.vector
     length = int(site.extents[site.axis])
     if chunk < vectors or chunk % vectors or length % chunk or len(site.rows) != 1:
@@ -178,8 +174,6 @@ def _written(chunks: RowChunks) -> Any:
 
 
 class _Writer:
-    """Writes the rows."""
-
     def __init__(self, chunks: RowChunks, factors: Any) -> None:
         self.chunks = chunks
         self.factors = factors
@@ -241,7 +235,6 @@ class _Writer:
         return stream_context(here, made.derivation, replace(_TILES, unroll=vectors))
 
     def _places(self, thread: Any) -> tuple[Any, Any, Any]:
-        """Row, chunk and thread of a block."""
         made = self.chunks
         row = spatial("row_of", made.rows, self.row)
         chunk = spatial("chunk_", made.chunks, self.chunk)

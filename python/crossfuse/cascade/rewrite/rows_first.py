@@ -1,19 +1,25 @@
-"""Cuts a product whose left operand is a cascade in two: first the rows, then the product.
+"""Finds cascades with products behind them, and cuts such functions in two.
 
 A norm or a quantiser in front of a product reads whole rows before it knows its first element. So
 the function is cut where the product reads: what makes the rows is a cascade of its own, which
 streams, and what is left is a product as any other.
+
+Attention stores a row for each sequence, head and query; its output product reads a matrix, of
+which a row holds all heads of a token. What lies between only moves elements, and goes: the stream
+stores its tiles where the product reads them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Set
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Set
+from dataclasses import dataclass, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.access import is_reduction
-from crossfuse.cascade.rewrite.tiles import refused
+from crossfuse.cascade.detect import detect
+from crossfuse.cascade.rewrite.tiles import refused, tiles_refused
+from crossfuse.cascade.site import Site
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,9 +60,9 @@ def rows_first(func: Any) -> RowsFirst | None:
     product of an intermediate and a parameter, or the intermediate takes other reductions than to
     one number a row.
     """
-    nests = [nest_of(each) for each in statements_of(func.body.block)]
+    nests = [_nest_of(each) for each in _statements_of(func.body.block)]
     last = max((n for n, each in enumerate(nests) if each.reduced), default=0)
-    operand = operand_of(nests[last], func)
+    operand = _operand_of(nests[last], func)
     return None if operand is None else _cut(func, nests, operand, {last})
 
 
@@ -66,9 +72,9 @@ def rows_before_chain(func: Any) -> RowsFirst | None:
     As `rows_first`, of a chain: products that read no other one read the same rows, as gate and up
     do, and each other one reads an intermediate. Of one product None, too.
     """
-    nests = [nest_of(each) for each in statements_of(func.body.block)]
+    nests = [_nest_of(each) for each in _statements_of(func.body.block)]
     found = {n: each for n in range(len(nests)) if (each := _product(nests[n], func)) is not None}
-    firsts = [n for n in found if not found.keys() & set(needed_for(nests[:n], {found[n]}))]
+    firsts = [n for n in found if not found.keys() & set(_needed_for(nests[:n], {found[n]}))]
     operands = {found[n] for n in firsts}
     if len(operands) != 1 or len(found) == len(firsts):
         return None
@@ -83,7 +89,7 @@ def _cut(
     None, too, if the operand takes other reductions than to one number a row.
     """
     root = func.body.block
-    needed = needed_for(nests[: min(products)], {operand})
+    needed = _needed_for(nests[: min(products)], {operand})
     first = [nests[each] for each in needed]
     rest = {number: each for number, each in enumerate(nests) if number not in needed}
     # One number a row: what reduces to more is a product itself.
@@ -95,8 +101,8 @@ def _cut(
     passed = tuple(each for each in root.alloc_buffers if each in read and _is_made(each, first))
     return RowsFirst(
         func,
-        part_of(func, first, passed, "rows"),
-        part_of(func, [*rest.values()], passed, "product"),
+        _part_of(func, first, passed, "rows"),
+        _part_of(func, [*rest.values()], passed, "product"),
         passed,
     )
 
@@ -114,24 +120,21 @@ def joined(parts: RowsFirst, stream: Any) -> Any:
     _check_names(body, rest)
     root = ir.block_like(
         rest,
-        body=ir.SeqStmt([*statements_of(body), *statements_of(rest)]),
+        body=ir.SeqStmt([*_statements_of(body), *_statements_of(rest)]),
         alloc_buffers=[*parts.passed, *body.alloc_buffers, *rest.alloc_buffers],
     )
-    whole = ir.SBlockRealize([], ir.tirx.const(1, "bool"), root)
-    made = ir.with_body(parts.function, whole)
+    made = ir.with_body(parts.function, realized(root))
     for name, value in dict(stream.attrs or {}).items():
         if made.attrs is None or name not in made.attrs:
             made = made.with_attr(name, value)
     return made
 
 
-def statements_of(root: Any) -> list[Any]:
-    """The nests of a function, in order."""
+def _statements_of(root: Any) -> list[Any]:
     return list(root.body.seq) if isinstance(root.body, ir.SeqStmt) else [root.body]
 
 
-def nest_of(node: Any) -> _Nest:
-    """What a nest accesses, and over which loops."""
+def _nest_of(node: Any) -> _Nest:
     reads: list[Any] = []
     writes: list[Any] = []
     blocks: list[Any] = []
@@ -142,23 +145,19 @@ def nest_of(node: Any) -> _Nest:
         (ir.SBlock, blocks.append),
     )
     iters = [each for block in blocks for each in block.iter_vars]
-    reduced = sum(is_reduction(each) for each in iters)
-    kept = len(iters) - reduced
-    single = sum(ir.constant(each.dom.extent) == 1 and not is_reduction(each) for each in iters)
     extents = [ir.constant(each.dom.extent) or 0 for each in iters if not is_reduction(each)]
-    columns = extents[-1] if extents else 1
     return _Nest(
         node,
         frozenset(reads),
         frozenset(writes),
-        kept,
-        reduced,
-        kept - single,
-        columns,
+        spatial=len(extents),
+        reduced=len(iters) - len(extents),
+        wide=sum(extent != 1 for extent in extents),
+        columns=extents[-1] if extents else 1,
     )
 
 
-def operand_of(nest: _Nest, func: Any) -> Any:
+def _operand_of(nest: _Nest, func: Any) -> Any:
     """The intermediate matrix that a product with a parameter reads; None for anything else."""
     read = nest.reads - nest.writes
     made = [each for each in func.body.block.alloc_buffers if each in read]
@@ -168,11 +167,11 @@ def operand_of(nest: _Nest, func: Any) -> Any:
 
 
 def _product(nest: _Nest, func: Any) -> Any:
-    """`operand_of` a product of many columns; None of a sum that keeps its dimension."""
-    return operand_of(nest, func) if nest.columns > 1 else None
+    """`_operand_of` a product of many columns; None of a sum that keeps its dimension."""
+    return _operand_of(nest, func) if nest.columns > 1 else None
 
 
-def needed_for(nests: list[_Nest], wanted: Set[Any]) -> list[int]:
+def _needed_for(nests: list[_Nest], wanted: Set[Any]) -> list[int]:
     """Indices of the nests that compute some buffers."""
     found: list[int] = []
     for number in reversed(range(len(nests))):
@@ -186,7 +185,7 @@ def _is_made(buffer: Any, nests: list[_Nest]) -> bool:
     return any(buffer in each.writes for each in nests)
 
 
-def part_of(func: Any, nests: list[_Nest], passed: tuple[Any, ...], name: str) -> Any:
+def _part_of(func: Any, nests: list[_Nest], passed: tuple[Any, ...], name: str) -> Any:
     """A function of some of the nests; buffers that pass from one to the other are parameters."""
     root = func.body.block
     used = frozenset().union(*(each.reads | each.writes for each in nests))
@@ -197,14 +196,20 @@ def part_of(func: Any, nests: list[_Nest], passed: tuple[Any, ...], name: str) -
     nodes = [each.node for each in nests]
     whole = ir.SeqStmt(nodes) if len(nodes) > 1 else nodes[0]
     block = ir.block_like(root, body=whole, alloc_buffers=own)
-    body = ir.SBlockRealize([], ir.tirx.const(1, "bool"), block)
-    made = ir.PrimFunc([*inputs, *given, *outputs], body, func.ret_type, func.attrs)
+    params = [*inputs, *given, *outputs]
+    made = ir.PrimFunc(params, realized(block), func.ret_type, func.attrs)
     return made.with_attr("global_symbol", name)
+
+
+def realized(root: Any) -> Any:
+    """The body of a function of a root block."""
+    return ir.SBlockRealize([], ir.tirx.const(1, "bool"), root)
 
 
 def _check_names(stream: Any, rest: Any) -> None:
     """Refuse block names that both functions have: schedules find blocks by name."""
-    both = _block_names(stream) & _block_names(rest)
+    names = ({str(each.name_hint) for each in _blocks(root)} for root in (stream, rest))
+    both = set.intersection(*names)
     if both:
         raise refused(
             f"block '{min(both)}'",
@@ -214,7 +219,162 @@ def _check_names(stream: Any, rest: Any) -> None:
         )
 
 
-def _block_names(root: Any) -> set[str]:
-    blocks: list[Any] = []
-    ir.walk(root.body, (ir.SBlock, blocks.append))
-    return {str(each.name_hint) for each in blocks}
+#: Dimensions of what attention makes: sequences, heads, queries, columns of a head.
+_DIMENSIONS = 4
+
+
+def attention_first(func: Any) -> RowsFirst | None:
+    """Cut a function at the left operand of its last product, which attention makes.
+
+    The function is unscheduled, with one block for each operator. `rows` of the result makes the
+    output of attention, [sequence, head, query, column], and `product` takes it as a matrix, which
+    is what is passed. None if the operand is made otherwise, or not by copies of such an output.
+    """
+    root = func.body.block
+    nests = [_nest_of(each) for each in _statements_of(root)]
+    last = max((n for n, each in enumerate(nests) if each.reduced), default=0)
+    matrix = _operand_of(nests[last], func)
+    if matrix is None:
+        return None
+    source, copies = _source(root, matrix)
+    if source is None:
+        return None
+    needed = _needed_for(nests[:last], frozenset([source]))
+    copying = [n for n, each in enumerate(nests) if each.writes & frozenset(copies)]
+    first = [nests[each] for each in needed]
+    rest = [e for n, e in enumerate(nests) if n not in needed and n not in copying]
+    others = frozenset().union(*(each.reads for each in rest))
+    # Attention reduces to more than a number for each row, and nobody else reads what it makes.
+    wide = max((each.wide for each in first if each.reduced), default=0)
+    made = frozenset().union(*(each.writes for each in first))
+    if wide < len(source.ty.shape) - 1 or (made | frozenset(copies[:-1])) & others:
+        return None
+    if sum(bool(each.reduced) for each in rest) != 1:
+        return None
+    passed = (matrix,)
+    return RowsFirst(
+        func,
+        _part_of(func, first, (source,), "rows"),
+        _part_of(func, rest, passed, "product"),
+        passed,
+    )
+
+
+def attended(parts: RowsFirst, stream: Any) -> Any:
+    """The whole function, with attention made by `stream`, which `tiled` wrote of `parts.rows`.
+
+    It is sequential: the nests of the stream, which store the matrix, then those of the product.
+    """
+    return joined(parts, _as_matrix(stream, parts.passed[0]))
+
+
+def _source(root: Any, matrix: Any) -> tuple[Any, list[Any]]:
+    """What a matrix is a copy of, and what is stored on the way, the matrix last; None if none.
+
+    Row ``b * queries + i`` and column ``h * columns + c`` must be that of ``[b, h, i, c]``.
+    """
+    stores = {
+        block.body.buffer: block
+        for block in _blocks(root)
+        if isinstance(block.body, ir.BufferStore)
+    }
+    places = tuple(ir.tirx.Var(name, "int32") for name in ("token", "column"))
+    copies: list[Any] = []
+    wanted, indices = matrix, list(places)
+    while wanted in stores and _is_copy(stores[wanted]):
+        store = stores[wanted].body
+        indices = _over(store.value.indices, dict(zip(store.indices, indices, strict=True)))
+        copies.insert(0, wanted)
+        wanted = store.value.source
+    if not copies or len(wanted.ty.shape) != _DIMENSIONS:
+        return None, []
+    return (wanted, copies) if _is_matrix(wanted, matrix, places, indices) else (None, [])
+
+
+def _over(indices: Iterable[Any], values: Mapping[Any, Any]) -> list[Any]:
+    return [ir.substitute(each, lambda var: values.get(var, var)) for each in indices]
+
+
+def _blocks(root: Any) -> list[Any]:
+    found: list[Any] = []
+    ir.walk(root.body, (ir.SBlock, found.append))
+    return found
+
+
+def _is_copy(block: Any) -> bool:
+    """Whether a block stores elements of another tensor at other places, and does nothing else."""
+    plain = all(isinstance(each, ir.Var) for each in block.body.indices)
+    moves = isinstance(block.body.value, ir.TensorLoad)
+    return plain and moves and not any(map(is_reduction, block.iter_vars))
+
+
+def _is_matrix(source: Any, matrix: Any, places: tuple[Any, Any], indices: list[Any]) -> bool:
+    """Whether elements of a tensor of four dimensions are where the stream would store them."""
+    extents = [int(each) for each in source.ty.shape]
+    own = [ir.tirx.Var(f"v{number}", "int32") for number in range(_DIMENSIONS)]
+    known = ir.sym.Analyzer()
+    for var, extent in zip(own, extents, strict=True):
+        known.bind(var, ir.tvm.ir.Range(0, extent))
+    at = dict(zip(places, _place(own, extents), strict=True))
+    if [int(e) for e in matrix.ty.shape] != [extents[0] * extents[2], extents[1] * extents[3]]:
+        return False
+    return all(map(known.can_prove_equal, _over(indices, at), own))
+
+
+def _place(indices: Any, extents: list[int]) -> tuple[Any, Any]:
+    """Row and column of an element [sequence, head, query, column] in the matrix."""
+    sequence, head, query, column = indices
+    return sequence * extents[2] + query, head * extents[3] + column
+
+
+def _as_matrix(stream: Any, matrix: Any) -> Any:
+    """A function that stores its last parameter as a matrix of the shape and name of another."""
+    made = stream.params[-1]
+    extents = [int(each) for each in made.ty.shape]
+    image = ir.tirx.decl_buffer(matrix.ty.shape, str(matrix.ty.dtype), str(matrix.name))
+
+    def store(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        if not node.buffer.same_as(made):
+            return node
+        return ir.BufferStore(image, node.value, list(_place(node.indices, extents)))
+
+    def block(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        return ir.block_like(node, writes=[region(each) for each in node.writes])
+
+    def region(each: Any) -> Any:
+        if not each.source.same_as(made):
+            return each
+        first = _place([axis.min for axis in each.region], extents)
+        sequence, head, query, column = (axis.extent for axis in each.region)
+        if any(ir.constant(one) != 1 for one in (sequence, head)):
+            raise tiles_refused(
+                f"tensor '{made.name}'",
+                f"stores of {sequence} sequences and {head} heads at once",
+                "tiles of one head",
+                "lower attention and its product as two functions",
+            )
+        both = zip(first, (query, column), strict=True)
+        ranges = [ir.tvm.ir.Range.from_min_extent(start, extent) for start, extent in both]
+        return ir.tirx.BufferRegion(image, ranges)
+
+    body = ir.mutate(stream.body, (ir.BufferStore, store), (ir.SBlock, block))
+    params = [*stream.params[:-1], image]
+    return ir.PrimFunc(params, body, stream.ret_type, stream.attrs)
+
+
+def sites_of(func: Any) -> tuple[Site, ...]:
+    """The cascades of a function.
+
+    Products behind a cascade reduce what other reductions make, which is no cascade of theirs: of
+    attention and its output product that of attention is found, of rows in front of a chain of
+    products those of the rows.
+    """
+    parts = attention_first(func)
+    if parts is not None:
+        return tuple(replace(each, after=parts) for each in detect(parts.rows))
+    parts = rows_before_chain(func)
+    if parts is not None:
+        return tuple(replace(each, function=func) for each in detect(parts.rows))
+    return detect(func)

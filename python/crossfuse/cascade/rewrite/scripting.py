@@ -7,11 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import sympy
-
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Slot
-from crossfuse.cascade.spec import INDEXED, RANKED, Monoid
+from crossfuse.cascade.spec import Monoid
 
 
 def named(name: str, value: Any) -> Any:
@@ -105,16 +103,11 @@ class Number:
     dtype: str
 
 
-def is_chosen(slot: Slot) -> bool:
-    """Whether a slot chooses elements, with their places."""
-    return slot.monoid.name in (*INDEXED, *RANKED)
-
-
 def numbers(slot: Slot, dtype: str) -> tuple[Number, ...]:
     """The numbers of a slot: of a choice the values, best first, then their places."""
-    if not is_chosen(slot):
+    if not slot.monoid.keeps_places:
         return (Number(slot.name, dtype),)
-    count = max(1, slot.monoid.k)
+    count = slot.monoid.count
     values = [Number(f"{slot.name}_{i}", dtype) for i in range(count)]
     return (*values, *(Number(f"{slot.name}_place_{i}", PLACE) for i in range(count)))
 
@@ -133,14 +126,9 @@ def flat(chosen: list[Pair]) -> list[Any]:
 
 def nothing(number: Number, slot: Slot, start: Any) -> Any:
     """A number of the state without elements; `start` is that of values."""
-    if is_chosen(slot) and number.dtype == PLACE:
+    if slot.monoid.keeps_places and number.dtype == PLACE:
         return ir.tirx.const(NOWHERE, PLACE)
     return start
-
-
-def place_symbol(slot: Slot) -> sympy.Symbol:
-    """The symbol that results use for the place of a choice; see `crossfuse.cascade.spec.Stage`."""
-    return sympy.Symbol(f"{slot.name}_index", integer=True, nonnegative=True)
 
 
 def stands_before(monoid: Monoid, one: Pair, other: Pair) -> Any:

@@ -1,14 +1,16 @@
-"""Writes the block of a thread's segment: tile after tile, the state in registers."""
+"""Writes what a thread does with its elements of a row: loads, reduces, keeps and stores them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.derivation import Slot, guarded, new, value
-from crossfuse.cascade.rewrite.context import StreamContext
+from crossfuse.cascade.derivation import Slot, guarded, new, old, value
+from crossfuse.cascade.rewrite.context import StreamContext, Tiling, at, finished
 from crossfuse.cascade.rewrite.merging import insert
 from crossfuse.cascade.rewrite.phases import (
     Definitions,
@@ -19,25 +21,169 @@ from crossfuse.cascade.rewrite.phases import (
     share,
     written,
 )
-from crossfuse.cascade.rewrite.residence import (
-    Place,
-    Residence,
-    ThreadTile,
-    Tile,
-    each_tile,
-    row_of,
-)
 from crossfuse.cascade.rewrite.scripting import (
     PLACE,
     Scratch,
-    is_chosen,
+    held,
     loop,
     nothing,
     numbers,
     pairs,
+    steps,
+    when,
+    zero,
 )
-from crossfuse.cascade.rewrite.streams import Stream
-from crossfuse.cascade.rewrite.thread_mapping import Tiling
+from crossfuse.cascade.rewrite.streams import BYTES, Stream
+from crossfuse.cascade.rewrite.work import item_bytes
+from crossfuse.cascade.site import OutputSite
+from crossfuse.cascade.spec import position
+
+#: The element of a tile at a place in it.
+Tile = Callable[[Any], Any]
+
+
+class Residence:
+    """Buffers that hold elements for outputs; they are allocated while the function is written."""
+
+    def __init__(self, context: StreamContext) -> None:
+        self.context = context
+        self.where = context.resident if context.derivation.rows else "none"
+        mapping, rows = context.mapping, context.row_count
+        ctas, threads, count = mapping.cluster, mapping.threads, mapping.held
+        #: Contributions that outputs use again, by slot.
+        self.reused = {
+            slot: held(symbol.name, (rows, ctas, threads, count, mapping.vector), context.dtype)
+            for slot, symbol in context.reused.items()
+        }
+        self.buffers: dict[Stream, Any] = {}
+        again = context.emitted if self.where != "none" else ()
+        for stream in context.swept:
+            if any(stream.same(each) for each in again):
+                shape = (ctas, rows, count, threads, stream.elements)
+                if self.where == "registers":
+                    shape = (rows, ctas, threads, count, stream.elements)
+                self.buffers[stream] = held(f"{stream.name}_kept", shape, stream.dtype)
+
+    def buffer(self, stream: Stream) -> Any:
+        """The buffer of the same loads, or None."""
+        return next((held for each, held in self.buffers.items() if stream.same(each)), None)
+
+    def registers(self, stream: Stream) -> Any:
+        """The buffer of a stream that stays in registers, or None."""
+        return self.buffer(stream) if self.where == "registers" else None
+
+    def element(self, stream: Stream, place: Sequence[Any]) -> Tile:
+        """Elements of a held stream at a step."""
+        buffer, (row, cta, thread, step) = self.buffer(stream), place
+        shared = (cta, row, step, thread)
+        index = (row, cta, thread, step) if self.where == "registers" else shared
+        return lambda number: buffer[(*index, number)]
+
+    def keep(self, stream: Stream, place: Sequence[Any], tile: Tile) -> None:
+        """Statements: store a vector of a tile to shared memory, if its stream is held there."""
+        if self.where == "shared" and self.buffer(stream) is not None:
+            kept = self.element(stream, place)
+            for_lanes(stream.elements, stream.lanes, lambda i: _assign(kept(i), tile(i)))
+
+    def take(self, stream: Stream, place: Sequence[Any], into: Any) -> None:
+        """Statements: copy a vector of elements that stayed in registers, as it was loaded.
+
+        Else nvcc holds the numbers that one sweep made of them for the next: twice as many
+        registers, and half as many CTAs. See `crossfuse.lower.pack_registers`.
+        """
+        kept = self.element(stream, place)
+        packed = row_of(into, 0)
+        for_lanes(stream.elements, stream.lanes, lambda i: _assign(packed(i), kept(i)))
+
+
+def _assign(element: Any, value: Any) -> None:
+    """Statement: store to the place that a load reads."""
+    ir.script.buffer_store(element.source, value, list(element.indices))
+
+
+def for_lanes(count: int, lanes: int, move: Callable[[Any], None]) -> None:
+    """Statements for a number of elements, as many at a time as one access takes."""
+    with steps("part", count // lanes, "unroll") as part:
+        if lanes == 1:
+            move(part)
+            return
+        with loop("lane", lanes, "vectorized") as lane:
+            move(part * lanes + lane)
+
+
+# Tiles of a thread.
+
+#: Where a thread is: row, CTA of the cluster, thread.
+Place = tuple[Any, Any, Any]
+
+
+def each_tile(residence: Residence, write: Callable[[Tiling, Any, int], None]) -> None:
+    """Statements for all tiles of a thread: `write` gets kind, first step, and number of kind."""
+    kind = "unroll" if residence.where == "registers" else "serial"
+    for number, tiling in enumerate(residence.context.mapping.tilings):
+        with steps(f"tile_{number}", tiling.count, kind) as tile:
+            write(tiling, tiling.first + tile * tiling.steps, number)
+
+
+class ThreadTile:
+    """Elements of a tile of a thread, whose steps count from a first one."""
+
+    def __init__(self, residence: Residence, place: Place, tiling: Tiling, first: Any) -> None:
+        self.residence = residence
+        self.context = residence.context
+        self.place = place
+        self.rows = self.context.at_row(place[0])
+        self.tiling = tiling
+        self.first = first
+
+    def at(self, step: Any) -> tuple[Any, Any, Any, Any]:
+        """Place of a step."""
+        return (*self.place, self.first + step)
+
+    def element(self, step: Any, lane: Any = 0) -> Any:
+        """Index along the axis."""
+        _, cta, thread = self.place
+        return self.context.mapping.element(cta, thread, self.first + step, lane)
+
+    def symbols(self, tiles: Mapping[Stream, Tile], step: Any, lane: Any) -> Any:
+        """Values of elements and invariants, loads along the axis from tiles of the step."""
+        where = {**self.rows, self.context.site.axis: self.element(step, lane)}
+        return self.context.symbols(where, tiles, lane)
+
+    @contextmanager
+    def each_step(self) -> Iterator[Any]:
+        """Statements for each step that lies within the axis."""
+        with loop("step", self.tiling.steps, "unroll") as step:
+            inside = self.context.mapping.inside(self.tiling, self.place, self.first, step)
+            with when(inside):
+                yield step
+
+    def buffer(self, stream: Stream, name: str, count: int = 0) -> Any:
+        """Allocate registers: a vector for each step, or for some."""
+        shape = (count or self.tiling.steps, stream.elements)
+        return held(f"{stream.name}_{name}", shape, stream.dtype, "local")
+
+    def load(self, stream: Stream, tile: Callable[[Any], Tile]) -> None:
+        """Statements: load a stream into its tile, and hold what is held in shared memory."""
+        with self.each_step() as step:
+            first, into = self.element(step), tile(step)
+
+            def move(number: Any) -> None:
+                places = stream.indices(first, number, self.context.site.axis)
+                indices = [at(each, self.rows) for each in places]
+                value = stream.buffer[tuple(indices)]
+                inside = stream.inside(indices)
+                if inside:
+                    value = ir.tirx.if_then_else(ir.conjunction(inside), value, zero(str(value.ty)))
+                _assign(into(number), value)
+
+            for_lanes(stream.elements, stream.lanes, move)
+            self.residence.keep(stream, self.at(step), into)
+
+
+def row_of(buffer: Any, step: Any) -> Tile:
+    """Elements of a tile at a step."""
+    return lambda number: buffer[step, number]
 
 
 class Segment:
@@ -48,7 +194,7 @@ class Segment:
         self.place = place
         self.residence = residence
         self.slots = context.slots
-        self.streams = context.streams(context.swept)
+        self.streams = context.swept
         self.phases = phases(self.slots)
         self.rows = context.at_row(place[0])
         self.numbers = [
@@ -73,15 +219,13 @@ class Segment:
         for slot, number in self.numbers:
             start = nothing(number, slot, written(slot.init, invariants, self.context.dtype))
             self.state[number.name].set(start)
-        each_tile(self.residence, lambda *tile: _Tile(self, fresh, *tile).run())
+        each_tile(self.residence, lambda *tile: _SegmentTile(self, fresh, *tile).run())
         for _, number in self.numbers:
             kept = self.state[number.name].value
             ir.script.buffer_store(into[number.name], kept, list(self.place))
 
 
-class _Tile(ThreadTile):
-    """Writes the reduction of one tile into the state."""
-
+class _SegmentTile(ThreadTile):
     def __init__(
         self, segment: Segment, fresh: bool, tiling: Tiling, first: Any, number: int
     ) -> None:
@@ -119,11 +263,13 @@ class _Tile(ThreadTile):
                 self.context.dtype,
                 written(slot.monoid.identity, {}, self.context.dtype),
             )
-            for slot in phase.slots
-            if not is_chosen(slot)
+            for slot in phase
+            if not slot.monoid.keeps_places
         }
-        for slot in phase.slots:
-            self.begin(slot)
+        for slot in phase:
+            # A choice starts from the elements that it chose before.
+            for each in numbers(slot, self.context.dtype) if slot.monoid.keeps_places else ():
+                self.segment.next[each.name].set(self.segment.state[each.name].value)
         parts, plain = self.contributions(phase)
         definitions = Definitions(self.values, self.context.dtype)
         definitions.define(parts.fixed)
@@ -131,7 +277,7 @@ class _Tile(ThreadTile):
             for slot in plain:
                 times = self.context.mapping.vector if slot.monoid.name == "sum" else 1
                 self.add(slot, totals, definitions.write(times * slot.contribution))
-            moving = [each for each in phase.slots if each not in plain]
+            moving = [each for each in phase if each not in plain]
             if moving:
                 tiles = {stream: tile(step) for stream, tile in self.tiles.items()}
                 for stream, buffer in copied.items():
@@ -139,8 +285,8 @@ class _Tile(ThreadTile):
                     tiles[stream] = row_of(buffer, 0)
                 with loop("lane", self.context.mapping.vector, "unroll") as lane:
                     self.lane(moving, parts, definitions, totals, tiles, step, lane)
-        for slot in phase.slots:
-            if is_chosen(slot):
+        for slot in phase:
+            if slot.monoid.keeps_places:
                 self.known(slot, self.following(slot)[0])
             else:
                 self.renew(slot, totals[slot.name].value, parts, definitions)
@@ -151,14 +297,7 @@ class _Tile(ThreadTile):
         return {each: self.buffer(each, f"packed_{self.number}_{number}", 1) for each in kept}
 
     def following(self, slot: Slot) -> list[Scratch]:
-        """The slot's numbers after this tile."""
         return [self.segment.next[each.name] for each in numbers(slot, self.context.dtype)]
-
-    def begin(self, slot: Slot) -> None:
-        """Statements: a choice starts from the elements that it chose before."""
-        if is_chosen(slot):
-            for each in numbers(slot, self.context.dtype):
-                self.segment.next[each.name].set(self.segment.state[each.name].value)
 
     def contributions(self, phase: Phase) -> tuple[Shared, list[Slot]]:
         """Contributions of elements, but for slots that all elements contribute the same to.
@@ -168,11 +307,11 @@ class _Tile(ThreadTile):
         elements = set(self.context.site.cascade.elements)
         plain = [
             each
-            for each in phase.slots
+            for each in phase
             if not each.contribution.free_symbols & elements
             and each.monoid.name in ("sum", "max", "min")
         ]
-        moving = [each.contribution for each in phase.slots if each not in plain]
+        moving = [each.contribution for each in phase if each not in plain]
         return share(moving, elements, self.context.slots), plain
 
     def lane(
@@ -185,11 +324,10 @@ class _Tile(ThreadTile):
         step: Any,
         lane: Any,
     ) -> None:
-        """Statements: take in one element."""
         values = {**fixed.values, **self.symbols(tiles, step, lane)}
         brought = Definitions(values, self.context.dtype).all(parts)
         for slot, each in zip(slots, brought, strict=True):
-            if is_chosen(slot):
+            if slot.monoid.keeps_places:
                 kept = pairs(slot, self.segment.next, self.context.dtype)
                 place = ir.tirx.Cast(PLACE, self.element(step, lane))
                 insert(slot.monoid, kept, (each, place), self.context.dtype)
@@ -230,3 +368,133 @@ class _Tile(ThreadTile):
             usable = self.segment.usable[slot.name]
             usable.set(written(slot.guard, self.values, self.context.dtype))
             self.values[guarded(slot.name)] = usable.value
+
+
+class Outputs:
+    """Writes the stores of one thread, at a place: row, CTA and thread.
+
+    `state` is the finished state of the row; `before` that of the thread before states merged,
+    needed where contributions are used again.
+    """
+
+    def __init__(
+        self,
+        context: StreamContext,
+        place: Place,
+        residence: Residence,
+        state: Mapping[str, Any],
+        before: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        self.context = context
+        self.place = place
+        self.residence = residence
+        self.rows = context.at_row(place[0])
+        self.values = finished(context, context.invariants(self.rows), state)
+        for slot in context.slots if before else ():
+            self.values.values[old(slot.name)] = before[numbers(slot, context.dtype)[0].name]
+        derived = context.derivation
+        self.results = [each for each in context.site.outputs if each.name in derived.results]
+        self.along = [each for each in context.site.outputs if each.name in derived.rows]
+
+    def run(self) -> None:
+        """Statements: results by one thread, then elements by all."""
+        if self.results:
+            _, cta, thread = self.place
+            alone = thread == 0
+            if self.context.mapping.cluster > 1:
+                alone = ir.tirx.And(cta == 0, alone)
+            with when(alone):
+                for output in self.results:
+                    self.result(output)
+        if self.along:
+            derived = self.context.derivation
+            rows = [derived.rows[each.name] for each in self.along]
+            parts = share(rows, self.context.moving, derived.slots)
+            self.values.define(parts.fixed)
+            each_tile(self.residence, lambda *tile: _OutputTile(self, parts, *tile).run())
+
+    def result(self, output: OutputSite) -> None:
+        """Statements: store a result of a row; one for each rank if it has columns."""
+        extents = [int(self.context.site.extents[each]) for each in output.columns]
+        if not extents:
+            indices = [at(each, self.rows) for each in output.indices]
+            ir.script.buffer_store(output.buffer, self.written(output, 0), indices)
+            return
+        staged = held(f"{output.name}_ranks", (extents[-1],), output.dtype, "local")
+        for number in range(extents[-1]):
+            ir.script.buffer_store(staged, self.written(output, number), [number])
+        # One statement, so that one thread is seen to write each element.
+        with loop("rank", extents[-1], "unroll") as rank:
+            indices = [at(each, {**self.rows, output.columns[-1]: rank}) for each in output.indices]
+            ir.script.buffer_store(output.buffer, staged[rank], indices)
+
+    def written(self, output: OutputSite, number: int) -> Any:
+        """A result over the choice of a rank."""
+        known = Definitions(self.values.values, self.context.dtype)
+        for slot in self.context.slots:
+            if slot.name in self.values.chosen:
+                kept = self.values.chosen[slot.name]
+                rank = min(number, slot.monoid.k - 1) if slot.monoid.k else 0
+                known.values[value(slot.name)] = kept[rank]
+                known.values[position(slot.name)] = kept[len(kept) // 2 + rank]
+        result = self.context.derivation.results[output.name]
+        # Places are whole numbers that a float32 would round.
+        whole = output.dtype if result.is_integer and "int" in output.dtype else ""
+        return known.write(result, whole).astype(output.dtype)
+
+
+class _OutputTile(ThreadTile):
+    def __init__(
+        self, outputs: Outputs, parts: Shared, tiling: Tiling, first: Any, number: int
+    ) -> None:
+        super().__init__(outputs.residence, outputs.place, tiling, first)
+        self.outputs = outputs
+        self.parts = parts
+        self.number = number
+        self.loaded = {
+            each: self.buffer(each, f"again_{number}")
+            for each in self.context.emitted
+            if self.residence.buffer(each) is None
+        }
+        kept = self.residence.buffers if self.residence.where == "registers" else {}
+        self.copied = {each: self.buffer(each, f"packed_{number}", 1) for each in kept}
+
+    def run(self) -> None:
+        for stream, buffer in self.loaded.items():
+            self.load(stream, partial(row_of, buffer))
+        shape = (self.context.mapping.vector,)
+        staged = {
+            each.name: held(f"{each.name}_out_{self.number}", shape, each.dtype, "local")
+            for each in self.outputs.along
+        }
+        with self.each_step() as step:
+            for stream, buffer in self.copied.items():
+                self.residence.take(stream, self.at(step), buffer)
+            with loop("lane", self.context.mapping.vector, "unroll") as lane:
+                self.lane(step, lane, staged)
+            for output in self.outputs.along:
+                self.store(output, staged[output.name], step)
+
+    def tiles(self, step: Any) -> dict[Stream, Tile]:
+        place = self.at(step)
+        found = {each: self.residence.element(each, place) for each in self.residence.buffers}
+        found |= {each: row_of(buffer, 0) for each, buffer in self.copied.items()}
+        return found | {each: row_of(buffer, step) for each, buffer in self.loaded.items()}
+
+    def lane(self, step: Any, lane: Any, staged: Mapping[str, Any]) -> None:
+        symbols = self.symbols(self.tiles(step), step, lane)
+        for slot, symbol in self.context.reused.items():
+            symbols[symbol] = self.residence.reused[slot][(*self.at(step), lane)]
+        values = Definitions({**self.outputs.values.values, **symbols}, self.context.dtype)
+        for output, each in zip(self.outputs.along, values.all(self.parts), strict=True):
+            ir.script.buffer_store(staged[output.name], each.astype(output.dtype), [lane])
+
+    def store(self, output: OutputSite, staged: Any, step: Any) -> None:
+        vector = self.context.mapping.vector
+
+        def put(number: Any) -> None:
+            where = {**self.rows, self.context.site.axis: self.element(step, number)}
+            indices = [at(each, where) for each in output.indices]
+            ir.script.buffer_store(output.buffer, staged[number], indices)
+
+        for_lanes(vector, min(vector, BYTES // item_bytes(output.dtype)), put)

@@ -10,8 +10,6 @@ from crossfuse.calls import checked
 from crossfuse.cascade.derivation import Derivation
 from crossfuse.cascade.rewrite.context import StreamContext, stream_context
 from crossfuse.cascade.rewrite.merging import check_merges, merge
-from crossfuse.cascade.rewrite.outputs import Outputs
-from crossfuse.cascade.rewrite.residence import Residence
 from crossfuse.cascade.rewrite.scripting import (
     held,
     loop,
@@ -22,7 +20,7 @@ from crossfuse.cascade.rewrite.scripting import (
     symbol_of,
     when,
 )
-from crossfuse.cascade.rewrite.segments import Segment
+from crossfuse.cascade.rewrite.segments import Outputs, Residence, Segment
 from crossfuse.cascade.rewrite.tiles import StreamTiles, refused
 from crossfuse.cascade.site import Site
 from crossfuse.hardware import WARP
@@ -116,8 +114,6 @@ def _check(site: Site, derivation: Derivation) -> None:
 
 
 class _Writer:
-    """Writes the function's blocks."""
-
     def __init__(self, context: StreamContext) -> None:
         self.context = context
         self.slots = context.slots
@@ -169,9 +165,7 @@ class _Writer:
         with ir.script.sblock("segment"):
             place = self._place(row, cta, thread)
             # Stated, because the block reads back what it keeps for outputs.
-            ir.script.reads(
-                *[_whole(each.buffer) for each in self.context.streams(self.context.swept)]
-            )
+            ir.script.reads(*[_whole(each.buffer) for each in self.context.swept])
             ir.script.writes(
                 *[each[place] for each in self.segments.values()],
                 *[self._kept(each, place) for each in self.residence.buffers.values()],
@@ -192,10 +186,8 @@ class _Writer:
             rank = spatial("cta_", self.ctas, cta) if self.ctas > 1 else 0
             of = named("thread_", ir.script.axis.reduce(self.threads, thread))
             into = (at_row,) if self.ctas == 1 else (rank, at_row)
-            invariants = self.context.invariants(self.context.at_row(at_row))
             ir.script.sblock_attr({MERGE: 1} | self._counts(1))
-            place = (at_row, rank, of)
-            self._join(self.merged, into, self.segments, place, invariants)
+            self._join(at_row, self.merged, into, self.segments, (at_row, rank, of))
 
     def _push(self, row: Any, cta: Any, thread: Any) -> None:
         """Send each CTA's state to all: a thread for each peer, several where threads are few."""
@@ -215,10 +207,13 @@ class _Writer:
         with loop("other", self.ctas) as other, ir.script.sblock("fold"):
             place = self._place(row, cta, thread)
             of = named("other_", ir.script.axis.reduce(self.ctas, other))
-            invariants = self.context.invariants(self.context.at_row(place[0]))
             if self.ctas & (self.ctas - 1) == 0 and self.ctas <= min(self.threads, WARP):
                 ir.script.sblock_attr({MERGE: 1} | self._counts(self.threads))
-            self._join(self.final, place, self.inbox, (place[1], place[0], of), invariants)
+            self._join(place[0], self.final, place, self.inbox, (place[1], place[0], of))
+
+    def _join(self, row: Any, into: Any, into_place: Any, of: Any, of_place: Any) -> None:
+        invariants = self.context.invariants(self.context.at_row(row))
+        merge(self.slots, into, into_place, of, of_place, invariants, self.context.dtype)
 
     def _counts(self, threads: int) -> dict[str, Any]:
         """An annotation of the numbers that count elements, with their value after some threads."""
@@ -232,9 +227,6 @@ class _Writer:
             for _ in numbers(slot, self.context.dtype)
         ]
         return {MERGE_EQUAL: counts} if any(counts) else {}
-
-    def _join(self, into: Any, into_place: Any, of: Any, of_place: Any, invariants: Any) -> None:
-        merge(self.slots, into, into_place, of, of_place, invariants, self.context.dtype)
 
     def _outputs(self, row: Any, cta: Any, thread: Any) -> None:
         with ir.script.sblock("outputs"):

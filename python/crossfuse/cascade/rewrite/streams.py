@@ -16,6 +16,7 @@ import sympy
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.access import row_major
+from crossfuse.cascade.detect.loads import mentions
 from crossfuse.cascade.rewrite.work import item_bytes
 from crossfuse.cascade.site import Site
 
@@ -35,6 +36,8 @@ class Stream:
     buffer: Any
     #: Side by side where there are several.
     loads: tuple[Any, ...]
+    #: Elements of the axis that a thread has side by side.
+    vector: int
     #: Elements of one vector load, 1 for loads one by one.
     lanes: int
     #: Dimensions of the tensor beyond which a load may lie: conditions guard the use of such
@@ -45,6 +48,16 @@ class Stream:
     def width(self) -> int:
         """Elements of the tensor for one element of the axis."""
         return len(self.loads)
+
+    @property
+    def dtype(self) -> str:
+        """Type of the tensor's elements."""
+        return str(self.buffer.ty.dtype)
+
+    @property
+    def elements(self) -> int:
+        """Elements of the tensor for a vector of the axis."""
+        return self.vector * self.width
 
     def indices(self, first: Any, number: Any, axis: Any) -> list[Any]:
         """Indices in the tensor of an element of a tile, by its number in the tile.
@@ -94,12 +107,10 @@ def vector_of(site: Site, symbols: Iterable[sympy.Symbol]) -> int:
     return gcd(wide, site.extents[site.axis])
 
 
-def streams(
-    site: Site, symbols: Iterable[sympy.Symbol], vector: int, aligned: int
-) -> tuple[Stream, ...]:
+def streams(site: Site, symbols: Iterable[sympy.Symbol], vector: int) -> tuple[Stream, ...]:
     """Group the loads of symbols along the axis.
 
-    A thread has `vector` elements side by side, the first of which is a multiple of `aligned`.
+    A thread has `vector` elements side by side, the first of which is a multiple of that.
     """
     found: list[list[Any]] = []
     for symbol in symbols:
@@ -112,9 +123,9 @@ def streams(
         for part, loads in enumerate([tuple(group)] if whole else [(each,) for each in group]):
             suffix = f"{number}" if part == 0 else f"{number}_{part}"
             unproved = _unproved(loads[0], site)
-            lanes = 1 if unproved else _lanes(loads, site, vector, aligned)
+            lanes = 1 if unproved else _lanes(loads, site, vector)
             name = f"{loads[0].source.name}_{suffix}"
-            made.append(Stream(name, loads[0].source, loads, lanes, unproved))
+            made.append(Stream(name, loads[0].source, loads, vector, lanes, unproved))
     return tuple(made)
 
 
@@ -137,12 +148,10 @@ def with_tiles(
 
 
 def _along(site: Site, symbol: sympy.Symbol) -> list[Any]:
-    """Loads of a symbol that move with the axis."""
     found: list[Any] = []
 
     def visit(load: Any) -> None:
-        moves = any(each.same_as(site.axis) for i in load.indices for each in ir.variables(i))
-        if moves and ir.is_buffer_var(load.source):
+        if mentions(load.indices, site.axis) and ir.is_buffer_var(load.source):
             found.append(load)
 
     ir.walk(site.reads[symbol], (ir.TensorLoad, visit))
@@ -194,7 +203,7 @@ def _is_whole(group: list[Any], site: Site) -> bool:
     return places == wanted and _step(group[0], site) == len(group)
 
 
-def _lanes(loads: tuple[Any, ...], site: Site, vector: int, aligned: int) -> int:
+def _lanes(loads: tuple[Any, ...], site: Site, vector: int) -> int:
     """Elements of one vector load that is aligned for every row and thread."""
     width = len(loads)
     # CUDA has no vectors of flags: TVM refuses long ones, and takes two bytes a flag of short ones.
@@ -206,7 +215,7 @@ def _lanes(loads: tuple[Any, ...], site: Site, vector: int, aligned: int) -> int
         lambda var: ir.tirx.IntImm(str(var.ty), 0) if var.same_as(site.axis) else var,
     )
     modular = known.modular_set(known.simplify(start))
-    common = gcd(int(modular.coeff), int(modular.base), width * vector, width * aligned)
+    common = gcd(int(modular.coeff), int(modular.base), width * vector)
     return gcd(common, BYTES // item_bytes(str(loads[0].source.ty.dtype)))
 
 

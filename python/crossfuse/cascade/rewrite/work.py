@@ -37,16 +37,11 @@ def _item(loads: Iterable[Any], otherwise: int) -> int:
     return max((item_bytes(str(each.ty)) for each in loads), default=otherwise)
 
 
-def _item_of(buffer: Any) -> int:
-    return item_bytes(str(buffer.ty.dtype))
-
-
 def _bytes(buffer: Any) -> int:
-    return prod(int(each) for each in buffer.ty.shape) * _item_of(buffer)
+    return prod(int(each) for each in buffer.ty.shape) * item_bytes(str(buffer.ty.dtype))
 
 
 def _sources(loads: Iterable[Any]) -> list[Any]:
-    """The tensors of loads, each once."""
     found: list[Any] = []
     for load in loads:
         if not any(load.source.same_as(each) for each in found):
@@ -113,7 +108,6 @@ def _count(part: sympy.Basic, moving: set[sympy.Symbol]) -> int:
 
 
 def _chosen(part: sympy.Basic) -> sympy.Basic:
-    """An element without its mask."""
     return part.args[0][0] if isinstance(part, sympy.Piecewise) else part
 
 
@@ -178,7 +172,7 @@ def work_of(site: Site, derivation: Derivation) -> Work:
     from crossfuse.cascade.rewrite.tiles import StreamTiles
 
     context = stream_context(site, derivation, StreamTiles())
-    swept, emitted = context.streams(context.swept), context.streams(context.emitted)
+    swept, emitted = context.swept, context.emitted
     again = [each for each in emitted if any(each.same(other) for other in swept)]
     late = [each for each in emitted if each not in again]
     vector = context.mapping.vector
@@ -186,7 +180,7 @@ def work_of(site: Site, derivation: Derivation) -> Work:
     taken = [each.contribution for each in derivation.slots]
     given = list(derivation.rows.values())
     shorter, reused = reusing(derivation)
-    left = operations(list(shorter.rows.values()), (*elements, *(each.kept for each in reused)))
+    left = operations(list(shorter.rows.values()), (*elements, *reused.values()))
     along = [each for each in site.outputs if each.name in derivation.rows]
     return Work(
         context.row_count,
@@ -195,11 +189,11 @@ def work_of(site: Site, derivation: Derivation) -> Work:
         read=_moved(each for each in swept if _of_row(each, site)),
         kept=_moved(again),
         late=_moved(each for each in late if _of_row(each, site)),
-        written=sum(_item_of(each.buffer) for each in along),
+        written=sum(item_bytes(each.dtype) for each in along),
         fetched=_moved(swept) * vector,
-        swept=_registers(swept, vector),
-        held=_registers(again, vector),
-        emitted=_registers(emitted, vector),
+        swept=_registers(swept),
+        held=_registers(again),
+        emitted=_registers(emitted),
         unpacked=any(_is_packed(each) for each in swept),
         reused=vector * len(reused),
         spared=max(0, operations(given, elements) - left),
@@ -211,29 +205,27 @@ def work_of(site: Site, derivation: Derivation) -> Work:
 
 
 def _moved(streams: Iterable[Any]) -> int:
-    return sum(_item_of(each.buffer) * each.width for each in streams)
+    return sum(item_bytes(each.dtype) * each.width for each in streams)
 
 
 def _is_packed(stream: Any) -> bool:
-    return str(stream.buffer.ty.dtype) == _PACKED and stream.lanes > 1
+    return stream.dtype == _PACKED and stream.lanes > 1
 
 
-def _registers(streams: Iterable[Any], vector: int) -> int:
+def _registers(streams: Iterable[Any]) -> int:
     """Registers of a vector; an element takes one at least, unless two are packed."""
-    count = 0
+    found = 0
     for each in streams:
-        elements = vector * each.width
-        size = _item_of(each.buffer)
-        count += elements // 2 if _is_packed(each) else elements * max(1, size // _REGISTER)
-    return count
+        whole = each.elements * max(1, item_bytes(each.dtype) // _REGISTER)
+        found += whole // 2 if _is_packed(each) else whole
+    return found
 
 
 def _of_row(stream: Any, site: Any) -> bool:
     """Whether a stream depends on the row; scales of a norm do not, and stay in L2."""
-    from crossfuse import _tvm as ir
+    from crossfuse.cascade.detect.loads import mentions
 
-    used = [each for load in stream.loads for i in load.indices for each in ir.variables(i)]
-    return any(each.same_as(row) for each in used for row in site.rows)
+    return any(mentions(load.indices, row) for load in stream.loads for row in site.rows)
 
 
 # A stream over tiles.
@@ -313,7 +305,10 @@ def tile_work_of(site: Site, derivation: Derivation) -> TileWork:
         left=_item(lefts or own, 2),
         right=_item(rights, 2),
         value=value,
-        result=_results(site),
+        result=sum(
+            item_bytes(each.dtype) * prod(int(site.extents[column]) for column in each.columns)
+            for each in site.outputs
+        ),
         inputs=sum(_bytes(each) for each in read if each in parameters),
         item=value if values else _item(lefts, 2),
         same=any(one.source.same_as(other.source) for one in rights for other in values),
@@ -340,15 +335,7 @@ def _arrays(context: TileContext) -> int:
     return 1 + max(arrays_of(found).values())
 
 
-def _results(site: Site) -> int:
-    return sum(
-        _item_of(each.buffer) * prod(int(site.extents[column]) for column in each.columns)
-        for each in site.outputs
-    )
-
-
 def _arithmetic(context: TileContext) -> dict[str, int]:
-    """Instructions of an element, counted in the statements of a step."""
     from crossfuse.cascade.rewrite.tiled.steps import Multiply, Reduce, Tile
 
     moving = set(context.site.cascade.elements)
@@ -427,7 +414,7 @@ def passes_of(site: Site) -> tuple[Pass, ...]:
 
 class _Counter:
     def __init__(self, site: Site) -> None:
-        from crossfuse.cascade.rewrite.tiled.operands import products
+        from crossfuse.cascade.rewrite.tiled.tile_context import products
 
         self.site = site
         self.rows = prod(int(site.extents[each]) for each in site.rows)
@@ -458,14 +445,18 @@ class _Counter:
         return Pass(self.site.producers[symbol], read, count * item, 2 * count * made.extents[0])
 
     def _reduced(self, names: list[str]) -> Pass:
-        used = set().union(*(self._term(each).free_symbols for each in names))
+        stages = map(self.site.cascade.stage, names)
+        used = set().union(*(each.term.free_symbols for each in stages))
         return Pass(", ".join(names), self._read(used), 4 * self.rows * len(names))
 
     def _multiplied(self, name: str) -> list[Pass]:
         """The kernel of the left operand, and the product."""
-        columned = self._columned(name)
-        used = self._term(name).free_symbols
-        columns = prod(int(self.site.extents[each]) for each in self.site.stages[name].columns)
+        from crossfuse.cascade.rewrite.tiled.tile_context import columned_by
+
+        over = self.site.stages[name].columns
+        used = self.site.cascade.stage(name).term.free_symbols
+        columned = used & columned_by(self.site, over)
+        columns = prod(int(self.site.extents[each]) for each in over)
         item = min((self._item_of(each) for each in columned), default=4)
         operand = self.rows * self.length * item
         right = self._read(columned)
@@ -485,19 +476,6 @@ class _Counter:
         along = [each for each in self.site.outputs if each.name in rows]
         written = sum(_bytes(each.buffer) for each in along)
         return [Pass(", ".join(each.name for each in along), self._read(used), written)]
-
-    def _term(self, name: str) -> sympy.Expr:
-        return self.site.cascade.stage(name).term
-
-    def _columned(self, name: str) -> set[sympy.Symbol]:
-        from crossfuse.cascade.rewrite.tiled.operands import mentions
-
-        columns = self.site.stages[name].columns
-        return {
-            symbol
-            for symbol in self._term(name).free_symbols & self.site.reads.keys()
-            if any(mentions([self.site.reads[symbol]], each) for each in columns)
-        }
 
     def _read(self, symbols: Iterable[sympy.Symbol]) -> int:
         """Bytes of the tensors that symbols are read from, each once."""

@@ -128,7 +128,7 @@ class CascadeShape:
 
 def cascade_shape(site: Site, derivation: Derivation, name: str = "cascade") -> CascadeShape:
     """Count the work of a cascade in its function; refuses products without a tile form."""
-    from crossfuse.cascade.rewrite.tiled.operands import has_products
+    from crossfuse.cascade.rewrite.tiled.tile_context import has_products
     from crossfuse.cascade.rewrite.work import passes_of, tile_work_of, work_of
 
     count = tile_work_of if has_products(site) else work_of
@@ -161,7 +161,7 @@ def _pass_of(after: OutputProduct) -> Pass:
 def shape_of_cascade(source: str | CascadeSpec) -> CascadeShape:
     """Count a packaged cascade, such as ``"R7"`` or ``"softmax:rows=64,cols=1024"``."""
     from crossfuse.cascade.algebra import derive
-    from crossfuse.cascade.rewrite.sites import sites_of
+    from crossfuse.cascade.rewrite.rows_first import sites_of
     from crossfuse.workload.cascade_build import prim_func
     from crossfuse.workload.cascades import resolve
 

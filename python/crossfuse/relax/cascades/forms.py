@@ -12,8 +12,7 @@ from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.derivation import Derivation
 from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.streaming import streaming
-from crossfuse.cascade.rewrite.tiled.operands import has_products
-from crossfuse.cascade.rewrite.tiled.tile_context import tile_context
+from crossfuse.cascade.rewrite.tiled.tile_context import has_products, tile_context
 from crossfuse.cascade.rewrite.tiled.tiled import tiled
 from crossfuse.cascade.rewrite.tiles import CascadeTiles, StreamTiles
 from crossfuse.cascade.rewrite.work import work_of

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from crossfuse import _tvm as ir
 from crossfuse.blocks.chain import read_last_product
 from crossfuse.calls import checked
-from crossfuse.cascade.rewrite.attention_first import attended
-from crossfuse.cascade.rewrite.rows_first import RowsFirst
+from crossfuse.cascade.rewrite.rows_first import RowsFirst, attended
 from crossfuse.cascade.rewrite.tiled.tiled import tiled
 from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.errors import ScheduleRefused, refuse
@@ -76,7 +75,7 @@ def schedule_attention_out(
     --------
     >>> from crossfuse.cascade.algebra import derive
     >>> from crossfuse.cascade.detect import detect
-    >>> from crossfuse.cascade.rewrite.attention_first import attention_first
+    >>> from crossfuse.cascade.rewrite.rows_first import attention_first
     >>> from crossfuse.workload import cascade_build, cascades
     >>> text = "attention_out:batch=1,heads=2,q_len=64,kv_len=128,head_dim=64,hidden=64"
     >>> parts = attention_first(cascade_build.prim_func(cascades.parse(text)))

@@ -129,7 +129,7 @@ def test_a_choice_that_loads_computes_one_side() -> None:
     assert "for lane in T.vectorized(4)" in text
     (site,) = detect(short(tirx.Select))
     symbols = [each for each in site.cascade.elements if ir.buffer_loads(site.reads.get(each, 0))]
-    made = streams.streams(site, symbols, vector=4, aligned=4)
+    made = streams.streams(site, symbols, vector=4)
     assert {each.buffer.name: (each.lanes, each.unproved) for each in made} == {
         "X": (4, ()),
         "B": (1, (0,)),

@@ -6,8 +6,7 @@ from typing import Any
 
 from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.detect import detect
-from crossfuse.cascade.rewrite.attention_first import attention_first
-from crossfuse.cascade.rewrite.rows_first import RowsFirst
+from crossfuse.cascade.rewrite.rows_first import RowsFirst, attention_first
 from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.schedule.rules.attention_out import schedule_attention_out
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles

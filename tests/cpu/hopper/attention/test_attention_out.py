@@ -14,8 +14,7 @@ from tvm.s_tir.schedule import Trace
 
 from cpu.hopper.attention.products import of_spec, spec
 from crossfuse.cascade.algebra import derive
-from crossfuse.cascade.rewrite.attention_first import attended
-from crossfuse.cascade.rewrite.sites import sites_of
+from crossfuse.cascade.rewrite.rows_first import attended, sites_of
 from crossfuse.cascade.rewrite.tiled.tiled import tiled
 from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.emulate.cuda import emulate

@@ -9,9 +9,9 @@ import sympy
 
 from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.derivation import Slot, guarded, left, new, old, right, value
-from crossfuse.cascade.rewrite.tiled.base_two import LOG2E, base_two
 from crossfuse.cascade.rewrite.tiled.skipping import limited
 from crossfuse.cascade.rewrite.tiled.steps import (
+    LOG2E,
     Carry,
     Combine,
     Factor,
@@ -20,6 +20,7 @@ from crossfuse.cascade.rewrite.tiled.steps import (
     Multiply,
     Reduce,
     Tile,
+    base_two,
     merge_steps,
     steps,
 )

@@ -10,10 +10,10 @@ from typing import Any
 import sympy
 
 from crossfuse import _tvm as ir
+from crossfuse.cascade.detect.loads import mentions
 from crossfuse.cascade.expressions.to_tir import to_tir
 from crossfuse.cascade.rewrite.scripting import held, loop, named, zero
-from crossfuse.cascade.rewrite.tiled.operands import Extent, mentions
-from crossfuse.cascade.rewrite.tiled.tile_context import TileContext
+from crossfuse.cascade.rewrite.tiled.tile_context import Extent, TileContext
 
 #: The place of a block: the value of each of the site's variables.
 At = Mapping[Any, Any]

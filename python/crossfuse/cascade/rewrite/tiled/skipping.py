@@ -14,7 +14,7 @@ import sympy
 from sympy.core.relational import Relational
 
 from crossfuse.cascade.derivation import Slot
-from crossfuse.cascade.rewrite.tiled.base_two import rebuilt
+from crossfuse.cascade.rewrite.tiled.steps import rebuilt
 
 
 @dataclass(frozen=True)

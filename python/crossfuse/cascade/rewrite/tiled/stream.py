@@ -8,10 +8,10 @@ from typing import Any
 import sympy
 
 from crossfuse import _tvm as ir
+from crossfuse.cascade.detect.loads import mentions
 from crossfuse.cascade.rewrite.phases import combined
 from crossfuse.cascade.rewrite.scripting import held, loop
 from crossfuse.cascade.rewrite.tiled.block_builder import BlockBuilder, Local
-from crossfuse.cascade.rewrite.tiled.operands import Extent, Product, mentions
 from crossfuse.cascade.rewrite.tiled.state import State
 from crossfuse.cascade.rewrite.tiled.steps import (
     Carry,
@@ -20,7 +20,7 @@ from crossfuse.cascade.rewrite.tiled.steps import (
     Statement,
     Tile,
 )
-from crossfuse.cascade.rewrite.tiled.tile_context import DEPTH, whole
+from crossfuse.cascade.rewrite.tiled.tile_context import DEPTH, Extent, Product, whole
 from crossfuse.cascade.rewrite.tiles import tiles_refused
 
 # Staging: tiles of operands in shared memory, and the products that make elements.
@@ -76,7 +76,6 @@ class Staging:
         del self.made[count:]
 
     def _within(self, indices: Sequence[Any], others: Sequence[Any]) -> bool:
-        """Whether an existing tile has all elements that indices reach."""
         return all(map(self._covers, others, indices))
 
     def _covers(self, other: Any, index: Any) -> bool:
@@ -127,7 +126,7 @@ class Staging:
         used = [
             e
             for e in (*self.context.site.rows, self.context.site.axis)
-            if self._in_result(e, product)
+            if mentions(product.result.indices, e)
         ]
         name = str(product.result.source.name)
         domains = [self._bound(each, used) for each in product.result.indices]
@@ -150,25 +149,17 @@ class Staging:
                 del builder.staged[known:]
         self._known(product.result, result)
 
-    def _in_result(self, var: Any, product: Product) -> bool:
-        return mentions(product.result.indices, var)
-
     def _product(self, product: Product, result: Local, used: Sequence[Any]) -> None:
         left = self.stage(product.left, shared=False)
         right = self.stage(product.right, shared=True)
         place = self.builder.block(
-            f"{result.buffer.name}_product", self._with_groups(used), product.depth
+            f"{result.buffer.name}_product", (*self.context.groups, *used), product.depth
         )
         with place as at:
             with ir.script.init():
                 result.store(at, ir.tirx.const(0.0, self.context.dtype))
             factors = [each.load(at).astype(self.context.dtype) for each in (left, right)]
             result.store(at, result.load(at) + factors[0] * factors[1])
-
-    def _with_groups(self, used: Sequence[Any]) -> list[Any]:
-        """Variables of a block that reads right operands too."""
-        group = self.context.rows.group
-        return [*([] if group is None else [group]), *used]
 
 
 class Stream(State):
@@ -242,8 +233,7 @@ class Stream(State):
         slot, dtype = statement.slot, self.context.dtype
         (load,) = ir.buffer_loads(self.context.read(statement.right))
         left = self._rounded(statement.left, self.context.cast(slot, str(load.ty)))
-        group = self.context.rows.group
-        over = [*([] if group is None else [group]), *self.places_of(slot)]
+        over = (*self.context.groups, *self.places_of(slot))
         state = self.state[slot.name]
         with self.builder.block(f"{slot.name}_product", over, [self.axis]) as at:
             right = self.builder.read(self.context.read(statement.right), at).astype(dtype)
