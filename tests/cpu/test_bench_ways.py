@@ -20,7 +20,7 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Every call runs once and takes a microsecond; results are kept."""
     made: list[Any] = []
 
-    def steps(how: timing.How, bound: Any) -> list[timing.Step]:
+    def steps(how: timing.TimingConditions, bound: Any) -> list[timing.Step]:
         made.extend(each() for each in bound)
         return [timing.Step(bound[0], 1)]
 

@@ -120,7 +120,7 @@ def test_one_computation_is_marked(
     cuda = SimpleNamespace(synchronize=note("wait"), profiler=profiler)
     monkeypatch.setattr(torch, "cuda", cuda)
     monkeypatch.setattr(timing, "flusher", lambda device: note("flush"))
-    made = Variant(lambda weights: (), note("call"))
+    made = Variant(note("call"), pack=lambda weights: ())
     monkeypatch.setattr(variants, "make", lambda name, spec, device: made)
     monkeypatch.setattr(ways, "way", lambda name, built: (note("call"), ""))
     job = JOB if kind == "chain" else replace(JOB, spec="model:bert-base,layers=1,reduce=12")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from crossfuse.measure.timing import CALLS, REPEATS
+from crossfuse.measure.timing import CALLS, REPEATS, TimingConditions
 from crossfuse.planner.families.registry import FAMILIES
 from crossfuse.runtime.resources import ResourceUsage
 from crossfuse.schema import Extent, Positive, typed
@@ -73,11 +73,14 @@ class Job:
     variant: str
     l2: str = "cold"
     protocol: str = "graph"
-    #: Times of which the median is taken.
+    #: See `crossfuse.measure.timing.TimingConditions`.
     repeats: Extent = REPEATS
-    #: Computations between two timestamps at most, one after another and each, if cold, on weights
-    #: of its own: one graph holds them, and a time is divided by their number.
     calls: Extent = CALLS
+
+    @property
+    def how(self) -> TimingConditions:
+        """How it is timed."""
+        return TimingConditions(self.l2, self.protocol, self.repeats, self.calls)
 
     def to_json(self) -> dict[str, Any]:
         """The job as a value that `json` can write."""

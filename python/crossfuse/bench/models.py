@@ -12,9 +12,9 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.bench.floor import Floor, roofs_of
-from crossfuse.bench.job import OURS, OURS_AUTOTUNE, OURS_EAGER, OWN, Job, Planned, Row, Timing
-from crossfuse.bench.variant import no_such
-from crossfuse.errors import CheckFailed
+from crossfuse.bench.job import OURS, OURS_AUTOTUNE, OURS_EAGER, Job, Planned, Row, Timing
+from crossfuse.bench.problem import judged
+from crossfuse.bench.variant import Variant, measure_variant, no_such
 from crossfuse.hardware import device
 from crossfuse.models.spec import ModelSpec, names_one, parse
 from crossfuse.models.widths import Convolutions, Widths
@@ -239,26 +239,36 @@ def measure_model(job: Job, spec: ModelSpec, device: str = "cuda", **options: An
     """
     import torch
 
-    from crossfuse.measure.timing import measure, quietest
+    from crossfuse.measure.timing import steps
     from crossfuse.models.zoo import build
 
-    job = replace(job, calls=1)
+    reasons: list[str] = []
+
+    def arrange(job: Job, bound: Sequence[Callable[[], Any]]) -> list[Step]:
+        try:
+            return steps(job.how, bound)
+        except RuntimeError as error:
+            if job.protocol != "graph":
+                raise
+            lines = str(error).splitlines() or [type(error).__name__]
+            reasons.append(f"; no CUDA graph: {lines[0]}")
+            return steps(replace(job.how, protocol="stream"), bound)
+
     with torch.no_grad():
         built = build(spec, device)
         limits = tolerance(built)
         call, note = way(job.variant, built, **options)
-        first = call().clone()
-        worst, message = judge(limits, first, spec)
-        if message and job.variant in OWN:
-            return Timing("wrong", message, copies=1)
-        timed, reason = _steps(job, call)
-        times = quietest(lambda: measure(job, timed, device))
-        # Nothing of an earlier run may be taken for the result of the last one.
-        timed[-1].run().fill_(float("nan"))
-        after, late = judge(limits, timed[-1].run(), spec)
-    note = f"{note}; no CUDA graph: {reason}" if reason else note
-    found = Timing("ok", note, worst_before=worst, worst_after=after, copies=1, calls=1)
-    return found.judged(job, message or late, times)
+    found = measure_variant(
+        replace(job, calls=1),
+        Variant(call, note),
+        [call],
+        [lambda output: judged(limits, output, str(spec))],
+        device,
+        arrange,
+    )
+    if found.status != "ok":
+        return found
+    return replace(found, message=found.message + "".join(reasons))
 
 
 def tolerance(built: Built) -> Tolerance:
@@ -273,35 +283,7 @@ def tolerance(built: Built) -> Tolerance:
     return plain_tolerance(to_numpy(built.exact()), eager, _depth(built.spec))
 
 
-def judge(limits: Tolerance, output: Any, spec: ModelSpec) -> tuple[float | None, str]:
-    """Hold a result against the rule.
-
-    Gives the largest error over the allowed one and an empty message, or None and a message that
-    names the spec and says how the rule is broken.
-    """
-    from crossfuse.runtime.tensors import to_numpy
-    from crossfuse.workload.accuracy import judge as judge_output
-
-    try:
-        return judge_output(limits, to_numpy(output), str(spec)).worst, ""
-    except CheckFailed as error:
-        return None, str(error)
-
-
 def _depth(spec: ModelSpec) -> int:
     """Terms of the longest sum of the model."""
     widths = spec.widths
     return widths.intermediate if isinstance(widths, Widths) else 9 * max(widths.channels)
-
-
-def _steps(job: Job, call: Callable[[], Any]) -> tuple[list[Step], str]:
-    """What is timed, and why it is no graph where one was asked for; empty if it is one."""
-    from crossfuse.measure.timing import steps
-
-    try:
-        return steps(job, [call]), ""
-    except RuntimeError as error:
-        if job.protocol != "graph":
-            raise
-        lines = str(error).splitlines() or [type(error).__name__]
-        return steps(replace(job, protocol="stream"), [call]), lines[0]
