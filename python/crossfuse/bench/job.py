@@ -10,7 +10,7 @@ from typing import Any
 from crossfuse.measure.timing import CALLS, REPEATS, TimingConditions
 from crossfuse.planner.families.registry import FAMILIES
 from crossfuse.runtime.resources import ResourceUsage
-from crossfuse.schema import Extent, Positive, typed
+from crossfuse.schema import Extent, Positive
 
 OURS = "ours"
 #: Of models: our kernels, and torch eager for all else.
@@ -82,15 +82,6 @@ class Job:
         """How it is timed."""
         return TimingConditions(self.l2, self.protocol, self.repeats, self.calls)
 
-    def to_json(self) -> dict[str, Any]:
-        """The job as a value that `json` can write."""
-        return asdict(self)
-
-    @staticmethod
-    def from_json(value: object) -> Job:
-        """Read what `to_json` wrote; `crossfuse.schema.Damaged` is raised for all else."""
-        return typed(Job, value)
-
 
 @dataclass(frozen=True)
 class Timing:
@@ -137,15 +128,6 @@ class Timing:
         """Kernels that spill registers or whose wgmma is serialised; empty where there are none."""
         bad = (each for each in self.resources if each.complaints)
         return "; ".join(f"{each.kernel}: {', '.join(each.complaints)}" for each in bad)
-
-    def to_json(self) -> dict[str, Any]:
-        """The outcome as a value that `json` can write."""
-        return asdict(self)
-
-    @staticmethod
-    def from_json(value: object) -> Timing:
-        """Read what `to_json` wrote; `crossfuse.schema.Damaged` is raised for all else."""
-        return typed(Timing, value)
 
 
 @dataclass(frozen=True)
@@ -199,7 +181,7 @@ class Planned:
         """The job and its roofline as a value that `json` can write."""
         head = {"workload": self.label, "M": self.rows, "floor_microseconds": self.floor}
         head["compulsory_bytes"] = self.compulsory
-        return head | {"job": self.job.to_json()}
+        return head | {"job": asdict(self.job)}
 
 
 @dataclass(frozen=True)
@@ -225,7 +207,7 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """Everything about the job as a value that `json` can write."""
-        rest: dict[str, Any] = {"time_over_floor": self.ratio, "timing": self.timing.to_json()}
+        rest: dict[str, Any] = {"time_over_floor": self.ratio, "timing": asdict(self.timing)}
         if self.counters is not None:
             rest["counters"] = asdict(self.counters) | {
                 "dram_bytes": self.counters.dram_bytes,

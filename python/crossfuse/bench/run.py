@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
-from dataclasses import replace
+from dataclasses import asdict, replace
 from multiprocessing import get_context
 
 from crossfuse.bench.job import Counters, Job, Planned, Row, Timing
@@ -34,7 +34,7 @@ class Worker:
 
     def __init__(self, command: Sequence[str], job: Job) -> None:
         self._peer = Peer(command)
-        self._request = {"job": job.to_json(), "measure": False}
+        self._request = {"job": asdict(job), "measure": False}
         self._failure: NoAnswer | None = None
         try:
             self._peer.send(self._request)

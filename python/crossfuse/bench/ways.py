@@ -19,6 +19,7 @@ from typing import Any
 from crossfuse.measure.serving import Serve, serve_lines
 from crossfuse.measure.timing import TimingConditions, copies_needed, measure, quietest, steps
 from crossfuse.measure.way import GRAPH, LIBRARY, PROGRAM, Given, Taken, Way
+from crossfuse.schema import typed
 
 _LONGEST = 600
 _HOW = TimingConditions()
@@ -43,7 +44,7 @@ def ways_of(index: int) -> Serve:
 
     def serve(request: Mapping[str, Any]) -> Any:
         try:
-            return asdict(time_way(Way.from_json(request)))
+            return asdict(time_way(typed(Way, request)))
         except Exception as error:
             return asdict(Taken(message=f"{type(error).__name__}: {error}"[:_LONGEST]))
         finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,7 @@ def jobs(folder: Path | None = None) -> Serve:
         job = typed(Job, request["job"])
         if job not in prepared:
             prepared[job] = prepare(job, folder)
-        return prepared.pop(job)().to_json() if request["measure"] else None
+        return asdict(prepared.pop(job)()) if request["measure"] else None
 
     return serve
 

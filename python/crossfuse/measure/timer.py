@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -74,7 +75,7 @@ class GpuTimer:
         self._used = True
         try:
             limit = self._limits[0] if way.mode is None else self._limits[1]
-            found = Taken(**self._peer.ask(way.to_json(), limit))
+            found = Taken(**self._peer.ask(asdict(way), limit))
         except NoAnswer as error:
             self._used = False
             return Taken(message=f"{error.status}: {error}"), error.status != "timeout"

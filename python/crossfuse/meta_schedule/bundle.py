@@ -16,7 +16,7 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -194,12 +194,12 @@ def make_bundle(
     """
     make_folder(folder)
     bundle = Bundle(folder, tuple(candidates), how.target, how.job)
-    head = {"format_version": FORMAT_VERSION, "target": bundle.target, "job": bundle.job.to_json()}
+    head = {"format_version": FORMAT_VERSION, "target": bundle.target, "job": asdict(bundle.job)}
     value = head | {"candidates": [each.to_json() for each in candidates]}
     write_json(folder / "bundle.json", value)
     write_atomically(folder / "measure.py", _SCRIPT.encode())
     builds = {} if build_there else _build_all(candidates, folder, how, report)
-    write_json(folder / "builds.json", {key: each.to_json() for key, each in builds.items()})
+    write_json(folder / "builds.json", {key: asdict(each) for key, each in builds.items()})
     return bundle
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from crossfuse.bench.cascades import CascadeProblem, measure_cascade
 from crossfuse.bench.job import Job, Timing
 from crossfuse.errors import RefusedError
 from crossfuse.planner.families import EAGER
+from crossfuse.schema import typed
 
 if TYPE_CHECKING:
     from crossfuse.bench.problem import Problem
@@ -50,13 +52,14 @@ class Session:
         """
         if request["do"] == "prepare":
             return {"message": self._prepare(request["spec"], Path(request["folder"]))}
-        job = Job.from_json(request["job"])
+        job = typed(Job, request["job"])
         try:
-            return self.measure(job, request["family"], Path(request["library"])).to_json()
+            found = self.measure(job, request["family"], Path(request["library"]))
         except RefusedError as error:
-            return Timing("refused", str(error)[:_LONGEST]).to_json()
+            found = Timing("refused", str(error)[:_LONGEST])
         except Exception as error:
-            return Timing("failed", f"{type(error).__name__}: {error}"[:_LONGEST]).to_json()
+            found = Timing("failed", f"{type(error).__name__}: {error}"[:_LONGEST])
+        return asdict(found)
 
     def measure(self, job: Job, family: str, library: Path) -> Timing:
         """Check a candidate of the prepared workload against float64, time it, and check it again.
