@@ -1,6 +1,6 @@
 """Times ways to compute something: ``python -m crossfuse.bench.ways GPU``.
 
-The process of `crossfuse.measure.timer.GpuTimer`. A request is a `crossfuse.measure.way.Way`, the
+The process of `crossfuse.measure.timer.Timer`. A request is a `crossfuse.measure.way.Way`, the
 answer a `crossfuse.measure.way.Taken`; inputs are drawn on the GPU, and cold ones are rotated so
 that the L2 cache does not have them.
 """
@@ -16,7 +16,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from crossfuse.measure.serving import Serve, serve_lines
+from crossfuse.measure.peer import Serve, serve_lines
 from crossfuse.measure.timing import TimingConditions, copies_needed, measure, quietest, steps
 from crossfuse.measure.way import GRAPH, LIBRARY, PROGRAM, Given, Taken, Way
 from crossfuse.schema import typed

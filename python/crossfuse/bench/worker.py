@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from crossfuse.bench.job import Job, Timing
 from crossfuse.errors import RefusedError
-from crossfuse.measure.serving import Serve, serve_lines
+from crossfuse.measure.peer import Serve, serve_lines
 from crossfuse.models import spec as models
 from crossfuse.schema import typed
 from crossfuse.workload import cascades

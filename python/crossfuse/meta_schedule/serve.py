@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from crossfuse.measure.serving import Serve, serve_lines
+from crossfuse.measure.peer import Serve, serve_lines
 
 
 def main() -> None:

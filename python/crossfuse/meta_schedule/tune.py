@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from crossfuse.errors import ArtefactRefused, refuse
 from crossfuse.files import read_text, write_atomically
@@ -86,8 +85,7 @@ class Tuning:
                 continue
             points.append(point)
             times.append(each.microseconds)
-        self.search.observe(points, times)
-        self.search.model.update(self.search.space, points, times)
+        self.search.learn(points, times)
 
     def run(
         self,
@@ -153,9 +151,8 @@ class Tuning:
 
     def save(self) -> None:
         """Write what the cost model learned."""
-        model: Any = self.search.model
-        if isinstance(model, CostModel):
-            model.save(self.folder / "cost_model.json", write_atomically)
+        if self.search.model is not None:
+            self.search.model.save(self.folder / "cost_model.json", write_atomically)
 
 
 def _conditions(record: Record) -> tuple[str, str, str]:

@@ -17,7 +17,7 @@ import crossfuse.runtime as runtime
 from crossfuse.bench import variants
 from crossfuse.bench.cascade_torch import formula
 from crossfuse.measure import timing
-from crossfuse.measure.serving import Serve
+from crossfuse.measure.peer import Serve
 from crossfuse.meta_schedule import serve
 from crossfuse.meta_schedule.functions import is_function
 from crossfuse.meta_schedule.session import Session
