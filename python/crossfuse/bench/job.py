@@ -51,6 +51,8 @@ VARIANTS = {
     "scaled-mm": "torch._scaled_mm (cuBLASLt) on 8-bit floats, accumulated in float32",
     "scaled-mm-fast": "the same with use_fast_accum: in the tensor core's fewer bits",
 }
+#: Modes of ``torch.compile`` by variant. Whoever measures captures CUDA graphs, for all alike.
+COMPILE_MODES: dict[str, str | None] = {"compile": None, "autotune": "max-autotune-no-cudagraphs"}
 L2 = {
     "cold": "weights not in the L2 cache",
     "hot": "one set of weights, left in the L2 cache where it fits",

@@ -6,14 +6,22 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import replace
-from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.bench.floor import Floor, roofs_of
-from crossfuse.bench.job import OURS, OURS_AUTOTUNE, OURS_EAGER, Job, Planned, Row, Timing
+from crossfuse.bench.job import (
+    COMPILE_MODES,
+    OURS,
+    OURS_AUTOTUNE,
+    OURS_EAGER,
+    Job,
+    Planned,
+    Row,
+    Timing,
+)
 from crossfuse.bench.problem import judged
+from crossfuse.bench.run import in_processes
 from crossfuse.bench.variant import Variant, measure_variant, no_such
 from crossfuse.hardware import device
 from crossfuse.models.spec import ModelSpec, names_one, parse
@@ -24,17 +32,14 @@ if TYPE_CHECKING:
     from crossfuse.models.zoo import Built
     from crossfuse.workload.tolerances import Tolerance
 
-#: Modes of ``torch.compile`` by variant. Whoever measures captures CUDA graphs, for all alike.
-_TUNED = "max-autotune-no-cudagraphs"
-_MODES = {"compile": None, "autotune": _TUNED}
 #: Who compiles what our kernels leave, by variant, as fields of the backend.
-REST = {
+REST: dict[str, dict[str, Any]] = {
     OURS: {"rest": "inductor"},
-    OURS_AUTOTUNE: {"rest": "inductor", "mode": _TUNED},
+    OURS_AUTOTUNE: {"rest": "inductor", "mode": COMPILE_MODES["autotune"]},
     OURS_EAGER: {"rest": "eager"},
 }
 #: Every variant that a model has.
-VARIANTS = (*REST, "eager", *_MODES)
+VARIANTS = (*REST, "eager", *COMPILE_MODES)
 
 
 def way(name: str, built: Built, **options: Any) -> tuple[Callable[[], Any], str]:
@@ -55,8 +60,8 @@ def way(name: str, built: Built, **options: Any) -> tuple[Callable[[], Any], str
 
         backend = Backend(**{**REST[name], **options})
         module = torch.compile(built.module, backend=backend, dynamic=False)
-    elif name in _MODES:
-        module = torch.compile(built.module, mode=_MODES[name], dynamic=False)
+    elif name in COMPILE_MODES:
+        module = torch.compile(built.module, mode=COMPILE_MODES[name], dynamic=False)
     before = _seen() if name in REST else 0
     start = time.perf_counter()
     module(*built.inputs)
@@ -101,13 +106,7 @@ def compile_models(planned: Sequence[Planned], workers: int, timeout: float) -> 
         and each.job.variant != "eager"
         and each.compulsory <= _MOST_BYTES
     )
-    if not workers or len(wanted) < 2:
-        return 0
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        futures = [pool.submit(_compile, *each) for each in wanted]
-        done, _ = wait(futures, timeout)
-        pool.shutdown(wait=True, cancel_futures=True)
-    return sum(each.exception() is None and each.result() for each in done)
+    return in_processes(_compile, list(wanted), workers, timeout)
 
 
 def _compile(spec: str, variant: str, device: str = "cuda") -> bool:

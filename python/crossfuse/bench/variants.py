@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from crossfuse.bench.eager import eager, scaled_mm
-from crossfuse.bench.job import OWN
+from crossfuse.bench.job import COMPILE_MODES, OWN
 from crossfuse.bench.ours import fused, fused_cascade, norm_then_chain, unfused
 from crossfuse.bench.variant import Variant, no_such
 from crossfuse.workload.cascade_spec import CascadeSpec
@@ -31,7 +31,11 @@ def make(name: str, spec: WorkloadSpec | CascadeSpec, device: str = "cuda") -> V
     _check_torch(name, spec)
     if name in ("eager", "eager-apart"):
         return eager(spec, together=name == "eager")
-    return _compiled(spec, {"compile": None, "autotune": "max-autotune-no-cudagraphs"}[name])
+    import torch
+
+    plain = eager(spec, together=True)
+    compiled = torch.compile(plain.call, mode=COMPILE_MODES[name], dynamic=False)
+    return replace(plain, call=compiled)
 
 
 def _of_cascade(name: str, spec: CascadeSpec) -> Variant:
@@ -40,13 +44,6 @@ def _of_cascade(name: str, spec: CascadeSpec) -> Variant:
     if name == "unfused":
         return norm_then_chain(spec)
     return fused_cascade(name, spec) if name in OWN else Variant(formula(name, spec))
-
-
-def _compiled(spec: WorkloadSpec, mode: str | None) -> Variant:
-    import torch
-
-    plain = eager(spec, together=True)
-    return replace(plain, call=torch.compile(plain.call, mode=mode, dynamic=False))
 
 
 def _check_torch(name: str, spec: WorkloadSpec) -> None:
