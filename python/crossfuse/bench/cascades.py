@@ -38,15 +38,6 @@ def rows_of(spec: CascadeSpec) -> int:
     return prod(spec.operands[0].shape[:-1])
 
 
-@dataclass(frozen=True)
-class CascadeProblem:
-    """What candidates of a cascade are checked against; references of rows are computed anew."""
-
-    #: Text of the spec.
-    what: str
-    spec: CascadeSpec
-
-
 def measure_cascade(job: Job, spec: CascadeSpec, variant: Variant, device: str = "cuda") -> Timing:
     """Check, time, and check again one way to compute a cascade.
 

@@ -35,6 +35,12 @@ from crossfuse.schema import Damaged, read
 _LOOK = 0.5
 
 
+def over(budget: float | None) -> Callable[[], bool]:
+    """Begin a budget of seconds; tells whether they are over, of None never."""
+    end = None if budget is None else time.monotonic() + budget
+    return lambda: end is not None and time.monotonic() > end
+
+
 def measure_all(
     candidates: Sequence[Candidate],
     folder: Path,
@@ -228,7 +234,7 @@ def measure_bundle(
     What is not built is built first. Target and job are the bundle's; `how` gives limits of time,
     and processes that compile. After `budget` seconds no further measurement begins.
     """
-    end = None if budget is None else time.monotonic() + budget
+    stop = over(budget)
     how = replace(how, target=bundle.target, job=bundle.job)
 
     def keep(record: Record) -> None:
@@ -245,7 +251,6 @@ def measure_bundle(
             # What did not compile there does not compile here.
             keep(Record(each, build, bundle.job_of(each), None, 0, how.gpu))
     if wanted:
-        stop = (lambda: False) if end is None else (lambda: time.monotonic() > end)
         measure_all(wanted, bundle.folder, how, keep, stop)
 
 

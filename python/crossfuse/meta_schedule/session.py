@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crossfuse.bench.cascades import CascadeProblem, measure_cascade
+from crossfuse.bench.cascades import measure_cascade
 from crossfuse.bench.job import Job, Timing
 from crossfuse.errors import RefusedError
 from crossfuse.planner.families import EAGER
 from crossfuse.schema import typed
+from crossfuse.workload.cascade_spec import CascadeSpec
 
 if TYPE_CHECKING:
     from crossfuse.bench.problem import Problem
@@ -27,7 +28,7 @@ class Session:
 
     def __init__(self, device: str = "cuda") -> None:
         self._device = device
-        self._problem: Problem | CascadeProblem | None = None
+        self._problem: Problem | CascadeSpec | None = None
         self._placed: dict[tuple[bool, int], tuple[Any, list[tuple[Any, ...]]]] = {}
 
     def load(self) -> None:
@@ -73,8 +74,8 @@ class Session:
         problem = self._problem
         assert problem is not None
         variant = self._variant(family, library, problem)
-        if isinstance(problem, CascadeProblem):
-            return measure_cascade(job, problem.spec, variant, self._device)
+        if isinstance(problem, CascadeSpec):
+            return measure_cascade(job, problem, variant, self._device)
         copies = copies_needed(problem.weight_bytes, job.calls, job.l2)
         key = (family == EAGER, copies)
         if key not in self._placed:
@@ -95,17 +96,18 @@ class Session:
             return f"{type(error).__name__}: {error}"[:_LONGEST]
         return ""
 
-    def _variant(self, family: str, library: Path, problem: Problem | CascadeProblem) -> Variant:
+    def _variant(self, family: str, library: Path, problem: Problem | CascadeSpec) -> Variant:
         if family == EAGER:
             from crossfuse.bench.variants import make
-            from crossfuse.workload.cascades import resolve_any
+            from crossfuse.workload.spec_text import parse
 
-            return make("eager", resolve_any(problem.what), self._device)
+            spec = problem if isinstance(problem, CascadeSpec) else parse(problem.what)
+            return make("eager", spec, self._device)
         from crossfuse.bench.ours import loaded, returning
         from crossfuse.runtime import load
 
         kernel = load(library, check_device=self._device == "cuda")
-        if isinstance(problem, CascadeProblem):
+        if isinstance(problem, CascadeSpec):
             return returning(kernel)
         return loaded(kernel, problem.output, problem.dtype, self._device)
 
