@@ -105,8 +105,7 @@ class Search:
     def learn(self, microseconds: Sequence[float | None]) -> None:
         """Tell what became of the last proposals."""
         self.done += len(self.points)
-        self.find.observe(self.points, microseconds)
-        self.find.model.update(self.find.space, self.points, microseconds)
+        self.find.learn(self.points, microseconds)
 
 
 class Study:

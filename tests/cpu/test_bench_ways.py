@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from crossfuse.schema import typed
 
 torch = pytest.importorskip("torch")
 
@@ -20,7 +23,7 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Every call runs once and takes a microsecond; results are kept."""
     made: list[Any] = []
 
-    def steps(how: timing.How, bound: Any) -> list[timing.Step]:
+    def steps(how: timing.TimingConditions, bound: Any) -> list[timing.Step]:
         made.extend(each() for each in bound)
         return [timing.Step(bound[0], 1)]
 
@@ -32,7 +35,7 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def timed(way: Way) -> Any:
     with torch.no_grad():
-        return ways.time_way(Way.from_json(json.loads(json.dumps(way.to_json()))), "cpu")
+        return ways.time_way(typed(Way, json.loads(json.dumps(asdict(way)))), "cpu")
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from crossfuse.bench.cascade_torch import formula
+from crossfuse.bench.cascade_torch import formula, quack
 from crossfuse.bench.cascades import cascade_floor, sample
 from crossfuse.bench.plan import plan, setting
-from crossfuse.bench.quack import quack
 from crossfuse.errors import WorkloadRefused
 from crossfuse.workload.cascade_inputs import random_inputs
 from crossfuse.workload.cascade_numerics import reference, run

@@ -13,6 +13,7 @@ from crossfuse.bench import counters, environment, run
 from crossfuse.bench.job import Counters, Job, Timing
 from crossfuse.cli import app
 from crossfuse.driver import find_gpus
+from crossfuse.schema import typed
 
 TIMES = {"ours": 100.0, "eager": 120.0, "autotune": 110.0}
 
@@ -57,7 +58,7 @@ def test_dry_run_json_has_what_a_worker_reads() -> None:
     assert jobs[0]["workload"] == "S3"
     assert jobs[0]["M"] == 16
     assert round(jobs[0]["floor_microseconds"], 2) == 90.26
-    assert Job.from_json(jobs[-1]["job"]).protocol == "stream"
+    assert typed(Job, jobs[-1]["job"]).protocol == "stream"
 
 
 @pytest.mark.skipif(bool(find_gpus()), reason="there is a GPU")

@@ -19,6 +19,7 @@ from crossfuse.bench.run import run
 from crossfuse.bench.table import progress, report
 from crossfuse.bench.variant import Variant
 from crossfuse.measure import timing
+from crossfuse.schema import typed
 from null.ncu_logs import DENIED, LOG
 
 JOB = Job("gemm:M=8,K=16,N=32", "eager")
@@ -56,7 +57,7 @@ def test_program_gets_the_job(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     program = (sys.executable, "-c", f"import shutil, sys; shutil.copy(sys.argv[1], {str(seen)!r})")
     assert count(JOB, 30, ncu=fake(tmp_path, LOG), program=program).status == "ok"
-    assert Job.from_json(json.loads(seen.read_text())) == JOB
+    assert typed(Job, json.loads(seen.read_text())) == JOB
 
 
 def test_memory_is_read_alone_where_all_take_several_passes(tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ def test_one_computation_is_marked(
     cuda = SimpleNamespace(synchronize=note("wait"), profiler=profiler)
     monkeypatch.setattr(torch, "cuda", cuda)
     monkeypatch.setattr(timing, "flusher", lambda device: note("flush"))
-    made = Variant(lambda weights: (), note("call"))
+    made = Variant(note("call"), pack=lambda weights: ())
     monkeypatch.setattr(variants, "make", lambda name, spec, device: made)
     monkeypatch.setattr(ways, "way", lambda name, built: (note("call"), ""))
     job = JOB if kind == "chain" else replace(JOB, spec="model:bert-base,layers=1,reduce=12")

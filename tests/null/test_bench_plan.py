@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 
@@ -12,6 +13,7 @@ from crossfuse.bench.plan import Setting, plan, select, setting
 from crossfuse.errors import WorkloadRefused
 from crossfuse.measure.timing import COLD_BYTES, MOST_COPIES, copies_needed, groups
 from crossfuse.runtime.resources import ResourceUsage
+from crossfuse.schema import typed
 from crossfuse.workload import lookup, parse
 
 # (id, M, floor) of shared/data/h100_baselines.json: memory-bound and compute-bound ones.
@@ -63,8 +65,8 @@ def test_values_survive_json() -> None:
     job = Job(str(lookup("S8")), "ours", "hot", "stream", 7, 3)
     usage = ResourceUsage("main_0", 168, 0, 0, 0, 0, 2, ("C7510",))
     timing = Timing("ok", "note", 12.5, 12.0, 0.25, 0.25, 4, 3, 1.5, (usage,))
-    assert Job.from_json(json.loads(json.dumps(job.to_json()))) == job
-    assert Timing.from_json(json.loads(json.dumps(timing.to_json()))) == timing
+    assert typed(Job, json.loads(json.dumps(asdict(job)))) == job
+    assert typed(Timing, json.loads(json.dumps(asdict(timing)))) == timing
     row = Row(Planned("S8", 128, 5.0, job), timing)
     assert row.to_json()["time_over_floor"] == 2.5
     assert row.to_json()["job"]["variant"] == "ours"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -112,9 +112,9 @@ def _bundle(folder: Path) -> Any:
 
 @cache
 def kinds() -> dict[str, Kind]:
-    bundle = {"format_version": 1, "target": "nvidia-h100", "job": Job("", "ours").to_json()}
+    bundle = {"format_version": 1, "target": "nvidia-h100", "job": asdict(Job("", "ours"))}
     bundle |= {"candidates": [_record().candidate.to_json()]}
-    builds = text({_record().candidate.id: Build("ok").to_json()})
+    builds = text({_record().candidate.id: asdict(Build("ok"))})
     table = DispatchTable("ffn", (Bin(16, "main_16.so", "0"), Bin(64, "main_64.so", "0")), {})
     kernels = KernelTable("nvidia-h100", "sm_90a", {}, {}, {"main": "0"}, {}, {}, {})
     library = {"main.json": manifest(16).to_json().encode(), "main.so": b"\x7fELF"}

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from crossfuse import hardware
 from crossfuse.bench.floor import Floor, roofs_of
-from crossfuse.bench.job import OWN, Job, Timing
-from crossfuse.bench.variant import no_such
+from crossfuse.bench.job import Job, Timing
+from crossfuse.bench.variant import Variant, measure_variant
 from crossfuse.errors import CheckFailed
-from crossfuse.measure.timing import How
+from crossfuse.measure.timing import TimingConditions, copies_needed
 from crossfuse.workload import cascade_spec
 from crossfuse.workload.cascade_spec import CascadeSpec
-
-if TYPE_CHECKING:
-    from crossfuse.runtime.resources import ResourceUsage
 
 #: Sets of inputs at most, and their bytes at most: a large set flushes the cache by itself.
 _MOST_SETS = 16
@@ -41,129 +38,22 @@ def rows_of(spec: CascadeSpec) -> int:
     return prod(spec.operands[0].shape[:-1])
 
 
-@dataclass(frozen=True)
-class CascadeProblem:
-    """What candidates of a cascade are checked against; references of rows are computed anew."""
+def measure_cascade(job: Job, spec: CascadeSpec, variant: Variant, device: str = "cuda") -> Timing:
+    """Check, time, and check again one way to compute a cascade.
 
-    #: Text of the spec.
-    what: str
-    spec: CascadeSpec
-
-
-@dataclass(frozen=True)
-class CascadeWay:
-    """A way to compute a cascade, with what is known of its kernels."""
-
-    #: Takes the inputs in order, gives the output or outputs.
-    run: Callable[..., Any]
-    note: str = ""
-    resources: tuple[ResourceUsage, ...] = ()
+    See `crossfuse.bench.variant.measure_variant`; some rows of each set are checked.
+    """
+    sets = draw_sets(job.how, spec, device)
+    bound = [partial(variant.call, *each.values()) for each in sets]
+    judges = [partial(_judge, spec, each) for each in sets]
+    return measure_variant(job, variant, bound, judges, device)
 
 
-def measure_cascade(job: Job, spec: CascadeSpec, device: str = "cuda") -> Timing:
-    """Check, time, and check again a cascade; see `crossfuse.bench.worker.measure_job`."""
-    return measure_way(job, spec, _way(job.variant, spec, device), device)
-
-
-def measure_way(job: Job, spec: CascadeSpec, way: CascadeWay, device: str = "cuda") -> Timing:
-    """Check, time, and check again one way to compute a cascade; see `measure_cascade`."""
-    import torch
-
-    from crossfuse.measure.timing import groups, measure, quietest, steps
-
-    with torch.no_grad():
-        sets = draw_sets(job, spec, device)
-        bound = [_bound(way, each) for each in sets]
-        for each in bound:
-            each()
-        worst, message = _judge(spec, sets[0], bound[0]())
-        if message and job.variant in OWN:
-            return Timing("wrong", message, copies=len(sets), resources=way.resources)
-        timed = steps(job, bound)
-        times = quietest(lambda: measure(job, timed, device))
-        # Nothing of an earlier run may be taken for the result of the last one.
-        for output in _several(timed[-1].run()):
-            output.fill_(float("nan") if output.is_floating_point() else -1)
-        last = groups(len(sets), job.calls, job.l2)[len(timed) - 1][-1]
-        after, late = _judge(spec, sets[last], timed[-1].run())
-    found = Timing(
-        "ok",
-        way.note,
-        worst_before=worst,
-        worst_after=after,
-        copies=len(sets),
-        calls=timed[0].calls,
-        resources=way.resources,
-    )
-    return found.judged(job, message or late, times)
-
-
-def library_way(library: Path, device: str = "cuda") -> CascadeWay:
-    """The way of a kernel of ours that has been built as a shared library."""
-    from crossfuse.bench.ours import note_of
-    from crossfuse.runtime import load
-
-    kernel = load(library, check_device=device == "cuda")
-    return CascadeWay(kernel.run, note_of(kernel.manifest), kernel.manifest.resources)
-
-
-def eager_way(spec: CascadeSpec) -> CascadeWay:
-    """The way of PyTorch's plain formula."""
-    from crossfuse.bench.cascade_torch import formula
-
-    return CascadeWay(formula("eager", spec))
-
-
-def _way(name: str, spec: CascadeSpec, device: str) -> CascadeWay:
-    from crossfuse.bench.cascade_torch import formula
-    from crossfuse.bench.ours import compile_kernel, has_cascade, note_of
-
-    if name == "unfused":
-        return _apart(spec)
-    if name not in OWN:
-        return CascadeWay(formula(name, spec))
-    if not has_cascade(name):
-        raise no_such(name, spec, "a chain, which has an intermediate to place", "measure ours")
-    kernel = compile_kernel(spec, OWN[name], hardware.device().name).kernel
-
-    def run(*inputs: Any) -> Any:
-        return kernel.run(*inputs)
-
-    return CascadeWay(run, note_of(kernel.manifest), kernel.manifest.resources)
-
-
-def _apart(spec: CascadeSpec) -> CascadeWay:
-    """A norm and the feed-forward block behind it by two kernels of ours; others are refused."""
-    from crossfuse.bench.ours import compile_kernel, norm_and_chain, note_of
-
-    if not isinstance(spec, cascade_spec.NormFfn):
-        limit = "a norm and a feed-forward block, which are kernels of their own too"
-        raise no_such("unfused", spec, limit, "leave unfused out")
-    target = hardware.device().name
-    norm, chain = (compile_kernel(e, None, target).kernel for e in norm_and_chain(spec))
-    count = len(spec.parameters)
-
-    def run(x: Any, *others: Any) -> Any:
-        rows = norm.run(x, *others[:count])
-        return chain.run(rows, *others[count:], *((x,) if spec.residual else ()))
-
-    note = "; ".join(note_of(each.manifest) for each in (norm, chain))
-    resources = (*norm.manifest.resources, *chain.manifest.resources)
-    return CascadeWay(run, note, resources)
-
-
-def _bound(way: CascadeWay, inputs: dict[str, Any]) -> Callable[[], Any]:
-    values = tuple(inputs.values())
-    return lambda: way.run(*values)
-
-
-def draw_sets(job: How, spec: CascadeSpec, device: str) -> list[dict[str, Any]]:
+def draw_sets(how: TimingConditions, spec: CascadeSpec, device: str) -> list[dict[str, Any]]:
     """Draw several sets of inputs, so that none is in the L2 cache when it is read next."""
-    from crossfuse.measure.timing import copies_needed
-
     size = spec.bytes
-    wanted = copies_needed(size, job.calls, job.l2)
-    count = max(1, min(wanted, _MOST_SETS * max(1, job.calls), _SET_BYTES // size))
+    wanted = copies_needed(size, how.calls, how.l2)
+    count = max(1, min(wanted, _MOST_SETS * max(1, how.calls), _SET_BYTES // size))
     return [draw(spec, number, device) for number in range(count)]
 
 
@@ -202,16 +92,13 @@ def _judge(spec: CascadeSpec, inputs: dict[str, Any], outputs: Any) -> tuple[flo
     from crossfuse.workload.cascade_inputs import check
 
     part = sample(spec)
-    named = dict(zip((each.name for each in spec.outputs), _several(outputs), strict=True))
+    made = outputs if isinstance(outputs, tuple) else (outputs,)
+    named = dict(zip((each.name for each in spec.outputs), made, strict=True))
     try:
         found = check(part.spec, part.take(inputs), part.take(named))
     except CheckFailed as error:
         return None, str(error)
     return max(each.worst for each in found.values()), ""
-
-
-def _several(outputs: Any) -> tuple[Any, ...]:
-    return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 # Rows of a cascade that are few enough to be checked against float64.

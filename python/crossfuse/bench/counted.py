@@ -56,13 +56,14 @@ def _call(job: Job, device: str) -> Callable[[], Any]:
 
         return way(job.variant, build(models.parse(job.spec), device))[0]
     from crossfuse.bench.variants import make
-    from crossfuse.bench.worker import bind
+    from crossfuse.bench.worker import place
     from crossfuse.workload.inputs import random_inputs
     from crossfuse.workload.spec_text import parse
 
     spec = parse(job.spec)
-    (call,) = bind(make(job.variant, spec, device), random_inputs(spec), 1, device)
-    return call
+    variant = make(job.variant, spec, device)
+    a, (weights,) = place(variant, random_inputs(spec), 1, device)
+    return lambda: variant.call(a, *weights)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from crossfuse.bench.job import Counters, Job
@@ -73,7 +73,7 @@ def _run(
     """One run under Nsight Compute: its readings, or counters whose message says why not."""
     with tempfile.TemporaryDirectory(prefix="crossfuse-ncu-") as folder:
         log, task, out, errors = (Path(folder) / name for name in ("log", "job", "out", "err"))
-        task.write_text(json.dumps(job.to_json()), encoding="utf-8")
+        task.write_text(json.dumps(asdict(job)), encoding="utf-8")
         words = command(ncu, metrics, log, (*program, str(task)))
         try:
             code = execute(words, out, errors, timeout)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from crossfuse.bench.variant import Variant, no_such, pack_apart
+from crossfuse.bench.variant import Variant, no_such
 from crossfuse.workload.conv_chain import ConvChainSpec
 from crossfuse.workload.spec import WorkloadSpec, affine
 
@@ -39,7 +40,7 @@ def eager_chain(spec: ConvChainSpec) -> Variant:
         output = last.permute(0, 2, 3, 1).reshape(spec.output)
         return output + named["residual"] if spec.residual else output
 
-    return Variant(pack, call, "conv2d in channels_last")
+    return Variant(call, "conv2d in channels_last", pack=pack)
 
 
 def _channels_first(tensor: Any) -> Any:
@@ -103,8 +104,8 @@ def eager(spec: WorkloadSpec, *, together: bool) -> Variant:
         return output if residual is None else output + tensors[residual]
 
     if joined:
-        return Variant(lambda weights: _pack_joined(spec, weights), call, _NOTE + "concatenated")
-    return Variant(pack_apart, call, _NOTE + "apart" if spec.gated else "")
+        return Variant(call, _NOTE + "concatenated", pack=partial(_pack_joined, spec))
+    return Variant(call, _NOTE + "apart" if spec.gated else "")
 
 
 _NOTE = "gate and up "
@@ -204,7 +205,7 @@ def scaled_mm(name: str, spec: WorkloadSpec, device: str, *, fast: bool) -> Vari
 
     note = f"torch._scaled_mm, scales of {'the workload' if spec.scale else 'one'}, "
     note += ("fast" if fast else "float32") + " accumulation"
-    return Variant(pack, call, note + ("" if act is None else f", then {spec.act}"))
+    return Variant(call, note + ("" if act is None else f", then {spec.act}"), pack=pack)
 
 
 def _check(name: str, spec: WorkloadSpec) -> None:

@@ -17,12 +17,14 @@ _FIELDS = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,temperature.gp
 
 def require_gpu() -> None:
     """Refuse a machine on which no kernel can be measured: one without torch or a Hopper GPU."""
-    advice = "run the command on such a machine; --dry-run lists jobs and floors on any"
-    limit = "torch and a GPU of compute capability 9.0"
-    found = _not_hopper() or ("no torch" if find_spec("torch") is None else "")
-    if found:
+    if found := _not_hopper() or ("no torch" if find_spec("torch") is None else ""):
         raise refuse(
-            EnvironmentRefused, "bench", "this machine", found=found, limit=limit, instead=advice
+            EnvironmentRefused,
+            "bench",
+            "this machine",
+            found=found,
+            limit="torch and a GPU of compute capability 9.0",
+            instead="run the command on such a machine; --dry-run lists jobs and floors on any",
         )
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from crossfuse.measure.timing import CALLS, REPEATS
+from crossfuse.measure.timing import CALLS, REPEATS, TimingConditions
 from crossfuse.planner.families.registry import FAMILIES
 from crossfuse.runtime.resources import ResourceUsage
-from crossfuse.schema import Extent, Positive, typed
+from crossfuse.schema import Extent, Positive
 
 OURS = "ours"
 #: Of models: our kernels, and torch eager for all else.
@@ -51,6 +51,8 @@ VARIANTS = {
     "scaled-mm": "torch._scaled_mm (cuBLASLt) on 8-bit floats, accumulated in float32",
     "scaled-mm-fast": "the same with use_fast_accum: in the tensor core's fewer bits",
 }
+#: Modes of ``torch.compile`` by variant. Whoever measures captures CUDA graphs, for all alike.
+COMPILE_MODES: dict[str, str | None] = {"compile": None, "autotune": "max-autotune-no-cudagraphs"}
 L2 = {
     "cold": "weights not in the L2 cache",
     "hot": "one set of weights, left in the L2 cache where it fits",
@@ -73,20 +75,14 @@ class Job:
     variant: str
     l2: str = "cold"
     protocol: str = "graph"
-    #: Times of which the median is taken.
+    #: See `crossfuse.measure.timing.TimingConditions`.
     repeats: Extent = REPEATS
-    #: Computations between two timestamps at most, one after another and each, if cold, on weights
-    #: of its own: one graph holds them, and a time is divided by their number.
     calls: Extent = CALLS
 
-    def to_json(self) -> dict[str, Any]:
-        """The job as a value that `json` can write."""
-        return asdict(self)
-
-    @staticmethod
-    def from_json(value: object) -> Job:
-        """Read what `to_json` wrote; `crossfuse.schema.Damaged` is raised for all else."""
-        return typed(Job, value)
+    @property
+    def how(self) -> TimingConditions:
+        """How it is timed."""
+        return TimingConditions(self.l2, self.protocol, self.repeats, self.calls)
 
 
 @dataclass(frozen=True)
@@ -134,15 +130,6 @@ class Timing:
         """Kernels that spill registers or whose wgmma is serialised; empty where there are none."""
         bad = (each for each in self.resources if each.complaints)
         return "; ".join(f"{each.kernel}: {', '.join(each.complaints)}" for each in bad)
-
-    def to_json(self) -> dict[str, Any]:
-        """The outcome as a value that `json` can write."""
-        return asdict(self)
-
-    @staticmethod
-    def from_json(value: object) -> Timing:
-        """Read what `to_json` wrote; `crossfuse.schema.Damaged` is raised for all else."""
-        return typed(Timing, value)
 
 
 @dataclass(frozen=True)
@@ -196,7 +183,7 @@ class Planned:
         """The job and its roofline as a value that `json` can write."""
         head = {"workload": self.label, "M": self.rows, "floor_microseconds": self.floor}
         head["compulsory_bytes"] = self.compulsory
-        return head | {"job": self.job.to_json()}
+        return head | {"job": asdict(self.job)}
 
 
 @dataclass(frozen=True)
@@ -222,7 +209,7 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """Everything about the job as a value that `json` can write."""
-        rest: dict[str, Any] = {"time_over_floor": self.ratio, "timing": self.timing.to_json()}
+        rest: dict[str, Any] = {"time_over_floor": self.ratio, "timing": asdict(self.timing)}
         if self.counters is not None:
             rest["counters"] = asdict(self.counters) | {
                 "dram_bytes": self.counters.dram_bytes,

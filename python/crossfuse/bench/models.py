@@ -6,15 +6,23 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import replace
-from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.bench.floor import Floor, roofs_of
-from crossfuse.bench.job import OURS, OURS_AUTOTUNE, OURS_EAGER, OWN, Job, Planned, Row, Timing
-from crossfuse.bench.variant import no_such
-from crossfuse.errors import CheckFailed
+from crossfuse.bench.job import (
+    COMPILE_MODES,
+    OURS,
+    OURS_AUTOTUNE,
+    OURS_EAGER,
+    Job,
+    Planned,
+    Row,
+    Timing,
+)
+from crossfuse.bench.problem import judged
+from crossfuse.bench.run import in_processes
+from crossfuse.bench.variant import Variant, measure_variant, no_such
 from crossfuse.hardware import device
 from crossfuse.models.spec import ModelSpec, names_one, parse
 from crossfuse.models.widths import Convolutions, Widths
@@ -24,17 +32,14 @@ if TYPE_CHECKING:
     from crossfuse.models.zoo import Built
     from crossfuse.workload.tolerances import Tolerance
 
-#: Modes of ``torch.compile`` by variant. Whoever measures captures CUDA graphs, for all alike.
-_TUNED = "max-autotune-no-cudagraphs"
-_MODES = {"compile": None, "autotune": _TUNED}
 #: Who compiles what our kernels leave, by variant, as fields of the backend.
-REST = {
+REST: dict[str, dict[str, Any]] = {
     OURS: {"rest": "inductor"},
-    OURS_AUTOTUNE: {"rest": "inductor", "mode": _TUNED},
+    OURS_AUTOTUNE: {"rest": "inductor", "mode": COMPILE_MODES["autotune"]},
     OURS_EAGER: {"rest": "eager"},
 }
 #: Every variant that a model has.
-VARIANTS = (*REST, "eager", *_MODES)
+VARIANTS = (*REST, "eager", *COMPILE_MODES)
 
 
 def way(name: str, built: Built, **options: Any) -> tuple[Callable[[], Any], str]:
@@ -55,8 +60,8 @@ def way(name: str, built: Built, **options: Any) -> tuple[Callable[[], Any], str
 
         backend = Backend(**{**REST[name], **options})
         module = torch.compile(built.module, backend=backend, dynamic=False)
-    elif name in _MODES:
-        module = torch.compile(built.module, mode=_MODES[name], dynamic=False)
+    elif name in COMPILE_MODES:
+        module = torch.compile(built.module, mode=COMPILE_MODES[name], dynamic=False)
     before = _seen() if name in REST else 0
     start = time.perf_counter()
     module(*built.inputs)
@@ -101,13 +106,7 @@ def compile_models(planned: Sequence[Planned], workers: int, timeout: float) -> 
         and each.job.variant != "eager"
         and each.compulsory <= _MOST_BYTES
     )
-    if not workers or len(wanted) < 2:
-        return 0
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        futures = [pool.submit(_compile, *each) for each in wanted]
-        done, _ = wait(futures, timeout)
-        pool.shutdown(wait=True, cancel_futures=True)
-    return sum(each.exception() is None and each.result() for each in done)
+    return in_processes(_compile, list(wanted), workers, timeout)
 
 
 def _compile(spec: str, variant: str, device: str = "cuda") -> bool:
@@ -239,26 +238,36 @@ def measure_model(job: Job, spec: ModelSpec, device: str = "cuda", **options: An
     """
     import torch
 
-    from crossfuse.measure.timing import measure, quietest
+    from crossfuse.measure.timing import steps
     from crossfuse.models.zoo import build
 
-    job = replace(job, calls=1)
+    reasons: list[str] = []
+
+    def arrange(job: Job, bound: Sequence[Callable[[], Any]]) -> list[Step]:
+        try:
+            return steps(job.how, bound)
+        except RuntimeError as error:
+            if job.protocol != "graph":
+                raise
+            lines = str(error).splitlines() or [type(error).__name__]
+            reasons.append(f"; no CUDA graph: {lines[0]}")
+            return steps(replace(job.how, protocol="stream"), bound)
+
     with torch.no_grad():
         built = build(spec, device)
         limits = tolerance(built)
         call, note = way(job.variant, built, **options)
-        first = call().clone()
-        worst, message = judge(limits, first, spec)
-        if message and job.variant in OWN:
-            return Timing("wrong", message, copies=1)
-        timed, reason = _steps(job, call)
-        times = quietest(lambda: measure(job, timed, device))
-        # Nothing of an earlier run may be taken for the result of the last one.
-        timed[-1].run().fill_(float("nan"))
-        after, late = judge(limits, timed[-1].run(), spec)
-    note = f"{note}; no CUDA graph: {reason}" if reason else note
-    found = Timing("ok", note, worst_before=worst, worst_after=after, copies=1, calls=1)
-    return found.judged(job, message or late, times)
+    found = measure_variant(
+        replace(job, calls=1),
+        Variant(call, note),
+        [call],
+        [lambda output: judged(limits, output, str(spec))],
+        device,
+        arrange,
+    )
+    if found.status != "ok":
+        return found
+    return replace(found, message=found.message + "".join(reasons))
 
 
 def tolerance(built: Built) -> Tolerance:
@@ -273,35 +282,7 @@ def tolerance(built: Built) -> Tolerance:
     return plain_tolerance(to_numpy(built.exact()), eager, _depth(built.spec))
 
 
-def judge(limits: Tolerance, output: Any, spec: ModelSpec) -> tuple[float | None, str]:
-    """Hold a result against the rule.
-
-    Gives the largest error over the allowed one and an empty message, or None and a message that
-    names the spec and says how the rule is broken.
-    """
-    from crossfuse.runtime.tensors import to_numpy
-    from crossfuse.workload.accuracy import judge as judge_output
-
-    try:
-        return judge_output(limits, to_numpy(output), str(spec)).worst, ""
-    except CheckFailed as error:
-        return None, str(error)
-
-
 def _depth(spec: ModelSpec) -> int:
     """Terms of the longest sum of the model."""
     widths = spec.widths
     return widths.intermediate if isinstance(widths, Widths) else 9 * max(widths.channels)
-
-
-def _steps(job: Job, call: Callable[[], Any]) -> tuple[list[Step], str]:
-    """What is timed, and why it is no graph where one was asked for; empty if it is one."""
-    from crossfuse.measure.timing import steps
-
-    try:
-        return steps(job, [call]), ""
-    except RuntimeError as error:
-        if job.protocol != "graph":
-            raise
-        lines = str(error).splitlines() or [type(error).__name__]
-        return steps(replace(job, protocol="stream"), [call]), lines[0]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from crossfuse import hardware
 from crossfuse.bench.job import OF_MODELS, OURS, OWN
-from crossfuse.bench.variant import Variant, no_such, pack_apart
+from crossfuse.bench.variant import Variant, no_such
 from crossfuse.planner.families.registry import STATE_PLACES
 from crossfuse.workload.cascade_spec import (
     CascadeSpec,
@@ -24,19 +24,6 @@ from crossfuse.workload.spec import WorkloadSpec
 if TYPE_CHECKING:
     from crossfuse.compiler import Compiled
     from crossfuse.runtime import LoadedKernel, Manifest
-    from crossfuse.runtime.resources import ResourceUsage
-
-
-@dataclass(frozen=True)
-class _Kernel:
-    """A loaded kernel with its output buffer and facts about it."""
-
-    run: Any
-    output: Any
-    #: Its launches in words.
-    note: str
-    #: What ptxas said of each of its functions.
-    resources: tuple[ResourceUsage, ...]
 
 
 def fused(name: str, spec: WorkloadSpec, device: str) -> Variant:
@@ -51,7 +38,7 @@ def fused(name: str, spec: WorkloadSpec, device: str) -> Variant:
     if placement is not None and not spec.L:
         limit = "a workload of two products, which has an intermediate to place"
         raise no_such(name, spec, limit, "measure ours")
-    return _whole(_kernel(spec, device, placement))
+    return _kernel(spec, device, placement)
 
 
 def loaded(kernel: LoadedKernel, output: tuple[int, ...], dtype: str, device: str) -> Variant:
@@ -59,17 +46,45 @@ def loaded(kernel: LoadedKernel, output: tuple[int, ...], dtype: str, device: st
 
     The kernel takes the inputs of the workload in order, then its output.
     """
-    return _whole(_loaded(kernel, output, dtype, device))
+    import torch
+
+    result = torch.empty(output, dtype=getattr(torch, dtype), device=device)
+
+    def call(*inputs: Any) -> Any:
+        kernel(*inputs, result)
+        return result
+
+    return Variant(call, note_of(kernel.manifest), kernel.manifest.resources)
 
 
-def _whole(kernel: _Kernel) -> Variant:
-    """The variant of a kernel that computes all of a workload."""
+def returning(kernel: LoadedKernel) -> Variant:
+    """A variant of a kernel that makes its outputs anew with each call, as those of cascades do."""
+    return Variant(kernel.run, note_of(kernel.manifest), kernel.manifest.resources)
 
-    def call(a: Any, *weights: Any) -> Any:
-        kernel.run(a, *weights, kernel.output)
-        return kernel.output
 
-    return Variant(pack_apart, call, kernel.note, kernel.resources)
+def fused_cascade(name: str, spec: CascadeSpec) -> Variant:
+    """Our kernel of a cascade, its states placed as the name says; refused where there is none."""
+    if not has_cascade(name):
+        raise no_such(name, spec, "a chain, which has an intermediate to place", "measure ours")
+    return returning(compile_kernel(spec, OWN[name], hardware.device().name).kernel)
+
+
+def norm_then_chain(spec: CascadeSpec) -> Variant:
+    """A norm and the feed-forward block behind it by two kernels of ours; others are refused."""
+    if not isinstance(spec, NormFfn):
+        limit = "a norm and a feed-forward block, which are kernels of their own too"
+        raise no_such("unfused", spec, limit, "leave unfused out")
+    target = hardware.device().name
+    norm, chain = (
+        returning(compile_kernel(each, None, target).kernel) for each in norm_and_chain(spec)
+    )
+    count = len(spec.parameters)
+
+    def call(x: Any, *others: Any) -> Any:
+        rows = norm.call(x, *others[:count])
+        return chain.call(rows, *others[count:], *((x,) if spec.residual else ()))
+
+    return Variant(call, f"{norm.note}; {chain.note}", (*norm.resources, *chain.resources))
 
 
 def unfused(spec: WorkloadSpec, device: str) -> Variant:
@@ -86,7 +101,6 @@ def unfused(spec: WorkloadSpec, device: str) -> Variant:
     first, beside, second = _products(spec)
     gate, down = _kernel(first, device), _kernel(second, device)
     up = None if beside is None else _kernel(beside, device)
-    hidden = gate.output
     names = [each.name for each in spec.operands[1:]]
     suffix = "_gate" if spec.gated else ""
     # Where each kernel finds its inputs, after its left operand, among the tensors of a set.
@@ -95,15 +109,13 @@ def unfused(spec: WorkloadSpec, device: str) -> Variant:
     own_down = _inputs(second, names, "D", "1")
 
     def call(a: Any, *tensors: Any) -> Any:
-        gate.run(a, *(tensors[each] for each in own_gate), hidden)
+        hidden = gate.call(a, *(tensors[each] for each in own_gate))
         if up is not None:
-            up.run(a, *(tensors[each] for each in own_up), up.output)
-            torch.mul(hidden, up.output, out=hidden)
-        down.run(hidden, *(tensors[each] for each in own_down), down.output)
-        return down.output
+            torch.mul(hidden, up.call(a, *(tensors[each] for each in own_up)), out=hidden)
+        return down.call(hidden, *(tensors[each] for each in own_down))
 
     resources = (*gate.resources, *down.resources, *(up.resources if up is not None else ()))
-    return Variant(pack_apart, call, f"{gate.note}; {down.note}", resources)
+    return Variant(call, f"{gate.note}; {down.note}", resources)
 
 
 def _inputs(part: WorkloadSpec, names: list[str], weight: str, number: str) -> list[int]:
@@ -197,16 +209,9 @@ def _products(spec: WorkloadSpec) -> tuple[WorkloadSpec, WorkloadSpec | None, Wo
     return gate, up, down
 
 
-def _kernel(spec: WorkloadSpec, device: str, placement: str | None = None) -> _Kernel:
+def _kernel(spec: WorkloadSpec, device: str, placement: str | None = None) -> Variant:
     compiled = compile_kernel(spec, placement, hardware.device().name)
-    return _loaded(compiled.kernel, spec.output, spec.out, device)
-
-
-def _loaded(kernel: LoadedKernel, output: tuple[int, ...], dtype: str, device: str) -> _Kernel:
-    import torch
-
-    result = torch.empty(output, dtype=getattr(torch, dtype), device=device)
-    return _Kernel(kernel, result, note_of(kernel.manifest), kernel.manifest.resources)
+    return loaded(compiled.kernel, spec.output, spec.out, device)
 
 
 def note_of(manifest: Manifest) -> str:

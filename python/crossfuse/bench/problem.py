@@ -44,19 +44,24 @@ class Problem:
         return str(self.limits.unfused.dtype)
 
     def judge(self, output: Any) -> tuple[float | None, str]:
-        """Hold an output, a torch tensor or an array, against the rule.
+        """Hold an output against the rule, see `judged`."""
+        return judged(self.limits, output, self.what)
 
-        Gives the largest error over the allowed one and an empty message, or None and how the rule
-        is broken.
-        """
-        if not isinstance(output, np.ndarray):
-            from crossfuse.runtime.tensors import to_numpy
 
-            output = to_numpy(output)
-        try:
-            return judge(self.limits, output, self.what).worst, ""
-        except CheckFailed as error:
-            return None, str(error)
+def judged(limits: Tolerance, output: Any, what: str) -> tuple[float | None, str]:
+    """Hold an output, a torch tensor or an array, against a rule.
+
+    Gives the largest error over the allowed one and an empty message, or None and how the rule is
+    broken, which begins with `what` was computed.
+    """
+    if not isinstance(output, np.ndarray):
+        from crossfuse.runtime.tensors import to_numpy
+
+        output = to_numpy(output)
+    try:
+        return judge(limits, output, what).worst, ""
+    except CheckFailed as error:
+        return None, str(error)
 
 
 def make_problem(spec: WorkloadSpec, folder: Path | None = None) -> Problem:

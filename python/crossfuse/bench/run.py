@@ -8,8 +8,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
-from dataclasses import replace
+from dataclasses import asdict, replace
 from multiprocessing import get_context
+from typing import Any
 
 from crossfuse.bench.job import Counters, Job, Planned, Row, Timing
 from crossfuse.bench.ours import compile_kernel, kernels
@@ -34,7 +35,7 @@ class Worker:
 
     def __init__(self, command: Sequence[str], job: Job) -> None:
         self._peer = Peer(command)
-        self._request = {"job": job.to_json(), "measure": False}
+        self._request = {"job": asdict(job), "measure": False}
         self._failure: NoAnswer | None = None
         try:
             self._peer.send(self._request)
@@ -139,11 +140,22 @@ def build_ahead(planned: Sequence[Planned], workers: int, target: str, timeout: 
     job, which says why; so are all that a killed process leaves. No workers: nothing is compiled.
     """
     wanted = distinct(each.job for each in planned if not names_one(each.job.spec))
-    if not workers or len(wanted) < 2:
+    return in_processes(_build, [(*each, target) for each in wanted], workers, timeout)
+
+
+def in_processes(
+    work: Callable[..., bool], arguments: Sequence[tuple[Any, ...]], workers: int, timeout: float
+) -> int:
+    """Call a function several times in parallel, and count how often it says that it was done.
+
+    What a killed process leaves, or is not begun after `timeout` seconds, does not count. A single
+    call is left out, and all are without workers.
+    """
+    if not workers or len(arguments) < 2:
         return 0
     # A process of its own for each: a fork would share this one's threads and its GPU.
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        futures = [pool.submit(_build, *each, target) for each in wanted]
+        futures = [pool.submit(work, *each) for each in arguments]
         done, _ = wait(futures, timeout)
         pool.shutdown(wait=True, cancel_futures=True)
     return sum(each.result() for each in done if each.exception() is None)

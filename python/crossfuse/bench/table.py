@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from crossfuse.bench.compare import Comparison, compare, fastest, mean_speedup, place
-from crossfuse.bench.job import L2, OURS, OWN, PROTOCOLS, Planned, Row
+from crossfuse.bench.job import L2, OURS, OWN, PROTOCOLS, Counters, Planned, Row
 from crossfuse.bench.models import summary
-from crossfuse.bench.traffic import traffic
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,12 +23,10 @@ _CAPTION = (
 
 def planned_table(planned: Sequence[Planned]) -> Table:
     """The jobs that would be measured, one line each, with their rooflines."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=f"{len(planned)} jobs", title_justify="left")
-    for heading in ("workload", "M", "floor us", "variant", "L2", "protocol"):
-        table.add_column(heading, overflow="fold")
+    headings = ("workload", "M", "floor us", "variant", "L2", "protocol")
+    table = _framed(f"{len(planned)} jobs", headings)
     for each in planned:
         job = each.job
         numbers = (str(each.rows), f"{each.floor:.2f}")
@@ -53,21 +50,28 @@ def report(rows: Sequence[Row]) -> list[RenderableType]:
     return [*parts, *_summary(rows), *found, *traffic(rows), *_notes(rows)]
 
 
-def _table(l2: str, rows: Sequence[Row]) -> Table:
+def _framed(title: str, headings: Iterable[str], caption: str | None = None) -> Table:
+    """A table without rows, its texts to the left."""
     from rich.table import Table
+
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
+
+
+def _table(l2: str, rows: Sequence[Row]) -> Table:
     from rich.text import Text
 
     kinds = list(dict.fromkeys((r.planned.job.protocol, r.planned.job.variant) for r in rows))
     protocols = list(dict.fromkeys(protocol for protocol, _ in kinds))
-    table = Table(title=_title(l2, protocols), title_justify="left", caption=_CAPTION)
-    table.caption_justify = "left"
-    for heading in ("workload", "M", "floor"):
-        table.add_column(heading, overflow="fold")
     several = len({name for _, name in kinds if name in OWN}) > 1
     last = ("ours over best", *(("fastest of ours",) if several else ()))
+    headings = ["workload", "M", "floor"]
     for protocol in protocols:
-        for heading in (*(name for each, name in kinds if each == protocol), *last):
-            table.add_column(heading + _HEADING[protocol], overflow="fold")
+        names = (*(name for each, name in kinds if each == protocol), *last)
+        headings += [each + _HEADING[protocol] for each in names]
+    table = _framed(_title(l2, protocols), headings, _CAPTION)
     compared = compare(rows)
     cells = {(r.planned.label, r.planned.rows, *_kind(r)): r for r in rows}
     shapes = {(r.planned.label, r.planned.rows): r.planned.floor for r in rows}
@@ -175,3 +179,72 @@ def progress(row: Row, number: int, total: int) -> str:
     if moved is not None:
         found += f", {moved:.2f}x compulsory bytes"
     return f"{head}: {found}, {row.timing.seconds:.1f} s"
+
+
+# Memory traffic.
+
+_TRAFFIC = (
+    "workload",
+    "M",
+    "variant",
+    "L2",
+    "kernels",
+    "read MB",
+    "written MB",
+    "over compulsory",
+    "L2 to SMs MB",
+    "us apart",
+)
+_TRAFFIC_CAPTION = (
+    "read, written: between memory and L2 cache, of one computation; over compulsory: both over "
+    "the bytes of inputs and output; us apart: kernels one after another under Nsight Compute"
+)
+
+
+def traffic(rows: Sequence[Row]) -> list[RenderableType]:
+    """A table of what the counters read, and each reason for a gap in it once.
+
+    Empty where no counters were asked for.
+    """
+    from rich.text import Text
+
+    # Rows of several protocols share their counters.
+    chosen = {
+        (*place(row)[:3], row.planned.job.variant): row for row in rows if row.counters is not None
+    }
+    if not chosen:
+        return []
+    gaps = {
+        f"counters {each.status}: {each.message}": None
+        for row in chosen.values()
+        if (each := row.counters) is not None and each.message
+    }
+    return [_traffic_table(list(chosen.values())), *map(Text, gaps)]
+
+
+def _traffic_table(rows: Sequence[Row]) -> Table:
+    from rich.text import Text
+
+    table = _framed("memory traffic", _TRAFFIC, _TRAFFIC_CAPTION)
+    for row in rows:
+        if row.counters is not None:
+            label, count, l2, _ = place(row)
+            line = (label, str(count), row.planned.job.variant, l2, *_numbers(row, row.counters))
+            table.add_row(*map(Text, line))
+    return table
+
+
+def _numbers(row: Row, found: Counters) -> tuple[str, ...]:
+    ratio = row.dram_over_compulsory
+    return (
+        str(len(found.kernels)) if found.kernels else "",
+        found.status if found.dram_read_bytes is None else _megabytes(found.dram_read_bytes),
+        _megabytes(found.dram_write_bytes),
+        "" if ratio is None else f"{ratio:.3f}x",
+        _megabytes(found.l2_to_sm_bytes),
+        "" if found.microseconds is None else f"{found.microseconds:.2f}",
+    )
+
+
+def _megabytes(count: int | None) -> str:
+    return "" if count is None else f"{count / 1e6:.2f}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -44,10 +44,6 @@ class KernelTimeline:
     gap: float | None
     #: In the order of the kernel.
     events: tuple[Event, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """As a value that `json` can write."""
-        return asdict(self)
 
 
 def summarise(

@@ -1,6 +1,6 @@
 """Times ways to compute something: ``python -m crossfuse.bench.ways GPU``.
 
-The process of `crossfuse.measure.timer.GpuTimer`. A request is a `crossfuse.measure.way.Way`, the
+The process of `crossfuse.measure.timer.Timer`. A request is a `crossfuse.measure.way.Way`, the
 answer a `crossfuse.measure.way.Taken`; inputs are drawn on the GPU, and cold ones are rotated so
 that the L2 cache does not have them.
 """
@@ -16,9 +16,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from crossfuse.measure.serving import Serve, serve_lines
-from crossfuse.measure.timing import How, TimingConditions, copies_needed, measure, quietest, steps
+from crossfuse.measure.peer import Serve, serve_lines
+from crossfuse.measure.timing import TimingConditions, copies_needed, measure, quietest, steps
 from crossfuse.measure.way import GRAPH, LIBRARY, PROGRAM, Given, Taken, Way
+from crossfuse.schema import typed
 
 _LONGEST = 600
 _HOW = TimingConditions()
@@ -43,7 +44,7 @@ def ways_of(index: int) -> Serve:
 
     def serve(request: Mapping[str, Any]) -> Any:
         try:
-            return asdict(time_way(Way.from_json(request)))
+            return asdict(time_way(typed(Way, request)))
         except Exception as error:
             return asdict(Taken(message=f"{type(error).__name__}: {error}"[:_LONGEST]))
         finally:
@@ -82,7 +83,7 @@ def _within(how: TimingConditions, call: Callable[[], Any], device: str) -> Timi
     return replace(how, calls=max(1, min(how.calls, calls)))
 
 
-def _bound(way: Way, device: str, how: How) -> Sequence[Callable[[], Any]]:
+def _bound(way: Way, device: str, how: TimingConditions) -> Sequence[Callable[[], Any]]:
     """The way's computation on each of several sets of inputs."""
     import torch
 
@@ -112,7 +113,7 @@ def _compiled(run: Callable[..., Any], mode: str | None) -> Callable[..., Any]:
     return torch.compile(run, mode=modes.get(mode, mode), dynamic=False)
 
 
-def _of_program(way: Way, device: str, how: How) -> Sequence[Callable[[], Any]]:
+def _of_program(way: Way, device: str, how: TimingConditions) -> Sequence[Callable[[], Any]]:
     """An exported program on copies of its weights."""
     import torch
     from torch.func import functional_call
@@ -126,7 +127,7 @@ def _of_program(way: Way, device: str, how: How) -> Sequence[Callable[[], Any]]:
     return [partial(functional_call, module, each, tuple(inputs)) for each in weights]
 
 
-def _of_spec(way: Way, device: str, how: How) -> Sequence[Callable[[], Any]]:
+def _of_spec(way: Way, device: str, how: TimingConditions) -> Sequence[Callable[[], Any]]:
     """A workload as torch computes it, on copies of its inputs."""
     from crossfuse.bench.cascade_torch import formula
     from crossfuse.bench.cascades import draw_sets
@@ -152,7 +153,7 @@ def _of_spec(way: Way, device: str, how: How) -> Sequence[Callable[[], Any]]:
     return [partial(call, a, *variant.pack(weights)) for _ in copies]
 
 
-def _sets(given: Sequence[Given], device: str, how: How) -> list[list[Any]]:
+def _sets(given: Sequence[Given], device: str, how: TimingConditions) -> list[list[Any]]:
     """Several sets of inputs, so that cold ones are not in the L2 cache when they are read next."""
     warm = {at: _draw(each, at, device, at > 0) for at, each in enumerate(given) if not each.cold}
     first = {at: _draw(each, at, device, at > 0) for at, each in enumerate(given) if each.cold}

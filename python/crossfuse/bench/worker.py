@@ -8,13 +8,15 @@ kept in FOLDER between processes.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crossfuse.bench.job import OWN, Job, Timing
+from crossfuse.bench.job import Job, Timing
 from crossfuse.errors import RefusedError
-from crossfuse.measure.serving import Serve, serve_lines
+from crossfuse.measure.peer import Serve, serve_lines
 from crossfuse.models import spec as models
 from crossfuse.schema import typed
 from crossfuse.workload import cascades
@@ -47,7 +49,7 @@ def jobs(folder: Path | None = None) -> Serve:
         job = typed(Job, request["job"])
         if job not in prepared:
             prepared[job] = prepare(job, folder)
-        return prepared.pop(job)().to_json() if request["measure"] else None
+        return asdict(prepared.pop(job)()) if request["measure"] else None
 
     return serve
 
@@ -96,10 +98,11 @@ def _cascade(job: Job) -> Callable[[], Timing]:
     import torch  # noqa: F401
 
     from crossfuse.bench.cascades import measure_cascade
+    from crossfuse.bench.variants import make
 
     spec = cascades.resolve(job.spec)
     _compile(job, spec)
-    return lambda: measure_cascade(job, spec)
+    return lambda: measure_cascade(job, spec, make(job.variant, spec))
 
 
 def _workload(job: Job, folder: Path | None) -> Callable[[], Timing]:
@@ -125,80 +128,23 @@ def _compile(job: Job, spec: WorkloadSpec | CascadeSpec) -> None:
 
 
 def measure_job(job: Job, problem: Problem | None = None, device: str = "cuda") -> Timing:
-    """Check, time, and check again.
+    """Check, time, and check again a chain; see `crossfuse.bench.variant.measure_variant`.
 
-    Where a check failed the status is ``wrong``: a wrong kernel of ours has no time then, a
-    baseline keeps the one that it has. Without a problem it is made here.
+    Without a problem it is made here.
     """
-    import torch
-
     from crossfuse.bench.problem import make_problem
+    from crossfuse.bench.variant import measure_variant
     from crossfuse.bench.variants import make
+    from crossfuse.measure.timing import copies_needed
     from crossfuse.workload.spec_text import parse
 
     spec = parse(job.spec)
     problem = problem or make_problem(spec)
-    with torch.no_grad():
-        return _measure(job, make(job.variant, spec, device), problem, device)
-
-
-def _measure(job: Job, variant: Variant, problem: Problem, device: str) -> Timing:
-    from crossfuse.measure.timing import copies_needed
-
+    variant = make(job.variant, spec, device)
     copies = copies_needed(problem.weight_bytes, job.calls, job.l2)
-    bound = bind(variant, problem.inputs, copies, device)
-    return measure_bound(job, variant, bound, problem, device)
-
-
-def measure_bound(
-    job: Job,
-    variant: Variant,
-    bound: Sequence[Callable[[], Any]],
-    problem: Problem,
-    device: str = "cuda",
-) -> Timing:
-    """Check, time, and check again a computation on weights that are on the device.
-
-    See `measure_job`. There is one of `bound` for each set of weights, see
-    `crossfuse.measure.timing.copies_needed`.
-    """
-    from crossfuse.measure.timing import measure, quietest, steps
-
-    first = bound[0]().clone()
-    worst, message = problem.judge(first)
-    if message and job.variant in OWN:
-        return Timing("wrong", message, copies=len(bound), resources=variant.resources)
-    timed = steps(job, bound)
-    times = quietest(lambda: measure(job, timed, device))
-    # Nothing of an earlier run may be taken for the result of the last one.
-    timed[-1].run().fill_(float("nan"))
-    last = timed[-1].run()
-    after, late = (worst, message) if _same(first, last) else problem.judge(last)
-    found = Timing(
-        "ok",
-        variant.note,
-        worst_before=worst,
-        worst_after=after,
-        copies=len(bound),
-        calls=timed[0].calls,
-        resources=variant.resources,
-    )
-    return found.judged(job, message or late, times)
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two results are the same bits, so that one verdict holds for both."""
-    import torch
-
-    return torch.equal(*(each.contiguous().view(torch.uint8) for each in (one, other)))
-
-
-def bind(
-    variant: Variant, inputs: Mapping[str, np.ndarray], copies: int, device: str
-) -> list[Callable[[], Any]]:
-    """The computation on each of several sets of weights, which are the inputs after the first."""
-    a, packed = place(variant, inputs, copies, device)
-    return [variant.bind(a, each) for each in packed]
+    a, packed = place(variant, problem.inputs, copies, device)
+    bound = [partial(variant.call, a, *each) for each in packed]
+    return measure_variant(job, variant, bound, [problem.judge] * copies, device)
 
 
 def place(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,7 +71,7 @@ def make(
 
     def report(candidate: Any, build: Any) -> None:
         if build.status != "ok":
-            failures.append({"candidate": candidate.to_json()} | build.to_json())
+            failures.append({"candidate": candidate.to_json()} | asdict(build))
             typer.echo(f"{candidate.spec} {candidate.summary}: {build.message}", err=True)
 
     bundle = make_bundle(found, out, how, build_there=build_there, report=report)

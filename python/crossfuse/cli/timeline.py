@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,7 +33,7 @@ def timeline(
     spec = replace(spec, M=m) if m else spec
     found = measure_timeline(spec, target, placement)
     if as_json:
-        print_json({"workload": str(spec), "kernels": [each.to_json() for each in found]})
+        print_json({"workload": str(spec), "kernels": [asdict(each) for each in found]})
     else:
         print_rich(str(spec), *map(_table, found))
 

@@ -1,4 +1,4 @@
-"""Worker processes under supervision: in groups of their own, killed when they hang."""
+"""Worker processes under supervision, killed when they hang, and the serving end in them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import os
 import queue
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 from crossfuse.schema import Damaged, parse
 
@@ -218,3 +219,45 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     if process.stdin is not None:
         with suppress(OSError):
             process.stdin.close()
+
+
+# The serving end: requests in, answers out, a line each.
+
+#: Answers a request.
+Serve = Callable[[Mapping[str, Any]], Any]
+
+
+def serve_lines(make: Callable[[], Serve]) -> None:
+    """Serve until standard input ends; the first line written says that the process is ready.
+
+    `make` imports what takes long, then gives the function that answers requests. Whatever else is
+    printed goes to standard error.
+    """
+    answers = own_stdout()
+    requests = _requests()
+    serve = make()
+    answers.write("ready\n")
+    while True:
+        answers.flush()
+        answers.write(json.dumps(serve(requests.get())) + "\n")
+
+
+def own_stdout() -> TextIO:
+    """Reserve standard output for answers; what libraries print goes to standard error."""
+    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    sys.stdout.flush()
+    os.dup2(2, 1)
+    return answer
+
+
+def _requests() -> queue.SimpleQueue[Any]:
+    """Requests, read by a thread of its own, so that their end can end the process at any time."""
+    found: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            found.put(parse(line))
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    return found

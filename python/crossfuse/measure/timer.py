@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib.util import find_spec
-from typing import Protocol
 
 from crossfuse.driver import find_gpus
 from crossfuse.errors import EnvironmentRefused, refuse
@@ -21,28 +21,11 @@ PROGRAM = (sys.executable, "-m", "crossfuse.bench.ways")
 SECONDS, COMPILING = 60.0, 900.0
 
 
-class Timer(Protocol):
-    """Protocol of what times ways."""
-
-    @property
-    def gpu(self) -> str:
-        """Name of the GPU, as the driver has it."""
-
-    @property
-    def target(self) -> str:
-        """Name of the GPU as a target."""
-
-    def time(self, way: Way) -> Taken:
-        """Time a way; whatever goes wrong is an answer without a time."""
-
-    def close(self) -> None:
-        """Release the GPU and the process."""
-
-
-class GpuTimer:
+class Timer:
     """A process that times ways one after another, replaced whenever one may have harmed it.
 
-    `index` is that of the GPU in CUDA. Limits of one answer are in seconds, see `SECONDS`.
+    `index` is that of the GPU in CUDA, `gpu` its name as the driver has it, and `target` its name
+    as a target. Limits of one answer are in seconds, see `SECONDS`.
     """
 
     def __init__(
@@ -60,13 +43,16 @@ class GpuTimer:
         self._used = False
 
     def time(self, way: Way) -> Taken:
-        """Time a way; after one that failed beside others it is tried once more by itself."""
+        """Time a way; whatever goes wrong is an answer without a time.
+
+        After one that failed beside others it is tried once more by itself.
+        """
         used = self._used
         found, again = self._attempt(way)
         return self._attempt(way)[0] if used and again else found
 
     def close(self) -> None:
-        """End the process."""
+        """Release the GPU and the process."""
         self._peer.close()
 
     def _attempt(self, way: Way) -> tuple[Taken, bool]:
@@ -74,7 +60,7 @@ class GpuTimer:
         self._used = True
         try:
             limit = self._limits[0] if way.mode is None else self._limits[1]
-            found = Taken(**self._peer.ask(way.to_json(), limit))
+            found = Taken(**self._peer.ask(asdict(way), limit))
         except NoAnswer as error:
             self._used = False
             return Taken(message=f"{error.status}: {error}"), error.status != "timeout"
@@ -92,7 +78,7 @@ def find_timer(index: int = 0) -> Timer:
     gpus = find_gpus()
     fits = index < len(gpus) and gpus[index].capability == (9, 0)
     if fits and find_spec("torch") is not None:
-        return GpuTimer(index, gpus[index].name, device_of(gpus[index]).name)
+        return Timer(index, gpus[index].name, device_of(gpus[index]).name)
     names = ", ".join(each.name for each in gpus) or "no CUDA device"
     raise refuse(
         EnvironmentRefused,

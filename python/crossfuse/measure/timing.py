@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 # Which set of weights each call reads, so that the L2 cache is cold or hot as asked.
 
@@ -59,26 +59,6 @@ ROUNDS = 3
 HEATING_CALLS = 16
 
 
-class How(Protocol):
-    """Protocol of what says how to measure: `TimingConditions`, or `crossfuse.bench.job.Job`."""
-
-    @property
-    def l2(self) -> str:
-        """See `TimingConditions`."""
-
-    @property
-    def protocol(self) -> str:
-        """See `TimingConditions`."""
-
-    @property
-    def repeats(self) -> int:
-        """See `TimingConditions`."""
-
-    @property
-    def calls(self) -> int:
-        """See `TimingConditions`."""
-
-
 @dataclass(frozen=True)
 class TimingConditions:
     """How a measurement is made."""
@@ -101,22 +81,24 @@ class Step:
     #: Makes all of the calls; gives the output of the last.
     run: Callable[[], Any]
     calls: int
+    #: Index of the set that the last of them works on.
+    last: int = 0
 
 
-def steps(how: How, bound: Sequence[Callable[[], Any]]) -> list[Step]:
+def steps(how: TimingConditions, bound: Sequence[Callable[[], Any]]) -> list[Step]:
     """Arrange computations into what is timed between timestamps, one step after another.
 
     There is one of `bound` for each set of weights; each has been called before, so that nothing is
     compiled while it is captured.
     """
     used = groups(len(bound), how.calls, how.l2)[: WARMUPS + how.repeats]
-    chosen = [[bound[index] for index in group] for group in used]
+    chosen = [([bound[index] for index in group], group[-1]) for group in used]
     if how.protocol == "stream":
-        return [Step(_in_order(group), len(group)) for group in chosen]
+        return [Step(_in_order(group), len(group), last) for group, last in chosen]
     import torch
 
     pool = torch.cuda.graph_pool_handle()
-    return [Step(_captured(group, pool), len(group)) for group in chosen]
+    return [Step(_captured(group, pool), len(group), last) for group, last in chosen]
 
 
 def _in_order(group: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
@@ -157,7 +139,7 @@ def quietest(take: Callable[[], list[float]]) -> list[float]:
     return min(rounds, key=statistics.median)
 
 
-def measure(how: How, timed: Sequence[Step], device: str = "cuda") -> list[float]:
+def measure(how: TimingConditions, timed: Sequence[Step], device: str = "cuda") -> list[float]:
     """Time the steps in turn; gives microseconds of one call for each repeat."""
     import torch
 

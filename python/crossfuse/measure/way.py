@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 #: Kinds of ways, and what their `source` is.
 LIBRARY = "library"  # path of a kernel library
@@ -37,19 +35,6 @@ class Way:
     given: tuple[Given, ...] = ()
     #: Mode of ``torch.compile`` for ways of torch; None is eager.
     mode: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """The way as a value that `json` can write."""
-        return asdict(self)
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Way:
-        """Read what `to_json` wrote."""
-        given = (
-            Given(tuple(each["shape"]), each["dtype"], tuple(each["stride"]), each["cold"])
-            for each in value["given"]
-        )
-        return Way(value["kind"], value["source"], tuple(given), value["mode"])
 
 
 @dataclass(frozen=True)

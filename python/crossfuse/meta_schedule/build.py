@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from crossfuse.bench.job import OURS, Job
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import device
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.planner.families import EAGER
-from crossfuse.schema import typed
 
 #: Longest text of an error that is kept.
 LONGEST = 4000
@@ -31,15 +29,6 @@ class Build:
     message: str = ""
     #: Wall time.
     seconds: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """The outcome as a value that `json` can write."""
-        return asdict(self)
-
-    @staticmethod
-    def from_json(value: object) -> Build:
-        """Read what `to_json` wrote; `crossfuse.schema.Damaged` is raised for all else."""
-        return typed(Build, value)
 
 
 def cores() -> int:

@@ -16,7 +16,7 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,12 @@ from crossfuse.schema import Damaged, read
 # Builds many candidates in several processes and measures them in one, by workload.
 
 _LOOK = 0.5
+
+
+def over(budget: float | None) -> Callable[[], bool]:
+    """Begin a budget of seconds; tells whether they are over, of None never."""
+    end = None if budget is None else time.monotonic() + budget
+    return lambda: end is not None and time.monotonic() > end
 
 
 def measure_all(
@@ -194,12 +200,12 @@ def make_bundle(
     """
     make_folder(folder)
     bundle = Bundle(folder, tuple(candidates), how.target, how.job)
-    head = {"format_version": FORMAT_VERSION, "target": bundle.target, "job": bundle.job.to_json()}
+    head = {"format_version": FORMAT_VERSION, "target": bundle.target, "job": asdict(bundle.job)}
     value = head | {"candidates": [each.to_json() for each in candidates]}
     write_json(folder / "bundle.json", value)
     write_atomically(folder / "measure.py", _SCRIPT.encode())
     builds = {} if build_there else _build_all(candidates, folder, how, report)
-    write_json(folder / "builds.json", {key: each.to_json() for key, each in builds.items()})
+    write_json(folder / "builds.json", {key: asdict(each) for key, each in builds.items()})
     return bundle
 
 
@@ -228,7 +234,7 @@ def measure_bundle(
     What is not built is built first. Target and job are the bundle's; `how` gives limits of time,
     and processes that compile. After `budget` seconds no further measurement begins.
     """
-    end = None if budget is None else time.monotonic() + budget
+    stop = over(budget)
     how = replace(how, target=bundle.target, job=bundle.job)
 
     def keep(record: Record) -> None:
@@ -245,7 +251,6 @@ def measure_bundle(
             # What did not compile there does not compile here.
             keep(Record(each, build, bundle.job_of(each), None, 0, how.gpu))
     if wanted:
-        stop = (lambda: False) if end is None else (lambda: time.monotonic() > end)
         measure_all(wanted, bundle.folder, how, keep, stop)
 
 

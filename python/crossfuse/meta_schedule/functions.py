@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crossfuse.bench.cascades import CascadeProblem
 from crossfuse.bench.problem import Problem, keep_limits, kept_limits
 from crossfuse.emulate.reference import Parameter, draw, limits, parameters, the_output
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
 from crossfuse.files import read_text, sha256, write_atomically
 from crossfuse.schema import Damaged, read
+from crossfuse.workload.cascade_spec import CascadeSpec
 
 #: Key of the annotation.
 TAG = "crossfuse.function"
@@ -81,19 +81,19 @@ def keep(func: Any, folder: Path, name: str) -> Path:
     return path
 
 
-def problem_of(workload: str, folder: Path) -> Problem | CascadeProblem:
+def problem_of(workload: str, folder: Path) -> Problem | CascadeSpec:
     """Inputs of a workload, by its spec or the name of a function, and the limits of its result.
 
-    Limits, and functions, lie in the folder. Inputs of a cascade are drawn on the GPU, and some of
-    its rows computed in float64, when it is measured. A function without a result in float64, or
-    with a damaged file, is refused.
+    Limits, and functions, lie in the folder. Of a cascade its spec is all: inputs are drawn on the
+    GPU, and some of its rows computed in float64, when it is measured. A function without a result
+    in float64, or with a damaged file, is refused.
     """
     from crossfuse.bench.problem import make_problem
     from crossfuse.workload import cascades
     from crossfuse.workload.spec_text import parse
 
     if cascades.names_one(workload):
-        return CascadeProblem(workload, cascades.parse(workload))
+        return cascades.parse(workload)
     if not is_function(workload):
         return make_problem(parse(workload), folder)
     kept = _read(path_of(folder, workload))

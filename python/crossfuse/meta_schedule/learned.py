@@ -12,7 +12,6 @@ from tvm.s_tir.meta_schedule.cost_model import PyCostModel
 from tvm.s_tir.meta_schedule.feature_extractor import PyFeatureExtractor
 
 from crossfuse.files import write_atomically
-from crossfuse.meta_schedule.search import microseconds_of
 from crossfuse.meta_schedule.task import Tasks
 from crossfuse.planner.cost.trees import NAMES
 from crossfuse.planner.tune.cost_model import CostModel, features
@@ -50,10 +49,7 @@ class KernelCost(PyCostModel):
             if self._others is not None:
                 self._others.update(context, candidates, results)
             return
-        points = [task.point(each.sch.trace) for each in candidates]
-        times = [microseconds_of(each.run_secs) for each in results]
-        known = [(p, t) for p, t in zip(points, times, strict=True) if p is not None]
-        self.model.update(task.space, [p for p, _ in known], [t for _, t in known])
+        self.model.update(task.space, *task.measured(candidates, results))
 
     def predict(self, context: Any, candidates: list[Any]) -> np.ndarray:
         """Score candidates in kernels a microsecond; 0 for schedules that are none of ours."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -17,6 +17,7 @@ from crossfuse.measure.peer import NoAnswer, Peer
 from crossfuse.meta_schedule.build import Build, Conditions
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.planner.families import EAGER
+from crossfuse.schema import Damaged, typed
 
 # Compiles candidates in several processes at once, and computes their references.
 
@@ -142,7 +143,7 @@ def build_request(
 def build_of(future: Future[Any]) -> Build:
     """Outcome of a compilation, also where its process was killed or died."""
     try:
-        return Build.from_json(future.result())
+        return typed(Build, future.result())
     except NoAnswer as error:
         return Build(error.status, error.message)
     except CancelledError:
@@ -192,7 +193,7 @@ class Measurer:
             "do": "measure",
             "family": family,
             "library": str(library),
-            "job": job.to_json(),
+            "job": asdict(job),
         }
         while True:
             alone = self._used == 0
@@ -223,8 +224,8 @@ class Measurer:
                 message = self._peer.receive(REFERENCE_SECONDS)["message"]
                 if message and not self._preparing:
                     return Timing("failed", f"while it was prepared: {message}")
-            return Timing.from_json(self._peer.ask(request, self._how.timeout))
+            return typed(Timing, self._peer.ask(request, self._how.timeout))
         except NoAnswer as error:
             return Timing(error.status, error.message)
-        except (TypeError, KeyError) as error:
+        except (Damaged, TypeError, KeyError) as error:
             return Timing("crashed", f"an answer that is none: {type(error).__name__}: {error}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -84,9 +84,9 @@ class Record:
             "status": self.status,
             "microseconds": self.microseconds,
             "check": self.check,
-            "build": self.build.to_json(),
-            "job": self.job.to_json(),
-            "timing": None if self.timing is None else self.timing.to_json(),
+            "build": asdict(self.build),
+            "job": asdict(self.job),
+            "timing": None if self.timing is None else asdict(self.timing),
             "attempts": self.attempts,
             "gpu": self.gpu,
         }

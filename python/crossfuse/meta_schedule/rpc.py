@@ -94,7 +94,7 @@ class RpcSession(Session):
             )
         problem = self._problem
         assert problem is not None
-        assert isinstance(problem, Problem), f"{problem.what} is no chain; `crossfuse tune` says so"
+        assert isinstance(problem, Problem), f"{problem} is no chain; `crossfuse tune` says so"
         remote = self._connect()
         remote.upload(str(library), library.name)
         module, device = remote.load_module(library.name), remote.device(self._device, 0)

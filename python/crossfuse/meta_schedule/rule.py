@@ -48,7 +48,8 @@ class ScheduleKernels(PyScheduleRule):
             return [_done(sch, block)]
         # What another rule has scheduled before is no chain to read any more.
         task = self._tasks.of(self._mod) if structural_equal(sch.mod, self._mod) else None
-        found = [_done(_copied(sch, each), block) for each in _traces(task, self._designs)]
+        designs = [] if task is None else task.designs(self._designs)
+        found = [_done(_copied(sch, each.trace), block) for each in designs]
         if not found and sch.get(block).name_hint == "root":
             # The rules that come next change how it is computed; its name stays.
             sch.annotate(block, TAG, name_of(self._mod))
@@ -71,10 +72,6 @@ def post_order_apply(tasks: Tasks, *, designs: int = 4, kind: str = "cuda", seed
         postprocs=[VerifyLowered(tasks.target), *map(ForOthers, ms.Postproc.create(kind))],
         mutator_probs={MutateKernel(tasks, seed): 1.0, **ms.Mutator.create(kind)},
     )
-
-
-def _traces(task: Any, designs: int) -> list[Any]:
-    return [] if task is None else [each.trace for each in task.designs(designs)]
 
 
 def _copied(sch: Any, trace: Any) -> Any:

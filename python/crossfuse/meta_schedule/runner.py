@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -122,7 +123,7 @@ class GpuRunner(PyRunner):
         if spec != self._prepared:
             self._measurer.prepare(spec)
             self._prepared = spec
-        job = Job(spec, OURS, *_setting(self._how.job))
+        job = replace(self._how.job, spec=spec, variant=OURS)
         timing, _ = self._measurer.measure(job, path)
         if self._report is not None:
             self._report(path, spec, timing)
@@ -170,7 +171,3 @@ def _workload(library: Path) -> str:
     """What a library computes, by its manifest."""
     path = library.with_suffix(".json")
     return recorded_workload(Manifest.from_json(read_text(path), str(path)).metadata)
-
-
-def _setting(job: Job) -> tuple[str, str, int, int]:
-    return job.l2, job.protocol, job.repeats, job.calls

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from tvm.ir.utils import derived_object
@@ -10,10 +9,10 @@ from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate, PySearchStrategy
 
 from crossfuse.errors import RefusedError
-from crossfuse.meta_schedule.database import FAILED_SECONDS
 from crossfuse.meta_schedule.fused_space import others_context
-from crossfuse.meta_schedule.task import Task, Tasks
-from crossfuse.planner.tune.strategy import Model, Strategy, make_strategy
+from crossfuse.meta_schedule.task import Task, Tasks, microseconds_of
+from crossfuse.planner.tune.cost_model import CostModel
+from crossfuse.planner.tune.strategy import Strategy, make_strategy
 
 #: Proposals in a row of which none can be scheduled, before a search ends.
 _PATIENCE = 8
@@ -35,7 +34,7 @@ class KernelSearch(PySearchStrategy):
         self,
         tasks: Tasks,
         kind: str = "evolution",
-        model: Model | None = None,
+        model: CostModel | None = None,
         *,
         others: Any = None,
         seed: int = 0,
@@ -107,10 +106,7 @@ class KernelSearch(PySearchStrategy):
             self._inner.notify_runner_results(measure_candidates, results)
             return
         assert self._task is not None and self._search is not None
-        points = [self._task.point(each.sch.trace) for each in measure_candidates]
-        times = [microseconds_of(each.run_secs) for each in results]
-        known = [(p, t) for p, t in zip(points, times, strict=True) if p is not None]
-        self._search.observe([p for p, _ in known], [t for _, t in known])
+        self._search.observe(*self._task.measured(measure_candidates, results))
 
     def clone(self) -> Any:
         """A search of its own for each task; the model is shared."""
@@ -143,14 +139,6 @@ class KernelSearch(PySearchStrategy):
             point = task.point(record.trace)
             if point is not None:
                 search.observe([point], [microseconds_of(record.run_secs)])
-
-
-def microseconds_of(seconds: Any) -> float | None:
-    """Mean time of a result in seconds; None where it failed."""
-    if not seconds:
-        return None
-    mean = sum(float(each) for each in seconds) / len(seconds)
-    return mean * 1e6 if math.isfinite(mean) and mean < FAILED_SECONDS / 2 else None
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from crossfuse.measure.serving import Serve, serve_lines
+from crossfuse.measure.peer import Serve, serve_lines
 
 
 def main() -> None:
@@ -45,10 +46,9 @@ def builder() -> Serve:
     def serve(request: Mapping[str, Any]) -> Any:
         folder = Path(request["folder"])
         if request["do"] == "reference":
-            return reference(request["spec"], folder).to_json()
+            return asdict(reference(request["spec"], folder))
         candidate = Candidate.from_json(request["candidate"], "request")
-        found = build_candidate(candidate, folder, request["target"], request["timeout"])
-        return found.to_json()
+        return asdict(build_candidate(candidate, folder, request["target"], request["timeout"]))
 
     return serve
 

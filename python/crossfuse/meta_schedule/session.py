@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crossfuse.bench.cascades import CascadeProblem, eager_way, library_way, measure_way
+from crossfuse.bench.cascades import measure_cascade
 from crossfuse.bench.job import Job, Timing
 from crossfuse.errors import RefusedError
 from crossfuse.planner.families import EAGER
+from crossfuse.schema import typed
+from crossfuse.workload.cascade_spec import CascadeSpec
 
 if TYPE_CHECKING:
     from crossfuse.bench.problem import Problem
@@ -24,7 +28,7 @@ class Session:
 
     def __init__(self, device: str = "cuda") -> None:
         self._device = device
-        self._problem: Problem | CascadeProblem | None = None
+        self._problem: Problem | CascadeSpec | None = None
         self._placed: dict[tuple[bool, int], tuple[Any, list[tuple[Any, ...]]]] = {}
 
     def load(self) -> None:
@@ -49,43 +53,37 @@ class Session:
         """
         if request["do"] == "prepare":
             return {"message": self._prepare(request["spec"], Path(request["folder"]))}
-        job = Job.from_json(request["job"])
+        job = typed(Job, request["job"])
         try:
-            return self.measure(job, request["family"], Path(request["library"])).to_json()
+            found = self.measure(job, request["family"], Path(request["library"]))
         except RefusedError as error:
-            return Timing("refused", str(error)[:_LONGEST]).to_json()
+            found = Timing("refused", str(error)[:_LONGEST])
         except Exception as error:
-            return Timing("failed", f"{type(error).__name__}: {error}"[:_LONGEST]).to_json()
+            found = Timing("failed", f"{type(error).__name__}: {error}"[:_LONGEST])
+        return asdict(found)
 
     def measure(self, job: Job, family: str, library: Path) -> Timing:
         """Check a candidate of the prepared workload against float64, time it, and check it again.
 
         Where a check failed it is ``wrong``, without a time unless it is a baseline.
         """
-        problem = self._problem
-        assert problem is not None
-        if isinstance(problem, CascadeProblem):
-            way = eager_way(problem.spec) if family == EAGER else library_way(library, self._device)
-            return measure_way(job, problem.spec, way, self._device)
-        return self._measure(job, family, library, problem)
-
-    def _measure(self, job: Job, family: str, library: Path, problem: Problem) -> Timing:
-        """Measure a candidate of a chain, or of a function."""
-        import torch
-
-        from crossfuse.bench.worker import measure_bound, place
+        from crossfuse.bench.variant import measure_variant
+        from crossfuse.bench.worker import place
         from crossfuse.measure.timing import copies_needed
 
+        problem = self._problem
+        assert problem is not None
         variant = self._variant(family, library, problem)
+        if isinstance(problem, CascadeSpec):
+            return measure_cascade(job, problem, variant, self._device)
         copies = copies_needed(problem.weight_bytes, job.calls, job.l2)
         key = (family == EAGER, copies)
-        with torch.no_grad():
-            if key not in self._placed:
-                self._placed.clear()
-                self._placed[key] = place(variant, problem.inputs, copies, self._device)
-            a, packed = self._placed[key]
-            bound = [variant.bind(a, each) for each in packed]
-            return measure_bound(job, variant, bound, problem, self._device)
+        if key not in self._placed:
+            self._placed.clear()
+            self._placed[key] = place(variant, problem.inputs, copies, self._device)
+        a, packed = self._placed[key]
+        bound = [partial(variant.call, a, *each) for each in packed]
+        return measure_variant(job, variant, bound, [problem.judge] * copies, self._device)
 
     def _prepare(self, spec: str, folder: Path) -> str:
         from crossfuse.meta_schedule.functions import problem_of
@@ -98,16 +96,19 @@ class Session:
             return f"{type(error).__name__}: {error}"[:_LONGEST]
         return ""
 
-    def _variant(self, family: str, library: Path, problem: Problem) -> Variant:
+    def _variant(self, family: str, library: Path, problem: Problem | CascadeSpec) -> Variant:
         if family == EAGER:
             from crossfuse.bench.variants import make
             from crossfuse.workload.spec_text import parse
 
-            return make("eager", parse(problem.what), self._device)
-        from crossfuse.bench.ours import loaded
+            spec = problem if isinstance(problem, CascadeSpec) else parse(problem.what)
+            return make("eager", spec, self._device)
+        from crossfuse.bench.ours import loaded, returning
         from crossfuse.runtime import load
 
         kernel = load(library, check_device=self._device == "cuda")
+        if isinstance(problem, CascadeSpec):
+            return returning(kernel)
         return loaded(kernel, problem.output, problem.dtype, self._device)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,6 +13,7 @@ from crossfuse import _tvm as ir
 from crossfuse.blocks.access import is_reduction
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
+from crossfuse.meta_schedule.database import FAILED_SECONDS
 from crossfuse.meta_schedule.functions import name_of, tag
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.cost.rates import rates_of
@@ -63,12 +66,10 @@ class Task:
         right, and the kernel is left out.
         """
         found = []
-        order = self.space.order
         for group in self.space.groups:
-            inside = order[(order >= group.first) & (order < group.first + group.size)]
-            for point in inside[:count]:
+            for point in self.space.ranked(group, count):
                 with suppress(RefusedError):
-                    found.append(self.schedule(int(point)))
+                    found.append(self.schedule(point))
         return found
 
     def point(self, trace: Any) -> int | None:
@@ -81,6 +82,28 @@ class Task:
             return self.space.find(said.family, said.tiles)
         except (Damaged, KeyError, TypeError):
             return None
+
+    def measured(
+        self, candidates: Sequence[Any], results: Sequence[Any]
+    ) -> tuple[list[int], list[float | None]]:
+        """Points and microseconds of MetaSchedule's candidates; those that name none are left out.
+
+        A time is None if there is just an error.
+        """
+        known = [
+            (point, microseconds_of(result.run_secs))
+            for each, result in zip(candidates, results, strict=True)
+            if (point := self.point(each.sch.trace)) is not None
+        ]
+        return [point for point, _ in known], [time for _, time in known]
+
+
+def microseconds_of(seconds: Any) -> float | None:
+    """Mean time of a result in seconds; None where it failed."""
+    if not seconds:
+        return None
+    mean = sum(float(each) for each in seconds) / len(seconds)
+    return mean * 1e6 if math.isfinite(mean) and mean < FAILED_SECONDS / 2 else None
 
 
 def task_of(func: Any, target: Device) -> Task:

@@ -12,17 +12,15 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from crossfuse.errors import ArtefactRefused, refuse
 from crossfuse.files import read_text, write_atomically
 from crossfuse.hardware import device
 from crossfuse.meta_schedule.build import Conditions
-from crossfuse.meta_schedule.bundle import measure_all
+from crossfuse.meta_schedule.bundle import measure_all, over
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.meta_schedule.records import Found, Record, append, read_records
 from crossfuse.meta_schedule.scheduled import candidate_at, kernels_of
@@ -86,8 +84,7 @@ class Tuning:
                 continue
             points.append(point)
             times.append(each.microseconds)
-        self.search.observe(points, times)
-        self.search.model.update(self.search.space, points, times)
+        self.search.learn(points, times)
 
     def run(
         self,
@@ -103,10 +100,11 @@ class Tuning:
         way. `batch` is the number of kernels between two proposals; after `budget` seconds no
         measurement is begun.
         """
-        end = None if budget is None else time.monotonic() + budget
+        stop = over(budget)
 
-        def stop() -> bool:
-            return end is not None and time.monotonic() > end
+        def keep(record: Record) -> None:
+            self.take(record)
+            report(record)
 
         left = trials
         try:
@@ -115,11 +113,6 @@ class Tuning:
                 if not candidates:
                     break
                 before = len(self.added)
-
-                def keep(record: Record) -> None:
-                    self.take(record)
-                    report(record)
-
                 measure_all(candidates, self.folder, self.how, keep, stop)
                 self.learn(self.added[before:])
                 left -= len(candidates)
@@ -153,9 +146,8 @@ class Tuning:
 
     def save(self) -> None:
         """Write what the cost model learned."""
-        model: Any = self.search.model
-        if isinstance(model, CostModel):
-            model.save(self.folder / "cost_model.json", write_atomically)
+        if self.search.model is not None:
+            self.search.model.save(self.folder / "cost_model.json", write_atomically)
 
 
 def _conditions(record: Record) -> tuple[str, str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
@@ -42,7 +43,7 @@ def view_page(
     except Damaged as error:
         raise measured_refused("measured", error) from None
     viewed = read_viewed(source, spec, workload)
-    return page(viewed.title, _sections(viewed, spec, [each.to_json() for each in kernels]))
+    return page(viewed.title, _sections(viewed, spec, [asdict(each) for each in kernels]))
 
 
 def measured_refused(where: str, error: Damaged) -> RefusedError:

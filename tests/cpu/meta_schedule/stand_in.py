@@ -17,7 +17,7 @@ import crossfuse.runtime as runtime
 from crossfuse.bench import variants
 from crossfuse.bench.cascade_torch import formula
 from crossfuse.measure import timing
-from crossfuse.measure.serving import Serve
+from crossfuse.measure.peer import Serve
 from crossfuse.meta_schedule import serve
 from crossfuse.meta_schedule.functions import is_function
 from crossfuse.meta_schedule.session import Session
@@ -55,10 +55,9 @@ class Kernel:
 
     def run(self, *inputs: Any) -> Any:
         """A cascade, by torch's plain formula."""
-        spec = self.problem.spec
         if self.mood == "die":
             os.kill(os.getpid(), signal.SIGSEGV)
-        found = formula("eager", spec)(*inputs)
+        found = formula("eager", self.problem)(*inputs)
         return found + 1 if self.mood == "wrong" else found
 
 

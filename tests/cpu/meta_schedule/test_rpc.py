@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def served(rpc: Any, spec: str, library: str, folder: Path) -> dict[str, Any]:
     session.load()
     assert session.serve({"do": "prepare", "spec": spec, "folder": str(folder)})["message"] == ""
     job = Job(spec, "ours", protocol=PROTOCOL, repeats=3)
-    request = {"do": "measure", "family": "gemm", "library": library, "job": job.to_json()}
+    request = {"do": "measure", "family": "gemm", "library": library, "job": asdict(job)}
     return session.serve(request)
 
 

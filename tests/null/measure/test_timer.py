@@ -11,7 +11,7 @@ from crossfuse.driver import Gpu
 from crossfuse.errors import EnvironmentRefused
 from crossfuse.hardware import device
 from crossfuse.measure import timer
-from crossfuse.measure.timer import GpuTimer, find_timer, timing
+from crossfuse.measure.timer import Timer, find_timer, timing
 from crossfuse.measure.way import LIBRARY, Way
 from null.measure.timers import FakeTimer
 
@@ -37,8 +37,8 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def made() -> Iterator[GpuTimer]:
-    made = GpuTimer(0, "a GPU", "nvidia-h100", (sys.executable, "-c", PROGRAM), seconds=2.0)
+def made() -> Iterator[Timer]:
+    made = Timer(0, "a GPU", "nvidia-h100", (sys.executable, "-c", PROGRAM), seconds=2.0)
     yield made
     made.close()
 
@@ -47,7 +47,7 @@ def way(source: str) -> Way:
     return Way(LIBRARY, source)
 
 
-def test_one_process_times_many(made: GpuTimer) -> None:
+def test_one_process_times_many(made: Timer) -> None:
     assert [made.time(way("fine")).microseconds for _ in range(3)] == [1.0, 2.0, 3.0]
 
 
@@ -61,7 +61,7 @@ def test_one_process_times_many(made: GpuTimer) -> None:
     ],
 )
 def test_what_fails_has_no_time_and_the_next_has_a_new_process(
-    made: GpuTimer, what: str, message: str
+    made: Timer, what: str, message: str
 ) -> None:
     assert made.time(way("fine")).microseconds == 1.0
     found = made.time(way(what))
@@ -70,7 +70,7 @@ def test_what_fails_has_no_time_and_the_next_has_a_new_process(
     assert made.time(way("fine")).microseconds == 1.0
 
 
-def test_what_fails_beside_others_is_timed_by_itself(made: GpuTimer) -> None:
+def test_what_fails_beside_others_is_timed_by_itself(made: Timer) -> None:
     made.time(way("fine"))
     assert made.time(way("die beside others")).microseconds == 1.0
 

@@ -133,6 +133,12 @@ class Space(ABC):
         """Find the family of a point."""
         return next(each for each in reversed(self.groups) if point >= each.first)
 
+    def ranked(self, group: Group, count: int) -> list[int]:
+        """The best `count` points of a family by the estimate."""
+        order = self.order
+        inside = order[(order >= group.first) & (order < group.first + group.size)]
+        return [int(each) for each in inside[:count]]
+
     def by_group(self, points: Sequence[int] | np.ndarray) -> list[tuple[Group, np.ndarray]]:
         """Places in `points` of those of each family that is among them."""
         given = np.asarray(points, np.int64)

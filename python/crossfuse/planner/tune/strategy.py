@@ -6,41 +6,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from crossfuse.errors import PlanRefused, refuse
+from crossfuse.planner.tune.cost_model import CostModel
 from crossfuse.planner.tune.space import Move, Space
 
 #: Points of a family that may be among the first proposals.
 _RANKS = 64
-
-
-class Model(Protocol):
-    """Predicts times and learns; see `crossfuse.planner.tune.cost_model.CostModel`."""
-
-    def predict(self, space: Space, points: np.ndarray) -> np.ndarray:
-        """Predict the microseconds of points."""
-
-    def update(
-        self, space: Space, points: Sequence[int], microseconds: Sequence[float | None]
-    ) -> None:
-        """Learn from measurements; None of what did not work."""
-
-
-class Prior:
-    """The analytical estimate alone, which learns nothing."""
-
-    def predict(self, space: Space, points: np.ndarray) -> np.ndarray:
-        """Predict the microseconds of points."""
-        found: np.ndarray = space.prior[points]
-        return found
-
-    def update(
-        self, space: Space, points: Sequence[int], microseconds: Sequence[float | None]
-    ) -> None:
-        """Ignore measurements."""
 
 
 class Strategy(ABC):
@@ -50,19 +25,24 @@ class Strategy(ABC):
     the same proposals.
     """
 
-    def __init__(self, space: Space, model: Model | None = None, seed: int = 0) -> None:
+    def __init__(self, space: Space, model: CostModel | None = None, seed: int = 0) -> None:
         self.space = space
-        self.model = Prior() if model is None else model
+        self.model = model
         self.rng = np.random.default_rng(seed)
         #: Measured microseconds; infinite of what did not work.
         self.measured: dict[int, float] = {}
         self._proposed: set[int] = set()
 
     @property
+    def working(self) -> list[int]:
+        """Points that were measured and work, the fastest first."""
+        works = [each for each, time in self.measured.items() if math.isfinite(time)]
+        return sorted(works, key=self.measured.__getitem__)
+
+    @property
     def best(self) -> int | None:
         """The fastest point that was measured."""
-        works = [each for each, time in self.measured.items() if math.isfinite(time)]
-        return min(works, key=self.measured.__getitem__, default=None)
+        return next(iter(self.working), None)
 
     def propose(self, count: int) -> list[int]:
         """Propose at most `count` points to measure, none of them twice; none when all are used."""
@@ -83,6 +63,12 @@ class Strategy(ABC):
             self.measured[int(point)] = math.inf if time is None else float(time)
             self._proposed.add(int(point))
 
+    def learn(self, points: Sequence[int], microseconds: Sequence[float | None]) -> None:
+        """Record measurements, see `observe`, and let the model learn from them."""
+        self.observe(points, microseconds)
+        if self.model is not None:
+            self.model.update(self.space, points, microseconds)
+
     @abstractmethod
     def choose(self, count: int) -> Iterable[int]:
         """List points in the order in which they are wanted; some may be known."""
@@ -94,17 +80,18 @@ class Strategy(ABC):
     def predict(self, points: Sequence[int] | np.ndarray) -> np.ndarray:
         """Predict the microseconds of points by the model."""
         given = np.asarray(points, np.int64)
-        return self.model.predict(self.space, given) if given.size else np.zeros(0)
+        if self.model is not None and given.size:
+            return self.model.predict(self.space, given)
+        found: np.ndarray = self.space.prior[given]
+        return found
 
     def first_of_families(self) -> list[int]:
         """Rank points by the estimate: the first of each family, the second of each, ..."""
-        order = self.space.order
         ranks = []
         for group in self.space.groups:
-            inside = order[(order >= group.first) & (order < group.first + group.size)]
             ranks += [
-                (rank, self.space.prior[each], int(each))
-                for rank, each in enumerate(inside[:_RANKS])
+                (rank, self.space.prior[each], each)
+                for rank, each in enumerate(self.space.ranked(group, _RANKS))
             ]
         return [point for _, _, point in sorted(ranks)]
 
@@ -145,7 +132,7 @@ class Annealing(Strategy):
     def __init__(
         self,
         space: Space,
-        model: Model | None = None,
+        model: CostModel | None = None,
         seed: int = 0,
         *,
         temperature: float = 0.05,
@@ -249,7 +236,7 @@ class Evolution(Strategy):
     def __init__(
         self,
         space: Space,
-        model: Model | None = None,
+        model: CostModel | None = None,
         seed: int = 0,
         *,
         population: int = 48,
@@ -269,8 +256,7 @@ class Evolution(Strategy):
 
     def _elite(self, count: int) -> list[int]:
         """The fastest points measured."""
-        works = [each for each, time in self.measured.items() if np.isfinite(time)]
-        return sorted(works, key=self.measured.__getitem__)[:count]
+        return self.working[:count]
 
     def _around(self, count: int) -> set[int]:
         """All points one step away from the fastest."""
@@ -341,7 +327,7 @@ class RandomSearch(Strategy):
 class ModelOnly(Strategy):
     """The points with the least time as it was predicted at first; measurements confirm them."""
 
-    def __init__(self, space: Space, model: Model | None = None, seed: int = 0) -> None:
+    def __init__(self, space: Space, model: CostModel | None = None, seed: int = 0) -> None:
         super().__init__(space, model, seed)
         self._order = np.argsort(self.predict(np.arange(len(space))), kind="stable")
 
@@ -364,7 +350,9 @@ STRATEGIES: dict[str, type[Strategy]] = {
 }
 
 
-def make_strategy(name: str, space: Space, model: Model | None = None, seed: int = 0) -> Strategy:
+def make_strategy(
+    name: str, space: Space, model: CostModel | None = None, seed: int = 0
+) -> Strategy:
     """Make a search of `STRATEGIES` by name."""
     if name not in STRATEGIES:
         raise refuse(
@@ -396,8 +384,6 @@ def drive(
         points = strategy.propose(min(batch, left))
         if not points:
             break
-        times = measure(points)
-        strategy.observe(points, list(times))
-        strategy.model.update(strategy.space, points, times)
+        strategy.learn(points, measure(points))
         left -= len(points)
     return strategy.best

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import gcd
 from typing import Any
 
@@ -11,7 +11,7 @@ from crossfuse.blocks.chain import Chain, is_k_major, read_two_products
 from crossfuse.blocks.scheduled import read_of
 from crossfuse.calls import AnyFunction, checked
 from crossfuse.hardware import Device, device
-from crossfuse.markers import ACCUMULATE, DSM_COPY
+from crossfuse.markers import DSM_COPY
 from crossfuse.planner.families.dsm import SLICE
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
@@ -19,8 +19,10 @@ from crossfuse.schedule.rules.pipelined import (
     by_part,
     check_unordered,
     depth_beside,
-    place_first,
+    place_products,
     stage_weights,
+    store_parts,
+    sum_parts,
 )
 from crossfuse.schedule.rules.tensor_tiles import row_bytes_depth
 
@@ -109,29 +111,14 @@ def schedule_clustered_ffn(
         check_unordered(sch, chain, chosen.parts, 1)
     consumer = by_part(sch, chain, chosen.parts, chosen.share(chain))
     _lay_out(sch, chain, chosen)
-    passing = _Passing(ring, bulk)
-    rank = _second(sch, chain, consumer, chosen, passing, constant_weights)
+    rank = _second(sch, chain, consumer, chosen, ring, bulk, constant_weights)
+    store_parts(sch, chain, consumer, rank, chosen.parts, unordered)
     if chosen.parts > 1:
-        store = sch.cache_write(consumer, 0, "local")
-        sch.reverse_compute_at(store, rank, preserve_unit_loops=True)
-        sch.grid_stage(store)
-        if unordered:
-            sch.annotate(store, ACCUMULATE, "tma")
-        _sum(sch, chain, chosen)
-    else:
-        sch.set_scope(consumer, 0, "local")
-        sch.reverse_compute_at(chain.epilogue, rank, preserve_unit_loops=True)
+        extents = chosen.rows_of_sum(chain), chosen.columns(chain), chosen.cluster
+        sum_parts(sch, chain, chosen.parts, *extents)
     _, making, *_ = sch.get_loops(chain.middle)
-    place_first(sch, chain, making, 0, constant_weights)
+    place_products(sch, chain.first, making, 0, constant_weights)
     return sch
-
-
-@dataclass(frozen=True)
-class _Passing:
-    """How slices pass: in ring order or all at once, by bulk copies or by stores."""
-
-    ring: bool
-    bulk: bool
 
 
 def _lay_out(sch: Any, chain: Chain, tiles: ClusterTiles) -> None:
@@ -158,7 +145,8 @@ def _second(
     chain: Chain,
     consumer: Any,
     tiles: ClusterTiles,
-    passing: _Passing,
+    ring: bool,
+    bulk: bool,
     constant: bool,
 ) -> Any:
     """Schedule the second product: columns over the CTAs, all slices in their shared memory."""
@@ -170,13 +158,12 @@ def _second(
     sch.bind(sch.fuse(*part, row_tile) if part else row_tile, "blockIdx.x")
     sch.cluster_bind(rank)
     index = read_of(sch, consumer, chain.middle)
-    at = slices if passing.ring else rank
-    stage = sch.dsm_shuffle(chain.middle, consumer, index, at, ring=passing.ring)
-    if passing.bulk:
+    stage = sch.dsm_shuffle(chain.middle, consumer, index, slices if ring else rank, ring=ring)
+    if bulk:
         sch.annotate(stage, DSM_COPY, "bulk")
     _, rank, slices, inside, row, column = sch.get_loops(consumer)
     depth = depth_beside(sch, consumer, index)
-    if passing.ring:
+    if ring:
         steps, depth = inside, gcd(depth, tiles.width(chain))
     else:
         # Steps are as deep as a tile of D, however wide the slices are.
@@ -185,17 +172,3 @@ def _second(
     sch.reorder(step, row, column, depth)
     stage_weights(sch, consumer, index, tiles.stages, constant)
     return rank
-
-
-def _sum(sch: Any, chain: Chain, tiles: ClusterTiles) -> None:
-    """Schedule the sum of all parts: each cluster adds a part of every CTA's tile."""
-    i, j = sch.get_loops(chain.epilogue)
-    row_tile, row = sch.split(i, [None, tiles.rows_of_sum(chain)])
-    rank, column = sch.split(j, [tiles.cluster, tiles.columns(chain)])
-    sch.reorder(row_tile, rank, row, column)
-    part, element = sch.split(sch.fuse(row, column), [tiles.parts, None])
-    sch.reorder(part, row_tile, rank, element)
-    sch.bind(sch.fuse(part, row_tile), "blockIdx.x")
-    sch.cluster_bind(rank)
-    sch.compute_at(chain.second, element, preserve_unit_loops=True)
-    sch.set_scope(chain.second, 0, "local")

@@ -17,6 +17,7 @@ from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.tiles import (
     Tiles,
+    bind_threads,
     choose_tiles,
     copy_by_threads,
     stage_operand,
@@ -118,8 +119,7 @@ def _second(sch: Any, chain: Chain, cluster: int, tiles: Tiles, ring: bool) -> N
     sch.reorder(grid, rank, chunk, y, x, step, outer, inner, i, j)
     sch.bind(grid, "blockIdx.x" if cluster == 1 else "blockIdx.y")
     sch.cluster_bind(rank)
-    sch.bind(y, "threadIdx.y")
-    sch.bind(x, "threadIdx.x")
+    bind_threads(sch, y, x)
     index = read_of(sch, block, chain.middle)
     stage = sch.dsm_shuffle(chain.middle, block, index, outer, ring=ring)
     copy_by_threads(sch, stage, 3, tiles, 16 // _bytes(sch, chain.middle))
@@ -135,8 +135,7 @@ def _first(sch: Any, chain: Chain, tiles: Tiles) -> None:
     rows, columns = loops
     chunk, y, x, i, j = tile_columns(sch, rows, columns, tiles)
     sch.reorder(chunk, y, x, i, j)
-    sch.bind(y, "threadIdx.y")
-    sch.bind(x, "threadIdx.x")
+    bind_threads(sch, y, x)
     depth = staged_depth(chain.k)
     for product in chain.first:
         sch.set_scope(product, 0, "local")

@@ -8,7 +8,7 @@ from typing import Any
 from crossfuse.blocks.chain import Chain, is_k_major
 from crossfuse.blocks.scheduled import name_of
 from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.markers import CONSTANT, STAGES
+from crossfuse.markers import ACCUMULATE, CONSTANT, STAGES
 from crossfuse.planner.kernels.shape import divides_equally
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles, row_bytes_depth
 from crossfuse.schedule.rules.tiles import stage_at
@@ -39,11 +39,6 @@ def stage_weights(sch: Any, product: Any, index: int, stages: int, constant: boo
     weights = sch.cache_read(product, 1 - index, "shared.dyn", consumer_blocks=[product])
     sch.compute_at(weights, step, preserve_unit_loops=True)
     _mark(sch, step, stages, constant)
-
-
-def place_first(sch: Any, chain: Chain, loop: Any, stages: int, constant: bool) -> None:
-    """Compute a chain's first products in a loop over tiles of the intermediate, each pipelined."""
-    place_products(sch, chain.first, loop, stages, constant)
 
 
 def place_products(
@@ -130,7 +125,7 @@ def bind_epilogue(sch: Any, chain: Chain, tiles: TensorTiles, constant: bool = F
     epilogue, and the product moves.
     """
     rank = _bind_tiles(sch, chain.epilogue, chain, tiles)
-    place_first(sch, chain, rank, tiles.stages, constant)
+    place_products(sch, chain.first, rank, tiles.stages, constant)
 
 
 def _bind_tiles(sch: Any, block: Any, chain: Chain, tiles: TensorTiles) -> Any:
@@ -169,6 +164,47 @@ def by_part(sch: Any, chain: Chain, parts: int, share: int) -> Any:
     i, j, part, _ = sch.get_loops(consumer)
     sch.reorder(part, i, j)
     return consumer
+
+
+def store_parts(
+    sch: Any, chain: Chain, consumer: Any, place: Any, parts: int, unordered: bool
+) -> None:
+    """Store the second product in a loop over its tiles: the output, or one of several parts.
+
+    Parts stay in L2, where TMA adds them as they come if they are `unordered`; else `sum_parts`
+    does.
+    """
+    if parts == 1:
+        sch.set_scope(consumer, 0, "local")
+        sch.reverse_compute_at(chain.epilogue, place, preserve_unit_loops=True)
+        return
+    store = sch.cache_write(consumer, 0, "local")
+    sch.reverse_compute_at(store, place, preserve_unit_loops=True)
+    sch.grid_stage(store)
+    if unordered:
+        sch.annotate(store, ACCUMULATE, "tma")
+
+
+def sum_parts(
+    sch: Any, chain: Chain, parts: int, rows: int, columns: int, cluster: int | None = None
+) -> None:
+    """Schedule the sum of all parts: of each tile a CTA adds as many elements as the others.
+
+    With a `cluster`, its CTAs have the tiles side by side.
+    """
+    i, j = sch.get_loops(chain.epilogue)
+    row_tile, row = sch.split(i, [None, rows])
+    column_tile, column = sch.split(j, [cluster, columns])
+    sch.reorder(row_tile, column_tile, row, column)
+    part, element = sch.split(sch.fuse(row, column), [parts, None])
+    sch.reorder(part, row_tile, column_tile, element)
+    if cluster is None:
+        sch.bind(sch.fuse(part, row_tile, column_tile), "blockIdx.x")
+    else:
+        sch.bind(sch.fuse(part, row_tile), "blockIdx.x")
+        sch.cluster_bind(column_tile)
+    sch.compute_at(chain.second, element, preserve_unit_loops=True)
+    sch.set_scope(chain.second, 0, "local")
 
 
 def depth_beside(sch: Any, consumer: Any, index: int) -> int:

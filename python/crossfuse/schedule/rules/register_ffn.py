@@ -9,15 +9,16 @@ from crossfuse.blocks.chain import Chain, read_two_products
 from crossfuse.blocks.scheduled import read_of
 from crossfuse.calls import AnyFunction, checked
 from crossfuse.hardware import Device, device
-from crossfuse.markers import ACCUMULATE
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.pipelined import (
     by_part,
     check_unordered,
     depth_beside,
     has_uneven_rows,
-    place_first,
+    place_products,
     stage_weights,
+    store_parts,
+    sum_parts,
 )
 from crossfuse.schedule.rules.register_tiles import RegisterTiles
 
@@ -95,16 +96,9 @@ def schedule_register_ffn(
         return sch
     consumer = by_part(sch, chain, chosen.parts, chosen.width(chain))
     place = _second(sch, chain, consumer, chosen, constant_weights)
+    store_parts(sch, chain, consumer, place, chosen.parts, unordered)
     if chosen.parts > 1:
-        store = sch.cache_write(consumer, 0, "local")
-        sch.reverse_compute_at(store, place, preserve_unit_loops=True)
-        sch.grid_stage(store)
-        if unordered:
-            sch.annotate(store, ACCUMULATE, "tma")
-        _sum(sch, chain, chosen)
-    else:
-        sch.set_scope(consumer, 0, "local")
-        sch.reverse_compute_at(chain.epilogue, place, preserve_unit_loops=True)
+        sum_parts(sch, chain, chosen.parts, chosen.rows_of_sum(chain), chosen.columns)
     _first(sch, chain, place, constant_weights)
     return sch
 
@@ -149,17 +143,4 @@ def _first(sch: Any, chain: Chain, place: Any, constant: bool) -> None:
     """Place the first products: each CTA makes the columns that it multiplies."""
     sch.set_scope(chain.middle, 0, "local")
     sch.compute_at(chain.middle, place, preserve_unit_loops=True)
-    place_first(sch, chain, place, 0, constant)
-
-
-def _sum(sch: Any, chain: Chain, tiles: RegisterTiles) -> None:
-    """Schedule the sum of all parts: each CTA adds a part of one tile."""
-    i, j = sch.get_loops(chain.epilogue)
-    row_tile, row = sch.split(i, [None, tiles.rows_of_sum(chain)])
-    column_tile, column = sch.split(j, [None, tiles.columns])
-    sch.reorder(row_tile, column_tile, row, column)
-    part, element = sch.split(sch.fuse(row, column), [tiles.parts, None])
-    sch.reorder(part, row_tile, column_tile, element)
-    sch.bind(sch.fuse(part, row_tile, column_tile), "blockIdx.x")
-    sch.compute_at(chain.second, element, preserve_unit_loops=True)
-    sch.set_scope(chain.second, 0, "local")
+    place_products(sch, chain.first, place, 0, constant)

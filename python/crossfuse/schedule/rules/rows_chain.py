@@ -20,7 +20,7 @@ from crossfuse.planner.families.rows_chain import RowsChainTiles
 from crossfuse.planner.families.tiled import StagedKernel
 from crossfuse.planner.kernels.shape import shape_of_blocks
 from crossfuse.schedule.install import install
-from crossfuse.schedule.rules.rows_gemm import row_tiles
+from crossfuse.schedule.rules.rows_gemm import multiplying_warpgroups, row_tiles
 from crossfuse.schedule.rules.stream import bind_stream
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import bind_two_products
@@ -155,7 +155,5 @@ def _complete(
 def _warpgroups(parts: RowsFirst, first: TensorTiles, second: TensorTiles, on: Device) -> int:
     """Multiplying warpgroups of all CTAs of the kernel."""
     shape = shape_of_blocks(read_two_products(ir.Schedule(parts.product), "rows_chain"))
-    kernel = StagedKernel.read({"first": asdict(first), "second": asdict(second)})
-    phase, *_ = kernel.phases(shape)
-    (clusters,) = kernel.clusters(shape, on)
-    return int(clusters * kernel.cluster * phase.warpgroups)
+    tiles = {"first": asdict(first), "second": asdict(second)}
+    return multiplying_warpgroups(StagedKernel.read(tiles), shape, on)

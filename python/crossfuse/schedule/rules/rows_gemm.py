@@ -19,7 +19,8 @@ from crossfuse.hardware import WARP, WARPGROUP, Device, device
 from crossfuse.planner.families import ROWS
 from crossfuse.planner.families.rows import RowsTiles
 from crossfuse.planner.families.tiled import GemmKernel
-from crossfuse.planner.kernels.shape import shape_of_blocks
+from crossfuse.planner.kernels.kernel import TileKernel
+from crossfuse.planner.kernels.shape import Shape, shape_of_blocks
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.stream import bind_stream
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
@@ -158,8 +159,13 @@ def _warpgroups(product: Any, tiles: TensorTiles | None, target: str | Device | 
     chain = read_last_product(sch)
     chosen = (tiles or TensorTiles()).complete(sch, chain)
     kernel = GemmKernel.read(asdict(chosen))
-    (phase,) = kernel.phases(shape_of_blocks(chain))
-    (clusters,) = kernel.clusters(shape_of_blocks(chain), device(target))
+    return multiplying_warpgroups(kernel, shape_of_blocks(chain), device(target))
+
+
+def multiplying_warpgroups(kernel: TileKernel, shape: Shape, on: Device) -> int:
+    """Multiplying warpgroups of all CTAs of a kernel of one launch, by its first phase."""
+    phase, *_ = kernel.phases(shape)
+    (clusters,) = kernel.clusters(shape, on)
     return int(clusters * kernel.cluster * phase.warpgroups)
 
 

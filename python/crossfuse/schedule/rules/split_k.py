@@ -13,6 +13,7 @@ from crossfuse.markers import MAX_CLUSTER
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.tiles import (
     Tiles,
+    bind_threads,
     check_tiles,
     largest_divisor,
     stage_operand,
@@ -150,8 +151,7 @@ def _scatter(sch: Any, chain: Chain, cluster: int, tiles: Tiles) -> None:
     _multiply(sch, partial, row, column, rest, tiles)
     _, _, _, element, ranks = sch.get_loops(product)
     _, y, x = sch.split(element, [None, tiles.threads_y, tiles.threads_x])
-    sch.bind(y, "threadIdx.y")
-    sch.bind(x, "threadIdx.x")
+    bind_threads(sch, y, x)
     sch.set_scope(product, 0, "local")
     sch.reverse_compute_at(chain.epilogue, x, preserve_unit_loops=True)
     sch.decompose_reduction(product, ranks)
@@ -168,8 +168,7 @@ def _all_exchange(sch: Any, chain: Chain, cluster: int, tiles: Tiles) -> None:
     sch.reorder(nest, row, column)
     sch.cluster_bind(nest)
     _, y, x = sch.split(sch.fuse(row, column), [None, tiles.threads_y, tiles.threads_x])
-    sch.bind(y, "threadIdx.y")
-    sch.bind(x, "threadIdx.x")
+    bind_threads(sch, y, x)
     row_tile, column_tile, row, column, depth = _tile(sch, product, tiles)
     rank, rest = sch.split(depth, [cluster, None])
     sch.reorder(row_tile, column_tile, rank, rest, row, column)
@@ -179,8 +178,7 @@ def _all_exchange(sch: Any, chain: Chain, cluster: int, tiles: Tiles) -> None:
     *_, ranks, row, column = sch.get_loops(product)
     _, y, x = sch.split(sch.fuse(row, column), [None, tiles.threads_y, tiles.threads_x])
     sch.reorder(y, x, ranks)
-    sch.bind(y, "threadIdx.y")
-    sch.bind(x, "threadIdx.x")
+    bind_threads(sch, y, x)
     sch.decompose_reduction(product, ranks)
 
 
@@ -193,8 +191,7 @@ def _multiply(sch: Any, partial: Any, row: Any, column: Any, depth: Any, tiles: 
     chunk, y, x, i, j = tile_columns(sch, row, column, tiles)
     outer, inner = sch.split(depth, [None, tiles.depth])
     sch.reorder(chunk, y, x, outer, inner, i, j)
-    sch.bind(y, "threadIdx.y")
-    sch.bind(x, "threadIdx.x")
+    bind_threads(sch, y, x)
     sch.reverse_compute_at(store, x, preserve_unit_loops=True)
     for index in (0, 1):
         stage_operand(sch, partial, index, outer, tiles)

@@ -12,7 +12,7 @@ from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.markers import PAIRED
 from crossfuse.schedule.install import install
-from crossfuse.schedule.rules.pipelined import bind_rows, bind_split, place_first
+from crossfuse.schedule.rules.pipelined import bind_rows, bind_split, place_products
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 
 
@@ -133,7 +133,7 @@ def _first(sch: Any, chain: Chain, tiles: TensorTiles, paired: bool, constant: b
     sch.bind(sch.fuse(column_tile, row_tile), "blockIdx.x")
     sch.cluster_bind(beside, "y")
     sch.cluster_bind(rank)
-    place_first(sch, chain, rank, tiles.stages, constant)
+    place_products(sch, chain.first, rank, tiles.stages, constant)
 
 
 def _along_columns(sch: Any, chain: Chain, tiles: TensorTiles) -> tuple[Any, ...]:

@@ -156,14 +156,19 @@ def _divides(what: str, part: int, whole: int) -> None:
 # Steps that the rules share: threads over loops, operands staged in shared memory.
 
 
-def stage_operand(sch: Any, block: Any, index: int, at: Any, tiles: Tiles, vector: int = 1) -> Any:
+def bind_threads(sch: Any, y: Any, x: Any) -> None:
+    """Bind two loops to the threads of a CTA."""
+    sch.bind(y, "threadIdx.y")
+    sch.bind(x, "threadIdx.x")
+
+
+def stage_operand(sch: Any, block: Any, index: int, at: Any, tiles: Tiles) -> None:
     """Stage read buffer `index` of `block` in shared memory at loop `at`, by all threads."""
     stage = stage_at(sch, block, index, at)
-    copy_by_threads(sch, stage, 2, tiles, vector)
+    copy_by_threads(sch, stage, 2, tiles)
     # Rows one bank apart: threads that read one column of different rows do not collide.
     word = max(1, 32 // int(ir.tvm.DataType(str(sch.get(stage).writes[0].source.ty.dtype)).bits))
     sch.storage_align(stage, 0, axis=-2, factor=32 * word, offset=word)
-    return stage
 
 
 def stage_at(sch: Any, product: Any, index: int, at: Any) -> Any:
@@ -192,11 +197,9 @@ def copy_by_threads(sch: Any, stage: Any, dims: int, tiles: Tiles, vector: int =
     loops = list(sch.get_loops(stage))[-dims:]
     row = constant_extent(sch, "rule", loops[-1])
     lanes = vector if row % vector == 0 else 1
-    fused = sch.fuse(*loops) if dims > 1 else loops[0]
     factors = [None, tiles.threads_y, tiles.threads_x, lanes]
-    _, y, x, v = sch.split(fused, factors)
-    sch.bind(y, "threadIdx.y")
-    sch.bind(x, "threadIdx.x")
+    _, y, x, v = sch.split(sch.fuse(*loops), factors)
+    bind_threads(sch, y, x)
     if lanes > 1:
         sch.vectorize(v)
 
