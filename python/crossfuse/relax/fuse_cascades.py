@@ -21,9 +21,8 @@ from crossfuse.cascade.rewrite.tiles import CascadeTiles, StreamTiles
 from crossfuse.cascade.site import Site
 from crossfuse.hardware import Device, device
 from crossfuse.relax.calls import SCHEDULED, marked, read_calls
-from crossfuse.relax.cascades.forms import Forms
-from crossfuse.relax.cascades.found import Kernel, swept
 from crossfuse.relax.cascades.groups import Group, calls_of, find_groups
+from crossfuse.relax.cascades.kernels import Cascades, Kernel, swept
 from crossfuse.relax.graph import Graph, with_body
 from crossfuse.relax.merge import name_of
 from crossfuse.relax.replace import Replacement, call_of_nodes, replaced
@@ -234,8 +233,7 @@ class FuseCascades:
         return made
 
     def _made(self, mod: Any) -> tuple[Any, list[Outcome]]:
-        forms = Forms(self.target, self.tiles, self.stream)
-        work = _Module(mod, forms)
+        work = _Module(mod, Cascades(self.target, self.tiles, self.stream))
         for name, func in mod.functions_items():
             if isinstance(func, relax.Function):
                 work.take_function(name, func)
@@ -248,9 +246,9 @@ class FuseCascades:
 class _Module:
     """A module in which cascades are replaced one after the other."""
 
-    def __init__(self, mod: Any, forms: Forms) -> None:
+    def __init__(self, mod: Any, cascades: Cascades) -> None:
         self.mod = mod
-        self.forms = forms
+        self.cascades = cascades
         self.builder = relax.BlockBuilder(mod.clone())
         self.outcomes: list[Outcome] = []
         self.callees: dict[Any, Any] = {}
@@ -271,7 +269,7 @@ class _Module:
         if not isinstance(block, relax.DataflowBlock):
             return block
         graph = read_calls(self.mod, block)
-        every, refused = find_groups(graph, self.forms)
+        every, refused = find_groups(graph, self.cascades)
         groups = [each for each in every if _several(each)]
         alone = [each for each in every if not _several(each)]
         self.apart |= {calls_of(each.members)[0]: each.apart for each in alone}
@@ -308,8 +306,8 @@ class _Module:
         if func.attrs and SCHEDULED in func.attrs:
             self.outcomes.append(Outcome(label, "", "it is scheduled already"))
             return
-        found = self.forms.found(func)
-        kernel = found.reason or found.plain or self.forms.kernel(found)
+        found = self.cascades.found(func)
+        kernel = found.reason or found.plain or self.cascades.kernel(found)
         before = swept(func)
         if not isinstance(kernel, Kernel):
             self.outcomes.append(Outcome(label, "", kernel, before=before, after=before))

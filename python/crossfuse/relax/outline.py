@@ -87,6 +87,8 @@ class Outlined:
         for people.
     form : Form | None
         What `func` was written of, if it is a chain.
+    kind : str
+        What functions of it are called.
 
     Examples
     --------
@@ -114,6 +116,7 @@ class Outlined:
     middle: str
     epilogue: str
     form: Form | None = None
+    kind: str = "gemm_chain"
 
     def padded(self, stored: Container[str] = ()) -> Outlined:
         """Pad the arguments where TMA cannot read their rows, see `crossfuse.workload.aligned`.
@@ -134,13 +137,6 @@ class Outlined:
             return self
         pairs = zip(self.arguments, unpadded_shapes(func), strict=True)
         return replace(self, func=func, arguments=tuple(replace(a, shape=s) for a, s in pairs))
-
-    @property
-    def kind(self) -> str:
-        """What functions of it are called."""
-        if self.form is not None and self.form.inner:
-            return "layers"
-        return "gated_ffn" if self.gated else "gemm_chain"
 
     @property
     def summary(self) -> str:
@@ -227,6 +223,8 @@ def _outlined(
     if math.prod(shape[:-1]) != match.rows:
         found, limit = f"the shape {list(shape)}", f"{match.rows} rows as in the input"
         raise refused("the output", found, limit, "reshape the output outside the graph")
+    gated = len(match.layers[0].products) == 2
+    plain = "gated_ffn" if gated else "gemm_chain"
     return Outlined(
         func=emit(form),
         arguments=arguments,
@@ -234,13 +232,14 @@ def _outlined(
         K=form.left.shape[1],
         N=width,
         L=shape[-1],
-        gated=len(match.layers[0].products) == 2,
+        gated=gated,
         dtype=form.left.dtype,
         output_shape=shape,
         output_dtype=form.out,
         middle="; ".join(each.text for each in regions[:-1]),
         epilogue=regions[-1].text,
         form=form,
+        kind="layers" if form.inner else plain,
     )
 
 

@@ -15,16 +15,15 @@ from crossfuse.measure.choice import Measured
 from crossfuse.measure.way import Given
 from crossfuse.planner.cascade.plan import ranked_cascade
 from crossfuse.planner.cascade.shape import cascade_shape
-from crossfuse.planner.families import EAGER
+from crossfuse.planner.families import EAGER, TILES
 from crossfuse.planner.families.registry import CASCADE_FAMILIES
 from crossfuse.relax.calls import read_calls
-from crossfuse.relax.cascades.forms import Forms
-from crossfuse.relax.cascades.found import TILES, Kernel
 from crossfuse.relax.cascades.groups import Group, find_groups
+from crossfuse.relax.cascades.kernels import Cascades, Kernel
 from crossfuse.relax.choice import Candidate, PlannedGroup
 from crossfuse.relax.fuse_cascades import text_of
 from crossfuse.relax.graph import Graph, in_order
-from crossfuse.relax.measured import Contestant, Measuring, measured_kernels
+from crossfuse.relax.measured import Measuring, measured_kernels
 from crossfuse.relax.operators import LEGAL, PRODUCT, dtype_of, shape_of
 from crossfuse.relax.replace import Replacement
 from crossfuse.relax.symbols import extents_of, is_symbolic
@@ -40,11 +39,6 @@ class PlannedCascade(PlannedGroup):
     """A cascade with its plan and that of separate kernels."""
 
     group: Group
-
-    @property
-    def summary(self) -> str:
-        """See `crossfuse.relax.choice.Planned`."""
-        return text_of(self.group.found.site)
 
 
 class CascadeKernels:
@@ -70,7 +64,7 @@ class CascadeKernels:
 
     def candidates(self, graph: Graph) -> Iterator[Candidate]:
         """See `crossfuse.relax.choice.Kernels`."""
-        groups, refused = find_groups(graph, Forms(self._target, None, None))
+        groups, refused = find_groups(graph, Cascades(self._target, None, None))
         for group in (each for each in groups if each.kernel.form == TILES):
             names = tuple(str(each.var.name) for each in in_order(group.members) if each.reduces)
             reason = self._refusal(graph, group)
@@ -109,7 +103,8 @@ class CascadeKernels:
         )
         (output,) = graph.outputs(group.members)
         given = tuple(self._known[str(each.name)] for each in graph.inputs(group.members))
-        planned = PlannedCascade(plans, None, self._known[str(output.var.name)], given, group)
+        made = self._known[str(output.var.name)]
+        planned = PlannedCascade(plans, None, made, given, text_of(site), group)
         return replace(planned, measured=self._measured(planned))
 
     def _measured(self, planned: PlannedCascade) -> Measured | None:
@@ -122,7 +117,8 @@ class CascadeKernels:
             self._target,
             [ir.tvm.ir.save_json(kernel.func)],
             planned.summary,
-            [Contestant(planned.ours, lambda: kernel.func)],
+            [planned.ours],
+            lambda _: kernel.func,
             [Given(shape_of(each, str(each.name)), dtype_of(each)) for each in given],
             self._measuring.separate(planned.output, given, [True] * len(given), {}),
         )

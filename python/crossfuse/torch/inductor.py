@@ -5,16 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
 from crossfuse.errors import RefusedError
-from crossfuse.hardware import Device
-from crossfuse.torch.graph_cache import Record
-from crossfuse.torch.programs import (
+from crossfuse.torch.graph_cache import (
     Program,
+    Record,
     program,
     program_key,
     to_file,
@@ -23,6 +22,9 @@ from crossfuse.torch.programs import (
     write_program,
 )
 from crossfuse.torch.report import keep, warn_of_training
+
+if TYPE_CHECKING:
+    from crossfuse.torch.backend import Backend
 
 # Products that inductor takes apart before we see them: kept whole until our chains are out.
 #
@@ -163,32 +165,8 @@ def _name(operator: Any) -> str:
     return str(getattr(getattr(operator, "_schema", None), "name", ""))
 
 
-class Fuser(Protocol):
-    """What `compile_with_inductor` needs of `crossfuse.torch.Backend`."""
-
-    @property
-    def mode(self) -> str:
-        """How inductor compiles the rest, as ``torch.compile`` names it; empty is its default."""
-
-    @property
-    def choices(self) -> tuple[Any, ...]:
-        """Options that decide what becomes of a graph."""
-
-    def fuse(self, module: fx.GraphModule) -> Record | None:
-        """Replace chains in a graph of aten operators, in place."""
-
-    def runs_on(self, place: torch.device) -> bool:
-        """Whether kernels run where tensors are."""
-
-    def sequential(self, place: torch.device) -> bool:
-        """Whether scheduled functions run on the CPU in place of kernels."""
-
-    def device_of(self, place: torch.device) -> Device:
-        """The device to compile for, for tensors at a place."""
-
-
 def compile_with_inductor(
-    module: fx.GraphModule, inputs: Sequence[Any], backend: Fuser
+    module: fx.GraphModule, inputs: Sequence[Any], backend: Backend
 ) -> Callable[..., Any]:
     """Compile a captured graph by inductor, after our chains were taken out of it.
 
@@ -244,7 +222,7 @@ def _settings(mode: str) -> dict[str, Any]:
 
 
 def _program(
-    module: fx.GraphModule, inputs: Sequence[Any], backend: Fuser, whole: bool = False
+    module: fx.GraphModule, inputs: Sequence[Any], backend: Backend, whole: bool = False
 ) -> Program | None:
     """The cache's record of a captured graph; None if torch is not to keep the graph whole."""
     places = {each.device for each in inputs if isinstance(each, torch.Tensor)}
