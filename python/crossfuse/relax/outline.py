@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 from tvm.ir import GenericConst, Var
 
 from crossfuse.markers import unpadded_shapes
-from crossfuse.relax.elementwise import Region, read_region
+from crossfuse.relax.elementwise import Leaf, Region, read_region
 from crossfuse.relax.graph import Graph
-from crossfuse.relax.match import Match, Weight, match_chain, read_model
+from crossfuse.relax.match import Match, match_chain, read_model
 from crossfuse.relax.operators import dtype_of, refused, shape_of
-from crossfuse.relax.rebuild import Leaf
 from crossfuse.workload.aligned import aligned
 from crossfuse.workload.build import Form, Layer, Product, emit
 from crossfuse.workload.dtypes import FLOAT_TYPES, Operand
@@ -182,8 +181,11 @@ def outline(mod: tvm.IRModule) -> Outlined:
     regions = [
         read_region(graph, each.made, named, each.products, match.rows) for each in match.layers
     ]
-    weights = _weights(match)
-    extras = _extras(match, *regions)
+    weights = tuple(
+        Leaf(each.value, Operand(name, shape_of(each.value, name), dtype_of(each.value)))
+        for name, each in zip(_weight_names(match), match.weights, strict=True)
+    )
+    extras = _extras(match, regions)
     out = dtype_of(graph.output)
     if out not in FLOAT_TYPES:
         raise refused("the output", out, ", ".join(FLOAT_TYPES), "cast the output outside")
@@ -273,17 +275,7 @@ def _names(graph: Graph, match: Match, fixed: dict[Any, str]) -> dict[Any, str]:
     return named
 
 
-def _weights(match: Match) -> tuple[Leaf, ...]:
-    names = _weight_names(match)
-    return tuple(_weight_leaf(name, w) for name, w in zip(names, match.weights, strict=True))
-
-
-def _weight_leaf(name: str, weight: Weight) -> Leaf:
-    shape = shape_of(weight.value, name)
-    return Leaf(weight.value, Operand(name, shape, dtype_of(weight.value)))
-
-
-def _extras(match: Match, *regions: Region) -> tuple[Leaf, ...]:
+def _extras(match: Match, regions: Sequence[Region]) -> tuple[Leaf, ...]:
     """Operands of the element-wise regions besides the products and A, each once."""
     given = (*match.products, match.left)
     found: dict[str, Leaf] = {}

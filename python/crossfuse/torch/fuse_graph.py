@@ -28,7 +28,13 @@ from crossfuse.relax.replace import Replacement, with_replacements
 from crossfuse.relax.symbols import is_symbolic
 from crossfuse.torch.fuse_cascades import CascadeKernels, legalised, may_have_attention
 from crossfuse.torch.graph_cache import Record
-from crossfuse.torch.kernels import BinnedKernel, KeptKernel, kernels_of, offer, offer_kernels
+from crossfuse.torch.kernels import (
+    BinnedKernel,
+    KeptKernel,
+    kernels_of,
+    offer_binned,
+    offer_kernels,
+)
 from crossfuse.torch.report import Report, in_torch
 from crossfuse.torch.rewrite import Call, RowsCall, is_frozen, rewrite
 from crossfuse.torch.separate import EagerForm, eager_form, measuring
@@ -214,7 +220,7 @@ def _offered_rows(
         if options.rest == "inductor":
             compiled = torch.compile(each.form.run, dynamic=True, mode=options.mode or None)
             kernel = replace(kernel, eager=compiled)
-        offer(kernel)
+        offer_binned(kernel)
         output, *inputs = (nodes[one] for one in (*each.outputs, *each.inputs))
         calls.append(RowsCall(output, tuple(inputs), each.form.sizes, kernel.key))
     return calls

@@ -21,9 +21,9 @@ from torch import fx
 from tvm import relax, tirx
 from tvm.ir import Var
 
-from crossfuse.relax.builders import end_blocks
 from crossfuse.relax.converters import CONVERTERS
 from crossfuse.relax.symbols import extents_of, same_extents
+from crossfuse.relax.torch_import import end_blocks
 from crossfuse.torch.concrete import OF_SHAPE, SYMBOLS, elsewhere, extent, is_size
 from crossfuse.workload.dtypes import FLOAT_TYPES
 
