@@ -14,7 +14,7 @@ from crossfuse.hardware import device
 from crossfuse.markers import ROWS
 from crossfuse.relax import BuildKernels, FuseCascades, FuseChains, build_kernels, fuse_cascades
 from crossfuse.relax.chains import kernels, kinds
-from crossfuse.relax.chains.groups import find_groups
+from crossfuse.relax.chains.groups import find_chains
 from crossfuse.relax.graph import read_graph
 from crossfuse.runtime import artefact
 
@@ -54,7 +54,7 @@ def forbid(patch: pytest.MonkeyPatch) -> None:
         (kinds, "rank_function"),
         (kinds, "schedule_planned"),
         (kernels, "lower"),
-        (fuse_cascades, "find_groups"),
+        (fuse_cascades, "find_cascades"),
         (build_kernels, "lower"),
         (artefact, "_compiled"),
     ):
@@ -123,7 +123,7 @@ def test_a_schedule_for_all_rows_is_not_taken_for_one_of_fewer(
     monkeypatch.setattr(kernels, "lower", lambda *_: None)
     mod = model()
     graph = read_graph(mod["main"])
-    (group,) = find_groups(graph)
+    (group,) = find_chains(graph)
     made = kernels.ChainKernels(mod, device("nvidia-h100"), True)
     planned = made.planned(graph, group, kinds.Chains())
     found = [made._kernel(planned, fewer_rows) for fewer_rows in (False, True)]

@@ -130,7 +130,6 @@ def import_nn(module: Any, example_inputs: Sequence[Any]) -> Imported:
 
 
 def _is_nn(model: object) -> bool:
-    """Whether a model is a module of ``tvm.relax.frontend.nn``, without importing it."""
     return any(each.__module__ == "tvm.relax.frontend.nn.core" for each in type(model).__mro__)
 
 

@@ -21,7 +21,7 @@ from crossfuse.cascade.rewrite.tiles import CascadeTiles, StreamTiles
 from crossfuse.cascade.site import Site
 from crossfuse.hardware import Device, device
 from crossfuse.relax.calls import SCHEDULED, marked, read_calls
-from crossfuse.relax.cascades.groups import Group, calls_of, find_groups
+from crossfuse.relax.cascades.groups import CascadeGroup, calls_of, find_cascades
 from crossfuse.relax.cascades.kernels import Cascades, Kernel, swept
 from crossfuse.relax.graph import Graph, with_body
 from crossfuse.relax.merge import name_of
@@ -244,8 +244,6 @@ class FuseCascades:
 
 
 class _Module:
-    """A module in which cascades are replaced one after the other."""
-
     def __init__(self, mod: Any, cascades: Cascades) -> None:
         self.mod = mod
         self.cascades = cascades
@@ -269,7 +267,7 @@ class _Module:
         if not isinstance(block, relax.DataflowBlock):
             return block
         graph = read_calls(self.mod, block)
-        every, refused = find_groups(graph, self.cascades)
+        every, refused = find_cascades(graph, self.cascades)
         groups = [each for each in every if _several(each)]
         alone = [each for each in every if not _several(each)]
         self.apart |= {calls_of(each.members)[0]: each.apart for each in alone}
@@ -280,7 +278,7 @@ class _Module:
         calls = [self._replacement(graph, each) for each in groups]
         return relax.DataflowBlock(replaced(graph, graph.nodes, calls))
 
-    def _replacement(self, graph: Graph, group: Group) -> Replacement:
+    def _replacement(self, graph: Graph, group: CascadeGroup) -> Replacement:
         if group.kernel not in self.callees:
             image = _finished(group.kernel.func, group.found.func)
             self.callees[group.kernel] = self.builder.add_func(image, _name(group))
@@ -300,7 +298,8 @@ class _Module:
     def take_kernel(self, name: Any, func: Any) -> None:
         """Replace a function that holds a cascade of its own, unless nothing calls it any more."""
         label = str(name.name_hint)
-        if self._is_left_over(name, func):
+        private = not (func.attrs and "global_symbol" in func.attrs)
+        if private and name in self.dropped:
             self.left_over.append(name)
             return
         if func.attrs and SCHEDULED in func.attrs:
@@ -317,25 +316,12 @@ class _Module:
         apart = self.apart.get(label, ())
         self.outcomes.append(Outcome(label, kernel.form, text, (), apart, before, kernel.bytes))
 
-    def _is_left_over(self, name: Any, func: Any) -> bool:
-        """Whether a private function was called before the pass, but no longer is."""
-        private = not (func.attrs and "global_symbol" in func.attrs)
-        return private and name in self.called and name not in self.still_called
-
     @cached_property
-    def called(self) -> frozenset[Any]:
-        """Functions that Relax functions called before the pass."""
-        return _names(f for f in self.mod.functions.values() if isinstance(f, relax.Function))
-
-    @cached_property
-    def still_called(self) -> frozenset[Any]:
-        """Functions that they call now; valid once all Relax functions were rewritten."""
-        now = [
-            self.changed.get(name, func)
-            for name, func in self.mod.functions_items()
-            if isinstance(func, relax.Function)
-        ]
-        return _names(now)
+    def dropped(self) -> frozenset[Any]:
+        """What Relax functions called before the pass alone; valid once all were rewritten."""
+        before = {n: f for n, f in self.mod.functions_items() if isinstance(f, relax.Function)}
+        now = [self.changed.get(name, func) for name, func in before.items()]
+        return _names(before.values()) - _names(now)
 
     def finished(self) -> Any:
         """The module with all replacements."""
@@ -357,12 +343,11 @@ def _names(functions: Iterable[Any]) -> frozenset[Any]:
     return frozenset(found)
 
 
-def _several(group: Group) -> bool:
+def _several(group: CascadeGroup) -> bool:
     return len(calls_of(group.members)) > 1
 
 
-def _name(group: Group) -> str:
-    """The kernel's name, made of the names of the functions that reduce."""
+def _name(group: CascadeGroup) -> str:
     return "_".join(["fused", *name_of(group.members).split(", ")])
 
 

@@ -208,7 +208,6 @@ def _operand(graph: Graph, layer: tuple[Var, ...]) -> Any:
 
 
 def _input(graph: Graph, layer: tuple[Var, ...], operand: Any) -> Var:
-    """The input of the first layer; refuses one that is no parameter."""
     if operand in graph.makers:
         found = f"an input changed by {graph.operator(operand)} before the first product"
         advice = "apply that operator outside the graph"

@@ -219,7 +219,6 @@ def _functional(exported: Any) -> Any:
 
 
 def _writes(exported: Any) -> list[Any]:
-    """Operators of a program that write to an argument."""
     calls = [each.target for each in exported.graph.nodes if each.op == "call_function"]
     return [e for e in calls if hasattr(e, "_schema") and e._schema.is_mutable]
 
@@ -262,7 +261,6 @@ def _decompositions(operators: set[Any]) -> dict[Any, Any]:
 
 
 def _weights(exported: Any) -> dict[str, torch.Tensor]:
-    """Parameters of the module by the names that the graph gives them."""
     from torch.export.graph_signature import InputKind
 
     tensors = exported.state_dict

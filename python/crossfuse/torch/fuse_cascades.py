@@ -18,7 +18,7 @@ from crossfuse.planner.cascade.shape import cascade_shape
 from crossfuse.planner.families import EAGER, TILES
 from crossfuse.planner.families.registry import CASCADE_FAMILIES
 from crossfuse.relax.calls import read_calls
-from crossfuse.relax.cascades.groups import Group, find_groups
+from crossfuse.relax.cascades.groups import CascadeGroup, find_cascades
 from crossfuse.relax.cascades.kernels import Cascades, Kernel
 from crossfuse.relax.choice import Candidate, PlannedGroup
 from crossfuse.relax.fuse_cascades import text_of
@@ -38,7 +38,7 @@ _PRODUCTS, _BATCHED = 2, 3
 class PlannedCascade(PlannedGroup):
     """A cascade with its plan and that of separate kernels."""
 
-    group: Group
+    group: CascadeGroup
 
 
 class CascadeKernels:
@@ -64,7 +64,7 @@ class CascadeKernels:
 
     def candidates(self, graph: Graph) -> Iterator[Candidate]:
         """See `crossfuse.relax.choice.Kernels`."""
-        groups, refused = find_groups(graph, Cascades(self._target, None, None))
+        groups, refused = find_cascades(graph, Cascades(self._target, None, None))
         for group in (each for each in groups if each.kernel.form == TILES):
             names = tuple(str(each.var.name) for each in in_order(group.members) if each.reduces)
             reason = self._refusal(graph, group)
@@ -81,7 +81,7 @@ class CascadeKernels:
         result = planned.output
         return Replacement(callee, planned.given, shapes, (result,), (result.ty,))
 
-    def _refusal(self, graph: Graph, group: Group) -> str:
+    def _refusal(self, graph: Graph, group: CascadeGroup) -> str:
         """Why torch could not call the kernel; empty if it can."""
         outputs, inputs = graph.outputs(group.members), graph.inputs(group.members)
         if len(outputs) != 1:
@@ -92,8 +92,7 @@ class CascadeKernels:
                 return "it begins or ends inside of an operator"
         return ""
 
-    def _planned(self, graph: Graph, group: Group) -> PlannedCascade:
-        """The best plan of one kernel, and that of separate kernels."""
+    def _planned(self, graph: Graph, group: CascadeGroup) -> PlannedCascade:
         site, derivation = group.found.site, group.found.derivation
         assert site is not None and derivation is not None
         shape = cascade_shape(site, derivation)
@@ -108,7 +107,6 @@ class CascadeKernels:
         return replace(planned, measured=self._measured(planned))
 
     def _measured(self, planned: PlannedCascade) -> Measured | None:
-        """Time the kernel and separate ones; None if nothing is measured."""
         if self._measuring is None:
             return None
         kernel, given = planned.group.kernel, planned.given

@@ -215,7 +215,6 @@ def compile_with_inductor(
 
 
 def _settings(mode: str) -> dict[str, Any]:
-    """Inductor's settings of a mode, beside those that hold anyway."""
     from torch._inductor import list_mode_options
 
     return {**list_mode_options(mode)} if mode else {}
@@ -265,6 +264,5 @@ def _dynamo_keeps() -> bool:
 
 
 def _called(graph: fx.Graph) -> list[str]:
-    """Keys of the kernels that a graph calls."""
     ours = (each for each in graph.nodes if getattr(each.target, "namespace", "") == "crossfuse")
     return [str(each.args[-1]) for each in ours]

@@ -307,7 +307,6 @@ def without_lowerings(code: str) -> str | None:
 
 
 def _names_of(owner: str, tree: ast.AST) -> set[str]:
-    """Attributes of a name that code reads."""
     return {
         each.attr
         for each in ast.walk(tree)

@@ -146,7 +146,6 @@ def inserted(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node
 
 
 def _mode(values: Any) -> Any:
-    """The fake mode of the fake tensors among some values."""
     from torch._guards import detect_fake_mode
     from torch.utils._pytree import tree_leaves
 

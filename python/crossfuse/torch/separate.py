@@ -63,7 +63,6 @@ def eager_form(output: fx.Node, inputs: Sequence[fx.Node]) -> EagerForm:
 
 
 def _reached(output: fx.Node, inputs: frozenset[fx.Node]) -> frozenset[fx.Node]:
-    """Nodes that an output depends on, up to inputs and sizes."""
     pending, seen = [output], set()
     while pending:
         node = pending.pop()

@@ -140,7 +140,6 @@ class _Attempt:
         return value
 
     def _is_needed(self, node: fx.Node, inside: Container[fx.Node]) -> bool:
-        """Whether torch reads what a node makes."""
         return any(user not in inside and not is_size(user) for user in node.users)
 
     def _left(self, node: fx.Node) -> str:

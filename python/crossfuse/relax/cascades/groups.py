@@ -306,7 +306,7 @@ def _operations(func: Any) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class CascadeGroup:
     """Calls that become one kernel."""
 
     members: Unit
@@ -328,14 +328,16 @@ class Refused:
     reason: str
 
 
-def find_groups(graph: Graph, cascades: Cascades) -> tuple[tuple[Group, ...], tuple[Refused, ...]]:
+def find_cascades(
+    graph: Graph, cascades: Cascades
+) -> tuple[tuple[CascadeGroup, ...], tuple[Refused, ...]]:
     """Find the cascades of a dataflow block, and those that were tried but have no kernel.
 
     Where calls that were joined have no kernel, the largest part that has one is taken, and the
     rest is tried again without what is known to fail. Groups are disjoint, in the order of their
     last calls.
     """
-    groups: list[Group] = []
+    groups: list[CascadeGroup] = []
     refused: dict[Unit, Refused] = {}
     failed = True
     while failed:
@@ -355,7 +357,9 @@ def find_groups(graph: Graph, cascades: Cascades) -> tuple[tuple[Group, ...], tu
     return tuple(groups), tuple(dict.fromkeys(refused.values()))
 
 
-def _largest(growth: Growth, cascades: Cascades, steps: list[Unit]) -> tuple[Group | None, str]:
+def _largest(
+    growth: Growth, cascades: Cascades, steps: list[Unit]
+) -> tuple[CascadeGroup | None, str]:
     """The group of the last step that has a kernel, and why the very last step has none."""
     reason = ""
     for step in reversed(steps):
@@ -364,7 +368,7 @@ def _largest(growth: Growth, cascades: Cascades, steps: list[Unit]) -> tuple[Gro
             continue
         kernel = cascades.kernel(found)
         if isinstance(kernel, Kernel):
-            group = Group(step, found, kernel, growth.apart(step), growth.before(step))
+            group = CascadeGroup(step, found, kernel, growth.apart(step), growth.before(step))
             return group, reason
         reason = reason or kernel
     return None, reason

@@ -229,7 +229,6 @@ class ChainKernels:
         return FunctionCall(name, (*chain.given, *extents), shapes, *made, bins=outcomes)
 
     def _of_bin(self, chain: PlannedChain, params: Sequence[Any]) -> GlobalVar:
-        """A bin's kernel, of a group with these parameters."""
         func = chain.outlined.func
 
         def make() -> tuple[Any, tuple[BufferSpec, ...]]:
@@ -254,7 +253,6 @@ class ChainKernels:
         return self._plans.find(func, lambda: self._answer("plan", func, make, use, kind.name))
 
     def _timed(self, chain: PlannedChain, sizes: Mapping[Var, int]) -> PlannedChain:
-        """A chain with its measured times, if kernels are measured."""
         if self._measuring is None:
             return chain
         given = [
@@ -290,8 +288,6 @@ class ChainKernels:
         return name
 
     def _kernel(self, chain: PlannedChain, fewer_rows: bool) -> Any:
-        """The scheduled function of a chain."""
-
         def make() -> str:
             return str(tvm.ir.save_json(self._of_plan(chain, chain.ours, fewer_rows)))
 
@@ -336,6 +332,5 @@ def _declared(kernel: Any) -> Any:
 
 
 def _label(func: Any, target: Device) -> str:
-    """Parameters of a function, as the label of its cache entry."""
     given = (f"{each.name}{list(map(int, each.ty.shape))}" for each in func.params)
     return f"{' '.join(given)} {func.params[0].ty.dtype} for {target.name}"

@@ -23,7 +23,7 @@ from crossfuse.planner.families import EAGER, ROWS, ROWS_CHAIN
 from crossfuse.planner.families.registry import CASCADE_FAMILIES
 from crossfuse.planner.plan import Plan
 from crossfuse.relax.calls import read_calls
-from crossfuse.relax.chains.groups import Group, find_groups, find_made_chains, find_made_rows
+from crossfuse.relax.chains.groups import Group, find_chains, find_made_chains, find_made_rows
 from crossfuse.relax.graph import Graph, read_graph
 from crossfuse.relax.merge import merged
 from crossfuse.relax.operators import LEGAL, PRODUCT, refused
@@ -71,7 +71,7 @@ class Chains(GroupKind):
 
     def find(self, graph: Graph) -> Iterator[Group]:
         """See `GroupKind`."""
-        return find_groups(graph)
+        return find_chains(graph)
 
     def outlined(self, static: Any) -> Outlined:
         """See `GroupKind`."""
@@ -301,7 +301,6 @@ def _calls(mod: Any) -> Graph:
 
 
 def _argument(params: Sequence[Var], value: Any, buffer: Any) -> Argument:
-    """Where an input comes from, and the buffer of the function of loops that it becomes."""
     shape, dtype = tuple(int(each) for each in buffer.ty.shape), str(buffer.ty.dtype)
     if not isinstance(value, Var):
         return Argument("constant", "", -1, shape, dtype, value.value.numpy())

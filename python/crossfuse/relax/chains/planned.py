@@ -180,7 +180,6 @@ def call_of(
 
 
 def _shape(value: Any, shape: tuple[int, ...], rows: Any) -> tuple[Any, ...]:
-    """The shape of a value in the kernel's parameters."""
     return shape if rows is None or not is_symbolic(value) else (rows, *shape[1:])
 
 
