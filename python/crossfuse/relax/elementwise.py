@@ -19,7 +19,7 @@ from tvm.ir import Call, GenericConst, TensorLoad, Var
 from tvm.s_tir import SBlock
 from tvm_ffi import structural_map, structural_walk
 
-from crossfuse.relax.graph import Graph
+from crossfuse.relax.graph import Graph, fused_region
 from crossfuse.relax.operators import (
     CAST,
     HIGHEST,
@@ -264,7 +264,13 @@ class _Rebuild:
                     result = self.builder.emit(relax.op.broadcast_to(result, shape))
                 result = self.builder.emit_output(result)
             self.builder.emit_func_output(result)
-        return _fused(self.builder.get(), params)
+        passes = [relax.transform.LegalizeOps(dict(LEGAL)), relax.transform.FuseTIR()]
+        try:
+            return fused_region(self.builder, "region", params, tvm.transform.Sequential(passes))
+        except tvm.error.InternalError as error:
+            found = f"operators that TVM does not join: {str(error).splitlines()[-1]}"
+            limit = "element-wise operators of tensors and numbers"
+            raise refused("between products", found, limit, "leave the model unfused") from error
 
     def widened(self, value: Any) -> Any:
         """Cast to float32, except truth values and integers."""
@@ -317,22 +323,3 @@ class _Rebuild:
             found = f"the shape {list(shape_of(value, name))} from collapsed rows"
             raise refused(name, found, "operators that keep rows", "reshape outside the graph")
         return result
-
-
-def _fused(mod: tvm.IRModule, params: list[Var]) -> tirx.PrimFunc:
-    """Legalise the operators of the function ``region`` and fuse them to one function."""
-    region = mod.get_global_var("region")
-    builder = relax.BlockBuilder(mod)
-    outer = [relax.Var(param.name, param.ty) for param in params]
-    with builder.function("main", outer):
-        with builder.dataflow():
-            result = builder.emit_output(Call(region, outer))
-        builder.emit_func_output(result)
-    passes = [relax.transform.LegalizeOps(dict(LEGAL)), relax.transform.FuseTIR()]
-    try:
-        fused = tvm.transform.Sequential(passes)(builder.get())
-    except tvm.error.InternalError as error:
-        found = f"operators that TVM does not join: {str(error).splitlines()[-1]}"
-        limit = "element-wise operators of tensors and numbers"
-        raise refused("between products", found, limit, "leave the model unfused") from error
-    return next(f for f in fused.functions.values() if isinstance(f, tirx.PrimFunc))

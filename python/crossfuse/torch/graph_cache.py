@@ -48,10 +48,6 @@ class Record:
         names = ", ".join(dict.fromkeys(self.report.fused)) or "no kernels"
         return f"graph of {len(self.report.outcomes)} groups: {names}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to values that `json` can write."""
-        return asdict(self)
-
 
 def graph_key(graph: fx.Graph, target: Device, options: Sequence[Any]) -> str:
     """Cache key of a graph of aten operators; empty if it has none.
@@ -88,7 +84,7 @@ def remember(key: str, record: Record) -> None:
 
     All kernels of the record must be in the cache.
     """
-    data = json.dumps(record.to_dict()).encode()
+    data = json.dumps(asdict(record)).encode()
     shelf(_GRAPH).write(key, Entry(data, {"label": record.label}))
 
 
@@ -153,25 +149,22 @@ def program(key: str) -> Program | None:
     either.
     """
     found = _read(key)
+    records = () if found is None else found.records
+    kernels = dict.fromkeys(kernel for each in records for kernel in each.kernels)
     with contextlib.suppress(RefusedError, OSError):
-        if found is not None and found.records and offer_kept(_kernels(found.records)):
+        if records and offer_kept(tuple(kernels)):
             return found
     fresh = Program(key, uuid4().hex)
     write_program(fresh)
     return fresh if _read(key) == fresh else None
 
 
-def write_program(made: Program) -> None:
-    """Cache what became of a captured graph."""
-    values = asdict(_Stored(made.number, made.records))
+def write_program(made: Program, records: Sequence[Record] = ()) -> None:
+    """Cache what became of a captured graph, with further records."""
+    made = replace(made, records=tuple(dict.fromkeys((*made.records, *records))))
     label = "; ".join(each.label for each in made.records) or "not compiled yet"
-    entry = Entry(json.dumps(values).encode(), {"label": f"program, {label}"})
+    entry = Entry(json.dumps(asdict(made)).encode(), {"label": f"program, {label}"})
     shelf(_PROGRAM).write(made.key, entry)
-
-
-def with_records(made: Program, records: Sequence[Record]) -> Program:
-    """Add records to a program; another process may have written other ones."""
-    return replace(made, records=tuple(dict.fromkeys((*made.records, *records))))
 
 
 def to_file() -> bool:
@@ -201,17 +194,4 @@ def torch_caches(made: Program | None) -> Iterator[None]:
 
 
 def _read(key: str) -> Program | None:
-    found = shelf(_PROGRAM).read(key, lambda entry: read(_Stored, entry.data))
-    return None if found is None else Program(key, found.number, found.records)
-
-
-@dataclass(frozen=True)
-class _Stored:
-    """A program as it is cached, under its key."""
-
-    number: str
-    records: tuple[Record, ...]
-
-
-def _kernels(records: Sequence[Record]) -> tuple[Any, ...]:
-    return tuple(dict.fromkeys(each for record in records for each in record.kernels))
+    return shelf(_PROGRAM).read(key, lambda entry: read(Program, entry.data))

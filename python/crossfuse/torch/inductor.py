@@ -18,7 +18,6 @@ from crossfuse.torch.graph_cache import (
     program_key,
     to_file,
     torch_caches,
-    with_records,
     write_program,
 )
 from crossfuse.torch.report import keep, warn_of_training
@@ -249,7 +248,7 @@ def _told(known: Program, made: Sequence[Record | None]) -> None:
         return
     records = [each for each in made if each is not None]
     if len(records) == len(made):
-        write_program(with_records(known, records))
+        write_program(known, records)
 
 
 def _dynamo_keeps() -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 
@@ -15,9 +16,9 @@ from crossfuse.errors import RefusedError, WorkloadRefused, refuse
 from crossfuse.measure.timer import Timer
 from crossfuse.measure.way import GRAPH, Given, Way
 from crossfuse.relax.measured import Measuring, Separate
-from crossfuse.torch.concrete import concrete
 from crossfuse.torch.graph_key import Untold, node_words
-from crossfuse.torch.translate import Translation
+from crossfuse.torch.rewrite import extent
+from crossfuse.torch.translate import Translation, is_size
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def measuring(
         try:
             nodes = [translation.nodes[each] for each in (output, *inputs)]
             if sizes:
-                image = concrete(graph, {symbols[each]: size for each, size in sizes.items()})
+                image = _concrete(graph, {symbols[each]: size for each, size in sizes.items()})
                 nodes = [image[each] for each in nodes]
             return _separate(nodes[0], nodes[1:], cold, mode)
         except (KeyError, RefusedError, Untold):
@@ -139,3 +140,38 @@ def _words(inputs: Sequence[fx.Node], nodes: Sequence[fx.Node]) -> str:
             *(re.sub(r"%(\w+)", lambda name: f"%{numbers[name[1]]}", line) for line in lines),
         )
     )
+
+
+def _concrete(graph: fx.Graph, sizes: Mapping[sympy.Symbol, int]) -> Mapping[fx.Node, Any]:
+    """Copy a graph with values for symbols: its nodes in the copy, and numbers for sizes.
+
+    Nodes carry ``meta["val"]``. What depends on symbols without a value stays symbolic.
+    """
+    made = fx.Graph()
+    images: dict[fx.Node, Any] = {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if is_size(node):
+            images[node] = _size_at(value, sizes)
+            continue
+        images[node] = made.node_copy(node, lambda each: images[each])
+        if isinstance(value, torch.Tensor):
+            images[node].meta["val"] = _tensor_at(value, sizes)
+    return images
+
+
+def _size_at(value: Any, sizes: Mapping[sympy.Symbol, int]) -> Any:
+    """A size at some values of symbols; what is still symbolic, or no integer, stays."""
+    if not isinstance(value, torch.SymInt):
+        return value
+    number = sympy.sympify(extent(value).xreplace(dict(sizes)))
+    return int(number) if number.is_Integer else value
+
+
+def _tensor_at(value: torch.Tensor, sizes: Mapping[sympy.Symbol, int]) -> torch.Tensor:
+    shape, stride = ([_size_at(each, sizes) for each in x] for x in (value.shape, value.stride()))
+    if value.layout != torch.strided or not all(
+        isinstance(each, int) for each in (*shape, *stride)
+    ):
+        return value
+    return torch.empty_strided(shape, stride, dtype=value.dtype, device="meta")

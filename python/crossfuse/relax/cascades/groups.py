@@ -48,7 +48,7 @@ class Growth:
             pass
         for unit in list(self.steps):
             found = self.found(unit)
-            if not found.reason and not (found.is_plain and found.is_product):
+            if not found.reason and not (found.plain and found.is_product):
                 self._take_neighbours(unit)
 
     def found(self, unit: Unit) -> Found:
@@ -123,9 +123,9 @@ class Growth:
     def _join_producer(self, one: Unit, other: Unit) -> bool:
         """Join a reduction with the unit that it makes elements for."""
         first, second = self.found(one), self.found(other)
-        if not first.is_plain or first.producers or not self.units.needs(other, one):
+        if not first.plain or first.producers or not self.units.needs(other, one):
             return False
-        if second.is_plain and second.is_product:
+        if second.plain and second.is_product:
             return False  # two products in a row are a chain
         due = (second.stages, len(second.producers) + 1)
         return self._join(due, "it makes no elements of the axis", one, other)
@@ -364,7 +364,7 @@ def _largest(
     reason = ""
     for step in reversed(steps):
         found = growth.found(step)
-        if found.reason or found.is_plain:
+        if found.reason or found.plain:
             continue
         kernel = cascades.kernel(found)
         if isinstance(kernel, Kernel):

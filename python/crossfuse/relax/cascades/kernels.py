@@ -69,13 +69,11 @@ class Found:
         return shared or any(each.columns for each in self.site.stages.values())
 
     @property
-    def is_plain(self) -> bool:
-        """Whether it is one reduction that reads each element once, or two products in a row."""
-        return bool(self.plain)
-
-    @property
     def plain(self) -> str:
-        """Why there is nothing to stream; empty if there is."""
+        """Why there is nothing to stream; empty if there is.
+
+        It is one reduction that reads each element once, or two products in a row.
+        """
         site = self.site
         if site is None or self.stages != 1 or site.cascade.rows:
             return ""
