@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -26,101 +26,11 @@ from crossfuse.relax.cascades.kernels import Cascades, Kernel, swept
 from crossfuse.relax.graph import Graph, with_body
 from crossfuse.relax.merge import name_of
 from crossfuse.relax.replace import Replacement, call_of_nodes, replaced
-from crossfuse.schema import Damaged, read, shown, typed
-
-# Modules in which cascades were fused before, from the cache.
+from crossfuse.schema import Damaged, read, shown
 
 #: Bytes of constants in a module that is looked up. Weights belong to the parameters: in the module
 #: they would be hashed, and kept, with each of its versions.
 _MOST = 16 * 2**20
-
-
-def once(
-    mod: Any,
-    target: Device,
-    options: Sequence[Any],
-    row: type,
-    make: Callable[[], tuple[Any, Sequence[Any]]],
-) -> tuple[Any, tuple[Any, ...]]:
-    """Run a pass on a module, or take its result from the cache.
-
-    A module with attributes, such as libraries, or with many bytes of constants is not looked up.
-    Options of the pass enter the cache key by their ``repr``. `row` is the dataclass of a line of
-    the pass's report; `make` runs the pass and gives the module, `mod` itself where nothing
-    changed, and the report.
-    """
-    if mod.attrs or _constant_bytes(mod) > _MOST:
-        made, rows = make()
-        return made, tuple(rows)
-
-    def answer() -> str:
-        made, rows = make()
-        changes = replace(_changes(mod, made), rows=tuple(map(asdict, rows)))
-        return json.dumps(asdict(changes))
-
-    key = content_key(target, "cascades", *map(repr, options), tvm.ir.save_json(mod))
-    names = ", ".join(str(each.name_hint) for each in mod.get_global_vars())
-    label = f"{names[:80]} for {target.name}"
-    return answered(shelf("cascades"), key, label, answer, partial(_read, mod, row))
-
-
-@dataclass(frozen=True)
-class _Changes:
-    """What a pass changed in a module: new and replaced functions, and names of removed ones."""
-
-    #: A module of these functions in TVM's JSON; empty if nothing changed.
-    new: str
-    gone: tuple[str, ...]
-    #: The lines of the report, as dictionaries.
-    rows: tuple[Mapping[str, Any], ...] = ()
-
-
-def _read(mod: Any, row: type, text: str) -> tuple[Any, tuple[Any, ...]]:
-    found = read(_Changes, text)
-    return _changed(mod, found), tuple(typed(row, each) for each in found.rows)
-
-
-def _changes(mod: Any, made: Any) -> _Changes:
-    before, after = dict(mod.functions_items()), dict(made.functions_items())
-    new = {
-        name: func
-        for name, func in after.items()
-        if name not in before or not before[name].same_as(func)
-    }
-    gone = tuple(str(name.name_hint) for name in before if name not in after)
-    return _Changes(tvm.ir.save_json(tvm.IRModule(new)) if new else "", gone)
-
-
-def _changed(mod: Any, changes: _Changes) -> Any:
-    """A module with `_changes` applied.
-
-    Functions that did not change and global variables stay the same objects.
-    """
-    if not changes.new:
-        return mod
-    names = {str(each.name_hint): each for each in mod.get_global_vars()}
-
-    def name_of(variable: Any) -> Any:
-        return names.setdefault(str(variable.name_hint), variable)
-
-    made = mod.clone()
-    for variable, func in ir.load_json(changes.new, tvm.IRModule).functions_items():
-        renamed = ir.mutate(func, (GlobalVar, lambda each, _: name_of(each)))
-        made.update_func(name_of(variable), renamed)
-    for name in changes.gone:
-        if name not in names:
-            raise Damaged(f"gone: {shown(name)}", "functions of the module")
-        del made[names[name]]
-    return made
-
-
-def _constant_bytes(mod: Any) -> int:
-    found: list[Any] = []
-    for func in mod.functions.values():
-        ir.walk(func, (GenericConst, found.append))
-    return sum(each.value.numpy().nbytes for each in found)
-
-
 #: TVM's attribute of functions that says how they fuse, and its value for those that never do.
 _PATTERN, _OPAQUE = "op_pattern", 8
 
@@ -162,6 +72,90 @@ class Outcome:
     apart: tuple[str, ...] = ()
     before: int = 0
     after: int = 0
+
+
+# Modules in which cascades were fused before, from the cache.
+
+
+@dataclass(frozen=True)
+class _Changes:
+    """What the pass changed in a module: new and replaced functions, and names of removed ones."""
+
+    #: A module of these functions in TVM's JSON; empty if nothing changed.
+    new: str
+    gone: tuple[str, ...]
+    #: The lines of the report.
+    rows: tuple[Outcome, ...]
+
+
+def _once(
+    mod: Any,
+    target: Device,
+    options: Sequence[Any],
+    make: Callable[[], tuple[Any, Sequence[Outcome]]],
+) -> tuple[Any, tuple[Outcome, ...]]:
+    """Run the pass on a module, or take its result from the cache.
+
+    A module with attributes, such as libraries, or with many bytes of constants is not looked up.
+    Options enter the cache key by their ``repr``. `make` runs the pass and gives the module, `mod`
+    itself where nothing changed, and the report.
+    """
+    if mod.attrs or _constant_bytes(mod) > _MOST:
+        made, rows = make()
+        return made, tuple(rows)
+
+    def use(text: str) -> tuple[Any, tuple[Outcome, ...]]:
+        found = read(_Changes, text)
+        return _changed(mod, found), found.rows
+
+    key = content_key(target, "cascades", *map(repr, options), tvm.ir.save_json(mod))
+    names = ", ".join(str(each.name_hint) for each in mod.get_global_vars())
+    label = f"{names[:80]} for {target.name}"
+    answer = partial(_changes, mod, make)
+    return answered(shelf("cascades"), key, label, answer, use)
+
+
+def _changes(mod: Any, make: Callable[[], tuple[Any, Sequence[Outcome]]]) -> str:
+    made, rows = make()
+    before, after = dict(mod.functions_items()), dict(made.functions_items())
+    new = {
+        name: func
+        for name, func in after.items()
+        if name not in before or not before[name].same_as(func)
+    }
+    gone = tuple(str(name.name_hint) for name in before if name not in after)
+    text = tvm.ir.save_json(tvm.IRModule(new)) if new else ""
+    return json.dumps(asdict(_Changes(text, gone, tuple(rows))))
+
+
+def _changed(mod: Any, changes: _Changes) -> Any:
+    """A module with `_changes` applied.
+
+    Functions that did not change and global variables stay the same objects.
+    """
+    if not changes.new:
+        return mod
+    names = {str(each.name_hint): each for each in mod.get_global_vars()}
+
+    def name_of(variable: Any) -> Any:
+        return names.setdefault(str(variable.name_hint), variable)
+
+    made = mod.clone()
+    for variable, func in ir.load_json(changes.new, tvm.IRModule).functions_items():
+        renamed = ir.mutate(func, (GlobalVar, lambda each, _: name_of(each)))
+        made.update_func(name_of(variable), renamed)
+    for name in changes.gone:
+        if name not in names:
+            raise Damaged(f"gone: {shown(name)}", "functions of the module")
+        del made[names[name]]
+    return made
+
+
+def _constant_bytes(mod: Any) -> int:
+    found: list[Any] = []
+    for func in mod.functions.values():
+        ir.walk(func, (GenericConst, found.append))
+    return sum(each.value.numpy().nbytes for each in found)
 
 
 @ir.tvm.ir.transform.module_pass(opt_level=0, name="crossfuse.FuseCascades")
@@ -229,7 +223,7 @@ class FuseCascades:
             With calls of the kernels.
         """
         options = (self.tiles, self.stream)
-        made, self.outcomes = once(mod, self.target, options, Outcome, lambda: self._made(mod))
+        made, self.outcomes = _once(mod, self.target, options, lambda: self._made(mod))
         return made
 
     def _made(self, mod: Any) -> tuple[Any, list[Outcome]]:

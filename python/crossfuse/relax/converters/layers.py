@@ -119,18 +119,6 @@ def _smooth_resize(node: fx.Node, _importer: Any) -> Any:
     raise NotImplementedError(f"{node.target}, of which TVM leaves the smoothing out")
 
 
-#: By the name of the operator.
-LAYERS = {
-    "batch_norm.default": _batch_norm,
-    "group_norm.default": _group_norm,
-    "instance_norm.default": _instance_norm,
-    "scaled_dot_product_attention.default": _attention,
-    "avg_pool2d.default": _average_pool,
-    "upsample_nearest2d.vec": _nearest,
-    "_upsample_bilinear2d_aa.default": _smooth_resize,
-}
-
-
 # Products, casts and reshapes.
 #
 # TVM's converters declare every product float32, so that a bias or a second layer in a 2-byte type
@@ -176,7 +164,14 @@ def _convolution(node: fx.Node, importer: Any) -> Any:
 
 
 #: By the name of the operator.
-PRODUCTS = {
+LAYERS = {
+    "batch_norm.default": _batch_norm,
+    "group_norm.default": _group_norm,
+    "instance_norm.default": _instance_norm,
+    "scaled_dot_product_attention.default": _attention,
+    "avg_pool2d.default": _average_pool,
+    "upsample_nearest2d.vec": _nearest,
+    "_upsample_bilinear2d_aa.default": _smooth_resize,
     "linear.default": _plain(relax.op.linear),
     "conv2d.default": _convolution,
     "addmm.default": _addmm,

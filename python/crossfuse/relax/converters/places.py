@@ -167,20 +167,6 @@ def _repeat_interleave(node: fx.Node, importer: Any) -> Any:
     return importer.block_builder.emit(relax.op.repeat(importer.env[x], int(repeats), axis))
 
 
-#: By the name of the operator.
-PLACES = {
-    "unfold.default": _unfold,
-    "repeat_interleave.self_int": _repeat_interleave,
-    "select.int": _select,
-    "index.Tensor": _index,
-    **dict.fromkeys(("index_put.default", "_unsafe_index_put.default"), _index_put),
-    "full.default": _full,
-    "full_like.default": _full_like,
-    **dict.fromkeys(("cat.default", "concat.default"), _cat),
-    "pixel_shuffle.default": _pixel_shuffle,
-}
-
-
 # Sorting with NaN above all other elements, as in torch.
 #
 # TVM's own compare NaN like any number, and their results are in no order then.
@@ -252,7 +238,16 @@ def _taken(value: Any, places: Any, axis: int, emit: Any) -> Any:
 
 
 #: By the name of the operator.
-ORDER = {
+PLACES = {
+    "unfold.default": _unfold,
+    "repeat_interleave.self_int": _repeat_interleave,
+    "select.int": _select,
+    "index.Tensor": _index,
+    **dict.fromkeys(("index_put.default", "_unsafe_index_put.default"), _index_put),
+    "full.default": _full,
+    "full_like.default": _full_like,
+    **dict.fromkeys(("cat.default", "concat.default"), _cat),
+    "pixel_shuffle.default": _pixel_shuffle,
     "topk.default": _topk,
     "sort.default": _sort,
     "argsort.default": _argsort,
