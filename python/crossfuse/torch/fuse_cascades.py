@@ -128,6 +128,9 @@ def may_have_attention(graph: Graph) -> bool:
     Those of symbolic shapes do not count: kernels of cascades are written for one shape.
 
     A quick look first: to search for cascades takes more than a second for each layer of a model.
+    Norms and softmaxes without products are left: inductor reads and writes them once too.
+    Attention that is one operator of torch is left as well: it is a fused kernel of cuDNN or flash
+    attention already, and inductor makes one of the usual formulas before we see them.
     """
     products = (graph.arguments(each.var) for each in graph.nodes if each.operator == PRODUCT)
     static = (operands for operands in products if not any(map(is_symbolic, operands)))

@@ -10,7 +10,6 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import torch
-import tvm
 from torch import fx
 from tvm.ir import GlobalVar
 
@@ -22,7 +21,8 @@ from crossfuse.relax.chains.kernels import ChainKernels
 from crossfuse.relax.chains.kinds import Chains, MadeChains
 from crossfuse.relax.chains.planned import PlannedRows, call_of
 from crossfuse.relax.choice import Chosen, choose
-from crossfuse.relax.graph import Graph, read_graph
+from crossfuse.relax.graph import read_graph
+from crossfuse.relax.measured import Measuring
 from crossfuse.relax.outcome import BinOutcome, ChainOutcome
 from crossfuse.relax.replace import Replacement, with_replacements
 from crossfuse.relax.symbols import is_symbolic
@@ -61,26 +61,24 @@ def fuse_graph(
     """
     mode = (options.mode or "default") if options.rest == "inductor" else None
     translation = translate(module.graph)
+    graph = read_graph(translation.module["main"])
     timed = None if timer is None else measuring(timer, mode, module.graph, translation)
     where, always = (target, sequential), options.always
-    kernels = TorchKernels(
-        translation,
-        target,
-        bins=options.bins,
-        measuring=timed,
-        weights=_weights(module, translation),
-    )
-    chains = choose("main", read_graph(translation.module["main"]), kernels, always)
-    chains = in_torch(chains, translation.names)
-    made, calls = _offered(translation, _static(chains), kernels.module, *where)
+    weights = _weights(module, translation)
+    kernels = TorchKernels(translation, target, options.bins, timed, weights)
+    chains = in_torch(choose("main", graph, kernels, always), translation.names)
+    static = [each for each in chains.replacements if not each.bins]
+    made, calls = _offered(translation, static, kernels.module, *where)
     rows = [each for each in chains.replacements if each.bins]
     rows_calls = _offered_rows(rows, translation.nodes, kernels.module, *where, options)
     cascades, failed = Chosen((), ()), False
     try:
-        if options.cascades:
+        if options.cascades and may_have_attention(graph):
             of_cascades = CascadeKernels(target, translation.nodes, timed)
-            rest = _rest(translation, _static(chains), kernels.module)
-            found = Chosen((), ()) if rest is None else choose("main", rest, of_cascades, always)
+            rest = kernels.module.clone()
+            main = with_replacements(translation.module["main"], graph, static)
+            rest.update_func(rest.get_global_var("main"), main)
+            found = choose("main", legalised(rest), of_cascades, always)
             cascades = in_torch(found, translation.names)
             more = _offered(translation, found.replacements, of_cascades.functions, *where)
             made, calls = (*made, *more[0]), (*calls, *more[1])
@@ -94,10 +92,6 @@ def fuse_graph(
     return Record(Report(outcomes, translation.untranslated), made, calls), not failed
 
 
-def _static(chains: Chosen) -> list[Replacement]:
-    return [each for each in chains.replacements if not each.bins]
-
-
 def _weights(module: fx.GraphModule, translation: Translation) -> Collection[Any]:
     """Variables of weights that no call changes, which torch promises of frozen ones alone.
 
@@ -107,25 +101,6 @@ def _weights(module: fx.GraphModule, translation: Translation) -> Collection[Any
     if not is_frozen(module):
         return ()
     return tuple(each for each, node in translation.nodes.items() if node.op == "get_attr")
-
-
-def _rest(
-    translation: Translation, replacements: Sequence[Replacement], functions: tvm.IRModule
-) -> Graph | None:
-    """What chains leave of a graph, to be searched for cascades; None if there can be none.
-
-    They are looked for where products multiply batches by batches. Norms and softmaxes without
-    products are left: inductor reads and writes them once too. Attention that is one operator of
-    torch is left as well: it is a fused kernel of cuDNN or flash attention already, and inductor
-    makes one of the usual formulas before we see them.
-    """
-    main = translation.module["main"]
-    graph = read_graph(main)
-    if not may_have_attention(graph):
-        return None
-    rest = functions.clone()
-    rest.update_func(rest.get_global_var("main"), with_replacements(main, graph, replacements))
-    return legalised(rest)
 
 
 def _offered(
@@ -164,12 +139,26 @@ class RowsReplacement(Replacement):
 class TorchKernels(ChainKernels):
     """Kernels of a translated graph's chains; see `ChainKernels`."""
 
-    def __init__(self, translation: Translation, target: Device, **options: Any) -> None:
-        known = translation.nodes
-        kinds = (Chains(), MadeChains())
-        given = {"named": False, "known": known, "kinds": kinds, **options}
-        super().__init__(translation.module, target, False, **given)
-        self._nodes = known
+    def __init__(
+        self,
+        translation: Translation,
+        target: Device,
+        bins: Sequence[int],
+        measuring: Measuring | None,
+        weights: Collection[Any],
+    ) -> None:
+        super().__init__(
+            translation.module,
+            target,
+            constant_weights=False,
+            named=False,
+            bins=bins,
+            measuring=measuring,
+            weights=weights,
+            known=translation.nodes,
+            kinds=(Chains(), MadeChains()),
+        )
+        self._nodes = translation.nodes
         self._pickers = Equal()
         self._count = Counter[str]()
 

@@ -88,8 +88,7 @@ class _Attempt:
         self._elsewhere = _elsewhere(graph)
         self._symbols: dict[sympy.Symbol, Var] = {}
         self._importer = ExportedProgramImporter()
-        self._own = CONVERTERS
-        self._known = {**self._importer.convert_map, **self._own}
+        self._known = {**self._importer.convert_map, **CONVERTERS}
 
     def translation(self) -> Translation:
         """Translate all nodes; `_NotTranslated` is raised where the importer fails on one."""
@@ -133,7 +132,7 @@ class _Attempt:
 
     def _convert(self, node: fx.Node) -> Any:
         name = node.target.__name__
-        extra = (self._importer,) if name in self._own else ()
+        extra = (self._importer,) if name in CONVERTERS else ()
         try:
             value = self._known[name](node, *extra)
         except Exception as error:  # converters raise whatever they like
