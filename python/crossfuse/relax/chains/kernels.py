@@ -163,9 +163,10 @@ class ChainKernels:
             chain = PlannedChain(plans, None, output, given, outlined.summary, outlined, kind)
             return self._timed(chain, sizes)
 
-        function, rows = module["main"], rows_of(output)
+        function = module["main"]
         if not self._bins or not symbols_of(function):
             return plan(module, {})
+        rows = rows_of(output)
         kind.check_rows(function, rows)
         most = most_rows(rows, graph.attributes)
         return plan_rows(output, function, most, self._bins, plan)
