@@ -10,7 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import crossfuse  # noqa: E402
-from crossfuse.bench.models import judge, tolerance  # noqa: E402
+from crossfuse.bench.models import tolerance  # noqa: E402
+from crossfuse.bench.problem import judged  # noqa: E402
 from crossfuse.models import build, parse  # noqa: E402
 from crossfuse.models.zoo import Built  # noqa: E402
 from crossfuse.torch import Backend, reports  # noqa: E402
@@ -52,7 +53,7 @@ def _fresh() -> Iterator[None]:
 
 
 def check(built: Built, got: Any) -> None:
-    worst, message = judge(tolerance(built), got, built.spec)
+    worst, message = judged(tolerance(built), got, str(built.spec))
     assert worst is not None, message
 
 

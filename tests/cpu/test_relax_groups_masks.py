@@ -10,7 +10,7 @@ from tvm.relax import op
 
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.relax import FuseCascades
-from crossfuse.relax.cascades import forms
+from crossfuse.relax.cascades import kernels
 from relax_models import Parameters, legalised, normals, number, rms_norm, run
 
 pytestmark = pytest.mark.cpu
@@ -67,8 +67,8 @@ def test_attention_of_flat_batches_and_a_mask_of_each_sequence_is_one_kernel() -
 def test_equal_layers_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first and the last differ from those between, and these are one another's answers."""
     found: list[Any] = []
-    find = forms._find
-    monkeypatch.setattr(forms, "_find", lambda func: found.append(func) or find(func))
+    find = kernels._find
+    monkeypatch.setattr(kernels, "_find", lambda func: found.append(func) or find(func))
 
     def looked_at(layers: int) -> int:
         def build(emit: Any, x: Any, gamma: Any, weight: Any) -> Any:

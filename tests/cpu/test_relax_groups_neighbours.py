@@ -14,7 +14,7 @@ from crossfuse.cascade.detect import detect, group
 from crossfuse.cascade.detect.program import read_program
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.relax import FuseCascades
-from crossfuse.relax.cascades import forms
+from crossfuse.relax.cascades import kernels
 from relax_models import Parameters, legalised, number, softmax
 
 pytestmark = pytest.mark.cpu
@@ -47,7 +47,7 @@ def largest(calls: list[Any], build: Callable[..., Any]) -> tuple[Any, int]:
 
 def test_each_neighbour_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One more call before a softmax and one more behind it are two more detections."""
-    calls = counted(monkeypatch, forms, "_find")
+    calls = counted(monkeypatch, kernels, "_find")
 
     def looked_at(neighbours: int) -> int:
         def build(emit: Any, x: Any) -> Any:
@@ -76,7 +76,7 @@ def squared(times: int) -> Callable[..., Any]:
 
 
 def test_what_is_read_often_is_matched_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = counted(monkeypatch, forms, "_find")
+    calls = counted(monkeypatch, kernels, "_find")
     functions = [largest(calls, squared(times))[0] for times in (2, 5)]
     matched = counted(monkeypatch, group, "extended")
 

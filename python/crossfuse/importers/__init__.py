@@ -7,6 +7,6 @@ from __future__ import annotations
 
 from crossfuse._lazy import lazy_names
 
-_HOME = {"import_nn": "frontend_nn", "import_onnx": "from_onnx", "read_model": "read"}
+_HOME = {"import_nn": "read", "import_onnx": "from_onnx", "read_model": "read"}
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, _HOME)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from crossfuse.errors import EnvironmentRefused, refuse
+from crossfuse.relax.torch_import import Imported, end_blocks, first_line
 from crossfuse.workload.refusal import refused
-
-if TYPE_CHECKING:
-    from crossfuse.relax.torch_import import Imported
 
 _RULE = "onnx-import"
 
@@ -26,8 +24,6 @@ def import_onnx(
     `EnvironmentRefused`; missing files, files that are no models, open extents and operators
     unknown to TVM raise `WorkloadRefused`.
     """
-    from crossfuse.relax.torch_import import Imported
-
     proto = _proto(model)
     initialisers = {each.name for each in proto.graph.initializer}
     inputs = [each for each in proto.graph.input if each.name not in initialisers]
@@ -70,7 +66,7 @@ def _proto(model: Any) -> Any:
     try:
         return onnx.load(str(model))
     except Exception as error:
-        found = f"{type(error).__name__}: {_first_line(error)}"
+        found = f"{type(error).__name__}: {first_line(error)}"
         raise refused(_RULE, str(model), found, "an ONNX model", "check the path") from error
 
 
@@ -87,10 +83,8 @@ def _extents(value: Any, shapes: Mapping[str, Sequence[int | str]]) -> list[int 
 
 
 def _translated(proto: Any, extents: Mapping[str, list[int | str]], opset: int | None) -> Any:
-    from tvm import tirx
+    from tvm import relax, tirx
     from tvm.relax.frontend.onnx import from_onnx
-
-    from crossfuse.relax.builders import end_blocks
 
     every = [each for extent in extents.values() for each in extent]
     symbols: dict[Any, Any] = {
@@ -101,15 +95,8 @@ def _translated(proto: Any, extents: Mapping[str, list[int | str]], opset: int |
         mod = from_onnx(proto, shapes, opset=opset, keep_params_in_input=True)
     except Exception as error:
         end_blocks(error)
-        found = f"{type(error).__name__}: {_first_line(error)}"
+        found = f"{type(error).__name__}: {first_line(error)}"
         limit = "operators that TVM's ONNX importer knows"
         advice = "express the operator with others, or build the Relax module by hand"
         raise refused(_RULE, "graph", found, limit, advice) from error
-    from tvm import relax
-
     return relax.transform.DecomposeOpsForInference()(mod)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:200] if lines else ""

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from crossfuse.importers import from_onnx, frontend_nn, relay
+from crossfuse.importers.from_onnx import import_onnx, is_onnx
+from crossfuse.relax.torch_import import Imported, import_exported, import_torch
 from crossfuse.workload.refusal import refused
 
-if TYPE_CHECKING:
-    from crossfuse.relax.torch_import import Imported
-
 _RULE = "model-import"
+#: Why there is no way to import Relay, TVM's graph IR before Relax, and what there is.
+GONE = (
+    "Relay was removed from TVM; crossfuse takes Relax. Import the original model instead: "
+    "crossfuse.compile_model takes torch modules, torch.export programs, ONNX models, "
+    "tvm.relax.frontend.nn modules and Relax modules"
+)
+#: How a module of Relay begins as text: with its version, or with a function.
+_RELAY = ("#[version", "def @")
 
 
 def read_model(
@@ -29,35 +36,32 @@ def read_model(
     or a Relax module with a function ``main`` whose parameters are all inputs. Anything else is a
     `WorkloadRefused`; a missing package is an `EnvironmentRefused`.
     """
-    if relay.is_relay(model):
-        raise relay.refused(type(model).__name__)
-    if from_onnx.is_onnx(model):
-        return from_onnx.import_onnx(model, shapes, opset)
+    if _is_relay(model):
+        why, _, instead = GONE.partition(". ")
+        advice = instead[0].lower() + instead[1:]
+        raise refused(_RULE, type(model).__name__, "a module of Relay", f"Relax; {why}", advice)
+    if is_onnx(model):
+        return import_onnx(model, shapes, opset)
     if shapes is not None or opset is not None:
         name = "shapes" if shapes is not None else "opset"
         found = f"it for a {type(model).__name__}"
         raise refused(_RULE, name, found, "ONNX models", "leave it out")
     if _is(model, "torch.export.exported_program", "ExportedProgram"):
-        from crossfuse.relax.torch_import import import_exported
-
         return import_exported(model)
     torch_module = _is(model, "torch.nn.modules.module", "Module")
-    if torch_module or frontend_nn.is_nn(model):
+    if torch_module or _is_nn(model):
         if not example_inputs:
             limit = "one tensor for each input of the module"
             advice = "pass example_inputs=(x,), whose shape and type are compiled for"
             raise refused(_RULE, type(model).__name__, "no example inputs", limit, advice)
         if not torch_module:
-            return frontend_nn.import_nn(model, example_inputs)
-        from crossfuse.relax.torch_import import import_torch
-
+            return import_nn(model, example_inputs)
         return import_torch(model, example_inputs)
     return _relax(model)
 
 
 def _relax(model: Any) -> Imported:
     from crossfuse import _tvm as ir
-    from crossfuse.relax.torch_import import Imported
 
     if not isinstance(model, ir.IRModule):
         raise refused(
@@ -76,6 +80,63 @@ def _relax(model: Any) -> Imported:
     return Imported(model, tuple(str(each.name) for each in model["main"].params), {})
 
 
+def _is_relay(model: object) -> bool:
+    """Whether a model is Relay's: an object of an older TVM, or its text."""
+    if isinstance(model, str):
+        return model.lstrip().startswith(_RELAY)
+    return any(each.__module__.startswith("tvm.relay") for each in type(model).__mro__)
+
+
 def _is(model: object, module: str, name: str) -> bool:
     """Whether a model is of a class, without importing where it is from."""
     return any((c.__module__, c.__name__) == (module, name) for c in type(model).__mro__)
+
+
+# Modules of ``tvm.relax.frontend.nn``.
+
+_NN_RULE = "nn-import"
+
+
+def import_nn(module: Any, example_inputs: Sequence[Any]) -> Imported:
+    """Export the method ``forward`` of a ``tvm.relax.frontend.nn`` module with its weights.
+
+    Parameters must carry values, as ``load_state_dict`` leaves them; else, or with another number
+    of inputs than ``forward`` takes, `WorkloadRefused` is raised. Of `example_inputs` only shapes
+    and types count.
+    """
+    from tvm.relax.frontend.nn import spec
+
+    names = list(inspect.signature(module.forward).parameters)
+    if len(names) != len(example_inputs):
+        raise refused(
+            _NN_RULE,
+            "example_inputs",
+            f"{len(example_inputs)} of them",
+            f"one for each argument of forward: {', '.join(names)}",
+            "pass an array for each",
+        )
+    given = {
+        name: spec.Tensor(list(each.shape), str(each.dtype).removeprefix("torch."))
+        for name, each in zip(names, example_inputs, strict=True)
+    }
+    mod, parameters = module.export_tvm({"forward": given})
+    for name, each in parameters:
+        if each.data is None:
+            limit = "parameters with values, which become the model's weights"
+            advice = "call load_state_dict, or set its data"
+            raise refused(_NN_RULE, name, "a parameter without a value", limit, advice)
+    weights = {name: each.data.numpy() for name, each in parameters}
+    return Imported(_with_main(mod), tuple(names), weights)
+
+
+def _is_nn(model: object) -> bool:
+    return any(each.__module__ == "tvm.relax.frontend.nn.core" for each in type(model).__mro__)
+
+
+def _with_main(mod: Any) -> Any:
+    """The module with ``forward`` renamed to ``main``; weights follow the inputs, as before."""
+    import tvm
+
+    functions = {name.name_hint: func for name, func in mod.functions_items()}
+    main = functions.pop("forward").with_attr("global_symbol", "main")
+    return tvm.IRModule({"main": main, **functions}, attrs=mod.attrs)

@@ -79,7 +79,8 @@ def _bert(transformers: Any, widths: Widths, spec: ModelSpec) -> Layers:
     config = transformers.BertConfig(**_common(widths, spec), attn_implementation="sdpa")
     model = transformers.BertModel(config, add_pooling_layer=False)
     layers = model.encoder.layer
-    mlps: list[nn.Module] = [_Ends(each.intermediate, each.output.dense) for each in layers]
+    # Its classes store the two products in two modules.
+    mlps: list[nn.Module] = [nn.Sequential(e.intermediate, e.output.dense) for e in layers]
     return Layers(model, mlps, {})
 
 
@@ -106,10 +107,6 @@ def _common(widths: Widths, spec: ModelSpec) -> dict[str, Any]:
         "vocab_size": widths.vocabulary,
         "max_position_embeddings": max(512, spec.tokens),
     }
-
-
-class _Ends(nn.Sequential):
-    """BERT's two products, which its classes store in two modules."""
 
 
 _MAKE = {"llama": _llama, "bert": _bert, "gpt2": _gpt2}

@@ -179,7 +179,6 @@ def build_key(kind: Kind[Any], func: Any, target: Device, name: str) -> str:
 
 
 def _calling(function: Any, kernels: Mapping[GlobalVar, Any]) -> Any:
-    """A function that calls kernels instead of TensorIR functions."""
     return with_bindings(
         function,
         lambda block: [
@@ -200,7 +199,6 @@ def _calls(value: Any, kernels: Mapping[GlobalVar, Any]) -> bool:
 
 
 def _external(call: Any) -> Any:
-    """The external call of a kernel of the function's name."""
     name, arguments = call.args[0], call.args[1]
     (result,) = call.ty_args
     results = list(result.fields) if isinstance(result, relax.TupleType) else [result]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +51,22 @@ def recorded(func: Any) -> dict[str, Any]:
     """Metadata for the library of a function: its plan, if it carries one."""
     text = (func.attrs or {}).get(PLAN)
     return {} if text is None else {"plan": parse(str(text))}
+
+
+class Equal:
+    """Values by function; functions that differ in names alone share one."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, list[tuple[Any, Any]]] = {}
+
+    def find(self, func: Any, make: Callable[[], Any]) -> Any:
+        """The value of a function, made if it is new."""
+        alike = self._known.setdefault(int(ir.tvm_ffi.structural_hash(func)), [])
+        for other, value in alike:
+            if ir.tvm_ffi.structural_equal(func, other):
+                return value
+        alike.append((func, make()))
+        return alike[-1][1]
 
 
 def read_calls(mod: Any, block: Any) -> Graph:

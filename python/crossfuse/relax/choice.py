@@ -26,36 +26,9 @@ if TYPE_CHECKING:
 _STEPS = 20000
 
 
-class Planned(Protocol):
-    """A group that a kernel may compute: how fast it is, and how fast are separate kernels."""
-
-    @property
-    def family(self) -> str:
-        """Family of the best kernel of ours."""
-
-    @property
-    def times(self) -> tuple[float, float]:
-        """Microseconds of the kernel and of not fusing, both measured or both estimated."""
-
-    @property
-    def gain(self) -> float:
-        """Microseconds that fusing saves."""
-
-    @property
-    def summary(self) -> str:
-        """One line on the group, for reports."""
-
-    @property
-    def words(self) -> str:
-        """The measurements, for reports; empty without any."""
-
-    def left(self, always: bool) -> str:
-        """Why it is not to be fused; empty if it is. `always` fuses even where that is slower."""
-
-
 @dataclass(frozen=True)
 class PlannedGroup:
-    """Plans of a group of static shapes; see `Planned`."""
+    """A group that a kernel may compute: how fast that is, and how fast are separate kernels."""
 
     #: The fastest first.
     plans: tuple[Plan | CascadePlan, ...]
@@ -65,6 +38,8 @@ class PlannedGroup:
     output: Var
     #: The group's inputs in the model, in the order of its function's parameters.
     given: tuple[Var, ...]
+    #: One line on the group, for reports.
+    summary: str
 
     @property
     def kernels(self) -> tuple[Plan | CascadePlan, ...]:
@@ -79,7 +54,7 @@ class PlannedGroup:
 
     @property
     def family(self) -> str:
-        """See `Planned`."""
+        """Family of the best kernel of ours."""
         return self.ours.family
 
     @property
@@ -90,23 +65,26 @@ class PlannedGroup:
 
     @property
     def times(self) -> tuple[float, float]:
-        """See `Planned`."""
+        """Microseconds of the kernel and of not fusing, both measured or both estimated."""
         found = None if self.measured is None else self.measured.times
         return found or (self.ours.microseconds, self.eager)
 
     @property
     def gain(self) -> float:
-        """See `Planned`."""
+        """Microseconds that fusing saves."""
         ours, eager = self.times
         return eager - ours
 
     @property
     def words(self) -> str:
-        """See `Planned`."""
+        """The measurements, for reports; empty without any."""
         return "" if self.measured is None else self.measured.text
 
     def left(self, always: bool) -> str:
-        """See `Planned`; what was measured comes before estimates."""
+        """Why it is not to be fused, by measurements before estimates; empty if it is.
+
+        `always` fuses even where that is slower.
+        """
         if self.measured is not None and self.measured.best is None:
             return "none of its kernels ran"
         fuse = None if self.measured is None else self.measured.fuse
@@ -124,7 +102,7 @@ class Candidate:
     #: Names of its products or reductions, the last one last.
     names: tuple[str, ...]
     #: None if no kernel does.
-    planned: Planned | None
+    planned: PlannedGroup | None
     #: Why none does.
     reason: str = ""
     #: Variables that no two kernels compute.
@@ -237,7 +215,7 @@ def _apart(
     return [tuple(sorted(places)) for _, places in found]
 
 
-def _judged(planned: Planned, other: str, blank: ChainOutcome, always: bool) -> ChainOutcome:
+def _judged(planned: PlannedGroup, other: str, blank: ChainOutcome, always: bool) -> ChainOutcome:
     """The outcome of a planned group; `text` is empty if it is to be fused.
 
     `other` is a kernel that has a part of the group already.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -21,107 +21,16 @@ from crossfuse.cascade.rewrite.tiles import CascadeTiles, StreamTiles
 from crossfuse.cascade.site import Site
 from crossfuse.hardware import Device, device
 from crossfuse.relax.calls import SCHEDULED, marked, read_calls
-from crossfuse.relax.cascades.forms import Forms
-from crossfuse.relax.cascades.found import Kernel, swept
-from crossfuse.relax.cascades.groups import Group, calls_of, find_groups
+from crossfuse.relax.cascades.groups import CascadeGroup, calls_of, find_cascades
+from crossfuse.relax.cascades.kernels import Cascades, Kernel, swept
 from crossfuse.relax.graph import Graph, with_body
 from crossfuse.relax.merge import name_of
 from crossfuse.relax.replace import Replacement, call_of_nodes, replaced
-from crossfuse.schema import Damaged, read, shown, typed
-
-# Modules in which cascades were fused before, from the cache.
+from crossfuse.schema import Damaged, read, shown
 
 #: Bytes of constants in a module that is looked up. Weights belong to the parameters: in the module
 #: they would be hashed, and kept, with each of its versions.
 _MOST = 16 * 2**20
-
-
-def once(
-    mod: Any,
-    target: Device,
-    options: Sequence[Any],
-    row: type,
-    make: Callable[[], tuple[Any, Sequence[Any]]],
-) -> tuple[Any, tuple[Any, ...]]:
-    """Run a pass on a module, or take its result from the cache.
-
-    A module with attributes, such as libraries, or with many bytes of constants is not looked up.
-    Options of the pass enter the cache key by their ``repr``. `row` is the dataclass of a line of
-    the pass's report; `make` runs the pass and gives the module, `mod` itself where nothing
-    changed, and the report.
-    """
-    if mod.attrs or _constant_bytes(mod) > _MOST:
-        made, rows = make()
-        return made, tuple(rows)
-
-    def answer() -> str:
-        made, rows = make()
-        changes = replace(_changes(mod, made), rows=tuple(map(asdict, rows)))
-        return json.dumps(asdict(changes))
-
-    key = content_key(target, "cascades", *map(repr, options), tvm.ir.save_json(mod))
-    names = ", ".join(str(each.name_hint) for each in mod.get_global_vars())
-    label = f"{names[:80]} for {target.name}"
-    return answered(shelf("cascades"), key, label, answer, partial(_read, mod, row))
-
-
-@dataclass(frozen=True)
-class _Changes:
-    """What a pass changed in a module: new and replaced functions, and names of removed ones."""
-
-    #: A module of these functions in TVM's JSON; empty if nothing changed.
-    new: str
-    gone: tuple[str, ...]
-    #: The lines of the report, as dictionaries.
-    rows: tuple[Mapping[str, Any], ...] = ()
-
-
-def _read(mod: Any, row: type, text: str) -> tuple[Any, tuple[Any, ...]]:
-    found = read(_Changes, text)
-    return _changed(mod, found), tuple(typed(row, each) for each in found.rows)
-
-
-def _changes(mod: Any, made: Any) -> _Changes:
-    before, after = dict(mod.functions_items()), dict(made.functions_items())
-    new = {
-        name: func
-        for name, func in after.items()
-        if name not in before or not before[name].same_as(func)
-    }
-    gone = tuple(str(name.name_hint) for name in before if name not in after)
-    return _Changes(tvm.ir.save_json(tvm.IRModule(new)) if new else "", gone)
-
-
-def _changed(mod: Any, changes: _Changes) -> Any:
-    """A module with `_changes` applied.
-
-    Functions that did not change and global variables stay the same objects.
-    """
-    if not changes.new:
-        return mod
-    names = {str(each.name_hint): each for each in mod.get_global_vars()}
-
-    def name_of(variable: Any) -> Any:
-        return names.setdefault(str(variable.name_hint), variable)
-
-    made = mod.clone()
-    for variable, func in ir.load_json(changes.new, tvm.IRModule).functions_items():
-        renamed = ir.mutate(func, (GlobalVar, lambda each, _: name_of(each)))
-        made.update_func(name_of(variable), renamed)
-    for name in changes.gone:
-        if name not in names:
-            raise Damaged(f"gone: {shown(name)}", "functions of the module")
-        del made[names[name]]
-    return made
-
-
-def _constant_bytes(mod: Any) -> int:
-    found: list[Any] = []
-    for func in mod.functions.values():
-        ir.walk(func, (GenericConst, found.append))
-    return sum(each.value.numpy().nbytes for each in found)
-
-
 #: TVM's attribute of functions that says how they fuse, and its value for those that never do.
 _PATTERN, _OPAQUE = "op_pattern", 8
 
@@ -163,6 +72,90 @@ class Outcome:
     apart: tuple[str, ...] = ()
     before: int = 0
     after: int = 0
+
+
+# Modules in which cascades were fused before, from the cache.
+
+
+@dataclass(frozen=True)
+class _Changes:
+    """What the pass changed in a module: new and replaced functions, and names of removed ones."""
+
+    #: A module of these functions in TVM's JSON; empty if nothing changed.
+    new: str
+    gone: tuple[str, ...]
+    #: The lines of the report.
+    rows: tuple[Outcome, ...]
+
+
+def _once(
+    mod: Any,
+    target: Device,
+    options: Sequence[Any],
+    make: Callable[[], tuple[Any, Sequence[Outcome]]],
+) -> tuple[Any, tuple[Outcome, ...]]:
+    """Run the pass on a module, or take its result from the cache.
+
+    A module with attributes, such as libraries, or with many bytes of constants is not looked up.
+    Options enter the cache key by their ``repr``. `make` runs the pass and gives the module, `mod`
+    itself where nothing changed, and the report.
+    """
+    if mod.attrs or _constant_bytes(mod) > _MOST:
+        made, rows = make()
+        return made, tuple(rows)
+
+    def use(text: str) -> tuple[Any, tuple[Outcome, ...]]:
+        found = read(_Changes, text)
+        return _changed(mod, found), found.rows
+
+    key = content_key(target, "cascades", *map(repr, options), tvm.ir.save_json(mod))
+    names = ", ".join(str(each.name_hint) for each in mod.get_global_vars())
+    label = f"{names[:80]} for {target.name}"
+    answer = partial(_changes, mod, make)
+    return answered(shelf("cascades"), key, label, answer, use)
+
+
+def _changes(mod: Any, make: Callable[[], tuple[Any, Sequence[Outcome]]]) -> str:
+    made, rows = make()
+    before, after = dict(mod.functions_items()), dict(made.functions_items())
+    new = {
+        name: func
+        for name, func in after.items()
+        if name not in before or not before[name].same_as(func)
+    }
+    gone = tuple(str(name.name_hint) for name in before if name not in after)
+    text = tvm.ir.save_json(tvm.IRModule(new)) if new else ""
+    return json.dumps(asdict(_Changes(text, gone, tuple(rows))))
+
+
+def _changed(mod: Any, changes: _Changes) -> Any:
+    """A module with `_changes` applied.
+
+    Functions that did not change and global variables stay the same objects.
+    """
+    if not changes.new:
+        return mod
+    names = {str(each.name_hint): each for each in mod.get_global_vars()}
+
+    def name_of(variable: Any) -> Any:
+        return names.setdefault(str(variable.name_hint), variable)
+
+    made = mod.clone()
+    for variable, func in ir.load_json(changes.new, tvm.IRModule).functions_items():
+        renamed = ir.mutate(func, (GlobalVar, lambda each, _: name_of(each)))
+        made.update_func(name_of(variable), renamed)
+    for name in changes.gone:
+        if name not in names:
+            raise Damaged(f"gone: {shown(name)}", "functions of the module")
+        del made[names[name]]
+    return made
+
+
+def _constant_bytes(mod: Any) -> int:
+    found: list[Any] = []
+    for func in mod.functions.values():
+        ir.walk(func, (GenericConst, found.append))
+    return sum(each.value.numpy().nbytes for each in found)
 
 
 @ir.tvm.ir.transform.module_pass(opt_level=0, name="crossfuse.FuseCascades")
@@ -230,12 +223,11 @@ class FuseCascades:
             With calls of the kernels.
         """
         options = (self.tiles, self.stream)
-        made, self.outcomes = once(mod, self.target, options, Outcome, lambda: self._made(mod))
+        made, self.outcomes = _once(mod, self.target, options, lambda: self._made(mod))
         return made
 
     def _made(self, mod: Any) -> tuple[Any, list[Outcome]]:
-        forms = Forms(self.target, self.tiles, self.stream)
-        work = _Module(mod, forms)
+        work = _Module(mod, Cascades(self.target, self.tiles, self.stream))
         for name, func in mod.functions_items():
             if isinstance(func, relax.Function):
                 work.take_function(name, func)
@@ -246,11 +238,9 @@ class FuseCascades:
 
 
 class _Module:
-    """A module in which cascades are replaced one after the other."""
-
-    def __init__(self, mod: Any, forms: Forms) -> None:
+    def __init__(self, mod: Any, cascades: Cascades) -> None:
         self.mod = mod
-        self.forms = forms
+        self.cascades = cascades
         self.builder = relax.BlockBuilder(mod.clone())
         self.outcomes: list[Outcome] = []
         self.callees: dict[Any, Any] = {}
@@ -271,7 +261,7 @@ class _Module:
         if not isinstance(block, relax.DataflowBlock):
             return block
         graph = read_calls(self.mod, block)
-        every, refused = find_groups(graph, self.forms)
+        every, refused = find_cascades(graph, self.cascades)
         groups = [each for each in every if _several(each)]
         alone = [each for each in every if not _several(each)]
         self.apart |= {calls_of(each.members)[0]: each.apart for each in alone}
@@ -282,7 +272,7 @@ class _Module:
         calls = [self._replacement(graph, each) for each in groups]
         return relax.DataflowBlock(replaced(graph, graph.nodes, calls))
 
-    def _replacement(self, graph: Graph, group: Group) -> Replacement:
+    def _replacement(self, graph: Graph, group: CascadeGroup) -> Replacement:
         if group.kernel not in self.callees:
             image = _finished(group.kernel.func, group.found.func)
             self.callees[group.kernel] = self.builder.add_func(image, _name(group))
@@ -302,14 +292,15 @@ class _Module:
     def take_kernel(self, name: Any, func: Any) -> None:
         """Replace a function that holds a cascade of its own, unless nothing calls it any more."""
         label = str(name.name_hint)
-        if self._is_left_over(name, func):
+        private = not (func.attrs and "global_symbol" in func.attrs)
+        if private and name in self.dropped:
             self.left_over.append(name)
             return
         if func.attrs and SCHEDULED in func.attrs:
             self.outcomes.append(Outcome(label, "", "it is scheduled already"))
             return
-        found = self.forms.found(func)
-        kernel = found.reason or found.plain or self.forms.kernel(found)
+        found = self.cascades.found(func)
+        kernel = found.reason or found.plain or self.cascades.kernel(found)
         before = swept(func)
         if not isinstance(kernel, Kernel):
             self.outcomes.append(Outcome(label, "", kernel, before=before, after=before))
@@ -319,25 +310,12 @@ class _Module:
         apart = self.apart.get(label, ())
         self.outcomes.append(Outcome(label, kernel.form, text, (), apart, before, kernel.bytes))
 
-    def _is_left_over(self, name: Any, func: Any) -> bool:
-        """Whether a private function was called before the pass, but no longer is."""
-        private = not (func.attrs and "global_symbol" in func.attrs)
-        return private and name in self.called and name not in self.still_called
-
     @cached_property
-    def called(self) -> frozenset[Any]:
-        """Functions that Relax functions called before the pass."""
-        return _names(f for f in self.mod.functions.values() if isinstance(f, relax.Function))
-
-    @cached_property
-    def still_called(self) -> frozenset[Any]:
-        """Functions that they call now; valid once all Relax functions were rewritten."""
-        now = [
-            self.changed.get(name, func)
-            for name, func in self.mod.functions_items()
-            if isinstance(func, relax.Function)
-        ]
-        return _names(now)
+    def dropped(self) -> frozenset[Any]:
+        """What Relax functions called before the pass alone; valid once all were rewritten."""
+        before = {n: f for n, f in self.mod.functions_items() if isinstance(f, relax.Function)}
+        now = [self.changed.get(name, func) for name, func in before.items()]
+        return _names(before.values()) - _names(now)
 
     def finished(self) -> Any:
         """The module with all replacements."""
@@ -359,12 +337,11 @@ def _names(functions: Iterable[Any]) -> frozenset[Any]:
     return frozenset(found)
 
 
-def _several(group: Group) -> bool:
+def _several(group: CascadeGroup) -> bool:
     return len(calls_of(group.members)) > 1
 
 
-def _name(group: Group) -> str:
-    """The kernel's name, made of the names of the functions that reduce."""
+def _name(group: CascadeGroup) -> str:
     return "_".join(["fused", *name_of(group.members).split(", ")])
 
 

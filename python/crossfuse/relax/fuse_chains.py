@@ -11,9 +11,8 @@ from crossfuse import _tvm as ir
 from crossfuse.calls import checked
 from crossfuse.hardware import Device, device
 from crossfuse.relax.calls import is_rest
-from crossfuse.relax.chains.forms import Chains, Form
 from crossfuse.relax.chains.kernels import ChainKernels
-from crossfuse.relax.chains.made_rows import MadeChains, MadeRows
+from crossfuse.relax.chains.kinds import Chains, GroupKind, MadeChains, MadeRows
 from crossfuse.relax.choice import choose
 from crossfuse.relax.graph import clean, read_graph
 from crossfuse.relax.operators import refused
@@ -116,13 +115,13 @@ class FuseChains:
             self.outcomes += outcomes
         return padding_once(made, weights_of(made, self.weights))
 
-    def _fused(self, mod: Any, *forms: Form) -> tuple[Any, tuple[ChainOutcome, ...]]:
-        """A module with kernels of some forms, and what became of its groups."""
+    def _fused(self, mod: Any, *kinds: GroupKind) -> tuple[Any, tuple[ChainOutcome, ...]]:
+        """A module with kernels of some kinds of groups, and what became of its groups."""
         outcomes: list[ChainOutcome] = []
         fused: dict[Any, Any] = {}
         weights = weights_of(mod, self.weights)
         kernels = ChainKernels(
-            mod, self.target, self.constant_weights, bins=self.bins, weights=weights, forms=forms
+            mod, self.target, self.constant_weights, bins=self.bins, weights=weights, kinds=kinds
         )
         for name, function in mod.functions_items():
             if isinstance(function, relax.Function) and not is_rest(function):

@@ -311,6 +311,21 @@ def emit_copies(
         image[node.var] = emit(_moved(node.value, image))
 
 
+def fused_region(builder: Any, name: str, params: Sequence[Any], fuse: Any) -> Any:
+    """The one TIR function that ``FuseTIR`` makes of a builder's primitive function.
+
+    It fuses what another function calls, so one is added; `fuse` is that pass, or several.
+    """
+    region = builder.get().get_global_var(name)
+    outer = [relax.Var(each.name, each.ty) for each in params]
+    with builder.function("main", outer):
+        with builder.dataflow():
+            result = builder.emit_output(Call(region, outer))
+        builder.emit_func_output(result)
+    fused = fuse(builder.get())
+    return next(each for each in fused.functions.values() if isinstance(each, ir.PrimFunc))
+
+
 def _moved(value: Any, image: Mapping[Any, Any]) -> Any:
     """A call of other variables, or an element of another tuple."""
     if isinstance(value, relax.TupleGetItem):

@@ -208,7 +208,6 @@ def _operand(graph: Graph, layer: tuple[Var, ...]) -> Any:
 
 
 def _input(graph: Graph, layer: tuple[Var, ...], operand: Any) -> Var:
-    """The input of the first layer; refuses one that is no parameter."""
     if operand in graph.makers:
         found = f"an input changed by {graph.operator(operand)} before the first product"
         advice = "apply that operator outside the graph"
@@ -281,12 +280,12 @@ def _rows(left: Var) -> int:
 
 
 def _check_types(match: Match) -> None:
-    types = {_name(match.left): dtype_of(match.left)}
-    for layer in match.layers:
-        values = (*(each.value for each in layer.weights), layer.made)
-        types |= {_name(value): dtype_of(value) for value in values if layer.made is not value}
-        if layer is not match.layers[-1]:
-            types[_name(layer.made)] = dtype_of(layer.made)
+    *earlier, last = match.layers
+    values = [match.left]
+    for layer in earlier:
+        values += [*(each.value for each in layer.weights), layer.made]
+    values += [each.value for each in last.weights]
+    types = {_name(value): dtype_of(value) for value in values}
     for name, dtype in types.items():
         if dtype not in FLOAT_TYPES:
             limit = ", ".join(FLOAT_TYPES)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
@@ -17,15 +17,14 @@ from crossfuse.planner.explain.tables import tiles_text
 from crossfuse.runtime.kept import LIBRARIES
 
 
-class Separate(Protocol):
+@dataclass(frozen=True)
+class Separate:
     """What computes a group without a kernel of ours."""
 
-    @property
-    def text(self) -> str:
-        """A full description of it, for the cache key."""
-
-    def write(self, path: Path) -> Way:
-        """Write it to a file that another process can run."""
+    #: A full description of it, for the cache key.
+    text: str
+    #: Writes it to a file that another process can run.
+    write: Callable[[Path], Way]
 
 
 @dataclass(frozen=True)
@@ -38,32 +37,24 @@ class Measuring:
     separate: Callable[[Any, Sequence[Any], Sequence[bool], Mapping[Any, int]], Separate | None]
 
 
-@dataclass(frozen=True)
-class Contestant:
-    """A plan of a group that is to be timed."""
-
-    #: With family, tiles and estimated microseconds.
-    plan: Any
-    #: The scheduled function, or a refusal.
-    make: Callable[[], Any]
-
-
 def measured_kernels(
     timer: Timer,
     target: Device,
     content: Sequence[str],
     label: str,
-    plans: Sequence[Contestant],
+    plans: Sequence[Any],
+    make: Callable[[Any], Any],
     given: Sequence[Given],
     separate: Separate | None,
 ) -> Measured:
     """Time the first few plans of a group that have kernels, and what computes it otherwise.
 
     `content` are texts of the function and of what decides how it is scheduled, for the cache key;
-    plans are sorted by their estimates, `given` are the inputs of the kernels. The rest is that of
+    plans are sorted by their estimates, and `make` gives the scheduled function of one, or refuses;
+    `given` are the inputs of the kernels. The rest is that of
     `crossfuse.measure.choice.measured_choice`.
     """
-    texts = [*content, *(each.plan.to_json() for each in plans), str(given), str(FEW)]
+    texts = [*content, *(each.to_json() for each in plans), str(given), str(FEW)]
     with TemporaryDirectory(prefix="crossfuse-measure-") as name:
         folder = Path(name)
         return measured_choice(
@@ -71,23 +62,26 @@ def measured_kernels(
             target,
             [*texts, separate.text if separate is not None else ""],
             label,
-            lambda: _entrants(plans, tuple(given), target, folder),
+            lambda: _entrants(plans, make, tuple(given), target, folder),
             lambda: None if separate is None else separate.write(folder / "separate.pt"),
         )
 
 
 def _entrants(
-    plans: Sequence[Contestant], given: tuple[Given, ...], target: Device, folder: Path
+    plans: Sequence[Any],
+    make: Callable[[Any], Any],
+    given: tuple[Given, ...],
+    target: Device,
+    folder: Path,
 ) -> list[Entrant]:
     """The first few kernels, built in parallel, and the refusals of plans before them."""
     functions: dict[int, Any] = {}
     found: dict[int, Entrant] = {}
-    for place, each in enumerate(plans):
-        plan = each.plan
+    for place, plan in enumerate(plans):
         name = f"{plan.family} ({tiles_text(plan.tiles)})"
         found[place] = Entrant(place, name, plan.microseconds, None)
         try:
-            functions[place] = each.make()
+            functions[place] = make(plan)
         except RefusedError as error:
             found[place] = replace(found[place], message=str(error))
         if len(functions) == FEW:

@@ -7,10 +7,9 @@ from typing import Any
 
 import tvm
 from tvm import relax
-from tvm.ir import Call
 
 from crossfuse import _tvm as ir
-from crossfuse.relax.graph import Graph, Node, emit_copies, in_order
+from crossfuse.relax.graph import Graph, Node, emit_copies, fused_region, in_order
 
 
 def merged(graph: Graph, members: Iterable[Node], name: str = "merged") -> Any:
@@ -32,14 +31,7 @@ def merged(graph: Graph, members: Iterable[Node], name: str = "merged") -> Any:
             emit_copies(builder, nodes, image, outputs)
         made = [image[each] for each in outputs]
         builder.emit_func_output(made[0] if len(made) == 1 else relax.Tuple(made))
-    region = builder.get().get_global_var(name)
-    outer = [relax.Var(each.name, each.ty) for each in params]
-    with builder.function("main", outer):
-        with builder.dataflow():
-            result = builder.emit_output(Call(region, outer))
-        builder.emit_func_output(result)
-    fused = relax.transform.FuseTIR()(builder.get())
-    (func,) = (each for each in fused.functions.values() if isinstance(each, ir.PrimFunc))
+    func = fused_region(builder, name, params, relax.transform.FuseTIR())
     return _with_numbers(func, len(inputs) - len(numbers), numbers)
 
 

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 from tvm.ir import GenericConst, Var
 
 from crossfuse.markers import unpadded_shapes
-from crossfuse.relax.elementwise import Region, read_region
+from crossfuse.relax.elementwise import Leaf, Region, read_region
 from crossfuse.relax.graph import Graph
-from crossfuse.relax.match import Match, Weight, match_chain, read_model
+from crossfuse.relax.match import Match, match_chain, read_model
 from crossfuse.relax.operators import dtype_of, refused, shape_of
-from crossfuse.relax.rebuild import Leaf
 from crossfuse.workload.aligned import aligned
 from crossfuse.workload.build import Form, Layer, Product, emit
 from crossfuse.workload.dtypes import FLOAT_TYPES, Operand
@@ -87,6 +86,8 @@ class Outlined:
         for people.
     form : Form | None
         What `func` was written of, if it is a chain.
+    kind : str
+        What functions of it are called.
 
     Examples
     --------
@@ -114,6 +115,7 @@ class Outlined:
     middle: str
     epilogue: str
     form: Form | None = None
+    kind: str = "gemm_chain"
 
     def padded(self, stored: Container[str] = ()) -> Outlined:
         """Pad the arguments where TMA cannot read their rows, see `crossfuse.workload.aligned`.
@@ -134,13 +136,6 @@ class Outlined:
             return self
         pairs = zip(self.arguments, unpadded_shapes(func), strict=True)
         return replace(self, func=func, arguments=tuple(replace(a, shape=s) for a, s in pairs))
-
-    @property
-    def kind(self) -> str:
-        """What functions of it are called."""
-        if self.form is not None and self.form.inner:
-            return "layers"
-        return "gated_ffn" if self.gated else "gemm_chain"
 
     @property
     def summary(self) -> str:
@@ -186,8 +181,11 @@ def outline(mod: tvm.IRModule) -> Outlined:
     regions = [
         read_region(graph, each.made, named, each.products, match.rows) for each in match.layers
     ]
-    weights = _weights(match)
-    extras = _extras(match, *regions)
+    weights = tuple(
+        Leaf(each.value, Operand(name, shape_of(each.value, name), dtype_of(each.value)))
+        for name, each in zip(_weight_names(match), match.weights, strict=True)
+    )
+    extras = _extras(match, regions)
     out = dtype_of(graph.output)
     if out not in FLOAT_TYPES:
         raise refused("the output", out, ", ".join(FLOAT_TYPES), "cast the output outside")
@@ -227,6 +225,8 @@ def _outlined(
     if math.prod(shape[:-1]) != match.rows:
         found, limit = f"the shape {list(shape)}", f"{match.rows} rows as in the input"
         raise refused("the output", found, limit, "reshape the output outside the graph")
+    gated = len(match.layers[0].products) == 2
+    plain = "gated_ffn" if gated else "gemm_chain"
     return Outlined(
         func=emit(form),
         arguments=arguments,
@@ -234,13 +234,14 @@ def _outlined(
         K=form.left.shape[1],
         N=width,
         L=shape[-1],
-        gated=len(match.layers[0].products) == 2,
+        gated=gated,
         dtype=form.left.dtype,
         output_shape=shape,
         output_dtype=form.out,
         middle="; ".join(each.text for each in regions[:-1]),
         epilogue=regions[-1].text,
         form=form,
+        kind="layers" if form.inner else plain,
     )
 
 
@@ -274,17 +275,7 @@ def _names(graph: Graph, match: Match, fixed: dict[Any, str]) -> dict[Any, str]:
     return named
 
 
-def _weights(match: Match) -> tuple[Leaf, ...]:
-    names = _weight_names(match)
-    return tuple(_weight_leaf(name, w) for name, w in zip(names, match.weights, strict=True))
-
-
-def _weight_leaf(name: str, weight: Weight) -> Leaf:
-    shape = shape_of(weight.value, name)
-    return Leaf(weight.value, Operand(name, shape, dtype_of(weight.value)))
-
-
-def _extras(match: Match, *regions: Region) -> tuple[Leaf, ...]:
+def _extras(match: Match, regions: Sequence[Region]) -> tuple[Leaf, ...]:
     """Operands of the element-wise regions besides the products and A, each once."""
     given = (*match.products, match.left)
     found: dict[str, Leaf] = {}

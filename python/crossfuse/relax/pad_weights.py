@@ -46,7 +46,6 @@ def weights_of(mod: Any, names: Collection[str]) -> tuple[Any, ...]:
 
 
 def _moved(function: Any, weights: Collection[Any]) -> list[Node]:
-    """Calls that make copies of weights, in order."""
     known, found = set(weights), []
     for node in read_graph(function).nodes:
         if node.operator in _MAKERS and node.value.args[0] in known:

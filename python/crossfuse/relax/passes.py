@@ -170,7 +170,6 @@ def _narrow(type_: Any) -> list[str]:
 
 
 def _wide(call: Any) -> Any:
-    """The same product with a float32 result."""
     if call.op.name == "relax.matmul":
         return relax.op.matmul(*call.args, out_dtype="float32")
     options = {name: getattr(call.attrs, name) for name in _OF_CONVOLUTIONS}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.calls import checked
-from crossfuse.errors import EnvironmentRefused, RefusedError, WorkloadRefused, refuse
+from crossfuse.errors import EnvironmentRefused, RefusedError, refuse
 from crossfuse.runtime.tensors import to_numpy
+from crossfuse.workload.refusal import refused
 
 if TYPE_CHECKING:
     import numpy as np
@@ -115,12 +118,12 @@ def _check(module: torch.nn.Module, inputs: Sequence[Any]) -> None:
     if training:
         where = type(module).__name__
         found = f"{training[0]} in training mode"
-        raise _refused(where, found, "modules in evaluation mode", "call module.eval() first")
+        raise refused(RULE, where, found, "modules in evaluation mode", "call module.eval() first")
     for position, value in enumerate(inputs):
         if not isinstance(value, torch.Tensor):
             limit = "tensors only, because other values become constants of the graph"
             advice = "close over it in a wrapper module, or pass it as a tensor"
-            raise _refused(f"input {position}", f"a {type(value).__name__}", limit, advice)
+            raise refused(RULE, f"input {position}", f"a {type(value).__name__}", limit, advice)
 
 
 def _distinct(inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -140,10 +143,10 @@ def _export(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
         with torch.no_grad():
             return torch.export.export(module, inputs)
     except Exception as error:
-        found = f"{type(error).__name__}: {_first_line(error)}"
+        found = f"{type(error).__name__}: {first_line(error)}"
         limit = "modules that torch.export.export takes"
         advice = "remove control flow that depends on values, and check the example inputs"
-        raise _refused(type(module).__name__, found, limit, advice) from error
+        raise refused(RULE, type(module).__name__, found, limit, advice) from error
 
 
 def _translate(exported: Any) -> Any:
@@ -155,22 +158,21 @@ def _translate(exported: Any) -> Any:
     from tvm.relax.frontend.torch import from_exported_program
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-    from crossfuse.relax.builders import end_blocks
     from crossfuse.relax.converters import CONVERTERS
     from crossfuse.relax.converters.by_torch import by_torch, checked
 
-    refused: dict[Any, Exception] = {}
-    converters = checked(ExportedProgramImporter().convert_map, CONVERTERS, refused)
+    failed: dict[Any, Exception] = {}
+    converters = checked(ExportedProgramImporter().convert_map, CONVERTERS, failed)
     tried: set[Any] = set()
     while True:
         calls = [each.target for each in exported.graph.nodes if each.op == "call_function"]
-        left = {each for each in calls if each in refused or _name(each) not in converters}
+        left = {each for each in calls if each in failed or _name(each) not in converters}
         if parts := _decompositions(left - tried):
             tried |= left
             exported = _decomposed(exported, parts)
             continue
         theirs = {_name(each): by_torch for each in left if hasattr(each, "overloadpacket")}
-        known = len(refused)
+        known = len(failed)
         try:
             return from_exported_program(
                 exported,
@@ -182,11 +184,11 @@ def _translate(exported: Any) -> Any:
         except Exception as error:
             end_blocks(error)
             # Of an operator that a converter refuses the next round makes something else.
-            if len(refused) > known:
+            if len(failed) > known:
                 continue
             limit = "operators that TVM's torch importer knows, or of shapes that are known"
             advice = "express the operator with others, or build the Relax module by hand"
-            raise _refused("graph", _first_line(error), limit, advice) from error
+            raise refused(RULE, "graph", first_line(error), limit, advice) from error
 
 
 def _functional(exported: Any) -> Any:
@@ -201,12 +203,13 @@ def _functional(exported: Any) -> Any:
     try:
         exported = exported.run_decompositions({})
     except Exception as error:
-        raise _left_writing(_first_line(error)) from error
+        raise _left_writing(first_line(error)) from error
     if left := _writes(exported):
         raise _left_writing(f"{left[0]}, which stays one that writes")
     kinds = {each.kind.name for each in exported.graph_signature.output_specs}
     if kinds & {"USER_INPUT_MUTATION", "BUFFER_MUTATION", "PARAMETER_MUTATION"}:
-        raise _refused(
+        raise refused(
+            RULE,
             "graph",
             "a write to an input, a buffer or a parameter of the module",
             "writes to what the module makes itself",
@@ -216,14 +219,13 @@ def _functional(exported: Any) -> Any:
 
 
 def _writes(exported: Any) -> list[Any]:
-    """Operators of a program that write to an argument."""
     calls = [each.target for each in exported.graph.nodes if each.op == "call_function"]
     return [e for e in calls if hasattr(e, "_schema") and e._schema.is_mutable]
 
 
 def _left_writing(found: str) -> RefusedError:
     limit = "in-place operators that torch's run_decompositions makes others of"
-    return _refused("graph", found, limit, "write the model without them")
+    return refused(RULE, "graph", found, limit, "write the model without them")
 
 
 def _decomposed(exported: Any, parts: dict[Any, Any]) -> Any:
@@ -259,7 +261,6 @@ def _decompositions(operators: set[Any]) -> dict[Any, Any]:
 
 
 def _weights(exported: Any) -> dict[str, torch.Tensor]:
-    """Parameters of the module by the names that the graph gives them."""
     from torch.export.graph_signature import InputKind
 
     tensors = exported.state_dict
@@ -267,10 +268,30 @@ def _weights(exported: Any) -> dict[str, torch.Tensor]:
     return {s.arg.name: tensors[s.target] for s in specs if s.kind is InputKind.PARAMETER}
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of a message that says something, for refusals."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:200] if lines else type(error).__name__
 
 
-def _refused(where: str, found: str, limit: str, instead: str) -> RefusedError:
-    return refuse(WorkloadRefused, RULE, where, found=found, limit=limit, instead=instead)
+def end_blocks(error: BaseException) -> None:
+    """End the blocks that were begun where an exception came from.
+
+    A builder that is destroyed with open blocks says so on standard error. Those of TVM's importers
+    can be reached only through the frames that the exception left. Call it outside of the builder's
+    own scopes.
+    """
+    from tvm.relax import BlockBuilder
+
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get("self")
+        held = [getattr(owner, name, None) for name in ("block_builder", "bb")]
+        for each in (*frame.f_locals.values(), *held):
+            if isinstance(each, BlockBuilder):
+                _end(each)
+
+
+def _end(builder: Any) -> None:
+    with suppress(Exception):  # TVM's, that there is no block any more
+        while True:
+            builder._end_block()

@@ -185,7 +185,6 @@ def _collecting_later() -> Iterator[None]:
 
 
 def _fits(program: Any, whole: _Whole, inputs: Any, named: Any) -> bool:
-    """Whether the guards of a program hold."""
     return bool(program.guard_check(whole, *inputs, **named))
 
 
@@ -225,7 +224,6 @@ def _kept(key: str, whole: _Whole, inputs: Any, named: Any) -> Any:
 
 
 def _compiled(key: str, whole: _Whole, inputs: Any, named: Any, backend: Backend) -> Any:
-    """Compile a module, and cache its program."""
     from torch._dynamo import config as dynamo
 
     seen = Identities(whole)

@@ -6,7 +6,7 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -14,16 +14,22 @@ from torch import fx
 
 from crossfuse.calls import checked
 from crossfuse.driver import find_gpus
-from crossfuse.errors import EnvironmentRefused, WorkloadRefused, refuse
+from crossfuse.errors import EnvironmentRefused, RefusedError, WorkloadRefused, refuse
 from crossfuse.hardware import Device, device, local_devices
 from crossfuse.measure.timer import Timer, timing
 from crossfuse.runtime.dispatch_table import BINS
 from crossfuse.torch.graph_cache import Record, graph_key, recall, remember
-from crossfuse.torch.options import check_options, with_options
 from crossfuse.torch.report import Report, keep, warn_of_training
 from crossfuse.torch.rewrite import is_frozen
 
 _LOG = logging.getLogger(__name__)
+#: Who compiles what is left; how inductor may, in the words of ``torch.compile``; and what becomes
+#: of models on the CPU: nothing, sequential functions, or kernels that only a GPU can run.
+_KNOWN = {
+    "rest": ("inductor", "eager"),
+    "cpu": ("", "llvm", "build"),
+    "mode": ("", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+}
 
 
 @checked
@@ -78,7 +84,15 @@ class Backend:
     measure: bool = False
 
     def __post_init__(self) -> None:
-        check_options(self)
+        for name, known in _KNOWN.items():
+            if (value := getattr(self, name)) not in known:
+                raise _refused(name, repr(value), " or ".join(map(repr, known)))
+        if not self.bins or min(self.bins) < 1:
+            raise _refused("bins", repr(self.bins), f"positive numbers, such as {BINS}")
+        if self.target:
+            device(self.target)
+        if self.mode and self.rest != "inductor":
+            raise _refused("mode", repr(self.mode), "'': nobody compiles the rest")
 
     def __call__(
         self,
@@ -109,13 +123,20 @@ class Backend:
         WorkloadRefused
             For options that are none.
         """
-        chosen = with_options(self, mode, options)
+        chosen = self._with({**({"mode": mode} if mode else {}), **(options or {})})
         if chosen.rest == "inductor":
             from crossfuse.torch.inductor import compile_with_inductor
 
             return compile_with_inductor(module, inputs, chosen)
 
         return compile_eager(module, inputs, chosen.fuse)
+
+    def _with(self, options: Mapping[str, Any]) -> Backend:
+        known = [each.name for each in fields(self)]
+        for name in options:
+            if name not in known:
+                raise _refused("options", repr(name), ", ".join(known))
+        return replace(self, **options) if options else self
 
     def fuse(self, module: fx.GraphModule) -> Record | None:
         """Replace the chains of an inference graph of aten operators, in place.
@@ -304,6 +325,17 @@ def crossfuse(
     crossfuse.errors.WorkloadRefused: torch-backend: options: found 'bin'; limit: rest, always, ...
     """
     return Backend()(module, inputs, mode=mode, options=options)
+
+
+def _refused(where: str, found: str, limit: str) -> RefusedError:
+    return refuse(
+        WorkloadRefused,
+        "torch-backend",
+        where,
+        found=found,
+        limit=limit,
+        instead="name one of these",
+    )
 
 
 def _index(place: torch.device) -> int:

@@ -15,16 +15,15 @@ from crossfuse.measure.choice import Measured
 from crossfuse.measure.way import Given
 from crossfuse.planner.cascade.plan import ranked_cascade
 from crossfuse.planner.cascade.shape import cascade_shape
-from crossfuse.planner.families import EAGER
+from crossfuse.planner.families import EAGER, TILES
 from crossfuse.planner.families.registry import CASCADE_FAMILIES
 from crossfuse.relax.calls import read_calls
-from crossfuse.relax.cascades.forms import Forms
-from crossfuse.relax.cascades.found import TILES, Kernel
-from crossfuse.relax.cascades.groups import Group, find_groups
+from crossfuse.relax.cascades.groups import CascadeGroup, find_cascades
+from crossfuse.relax.cascades.kernels import Cascades, Kernel
 from crossfuse.relax.choice import Candidate, PlannedGroup
 from crossfuse.relax.fuse_cascades import text_of
 from crossfuse.relax.graph import Graph, in_order
-from crossfuse.relax.measured import Contestant, Measuring, measured_kernels
+from crossfuse.relax.measured import Measuring, measured_kernels
 from crossfuse.relax.operators import LEGAL, PRODUCT, dtype_of, shape_of
 from crossfuse.relax.replace import Replacement
 from crossfuse.relax.symbols import extents_of, is_symbolic
@@ -39,12 +38,7 @@ _PRODUCTS, _BATCHED = 2, 3
 class PlannedCascade(PlannedGroup):
     """A cascade with its plan and that of separate kernels."""
 
-    group: Group
-
-    @property
-    def summary(self) -> str:
-        """See `crossfuse.relax.choice.Planned`."""
-        return text_of(self.group.found.site)
+    group: CascadeGroup
 
 
 class CascadeKernels:
@@ -70,7 +64,7 @@ class CascadeKernels:
 
     def candidates(self, graph: Graph) -> Iterator[Candidate]:
         """See `crossfuse.relax.choice.Kernels`."""
-        groups, refused = find_groups(graph, Forms(self._target, None, None))
+        groups, refused = find_cascades(graph, Cascades(self._target, None, None))
         for group in (each for each in groups if each.kernel.form == TILES):
             names = tuple(str(each.var.name) for each in in_order(group.members) if each.reduces)
             reason = self._refusal(graph, group)
@@ -87,7 +81,7 @@ class CascadeKernels:
         result = planned.output
         return Replacement(callee, planned.given, shapes, (result,), (result.ty,))
 
-    def _refusal(self, graph: Graph, group: Group) -> str:
+    def _refusal(self, graph: Graph, group: CascadeGroup) -> str:
         """Why torch could not call the kernel; empty if it can."""
         outputs, inputs = graph.outputs(group.members), graph.inputs(group.members)
         if len(outputs) != 1:
@@ -98,8 +92,7 @@ class CascadeKernels:
                 return "it begins or ends inside of an operator"
         return ""
 
-    def _planned(self, graph: Graph, group: Group) -> PlannedCascade:
-        """The best plan of one kernel, and that of separate kernels."""
+    def _planned(self, graph: Graph, group: CascadeGroup) -> PlannedCascade:
         site, derivation = group.found.site, group.found.derivation
         assert site is not None and derivation is not None
         shape = cascade_shape(site, derivation)
@@ -109,11 +102,11 @@ class CascadeKernels:
         )
         (output,) = graph.outputs(group.members)
         given = tuple(self._known[str(each.name)] for each in graph.inputs(group.members))
-        planned = PlannedCascade(plans, None, self._known[str(output.var.name)], given, group)
+        made = self._known[str(output.var.name)]
+        planned = PlannedCascade(plans, None, made, given, text_of(site), group)
         return replace(planned, measured=self._measured(planned))
 
     def _measured(self, planned: PlannedCascade) -> Measured | None:
-        """Time the kernel and separate ones; None if nothing is measured."""
         if self._measuring is None:
             return None
         kernel, given = planned.group.kernel, planned.given
@@ -122,7 +115,8 @@ class CascadeKernels:
             self._target,
             [ir.tvm.ir.save_json(kernel.func)],
             planned.summary,
-            [Contestant(planned.ours, lambda: kernel.func)],
+            [planned.ours],
+            lambda _: kernel.func,
             [Given(shape_of(each, str(each.name)), dtype_of(each)) for each in given],
             self._measuring.separate(planned.output, given, [True] * len(given), {}),
         )
@@ -134,6 +128,9 @@ def may_have_attention(graph: Graph) -> bool:
     Those of symbolic shapes do not count: kernels of cascades are written for one shape.
 
     A quick look first: to search for cascades takes more than a second for each layer of a model.
+    Norms and softmaxes without products are left: inductor reads and writes them once too.
+    Attention that is one operator of torch is left as well: it is a fused kernel of cuDNN or flash
+    attention already, and inductor makes one of the usual formulas before we see them.
     """
     products = (graph.arguments(each.var) for each in graph.nodes if each.operator == PRODUCT)
     static = (operands for operands in products if not any(map(is_symbolic, operands)))

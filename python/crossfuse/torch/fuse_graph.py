@@ -3,34 +3,50 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
 
 import torch
-import tvm
 from torch import fx
+from tvm.ir import GlobalVar
 
+from crossfuse.cache.keys import package_hash
 from crossfuse.hardware import Device
 from crossfuse.measure.timer import Timer
+from crossfuse.relax.calls import Equal
+from crossfuse.relax.chains.kernels import ChainKernels
+from crossfuse.relax.chains.kinds import Chains, MadeChains
+from crossfuse.relax.chains.planned import PlannedRows, call_of
 from crossfuse.relax.choice import Chosen, choose
-from crossfuse.relax.graph import Graph, read_graph
-from crossfuse.relax.outcome import ChainOutcome
+from crossfuse.relax.graph import read_graph
+from crossfuse.relax.measured import Measuring
+from crossfuse.relax.outcome import BinOutcome, ChainOutcome
 from crossfuse.relax.replace import Replacement, with_replacements
+from crossfuse.relax.symbols import is_symbolic
 from crossfuse.torch.fuse_cascades import CascadeKernels, legalised, may_have_attention
-from crossfuse.torch.fuse_rows import TorchKernels, offered_rows, with_bins
 from crossfuse.torch.graph_cache import Record
-from crossfuse.torch.kernels import KeptKernel, offer_kernels
-from crossfuse.torch.options import Given
+from crossfuse.torch.kernels import (
+    BinnedKernel,
+    KeptKernel,
+    kernels_of,
+    offer_binned,
+    offer_kernels,
+)
 from crossfuse.torch.report import Report, in_torch
-from crossfuse.torch.rewrite import Call, is_frozen, rewrite
-from crossfuse.torch.separate import Timing
+from crossfuse.torch.rewrite import Call, RowsCall, is_frozen, rewrite
+from crossfuse.torch.separate import EagerForm, eager_form, measuring
 from crossfuse.torch.translate import Translation, translate
+
+if TYPE_CHECKING:
+    from crossfuse.torch.backend import Backend
 
 
 def fuse_graph(
     module: fx.GraphModule,
-    options: Given,
+    options: Backend,
     target: Device,
     sequential: bool,
     timer: Timer | None = None,
@@ -45,27 +61,24 @@ def fuse_graph(
     """
     mode = (options.mode or "default") if options.rest == "inductor" else None
     translation = translate(module.graph)
-    measuring = None if timer is None else Timing(timer, mode).of(module.graph, translation)
+    graph = read_graph(translation.module["main"])
+    timed = None if timer is None else measuring(timer, mode, module.graph, translation)
     where, always = (target, sequential), options.always
-    kernels = TorchKernels(
-        translation,
-        target,
-        bins=options.bins,
-        measuring=measuring,
-        weights=_weights(module, translation),
-    )
-    chains = choose("main", read_graph(translation.module["main"]), kernels, always)
-    chains = in_torch(chains, translation.names)
-    made, calls = _offered(translation, _static(chains), kernels.module, *where)
+    weights = _weights(module, translation)
+    kernels = TorchKernels(translation, target, options.bins, timed, weights)
+    chains = in_torch(choose("main", graph, kernels, always), translation.names)
+    static = [each for each in chains.replacements if not each.bins]
+    made, calls = _offered(translation, static, kernels.module, *where)
     rows = [each for each in chains.replacements if each.bins]
-    apart = partial(_apart, options)
-    rows_calls = offered_rows(rows, translation.nodes, kernels.module, *where, apart)
+    rows_calls = _offered_rows(rows, translation.nodes, kernels.module, *where, options)
     cascades, failed = Chosen((), ()), False
     try:
-        if options.cascades:
-            of_cascades = CascadeKernels(target, translation.nodes, measuring)
-            rest = _rest(translation, _static(chains), kernels.module)
-            found = Chosen((), ()) if rest is None else choose("main", rest, of_cascades, always)
+        if options.cascades and may_have_attention(graph):
+            of_cascades = CascadeKernels(target, translation.nodes, timed)
+            rest = kernels.module.clone()
+            main = with_replacements(translation.module["main"], graph, static)
+            rest.update_func(rest.get_global_var("main"), main)
+            found = choose("main", legalised(rest), of_cascades, always)
             cascades = in_torch(found, translation.names)
             more = _offered(translation, found.replacements, of_cascades.functions, *where)
             made, calls = (*made, *more[0]), (*calls, *more[1])
@@ -75,12 +88,8 @@ def fuse_graph(
         warnings.warn(f"crossfuse left cascades of a graph to torch: {text}", stacklevel=2)
     if calls or rows_calls:
         rewrite(module, calls, rows_calls)
-    outcomes = (*map(with_bins, chains.outcomes), *cascades.outcomes)
+    outcomes = (*map(_with_bins, chains.outcomes), *cascades.outcomes)
     return Record(Report(outcomes, translation.untranslated), made, calls), not failed
-
-
-def _static(chains: Chosen) -> list[Replacement]:
-    return [each for each in chains.replacements if not each.bins]
 
 
 def _weights(module: fx.GraphModule, translation: Translation) -> Collection[Any]:
@@ -92,25 +101,6 @@ def _weights(module: fx.GraphModule, translation: Translation) -> Collection[Any
     if not is_frozen(module):
         return ()
     return tuple(each for each, node in translation.nodes.items() if node.op == "get_attr")
-
-
-def _rest(
-    translation: Translation, replacements: Sequence[Replacement], functions: tvm.IRModule
-) -> Graph | None:
-    """What chains leave of a graph, to be searched for cascades; None if there can be none.
-
-    They are looked for where products multiply batches by batches. Norms and softmaxes without
-    products are left: inductor reads and writes them once too. Attention that is one operator of
-    torch is left as well: it is a fused kernel of cuDNN or flash attention already, and inductor
-    makes one of the usual formulas before we see them.
-    """
-    main = translation.module["main"]
-    graph = read_graph(main)
-    if not may_have_attention(graph):
-        return None
-    rest = functions.clone()
-    rest.update_func(rest.get_global_var("main"), with_replacements(main, graph, replacements))
-    return legalised(rest)
 
 
 def _offered(
@@ -133,8 +123,119 @@ def _offered(
     return tuple(kernels.values()), tuple(map(call, replacements))
 
 
-def _apart(options: Given, module: fx.GraphModule) -> Callable[..., Any]:
-    """The callable that computes a chain of symbolic rows where no kernel does."""
-    if options.rest != "inductor":
-        return module
-    return torch.compile(module, dynamic=True, mode=options.mode or None)
+# Chains of symbolic rows: a kernel for each bin of rows, which takes fewer too.
+
+
+@dataclass(frozen=True)
+class RowsReplacement(Replacement):
+    """A call of the kernel of the smallest bin that holds its rows, or of torch's own operators."""
+
+    #: Scheduled functions by the most rows of their bins.
+    kernels: Mapping[int, GlobalVar] = field(default_factory=dict)
+    #: The operators that it stands for.
+    form: EagerForm | None = None
+
+
+class TorchKernels(ChainKernels):
+    """Kernels of a translated graph's chains; see `ChainKernels`."""
+
+    def __init__(
+        self,
+        translation: Translation,
+        target: Device,
+        bins: Sequence[int],
+        measuring: Measuring | None,
+        weights: Collection[Any],
+    ) -> None:
+        super().__init__(
+            translation.module,
+            target,
+            constant_weights=False,
+            named=False,
+            bins=bins,
+            measuring=measuring,
+            weights=weights,
+            known=translation.nodes,
+            kinds=(Chains(), MadeChains()),
+        )
+        self._nodes = translation.nodes
+        self._pickers = Equal()
+        self._count = Counter[str]()
+
+    def picked(
+        self,
+        chain: PlannedRows,
+        function: Any,
+        extents: tuple[Any, ...],
+        kernels: Mapping[int, GlobalVar],
+        outcomes: tuple[BinOutcome, ...],
+    ) -> Replacement:
+        """See `ChainKernels.picked`; ``crossfuse::run_rows`` picks the kernel.
+
+        Refused are chains that torch could not compute otherwise, see `eager_form`.
+        """
+        first = next(e.chain for e in chain.bins if e.chain is not None and e.rows in kernels)
+        name = self._pickers.find(first.outlined.func, lambda: self._numbered(chain.name))
+        call = call_of(RowsReplacement, name, first, chain.given, chain.output, chain.rows)
+        form = eager_form(self._nodes[chain.output], [self._nodes[each] for each in call.inputs])
+        bins = {each.rows: kernels.get(each.rows) for each in chain.bins}
+        return replace(call, bins=outcomes, kernels=bins, form=form)
+
+    def _numbered(self, name: str) -> GlobalVar:
+        count = self._count[name]
+        self._count[name] += 1
+        return GlobalVar(f"{name}{count or ''}")
+
+
+def _offered_rows(
+    replacements: Sequence[Any],
+    nodes: Mapping[Any, fx.Node],
+    functions: Mapping[GlobalVar, Any],
+    target: Device,
+    cpu: bool,
+    options: Backend,
+) -> list[RowsCall]:
+    """Build the kernels of chains of symbolic rows, and give the calls that take their place.
+
+    More rows than any bin has, and bins in which fusion is not estimated to pay, are left to torch.
+    `nodes` are those of the translation.
+    """
+    names = (name for each in replacements for name in each.kernels.values() if name is not None)
+    runs = kernels_of({str(name.name_hint): functions[name] for name in names}, target, cpu)
+    calls = []
+    for each in replacements:
+        where = "cpu" if cpu else target.name
+        kernel = _kernel(each, functions, runs, where)
+        if options.rest == "inductor":
+            compiled = torch.compile(each.form.run, dynamic=True, mode=options.mode or None)
+            kernel = replace(kernel, eager=compiled)
+        offer_binned(kernel)
+        output, *inputs = (nodes[one] for one in (*each.outputs, *each.inputs))
+        calls.append(RowsCall(output, tuple(inputs), each.form.sizes, kernel.key))
+    return calls
+
+
+def _kernel(
+    call: RowsReplacement, functions: Mapping[GlobalVar, Any], runs: Mapping[str, Any], where: str
+) -> BinnedKernel:
+    """Assemble the kernels of one chain under a key that hashes all that they compute."""
+    assert call.form is not None
+    run = call.form.run
+    texts = [functions[each].script() for each in call.kernels.values() if each is not None]
+    words = [package_hash(), where, *texts, run.code, str([*call.kernels])]
+    key = f"{call.function.name_hint}-rows-{sha256(chr(10).join(words).encode()).hexdigest()[:16]}"
+    shapes = tuple(
+        (-1, *shape[1:]) if is_symbolic(value) else shape
+        for value, shape in zip(call.inputs, call.shapes, strict=True)
+    )
+    bins = tuple((most, name and runs[str(name.name_hint)]) for most, name in call.kernels.items())
+    columns, width = call.shapes[0][-1], call.shape[-1]
+    return BinnedKernel(key, columns, width, getattr(torch, call.dtype), shapes, bins, run)
+
+
+def _with_bins(outcome: ChainOutcome) -> ChainOutcome:
+    """Say in an outcome's text in which bins there is a kernel, if it has bins."""
+    most = ", ".join(str(each.rows) for each in outcome.bins if each.name)
+    return (
+        replace(outcome, text=f"{outcome.text}; kernels for up to {most} rows") if most else outcome
+    )

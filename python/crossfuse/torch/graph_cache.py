@@ -1,12 +1,15 @@
-"""What became of a graph, cached by a text of the graph."""
+"""What became of graphs and of whole programs that torch captured, cached by their texts."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
+from uuid import uuid4
 
+import torch
 from torch import fx
 
 from crossfuse.cache import Entry, shelf
@@ -14,7 +17,7 @@ from crossfuse.cache.keys import content_key
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
 from crossfuse.schema import read
-from crossfuse.torch.graph_key import Untold, environment, node_words
+from crossfuse.torch.graph_key import Untold, environment, node_words, value_words
 from crossfuse.torch.kernels import KeptKernel, offer_kept
 from crossfuse.torch.report import Report
 from crossfuse.torch.rewrite import Call, rewrite
@@ -26,7 +29,7 @@ from crossfuse.torch.rewrite import Call, rewrite
 # nvcc; and this package's own files. Where any of it cannot be put in words, the graph has no key
 # and is worked out again.
 
-_KIND = "graph"
+_GRAPH = "graph"
 
 
 @dataclass(frozen=True)
@@ -45,10 +48,6 @@ class Record:
         names = ", ".join(dict.fromkeys(self.report.fused)) or "no kernels"
         return f"graph of {len(self.report.outcomes)} groups: {names}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to values that `json` can write."""
-        return asdict(self)
-
 
 def graph_key(graph: fx.Graph, target: Device, options: Sequence[Any]) -> str:
     """Cache key of a graph of aten operators; empty if it has none.
@@ -61,7 +60,7 @@ def graph_key(graph: fx.Graph, target: Device, options: Sequence[Any]) -> str:
         lines = [node_words(each, "val") for each in graph.nodes]
     except Untold:
         return ""
-    return content_key(target, _KIND, *environment(), *map(repr, options), "\n".join(lines))
+    return content_key(target, _GRAPH, *environment(), *map(repr, options), "\n".join(lines))
 
 
 def recall(module: fx.GraphModule, key: str) -> Record | None:
@@ -69,7 +68,7 @@ def recall(module: fx.GraphModule, key: str) -> Record | None:
 
     None, and no change, where the graph or one of its kernels is not in the cache.
     """
-    record = shelf(_KIND).read(key, lambda entry: read(Record, entry.data))
+    record = shelf(_GRAPH).read(key, lambda entry: read(Record, entry.data))
     try:
         if record is None or not _fits(record, module) or not offer_kept(record.kernels):
             return None
@@ -85,8 +84,8 @@ def remember(key: str, record: Record) -> None:
 
     All kernels of the record must be in the cache.
     """
-    data = json.dumps(record.to_dict()).encode()
-    shelf(_KIND).write(key, Entry(data, {"label": record.label}))
+    data = json.dumps(asdict(record)).encode()
+    shelf(_GRAPH).write(key, Entry(data, {"label": record.label}))
 
 
 def _fits(record: Record, module: fx.GraphModule) -> bool:
@@ -99,3 +98,100 @@ def _fits(record: Record, module: fx.GraphModule) -> bool:
         and len(each.inputs) == len(each.shapes)
         for each in record.calls
     )
+
+
+# Captured graphs that torch's own caches have whole, and the kernels that these call.
+#
+# With a hit in the cache of AOTAutograd nothing of ours is asked any more: no graph of aten
+# operators is made. So the kernels are offered before, from a record of ours. What torch keeps is
+# tagged with a number that only the record has: without the record, or one of its kernels, torch
+# finds nothing.
+
+_PROGRAM = "program"
+
+
+@dataclass(frozen=True)
+class Program:
+    """A captured graph that torch's caches may have whole."""
+
+    #: Its cache key, see `program_key`.
+    key: str
+    #: Tag of what torch keeps of it.
+    number: str
+    #: What became of the graphs of aten operators that were made of it.
+    records: tuple[Record, ...] = ()
+
+
+def program_key(
+    module: fx.GraphModule, inputs: Sequence[Any], target: Device, options: Sequence[Any]
+) -> str:
+    """Cache key of a captured graph; empty if it has none.
+
+    Torch's key says what is computed; this one only has to say which kernels that may need. Graphs
+    of symbolic shapes and those with parts that have no words have none. `EnvironmentRefused` is
+    raised without nvcc, whose release is part of the key.
+    """
+    try:
+        lines = [node_words(each, "example_value", functions=True) for each in module.graph.nodes]
+        lines += [value_words(each) for each in inputs]
+    except Untold:
+        return ""
+    modes = (torch.is_inference_mode_enabled(), torch.is_grad_enabled())
+    words = map(repr, (*modes, *options))
+    return content_key(target, _PROGRAM, *environment(), *words, "\n".join(lines))
+
+
+def program(key: str) -> Program | None:
+    """Look up a captured graph in the cache, and offer its kernels.
+
+    It has records if these and all of their kernels are there, else a fresh number, under which
+    torch finds nothing. None where our cache keeps nothing, so that torch is not to keep anything
+    either.
+    """
+    found = _read(key)
+    records = () if found is None else found.records
+    kernels = dict.fromkeys(kernel for each in records for kernel in each.kernels)
+    with contextlib.suppress(RefusedError, OSError):
+        if records and offer_kept(tuple(kernels)):
+            return found
+    fresh = Program(key, uuid4().hex)
+    write_program(fresh)
+    return fresh if _read(key) == fresh else None
+
+
+def write_program(made: Program, records: Sequence[Record] = ()) -> None:
+    """Cache what became of a captured graph, with further records."""
+    made = replace(made, records=tuple(dict.fromkeys((*made.records, *records))))
+    label = "; ".join(each.label for each in made.records) or "not compiled yet"
+    entry = Entry(json.dumps(asdict(made)).encode(), {"label": f"program, {label}"})
+    shelf(_PROGRAM).write(made.key, entry)
+
+
+def to_file() -> bool:
+    """Whether torch's ``aot_compile`` asks, which writes what is compiled to a file."""
+    from torch._functorch import config as functorch
+
+    return bool(getattr(functorch, "bypass_autograd_cache_key", False))
+
+
+@contextlib.contextmanager
+def torch_caches(made: Program | None) -> Iterator[None]:
+    """Let torch cache whole programs under a program's number; without one only what follows us.
+
+    A program that goes to a file is torch's entry for it, which must not be one of another time,
+    whose kernels are not offered: it has a number of its own.
+    """
+    from torch._functorch import config as functorch
+
+    if made is None and not to_file():
+        with functorch.patch(enable_autograd_cache=False):
+            yield
+        return
+    settings = torch.compiler.config
+    number = uuid4().hex if made is None else made.number
+    with settings.patch(cache_key_tag=f"{settings.cache_key_tag}crossfuse-{number}"):
+        yield
+
+
+def _read(key: str) -> Program | None:
+    return shelf(_PROGRAM).read(key, lambda entry: read(Program, entry.data))

@@ -61,7 +61,6 @@ def _attribute(node: fx.Node) -> torch.Tensor:
 
 
 def _target(node: fx.Node, functions: bool) -> str:
-    """The name of what a node calls."""
     target = node.target
     if isinstance(target, str):
         return target

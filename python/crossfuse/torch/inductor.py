@@ -5,24 +5,25 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
 from crossfuse.errors import RefusedError
-from crossfuse.hardware import Device
-from crossfuse.torch.graph_cache import Record
-from crossfuse.torch.programs import (
+from crossfuse.torch.graph_cache import (
     Program,
+    Record,
     program,
     program_key,
     to_file,
     torch_caches,
-    with_records,
     write_program,
 )
 from crossfuse.torch.report import keep, warn_of_training
+
+if TYPE_CHECKING:
+    from crossfuse.torch.backend import Backend
 
 # Products that inductor takes apart before we see them: kept whole until our chains are out.
 #
@@ -163,32 +164,8 @@ def _name(operator: Any) -> str:
     return str(getattr(getattr(operator, "_schema", None), "name", ""))
 
 
-class Fuser(Protocol):
-    """What `compile_with_inductor` needs of `crossfuse.torch.Backend`."""
-
-    @property
-    def mode(self) -> str:
-        """How inductor compiles the rest, as ``torch.compile`` names it; empty is its default."""
-
-    @property
-    def choices(self) -> tuple[Any, ...]:
-        """Options that decide what becomes of a graph."""
-
-    def fuse(self, module: fx.GraphModule) -> Record | None:
-        """Replace chains in a graph of aten operators, in place."""
-
-    def runs_on(self, place: torch.device) -> bool:
-        """Whether kernels run where tensors are."""
-
-    def sequential(self, place: torch.device) -> bool:
-        """Whether scheduled functions run on the CPU in place of kernels."""
-
-    def device_of(self, place: torch.device) -> Device:
-        """The device to compile for, for tensors at a place."""
-
-
 def compile_with_inductor(
-    module: fx.GraphModule, inputs: Sequence[Any], backend: Fuser
+    module: fx.GraphModule, inputs: Sequence[Any], backend: Backend
 ) -> Callable[..., Any]:
     """Compile a captured graph by inductor, after our chains were taken out of it.
 
@@ -237,14 +214,13 @@ def compile_with_inductor(
 
 
 def _settings(mode: str) -> dict[str, Any]:
-    """Inductor's settings of a mode, beside those that hold anyway."""
     from torch._inductor import list_mode_options
 
     return {**list_mode_options(mode)} if mode else {}
 
 
 def _program(
-    module: fx.GraphModule, inputs: Sequence[Any], backend: Fuser, whole: bool = False
+    module: fx.GraphModule, inputs: Sequence[Any], backend: Backend, whole: bool = False
 ) -> Program | None:
     """The cache's record of a captured graph; None if torch is not to keep the graph whole."""
     places = {each.device for each in inputs if isinstance(each, torch.Tensor)}
@@ -272,7 +248,7 @@ def _told(known: Program, made: Sequence[Record | None]) -> None:
         return
     records = [each for each in made if each is not None]
     if len(records) == len(made):
-        write_program(with_records(known, records))
+        write_program(known, records)
 
 
 def _dynamo_keeps() -> bool:
@@ -287,6 +263,5 @@ def _dynamo_keeps() -> bool:
 
 
 def _called(graph: fx.Graph) -> list[str]:
-    """Keys of the kernels that a graph calls."""
     ours = (each for each in graph.nodes if getattr(each.target, "namespace", "") == "crossfuse")
     return [str(each.args[-1]) for each in ours]

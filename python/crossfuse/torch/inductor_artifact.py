@@ -9,7 +9,7 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from inspect import getsource, isfunction
 from operator import attrgetter
@@ -83,7 +83,7 @@ class SavedProgram(SerializableCallable):
             raise _unwritten("a graph that torch's cache of AOTAutograd does not take")
         rest = BundledAOTAutogradSerializableCallable(_Kept(fn.compiled))
         made = BundledAOTAutogradSerializableCallable.serialize_compile_artifacts(rest)
-        records = [each.to_dict() for each in fn.records]
+        records = [asdict(each) for each in fn.records]
         return pickle.dumps((package_hash(), records, libraries, made))
 
     @classmethod
@@ -307,7 +307,6 @@ def without_lowerings(code: str) -> str | None:
 
 
 def _names_of(owner: str, tree: ast.AST) -> set[str]:
-    """Attributes of a name that code reads."""
     return {
         each.attr
         for each in ast.walk(tree)

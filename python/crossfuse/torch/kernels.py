@@ -32,19 +32,22 @@ if TYPE_CHECKING:
 # Kernels are known by a key, so that one operator stands for all of them: graphs, and the caches of
 # those who compile them, hold the key alone. ``run_rows`` has a kernel for each bin of rows.
 
-_Kernel = TypeVar("_Kernel", "FusedKernel", "BinnedKernel")
+_Kernel = TypeVar("_Kernel")
 
 
 @dataclass(frozen=True)
-class FusedKernel:
-    """A kernel of static shapes, which ``crossfuse::run`` finds by its key."""
+class KeptKernel:
+    """A kernel of static shapes, which ``crossfuse::run`` finds by its key; the cache has it."""
 
     #: Name and hash of the function.
     key: str
+    #: Cache key of its library; empty for functions on the CPU, which are not cached.
+    kept_as: str
+    #: Of the function.
+    name: Annotated[str, FileName]
     #: Of the output, as is `dtype`.
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    run: Callable[..., torch.Tensor]
+    shape: tuple[Extent, ...]
+    dtype: str
 
 
 @dataclass(frozen=True)
@@ -86,14 +89,22 @@ class BinnedKernel:
         return kernel(*(each.reshape(shape) for each, shape in pairs))
 
 
-_KERNELS: dict[str, FusedKernel | BinnedKernel] = {}
+#: Kernels by their keys, and what runs those of static shapes.
+_KEPT: dict[str, tuple[KeptKernel, Callable[..., torch.Tensor]]] = {}
+_BINNED: dict[str, BinnedKernel] = {}
 _DEFINING = Lock()
 
 
-def offer(kernel: FusedKernel | BinnedKernel) -> None:
-    """Make a kernel known to the operators; one of the same key computes the same."""
+def offer(kernel: KeptKernel, run: Callable[..., torch.Tensor]) -> None:
+    """Make a kernel known to ``crossfuse::run``; one of the same key computes the same."""
     define()
-    _KERNELS[kernel.key] = kernel
+    _KEPT[kernel.key] = kernel, run
+
+
+def offer_binned(kernel: BinnedKernel) -> None:
+    """Make kernels of bins known to ``crossfuse::run_rows``."""
+    define()
+    _BINNED[kernel.key] = kernel
 
 
 def define() -> registry.Library:
@@ -116,27 +127,26 @@ def _defined() -> registry.Library:
 
 
 def _run(inputs: Sequence[torch.Tensor], key: str) -> torch.Tensor:
-    return _known(key, FusedKernel).run(*inputs)
+    return _known(key, _KEPT)[1](*inputs)
 
 
 def _fake(inputs: Sequence[torch.Tensor], key: str) -> torch.Tensor:
-    kernel = _known(key, FusedKernel)
-    return inputs[0].new_empty(kernel.shape, dtype=kernel.dtype)
+    kernel, _ = _known(key, _KEPT)
+    return inputs[0].new_empty(kernel.shape, dtype=getattr(torch, kernel.dtype))
 
 
 def _run_rows(inputs: Sequence[torch.Tensor], sizes: Sequence[int], key: str) -> torch.Tensor:
-    return _known(key, BinnedKernel).run(inputs, sizes)
+    return _known(key, _BINNED).run(inputs, sizes)
 
 
 def _fake_rows(inputs: Sequence[torch.Tensor], sizes: Sequence[int], key: str) -> torch.Tensor:
-    kernel = _known(key, BinnedKernel)
+    kernel = _known(key, _BINNED)
     return inputs[0].new_empty((kernel.rows(inputs[0]), kernel.width), dtype=kernel.dtype)
 
 
-def _known(key: str, kind: type[_Kernel]) -> _Kernel:
-    kernel = _KERNELS.get(key)
-    if isinstance(kernel, kind):
-        return kernel
+def _known(key: str, kernels: Mapping[str, _Kernel]) -> _Kernel:
+    if key in kernels:
+        return kernels[key]
     raise refuse(
         ArtefactRefused,
         "torch-operator",
@@ -147,21 +157,6 @@ def _known(key: str, kind: type[_Kernel]) -> _Kernel:
     )
 
 
-@dataclass(frozen=True)
-class KeptKernel:
-    """A kernel of ``crossfuse::run`` whose library the cache has."""
-
-    #: By which the operator finds it.
-    key: str
-    #: Cache key of its library; empty for functions on the CPU, which are not cached.
-    kept_as: str
-    #: Of the function.
-    name: Annotated[str, FileName]
-    #: Of the output, as is `dtype`.
-    shape: tuple[Extent, ...]
-    dtype: str
-
-
 def offer_kernels(
     replacements: Sequence[Replacement], mod: Mapping[Any, Any], target: Device, cpu: bool
 ) -> dict[GlobalVar, KeptKernel]:
@@ -170,6 +165,9 @@ def offer_kernels(
     `cpu` runs the scheduled functions on the CPU instead, one thread after the other. Refusals are
     those of `crossfuse.runtime.build_library`.
     """
+    from crossfuse.relax.build_kernels import build_key
+    from crossfuse.runtime.kept import LIBRARIES
+
     calls = {each.function: each for each in replacements}
     functions = {name: mod[name] for name in calls}
     made = kernels_of({str(each.name_hint): func for each, func in functions.items()}, target, cpu)
@@ -179,9 +177,9 @@ def offer_kernels(
         # Inductor keeps graphs with this key: another release of ours must never find them.
         text = package_hash() + str(mod[name].script())
         key = f"{hint}-{'cpu' if cpu else target.name}-{sha256(text.encode()).hexdigest()[:16]}"
-        library = "" if cpu else _library_key(mod[name], target, hint)
+        library = "" if cpu else build_key(LIBRARIES, mod[name], target, hint)
         found[name] = KeptKernel(key, library, hint, call.shape, call.dtype)
-        _offer(found[name], made[hint])
+        offer(found[name], made[hint])
     return found
 
 
@@ -207,7 +205,7 @@ def offer_kept(kernels: tuple[KeptKernel, ...], entries: Mapping[str, Entry] | N
                 return False
             runs.append(load(found.shared_object).run)
     for each, run in zip(kernels, runs, strict=True):
-        _offer(each, run)
+        offer(each, run)
     return True
 
 
@@ -231,17 +229,6 @@ def kernels_of(
     return {
         name: load(each.shared_object).run for name, each in zip(functions, libraries, strict=True)
     }
-
-
-def _library_key(func: Any, target: Device, name: str) -> str:
-    from crossfuse.relax.build_kernels import build_key
-    from crossfuse.runtime.kept import LIBRARIES
-
-    return build_key(LIBRARIES, func, target, name)
-
-
-def _offer(kernel: KeptKernel, run: Callable[..., torch.Tensor]) -> None:
-    offer(FusedKernel(kernel.key, kernel.shape, getattr(torch, kernel.dtype), run))
 
 
 def _of_tensors(run: Callable[..., dict[str, Any]]) -> Callable[..., torch.Tensor]:

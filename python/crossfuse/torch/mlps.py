@@ -274,7 +274,6 @@ def replace_mlp(
 
 
 def _none(module: nn.Module, left: Mapping[str, RefusedError]) -> RefusedError:
-    """The refusal of a model in which no module was replaced."""
     if len(left) == 1:
         return next(iter(left.values()))
     found = "; ".join(f"{name or 'the module'}: {error}" for name, error in left.items())

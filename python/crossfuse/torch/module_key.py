@@ -70,7 +70,6 @@ def _plain(module: torch.nn.Module) -> str:
 
 
 def _told(value: Any) -> str:
-    """Describe inputs for the key."""
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key!r}: {_told(each)}' for key, each in value.items())}}}"
     if isinstance(value, list | tuple):
@@ -113,7 +112,6 @@ def _settings(config: Any) -> str:
 
 
 def _cuda_words() -> tuple[Any, ...]:
-    """The GPU, and settings of its libraries."""
     matmul = torch.backends.cuda.matmul
     settings = (
         # The older of these two names refuses to say what was set by the other.

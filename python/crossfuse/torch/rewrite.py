@@ -8,11 +8,11 @@ from itertools import takewhile
 from math import prod
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 
 from crossfuse.errors import WorkloadRefused, refuse
-from crossfuse.torch.concrete import extent
 from crossfuse.workload.dtypes import zeros_behind
 
 
@@ -146,13 +146,17 @@ def inserted(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node
 
 
 def _mode(values: Any) -> Any:
-    """The fake mode of the fake tensors among some values."""
     from torch._guards import detect_fake_mode
     from torch.utils._pytree import tree_leaves
 
     mode = detect_fake_mode([each for each in tree_leaves(values) if torch.is_tensor(each)])
     assert mode is not None
     return mode
+
+
+def extent(value: Any) -> sympy.Expr:
+    """A size as an expression of symbols."""
+    return value.node.expr if isinstance(value, torch.SymInt) else sympy.Integer(int(value))
 
 
 def _shaped_as(

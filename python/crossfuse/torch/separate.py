@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
 from crossfuse.measure.timer import Timer
 from crossfuse.measure.way import GRAPH, Given, Way
-from crossfuse.relax.measured import Measuring
-from crossfuse.torch.concrete import concrete
+from crossfuse.relax.measured import Measuring, Separate
 from crossfuse.torch.graph_key import Untold, node_words
-from crossfuse.torch.translate import Translation
+from crossfuse.torch.rewrite import extent
+from crossfuse.torch.translate import Translation, is_size
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,6 @@ def eager_form(output: fx.Node, inputs: Sequence[fx.Node]) -> EagerForm:
 
 
 def _reached(output: fx.Node, inputs: frozenset[fx.Node]) -> frozenset[fx.Node]:
-    """Nodes that an output depends on, up to inputs and sizes."""
     pending, seen = [output], set()
     while pending:
         node = pending.pop()
@@ -75,68 +75,37 @@ def _reached(output: fx.Node, inputs: frozenset[fx.Node]) -> frozenset[fx.Node]:
     return frozenset(seen)
 
 
-@dataclass(frozen=True)
-class SeparateGraph:
-    """A group as torch computes it, which another process times against kernels of ours."""
+def measuring(
+    timer: Timer, mode: str | None, graph: fx.Graph, translation: Translation
+) -> Measuring:
+    """How groups of a graph are timed beside torch, which compiles them as `mode` says.
 
-    #: Takes the inputs.
-    run: fx.GraphModule
-    #: The inputs, with their strides.
-    given: tuple[Given, ...]
-    #: How torch compiles it; None does not compile it.
-    mode: str | None
-    #: The nodes in words, equal for equal layers.
-    words: str
+    A `mode` of None does not compile them.
+    """
+    symbols = {variable: each for each, variable in translation.symbols.items()}
 
-    @property
-    def text(self) -> str:
-        """All that identifies it: nodes, inputs, mode, and torch's release."""
-        return f"{self.words}\n{self.given}\n{self.mode}\ntorch {torch.__version__}"
+    def separate(
+        output: Any, inputs: Sequence[Any], cold: Sequence[bool], sizes: Mapping[Any, int]
+    ) -> Separate | None:
+        try:
+            nodes = [translation.nodes[each] for each in (output, *inputs)]
+            if sizes:
+                image = _concrete(graph, {symbols[each]: size for each, size in sizes.items()})
+                nodes = [image[each] for each in nodes]
+            return _separate(nodes[0], nodes[1:], cold, mode)
+        except (KeyError, RefusedError, Untold):
+            return None
 
-    def write(self, path: Path) -> Way:
-        """Write the graph to a file, see `crossfuse.relax.measured.Separate`."""
-        # Nodes carry tensors of this trace, which are no part of what they compute.
-        for node in self.run.graph.nodes:
-            node.meta.clear()
-        torch.save(self.run, path)
-        return Way(GRAPH, str(path), self.given, self.mode)
+    return Measuring(timer, separate)
 
 
-@dataclass(frozen=True)
-class Timing:
-    """How groups of a graph are timed: the timer, and how torch's own side is compiled."""
-
-    timer: Timer
-    #: How torch compiles what is left; None where nobody does.
-    mode: str | None
-
-    def of(self, graph: fx.Graph, translation: Translation) -> Measuring:
-        """Bind it to a graph and its translation."""
-        symbols = {variable: each for each, variable in translation.symbols.items()}
-
-        def separate(
-            output: Any, inputs: Sequence[Any], cold: Sequence[bool], sizes: Mapping[Any, int]
-        ) -> SeparateGraph | None:
-            try:
-                nodes = [translation.nodes[each] for each in (output, *inputs)]
-                if sizes:
-                    known = {symbols[each]: size for each, size in sizes.items()}
-                    image = concrete(graph, known)
-                    nodes = [image[each] for each in nodes]
-                return separate_graph(nodes[0], nodes[1:], cold, self.mode)
-            except (KeyError, RefusedError, Untold):
-                return None
-
-        return Measuring(self.timer, separate)
-
-
-def separate_graph(
+def _separate(
     output: fx.Node, inputs: Sequence[fx.Node], cold: Sequence[bool], mode: str | None
-) -> SeparateGraph:
-    """Extract the nodes between inputs and an output, of static shapes, to be timed.
+) -> Separate:
+    """The nodes between inputs and an output, of static shapes, to be timed by another process.
 
-    `cold` says which inputs are read from memory; `mode` is that of `Timing`. `WorkloadRefused` is
-    raised if the nodes read more than the inputs, `Untold` if one has no words.
+    `WorkloadRefused` is raised if the nodes read more than the inputs, `Untold` if one has no
+    words.
     """
     form = eager_form(output, inputs)
     words = _words(inputs, [each for each in output.graph.nodes if each in form.inside])
@@ -149,7 +118,15 @@ def separate_graph(
         )
         for value, each in zip((node.meta["val"] for node in inputs), cold, strict=True)
     )
-    return SeparateGraph(form.run, given, mode, words)
+
+    def write(path: Path) -> Way:
+        # Nodes carry tensors of this trace, which are no part of what they compute.
+        for node in form.run.graph.nodes:
+            node.meta.clear()
+        torch.save(form.run, path)
+        return Way(GRAPH, str(path), given, mode)
+
+    return Separate(f"{words}\n{given}\n{mode}\ntorch {torch.__version__}", write)
 
 
 def _words(inputs: Sequence[fx.Node], nodes: Sequence[fx.Node]) -> str:
@@ -163,3 +140,38 @@ def _words(inputs: Sequence[fx.Node], nodes: Sequence[fx.Node]) -> str:
             *(re.sub(r"%(\w+)", lambda name: f"%{numbers[name[1]]}", line) for line in lines),
         )
     )
+
+
+def _concrete(graph: fx.Graph, sizes: Mapping[sympy.Symbol, int]) -> Mapping[fx.Node, Any]:
+    """Copy a graph with values for symbols: its nodes in the copy, and numbers for sizes.
+
+    Nodes carry ``meta["val"]``. What depends on symbols without a value stays symbolic.
+    """
+    made = fx.Graph()
+    images: dict[fx.Node, Any] = {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if is_size(node):
+            images[node] = _size_at(value, sizes)
+            continue
+        images[node] = made.node_copy(node, lambda each: images[each])
+        if isinstance(value, torch.Tensor):
+            images[node].meta["val"] = _tensor_at(value, sizes)
+    return images
+
+
+def _size_at(value: Any, sizes: Mapping[sympy.Symbol, int]) -> Any:
+    """A size at some values of symbols; what is still symbolic, or no integer, stays."""
+    if not isinstance(value, torch.SymInt):
+        return value
+    number = sympy.sympify(extent(value).xreplace(dict(sizes)))
+    return int(number) if number.is_Integer else value
+
+
+def _tensor_at(value: torch.Tensor, sizes: Mapping[sympy.Symbol, int]) -> torch.Tensor:
+    shape, stride = ([_size_at(each, sizes) for each in x] for x in (value.shape, value.stride()))
+    if value.layout != torch.strided or not all(
+        isinstance(each, int) for each in (*shape, *stride)
+    ):
+        return value
+    return torch.empty_strided(shape, stride, dtype=value.dtype, device="meta")

@@ -21,12 +21,15 @@ from torch import fx
 from tvm import relax, tirx
 from tvm.ir import Var
 
-from crossfuse.relax.builders import end_blocks
 from crossfuse.relax.converters import CONVERTERS
 from crossfuse.relax.symbols import extents_of, same_extents
-from crossfuse.torch.concrete import OF_SHAPE, SYMBOLS, elsewhere, extent, is_size
+from crossfuse.relax.torch_import import end_blocks
+from crossfuse.torch.rewrite import extent
 from crossfuse.workload.dtypes import FLOAT_TYPES
 
+#: Operators whose numbers are extents of what they make, and say nothing about its elements.
+_OF_SHAPE = frozenset({"view.default", "reshape.default", "_unsafe_view.default", "expand.default"})
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 #: Element types that the importer is given; what has others is left to torch.
 _TYPES = frozenset({*FLOAT_TYPES, "bool", "int32", "int64"})
 
@@ -82,11 +85,10 @@ class _Attempt:
 
         self._graph = graph
         self._refused = refused
-        self._elsewhere = elsewhere(graph)
+        self._elsewhere = _elsewhere(graph)
         self._symbols: dict[sympy.Symbol, Var] = {}
         self._importer = ExportedProgramImporter()
-        self._own = CONVERTERS
-        self._known = {**self._importer.convert_map, **self._own}
+        self._known = {**self._importer.convert_map, **CONVERTERS}
 
     def translation(self) -> Translation:
         """Translate all nodes; `_NotTranslated` is raised where the importer fails on one."""
@@ -119,7 +121,7 @@ class _Attempt:
         if getattr(node.target, "__name__", "") not in self._known or _writes(node):
             return False
         sizes = [each for each in node.all_input_nodes if is_size(each)]
-        if sizes and node.target.__name__ not in OF_SHAPE:
+        if sizes and node.target.__name__ not in _OF_SHAPE:
             return False
         known = all(self._size(each.meta["val"]) is not None for each in sizes)
         return known and all(is_size(each) or self._takes(each) for each in node.all_input_nodes)
@@ -130,7 +132,7 @@ class _Attempt:
 
     def _convert(self, node: fx.Node) -> Any:
         name = node.target.__name__
-        extra = (self._importer,) if name in self._own else ()
+        extra = (self._importer,) if name in CONVERTERS else ()
         try:
             value = self._known[name](node, *extra)
         except Exception as error:  # converters raise whatever they like
@@ -140,7 +142,6 @@ class _Attempt:
         return value
 
     def _is_needed(self, node: fx.Node, inside: Container[fx.Node]) -> bool:
-        """Whether torch reads what a node makes."""
         return any(user not in inside and not is_size(user) for user in node.users)
 
     def _left(self, node: fx.Node) -> str:
@@ -182,6 +183,23 @@ class _Attempt:
         return reduce(add if given.is_Add else mul, parts)
 
 
+def is_size(node: fx.Node) -> bool:
+    """Whether what a node makes is a number that may differ from run to run."""
+    return isinstance(node.meta.get("val"), _SYMBOLS)
+
+
+def _elsewhere(graph: fx.Graph) -> frozenset[fx.Node]:
+    """Nodes of a GPU's graph that make a tensor on the CPU, which no kernel reads.
+
+    Operators of torch read it from there if it has no axes.
+    """
+    values = {each: each.meta.get("val") for each in graph.nodes}
+    kinds = {k: v.device.type for k, v in values.items() if isinstance(v, torch.Tensor)}
+    if set(kinds.values()) <= {"cpu"}:
+        return frozenset()
+    return frozenset(each for each, kind in kinds.items() if kind == "cpu")
+
+
 def _names(function: Any, nodes: Mapping[Var, fx.Node]) -> dict[str, str]:
     """Names of nodes by those of variables: what one operator binds comes before its result."""
     found: dict[str, str] = {}
@@ -210,7 +228,7 @@ def _is_symbolic(node: fx.Node) -> bool:
     """Whether the shape of what a node makes, or its elements, depend on symbols."""
     values = (each.meta.get("val") for each in (node, *node.all_input_nodes))
     sizes = (each for value in values for each in getattr(value, "shape", (value,)))
-    return any(isinstance(each, SYMBOLS) for each in sizes)
+    return any(isinstance(each, _SYMBOLS) for each in sizes)
 
 
 def _same_type(value: Any, due: Any) -> bool:

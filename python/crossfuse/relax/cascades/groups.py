@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.relax.cascades.forms import Forms
-from crossfuse.relax.cascades.found import Found, Kernel, once, swept
+from crossfuse.relax.cascades.kernels import Cascades, Found, Kernel, once, swept
 from crossfuse.relax.graph import Callee, Graph, Node, elements_of, in_order
 from crossfuse.relax.merge import Unit, Units, likeness, merged, name_of, places, why_not
 
@@ -29,9 +28,9 @@ class Growth:
     units that it was made of one after the other, and itself last.
     """
 
-    def __init__(self, graph: Graph, forms: Forms, done: Iterable[Unit] = ()) -> None:
+    def __init__(self, graph: Graph, cascades: Cascades, done: Iterable[Unit] = ()) -> None:
         self.graph = graph
-        self.forms = forms
+        self.cascades = cascades
         self.units = Units(graph)
         self.steps: dict[Unit, list[Unit]] = {}
         self._found: dict[Unit, Found] = {}
@@ -49,14 +48,14 @@ class Growth:
             pass
         for unit in list(self.steps):
             found = self.found(unit)
-            if not found.reason and not (found.is_plain and found.is_product):
+            if not found.reason and not (found.plain and found.is_product):
                 self._take_neighbours(unit)
 
     def found(self, unit: Unit) -> Found:
         """What detection finds of the merged calls, once for equal ones."""
         if unit not in self._found:
             alike = likeness(self.graph, unit)
-            self._found[unit] = self.forms.found_once(alike, lambda: self.function(unit))
+            self._found[unit] = self.cascades.found_once(alike, lambda: self.function(unit))
         return self._found[unit]
 
     def function(self, unit: Unit) -> Any:
@@ -124,9 +123,9 @@ class Growth:
     def _join_producer(self, one: Unit, other: Unit) -> bool:
         """Join a reduction with the unit that it makes elements for."""
         first, second = self.found(one), self.found(other)
-        if not first.is_plain or first.producers or not self.units.needs(other, one):
+        if not first.plain or first.producers or not self.units.needs(other, one):
             return False
-        if second.is_plain and second.is_product:
+        if second.plain and second.is_product:
             return False  # two products in a row are a chain
         due = (second.stages, len(second.producers) + 1)
         return self._join(due, "it makes no elements of the axis", one, other)
@@ -188,7 +187,7 @@ class Growth:
             return 1, found.reason
         if (found.stages, len(found.producers)) != due:
             return 0, wrong
-        reason = self.forms.refusal(found)
+        reason = self.cascades.refusal(found)
         if not reason and once(found.func) >= self.before(unit):
             reason = "it would move as many bytes as before"
         return 2, reason
@@ -307,7 +306,7 @@ def _operations(func: Any) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class CascadeGroup:
     """Calls that become one kernel."""
 
     members: Unit
@@ -329,22 +328,24 @@ class Refused:
     reason: str
 
 
-def find_groups(graph: Graph, forms: Forms) -> tuple[tuple[Group, ...], tuple[Refused, ...]]:
+def find_cascades(
+    graph: Graph, cascades: Cascades
+) -> tuple[tuple[CascadeGroup, ...], tuple[Refused, ...]]:
     """Find the cascades of a dataflow block, and those that were tried but have no kernel.
 
     Where calls that were joined have no kernel, the largest part that has one is taken, and the
     rest is tried again without what is known to fail. Groups are disjoint, in the order of their
     last calls.
     """
-    groups: list[Group] = []
+    groups: list[CascadeGroup] = []
     refused: dict[Unit, Refused] = {}
     failed = True
     while failed:
-        growth = Growth(graph, forms, [each.members for each in groups])
+        growth = Growth(graph, cascades, [each.members for each in groups])
         growth.grow()
         failed = False
         for steps in growth.steps.values():
-            kept, reason = _largest(growth, forms, steps)
+            kept, reason = _largest(growth, cascades, steps)
             if reason and steps[-1] not in refused:
                 # What grew so is not taken together again: its kernel is known to fail. What is
                 # kept of it may grow in another way.
@@ -356,16 +357,18 @@ def find_groups(graph: Graph, forms: Forms) -> tuple[tuple[Group, ...], tuple[Re
     return tuple(groups), tuple(dict.fromkeys(refused.values()))
 
 
-def _largest(growth: Growth, forms: Forms, steps: list[Unit]) -> tuple[Group | None, str]:
+def _largest(
+    growth: Growth, cascades: Cascades, steps: list[Unit]
+) -> tuple[CascadeGroup | None, str]:
     """The group of the last step that has a kernel, and why the very last step has none."""
     reason = ""
     for step in reversed(steps):
         found = growth.found(step)
-        if found.reason or found.is_plain:
+        if found.reason or found.plain:
             continue
-        kernel = forms.kernel(found)
+        kernel = cascades.kernel(found)
         if isinstance(kernel, Kernel):
-            group = Group(step, found, kernel, growth.apart(step), growth.before(step))
+            group = CascadeGroup(step, found, kernel, growth.apart(step), growth.before(step))
             return group, reason
         reason = reason or kernel
     return None, reason

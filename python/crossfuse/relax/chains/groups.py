@@ -29,25 +29,21 @@ LONGEST = 8
 class Group:
     """Layers of products, or one of made rows, with what is computed between and after."""
 
-    #: Products whose results the next layer needs; none where the rows are made otherwise.
-    first: tuple[Var, ...]
-    #: The last product.
-    second: Var
-    #: Bindings up to `second`, `views` among them, in order.
+    #: Products of each layer, in order; the last one has one, and is alone where the rows are made
+    #: otherwise.
+    layers: tuple[tuple[Var, ...], ...]
+    #: Bindings up to the last product, `views` among them, in order.
     before: tuple[Var, ...]
     #: Transpositions, casts and reshapes of weights, reshapes of the input: kernels do them on
     #: loading, so that others may read these values too.
     views: frozenset[Var]
     #: Element-wise bindings of its result, one after the other; each but the last has one user.
     after: tuple[Var, ...]
-    #: Products of each layer between `first` and `second`.
-    inner: tuple[tuple[Var, ...], ...] = ()
 
     @property
     def products(self) -> tuple[Var, ...]:
         """All products, layer by layer."""
-        inner = (product for layer in self.inner for product in layer)
-        return (*self.first, *inner, self.second)
+        return tuple(product for layer in self.layers for product in layer)
 
     def outputs(self) -> Iterator[tuple[Var, tuple[Var, ...]]]:
         """Results that the group could have, and the bindings that make each, the last one first.
@@ -55,10 +51,10 @@ class Group:
         One that ends in a reshape is left out: it moves nothing, and its users take it as it is.
         """
         for count in range(len(self.after), -1, -1):
-            yield (self.after[count - 1] if count else self.second), self.after[:count]
+            yield (*self.products, *self.after[:count])[-1], self.after[:count]
 
 
-def find_groups(graph: Graph) -> Iterator[Group]:
+def find_chains(graph: Graph) -> Iterator[Group]:
     """Find layers, each of which reads the one before it through element-wise operators.
 
     In the order of their last products, pairs before longer ones. Groups may share products:
@@ -68,14 +64,14 @@ def find_groups(graph: Graph) -> Iterator[Group]:
     for variable in graph.makers:
         if graph.operator(variable) != PRODUCT:
             continue
-        layers: tuple[tuple[Var, ...], ...] = ()
+        layers: tuple[tuple[Var, ...], ...] = ((variable,),)
         first = _first(graph, variable)
-        while first and len(layers) < LONGEST - 1:
+        while first and len(layers) < LONGEST:
             layers = (first, *layers)
-            views = frozenset(_views(graph, layers, variable))
-            before = tuple(_before(graph, layers, variable, views))
-            after = tuple(after_product(graph, variable, before))
-            yield Group(first, variable, before, views, after, layers[1:])
+            views = frozenset(_views(graph, layers))
+            before = tuple(_before(graph, layers, views))
+            after = tuple(_after_product(graph, variable, before))
+            yield Group(layers, before, views, after)
             left = graph.arguments(first[0])[0]
             alike = all(left.same_as(graph.arguments(each)[0]) for each in first)
             first = _first(graph, first[0]) if alike else ()
@@ -116,14 +112,12 @@ def _products(graph: Graph, values: Iterator[Var]) -> tuple[Var, ...]:
     return tuple(each for each in graph.makers if each in found)
 
 
-def _before(
-    graph: Graph, layers: Sequence[tuple[Var, ...]], last: Var, views: frozenset[Var]
-) -> list[Var]:
+def _before(graph: Graph, layers: Sequence[tuple[Var, ...]], views: frozenset[Var]) -> list[Var]:
     """Bindings of a group up to its last product: those that depend on the first, and views.
 
     Those that do not, such as another branch of a residual, are computed outside.
     """
-    later = [*(each for layer in layers[1:] for each in layer), last]
+    later = [each for layer in layers[1:] for each in layer]
     depends: dict[Any, bool] = {each: True for each in (*layers[0], *later)}
 
     def needs_first(value: Any) -> bool:
@@ -138,17 +132,17 @@ def _before(
     return [each for each in graph.makers if each in views or depends.get(each, False)]
 
 
-def _views(graph: Graph, layers: Sequence[tuple[Var, ...]], last: Var) -> Iterator[Var]:
+def _views(graph: Graph, layers: Sequence[tuple[Var, ...]]) -> Iterator[Var]:
     """Operators between stored tensors and the products that read them."""
-    for number, layer in enumerate((*layers, (last,))):
+    for number, layer in enumerate(layers):
         for product in layer:
             left, right = graph.arguments(product)
-            yield from views_of_weight(graph, right)
+            yield from _views_of_weight(graph, right)
             if not number:
                 yield from _way(graph, left, RESHAPES)
 
 
-def views_of_weight(graph: Graph, right: Any) -> Iterator[Var]:
+def _views_of_weight(graph: Graph, right: Any) -> Iterator[Var]:
     """Operators between a stored weight and its product, the last operator first."""
     return _way(graph, right, _OF_WEIGHTS)
 
@@ -160,7 +154,7 @@ def _way(graph: Graph, value: Any, names: frozenset[str]) -> Iterator[Var]:
         (value, *_) = graph.arguments(value)
 
 
-def after_product(graph: Graph, second: Var, before: tuple[Var, ...]) -> Iterator[Var]:
+def _after_product(graph: Graph, second: Var, before: tuple[Var, ...]) -> Iterator[Var]:
     """The element-wise operators behind a product, one after the other, while each has one user.
 
     It ends at an operator that reads a value in `before` other than the product.
@@ -252,14 +246,14 @@ def find_made_rows(graph: Graph) -> Iterator[Group]:
         if graph.operator(variable) != PRODUCT or not _by_weights(graph, variable):
             continue
         left, right = graph.arguments(variable)
-        views = frozenset(views_of_weight(graph, right))
+        views = frozenset(_views_of_weight(graph, right))
         # What makes the rows may be needed behind the product too, such as scales.
-        after = tuple(after_product(graph, variable, ()))
+        after = tuple(_after_product(graph, variable, ()))
         makes = _making(graph, left, {variable, *after})
         if any(_reduces(graph, each) for each in makes):
             inside = {*makes, *views, variable}
             before = tuple(each for each in graph.makers if each in inside)
-            yield Group((), variable, before, views, after)
+            yield Group(((variable,),), before, views, after)
 
 
 def find_made_chains(graph: Graph) -> Iterator[Group]:
@@ -268,11 +262,12 @@ def find_made_chains(graph: Graph) -> Iterator[Group]:
     Something of the prologue is more than element-wise, such as a norm; whether it is a cascade of
     each row is not asked here.
     """
-    for group in find_groups(graph):
-        lefts = {_source(graph, each) for each in group.first}
-        if group.inner or len(lefts) != 1:
+    for group in find_chains(graph):
+        first, *inner, _ = group.layers
+        lefts = {_source(graph, each) for each in first}
+        if inner or len(lefts) != 1:
             continue
-        makes = _making(graph, lefts.pop(), {*group.first, *group.views})
+        makes = _making(graph, lefts.pop(), {*first, *group.views})
         if any(_reduces(graph, each) for each in makes):
             inside = {*makes, *group.before}
             before = tuple(each for each in graph.makers if each in inside)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import tvm
 from tvm import relax
 from tvm.ir import GlobalVar, Var
-from tvm_ffi import structural_equal, structural_hash
 
 from crossfuse import _tvm as ir
 from crossfuse.cache import shelf
@@ -25,9 +23,7 @@ from crossfuse.measure.choice import FEW
 from crossfuse.measure.way import Given
 from crossfuse.planner.choice import noted
 from crossfuse.planner.cost.rates import rates_of
-from crossfuse.relax.calls import REST, marked, with_plan
-from crossfuse.relax.chains.calls import FunctionCall, call_of, calling, picking, private, value_of
-from crossfuse.relax.chains.forms import Chains, Form
+from crossfuse.relax.calls import REST, Equal, marked, with_plan
 from crossfuse.relax.chains.groups import (
     Group,
     check_kernel,
@@ -35,19 +31,24 @@ from crossfuse.relax.chains.groups import (
     check_used_inside,
     is_left_operand,
 )
-from crossfuse.relax.chains.planned import Bins, PlannedChain, PlannedRows, plan_rows
+from crossfuse.relax.chains.kinds import Chains, GroupKind
+from crossfuse.relax.chains.planned import (
+    FunctionCall,
+    PlannedChain,
+    PlannedRows,
+    call_of,
+    calling,
+    picking,
+    plan_rows,
+    private,
+    value_of,
+)
 from crossfuse.relax.choice import Candidate
 from crossfuse.relax.graph import Graph
-from crossfuse.relax.measured import Contestant, Measuring, measured_kernels
+from crossfuse.relax.measured import Measuring, measured_kernels
 from crossfuse.relax.outcome import BinOutcome
-from crossfuse.relax.outline import Outlined
 from crossfuse.relax.replace import Replacement
-from crossfuse.relax.symbols import (
-    extents_of,
-    rows_of,
-    symbols_of,
-    with_extents,
-)
+from crossfuse.relax.symbols import extents_of, most_rows, rows_of, symbols_of, with_extents
 from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
 from crossfuse.schema import read
 
@@ -55,25 +56,6 @@ if TYPE_CHECKING:
     from crossfuse.lower.image import BufferSpec
     from crossfuse.planner.cascade.plan import CascadePlan
     from crossfuse.planner.plan import Plan
-
-# Plans and kernels are made once for all structurally equal functions.
-
-
-class Equal:
-    """Values by function; functions that differ in names alone share one."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, list[tuple[Any, Any]]] = {}
-
-    def find(self, func: Any, make: Callable[[], Any]) -> Any:
-        """The value of a function, made if it is new."""
-        alike = self._known.setdefault(structural_hash(func), [])
-        for other, value in alike:
-            if structural_equal(func, other):
-                return value
-        alike.append((func, make()))
-        return alike[-1][1]
-
 
 T = TypeVar("T")
 
@@ -90,7 +72,7 @@ class ChainKernels:
     kernels are timed and the fastest is taken; without, estimates choose. `weights` are variables
     with the same value in each call, as constants have: kernels that need longer rows of them get
     padded copies that are made once, not in each call. Chains begin and end with variables in
-    `known`; None allows all. `forms` are the kinds of groups that are sought.
+    `known`; None allows all. `kinds` are those of groups that are sought.
     """
 
     def __init__(
@@ -103,7 +85,7 @@ class ChainKernels:
         measuring: Measuring | None = None,
         weights: Collection[Any] = (),
         known: Container[Any] | None = None,
-        forms: Sequence[Form] = (Chains(),),
+        kinds: Sequence[GroupKind] = (Chains(),),
     ) -> None:
         self._builder = relax.BlockBuilder(mod)
         self.target = target
@@ -113,7 +95,7 @@ class ChainKernels:
         self._measuring = measuring
         self._weights = frozenset(weights)
         self._known = known
-        self._forms = forms
+        self._kinds = kinds
         self._plans = Equal()
         self._names = Equal()
         self._rows_images = Equal()
@@ -127,32 +109,25 @@ class ChainKernels:
 
     def candidates(self, graph: Graph) -> Iterator[Candidate]:
         """See `crossfuse.relax.choice.Kernels`."""
-        for form, group in self._groups(graph):
-            parts = group.products
-            names = tuple(str(each.name) for each in parts)
-            try:
-                with contained(PlanRefused, *_WHERE):
-                    planned = self.planned(graph, group, form)
-            except RefusedError as error:
-                yield Candidate(names, None, str(error))
-            else:
-                behind = self._behind(graph, planned)
-                yield Candidate(names, planned, parts=parts, behind=behind)
+        for kind in self._kinds:
+            for group in kind.find(graph):
+                yield self._candidate(graph, group, kind)
 
-    def _behind(self, graph: Graph, chain: PlannedChain | PlannedRows) -> float:
-        """See `Candidate.behind`; what was measured has all of a group."""
-        if chain.words or not is_left_operand(graph, chain.output):
-            return 0.0
-        return rates_of(self.target).fitted.eager_kernel
+    def _candidate(self, graph: Graph, group: Group, kind: GroupKind) -> Candidate:
+        parts = group.products
+        names = tuple(str(each.name) for each in parts)
+        try:
+            with contained(PlanRefused, *_WHERE):
+                planned = self.planned(graph, group, kind)
+        except RefusedError as error:
+            return Candidate(names, None, str(error))
+        behind = 0.0
+        # What was measured has all of a group.
+        if not planned.words and is_left_operand(graph, planned.output):
+            behind = rates_of(self.target).fitted.eager_kernel
+        return Candidate(names, planned, parts=parts, behind=behind)
 
-    def _groups(self, graph: Graph) -> Iterator[tuple[Form, Group]]:
-        for form in self._forms:
-            for group in form.find(graph):
-                yield form, group
-
-    def planned(
-        self, graph: Graph, group: Group, form: Form | None = None
-    ) -> PlannedChain | PlannedRows:
+    def planned(self, graph: Graph, group: Group, kind: GroupKind) -> PlannedChain:
         """Plan a group, with as much as possible of what follows it as its epilogue.
 
         Symbolic rows are planned in each bin. Refused is a group that is no chain, or of which
@@ -165,38 +140,38 @@ class ChainKernels:
                 check_used_inside(graph, inner, output, group)
                 module, given = graph.subgraph(inner, output, self._named)
                 check_known([output, *given], self._known)
-                return self._planned(graph, output, given, module, form or self._forms[0])
+                return self._planned(graph, output, given, module, kind)
             except RefusedError as error:
                 refusals.append(error)
         raise refusals[0]
 
     def _planned(
-        self, graph: Graph, output: Var, given: tuple[Var, ...], module: Any, form: Form
-    ) -> PlannedChain | PlannedRows:
+        self, graph: Graph, output: Var, given: tuple[Var, ...], module: Any, kind: GroupKind
+    ) -> PlannedChain:
         """Plan a group that is a module of its own."""
 
         def plan(static: Any, sizes: Mapping[Var, int]) -> PlannedChain:
-            outlined = form.outlined(static)
+            outlined = kind.outlined(static)
             if not sizes:  # of padded arguments a call has all rows
-                outlined = outlined.padded(self._stored(outlined, given))
-            plans = self._ranked(outlined.func, form)
-            return self._timed(PlannedChain(plans, None, output, given, outlined, form), sizes)
+                stored = {
+                    each.name
+                    for each in outlined.arguments
+                    if each.value is not None or given[each.position] in self._weights
+                }
+                outlined = outlined.padded(stored)
+            plans = self._ranked(outlined.func, kind)
+            chain = PlannedChain(plans, None, output, given, outlined.summary, outlined, kind)
+            return self._timed(chain, sizes)
 
-        if not self._bins or not symbols_of(module["main"]):
+        function = module["main"]
+        if not self._bins or not symbols_of(function):
             return plan(module, {})
-        form.check_rows(module["main"], rows_of(output))
-        bins = Bins(self._bins, graph.attributes)
-        return plan_rows(output, given, module["main"], bins, plan)
+        rows = rows_of(output)
+        kind.check_rows(function, rows)
+        most = most_rows(rows, graph.attributes)
+        return plan_rows(output, function, most, self._bins, plan)
 
-    def _stored(self, outlined: Outlined, given: Sequence[Var]) -> frozenset[str]:
-        """Arguments of a chain that are the same in each call: constants and weights."""
-        return frozenset(
-            each.name
-            for each in outlined.arguments
-            if each.value is not None or given[each.position] in self._weights
-        )
-
-    def kernel(self, chain: PlannedChain | PlannedRows, always: bool = False) -> Replacement:
+    def kernel(self, chain: PlannedChain, always: bool = False) -> Replacement:
         """See `crossfuse.relax.choice.Kernels`.
 
         Of symbolic rows, `always` schedules bins too in which the kernel is estimated to be slower.
@@ -205,8 +180,7 @@ class ChainKernels:
         with contained(PlanRefused, *_WHERE):
             if isinstance(chain, PlannedRows):
                 return self._picked(chain, always)
-            func = chain.outlined.func
-            name = self._names.find(func, lambda: self._added(chain))
+            name = self._names.find(chain.outlined.func, lambda: self._added(chain))
             return call_of(Replacement, name, chain, chain.given, chain.output)
 
     def _picked(self, chain: PlannedRows, always: bool) -> Replacement:
@@ -256,33 +230,30 @@ class ChainKernels:
         return FunctionCall(name, (*chain.given, *extents), shapes, *made, bins=outcomes)
 
     def _of_bin(self, chain: PlannedChain, params: Sequence[Any]) -> GlobalVar:
-        """A bin's kernel, of a group with these parameters."""
         func = chain.outlined.func
-        image, buffers = self._rows_images.find(func, lambda: self._bin_image(chain))
+
+        def make() -> tuple[Any, tuple[BufferSpec, ...]]:
+            image = self._kernel(chain, True)
+            return image, buffer_specs(image)
+
+        image, buffers = self._rows_images.find(func, make)
         check_kernel(buffers, [value_of(each, params) for each in chain.outlined.arguments])
-        kernel: GlobalVar = self._rows_names.find(func, lambda: self._added_bin(chain, image))
-        return kernel
+        return self._rows_names.find(func, lambda: self._added_bin(chain, image))
 
     def _function(self, function: Any, name: str) -> GlobalVar:
         """Add a function to the module, equal ones once."""
-        found: GlobalVar = self._functions.find(
-            function, lambda: self._builder.add_func(function, name)
-        )
-        return found
+        return self._functions.find(function, lambda: self._builder.add_func(function, name))
 
-    def _ranked(self, func: Any, form: Form) -> tuple[Plan | CascadePlan, ...]:
-        def read_plans(text: str) -> tuple[Plan | CascadePlan, ...]:
-            return tuple(map(form.read_plan, read(tuple[str, ...], text)))
+    def _ranked(self, func: Any, kind: GroupKind) -> tuple[Plan | CascadePlan, ...]:
+        def make() -> str:
+            return json.dumps([each.to_json() for each in kind.ranked(func, self.target)])
 
-        def rank() -> tuple[Plan | CascadePlan, ...]:
-            make = partial(_ranked_texts, form, func, self.target)
-            return self._answer("plan", func, make, read_plans, form.name)
+        def use(text: str) -> tuple[Plan | CascadePlan, ...]:
+            return tuple(map(kind.plan.from_json, read(tuple[str, ...], text)))
 
-        plans: tuple[Plan | CascadePlan, ...] = self._plans.find(func, rank)
-        return plans
+        return self._plans.find(func, lambda: self._answer("plan", func, make, use, kind.name))
 
     def _timed(self, chain: PlannedChain, sizes: Mapping[Var, int]) -> PlannedChain:
-        """A chain with its measured times, if kernels are measured."""
         if self._measuring is None:
             return chain
         given = [
@@ -291,17 +262,14 @@ class ChainKernels:
         ]
         first = chain.outlined.arguments[0].position
         cold = [at != first for at in range(len(chain.given))]
-        plans = [
-            Contestant(each, partial(self._of_plan, chain, each, bool(sizes)))
-            for each in chain.kernels
-        ]
         func = tvm.ir.save_json(chain.outlined.func)
         found = measured_kernels(
             self._measuring.timer,
             self.target,
             [func, str(self._constant), str(bool(sizes))],
             _label(chain.outlined.func, self.target),
-            plans,
+            chain.kernels,
+            lambda plan: self._of_plan(chain, plan, bool(sizes)),
             given,
             self._measuring.separate(chain.output, chain.given, cold, sizes),
         )
@@ -314,10 +282,6 @@ class ChainKernels:
         self._builder.update_func(name, kernel)
         return name
 
-    def _bin_image(self, chain: PlannedChain) -> tuple[Any, tuple[BufferSpec, ...]]:
-        image = self._kernel(chain, True)
-        return image, buffer_specs(image)
-
     def _added_bin(self, chain: PlannedChain, image: Any) -> GlobalVar:
         name = self._builder.add_func(image, f"{chain.name}_m{chain.outlined.M}")
         # Called by its name, which no pass that looks for dead code follows.
@@ -325,12 +289,15 @@ class ChainKernels:
         return name
 
     def _kernel(self, chain: PlannedChain, fewer_rows: bool) -> Any:
-        """The scheduled function of a chain."""
+        def make() -> str:
+            return str(tvm.ir.save_json(self._of_plan(chain, chain.ours, fewer_rows)))
+
+        def use(text: str) -> Any:
+            return ir.load_json(text, ir.PrimFunc)
+
         best = None if chain.measured is None else chain.ours.to_json()
         options = (str(self._constant), str(fewer_rows), str(best))
-        make = partial(self._scheduled, chain, fewer_rows)
-        func = chain.outlined.func
-        return marked(self._answer("schedule", func, make, read_function, *options))
+        return marked(self._answer("schedule", chain.outlined.func, make, use, *options))
 
     def _answer(
         self,
@@ -344,13 +311,9 @@ class ChainKernels:
         key = content_key(self.target, kind, str(FEW), *options, tvm.ir.save_json(func))
         return answered(shelf(kind), key, _label(func, self.target), make, use)
 
-    def _scheduled(self, chain: PlannedChain, fewer_rows: bool) -> str:
-        """The scheduled function of the best plan in TVM's JSON."""
-        return str(tvm.ir.save_json(self._of_plan(chain, chain.ours, fewer_rows)))
-
     def _of_plan(self, chain: PlannedChain, plan: Any, fewer_rows: bool) -> Any:
         """The function of a chain, scheduled by a plan; refuses one that does not lower."""
-        schedule = chain.form.scheduled(chain.outlined.func, plan, self._constant)
+        schedule = chain.kind.scheduled(chain.outlined.func, plan, self._constant)
         if fewer_rows:
             accept_fewer_rows(schedule)
         lower(schedule, self.target)
@@ -369,17 +332,6 @@ def _declared(kernel: Any) -> Any:
     return ir.PrimFunc(params, ir.tirx.Evaluate(0), kernel.ret_type, kernel.attrs)
 
 
-def read_function(text: str) -> Any:
-    """A TIR function from TVM's JSON."""
-    return ir.load_json(text, ir.PrimFunc)
-
-
-def _ranked_texts(form: Form, func: Any, target: Device) -> str:
-    """Plans of a function in JSON."""
-    return json.dumps([each.to_json() for each in form.ranked(func, target)])
-
-
 def _label(func: Any, target: Device) -> str:
-    """Parameters of a function, as the label of its cache entry."""
     given = (f"{each.name}{list(map(int, each.ty.shape))}" for each in func.params)
     return f"{' '.join(given)} {func.params[0].ty.dtype} for {target.name}"

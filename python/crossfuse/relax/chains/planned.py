@@ -1,25 +1,29 @@
-"""Groups that are chains, with their plans: of one number of rows, and of symbolic rows."""
+"""Chains with their plans, of static and of symbolic rows, and the calls of their kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from tvm.ir import Var
+import tvm
+from tvm import relax
+from tvm.ir import Call, GlobalVar, Var
+from tvm.relax.utils import copy_with_new_vars
 
 from crossfuse.errors import RefusedError
 from crossfuse.planner.families import EAGER
-from crossfuse.relax.chains.forms import Form
+from crossfuse.relax.chains.kinds import GroupKind
 from crossfuse.relax.choice import PlannedGroup
 from crossfuse.relax.operators import refused
 from crossfuse.relax.outcome import BinOutcome
-from crossfuse.relax.outline import Outlined
+from crossfuse.relax.outline import Argument, Outlined
+from crossfuse.relax.replace import Replacement
 from crossfuse.relax.symbols import (
     at_sizes,
     check_rows,
     cut,
-    most_rows,
+    is_symbolic,
     rows_of,
     sizes_for,
     text_of,
@@ -28,22 +32,17 @@ from crossfuse.relax.symbols import (
 
 @dataclass(frozen=True)
 class PlannedChain(PlannedGroup):
-    """A group that is a chain, or of another form, with its plans."""
+    """A group that is a chain, or of another kind, with its plans."""
 
     #: The chain as one function.
     outlined: Outlined
     #: How that is planned and scheduled.
-    form: Form
+    kind: GroupKind
 
     @property
     def name(self) -> str:
         """Name of its kernels."""
         return f"crossfuse_{self.outlined.kind}"
-
-    @property
-    def summary(self) -> str:
-        """See `Planned`."""
-        return self.outlined.summary
 
 
 @dataclass(frozen=True)
@@ -68,13 +67,9 @@ class PlannedBin:
 
 
 @dataclass(frozen=True)
-class PlannedRows:
-    """A group whose number of rows is symbolic, planned in each bin of rows."""
+class PlannedRows(PlannedChain):
+    """A group whose number of rows is symbolic; as a chain, that of the bin that saves most."""
 
-    #: As in `PlannedGroup`.
-    output: Var
-    #: As in `PlannedGroup`.
-    given: tuple[Var, ...]
     #: The group alone, a Relax function; its parameters are in the order of `given`.
     function: Any
     #: Number of rows, an expression of symbols that the parameters' shapes define.
@@ -83,75 +78,29 @@ class PlannedRows:
     bins: tuple[PlannedBin, ...]
 
     @property
-    def best(self) -> PlannedChain:
-        """The chain of the bin in which fusing saves most."""
-        chains = [each.chain for each in self.bins if each.chain is not None]
-        return max(chains, key=lambda each: each.gain)
-
-    @property
-    def name(self) -> str:
-        """Name of its kernels."""
-        return self.best.name
-
-    @property
-    def family(self) -> str:
-        """Family of the best kernel of ours, in the bin in which fusing saves most."""
-        return self.best.family
-
-    @property
-    def times(self) -> tuple[float, float]:
-        """See `Planned`, in that bin."""
-        return self.best.times
-
-    @property
-    def gain(self) -> float:
-        """Microseconds that fusing saves, in that bin."""
-        return self.best.gain
-
-    @property
     def words(self) -> str:
         """Nothing: each bin reports its own measurements."""
         return ""
 
-    @property
-    def summary(self) -> str:
-        """One line on the group, for reports."""
-        return f"of {text_of(self.rows)} rows, as {self.best.summary}"
-
-    def left(self, always: bool) -> str:
-        """Why it is not to be fused in any bin; empty if it is."""
-        return self.best.left(always)
-
-
-# Groups of symbolic rows are planned at the largest number of rows of each bin.
 
 #: Plans a group of static shapes, a module of its own, at some sizes of its symbols.
 Planner = Callable[[Any, Mapping[Var, int]], PlannedChain]
 
 
-@dataclass(frozen=True)
-class Bins:
-    """Bins of rows that kernels are made for, each by its most rows."""
-
-    #: At least one number.
-    rows: Sequence[int]
-    #: Those of the model's function, which may bound symbols.
-    attributes: Mapping[str, Any] | None
-
-
 def plan_rows(
-    output: Var, given: tuple[Var, ...], function: Any, bins: Bins, plan: Planner
+    output: Var, function: Any, most: int | None, bins: Sequence[int], plan: Planner
 ) -> PlannedRows:
-    """Plan a group of symbolic rows in all bins; those without a chain carry the reason.
+    """Plan a group of symbolic rows, each bin at its most rows; those without a chain say why.
 
-    `function` is the group alone, `plan` plans it at static shapes. Refused are tensors with
-    symbols besides a number of rows; if no bin has a chain, the reason is that of the first.
+    `function` is the group alone, `plan` plans it at static shapes; no call has more than `most`
+    rows. Refused are tensors with symbols besides a number of rows; if no bin has a chain, the
+    reason is that of the first.
     """
     rows = rows_of(output)
     found: dict[int, PlannedBin] = {}
     refusals: list[RefusedError] = []
-    for most in cut(bins.rows, most_rows(rows, bins.attributes)):
-        sizes = sizes_for(rows, most)
+    for count in cut(bins, most):
+        sizes = sizes_for(rows, count)
         if not sizes:
             continue
         try:
@@ -160,18 +109,22 @@ def plan_rows(
             found[chain.outlined.M] = PlannedBin(chain.outlined.M, chain)
         except RefusedError as error:
             refusals.append(error)
-            found.setdefault(most, PlannedBin(most, None, str(error)))
+            found.setdefault(count, PlannedBin(count, None, str(error)))
     every = tuple(found[each] for each in sorted(found))
-    if all(each.chain is None for each in every):
+    chains = [each.chain for each in every if each.chain is not None]
+    if not chains:
         raise next(iter(refusals), _no_bin(rows, bins))
-    return PlannedRows(output, given, function, rows, every)
+    best = max(chains, key=lambda each: each.gain)
+    summary = f"of {text_of(rows)} rows, as {best.summary}"
+    as_best = {**vars(best), "summary": summary}
+    return PlannedRows(**as_best, function=function, rows=rows, bins=every)
 
 
-def _no_bin(rows: Any, bins: Bins) -> RefusedError:
+def _no_bin(rows: Any, bins: Sequence[int]) -> RefusedError:
     return refused(
         "bins",
         f"{text_of(rows)} rows, the fewest of which are too many for a bin",
-        f"bins of {', '.join(map(str, bins.rows))} rows",
+        f"bins of {', '.join(map(str, bins))} rows",
         "add a bin of more rows",
     )
 
@@ -182,3 +135,109 @@ def _check(chain: PlannedChain, output: Var, rows: Any) -> None:
         if each.value is None:
             check_rows(chain.given[each.position], each.shape, rows)
     check_rows(output, (chain.outlined.M, chain.outlined.L), rows)
+
+
+class NamedCall(Replacement):
+    """A call of an external function by its name, which looks at shapes itself."""
+
+    def call(self, given: Sequence[Any]) -> Any:
+        """See `Replacement.call`."""
+        name = str(self.function.name_hint)
+        return relax.call_dps_packed(name, relax.Tuple(list(given)), out_ty=self.out_ty)
+
+    def reshaped(self, made: Any, extents: Sequence[Any]) -> Any:
+        """See `Replacement.reshaped`; a view, as TVM copies a reshape that a function returns."""
+        return relax.op.memory.view(made, relax.ShapeExpr(extents))
+
+
+class FunctionCall(Replacement):
+    """A call of a Relax function."""
+
+    def call(self, given: Sequence[Any]) -> Any:
+        """See `Replacement.call`."""
+        return Call(self.function, list(given))
+
+
+Kind = TypeVar("Kind", bound=Replacement)
+
+
+def call_of(
+    kind: type[Kind],
+    function: GlobalVar,
+    chain: PlannedChain,
+    given: Sequence[Any],
+    output: Var,
+    rows: Any = None,
+) -> Kind:
+    """The call of a chain's kernel on given values, with symbolic rows if there are any."""
+    outlined = chain.outlined
+    values = tuple(value_of(each, given) for each in outlined.arguments)
+    pairs = zip(values, outlined.arguments, strict=True)
+    shapes = tuple(_shape(value, each.shape, rows) for value, each in pairs)
+    made = (outlined.M if rows is None else rows, outlined.L)
+    result = relax.TensorType(made, outlined.output_dtype)
+    return kind(function, values, shapes, (output,), (result,))
+
+
+def _shape(value: Any, shape: tuple[int, ...], rows: Any) -> tuple[Any, ...]:
+    return shape if rows is None or not is_symbolic(value) else (rows, *shape[1:])
+
+
+def value_of(argument: Argument, given: Sequence[Any]) -> Any:
+    """The model's value that is an argument of a chain."""
+    if argument.value is not None:
+        return relax.const(argument.value, argument.dtype)
+    return given[argument.position]
+
+
+# Relax functions that choose the kernel of a bin by the number of rows of each call.
+
+#: The most rows of a call that a function takes, None for all; and the function.
+Leaf = tuple[int | None, GlobalVar]
+
+
+def calling(function: Any, kernel: GlobalVar, chain: PlannedChain, rows: Any) -> Any:
+    """A private function that computes a chain of symbolic rows by a call of its kernel.
+
+    Reshapes in it are views, since they are in a dataflow block; memory that a branch of ``R.If``
+    allocates itself TVM may reuse in the other branch.
+    """
+    result = relax.Var("result", function.ret_ty)
+    call = call_of(NamedCall, kernel, chain, function.params, result, rows)
+    return private(function, relax.SeqExpr([relax.DataflowBlock(call.bindings)], result))
+
+
+def picking(function: Any, rows: Any, kernels: Mapping[int, GlobalVar], rest: GlobalVar) -> Any:
+    """A private function that counts rows and calls one of several functions, by bisection.
+
+    `kernels` are functions of the same parameters by the most rows that they take, few first;
+    `rest` may be among them, where it is faster. It is called for more rows too, and for none.
+    `rows` is an expression of symbols in the parameters' shapes.
+    """
+    leaves: list[Leaf] = [(0, rest)]
+    for most, callee in [*kernels.items(), (None, rest)]:
+        if callee.same_as(leaves[-1][1]):
+            leaves.pop()
+        leaves.append((most, callee))
+    return private(function, _tree(function, rows, leaves))
+
+
+def _tree(function: Any, rows: Any, leaves: Sequence[Leaf]) -> Any:
+    result = relax.Var("result", function.ret_ty)
+    if len(leaves) == 1:
+        made = [relax.VarBinding(result, Call(leaves[0][1], list(function.params)))]
+        return relax.SeqExpr([relax.BindingBlock(made)], result)
+    half = len(leaves) // 2
+    few = relax.Var("few", tvm.ir.PrimType("bool"))
+    branches = (_tree(function, rows, each) for each in (leaves[:half], leaves[half:]))
+    made = [
+        relax.VarBinding(few, rows <= leaves[half - 1][0]),
+        relax.VarBinding(result, relax.If(few, *branches)),
+    ]
+    return relax.SeqExpr([relax.BindingBlock(made)], result)
+
+
+def private(function: Any, body: Any) -> Any:
+    """A pure private function with the parameters and type of another, and variables of its own."""
+    made = relax.Function(function.params, body, function.ret_ty, is_pure=True)
+    return copy_with_new_vars(made)

@@ -6,10 +6,10 @@ Each is a function of a node and the importer. TVM's own ignore arguments of som
 
 from __future__ import annotations
 
-from crossfuse.relax.converters.activations import ACTIVATIONS, NEAR_ZERO
+from crossfuse.relax.converters.activations import ACTIVATIONS
 from crossfuse.relax.converters.arithmetic import ARITHMETIC
-from crossfuse.relax.converters.layers import LAYERS, PRODUCTS
-from crossfuse.relax.converters.places import ORDER, PLACES
+from crossfuse.relax.converters.layers import LAYERS
+from crossfuse.relax.converters.places import PLACES
 
 #: By the name of the operator, as ``from_exported_program`` takes them.
-CONVERTERS = {**ARITHMETIC, **ACTIVATIONS, **PRODUCTS, **LAYERS, **PLACES, **ORDER, **NEAR_ZERO}
+CONVERTERS = {**ARITHMETIC, **ACTIVATIONS, **LAYERS, **PLACES}

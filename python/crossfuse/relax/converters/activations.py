@@ -8,6 +8,7 @@ as ``clamp_min`` and ``clamp_max``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import fx
@@ -69,14 +70,6 @@ def _wide(node: fx.Node, importer: Any, function: Callable[[Floats, Any], Any]) 
     return made if wide == dtype else importer.block_builder.emit(relax.op.astype(made, dtype))
 
 
-def _log1p(node: fx.Node, importer: Any) -> Any:
-    return _wide(node, importer, Floats.log1p)
-
-
-def _expm1(node: fx.Node, importer: Any) -> Any:
-    return _wide(node, importer, Floats.expm1)
-
-
 def _softplus(node: fx.Node, importer: Any) -> Any:
     """``log1p(exp(beta x)) / beta``, and x where ``beta x`` exceeds the threshold."""
     beta, threshold = argument(node, 1, "beta", 1), argument(node, 2, "threshold", 20)
@@ -104,15 +97,6 @@ def _mish(node: fx.Node, importer: Any) -> Any:
     return _wide(node, importer, function)
 
 
-#: By the name of the operator.
-NEAR_ZERO = {
-    "mish.default": _mish,
-    "log1p.default": _log1p,
-    "expm1.default": _expm1,
-    "softplus.default": _softplus,
-}
-
-
 def _clamp(node: fx.Node, importer: Any) -> Any:
     return _between(node, importer, argument(node, 1, "min"), argument(node, 2, "max"))
 
@@ -128,10 +112,6 @@ def _clamp_max(node: fx.Node, importer: Any) -> Any:
 def _hardtanh(node: fx.Node, importer: Any) -> Any:
     least, most = argument(node, 1, "min_val", -1), argument(node, 2, "max_val", 1)
     return _between(node, importer, least, most)
-
-
-def _relu6(node: fx.Node, importer: Any) -> Any:
-    return _between(node, importer, 0, 6)
 
 
 def _between(node: fx.Node, importer: Any, least: Any, most: Any) -> Any:
@@ -195,9 +175,13 @@ ACTIVATIONS = {
     **dict.fromkeys(("clamp_min.default", "clamp_min.Tensor"), _clamp_min),
     **dict.fromkeys(("clamp_max.default", "clamp_max.Tensor"), _clamp_max),
     **dict.fromkeys(("hardtanh.default", "hardtanh_.default"), _hardtanh),
-    **dict.fromkeys(("relu6.default", "relu6_.default"), _relu6),
+    **dict.fromkeys(("relu6.default", "relu6_.default"), partial(_between, least=0, most=6)),
     "hardsigmoid.default": _hard,
     **dict.fromkeys(("hardswish.default", "hardswish_.default"), _hardswish),
     "elu.default": _elu,
     "celu.default": _celu,
+    "mish.default": _mish,
+    "log1p.default": partial(_wide, function=Floats.log1p),
+    "expm1.default": partial(_wide, function=Floats.expm1),
+    "softplus.default": _softplus,
 }

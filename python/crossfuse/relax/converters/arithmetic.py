@@ -132,8 +132,6 @@ def _decomposed(node: fx.Node, _importer: Any) -> Any:
 
 
 def _largest(operator: Callable[..., Any]) -> Any:
-    """A converter to the largest or least element along some axes."""
-
     def convert(node: fx.Node, importer: Any) -> Any:
         emit, x = importer.block_builder.emit, importer.env[node.args[0]]
         axes, keep = argument(node, 1, "dim", []), argument(node, 2, "keepdim", False)
@@ -146,8 +144,6 @@ def _largest(operator: Callable[..., Any]) -> Any:
 
 
 def _truth(operator: Callable[..., Any]) -> Any:
-    """A converter to whether any or all elements along some axes are nonzero."""
-
     def convert(node: fx.Node, importer: Any) -> Any:
         emit, x = importer.block_builder.emit, importer.env[node.args[0]]
         axes, keep = argument(node, 1, "dim"), argument(node, 2, "keepdim", False)
@@ -163,8 +159,6 @@ def _zero(x: Any) -> Any:
 
 
 def _along(operator: Callable[..., Any]) -> Any:
-    """A converter of a softmax or a running sum along an axis, in the result's type."""
-
     def convert(node: fx.Node, importer: Any) -> Any:
         x = operand(node.args[0], importer, result_type(node))
         return importer.block_builder.emit(operator(x, argument(node, 1, "dim")))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 from tvm import relax
 
-from crossfuse.relax.converters.operands import argument, operand, result_type, tvm_own
+from crossfuse.relax.converters.operands import argument, name_of, operand, result_type, tvm_own
 
 _INSTANCE_EPSILON = 7
 _DIVISOR = 6
@@ -34,42 +36,35 @@ def _batch_norm(node: fx.Node, importer: Any) -> Any:
 
 def _group_norm(node: fx.Node, importer: Any) -> Any:
     """Group norm; TVM's own fails without weights."""
-    x = importer.env[node.args[0]]
-    made = relax.op.nn.group_norm(
-        x,
-        *_affine(node, importer, 2),
-        num_groups=node.args[1],
-        channel_axis=1,
-        axes=list(range(2, x.ty.ndim)),
-        epsilon=argument(node, 4, "eps", 1e-5),
-    )
-    return importer.block_builder.emit(made)
+    norm = partial(relax.op.nn.group_norm, num_groups=node.args[1])
+    return _of_channels(norm, node, importer, 2, argument(node, 4, "eps", 1e-5))
 
 
 def _instance_norm(node: fx.Node, importer: Any) -> Any:
     """Instance norm; TVM's own takes the variance for epsilon."""
-    x = importer.env[node.args[0]]
     if not node.args[5]:
         raise NotImplementedError("an instance norm of running statistics")
-    made = relax.op.nn.instance_norm(
-        x,
-        *_affine(node, importer, 1),
-        channel_axis=1,
-        axes=list(range(2, x.ty.ndim)),
-        epsilon=node.args[_INSTANCE_EPSILON],
-    )
-    return importer.block_builder.emit(made)
+    epsilon = node.args[_INSTANCE_EPSILON]
+    return _of_channels(relax.op.nn.instance_norm, node, importer, 1, epsilon)
 
 
-def _affine(node: fx.Node, importer: Any, place: int) -> tuple[Any, Any]:
-    """Weight and bias of the channels, the arguments from `place` on; ones and zeros if None."""
+def _of_channels(
+    norm: Callable[..., Any], node: fx.Node, importer: Any, place: int, epsilon: Any
+) -> Any:
+    """A norm whose weight and bias, from `place` on, are ones and zeros if None."""
+    x = importer.env[node.args[0]]
     shape, dtype = (int(node.meta["val"].shape[1]),), result_type(node)
     weight, bias = (argument(node, place + i, name) for i, name in enumerate(("weight", "bias")))
     ones, zeros = (relax.op.full(shape, relax.const(each, dtype), dtype) for each in (1, 0))
-    return (
+    made = norm(
+        x,
         ones if weight is None else importer.env[weight],
         zeros if bias is None else importer.env[bias],
+        channel_axis=1,
+        axes=list(range(2, x.ty.ndim)),
+        epsilon=epsilon,
     )
+    return importer.block_builder.emit(made)
 
 
 def _attention(node: fx.Node, importer: Any) -> Any:
@@ -124,36 +119,22 @@ def _smooth_resize(node: fx.Node, _importer: Any) -> Any:
     raise NotImplementedError(f"{node.target}, of which TVM leaves the smoothing out")
 
 
-#: By the name of the operator.
-LAYERS = {
-    "batch_norm.default": _batch_norm,
-    "group_norm.default": _group_norm,
-    "instance_norm.default": _instance_norm,
-    "scaled_dot_product_attention.default": _attention,
-    "avg_pool2d.default": _average_pool,
-    "upsample_nearest2d.vec": _nearest,
-    "_upsample_bilinear2d_aa.default": _smooth_resize,
-}
-
-
 # Products, casts and reshapes.
 #
 # TVM's converters declare every product float32, so that a bias or a second layer in a 2-byte type
 # no longer fits, and the output changes its type.
 
 
-def _linear(node: Any, importer: Any) -> Any:
-    x, weight, *bias = importer.retrieve_args(node)
-    product = relax.op.linear(x, weight, bias[0] if bias else None)
-    return importer.block_builder.emit(product)
+def _plain(operator: Callable[..., Any]) -> Any:
+    """A converter to one operator of the same arguments."""
+
+    def convert(node: fx.Node, importer: Any) -> Any:
+        return importer.block_builder.emit(operator(*importer.retrieve_args(node)))
+
+    return convert
 
 
-def _matmul(node: Any, importer: Any) -> Any:
-    left, right = importer.retrieve_args(node)
-    return importer.block_builder.emit(relax.op.matmul(left, right))
-
-
-def _addmm(node: Any, importer: Any) -> Any:
+def _addmm(node: fx.Node, importer: Any) -> Any:
     bias, left, right = importer.retrieve_args(node)
     emit = importer.block_builder.emit
     product = emit(relax.op.matmul(left, right))
@@ -166,23 +147,11 @@ def _addmm(node: Any, importer: Any) -> Any:
     return emit(relax.op.add(product, bias))
 
 
-def _transpose(node: Any, importer: Any) -> Any:
-    (x,) = importer.retrieve_args(node)
-    return importer.block_builder.emit(relax.op.permute_dims(x))
+def _cast(x: Any, dtype: torch.dtype) -> Any:
+    return relax.op.astype(x, name_of(dtype))
 
 
-def _reshape(node: Any, importer: Any) -> Any:
-    x, shape = importer.retrieve_args(node)
-    return importer.block_builder.emit(relax.op.reshape(x, shape))
-
-
-def _cast(node: Any, importer: Any) -> Any:
-    x, dtype = importer.retrieve_args(node)
-    name = str(dtype).removeprefix("torch.")
-    return importer.block_builder.emit(relax.op.astype(x, name))
-
-
-def _convolution(node: Any, importer: Any) -> Any:
+def _convolution(node: fx.Node, importer: Any) -> Any:
     x, weight, *rest = importer.retrieve_args(node)
     bias, *options = (*rest, None)[: max(1, len(rest))]
     names = ("strides", "padding", "dilation", "groups")
@@ -195,13 +164,20 @@ def _convolution(node: Any, importer: Any) -> Any:
 
 
 #: By the name of the operator.
-PRODUCTS = {
-    "linear.default": _linear,
+LAYERS = {
+    "batch_norm.default": _batch_norm,
+    "group_norm.default": _group_norm,
+    "instance_norm.default": _instance_norm,
+    "scaled_dot_product_attention.default": _attention,
+    "avg_pool2d.default": _average_pool,
+    "upsample_nearest2d.vec": _nearest,
+    "_upsample_bilinear2d_aa.default": _smooth_resize,
+    "linear.default": _plain(relax.op.linear),
     "conv2d.default": _convolution,
     "addmm.default": _addmm,
-    "convert_element_type.default": _cast,
-    **dict.fromkeys(("matmul.default", "mm.default", "bmm.default"), _matmul),
+    "convert_element_type.default": _plain(_cast),
+    **dict.fromkeys(("matmul.default", "mm.default", "bmm.default"), _plain(relax.op.matmul)),
     # Before decomposition.
-    "t.default": _transpose,
-    "_unsafe_view.default": _reshape,
+    "t.default": _plain(relax.op.permute_dims),
+    "_unsafe_view.default": _plain(relax.op.reshape),
 }

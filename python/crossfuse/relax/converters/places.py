@@ -40,14 +40,20 @@ def _index(node: fx.Node, importer: Any) -> Any:
         dtype = str(index.ty.dtype)
         if dtype not in ("int32", "int64"):
             raise NotImplementedError(f"indices of {dtype}")
-        negative = emit(relax.op.less(index, relax.const(0, dtype)))
-        moved = emit(relax.op.add(index, relax.const(int(size), dtype)))
-        counted[place] = emit(relax.op.where(negative, moved, index))
+        counted[place] = _from_front(index, int(size), emit)
     importer.env = ChainMap(counted, known)
     try:
         return tvm_own(node, importer)
     finally:
         importer.env = known
+
+
+def _from_front(index: Any, size: int, emit: Any) -> Any:
+    """Indices, of which negative ones count from the end, counted from the front."""
+    dtype = str(index.ty.dtype)
+    negative = emit(relax.op.less(index, relax.const(0, dtype)))
+    moved = emit(relax.op.add(index, relax.const(size, dtype)))
+    return emit(relax.op.where(negative, moved, index))
 
 
 def _index_put(node: fx.Node, importer: Any) -> Any:
@@ -78,7 +84,9 @@ def _index_put(node: fx.Node, importer: Any) -> Any:
     stride = 1
     for at in reversed(range(len(sizes))):
         size = int(sizes[at])
-        flat = _added(_place(at, size, given.get(at), axes, emit), stride, flat, emit)
+        place = _place(at, size, given.get(at), axes, emit)
+        place = emit(relax.op.multiply(place, relax.const(stride, "int64")))
+        flat = place if flat is None else emit(relax.op.add(place, flat))
         stride *= size
     row = emit(relax.op.reshape(flat, [-1]))
     put = emit(
@@ -94,20 +102,11 @@ def _place(at: int, size: int, index: Any, axes: list[Any], emit: Any) -> Any:
     if index is None:
         every = emit(relax.op.arange(0, size, 1, "int64"))
         return emit(relax.op.reshape(every, [size if axis == at else 1 for axis in axes]))
-    index = emit(relax.op.astype(index, "int64"))
-    negative = emit(relax.op.less(index, relax.const(0, "int64")))
-    moved = emit(relax.op.add(index, relax.const(size, "int64")))
-    index = emit(relax.op.where(negative, moved, index))
+    index = _from_front(emit(relax.op.astype(index, "int64")), size, emit)
     own, wide = list(index.ty.shape.values), axes.count("index")
     own = [1] * (wide - len(own)) + own
     left = iter(own)
     return emit(relax.op.reshape(index, [next(left) if each == "index" else 1 for each in axes]))
-
-
-def _added(place: Any, stride: int, flat: Any, emit: Any) -> Any:
-    """Places along a dimension, scaled by its stride, plus those of the dimensions behind it."""
-    scaled = emit(relax.op.multiply(place, relax.const(stride, "int64")))
-    return scaled if flat is None else emit(relax.op.add(scaled, flat))
 
 
 def _full(node: fx.Node, importer: Any) -> Any:
@@ -129,8 +128,7 @@ def _full_like(node: fx.Node, importer: Any) -> Any:
 
 def _cat(node: fx.Node, importer: Any) -> Any:
     parts = [operand(each, importer, result_type(node)) for each in node.args[0]]
-    axis = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
-    return importer.block_builder.emit(relax.op.concat(parts, axis))
+    return importer.block_builder.emit(relax.op.concat(parts, argument(node, 1, "dim", 0)))
 
 
 def _pixel_shuffle(node: fx.Node, importer: Any) -> Any:
@@ -155,14 +153,11 @@ def _unfold(node: fx.Node, importer: Any) -> Any:
     axis %= rank
     count = (int(extent) - size) // step + 1
     starts = emit(relax.op.arange(0, count * step, step, "int64"))
-    places = emit(relax.op.add(emit(relax.op.expand_dims(starts, 1)), _up_to(size, emit)))
+    first = emit(relax.op.expand_dims(starts, 1))
+    places = emit(relax.op.add(first, emit(relax.op.arange(0, size, 1, "int64"))))
     windows = emit(relax.op.take(value, places, axis))
     order = [each for each in range(rank + 1) if each != axis + 1]
     return emit(relax.op.permute_dims(windows, [*order, axis + 1]))
-
-
-def _up_to(size: int, emit: Any) -> Any:
-    return emit(relax.op.arange(0, size, 1, "int64"))
 
 
 def _repeat_interleave(node: fx.Node, importer: Any) -> Any:
@@ -170,20 +165,6 @@ def _repeat_interleave(node: fx.Node, importer: Any) -> Any:
     x, repeats = node.args[:2]
     axis = argument(node, 2, "dim")
     return importer.block_builder.emit(relax.op.repeat(importer.env[x], int(repeats), axis))
-
-
-#: By the name of the operator.
-PLACES = {
-    "unfold.default": _unfold,
-    "repeat_interleave.self_int": _repeat_interleave,
-    "select.int": _select,
-    "index.Tensor": _index,
-    **dict.fromkeys(("index_put.default", "_unsafe_index_put.default"), _index_put),
-    "full.default": _full,
-    "full_like.default": _full_like,
-    **dict.fromkeys(("cat.default", "concat.default"), _cat),
-    "pixel_shuffle.default": _pixel_shuffle,
-}
 
 
 # Sorting with NaN above all other elements, as in torch.
@@ -257,7 +238,16 @@ def _taken(value: Any, places: Any, axis: int, emit: Any) -> Any:
 
 
 #: By the name of the operator.
-ORDER = {
+PLACES = {
+    "unfold.default": _unfold,
+    "repeat_interleave.self_int": _repeat_interleave,
+    "select.int": _select,
+    "index.Tensor": _index,
+    **dict.fromkeys(("index_put.default", "_unsafe_index_put.default"), _index_put),
+    "full.default": _full,
+    "full_like.default": _full_like,
+    **dict.fromkeys(("cat.default", "concat.default"), _cat),
+    "pixel_shuffle.default": _pixel_shuffle,
     "topk.default": _topk,
     "sort.default": _sort,
     "argsort.default": _argsort,

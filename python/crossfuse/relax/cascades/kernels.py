@@ -1,9 +1,9 @@
-"""What a plain function is as a cascade, and the kernel that it becomes."""
+"""What a plain function is as a cascade, the kernel that it becomes, and the bytes that saves."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
@@ -11,6 +11,7 @@ from crossfuse import _tvm as ir
 from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.derivation import Derivation
 from crossfuse.cascade.detect import detect
+from crossfuse.cascade.detect.program import Program, buffers_of, read_program
 from crossfuse.cascade.rewrite.streaming import streaming
 from crossfuse.cascade.rewrite.tiled.tile_context import has_products, tile_context
 from crossfuse.cascade.rewrite.tiled.tiled import tiled
@@ -21,29 +22,84 @@ from crossfuse.errors import CascadeRefused, PlanRefused, RefusedError, containe
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade.plan import ranked_cascade
 from crossfuse.planner.cascade.shape import cascade_shape
-from crossfuse.planner.families import EAGER, ROWS, STREAM
-from crossfuse.planner.families import TILES as OF_TILES
+from crossfuse.planner.families import EAGER, ROWS, STREAM, TILES
 from crossfuse.planner.families.registry import read_tiles
 from crossfuse.planner.families.rows import RowsTiles
-from crossfuse.relax.calls import with_plan
-from crossfuse.relax.cascades.found import (
-    ROWS_FIRST,
-    THREADS,
-    TILES,
-    Found,
-    Kernel,
-    mentions_all,
-    once,
-)
+from crossfuse.relax.calls import Equal, with_plan
 from crossfuse.schedule.cascades import schedule_cascade
 from crossfuse.schedule.rules.cascade_tiles import schedule_tiled
 from crossfuse.schedule.rules.stream import schedule_stream
+
+#: The form of kernels of threads that stream; others are those of the families `TILES` and `ROWS`.
+THREADS = "threads"
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What detection found in a function: a cascade that streams, or why there is none."""
+
+    #: As it was given.
+    func: Any
+    #: Its only cascade, in a function narrowed to 32-bit indices; None if it has none, or several.
+    site: Site | None = None
+    #: How the cascade streams.
+    derivation: Derivation | None = None
+    #: Why it does not; empty if it does.
+    reason: str = ""
+
+    @property
+    def stages(self) -> int:
+        """How many reductions share the axis."""
+        return len(self.site.stages) if self.site else 0
+
+    @property
+    def producers(self) -> frozenset[str]:
+        """Names of blocks that make elements."""
+        return frozenset(self.site.producers.values()) if self.site else frozenset()
+
+    @property
+    def is_product(self) -> bool:
+        """Whether a stage has many results for a row, or no element belongs to one row alone."""
+        if self.site is None:
+            return False
+        rows = [each for each in self.site.rows if int(self.site.extents[each]) > 1]
+        reads = [self.site.reads[each] for each in self.site.cascade.elements]
+        shared = bool(reads) and not any(mentions_all(each, rows) for each in reads)
+        return shared or any(each.columns for each in self.site.stages.values())
+
+    @property
+    def plain(self) -> str:
+        """Why there is nothing to stream; empty if there is.
+
+        It is one reduction that reads each element once, or two products in a row.
+        """
+        site = self.site
+        if site is None or self.stages != 1 or site.cascade.rows:
+            return ""
+        if not site.producers:
+            return "it has one reduction, which reads each element once as it is"
+        return "it is a product of what another product makes" if self.is_product else ""
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """The kernel that a cascade becomes."""
+
+    #: `TILES`, `THREADS` or `ROWS`.
+    form: str
+    #: Scheduled.
+    func: Any
+    #: Bytes that it moves, counted as described below.
+    bytes: int
+    #: The planner's estimates, where separate kernels could be faster; else empty.
+    why: str = ""
+
 
 #: The place that refusals of a group name; the report names the operators beside it.
 _WHERE = "a group of reductions"
 
 
-class Forms:
+class Cascades:
     """Finds cascades and their kernels, once for functions that are equal but for names.
 
     Given `tiles` and `stream` are used as they are; None leaves them to the planner.
@@ -55,21 +111,14 @@ class Forms:
         self.target = target
         self.tiles = tiles
         self.stream = stream
-        self._found: dict[int, list[Found]] = {}
+        self._found = Equal()
         self._alike: dict[Hashable, Found] = {}
-        self._refusals: dict[Found, str] = {}
         self._kernels: dict[Found, Kernel | str] = {}
-        self._texts: dict[Found, tuple[Any, Any]] = {}
-        self._whys: dict[Site, str] = {}
+        self._texts: dict[Found, tuple[Any, Any, str]] = {}
 
     def found(self, func: Any) -> Found:
         """What detection finds of a function."""
-        known = self._found.setdefault(int(ir.tvm_ffi.structural_hash(func)), [])
-        for each in known:
-            if ir.tvm_ffi.structural_equal(each.func, func):
-                return each
-        known.append(_find(func))
-        return known[-1]
+        return self._found.find(func, lambda: _find(func))
 
     def found_once(self, alike: Hashable, make: Callable[[], Any]) -> Found:
         """What detection finds of a function, made only if no equal one is known by `alike`."""
@@ -85,9 +134,8 @@ class Forms:
         kernel = self._kernels.get(found)
         if kernel is not None:
             return kernel if isinstance(kernel, str) else ""
-        if found not in self._refusals:
-            self._refusals[found] = found.reason or self._refused(found)
-        return self._refusals[found]
+        text = found.reason or self._written(found)[1]
+        return text if isinstance(text, str) else ""
 
     def kernel(self, found: Found) -> Kernel | str:
         """The kernel of a cascade, or why there is none."""
@@ -95,43 +143,37 @@ class Forms:
             self._kernels[found] = self.refusal(found) or self._made(found)
         return self._kernels[found]
 
-    def _sizes(self, site: Site, derivation: Derivation) -> Any:
-        """The sizes of a cascade's kernel; refuses if none fit."""
-        given = self.tiles if has_products(site) else self.stream
-        if given is not None:
-            return given
-        shape = cascade_shape(site, derivation)
-        if shape.product is None or self.tiles is not None or self.stream is not None:
-            (best,) = ranked_cascade(shape, self.target, only=(STREAM, OF_TILES), keep=1)
-            return read_tiles(best.family, best.tiles)
-        (best,) = ranked_cascade(shape, self.target, only=(ROWS,), keep=1)
-        (eager,) = ranked_cascade(shape, self.target, only=(EAGER,))
-        self._whys[site] = _against_eager(best.microseconds, eager.microseconds)
-        return read_tiles(ROWS, best.tiles)
+    def _written(self, found: Found) -> tuple[Any, Any, str]:
+        """The sizes of a cascade, what it is rewritten as, or why it cannot be, and estimates.
 
-    def _refused(self, found: Found) -> str:
-        """Why a cascade is no stream; empty if it is."""
-        try:
-            with contained(CascadeRefused, "fuse-cascades", _WHERE):
-                _, text = self._written(found)
-        except RefusedError as error:
-            return str(error)
-        return text if isinstance(text, str) else ""
-
-    def _written(self, found: Found) -> tuple[Any, Any]:
-        """The sizes of a cascade, and the stream that it is rewritten as, or why it cannot be.
-
-        None for rows in their product's kernel, which are rewritten when they are scheduled.
+        It is None for rows in their product's kernel, which are rewritten when they are scheduled.
         """
         if found not in self._texts:
             site, derivation = _known(found)
-            sizes = self._sizes(site, derivation)
-            self._texts[found] = sizes, _stream(site, derivation, sizes)
+            try:
+                with contained(CascadeRefused, "fuse-cascades", _WHERE):
+                    sizes, why = self._sizes(site, derivation)
+                    self._texts[found] = sizes, _stream(site, derivation, sizes), why
+            except RefusedError as error:
+                self._texts[found] = None, str(error), ""
         return self._texts[found]
+
+    def _sizes(self, site: Site, derivation: Derivation) -> tuple[Any, str]:
+        """The sizes of a cascade's kernel, and estimates of separate ones; refuses if none fit."""
+        given = self.tiles if has_products(site) else self.stream
+        if given is not None:
+            return given, ""
+        shape = cascade_shape(site, derivation)
+        if shape.product is None or self.tiles is not None or self.stream is not None:
+            (best,) = ranked_cascade(shape, self.target, only=(STREAM, TILES), keep=1)
+            return read_tiles(best.family, best.tiles), ""
+        (best,) = ranked_cascade(shape, self.target, only=(ROWS,), keep=1)
+        (eager,) = ranked_cascade(shape, self.target, only=(EAGER,))
+        return read_tiles(ROWS, best.tiles), _against_eager(best.microseconds, eager.microseconds)
 
     def _made(self, found: Found) -> Kernel | str:
         site, derivation = _known(found)
-        sizes, text = self._written(found)
+        sizes, text, why = self._written(found)
         try:
             with contained(CascadeRefused, "fuse-cascades", _WHERE):
                 form, schedule = self._lowered(site, derivation, sizes, text)
@@ -139,7 +181,7 @@ class Forms:
             return str(error)
         (image,) = schedule.mod.functions.values()
         plan = {"family": form, "tiles": asdict(sizes)}
-        return Kernel(form, with_plan(image, plan), _moved(found, sizes), self._whys.get(site, ""))
+        return Kernel(form, with_plan(image, plan), _moved(found, sizes), why)
 
     def _lowered(
         self, site: Site, derivation: Derivation, sizes: Any, text: Any
@@ -178,6 +220,12 @@ def _against_eager(ours: float, eager: float) -> str:
         limit=f"less than separate kernels, about {eager:.1f} us",
         instead="leave them apart, or compile the function by itself with crossfuse.compile",
     )
+
+
+def mentions_all(expression: Any, variables: list[Any]) -> bool:
+    """Whether an expression uses all given variables."""
+    used = list(ir.variables(expression))
+    return all(any(each.same_as(var) for var in used) for each in variables)
 
 
 def recomputed(site: Site, derivation: Derivation, tiles: CascadeTiles) -> str:
@@ -227,7 +275,7 @@ def _known(found: Found) -> tuple[Site, Derivation]:
 def _scheduled(site: Site, derivation: Derivation, sizes: Any, text: Any) -> tuple[str, Any]:
     """The form of a cascade with some sizes, and the schedule of its rewritten function."""
     if isinstance(sizes, RowsTiles):
-        return ROWS_FIRST, schedule_cascade(site, derivation, ROWS, asdict(sizes))
+        return ROWS, schedule_cascade(site, derivation, ROWS, asdict(sizes))
     if has_products(site):
         return TILES, schedule_tiled(text, sizes)
     return THREADS, schedule_stream(text, sizes)
@@ -241,3 +289,56 @@ def _moved(found: Found, sizes: Any) -> int:
         work = work_of(site, derivation)
         total += work.rows * work.length * work.kept
     return total
+
+
+# Bytes that functions move between memory and the chip, counted before fusing and after.
+#
+# Before, each reduction and each output of a function is a sweep of its own: it reads what it is
+# made of once, with the element-wise blocks in front of it inlined, and writes its result. After,
+# every tensor is read and written once; outputs over the axis of a stream may read elements again.
+# What caches save is not known, hence left out.
+
+
+def swept(func: Any) -> int:
+    """Bytes that a plain function moves if each of its reductions is a loop nest of its own.
+
+    It is in s_tir form; a function that cannot be read counts the bytes of its parameters.
+    """
+    try:
+        program = read_program(func)
+    except RefusedError:
+        return once(func)
+    total = 0
+    blocks = {id(each): each for each in program.made.values()}
+    for block in blocks.values():
+        made = buffers_of(block)
+        if block.combine or any(each in program.outputs for each in made):
+            total += sum(_bytes(each) for each in made) + _read(program, block)
+    return total
+
+
+def once(func: Any) -> int:
+    """Bytes of all buffers among a function's parameters."""
+    return sum(_bytes(each) for each in func.params if ir.is_buffer_var(each))
+
+
+def _read(program: Program, block: Any) -> int:
+    """Bytes that a block reads: at most one element of a tensor per iteration."""
+    turns = 1
+    for extent in block.domain.values():
+        turns *= int(extent)
+    found: dict[Any, int] = {}
+    for load in program.loads(block):
+        if load.buffer not in program.made or not load.buffer.same_as(block.buffer):
+            found[load.buffer] = min(_bytes(load.buffer), turns * _item(load.buffer))
+    return sum(found.values())
+
+
+def _bytes(buffer: Any) -> int:
+    """Bytes of a tensor; 0 if its shape is not known."""
+    extents = [ir.constant(each) for each in buffer.ty.shape]
+    return prod(each or 0 for each in extents) * _item(buffer)
+
+
+def _item(buffer: Any) -> int:
+    return -(-int(ir.tvm.DataType(str(buffer.ty.dtype)).bits) // 8)

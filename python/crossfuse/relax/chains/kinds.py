@@ -1,9 +1,9 @@
-"""Products whose rows a norm, a softmax or a quantiser makes, in the kernel that does it too."""
+"""Kinds of groups that kernels of products compute: how each is found, written and planned."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any, ClassVar
@@ -16,46 +16,91 @@ from crossfuse.blocks.access import is_reduction
 from crossfuse.cascade.algebra import derive
 from crossfuse.hardware import Device
 from crossfuse.lower.refusal import refusals
+from crossfuse.measure.choice import FEW
 from crossfuse.planner.cascade.plan import CascadePlan, ranked_cascade
 from crossfuse.planner.cascade.shape import cascade_shape
 from crossfuse.planner.families import EAGER, ROWS, ROWS_CHAIN
 from crossfuse.planner.families.registry import CASCADE_FAMILIES
+from crossfuse.planner.plan import Plan
 from crossfuse.relax.calls import read_calls
-from crossfuse.relax.chains.forms import Form
-from crossfuse.relax.chains.groups import Group, find_made_chains, find_made_rows
+from crossfuse.relax.chains.groups import Group, find_chains, find_made_chains, find_made_rows
 from crossfuse.relax.graph import Graph, read_graph
 from crossfuse.relax.merge import merged
 from crossfuse.relax.operators import LEGAL, PRODUCT, refused
-from crossfuse.relax.outline import Argument, Outlined
+from crossfuse.relax.outline import Argument, Outlined, outline
 from crossfuse.relax.passes import ATTENTION, WideArithmetic, check_row_wise, without_unit_extents
-from crossfuse.relax.symbols import at_sizes, is_symbolic, symbols_of, value_at
+from crossfuse.relax.symbols import at_sizes, check_symbols, is_symbolic, symbols_of, value_at
 from crossfuse.schedule.cascades import only_site, schedule_cascade_of
+from crossfuse.schedule.planned import rank_function, schedule_planned
+
+
+class GroupKind(ABC):
+    """A kind of groups; whoever adds one adds an object of such a class."""
+
+    #: What cached plans and kernels of it are filed under, with the function.
+    name: ClassVar[str]
+    #: What its plans are.
+    plan: ClassVar[type[Plan] | type[CascadePlan]]
+
+    @abstractmethod
+    def find(self, graph: Graph) -> Iterator[Group]:
+        """Find the groups of a graph that may be of this kind."""
+
+    @abstractmethod
+    def outlined(self, static: Any) -> Outlined:
+        """A group of static shapes, a module of its own, as one function."""
+
+    def check_rows(self, function: Any, rows: Any) -> None:
+        """Refuse a group of symbolic rows in which symbols are more than a number of rows."""
+        check_symbols(function, rows)
+
+    @abstractmethod
+    def ranked(self, func: Any, target: Device) -> Sequence[Plan | CascadePlan]:
+        """Plans of a function, best first; at least one is of a kernel of ours."""
+
+    @abstractmethod
+    def scheduled(self, func: Any, plan: Any, constant: bool) -> Any:
+        """The function scheduled as a plan says."""
+
+
+class Chains(GroupKind):
+    """Layers of products, each of which reads the one before it element by element."""
+
+    name = "chain"
+    plan = Plan
+
+    def find(self, graph: Graph) -> Iterator[Group]:
+        """See `GroupKind`."""
+        return find_chains(graph)
+
+    def outlined(self, static: Any) -> Outlined:
+        """See `GroupKind`."""
+        return outline(static)
+
+    def ranked(self, func: Any, target: Device) -> Sequence[Plan | CascadePlan]:
+        """See `GroupKind`."""
+        return rank_function(func, target, keep=FEW)
+
+    def scheduled(self, func: Any, plan: Any, constant: bool) -> Any:
+        """See `GroupKind`."""
+        return schedule_planned(func, plan, constant_weights=constant)
+
+
+# Products whose rows a norm, a softmax or a quantiser makes, in the kernel that does it too.
 
 #: The smallest size of a symbol where rows are followed; each symbol gets another power of two.
 _LEAST = 16
 _INSTEAD = "leave the model unfused, or give it one number of rows"
 
 
-@dataclass(frozen=True)
-class OutlinedRows(Outlined):
-    """Rows and their product as one function.
-
-    The extents are those of the product: M, K and L, which is N too.
-    """
-
-    @property
-    def kind(self) -> str:
-        """Name of the kind of function; kernels are named after it."""
-        return "rows_gemm"
-
-
-class MadeRows(Form):
+class MadeRows(GroupKind):
     """A product of symbolic rows, with the prologue that makes them.
 
     Of static rows `crossfuse.relax.FuseCascades` finds these.
     """
 
-    name: ClassVar[str] = "rows"
+    name = "rows"
+    plan = CascadePlan
     #: Family of its kernels, and what they are in words.
     family: ClassVar[str] = ROWS
     text: ClassVar[str] = "rows before a product"
@@ -65,27 +110,28 @@ class MadeRows(Form):
         "a norm or a quantiser of rows, and one product of them and weights, of 2 bytes an "
         "element or 1"
     )
-    outline: ClassVar[type[OutlinedRows]] = OutlinedRows
+    #: What its kernels are called.
+    called: ClassVar[str] = "rows_gemm"
 
     def find(self, graph: Graph) -> Iterator[Group]:
-        """See `Form`."""
+        """See `GroupKind`."""
         return find_made_rows(graph)
 
-    def outlined(self, static: Any) -> OutlinedRows:
-        """See `Form`; refuses all but a cascade of rows before the products."""
+    def outlined(self, static: Any) -> Outlined:
+        """See `GroupKind`; refuses all but a cascade of rows before the products."""
         products = _products(static["main"])
         with refusals(self.text):
             whole, inputs, params = _loops(self.flat(static))
             func = _inlined(without_unit_extents(whole), len(products))
         arguments = tuple(map(partial(_argument, params), inputs, func.params))
-        return _outlined(self.outline, func, arguments, products)
+        return _outlined(self.called, func, arguments, products)
 
     def flat(self, static: Any) -> Any:
         """The module with its rows in one extent; symbolic ones are planned so."""
         return static
 
     def check_rows(self, function: Any, rows: Any) -> None:
-        """See `Form`; also refuses what mixes rows.
+        """See `GroupKind`; also refuses what mixes rows.
 
         Unlike in chains, an operator that makes rows may run along the batch.
         """
@@ -99,7 +145,7 @@ class MadeRows(Form):
         check_row_wise(func, given, value_at(rows, sizes))
 
     def ranked(self, func: Any, target: Device) -> Sequence[CascadePlan]:
-        """See `Form`.
+        """See `GroupKind`.
 
         Plans that cut rows into chunks are left out: their kernels need all rows, not fewer.
         """
@@ -115,37 +161,23 @@ class MadeRows(Form):
             raise refused("main", "rows that are made chunk by chunk alone", "whole rows", _INSTEAD)
         return whole
 
-    def read_plan(self, text: str) -> CascadePlan:
-        """See `Form`."""
-        return CascadePlan.from_json(text)
-
     def scheduled(self, func: Any, plan: Any, constant: bool) -> Any:
-        """See `Form`."""
+        """See `GroupKind`."""
         return schedule_cascade_of(func, self.family, plan.tiles, constant_weights=constant)
-
-
-@dataclass(frozen=True)
-class OutlinedRowsChain(OutlinedRows):
-    """Rows and a chain of two products as one function."""
-
-    @property
-    def kind(self) -> str:
-        """Name of the kind of function; kernels are named after it."""
-        return "rows_chain"
 
 
 class MadeChains(MadeRows):
     """A chain of two products with the norm in front of it, of static or symbolic rows."""
 
-    name: ClassVar[str] = "rows_chain"
-    family: ClassVar[str] = ROWS_CHAIN
-    text: ClassVar[str] = "rows before a chain of products"
-    odd: ClassVar[str] = "reductions, and products of another form"
-    limit: ClassVar[str] = "a norm or a quantiser of rows, and two layers of products behind it"
-    outline: ClassVar[type[OutlinedRows]] = OutlinedRowsChain
+    name = "rows_chain"
+    family = ROWS_CHAIN
+    text = "rows before a chain of products"
+    odd = "reductions, and products of another form"
+    limit = "a norm or a quantiser of rows, and two layers of products behind it"
+    called = "rows_chain"
 
     def find(self, graph: Graph) -> Iterator[Group]:
-        """See `Form`."""
+        """See `GroupKind`."""
         return find_made_chains(graph)
 
     def flat(self, static: Any) -> Any:
@@ -269,7 +301,6 @@ def _calls(mod: Any) -> Graph:
 
 
 def _argument(params: Sequence[Var], value: Any, buffer: Any) -> Argument:
-    """Where an input comes from, and the buffer of the function of loops that it becomes."""
     shape, dtype = tuple(int(each) for each in buffer.ty.shape), str(buffer.ty.dtype)
     if not isinstance(value, Var):
         return Argument("constant", "", -1, shape, dtype, value.value.numpy())
@@ -277,8 +308,9 @@ def _argument(params: Sequence[Var], value: Any, buffer: Any) -> Argument:
 
 
 def _outlined(
-    kind: type[OutlinedRows], func: Any, arguments: tuple[Argument, ...], products: list[Any]
-) -> OutlinedRows:
+    kind: str, func: Any, arguments: tuple[Argument, ...], products: list[Any]
+) -> Outlined:
+    """The function as an outlined one; its extents are those of the products."""
     output = func.params[-1].ty
     shape = tuple(int(each) for each in output.shape)
     if len(shape) != 2:
@@ -286,8 +318,21 @@ def _outlined(
         raise refused("main", found, "a matrix of rows", _INSTEAD)
     dtype, (rows, columns) = str(output.dtype), shape
     depth, width = products[0]
-    fields = (rows, depth, width, columns, len(products) > 2, dtype, shape, dtype, "", "")
-    return kind(func, arguments, *fields)
+    return Outlined(
+        func=func,
+        arguments=arguments,
+        M=rows,
+        K=depth,
+        N=width,
+        L=columns,
+        gated=len(products) > 2,
+        dtype=dtype,
+        output_shape=shape,
+        output_dtype=dtype,
+        middle="",
+        epilogue="",
+        kind=kind,
+    )
 
 
 def _products(function: Any) -> list[tuple[int, int]]:
