@@ -36,6 +36,12 @@ SPECS = [
     "mla_decode:batch=2,q_heads=128,kv_len=333,latent_dim=128,rope_dim=32",
     "rmsnorm_gemm:tokens=257,K=4096,N=1000",
     "quant_gemm:tokens=300,K=1040,N=520",
+    "rmsnorm_ffn:tokens=1,K=2048,N=8192",
+    "rmsnorm_ffn:tokens=33,K=520,N=1032",
+    "rmsnorm_ffn:tokens=128,K=2048,N=8192",
+    "layernorm_ffn:tokens=300,K=1024,N=4096,gated=false,act=gelu",
+    "attention_out:batch=1,heads=32,kv_heads=8,head_dim=64,hidden=2048,q_len=16,kv_len=1024",
+    "attention_out:batch=3,heads=6,q_len=64,kv_len=200,head_dim=80,hidden=344,bias=true",
 ]
 
 
