@@ -12,7 +12,7 @@ import crossfuse
 from crossfuse.compiler.choose import Wanted, choose
 from crossfuse.compiler.report import choice_text, make_report
 from crossfuse.compiler.source import read_source
-from crossfuse.errors import LoweringRefused, ScheduleRefused, WorkloadRefused
+from crossfuse.errors import ArtefactRefused, LoweringRefused, ScheduleRefused, WorkloadRefused
 from crossfuse.hardware import device
 from crossfuse.markers import CONSTANT
 from crossfuse.runtime import load
@@ -174,6 +174,44 @@ def test_module_without_inputs_is_refused() -> None:
 def test_unknown_source_is_refused() -> None:
     with pytest.raises(WorkloadRefused, match=r"found a float; limit: a workload id or spec"):
         crossfuse.compile(3.0)
+
+
+@pytest.mark.parametrize("rows", ["m", 0])
+def test_extents_that_are_no_sizes_are_refused(rows: Any) -> None:
+    from tvm import te, tirx
+
+    extent = tirx.Var("m", "int32") if rows == "m" else rows
+    x = te.placeholder((extent, 64), "float16", name="X")
+    w = te.placeholder((64, 32), "float16", name="W")
+    k = te.reduce_axis((0, 64), name="k")
+
+    def product(i: Any, j: Any) -> Any:
+        return te.sum(x[i, k].astype("float32") * w[k, j].astype("float32"), axis=k)
+
+    func = te.create_prim_func([x, w, te.compute((extent, 32), product, name="Y")])
+    with pytest.raises(WorkloadRefused, match=rf"'X': found float16\[{rows}, 64\]; limit: extents"):
+        crossfuse.compile(func)
+
+
+def test_calls_that_the_module_was_not_compiled_for_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    from crossfuse.workload import chain_module
+
+    x = torch.zeros(2, 8, 32, dtype=torch.bfloat16)
+    kernel = crossfuse.compile(chain_module(32, 64), example_inputs=(x,))
+    wrong: list[tuple[tuple[Any, ...], str]] = [
+        ((), "none"),
+        ((None,), "a NoneType"),
+        ((np.zeros((2, 8, 32)),), "a ndarray"),
+        ((x.float(),), r"float32\[2, 8, 32\]"),
+        ((x.reshape(8, 2, 32),), r"bfloat16\[8, 2, 32\]"),  # as many elements, but another shape
+        ((x, x), r"bfloat16\[2, 8, 32\], bfloat16\[2, 8, 32\]"),
+    ]
+    for inputs, found in wrong:
+        with pytest.raises(ArtefactRefused, match=rf"found {found}; limit: CUDA tensors of torch"):
+            kernel(*inputs)
+    with pytest.raises(ArtefactRefused, match=r"found cpu:0; limit: a CUDA device"):
+        kernel(x)
 
 
 def test_cluster_that_does_not_divide_is_refused() -> None:

@@ -60,6 +60,8 @@ def test_no_rows_and_copies_are_refused() -> None:
     with pytest.raises(RefusedError, match=r"shape \[0, 8\]; limit: at least one element"):
         compile_model(nn.Linear(8, 4).eval(), (torch.zeros(0, 8),), **CPU)
     fn = compile_model(nn.Linear(8, 4).eval(), (torch.zeros(2, 8),), **CPU)
+    with pytest.raises(RefusedError, match=r"a tensor of the meta device; limit: tensors that"):
+        fn(torch.zeros(2, 8, device="meta"))
     for each in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(RefusedError, match=r"a copy of it, or a pickle; .*CompiledModel.exp"):
             each(fn)

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from crossfuse.calls import ClusterSize, checked
 from crossfuse.compiler.choose import Wanted, choose
 from crossfuse.compiler.source import Source, read_source
+from crossfuse.errors import ArtefactRefused, refuse
 from crossfuse.files import scratch_folder
 from crossfuse.hardware import Device, device
 from crossfuse.measure.choice import Measured
 from crossfuse.measure.timer import timing
-from crossfuse.runtime.tensors import to_torch
+from crossfuse.runtime.tensors import is_torch, to_torch
 from crossfuse.schema import typed
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from crossfuse.lower.extract import Lowered
     from crossfuse.planner.cascade.plan import CascadePlan
     from crossfuse.planner.plan import Plan
+    from crossfuse.relax.torch_import import Imported
     from crossfuse.runtime import Artefact, LoadedKernel
 
 
@@ -105,6 +107,7 @@ class Compiled:
         if outlined is None or imported is None:
             return self.kernel.run(*inputs)
 
+        _check_inputs(inputs, imported)
         values = [*inputs, *on_device(imported.params, inputs[0].device, self._weights)]
         output = self.kernel.run(*outlined.arrange(values))
         return output.reshape(outlined.output_shape)
@@ -113,6 +116,27 @@ class Compiled:
     def _weights(self) -> dict[Any, list[Any]]:
         """Copies of the module's weights, by device."""
         return {}
+
+
+def _check_inputs(inputs: Sequence[Any], imported: Imported) -> None:
+    """Refuse what a module was not compiled for: its kernel sees reshaped tensors only."""
+    kinds = [each.ty for each in imported.mod["main"].params[: len(imported.inputs)]]
+    due = [f"{each.dtype}{[int(size) for size in each.shape]}" for each in kinds]
+    found = [
+        f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}"
+        if is_torch(each)
+        else f"a {type(each).__name__}"
+        for each in inputs
+    ]
+    if found != due:
+        raise refuse(
+            ArtefactRefused,
+            "argument-module",
+            f"inputs {', '.join(imported.inputs)}",
+            found=", ".join(found) or "none",
+            limit=f"CUDA tensors of torch: {', '.join(due)}",
+            instead="pass what the module was compiled for, or compile it for these inputs too",
+        )
 
 
 @checked

@@ -117,6 +117,7 @@ def read_source(source: Any, example_inputs: Sequence[Any] | None = None) -> Sou
     if isinstance(source, ir.PrimFunc):
         from crossfuse.blocks.order import in_output_order
 
+        _check_extents(source)
         return Source(in_output_order(source), "a given function")
     if isinstance(source, ir.IRModule):
         from crossfuse.relax.outline import outline
@@ -138,6 +139,27 @@ def read_source(source: Any, example_inputs: Sequence[Any] | None = None) -> Sou
         limit="a workload id or spec, a torch module, a Relax module, a PrimFunc or a schedule",
         instead="pass one of these, such as 'S8' or 'gated_ffn:M=16,K=256,N=512,L=256'",
     )
+
+
+def _check_extents(func: Any) -> None:
+    """Refuse a function of symbolic extents, or of none: kernels are written for their sizes."""
+    from crossfuse import _tvm as ir
+
+    for parameter in func.params:
+        if not ir.is_buffer_var(parameter):
+            continue  # The lowering says so of what is scheduled.
+        sizes = [ir.constant(each) for each in parameter.ty.shape]
+        if not all(sizes):
+            extents = ", ".join(map(str, parameter.ty.shape))
+            raise refuse(
+                WorkloadRefused,
+                "compile",
+                f"parameter '{parameter.name}'",
+                found=f"{parameter.ty.dtype}[{extents}]",
+                limit="extents that are numbers, each at least 1",
+                instead="write the function for one shape; fewer_rows=True takes fewer rows of a "
+                "chain, and crossfuse.compile_model models of any number of rows",
+            )
 
 
 def _from_spec(source: str | WorkloadSpec | CascadeSpec | LayersSpec) -> Source:

@@ -171,11 +171,13 @@ class SequentialFunction:
             wide = self._wide.get(name)
             arrays[name] = ir.tvm.runtime.tensor(array.astype(wide) if wide else array)
         self._executable["main"](*arrays.values())
-        return {
-            name: array.numpy().astype(numpy_type(spec.dtype))[: count if spec.rows else None]
-            for spec, (name, array) in zip(self._specs.values(), arrays.items(), strict=True)
-            if name not in given
-        }
+        outputs = {}
+        for spec, (name, array) in zip(self._specs.values(), arrays.items(), strict=True):
+            if name not in given:
+                found = array.numpy().astype(numpy_type(spec.dtype))
+                # A number has no rows to cut.
+                outputs[name] = found[:count] if spec.rows else found
+        return outputs
 
 
 def _rows_given(specs: Mapping[str, BufferSpec], given: Mapping[str, np.ndarray]) -> int | None:

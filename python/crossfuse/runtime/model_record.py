@@ -50,6 +50,9 @@ class ModelInputs:
             if not hasattr(each, "dtype"):
                 found, limit = f"a {type(each).__name__}", "tensors of torch and arrays of numpy"
                 raise _refused(due.name, found, limit, "make it one, such as torch.tensor(...)")
+            if is_torch(each) and each.is_meta:
+                found, limit = "a tensor of the meta device", "tensors that have elements"
+                raise _refused(due.name, found, limit, "move it to the CPU or the GPU, with values")
             dtype, before = str(each.dtype).removeprefix("torch."), dict(known)
             if dtype != due.dtype or not self._fits(each.shape, due.extents, known):
                 found = f"{dtype}{list(each.shape)}"

@@ -6,13 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from tvm import te
 from typer.testing import CliRunner
 
 import crossfuse
+from cascade_functions import softmax
 from crossfuse.cli import app
 from crossfuse.compiler.options import cascade_options, is_cascade
 from crossfuse.compiler.source import read_source
+from crossfuse.emulate import run_sequential
 from crossfuse.errors import CascadeRefused, ScheduleRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
@@ -48,6 +52,29 @@ def test_a_function_becomes_a_kernel() -> None:
     assert compiled.source.cascade is None
     assert compiled.artefact.manifest.metadata["stream"]["cluster"] == 1
     assert {each.status for each in crossfuse.check(compiled, gpu=False)} == {"passed"}
+
+
+def test_a_result_that_is_one_number() -> None:
+    x, (k, n) = te.placeholder((37,), name="X"), (te.reduce_axis((0, 37), name) for name in "kn")
+    m = te.compute((), lambda: te.max(x[k], axis=k), name="m")
+    s = te.compute((), lambda: te.sum(te.exp(x[n] - m[()]), axis=n), name="s")
+    y = te.compute((), lambda: te.log(s[()]) + m[()], name="y")
+    compiled = crossfuse.compile(te.create_prim_func([x, y]))
+    assert [each.status for each in crossfuse.check(compiled, gpu=False)] == ["passed"] * 3
+    given = np.linspace(-3, 4, 37, dtype=np.float32)
+    (found,) = run_sequential(compiled.schedule, [given]).outputs.values()
+    assert found.shape == ()
+    np.testing.assert_allclose(found, np.log(np.exp(given.astype(float)).sum()), rtol=1e-6)
+
+
+def test_float64_stays_float64() -> None:
+    """Its maximum starts at the least number, which TVM's text rounds."""
+    compiled = crossfuse.compile(softmax(3, 37, "float64", "float64"))
+    assert [each.status for each in crossfuse.check(compiled, gpu=False)] == ["passed"] * 3
+    given = np.linspace(-3, 4, 3 * 37).reshape(3, 37)
+    (found,) = run_sequential(compiled.schedule, [given]).outputs.values()
+    due = np.exp(given) / np.exp(given).sum(-1, keepdims=True)
+    np.testing.assert_allclose(found, due, rtol=1e-13)
 
 
 def test_a_placement_chooses_where_states_merge() -> None:

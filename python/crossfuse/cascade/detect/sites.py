@@ -55,7 +55,9 @@ def _largest(dtype: str) -> sympy.Expr:
     import numpy as np
 
     if "float" in dtype:
-        return sympy.Rational(float(ml_dtypes.finfo(getattr(ml_dtypes, dtype, dtype)).max))
+        value = float(ml_dtypes.finfo(getattr(ml_dtypes, dtype, dtype)).max)
+        # As `number` reads it: the shortest decimal is not the number itself.
+        return sympy.Rational(repr(value) if dtype == "float64" else str(np.float32(value)))
     return sympy.Integer(int(np.iinfo(dtype).max))
 
 
