@@ -31,7 +31,7 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ def make(given: argparse.Namespace) -> None:
             fresh = (candidate_at(space, str(spec), each) for each in _near(space, given, spec))
             more = (each for each in fresh if each.id not in known | {one.id for one in found})
             found += [_named(each, ALSO) for each in islice(more, given.also)]
-    write_json(given.out, [asdict(each) for each in found])
+    write_json(given.out, [each.to_json() for each in found])
     kinds = Counter(each.notes.get("name", each.family) for each in found)
     print(f"{len(found)} candidates:", ", ".join(f"{n} {kind}" for kind, n in kinds.items()))
 

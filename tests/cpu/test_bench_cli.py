@@ -44,7 +44,7 @@ def test_unfused_variant_is_a_kernel_a_product(
         made.append(part)
         call = variants.eager(part, together=True).call
         kernel = compile_kernel(part, device)
-        return replace(kernel, run=lambda *tensors: tensors[-1].copy_(call(*tensors[:-1])))
+        return replace(kernel, call=call)
 
     monkeypatch.setattr(ours, "_kernel", emulated)
     variant = variants.make("unfused", spec, "cpu")

@@ -29,7 +29,7 @@ def test_the_model_is_right_and_the_report_says_so(
     def broken(*_: Any, **__: Any) -> Any:
         raise ValueError("all the input arrays must have the same shape")
 
-    monkeypatch.setattr(f"crossfuse.relax.cascades.forms.{place}", broken)
+    monkeypatch.setattr(f"crossfuse.relax.cascades.kernels.{place}", broken)
     x = torch.randn(3, columns)  # of equal functions only one is looked at
     with pytest.warns(FaultWarning, match="a fault of Crossfuse, ValueError: all the input"):
         model = crossfuse.compile_model(Rows().eval(), example_inputs=(x,), runs_on="llvm")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from crossfuse.blocks.chain import Chain
+from crossfuse.blocks.chain import Chain, Layer
 from crossfuse.hardware import device
 from crossfuse.planner.kernels.phase import widest
 from crossfuse.schedule.rules.tensor_tiles import (
@@ -20,7 +20,8 @@ H100 = device("nvidia-h100")
 
 
 def chain(m: int, n: int, k: int, width: int) -> Chain:
-    return Chain(("gate", "up"), None, None, None, m, n, k, width)
+    layers = Layer(("gate", "up"), None, n, k), Layer(("down",), None, width, n)
+    return Chain(layers, m, item=2, out=2, k_major=True, further=0)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from importlib import metadata
 entry_points = metadata.entry_points
 def others(**by):
     found = entry_points(**by)
+    if isinstance(found, dict):  # all of them, before Python 3.12
+        found = [each for group in found.values() for each in group]
     return metadata.EntryPoints(each for each in found if not each.name.startswith("crossfuse"))
 metadata.entry_points = others
 """

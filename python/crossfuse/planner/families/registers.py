@@ -135,13 +135,15 @@ class RegisterKernel(PartedKernel):
         """Whether the CTAs of a cluster make all parts, and sum slices of a tile.
 
         Slices are whole rows of a tile, or equal parts of the only one. They lie within the tile
-        that is multiplied, and the last ones may end before.
+        that is multiplied, and the last ones may end before. Registers hold pairs of a row's
+        columns, those that the output has.
         """
         inside = least(self.rows, shape.m)
         whole = ceil_div(shape.m, self.size) * self.size <= self.rows
         within = (inside % self.size == 0) | whole
         equal = choose(inside == 1, self.columns % (2 * self.size) == 0, within)
-        return (self.size == self.parts) & (self.size <= device.max_cluster) & equal
+        pairs = least(self.columns, shape.l) % 2 == 0
+        return (self.size == self.parts) & (self.size <= device.max_cluster) & equal & pairs
 
     def spend(self, work: Work, clock: Clock) -> None:
         """Add both loops, without anything between them, and the sums of parts."""

@@ -161,7 +161,7 @@ def test_index_is_known() -> None:
 def test_large_functions_are_read_as_fast_as_small_ones(name: str) -> None:
     from crossfuse.workload import cascades
 
-    (site,) = detect(prim_func(cascades.lookup(name)))
+    (site,) = detect(prim_func(cascades.resolve(name)))
     assert np.prod([site.extents[each] for each in site.rows]) >= 4096
 
 
