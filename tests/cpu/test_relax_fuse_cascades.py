@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+from tvm import relax, te, tirx
 
 from crossfuse.cascade.rewrite.tiles import CascadeTiles, StreamTiles
 from crossfuse.relax import FuseCascades, Outcome
@@ -91,3 +91,34 @@ def test_sizes_that_do_not_fit_leave_a_function_alone() -> None:
     assert attention.form == ""
     assert "tiles, cluster: found 17" in attention.reason
     assert "tirx.is_scheduled" not in (made["attention"].attrs or {})
+
+
+def test_functions_that_tvm_joins_with_no_other_stay_alone() -> None:
+    """One of 32-bit extents, as `te` makes it, and one of plain pointers, behind a softmax."""
+    x = te.placeholder((16, 64), "float32", name="x")
+    more = te.compute((16, 64), lambda i, j: x[i, j] + 1.0, name="more")
+    narrow = te.create_prim_func([x, more])
+    pointers = tirx.PrimFunc([tirx.Var(f"p{i}", "handle") for i in (0, 1)], tirx.Evaluate(0))
+
+    def outcomes(func: Any) -> tuple[Any, list[Outcome]]:
+        builder = relax.BlockBuilder()
+        name = builder.add_func(func.with_attr("global_symbol", "own"), "own")
+        value = relax.Var("x", relax.TensorType((16, 64), "float32"))
+        with builder.function("main", [value]):
+            with builder.dataflow():
+                made = builder.emit(relax.call_tir(name, [value], out_ty=value.ty))
+                made = builder.emit_output(builder.emit(relax.op.nn.softmax(made)))
+            builder.emit_func_output(made)
+        fuse = FuseCascades()
+        return fuse(relax.transform.LegalizeOps()(builder.get())), fuse.outcomes
+
+    for func in (narrow, pointers):
+        mod, found = outcomes(func)
+        (softmax,) = (each for each in found if each.function == "softmax")
+        assert softmax.form == "threads" and not softmax.calls
+        if func is narrow:
+            (text,) = softmax.apart
+            assert text.startswith("own: TVM does not join them: ") and "Inconsistent" in text
+            data = np.random.default_rng(0).standard_normal((16, 64)).astype("float32")
+            due = np.exp(data.astype("float64") + 1)
+            np.testing.assert_allclose(run(mod, [data])[0], due / due.sum(-1, keepdims=True), 1e-5)

@@ -129,9 +129,13 @@ def _called(mod: Any, binding: Any) -> tuple[Any, str]:
     if not all(map(_is_static, types)):
         return None, "it has tensors of symbolic shape, and kernels are written for one shape"
     # TVM's scatters take theirs so; its FuseTIR joins them with no tensor of another function.
-    if not all(isinstance(each.ty.elem_offset, tirx.IntImm) for each in func.params):
+    if not all(map(_begins_at_a_place, func.params)):
         return None, "it takes tensors that begin anywhere in their memory"
     return func, ""
+
+
+def _begins_at_a_place(param: Any) -> bool:
+    return ir.is_buffer_var(param) and isinstance(param.ty.elem_offset, tirx.IntImm)
 
 
 def _results(kind: Any) -> list[Any]:

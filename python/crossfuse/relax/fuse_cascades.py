@@ -54,7 +54,7 @@ class Outcome:
     apart : tuple[str, ...]
         Neighbours in the dataflow that were not taken in, each with the reason.
     before, after : int
-        Bytes that one run moves, see `crossfuse.relax.cascades.found`; equal where nothing was
+        Bytes that one run moves, see `crossfuse.relax.cascades.kernels`; equal where nothing was
         fused.
 
     Examples

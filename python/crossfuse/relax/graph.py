@@ -323,7 +323,8 @@ def fused_region(builder: Any, name: str, params: Sequence[Any], fuse: Any) -> A
             result = builder.emit_output(Call(region, outer))
         builder.emit_func_output(result)
     fused = fuse(builder.get())
-    return next(each for each in fused.functions.values() if isinstance(each, ir.PrimFunc))
+    (made,) = (each for each in fused.functions.values() if isinstance(each, ir.PrimFunc))
+    return made
 
 
 def _moved(value: Any, image: Mapping[Any, Any]) -> Any:

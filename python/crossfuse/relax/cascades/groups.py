@@ -315,7 +315,7 @@ class CascadeGroup:
     kernel: Kernel
     #: Neighbours that were not taken in, each with the reason.
     apart: tuple[str, ...]
-    #: Bytes that the calls move unfused, see `crossfuse.relax.cascades.found`.
+    #: Bytes that the calls move unfused, see `crossfuse.relax.cascades.kernels`.
     before: int
 
 

@@ -38,7 +38,7 @@ THREADS = "threads"
 class Found:
     """What detection found in a function: a cascade that streams, or why there is none."""
 
-    #: As it was given.
+    #: As it was given; None of calls that do not become one.
     func: Any
     #: Its only cascade, in a function narrowed to 32-bit indices; None if it has none, or several.
     site: Site | None = None
@@ -121,9 +121,19 @@ class Cascades:
         return self._found.find(func, lambda: _find(func))
 
     def found_once(self, alike: Hashable, make: Callable[[], Any]) -> Found:
-        """What detection finds of a function, made only if no equal one is known by `alike`."""
+        """What detection finds of a function, made only if no equal one is known by `alike`.
+
+        Functions written outside of TVM's operators may not join others, such as those of 32-bit
+        extents; that costs one group and not the whole model.
+        """
         if alike not in self._alike:
-            self._alike[alike] = self.found(make())
+            try:
+                func = make()
+            except ir.tvm.error.InternalError as error:
+                reason = f"TVM does not join them: {str(error).splitlines()[-1]}"
+                self._alike[alike] = Found(None, reason=reason)
+            else:
+                self._alike[alike] = self.found(func)
         return self._alike[alike]
 
     def refusal(self, found: Found) -> str:
