@@ -193,7 +193,7 @@ class Unit:
 # Partial states of a cluster merge: each CTA receives a slice of all of them, and merges that.
 #
 # Values leave registers for the mailboxes of their owners, whose barriers count the bytes. As in
-# `crossfuse.lower.hopper.dsm_reduce`, a CTA sends to itself, too, and states merge in the
+# `crossfuse.lower.hopper.features.exchange`, a CTA sends to itself, too, and states merge in the
 # order of ranks, so that results are the same in every run.
 
 #: Columns of a block of registers.
