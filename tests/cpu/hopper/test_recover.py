@@ -180,6 +180,7 @@ def test_with_parameters_replaces_every_buffer() -> None:
     assert str(other.contraction.products[0].right.buffer.name) == "B_image"
     assert str(other.store.tile.buffer.name) == "out_image"
     assert other.contraction.left.origin == program.contraction.left.origin
+    assert with_parameters(program, {}) is program
 
 
 def test_stages_make_a_tile_program() -> None:

@@ -297,9 +297,8 @@ def emit_multiplying(body: Body) -> None:
             with warmup.skipped():
                 run(ir.script.ptx.griddepcontrol.wait())
         for number, phase in enumerate(plan.phases):
-            share = phase.share
             left = first_of(part.left(number) for part in parts) or ring_tiles(
-                plan.left, body.region("left"), warpgroup, share
+                plan.left, body.region("left"), warpgroup, phase.share
             )
             multiplier = Multiplier(phase, left, plan.right, body.region("right"), accumulators)
             boxes = _boxes(body, number, warpgroup, rings[0])

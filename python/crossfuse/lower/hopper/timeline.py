@@ -52,7 +52,7 @@ def timeline_buffer(plan: KernelPlan) -> BufferSpec:
 class Timeline:
     """Emits the stamps of one kernel, into a buffer; none without one."""
 
-    def __init__(self, plan: KernelPlan, where: Coordinates, buffer: Any = None) -> None:
+    def __init__(self, plan: KernelPlan, where: Coordinates, buffer: Any) -> None:
         self.events, self.features = events(plan), plan.features
         self.where, self.buffer = where, buffer
         self.cta = where.cluster * plan.cluster_size + where.rank

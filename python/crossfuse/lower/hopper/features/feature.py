@@ -13,6 +13,7 @@ goes through `KernelPlan.features`, and asks each of them at these points, in th
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -115,7 +116,7 @@ class TileSums:
         return None if flags is None else self.body.placed(flags)
 
 
-class Ending:
+class Ending(ABC):
     """The end of each tile of a phase, in one multiplying warpgroup."""
 
     def __init__(self, sums: TileSums) -> None:
@@ -132,15 +133,15 @@ class Ending:
         row, column = (at(each, values) for each in self.plan.program.store.tile.origin)
         return row, column
 
-    def ahead(self, values: Mapping[Any, Any]) -> None:
+    def ahead(self, values: Mapping[Any, Any]) -> None:  # noqa: B027 -- nothing, unless overridden
         """Prefetch what the tile that `values` place needs beside its sums, before it is made."""
 
+    @abstractmethod
     def end(self, values: Mapping[Any, Any], leave: Callable[[], None] | None) -> None:
         """Take over the sums of the tile that `values` place.
 
         `leave`, if given, is called when this thread sends no more to its peers.
         """
-        raise NotImplementedError
 
     def leave(self, leave: Callable[[], None] | None) -> None:
         """Call `leave` at once, where nothing is sent to peers."""
@@ -148,7 +149,7 @@ class Ending:
             with self.warmup.skipped():
                 leave()
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027 -- nothing, unless overridden
         """Wait for stores that are still in flight, behind the last tile."""
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from crossfuse.hardware import WARPGROUP, Device
 from crossfuse.lower.hopper.epilogue.elements import further_of
+from crossfuse.lower.hopper.features.exchange import Pair, SplitSum
 from crossfuse.lower.hopper.features.feature import Feature, first_of
 from crossfuse.lower.hopper.features.intermediate import Gathering, KeptLeft
-from crossfuse.lower.hopper.features.split_sum import Pair, SplitSum
 from crossfuse.lower.hopper.features.sum_of_parts import SumOfParts
 from crossfuse.lower.hopper.flags import Flags, state
 from crossfuse.lower.hopper.plan.memory import Arena, RingPlan, box_bytes, plan_memory

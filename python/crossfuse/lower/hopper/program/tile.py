@@ -80,7 +80,10 @@ def _image(part: Any, images: Mapping[Any, Any], image: Callable[[Any], Any]) ->
         return part if same else replace(part, **changed)
     if isinstance(part, ir.Var):
         return images.get(part, part)
-    return ir.substitute(part, images) if isinstance(part, ir.tvm_ffi.Object) else part
+    if not isinstance(part, ir.tvm_ffi.Object):
+        return part
+    found = ir.substitute(part, images)
+    return part if found.same_as(part) else found
 
 
 def identifier(buffer: Any) -> str:

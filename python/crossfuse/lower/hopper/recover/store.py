@@ -130,9 +130,8 @@ def outer_loops(node: Any) -> tuple[tuple[Any, ...], list[Any]]:
     return tuple(loops), ir.sequence(node)
 
 
-# A reduction that is split over clusters: partial tiles in L2, then their sum.
-
-# Partial tiles that TMA adds in the L2 cache: one matrix of sums takes the place of all parts.
+# A reduction that is split over clusters: partial tiles in L2, then their sum. Where TMA adds them,
+# one matrix of sums takes the place of all parts.
 
 #: Prefix of the names of matrices that TMA adds partial tiles into.
 _SUMS = "crossfuse_sums_"

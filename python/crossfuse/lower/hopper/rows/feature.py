@@ -1,8 +1,8 @@
-"""The first steps of a product, which multiply raw rows (see `plan`); and who makes rows.
+"""Who makes the rows of a left operand, and products whose first steps multiply raw rows.
 
-A warpgroup multiplies its rows of each raw tile by what is known of their elements, where the tile
-lies, and waits for no one else. A thread has one group of 16 bytes of every 16th row, so that it
-needs the same columns of all its rows::
+Of these (see `plan`) a warpgroup multiplies its rows of each raw tile by what is known of their
+elements, where the tile lies, and waits for no one else. A thread has one group of 16 bytes of
+every 16th row, so that it needs the same columns of all its rows::
 
     thread    0     1    ...   7        8     9    ...
     row       0     0          0        1     1           then 16, 17, ... 32, ... 48, ...

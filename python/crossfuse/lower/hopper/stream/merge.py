@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from crossfuse.planner.kernels.stream import FLOAT_BYTES
 _HALF = 8
 
 
-class Handing:
+class Handing(ABC):
     """Hands over the state of one warpgroup; its subclasses know where to."""
 
     def __init__(self, body: StreamBody, warpgroup: Any, lanes: Lanes, sums: Any) -> None:
@@ -39,16 +40,17 @@ class Handing:
         self.mailbox, self.split = self.plan.mailbox, self.program.split
         self.warpgroup, self.lanes, self.sums = warpgroup, lanes, sums
 
+    @abstractmethod
     def begin(self) -> None:
         """Write what comes before the stream."""
 
+    @abstractmethod
     def finish(self, rows: RowState, places: dict[Any, Any]) -> None:
         """Write what comes after the stream."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _send(self, half: int, values: Values) -> None:
         """Hand over the values and the sums of a row."""
-        raise NotImplementedError
 
     def send(self, rows: RowState, places: dict[Any, Any]) -> None:
         """Hand over the state of all rows that the tile has."""
@@ -191,7 +193,7 @@ class Unit:
 # Partial states of a cluster merge: each CTA receives a slice of all of them, and merges that.
 #
 # Values leave registers for the mailboxes of their owners, whose barriers count the bytes. As in
-# `crossfuse.lower.hopper.dsm_reduce`, a CTA sends to itself, too, and states merge in the
+# `crossfuse.lower.hopper.features.exchange`, a CTA sends to itself, too, and states merge in the
 # order of ranks, so that results are the same in every run.
 
 #: Columns of a block of registers.
@@ -375,6 +377,9 @@ def _emit_body(plan: MergePlan, states: Any) -> None:
 
 class StateWriter(Handing):
     """Stores what one warpgroup has, for the kernel that merges it."""
+
+    def begin(self) -> None:
+        """Do nothing: no CTA waits for the state."""
 
     def finish(self, rows: RowState, places: dict[Any, Any]) -> None:
         """Store the state."""

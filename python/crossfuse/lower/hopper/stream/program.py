@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -110,7 +111,7 @@ def _changed(steps: tuple[Step, ...], change: Callable[[Any], Any]) -> tuple[Ste
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowSteps:
+class RowSteps(ABC):
     """Steps on the rows of a product's tiles, and on their elements."""
 
     #: Coordinates of CTAs, outermost first.
@@ -129,14 +130,14 @@ class RowSteps:
     after: tuple[Step, ...]
 
     @property
+    @abstractmethod
     def tile(self) -> tuple[int, int]:
         """Rows and keys of a tile of scores."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def columns(self) -> int:
         """Columns of the output."""
-        raise NotImplementedError
 
     @property
     def elements(self) -> tuple[Any, ...]:
