@@ -278,7 +278,7 @@ class ShiftedMoments:
     def _check_choices(
         self, name: str, term: sympy.Expr, distances: Collection[sympy.Symbol]
     ) -> None:
-        """Refuse choices among polynomials; where all others are 0, the condition is a factor by now."""
+        """Refuse choices among polynomials; between one and 0 the condition is a factor by now."""
         for each in sorted(term.atoms(sympy.Piecewise), key=str):
             if each.free_symbols & set(distances):
                 raise refused(
