@@ -9,12 +9,17 @@ import pytest
 import sympy
 
 import cascade_patterns
-from cascade_patterns.symbols import mass
+from cascade_patterns.stages import cascade, total
+from cascade_patterns.symbols import M, N, S, mass, q
 from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.run import merge_tree, stream
 from crossfuse.cascade.spec import Cascade, Stage
+from crossfuse.errors import CascadeRefused
 
 LENGTH = 50_000
+X, Y, V = sympy.symbols("x y v", real=True)
+#: Weights that are no polynomials.
+P, Q = 1 / (1 + sympy.exp(-Y)), 1 / (1 + sympy.exp(-V))
 
 
 def named(name: str) -> Cascade:
@@ -126,3 +131,31 @@ def test_weights_that_cancel_on_the_way() -> None:
     due = (data["weight"] * (data["x"] - mean) ** 2).sum() / 5
     np.testing.assert_allclose(stream(derivation, data, 1)["out"], due, rtol=1e-12)
     np.testing.assert_allclose(merge_tree(derivation, data, [2, 2])["out"], due, rtol=1e-12)
+
+
+@pytest.mark.parametrize("weight", [P * Q, 1 - P, (1 - P) * (1 - Q)])
+def test_weights_are_not_multiplied_out(weight: sympy.Expr) -> None:
+    """Else exponentials that are out of range are divided, or multiplied by 0."""
+    parts = (total(weight, "q"), total(weight * X, "S"), total(weight * (X - S / q) ** 2, "M"))
+    one = cascade(parts, {"out": M / q})
+    data = {"x": drawn(10, 1e4), "y": drawn(11, 0.0), "v": drawn(12, 0.0)}
+    data["y"][1, ::7], data["v"][1, ::7] = 200, -100
+    with np.errstate(over="ignore"):
+        wide = [data[each].astype(float) for each in ("y", "v")]
+        weights = np.broadcast_to(sympy.lambdify((Y, V), weight, "numpy")(*wide), (3, LENGTH))
+    mean = np.average(data["x"].astype(float), weights=weights, axis=1)[:, None]
+    due = np.average((data["x"] - mean) ** 2, weights=weights, axis=1)
+    for found in ways(one, data):
+        np.testing.assert_allclose(found["out"], due, rtol=5e-5)
+
+
+@pytest.mark.parametrize("other", [X - S / N, X])
+def test_choices_among_polynomials_are_refused(other: sympy.Expr) -> None:
+    square = (X - S / N) ** 2
+    choice = sympy.Piecewise((square, Y > 0), (other, True))
+    with pytest.raises(CascadeRefused, match="a choice among distances") as caught:
+        derive(cascade((total(X, "S"), total(choice, "M"))))
+    assert (caught.value.refusal.rule, caught.value.refusal.where) == ("cascade-form", "stage M")
+    assert "sum each case in a stage of its own, with 0 elsewhere" in caught.value.refusal.instead
+    apart = total(sympy.Piecewise((square, Y > 0), (0, True)), "M")
+    assert derive(cascade((total(X, "S"), apart))).slots

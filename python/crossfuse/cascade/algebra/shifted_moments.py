@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -16,7 +16,9 @@ from crossfuse.cascade.algebra.rescaling import (
     masks_all,
     quotient,
 )
+from crossfuse.cascade.algebra.separation import refused
 from crossfuse.cascade.algebra.state import Kept, Side, chosen
+from crossfuse.cascade.algebra.writing import written
 from crossfuse.cascade.derivation import Factor, Step, left, new, right, value
 from crossfuse.cascade.expressions.functions import Fence, fenced_sum, magnitude, opened, settled
 from crossfuse.cascade.spec import SUM, Stage
@@ -256,7 +258,11 @@ class ShiftedMoments:
     ) -> Lower:
         """The lower moments that a moment needs when its centres move, by the binomial formula."""
         moves = {each.distance: each.move for each in centres}
-        flat = opened(element, moves)
+        # A weight is not multiplied out: infinity times 0 may be what becomes of
+        # 1/((1 + exp(-u))*(1 + exp(-v))).
+        weight, flat = opened(element, moves).as_independent(*moves, as_Add=False)
+        scale, weight = weight.as_coeff_Mul()
+        self._check_choices(name, flat, moves)
         shifted = flat.xreplace({each: each + moves[each] for each in moves})
         found: Lower = {}
         for exponents, coefficient in _powers(shifted, list(moves.values())):
@@ -264,10 +270,24 @@ class ShiftedMoments:
                 continue
             for part in sympy.Add.make_args(sympy.expand(coefficient)):
                 number, rest = part.as_coeff_Mul()
-                slot = self.moment(f"{name}_lower", rescaling, rest, fresh=True)
+                slot = self.moment(f"{name}_lower", rescaling, weight * rest, fresh=True)
                 if slot != 0:
-                    found.setdefault(exponents, []).append((number, slot))
+                    found.setdefault(exponents, []).append((scale * number, slot))
         return found
+
+    def _check_choices(
+        self, name: str, term: sympy.Expr, distances: Collection[sympy.Symbol]
+    ) -> None:
+        """Refuse choices among polynomials; between one and 0 the condition is a factor by now."""
+        for each in sorted(term.atoms(sympy.Piecewise), key=str):
+            if each.free_symbols & set(distances):
+                raise refused(
+                    "cascade-form",
+                    name,
+                    found=f"{written(self.progress.spelt(each))}, a choice among distances",
+                    limit="a polynomial of distances where one condition holds, and 0 elsewhere",
+                    instead="sum each case in a stage of its own, with 0 elsewhere",
+                )
 
     def _at(self, made: _Moment, side: Side) -> sympy.Expr:
         """The moment of one side about the new mean, in the side's own scale."""

@@ -128,13 +128,17 @@ def each_tile(residence: Residence, write: Callable[[Tiling, Any, int], None]) -
 class ThreadTile:
     """Elements of a tile of a thread, whose steps count from a first one."""
 
-    def __init__(self, residence: Residence, place: Place, tiling: Tiling, first: Any) -> None:
+    def __init__(
+        self, residence: Residence, place: Place, tiling: Tiling, first: Any, number: int
+    ) -> None:
         self.residence = residence
         self.context = residence.context
         self.place = place
         self.rows = self.context.at_row(place[0])
         self.tiling = tiling
         self.first = first
+        #: Of the kind of tiles, for the names of buffers.
+        self.number = number
 
     def at(self, step: Any) -> tuple[Any, Any, Any, Any]:
         """Place of a step."""
@@ -226,12 +230,9 @@ class Segment:
 
 
 class _SegmentTile(ThreadTile):
-    def __init__(
-        self, segment: Segment, fresh: bool, tiling: Tiling, first: Any, number: int
-    ) -> None:
-        super().__init__(segment.residence, segment.place, tiling, first)
+    def __init__(self, segment: Segment, fresh: bool, *tile: Any) -> None:
+        super().__init__(segment.residence, segment.place, *tile)
         self.segment = segment
-        self.number = number
         self.fresh = fresh
         self.tiles = {each: self.tile(each) for each in segment.streams}
         self.values = dict(self.context.invariants(self.rows))
@@ -444,20 +445,17 @@ class Outputs:
 
 
 class _OutputTile(ThreadTile):
-    def __init__(
-        self, outputs: Outputs, parts: Shared, tiling: Tiling, first: Any, number: int
-    ) -> None:
-        super().__init__(outputs.residence, outputs.place, tiling, first)
+    def __init__(self, outputs: Outputs, parts: Shared, *tile: Any) -> None:
+        super().__init__(outputs.residence, outputs.place, *tile)
         self.outputs = outputs
         self.parts = parts
-        self.number = number
         self.loaded = {
-            each: self.buffer(each, f"again_{number}")
+            each: self.buffer(each, f"again_{self.number}")
             for each in self.context.emitted
             if self.residence.buffer(each) is None
         }
         kept = self.residence.buffers if self.residence.where == "registers" else {}
-        self.copied = {each: self.buffer(each, f"packed_{number}", 1) for each in kept}
+        self.copied = {each: self.buffer(each, f"packed_{self.number}", 1) for each in kept}
 
     def run(self) -> None:
         for stream, buffer in self.loaded.items():
