@@ -48,7 +48,7 @@ def schedule_attention_out(
     Parameters
     ----------
     parts : RowsFirst
-        The function, see `crossfuse.cascade.rewrite.attention_first.attention_first`.
+        The function, see `crossfuse.cascade.rewrite.rows_first.attention_first`.
     site : Site
         The cascade of `parts.rows`.
     derivation : Derivation
@@ -64,7 +64,7 @@ def schedule_attention_out(
     -------
     tvm.s_tir.Schedule
         The schedule, with its trace, which replays on
-        `crossfuse.cascade.rewrite.attention_first.attended` of `parts` and the stream.
+        `crossfuse.cascade.rewrite.rows_first.attended` of `parts` and the stream.
 
     Raises
     ------
