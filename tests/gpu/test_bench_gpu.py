@@ -1,4 +1,4 @@
-"""What of the bench only a GPU can answer: 8-bit products of cuBLASLt, and memory traffic."""
+"""What of the bench only a GPU can answer: results of its variants, and memory traffic."""
 
 from __future__ import annotations
 
@@ -23,6 +23,23 @@ def test_products_of_8_bit_floats_are_right_and_timed(variant: str, protocol: st
     assert found.status == "ok", found.message
     assert found.microseconds is not None
     assert found.complaints == ""
+
+
+@pytest.mark.parametrize(
+    ("spec", "variant"),
+    [
+        ("softmax:rows=512,cols=8192", "ours"),
+        ("softmax:rows=512,cols=8192", "eager"),
+        ("rmsnorm_ffn:tokens=16,K=2048,N=8192", "unfused"),
+        ("model:gpt2-small,layers=1,tokens=4,reduce=12", "eager"),
+    ],
+)
+@pytest.mark.parametrize("l2", ["cold", "hot"])
+def test_cascades_and_models_are_right_and_timed(spec: str, variant: str, l2: str) -> None:
+    found = worker.prepare(Job(spec, variant, l2, repeats=3, calls=5))()
+    assert found.status == "ok", found.message
+    assert found.microseconds is not None
+    assert found.worst_before is not None and found.worst_after is not None
 
 
 @pytest.mark.parametrize("variant", ["ours-l2", "ours-global", "eager"])

@@ -10,13 +10,14 @@ from types import SimpleNamespace
 import pytest
 
 from crossfuse.bench import environment, variants, worker
+from crossfuse.bench.cascades import measure_cascade
 from crossfuse.bench.job import OURS_EAGER, OWN, Job
 from crossfuse.bench.problem import make_problem
 from crossfuse.bench.variant import Variant
 from crossfuse.errors import Refusal, WorkloadRefused
 from crossfuse.measure import timing
 from crossfuse.measure.timing import quietest
-from crossfuse.workload import parse
+from crossfuse.workload import cascades, parse
 
 torch = pytest.importorskip("torch")
 
@@ -132,21 +133,21 @@ def test_every_set_of_weights_is_used_in_turn(cuda: None) -> None:
     used: list[int] = []
     bound = [lambda index=index: used.append(index) for index in range(6)]
     job = Job(SMALL, "eager", "cold", "stream", repeats=1, calls=2)
-    timed = timing.steps(job, bound)
-    timing.measure(job, timed, "cpu")
+    timed = timing.steps(job.how, bound)
+    timing.measure(job.how, timed, "cpu")
     assert used == [0, 1, 2, 3, 4, 5, 0, 1]
 
 
 def test_hot_runs_the_same_set_before_the_clock_starts(cuda: None) -> None:
     used: list[int] = []
     job = Job(SMALL, "eager", "hot", "stream", repeats=1, calls=2)
-    timing.measure(job, timing.steps(job, [lambda: used.append(0)]), "cpu")
+    timing.measure(job.how, timing.steps(job.how, [lambda: used.append(0)]), "cpu")
     assert len(used) == (timing.WARMUPS + 1) * (timing.HEATING_CALLS + 2)
 
 
 def test_only_graphs_that_are_replayed_are_captured(cuda: None) -> None:
     job = Job(SMALL, "eager", "cold", "graph", repeats=2, calls=1)
-    timed = timing.steps(job, [lambda: None] * 100)
+    timed = timing.steps(job.how, [lambda: None] * 100)
     assert len(timed) == timing.WARMUPS + 2
 
 
@@ -172,6 +173,28 @@ def test_wrong_kernel_of_ours_gets_no_time(
     assert found.status == "wrong"
     assert found.microseconds is None
     assert "element-error" in found.message
+
+
+@pytest.mark.parametrize(("calls", "copies"), [(5, 4), (2, 4), (5, 1)])
+def test_a_kernel_that_goes_wrong_while_it_is_timed_gets_no_time(
+    cuda: None, calls: int, copies: int
+) -> None:
+    """Also where the last call is of the first set, and into the same buffer."""
+    spec = cascades.resolve("softmax:rows=32,cols=512,dtype=bfloat16")
+    result = torch.empty(32, 512, dtype=torch.bfloat16)
+    made = 0
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        nonlocal made
+        made += 1
+        return result.copy_(torch.softmax(x, -1) if made <= copies else x)
+
+    l2 = "hot" if copies == 1 else "cold"
+    job = Job(str(spec), "ours", l2, "stream", repeats=1, calls=calls)
+    found = measure_cascade(job, spec, Variant(call), "cpu")
+    assert (found.status, found.copies) == ("wrong", copies)
+    assert found.worst_before is not None and found.worst_before <= 1
+    assert found.worst_after is None and found.microseconds is None
 
 
 def test_limits_are_kept_between_the_variants_of_a_workload(tmp_path: Path) -> None:

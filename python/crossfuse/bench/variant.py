@@ -55,9 +55,9 @@ def measure_variant(
 
     `bound` is the computation on each set of inputs, see
     `crossfuse.measure.timing.copies_needed`, and `judges` know what is expected of each; sets that
-    are equal have the same judge. Where a check failed the status is ``wrong``: a wrong kernel of
-    ours has no time then, a baseline keeps the one that it has. `arrange` replaces
-    `crossfuse.measure.timing.steps`.
+    are equal have the same judge, which is not asked again of the same bits. Where a check failed
+    the status is ``wrong``: a wrong kernel of ours has no time then, a baseline keeps the one that
+    it has. `arrange` replaces `crossfuse.measure.timing.steps`.
     """
     import torch
 
@@ -66,9 +66,8 @@ def measure_variant(
     with torch.no_grad():
         for call in bound[1:]:
             call()
-        first = bound[0]()
-        if judges[-1] is judges[0]:
-            first = _several(first, torch.Tensor.clone)
+        # Later calls may overwrite it.
+        first = _several(bound[0](), torch.Tensor.clone)
         worst, message = judges[0](first)
         if message and job.variant in OWN:
             return Timing("wrong", message, copies=len(bound), resources=variant.resources)

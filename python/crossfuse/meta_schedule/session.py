@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from crossfuse.bench.cascades import measure_cascade
 from crossfuse.bench.job import Job, Timing
+from crossfuse.bench.variant import Variant, measure_variant
+from crossfuse.bench.worker import place
 from crossfuse.errors import RefusedError
+from crossfuse.measure.timing import copies_needed
 from crossfuse.planner.families import EAGER
 from crossfuse.schema import typed
 from crossfuse.workload.cascade_spec import CascadeSpec
 
 if TYPE_CHECKING:
     from crossfuse.bench.problem import Problem
-    from crossfuse.bench.variant import Variant
 
 _LONGEST = 1000
 
@@ -67,10 +69,6 @@ class Session:
 
         Where a check failed it is ``wrong``, without a time unless it is a baseline.
         """
-        from crossfuse.bench.variant import measure_variant
-        from crossfuse.bench.worker import place
-        from crossfuse.measure.timing import copies_needed
-
         problem = self._problem
         assert problem is not None
         variant = self._variant(family, library, problem)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,15 @@ def test_a_wrong_result_beside_others_is_looked_at_alone(tmp_path: Path) -> None
     assert again.message.endswith("; beside others it was wrong at first: off at [0, 3]")
     assert first != last
     assert last == again.message.partition(";")[0]
+
+
+def test_an_answer_that_is_no_timing_is_a_record(tmp_path: Path) -> None:
+    how = replace(HOW, measurer=program(MEASURER.replace("10.0 + seen", "'ten'")))
+    found: list[Record] = []
+    measure_all(candidates("gemm"), tmp_path, how, found.append)
+    (record,) = found
+    assert record.status == "crashed"
+    assert "an answer that is none: Damaged: microseconds: 'ten'" in record.message
 
 
 def test_each_workload_is_prepared_and_a_broken_one_is_said(tmp_path: Path) -> None:
