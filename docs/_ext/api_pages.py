@@ -72,12 +72,25 @@ def _directive(name: Name) -> Iterator[str]:
     if inspect.isclass(name.value):
         yield f".. autoclass:: {name.path}"
         yield "   :members:"
+        if _inherits(name.value):
+            yield "   :inherited-members:"
         if issubclass(name.value, Exception):
             yield "   :show-inheritance:"
     elif callable(name.value) and hasattr(name.value, "__code__"):
         yield f".. autofunction:: {name.path}"
     else:
         yield f".. autodata:: {name.path}"
+
+
+def _inherits(value: type) -> bool:
+    """Whether a class has public members of a base of ours that no page describes."""
+    described = {id(each.value) for each in public_names()}
+    return any(
+        base.__module__.startswith("crossfuse.")
+        and id(base) not in described
+        and any(not member.startswith("_") for member in vars(base))
+        for base in value.__mro__[1:]
+    )
 
 
 def _modules(summaries: Mapping[str, str]) -> str:

@@ -172,8 +172,27 @@ def test_module_without_inputs_is_refused() -> None:
 
 
 def test_unknown_source_is_refused() -> None:
-    with pytest.raises(WorkloadRefused, match=r"found a float; limit: a workload id or spec"):
-        crossfuse.compile(3.0)
+    for inputs in (None, (1,)):
+        with pytest.raises(WorkloadRefused, match=r"found a float; limit: a workload id or spec"):
+            crossfuse.compile(3.0, example_inputs=inputs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"), [("matmull", "choose one"), ("sofmax", "write 'softmax'"), ("layer", "")]
+)
+def test_unknown_kinds_are_told_all_that_compile(kind: str, advice: str) -> None:
+    limit = "gated_ffn, gemm_chain, gemm, conv_chain, attention, .*, moment_of_inertia, layers"
+    with pytest.raises(
+        WorkloadRefused, match=rf"found '{kind}'; limit: one of {limit}. .*{advice}"
+    ):
+        crossfuse.compile(f"{kind}:rows=4,cols=64")
+
+
+def test_example_inputs_that_would_be_ignored_are_refused() -> None:
+    x = np.zeros((16, 64))
+    for source in ("gemm:M=16,K=64,N=16", prim_func(parse("gemm:M=16,K=64,N=16"))):
+        with pytest.raises(WorkloadRefused, match=r"found 1 of them for .*limit: those of a torch"):
+            crossfuse.compile(source, example_inputs=(x,))
 
 
 @pytest.mark.parametrize("rows", ["m", 0])

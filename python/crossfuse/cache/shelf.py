@@ -108,7 +108,8 @@ class Shelf:
         from filelock import FileLock, Timeout
 
         lock = FileLock(self.folder / f".{key[:2]}.lock")
-        # Where there are no locks, or the other process hangs, two make the same.
+        # Where there are no locks, or the other process hangs, two make the same. Without `flock`,
+        # as on Lustre mounted without it, filelock before 3.25 raises NotImplementedError.
         with contextlib.suppress(OSError, NotImplementedError, Timeout):
             self.folder.mkdir(parents=True, exist_ok=True)
             lock.acquire(timeout=_PATIENCE)

@@ -142,7 +142,7 @@ def _only_one(home: Path) -> Iterator[bool]:
         except Timeout:
             alone = False
         except (OSError, NotImplementedError):
-            pass  # no locks here: two may remove the same
+            pass  # no locks here, see `Shelf`: two may remove the same
     try:
         yield alone
     finally:

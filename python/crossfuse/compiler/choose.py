@@ -24,7 +24,6 @@ from crossfuse.planner.cascade.plan import CascadePlan
 if TYPE_CHECKING:
     from crossfuse.lower.extract import Lowered
     from crossfuse.measure.timer import Timer
-    from crossfuse.planner.cascade.plan import CascadePlan
     from crossfuse.planner.plan import Plan
 
 # Checks of arguments of `compile` that do not go together, before anything is scheduled.
@@ -68,7 +67,7 @@ def check_plan(
     if plan is None:
         return
     if cascade or isinstance(plan, CascadePlan):
-        _check_cascade(source, plan, cascade)
+        _check_cascade_plan(source, plan, cascade)
         return
     known = rule != "threads" and placement == "auto" and source.func is not None
     if known and not cluster:
@@ -87,7 +86,7 @@ def check_plan(
     )
 
 
-def _check_cascade(source: Source, plan: Plan | CascadePlan, cascade: bool) -> None:
+def _check_cascade_plan(source: Source, plan: Plan | CascadePlan, cascade: bool) -> None:
     """Refuse a plan of anything but the cascade that is compiled."""
     if cascade and isinstance(plan, CascadePlan) and plan.shape.name == source.summary:
         return

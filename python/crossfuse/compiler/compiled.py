@@ -107,10 +107,31 @@ class Compiled:
         if outlined is None or imported is None:
             return self.kernel.run(*inputs)
 
-        _check_inputs(inputs, imported)
+        self._check_inputs(inputs, imported)
         values = [*inputs, *on_device(imported.params, inputs[0].device, self._weights)]
         output = self.kernel.run(*outlined.arrange(values))
         return output.reshape(outlined.output_shape)
+
+    def _check_inputs(self, inputs: Sequence[Any], imported: Imported) -> None:
+        """Refuse what a module was not compiled for: its kernel sees reshaped tensors only."""
+        found = [_kind_of(each) for each in inputs]
+        if found != self._due:
+            raise refuse(
+                ArtefactRefused,
+                "argument-module",
+                f"inputs {', '.join(imported.inputs)}",
+                found=", ".join(found) or "none",
+                limit=f"CUDA tensors of torch: {', '.join(self._due)}",
+                instead="pass what the module was compiled for, or compile it for these inputs too",
+            )
+
+    @cached_property
+    def _due(self) -> list[str]:
+        """Types and shapes of the module's inputs, once for all calls."""
+        imported = self.source.imported
+        assert imported is not None
+        kinds = [each.ty for each in imported.mod["main"].params[: len(imported.inputs)]]
+        return [f"{each.dtype}{[int(size) for size in each.shape]}" for each in kinds]
 
     @cached_property
     def _weights(self) -> dict[Any, list[Any]]:
@@ -118,25 +139,11 @@ class Compiled:
         return {}
 
 
-def _check_inputs(inputs: Sequence[Any], imported: Imported) -> None:
-    """Refuse what a module was not compiled for: its kernel sees reshaped tensors only."""
-    kinds = [each.ty for each in imported.mod["main"].params[: len(imported.inputs)]]
-    due = [f"{each.dtype}{[int(size) for size in each.shape]}" for each in kinds]
-    found = [
-        f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}"
-        if is_torch(each)
-        else f"a {type(each).__name__}"
-        for each in inputs
-    ]
-    if found != due:
-        raise refuse(
-            ArtefactRefused,
-            "argument-module",
-            f"inputs {', '.join(imported.inputs)}",
-            found=", ".join(found) or "none",
-            limit=f"CUDA tensors of torch: {', '.join(due)}",
-            instead="pass what the module was compiled for, or compile it for these inputs too",
-        )
+def _kind_of(value: Any) -> str:
+    """Type and shape of a tensor of torch, else what it is instead."""
+    if not is_torch(value):
+        return f"a {type(value).__name__}"
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
 
 @checked

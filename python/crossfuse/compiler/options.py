@@ -207,12 +207,12 @@ def is_cascade(source: Source) -> bool:
     try:
         read_layers(ir.Schedule(source.func))
     except RefusedError as error:
-        _check_cascade(source, error)
+        _check_reductions(source, error)
         return True
     return False
 
 
-def _check_cascade(source: Source, no_chain: RefusedError) -> None:
+def _check_reductions(source: Source, no_chain: RefusedError) -> None:
     """Refuse a function that holds no cascade either, given why it is no chain."""
     from crossfuse.cascade.rewrite.rows_first import sites_of
 

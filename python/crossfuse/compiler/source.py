@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from crossfuse.calls import checked
 from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.workload.cascade_spec import CascadeSpec
+from crossfuse.workload.layers import KIND as LAYERS
 from crossfuse.workload.layers import LayersSpec, names_layers, parse_layers
 from crossfuse.workload.spec import WorkloadSpec
 
@@ -97,17 +98,33 @@ def read_source(source: Any, example_inputs: Sequence[Any] | None = None) -> Sou
     Raises
     ------
     WorkloadRefused
-        If it is none of these, or a model is not one chain of matrix products.
+        If it is none of these, a model is not one chain of matrix products, or `example_inputs`
+        would be ignored.
 
     Examples
     --------
     >>> read_source("softmax:rows=4,cols=64").summary
     'softmax:rows=4,cols=64'
     """
-    if isinstance(source, (str, WorkloadSpec, CascadeSpec, LayersSpec)):
-        return _from_spec(source)
     if _is(source, "torch.nn.modules.module"):
         return _from_module(source, example_inputs)
+    read = _from_others(source)
+    if example_inputs:
+        raise refuse(
+            WorkloadRefused,
+            "compile",
+            "example_inputs",
+            found=f"{len(example_inputs)} of them for {read.summary}",
+            limit="those of a torch module: all else has extents and types of its own",
+            instead="leave them out, and compile what has the extents that you mean",
+        )
+    return read
+
+
+def _from_others(source: Any) -> Source:
+    """What is no torch module, and needs no example inputs."""
+    if isinstance(source, (str, WorkloadSpec, CascadeSpec, LayersSpec)):
+        return _from_spec(source)
     if _is(source, "torch.export.exported_program"):
         return _from_exported(source)
     from crossfuse import _tvm as ir
@@ -166,7 +183,10 @@ def _from_spec(source: str | WorkloadSpec | CascadeSpec | LayersSpec) -> Source:
     from crossfuse.workload import build, cascade_build, cascades
 
     if isinstance(source, str):
-        source = parse_layers(source) if names_layers(source) else cascades.resolve_any(source)
+        if names_layers(source):
+            source = parse_layers(source)
+        else:
+            source = cascades.resolve_any(source, (LAYERS,))
     if isinstance(source, CascadeSpec):
         func = cascade_build.prim_func(source)
         return Source(func, str(source), cascade=source, constant_weights=True)

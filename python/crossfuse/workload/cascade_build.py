@@ -166,18 +166,18 @@ def _summed(spec: cascade_spec.Norm, inputs: Tensors) -> tuple[Element, list[te.
 def _normal(
     value: Element, shape: tuple[int, int], gamma: te.Tensor, beta: te.Tensor | None = None
 ) -> Element:
-    """An element of scaled rows of one spread; with `beta`, of deviations from their means."""
+    """An element of a norm: of RMS norm, or with `beta` of layer norm."""
     rows, cols = shape
     if beta is None:
         squares = _reduced((rows,), cols, lambda i, j: value(i, j) * value(i, j), "squares")
     else:
         mean, squares = _moments(value, rows, cols)
-    # The reciprocal of the root of the mean of squares.
     epsilon = tirx.const(EPSILON, "float32")
 
     def element(i: Any, j: Any) -> Any:
         centred = value(i, j) if beta is None else value(i, j) - mean[i]
-        scaled = centred * tirx.rsqrt(squares[i] / float(cols) + epsilon) * _wide(gamma[j])
+        spread = tirx.rsqrt(squares[i] / float(cols) + epsilon)
+        scaled = centred * spread * _wide(gamma[j])
         return scaled if beta is None else scaled + _wide(beta[j])
 
     return element

@@ -28,6 +28,7 @@ from dataclasses import MISSING, fields
 from crossfuse.workload import cascade_spec, suites
 from crossfuse.workload.cascade_spec import CascadeSpec, value_text
 from crossfuse.workload.refusal import check_given, one_of, read_fields, refused
+from crossfuse.workload.spec import KINDS as CHAINS
 from crossfuse.workload.spec import WorkloadSpec
 from crossfuse.workload.spec_text import pairs
 
@@ -74,12 +75,18 @@ def names_one(text: str) -> bool:
     return head in KINDS or head in suites.ids("cascade")
 
 
-def resolve_any(text: str) -> WorkloadSpec | CascadeSpec:
+def resolve_any(text: str, others: tuple[str, ...] = ()) -> WorkloadSpec | CascadeSpec:
     """Read a workload as command lines write it: a chain of products, or a cascade.
 
-    See `resolve` and `crossfuse.workload.suites.resolve`.
+    See `resolve` and `crossfuse.workload.suites.resolve`. `others` are kinds that the caller reads
+    itself, for the refusal of an unknown one.
     """
-    return resolve(text) if names_one(text) else suites.resolve(text)
+    if names_one(text):
+        return resolve(text)
+    head, colon, _ = text.partition(":")
+    if colon and head.strip() not in suites.ids():
+        one_of("kind", head.strip(), (*CHAINS, *KINDS, *others))
+    return suites.resolve(text)
 
 
 def resolve(text: str) -> CascadeSpec:

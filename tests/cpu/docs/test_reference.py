@@ -22,3 +22,11 @@ def test_every_public_name_is_described_once(tmp_path: Path) -> None:
         assert each.path in pages[each.package]
     assert set(LISTED) <= set(pages)
     assert "- `crossfuse.errors`: Every refusal." in pages["modules"]
+
+
+def test_members_of_bases_that_are_not_public_are_described(tmp_path: Path) -> None:
+    """``run`` of kernels and dispatches is that of `crossfuse.runtime.kernel.Runnable`."""
+    write_api(tmp_path, {})
+    text = "\n".join(path.read_text(encoding="utf-8") for path in tmp_path.glob("*.md"))
+    inheriting = re.findall(r"autoclass:: (\S+)\n   :members:\n   :inherited-members:", text)
+    assert inheriting == ["crossfuse.runtime.Dispatch", "crossfuse.runtime.LoadedKernel"]

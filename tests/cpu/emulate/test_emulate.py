@@ -244,6 +244,15 @@ def test_cache_that_cannot_be_written(tmp_path: Path) -> None:
         emulate(reverse(), [ramp(4, 64)], cache=blocked / "cache")
 
 
+def test_cache_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def acquire(self: Any, *_: Any, **__: Any) -> None:
+        raise NotImplementedError("FileSystem does not appear to support flock")
+
+    monkeypatch.setattr("filelock.FileLock.acquire", acquire)
+    with pytest.raises(EnvironmentRefused, match=r"emulate-cache: .*found FileSystem does not"):
+        emulate(reverse(), [ramp(4, 64)], cache=tmp_path)
+
+
 def test_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(

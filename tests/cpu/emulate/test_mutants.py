@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
 from crossfuse.errors import CheckFailed
 from mutation.outcomes import outcomes, tally
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
-
 from mutation_kernels import KERNELS
 
 pytestmark = pytest.mark.cpu

@@ -175,7 +175,7 @@ def _alone(path: Path) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
-    except OSError as error:
+    except (OSError, NotImplementedError) as error:  # of filelock, see `crossfuse.cache.shelf`
         raise refuse(
             EnvironmentRefused,
             "emulate-cache",
