@@ -139,8 +139,25 @@ def test_what_no_kernel_multiplies_is_not_planned(options: str, found: str) -> N
 )
 def test_tiles_wider_than_their_product_lower_as_they_are_planned(spec: str) -> None:
     """Registers hold pairs of a row: sums of an odd width are not split."""
-    chosen = choose(read_source(spec), DEVICE)
+    chosen = choose(read_source(spec), device(DEVICE))
     assert chosen.option.plan is not None
+
+
+@pytest.mark.parametrize(("columns", "sizes"), [(12, []), (30, [8]), (32, [8, 16])])
+def test_clusters_of_one_row_share_the_columns_that_the_output_has(
+    columns: int, sizes: list[int]
+) -> None:
+    """Each CTA sums as many pairs of a row as the others."""
+    spec = resolve_any(f"gemm_chain:M=1,K=64,N=2048,L={columns},weights=nk")
+    space = kernels_of(spec, DEVICE)
+    found = {}
+    for point in range(len(space)):
+        family, tiles = space.tiles(point)
+        if family == "registers" and tiles["cluster"] > 1:
+            found[tiles["cluster"]] = point
+    assert sorted(found) == sizes
+    for point in found.values():
+        assert not difference(str(spec), space, point)
 
 
 @pytest.mark.nightly

@@ -30,6 +30,14 @@ def tile(elements: int, offset: int = 0) -> list[tuple[int, int]]:
     return [(offset, each) for each in range(elements)]
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("split", [1, 2, 3, 4, 5, 8, 16])
+def test_bytes_of_partial_tiles_that_are_combined(split: int, method: str) -> None:
+    for elements, item, accumulator in combinations((1, 2, 7, 16, 33), (1, 2, 4), (4, 8)):
+        wires = all_exchanged(range(split), tile(elements), item, accumulator, method)
+        assert wires.total == combined_bytes(elements, split, item, accumulator, method)
+
+
 def lengths(extent: int, size: int) -> list[int]:
     return [min(size, extent - start) for start in range(0, extent, size)]
 

@@ -10,12 +10,16 @@ import pytest
 
 from crossfuse.bench.job import OWN, VARIANTS
 from crossfuse.compiler.options import PLACEMENTS
+from crossfuse.errors import PlanRefused
 from crossfuse.meta_schedule import candidate
 from crossfuse.planner import plan as planning
+from crossfuse.planner.cascade import plan as cascades
+from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.explain import explanation
 from crossfuse.planner.families import registry
 from crossfuse.planner.families.family import ChainFamily
 from crossfuse.planner.families.registry import CASCADE_FAMILIES, FAMILIES
+from crossfuse.planner.families.stream import Stream
 from crossfuse.planner.families.tiled import STAGED, StagedKernel
 
 
@@ -59,3 +63,26 @@ def test_a_new_family_is_planned_and_explained(monkeypatch: pytest.MonkeyPatch) 
     told = explanation.explain(found)
     assert "late: rows=" in told.text()
     assert list(told.pruned) == ["registers", "dsm", "l2", "global", "late"]
+
+
+class LateStream(Stream):
+    """Streams of a family that came after the others."""
+
+    name: ClassVar[str] = "late"
+
+    @classmethod
+    def matches(cls, shape: CascadeShape) -> bool:
+        """Whether rows are short."""
+        return super().matches(shape) and cls(shape).work.length <= 4096
+
+
+def test_a_new_family_of_cascades_is_planned_by_what_it_matches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = MappingProxyType({**CASCADE_FAMILIES, LateStream.name: LateStream})
+    for module in (registry, cascades):
+        monkeypatch.setattr(module, "CASCADE_FAMILIES", known)
+    found = cascades.plan_cascade("softmax:rows=64,cols=1024", only=("late",))
+    assert found.family == "late"
+    with pytest.raises(PlanRefused, match="found a cascade whose family is .stream.;"):
+        cascades.plan_cascade("softmax:rows=64,cols=8192", only=("late",))

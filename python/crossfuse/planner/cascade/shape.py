@@ -10,7 +10,6 @@ from crossfuse.cascade.rewrite.work import Pass, TileWork, Work
 from crossfuse.hardware import Device
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.cost.rates import Rates
-from crossfuse.planner.families import ATTENTION_OUT, ROWS, ROWS_CHAIN, STREAM, TILES
 from crossfuse.planner.kernels.shape import Shape, shape_of
 
 if TYPE_CHECKING:
@@ -115,15 +114,6 @@ class CascadeShape:
     def separate(self) -> int:
         """Number of kernels that compute it if it is not fused."""
         return len(self.passes)
-
-    @property
-    def family(self) -> str:
-        """Name of the family of its kernels; empty of rows before more than two products."""
-        if self.after is not None:
-            return ATTENTION_OUT if isinstance(self.work, TileWork) else ""
-        if self.product is not None:
-            return {1: ROWS, 2: ROWS_CHAIN}.get(len(self.product.chain.products), "")
-        return TILES if isinstance(self.work, TileWork) else STREAM
 
 
 def cascade_shape(site: Site, derivation: Derivation, name: str = "cascade") -> CascadeShape:

@@ -99,6 +99,11 @@ class AttentionOut(CascadeFamily[AttentionOutTiles]):
     second: ClassVar[tuple[str, ...]] = ("columns",)
     most: ClassVar[int] = 8
 
+    @classmethod
+    def matches(cls, shape: CascadeShape) -> bool:
+        """Whether a product of what a stream of tiles makes follows it."""
+        return shape.after is not None and isinstance(shape.work, TileWork)
+
     @property
     def work(self) -> TileWork:
         """What is counted of the stream."""

@@ -87,9 +87,9 @@ class CascadeFamily(ABC, Generic[T]):
         return f"{cls.text}: {cls.rule.rpartition('.')[2]}"
 
     @classmethod
+    @abstractmethod
     def matches(cls, shape: CascadeShape) -> bool:
         """Whether there may be kernels of a cascade."""
-        return shape.family == cls.name
 
     @abstractmethod
     def candidates(self, device: Device) -> tuple[Steps, tuple[T, ...]]:

@@ -138,12 +138,11 @@ class RegisterKernel(PartedKernel):
         that is multiplied, and the last ones may end before. Registers hold pairs of a row's
         columns, those that the output has.
         """
-        inside = least(self.rows, shape.m)
+        inside, columns = least(self.rows, shape.m), least(self.columns, shape.l)
         whole = ceil_div(shape.m, self.size) * self.size <= self.rows
-        within = (inside % self.size == 0) | whole
-        equal = choose(inside == 1, self.columns % (2 * self.size) == 0, within)
-        pairs = least(self.columns, shape.l) % 2 == 0
-        return (self.size == self.parts) & (self.size <= device.max_cluster) & equal & pairs
+        within = (columns % 2 == 0) & ((inside % self.size == 0) | whole)
+        equal = choose(inside == 1, columns % (2 * self.size) == 0, within)
+        return (self.size == self.parts) & (self.size <= device.max_cluster) & equal
 
     def spend(self, work: Work, clock: Clock) -> None:
         """Add both loops, without anything between them, and the sums of parts."""

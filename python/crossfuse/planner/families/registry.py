@@ -79,7 +79,7 @@ def read_kernel(family: str, given: Mapping[str, Any]) -> TileKernel:
 
 def cascade_families(shape: CascadeShape) -> tuple[CascadeFamily[Any], ...]:
     """Families that have kernels of a cascade."""
-    return (CASCADE_FAMILIES[shape.family](shape),) if shape.family else ()
+    return tuple(each(shape) for each in CASCADE_FAMILIES.values() if each.matches(shape))
 
 
 def read_tiles(family: str, given: Mapping[str, Any]) -> Any:

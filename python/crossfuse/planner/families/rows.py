@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 import numpy as np
 
 from crossfuse.hardware import Device
-from crossfuse.planner.cascade.shape import RowsProduct
+from crossfuse.planner.cascade.shape import CascadeShape, RowsProduct
 from crossfuse.planner.cost.estimate import (
     OF_ROWS,
     corrected,
@@ -133,6 +133,12 @@ class RowsFirstFamily(CascadeFamily[T]):
     products: ClassVar[ChainFamily]
     # Estimates of one plan after the other are slow.
     most: ClassVar[int] = 8
+
+    @classmethod
+    def matches(cls, shape: CascadeShape) -> bool:
+        """Whether a cascade makes the rows of as many products as the kernels have."""
+        product = shape.product
+        return product is not None and len(product.chain.products) == cls.products.products
 
     @property
     def product(self) -> RowsProduct:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from crossfuse.cascade.rewrite.tiles import RESIDENCES, StreamTiles
 from crossfuse.cascade.rewrite.work import Work
 from crossfuse.hardware import WARP, Device
+from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.cascade.stream_cost import (
     ctas,
     registers,
@@ -73,6 +74,11 @@ class Stream(CascadeFamily[StreamTiles]):
         "registers": "states in registers",
         "dsm": "states in DSM",
     }
+
+    @classmethod
+    def matches(cls, shape: CascadeShape) -> bool:
+        """Whether the whole streams without products."""
+        return shape.product is None and isinstance(shape.work, Work)
 
     @property
     def work(self) -> Work:
