@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from crossfuse.hardware import Device
+from crossfuse.hardware import WARP, Device
 from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates, at, rates_of
 from crossfuse.planner.cost.terms import LEARNED, Estimate
@@ -221,7 +221,9 @@ class Work:
         """Time of one tile's epilogue; a CTA that sums a slice of a tile makes that alone."""
         fitted = self.rates.fitted
         column = fitted.gated if phase.products > 1 else fitted.column
-        return column * phase.columns * phase.rows / 64 / phase.split
+        # Of a column, 64 elements, each of the four schedulers has half a warp.
+        functions = phase.functions * 64 / (4 * WARP) / self.device.clock_mhz
+        return (column + functions) * phase.columns * phase.rows / 64 / phase.split
 
     def ahead(self, phase: Phase, gap: Share) -> Share:
         """Bytes of the next phase's weights that a CTA loads in a gap."""

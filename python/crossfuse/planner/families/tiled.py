@@ -234,9 +234,10 @@ class TiledKernel(PhasedKernel):
         down = choose(self.stacked, self.size, 1)
         beside = self.across * choose(self.stacked | self.split, 1, self.size)
         made = (self.columns, shape.n, item)
-        return self._phase(
+        found = self._phase(
             shape, made, shape.k, self.split, (down, beside), shape.products, staged=self.staged
         )
+        return replace(found, functions=shape.functions)
 
     def rules_of_first(self, shape: Shape, device: Device) -> tuple[TileRule, ...]:
         """Conditions on the tiles of the first products."""

@@ -250,6 +250,7 @@ class PartedKernel(TileKernel):
             left_sharers=sharing,
             copies=1 + shape.products * copies_of(shape, width, 1),
             readers=readers,
+            functions=shape.functions,
         )
 
     def second_phase(self, shape: Shape, columns: Count, share: Count) -> Phase:

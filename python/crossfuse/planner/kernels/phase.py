@@ -83,6 +83,8 @@ class Phase:
     #: Whether it makes slices that the cluster gathers, or an intermediate in registers.
     gathers: bool = False
     keeps: bool = False
+    #: Cycles of the functions of a warp's results, see `crossfuse.planner.chain.spec.Product`.
+    functions: Count = 0
 
     @property
     def warpgroups(self) -> Count:
