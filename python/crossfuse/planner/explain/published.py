@@ -28,6 +28,7 @@ import numpy as np
 
 from crossfuse.hardware import Device
 from crossfuse.planner.chain.spec import Chain, Tensor
+from crossfuse.planner.kernels import arrays
 from crossfuse.planner.kernels.shape import Step
 
 #: Blocks are multiples of this: the columns of the smallest tile that tensor cores like.
@@ -114,11 +115,8 @@ def grid(choices: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
 
     Counts are float64, see `crossfuse.planner.counts`.
     """
-    values = [np.asarray(each, dtype=np.float64) for each in choices.values()]
-    return {
-        name: each.ravel()
-        for name, each in zip(choices, np.meshgrid(*values, indexing="ij"), strict=True)
-    }
+    values = arrays.grid(*(tuple(map(float, each)) for each in choices.values()))
+    return dict(zip(choices, values, strict=True))
 
 
 def chosen(extents: Extents, keep: np.ndarray) -> dict[str, np.ndarray]:

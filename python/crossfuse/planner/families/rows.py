@@ -30,6 +30,7 @@ from crossfuse.hardware import Device
 from crossfuse.planner.cascade.shape import CascadeShape, RowsProduct
 from crossfuse.planner.cost.estimate import (
     OF_ROWS,
+    active_clusters,
     corrected,
     ingest_speed,
     memory_speed,
@@ -343,8 +344,7 @@ def rows_estimate(
     `kernel` is one candidate, or many as arrays; `chunked` rows are made chunk by chunk.
     """
     found = corrected(kernel, product.shape, device, replace(rates, own=()))
-    active = least(kernel.clusters(product.shape, device)[0], resident(device, kernel.cluster))
-    ctas = active * kernel.cluster
+    ctas = active_clusters(kernel, product.shape, device) * kernel.cluster
     # Rings of tiles wait for rows: what begins is a kernel that loads rows.
     start = start_time(rates, kernel.cluster, ctas, OF_ROWS)
     found = replace(found, terms={**found.terms, "start": _plain(start)})
