@@ -19,11 +19,11 @@ from crossfuse.planner.chain.build import (
     matrix_chain,
 )
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.dataflow.movement import Machine, movement
-from crossfuse.planner.dataflow.schedules import kept, read_schedule
-from crossfuse.planner.dataflow.tiling import Tiling
 from crossfuse.planner.extract.chain import chain_from
 from crossfuse.workload import parse, prim_func
+from study.dataflow.movement import Machine, movement
+from study.dataflow.schedules import kept, read_schedule
+from study.dataflow.tiling import Tiling
 
 SOFTMAX = (Reduced("most", "max", ("column",)), Reduced("total", "sum", ("column",)))
 OWN, SHARED = Operand(2, batched=True), Operand(2)

@@ -269,9 +269,6 @@ def _twice(names: Iterable[str]) -> str:
     return ""
 
 
-__all__ = ["Chain", "Dim", "Product", "Reduction", "Tensor"]
-
-
 @dataclass(frozen=True)
 class Chain:
     """Products in order; the left operand of each, but of the first, is what the one before made.

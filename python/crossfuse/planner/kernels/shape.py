@@ -180,6 +180,15 @@ def all_kept(rules: Sequence[TileRule]) -> Flag:
     return reduce(and_, (each.keeps for each in rules), start)
 
 
+def narrowed(left: np.ndarray, rules: Sequence[TileRule]) -> tuple[tuple[Step, ...], np.ndarray]:
+    """How many flagged candidates each rule in turn leaves, and flags of those that keep all."""
+    steps = []
+    for rule in rules:
+        left = left & np.asarray(rule.keeps, bool)
+        steps.append(Step(rule.name, rule.text, int(np.count_nonzero(left))))
+    return tuple(steps), left
+
+
 # Division of a reduction, or of a sum of parts, among CTAs.
 
 #: Neighbours that a thread adds at once.

@@ -7,28 +7,25 @@ hardware-friendly" have several readings; the counts tell them apart, all but th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from crossfuse.hardware import Device
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.dataflow.cluster import legal_cluster
-from crossfuse.planner.dataflow.schedules import LoopSchedule
-from crossfuse.planner.space.count import (
+from crossfuse.planner.explain.published import (
     CLUSTER_EXTENTS,
-    PUBLISHED,
-    R1,
     Extents,
+    LoopSchedule,
     Room,
-    Rule,
-    count,
     ctas_of,
     divides,
     grid,
     published,
     sum_before_use,
 )
+from study.dataflow.cluster import legal_cluster
+from study.dataflow.rules import PUBLISHED, R1, Rule, count
 
 
 @dataclass(frozen=True)
@@ -152,7 +149,7 @@ def without_clusters(chain: Chain, device: Device) -> int:
     One CTA a cluster, tiles by R1, k walked innermost; one tile of each input, and the sums of one
     tile of the intermediate, in shared memory.
     """
-    domain = published(chain, cluster_extents=CLUSTER_EXTENTS[:1])
+    domain = replace(published(chain), clusters=grid(dict.fromkeys(chain.extents, (1,))))
     rules = (
         R1,
         Rule("R3", "k innermost", "schedule", innermost),

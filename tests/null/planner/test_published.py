@@ -10,18 +10,18 @@ import pytest
 from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
 from crossfuse.planner.chain.build import matrix_chain
-from crossfuse.planner.dataflow.schedules import loop_schedules
-from crossfuse.planner.space.count import (
+from crossfuse.planner.explain.published import (
     CLUSTER_EXTENTS,
-    PUBLISHED,
-    R1,
-    R5,
+    Room,
     count,
     ctas_of,
     live,
+    loop_schedules,
     published,
 )
-from study.readings import readings, tied_tiles, without_clusters
+from study.dataflow.readings import readings, tied_tiles, without_clusters
+from study.dataflow.rules import PUBLISHED, R1, R5
+from study.dataflow.rules import count as count_by
 
 H100 = device("nvidia-h100")
 #: The example that FlashFuser prints its counts for: GPT-6.7B at 256 rows.
@@ -82,7 +82,7 @@ def by_hand(widths: list[int], rows: int) -> list[int]:
             )
             block = {name: np.array([each]) for name, each in zip(names, tile, strict=True)}
             room = {
-                ctas: bool(R5.keep(chain, H100, schedule, block, np.array([ctas])))
+                ctas: bool(Room()(chain, H100, schedule, block, np.array([ctas])))
                 for ctas in (2, 4, 8, 16)
             }
             for size in sizes:
@@ -99,28 +99,29 @@ def by_hand(widths: list[int], rows: int) -> list[int]:
 def test_counting_is_walking(rows: int, widths: list[int]) -> None:
     chain = matrix_chain(rows, widths)
     assert [each.candidates for each in count(chain, H100)] == by_hand(widths, rows)
+    assert count_by(chain, H100) == count(chain, H100)
 
 
 def test_room_binds_on_wide_chains() -> None:
     """A stripe of 64 x 16384 sums has room in 32 CTAs, not in 16."""
     blocks = {dim: np.array([16, 64]) for dim in EXAMPLE.extents}
     walked = next(each for each in loop_schedules(list("mknl")) if str(each) == "m | l n k")
-    kept = R5.keep(EXAMPLE, H100, walked, blocks, np.array([16, 16]))
+    kept = Room()(EXAMPLE, H100, walked, blocks, np.array([16, 16]))
     assert kept.tolist() == [True, False]
     assert live(EXAMPLE, walked, EXAMPLE.tensor("C"), blocks, 1).tolist() == [
         16 * 16384,
         64 * 16384,
     ]
     narrow = next(each for each in loop_schedules(list("mknl")) if str(each) == "m | n l k")
-    assert R5.keep(EXAMPLE, H100, narrow, blocks, np.array([2, 2])).tolist() == [True, False]
+    assert Room()(EXAMPLE, H100, narrow, blocks, np.array([2, 2])).tolist() == [True, False]
 
 
 def test_room_of_many_sizes_is_that_of_each() -> None:
     blocks = {dim: np.array([16, 64, 256, 1024]) for dim in EXAMPLE.extents}
     sizes = np.array([1, 2, 4, 8, 16])
     for schedule in loop_schedules(list("mknl")):
-        found = R5.keep(EXAMPLE, H100, schedule, blocks, sizes[:, None])
-        each = [R5.keep(EXAMPLE, H100, schedule, blocks, np.full(4, size)) for size in sizes]
+        found = Room()(EXAMPLE, H100, schedule, blocks, sizes[:, None])
+        each = [Room()(EXAMPLE, H100, schedule, blocks, np.full(4, size)) for size in sizes]
         assert np.array_equal(found, each)
 
 
@@ -137,12 +138,12 @@ def test_longer_chains_are_counted_by_the_same_rules() -> None:
 def test_a_count_needs_no_candidates() -> None:
     """8 dims of 4096: 1e29 candidates and more are counted at once."""
     chain = matrix_chain(4096, [4096] * 7)
-    assert count(chain, H100, [])[0].candidates > 10**29
+    assert count_by(chain, H100, [])[0].candidates > 10**29
 
 
 def test_rules_out_of_order_are_refused() -> None:
     with pytest.raises(PlanRefused) as caught:
-        count(EXAMPLE, H100, (R5, R1))
+        count_by(EXAMPLE, H100, (R5, R1))
     assert "rule R1: found on 'block' after a rule on 'room'" in str(caught.value)
     assert "on one of block, cluster, schedule, room, those on room last" in str(caught.value)
 

@@ -9,10 +9,11 @@ import numpy as np
 
 from crossfuse.planner.chain.build import PARTS, Further, matrix_chain
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.dataflow.cluster import legal_cluster
-from crossfuse.planner.dataflow.schedules import LoopSchedule, Residency, kept, recomputed
-from crossfuse.planner.dataflow.tiling import PIECE, Tiling
-from crossfuse.planner.space.relaxations import Group
+from crossfuse.planner.explain.published import LoopSchedule
+from study.dataflow.cluster import legal_cluster
+from study.dataflow.relaxations import Group
+from study.dataflow.schedules import Residency, kept, recomputed
+from study.dataflow.tiling import PIECE, Tiling
 
 
 @dataclass(frozen=True)

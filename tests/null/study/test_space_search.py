@@ -11,21 +11,20 @@ from crossfuse.errors import ArgumentRefused, PlanRefused
 from crossfuse.hardware import device
 from crossfuse.planner.chain.build import chain_of, matrix_chain
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.dataflow.cluster import legal_cluster
-from crossfuse.planner.dataflow.movement import MEMORIES, Machine, movement
-from crossfuse.planner.dataflow.schedules import kept, loop_schedules
-from crossfuse.planner.dataflow.tiling import Tiling
-from crossfuse.planner.space.count import (
-    PUBLISHED,
+from crossfuse.planner.explain.published import (
     blocks_of,
     chosen,
     count,
     grid,
-    narrowed,
+    loop_schedules,
     published,
     sum_before_use,
 )
-from crossfuse.planner.space.relaxations import (
+from crossfuse.workload import parse
+from null.study.chains import pieces, random_case
+from study.dataflow.cluster import legal_cluster
+from study.dataflow.movement import MEMORIES, Machine, movement
+from study.dataflow.relaxations import (
     RELAXATIONS,
     Batch,
     Group,
@@ -35,16 +34,10 @@ from crossfuse.planner.space.relaxations import (
     groups_of,
     relaxation,
 )
-from crossfuse.planner.space.search import (
-    Candidate,
-    Roof,
-    idle_loops,
-    least_bytes,
-    search,
-    spatial_twin,
-)
-from crossfuse.workload import parse
-from null.planner.chains import pieces, random_case
+from study.dataflow.rules import PUBLISHED, narrowed
+from study.dataflow.schedules import kept
+from study.dataflow.search import Candidate, Roof, idle_loops, least_bytes, search, spatial_twin
+from study.dataflow.tiling import Tiling
 
 H100 = device("nvidia-h100")
 L2 = Machine(H100.l2_bytes)
@@ -216,7 +209,7 @@ def ruled(chain: Chain) -> tuple[Group, ...]:
     clusters = chosen(domain.clusters, keep)
     room = [each for each in PUBLISHED if each.on == "room"]
     residencies = {each: kept(chain, each) for each in domain.schedules}
-    return combined(chain, H100, "published", residencies, room, domain.tiles(), clusters)
+    return combined(chain, H100, "published", residencies, room, grid(domain.blocks), clusters)
 
 
 def test_the_published_family_is_the_published_space_less_what_cannot_run() -> None:

@@ -7,10 +7,10 @@ import pytest
 from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
 from crossfuse.planner.chain.build import matrix_chain
-from crossfuse.planner.dataflow.movement import Machine
-from crossfuse.planner.space.relaxations import RELAXATIONS, groups_of
-from crossfuse.planner.space.search import Roof, search
-from study.cut import cut, cuts
+from study.dataflow.cut import cut, cuts
+from study.dataflow.movement import Machine
+from study.dataflow.relaxations import RELAXATIONS, groups_of
+from study.dataflow.search import Roof, search
 
 H100 = device("nvidia-h100")
 

@@ -9,7 +9,7 @@ import pytest
 
 from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
-from study.placement import PLACES, Capacities, Need, capacities, place
+from study.dataflow.placement import PLACES, Capacities, Need, capacities, place
 
 
 def where(**places: int) -> dict[str, int]:

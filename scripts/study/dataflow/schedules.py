@@ -1,59 +1,16 @@
-"""Loop schedules: which dims are laid out in space, and the order of those that are walked in time.
+"""Loop schedules as text, and how long tensors stay where they are used.
 
-```
-m n | l k      m and n are spatial: clusters stand along them, each with one tile of both
-               l and k are temporal: a cluster walks them, l outside k
-```
-
-Spatial dims have no order, since their tiles exist side by side. Of d dims, s are spatial in
-C(d, s) ways, and the others are walked in (d - s)! orders. One dim at least is spatial: with none,
-the grid is one cluster and all other multiprocessors idle. So the d! orders of s = 0 are not
-counted; everything in space is, with nothing left to order. For two products over m, n, k, l this
-gives 4 * 3! + 6 * 2! + 4 * 1! + 1 * 0! = 41.
+What a schedule is stands in `crossfuse.planner.explain.published`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import combinations, permutations
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import Chain, Tensor
-
-
-@dataclass(frozen=True)
-class LoopSchedule:
-    """A partition of the dims into spatial and temporal ones, and an order of the latter."""
-
-    #: Dims along which clusters stand.
-    spatial: tuple[str, ...]
-    #: Temporal dims, outermost first. A *position* is an index into it; ``len(order)`` is inside
-    #: all loops.
-    order: tuple[str, ...]
-
-    def position(self, dim: str) -> int:
-        """Position of a dim; -1, outside all loops, of a spatial one."""
-        return self.order.index(dim) if dim in self.order else -1
-
-    def __str__(self) -> str:
-        """Format as spatial dims, a bar, temporal dims; `read_schedule` reads it back."""
-        return " ".join((*self.spatial, "|", *self.order))
-
-
-def loop_schedules(dims: Sequence[str]) -> Iterator[LoopSchedule]:
-    """List all schedules of some dims, those with few spatial ones first, each once.
-
-    Examples
-    --------
-    >>> [str(each) for each in loop_schedules("mn")]
-    ['m | n', 'n | m', 'm n |']
-    """
-    for count in range(1, len(dims) + 1):
-        for spatial in combinations(dims, count):
-            rest = [each for each in dims if each not in spatial]
-            for order in permutations(rest):
-                yield LoopSchedule(spatial, order)
+from crossfuse.planner.explain.published import LoopSchedule, held, latest
 
 
 def read_schedule(text: str, chain: Chain) -> LoopSchedule:
@@ -114,19 +71,14 @@ class Residency:
 
 def recomputed(chain: Chain, schedule: LoopSchedule) -> Residency:
     """Hold intermediates no longer than must be: Chimera's analysis."""
-    latest = (_latest(chain, schedule, index) for index in range(len(chain.products) - 1))
-    return Residency(dict(zip((each.name for each in chain.intermediates), latest, strict=True)))
+    return Residency(
+        {e.name: latest(chain, schedule, index) for index, e in enumerate(chain.intermediates)}
+    )
 
 
 def kept(chain: Chain, schedule: LoopSchedule) -> Residency:
     """Hold intermediates so long that each cluster makes them once: FlashFuser's analysis."""
-    hold = {}
-    for index, tensor in enumerate(chain.intermediates):
-        # Loops of later products repeat the consumer no more, since its own result is kept.
-        others = set(chain.loops(index + 1)) - set(tensor.dims)
-        outside = [each for each in map(schedule.position, others) if each >= 0]
-        hold[tensor.name] = min([_latest(chain, schedule, index), *outside])
-    return Residency(hold)
+    return Residency(held(chain, schedule))
 
 
 def check_residency(chain: Chain, schedule: LoopSchedule, residency: Residency) -> None:
@@ -141,21 +93,15 @@ def check_residency(chain: Chain, schedule: LoopSchedule, residency: Residency) 
             limit = f"0 to {len(schedule.order)}, for one of " + ", ".join(sorted(names))
             raise _refused(f"hold of {name}", position, limit, "leave it out to hold one tile")
     for index, tensor in enumerate(chain.intermediates):
-        latest, found = _latest(chain, schedule, index), residency.position(tensor, schedule)
-        if found > latest:
+        last, found = latest(chain, schedule, index), residency.position(tensor, schedule)
+        if found > last:
             reduction = chain.products[index].reduction
-            limit = f"{latest}, outside the loop over {reduction!r}, before which no tile is made"
-            raise _refused(f"hold of {tensor.name}", found, limit, f"write {latest} or less")
+            limit = f"{last}, outside the loop over {reduction!r}, before which no tile is made"
+            raise _refused(f"hold of {tensor.name}", found, limit, f"write {last} or less")
     known = {each.name for each in chain.intermediates}
     for name in sorted(residency.grid_wide - known):
         limit = "intermediates: " + (", ".join(sorted(known)) or "there are none")
         raise _refused("grid_wide", name, limit, "leave it out; inputs are in HBM for all clusters")
-
-
-def _latest(chain: Chain, schedule: LoopSchedule, index: int) -> int:
-    """Innermost position from which a product's result can be held."""
-    position = schedule.position(chain.products[index].reduction)
-    return position if position >= 0 else len(schedule.order)
 
 
 def _refused(where: str, found: object, limit: str, instead: str) -> Exception:

@@ -16,7 +16,7 @@ apart         gate and up on two CTAs                               yes  yes  ye
 ```
 
 Products with clusters of different shapes are chains of their own, see
-``scripts/study/cut.py``.
+``scripts/study/dataflow/cut.py``.
 """
 
 from __future__ import annotations
@@ -30,33 +30,27 @@ from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.chain.spec import TERMS, Chain
 from crossfuse.planner.counts import ceil_div
-from crossfuse.planner.dataflow.cluster import MAX_CLUSTER, legal_cluster
-from crossfuse.planner.dataflow.schedules import (
-    LoopSchedule,
-    Residency,
-    kept,
-    loop_schedules,
-    recomputed,
-)
-from crossfuse.planner.dataflow.tiling import PIECE, Tiling
-from crossfuse.planner.space.count import (
+from crossfuse.planner.explain.published import (
     CLUSTER_EXTENTS,
-    STEP,
     Extents,
+    LoopSchedule,
     Room,
-    Rule,
     blocks_of,
     chosen,
     columns_in_a_cluster,
     ctas_of,
     grid,
+    loop_schedules,
     sum_before_use,
-    with_room,
 )
+from study.dataflow.cluster import MAX_CLUSTER, legal_cluster
+from study.dataflow.rules import Rule, with_room
+from study.dataflow.schedules import Residency, kept, recomputed
+from study.dataflow.tiling import PIECE, Tiling
 
 # Candidates as arrays: all of one schedule and residency together, in pieces.
 #
-# A piece is what `crossfuse.planner.dataflow.movement` analyses at once. Tiles and clusters that
+# A piece is what `study.dataflow.movement` analyses at once. Tiles and clusters that
 # are left are combined only here, and a piece at a time: a million candidates of four dims would
 # take 64 MB, of which a piece has one.
 
@@ -146,23 +140,23 @@ def combined(
 ROWS, COLUMNS = 64, 256
 
 
-def dividing(chain: Chain, step: int = STEP) -> dict[str, tuple[int, ...]]:
+def dividing(chain: Chain) -> dict[str, tuple[int, ...]]:
     """Extents that divide, by dim; one step for dims that are smaller."""
     return {
         dim: tuple(each for each in blocks if chain.extents[dim] % each == 0) or blocks[:1]
-        for dim, blocks in blocks_of(chain, step).items()
+        for dim, blocks in blocks_of(chain).items()
     }
 
 
-def even(chain: Chain, step: int = STEP) -> dict[str, tuple[int, ...]]:
+def even(chain: Chain) -> dict[str, tuple[int, ...]]:
     """Extents that no other one makes redundant, by dim, ascending, including those that divide.
 
-    There are about 2 sqrt(extent / step) of them, where there are extent / step in all.
+    There are about 2 sqrt(extent / 16) of them, where there are extent / 16 in all.
     """
     sizes = _instructions(chain)
     return {
         dim: _smallest(chain.extents[dim], blocks, sizes.get(dim, 0))
-        for dim, blocks in blocks_of(chain, step).items()
+        for dim, blocks in blocks_of(chain).items()
     }
 
 

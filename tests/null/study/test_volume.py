@@ -11,15 +11,12 @@ import pytest
 
 from crossfuse.planner.chain.build import matrix_chain
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.dataflow.schedules import (
-    LoopSchedule,
-    check_residency,
-    kept,
-    loop_schedules,
-    recomputed,
-)
-from crossfuse.planner.dataflow.tiling import LEVELS, Tiling, check_tiling, grains
-from crossfuse.planner.dataflow.volume import (
+from crossfuse.planner.explain.published import LoopSchedule, loop_schedules
+from null.study.chains import Case, random_case, random_chain, random_residency, random_tiling
+from null.study.simulator import Walk
+from study.dataflow.schedules import check_residency, kept, recomputed
+from study.dataflow.tiling import LEVELS, Tiling, check_tiling, grains
+from study.dataflow.volume import (
     Nest,
     elements_made,
     elements_moved,
@@ -27,8 +24,6 @@ from crossfuse.planner.dataflow.volume import (
     operand_reads,
     region_elements,
 )
-from null.planner.chains import Case, random_case, random_chain, random_residency, random_tiling
-from null.planner.simulator import Walk
 
 #: Random cases of each length and level.
 CASES = 120 * (10 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 1)

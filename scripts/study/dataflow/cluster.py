@@ -33,13 +33,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from crossfuse.errors import PlanRefused, RefusedError, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.chain.spec import TERMS, Chain
-from crossfuse.planner.counts import Count, Flag, floor_div, most
+from crossfuse.planner.counts import Count, Flag, most
 
 #: CTAs in a cluster at most, with the launch attribute for sizes beyond 8.
 MAX_CLUSTER = Device.max_cluster
+
+
+def floor_div(count: Count, size: Count) -> Count:
+    """Number of `size` that fit into `count`."""
+    if isinstance(count, np.ndarray) or isinstance(size, np.ndarray):
+        return np.floor(np.divide(count, size))
+    return count // size
 
 
 @dataclass(frozen=True)

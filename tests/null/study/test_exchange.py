@@ -10,18 +10,19 @@ import pytest
 from crossfuse.errors import PlanRefused
 from crossfuse.planner.chain.build import matrix_chain
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.dataflow.cluster import cluster_lanes
-from crossfuse.planner.dataflow.movement import METHODS, combined_bytes, exchanges
-from crossfuse.planner.dataflow.schedules import kept, loop_schedules
-from crossfuse.planner.dataflow.tiling import Tiling
-from crossfuse.planner.dataflow.volume import elements_made, elements_moved, nests
-from null.planner.chains import random_case, random_tiling
-from null.planner.exchange_simulator import (
+from crossfuse.planner.explain.published import loop_schedules
+from null.study.chains import random_case, random_tiling
+from null.study.exchange_simulator import (
     Wires,
     all_exchanged,
     scatter,
     shuffled,
 )
+from study.dataflow.cluster import cluster_lanes
+from study.dataflow.movement import METHODS, combined_bytes, exchanges
+from study.dataflow.schedules import kept
+from study.dataflow.tiling import Tiling
+from study.dataflow.volume import elements_made, elements_moved, nests
 
 FFN = matrix_chain(128, [768, 3072, 768])
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from crossfuse.planner.dataflow.cluster import Lanes
+from study.dataflow.cluster import Lanes
 
 Element = tuple[int, ...]
 

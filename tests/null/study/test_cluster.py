@@ -10,16 +10,16 @@ import pytest
 
 from crossfuse.errors import PlanRefused
 from crossfuse.planner.chain.build import matrix_chain
-from crossfuse.planner.dataflow.cluster import (
+from null.study.chains import random_case, random_chain, random_cluster
+from null.study.exchange_simulator import columns_of
+from study.dataflow.cluster import (
     Lanes,
     check_cluster,
     cluster_lanes,
     legal_cluster,
     row_lanes,
 )
-from crossfuse.planner.dataflow.tiling import Grain, grains
-from null.planner.chains import random_case, random_chain, random_cluster
-from null.planner.exchange_simulator import columns_of
+from study.dataflow.tiling import Grain, grains
 
 FFN = matrix_chain(128, [768, 3072, 768])
 

@@ -16,11 +16,12 @@ from crossfuse.calls import AtLeastOne, checked
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.counts import ceil_div
-from crossfuse.planner.dataflow.movement import Machine, Movement, arrivals, movement, through_l2
-from crossfuse.planner.dataflow.schedules import LoopSchedule, Residency
-from crossfuse.planner.dataflow.tiling import PIECE, Tiling
-from crossfuse.planner.dataflow.volume import nests
-from crossfuse.planner.space.relaxations import Group, candidates_of
+from crossfuse.planner.explain.published import LoopSchedule
+from study.dataflow.movement import Machine, Movement, arrivals, movement, through_l2
+from study.dataflow.relaxations import Group, candidates_of
+from study.dataflow.schedules import Residency
+from study.dataflow.tiling import PIECE, Tiling
+from study.dataflow.volume import nests
 
 # Roofline as a simple cost model: bytes of each level over its bandwidth, and the largest of them.
 
@@ -30,11 +31,11 @@ class Roof:
     """Roofline: levels overlap entirely, and each runs at its bandwidth (Chimera's objective)."""
 
     #: Bytes in a microsecond of all SMs together, by level of
-    #: `crossfuse.planner.dataflow.movement.MEMORIES`; levels that are absent cost nothing.
+    #: `study.dataflow.movement.MEMORIES`; levels that are absent cost nothing.
     bandwidths: Mapping[str, float]
 
     def score(self, moved: Movement, group: Group, tiling: Tiling) -> np.ndarray:
-        """Microseconds of each candidate, for `crossfuse.planner.space.search.search`."""
+        """Microseconds of each candidate, for `study.dataflow.search.search`."""
         times = [moved.total(level) / width for level, width in self.bandwidths.items()]
         return np.maximum.reduce([np.asarray(each) for each in np.broadcast_arrays(*times)])
 
@@ -48,7 +49,7 @@ class Roof:
 #               the bandwidths, is more than the time of the best few so far.
 # ```
 #
-# The third one is in `crossfuse.planner.space.relaxations`: extents that another one makes needless
+# The third one is in `study.dataflow.relaxations`: extents that another one makes needless
 # are left out before anything is combined.
 
 #: Keeps nothing, which does not matter to what goes through L2 and into shared memory.
@@ -184,7 +185,7 @@ def search(
     score : Callable
         Of (Movement, Group, Tiling) to an array: the cost model. Called from several threads.
     machine : Machine
-        See `crossfuse.planner.dataflow.movement.movement`.
+        See `study.dataflow.movement.movement`.
     keep : int
         Candidates to return at most.
     bounds : Sequence[Bound]
@@ -209,7 +210,7 @@ def search(
     --------
     >>> from crossfuse.hardware import device
     >>> from crossfuse.planner.chain.build import matrix_chain
-    >>> from crossfuse.planner.space.relaxations import relaxation, groups_of
+    >>> from study.dataflow.relaxations import relaxation, groups_of
     >>> chain = matrix_chain(64, [32, 64, 32])  # M, then K, N and L
     >>> groups = groups_of(chain, device("nvidia-h100"), relaxation("published"))
     >>> machine = Machine(l2_bytes=50 * 2**20)

@@ -6,12 +6,12 @@ import numpy as np
 
 from crossfuse.hardware import device
 from crossfuse.planner.chain.build import matrix_chain
-from crossfuse.planner.dataflow.movement import Machine, movement
-from crossfuse.planner.dataflow.schedules import Residency, kept, read_schedule
-from crossfuse.planner.dataflow.tiling import Tiling
-from crossfuse.planner.dataflow.volume import nests
-from null.planner.chains import random_case
-from study.placement import Capacities, Need, capacities, needs_of, place, spilled
+from null.study.chains import random_case
+from study.dataflow.movement import Machine, movement
+from study.dataflow.placement import Capacities, Need, capacities, needs_of, place, spilled
+from study.dataflow.schedules import Residency, kept, read_schedule
+from study.dataflow.tiling import Tiling
+from study.dataflow.volume import nests
 
 H100 = device("nvidia-h100")
 G5 = matrix_chain(128, [4096, 16384, 4096])

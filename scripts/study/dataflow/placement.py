@@ -27,10 +27,11 @@ from dataclasses import dataclass
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.counts import Count, Share, floor_div, least, most
-from crossfuse.planner.dataflow.cluster import cluster_lanes
-from crossfuse.planner.dataflow.schedules import Residency
-from crossfuse.planner.dataflow.volume import ACCUMULATOR, Nest, region_elements, sums_of
+from crossfuse.planner.counts import Count, Share, least, most
+from crossfuse.planner.explain.published import ACCUMULATOR
+from study.dataflow.cluster import cluster_lanes, floor_div
+from study.dataflow.schedules import Residency
+from study.dataflow.volume import Nest, region_elements, sums_of
 
 PLACES = ("registers", "shared", "dsm", "l2", "hbm")
 _REGISTER = 4
@@ -216,7 +217,7 @@ def needs_of(
     cluster : Mapping[str, Count]
         CTAs along each dim.
     made : tuple[Nest, ...]
-        Nests of CTAs, see `crossfuse.planner.dataflow.volume.nests`.
+        Nests of CTAs, see `study.dataflow.volume.nests`.
     residency : Residency
         As for the nests.
     ctas : Count
@@ -257,12 +258,12 @@ def spilled(
     needs : Sequence[Need]
         From `needs_of`.
     placed : Mapping[str, Mapping[str, Count]]
-        From `study.placement.place`.
+        From `study.dataflow.placement.place`.
 
     Returns
     -------
     dict[str, Share]
-        By intermediate, 0 to 1, for `crossfuse.planner.dataflow.movement.Machine`.
+        By intermediate, 0 to 1, for `study.dataflow.movement.Machine`.
     """
     known = {each.name for each in chain.intermediates}
     return {

@@ -10,13 +10,13 @@ from crossfuse.hardware import device
 from crossfuse.planner.chain.build import Layer, Operand, Reduced, assemble, chain_of, matrix_chain
 from crossfuse.planner.chain.spec import Chain, Reduction
 from crossfuse.planner.counts import Count
-from crossfuse.planner.dataflow.movement import Machine, movement
-from crossfuse.planner.dataflow.schedules import Residency, check_residency, kept, read_schedule
-from crossfuse.planner.dataflow.tiling import Tiling, check_tiling, grains
-from crossfuse.planner.dataflow.volume import Nest, nests, region_elements
 from crossfuse.workload import lookup, parse
-from null.planner.chains import compulsory, random_case
-from study.placement import accumulators, gathered
+from null.study.chains import compulsory, random_case
+from study.dataflow.movement import Machine, movement
+from study.dataflow.placement import accumulators, gathered
+from study.dataflow.schedules import Residency, check_residency, kept, read_schedule
+from study.dataflow.tiling import Tiling, check_tiling, grains
+from study.dataflow.volume import Nest, nests, region_elements
 
 H100 = Machine(device("nvidia-h100").l2_bytes)
 G4 = matrix_chain(128, [768, 3072, 768])

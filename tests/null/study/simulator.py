@@ -14,8 +14,9 @@ from itertools import product as combinations
 from math import prod
 
 from crossfuse.planner.chain.spec import Chain, Tensor
-from crossfuse.planner.dataflow.schedules import LoopSchedule, Residency
-from crossfuse.planner.dataflow.tiling import Tiling, grains
+from crossfuse.planner.explain.published import LoopSchedule
+from study.dataflow.schedules import Residency
+from study.dataflow.tiling import Tiling, grains
 
 _Steps = dict[str, int]
 

@@ -21,15 +21,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from crossfuse.calls import checked
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import TERMS, Chain, Tensor
-from crossfuse.planner.counts import Count, Flag, Share, ceil_div, choose, part
-from crossfuse.planner.dataflow.cluster import cluster_lanes
-from crossfuse.planner.dataflow.schedules import LoopSchedule, Residency
-from crossfuse.planner.dataflow.tiling import LEVELS, Tiling
-from crossfuse.planner.dataflow.volume import (
-    ACCUMULATOR,
+from crossfuse.planner.counts import Count, Flag, Share, ceil_div, choose
+from crossfuse.planner.explain.published import ACCUMULATOR, LoopSchedule
+from study.dataflow.cluster import cluster_lanes
+from study.dataflow.schedules import Residency
+from study.dataflow.tiling import LEVELS, Tiling
+from study.dataflow.volume import (
     Nest,
     elements_made,
     elements_moved,
@@ -139,7 +141,7 @@ def _in_memory(elements: Count, tensor: Tensor) -> Count:
 
 # Traffic between the CTAs of a cluster, and what clusters add through L2.
 #
-# With the letters of `crossfuse.planner.dataflow.cluster`, e elements of a tile, b bytes of one as
+# With the letters of `study.dataflow.cluster`, e elements of a tile, b bytes of one as
 # stored and a bytes of a partial sum:
 #
 # ```
@@ -312,8 +314,8 @@ def movement(
     Examples
     --------
     >>> from crossfuse.planner.chain.build import chain_of
-    >>> from crossfuse.planner.dataflow.schedules import kept
-    >>> from crossfuse.planner.dataflow.schedules import read_schedule
+    >>> from study.dataflow.schedules import kept
+    >>> from study.dataflow.schedules import read_schedule
     >>> from crossfuse.workload import parse
     >>> chain = chain_of(parse("gemm_chain:M=128,K=768,N=3072,L=768"))
     >>> schedule = read_schedule("m n | l k", chain)
@@ -402,11 +404,18 @@ def _handed_on(
     read = elements_moved(made[index + 1], tensor.dims, len(made[0].schedule.order)) * tensor.item
     whole = written * tensor.item + read
     if tensor.name not in residency.grid_wide:
-        whole = part(whole, machine.spilled.get(tensor.name, 0))
+        whole = _part(whole, machine.spilled.get(tensor.name, 0))
     if reduction not in made[0].schedule.spatial:
         return whole
     parts = written * ACCUMULATOR * len(chain.products[index].rights)
     return choose(made[index].grains[reduction].tiles > 1, parts + read, whole)
+
+
+def _part(count: Count, share: Share) -> Count:
+    """A share of a count, rounded to a whole number."""
+    if isinstance(count, np.ndarray) or isinstance(share, np.ndarray):
+        return np.rint(count * share)
+    return round(count * share)
 
 
 def _moved(nest: Nest, tensor: Tensor, residency: Residency) -> Count:

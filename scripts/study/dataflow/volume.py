@@ -29,9 +29,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from crossfuse.planner.chain.spec import TERMS, Chain, refuse_reductions
-from crossfuse.planner.counts import Count, Flag, ceil_div, choose, floor_div
-from crossfuse.planner.dataflow.schedules import LoopSchedule, Residency
-from crossfuse.planner.dataflow.tiling import Grain, Tiling, View, grains
+from crossfuse.planner.counts import Count, Flag, ceil_div, choose
+from crossfuse.planner.explain.published import LoopSchedule
+from study.dataflow.cluster import floor_div
+from study.dataflow.schedules import Residency
+from study.dataflow.tiling import Grain, Tiling, View, grains
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Nest:
 def nests(
     chain: Chain, schedule: LoopSchedule, tiling: Tiling, residency: Residency
 ) -> dict[str, tuple[Nest, ...]]:
-    """Make the nest of each product at each of `crossfuse.planner.dataflow.tiling.LEVELS`.
+    """Make the nest of each product at each of `study.dataflow.tiling.LEVELS`.
 
     The candidates must pass `check_tiling` and `check_residency`. Chains with reductions that are
     no products are refused: nothing says what they move.
@@ -97,7 +99,7 @@ def elements_moved(nest: Nest, dims: tuple[str, ...], hold: int, *, first: bool 
     """Count the elements of an operand or result that move in or out of the units of a level.
 
     They are of all units together, over the whole run. `hold` is the tensor's position, see
-    `crossfuse.planner.dataflow.schedules`. With `first`, only the first time that a unit has an
+    `study.dataflow.schedules`. With `first`, only the first time that a unit has an
     element counts.
     """
     schedule, count = nest.schedule, _side_by_side(nest, dims)
@@ -169,9 +171,6 @@ def operand_reads(nest: Nest, dims: tuple[str, ...], pieces: Mapping[str, int]) 
 
 
 # Footprints of tiles and held regions in one unit of a level.
-
-#: Bytes of a partial sum.
-ACCUMULATOR = 4
 
 
 def region_elements(nest: Nest, dims: tuple[str, ...], hold: int) -> Count:

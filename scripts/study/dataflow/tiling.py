@@ -28,8 +28,8 @@ import numpy as np
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.counts import Count, ceil_div, least
-from crossfuse.planner.dataflow.cluster import check_cluster, cluster_lanes
-from crossfuse.planner.dataflow.schedules import LoopSchedule
+from crossfuse.planner.explain.published import LoopSchedule
+from study.dataflow.cluster import check_cluster, cluster_lanes
 
 LEVELS = ("cta", "cluster", "grid")
 #: Candidates that are analysed at once: an array of them has 128 KiB.

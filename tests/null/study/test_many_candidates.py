@@ -7,11 +7,12 @@ import pytest
 
 from crossfuse.hardware import device
 from crossfuse.planner.chain.build import matrix_chain
-from crossfuse.planner.counts import ceil_div, floor_div
-from crossfuse.planner.dataflow.movement import MEMORIES, Machine, Movement, movement
-from crossfuse.planner.dataflow.schedules import kept, read_schedule, recomputed
-from crossfuse.planner.dataflow.tiling import Tiling
-from null.planner.chains import compulsory, random_tiling
+from crossfuse.planner.counts import ceil_div
+from null.study.chains import compulsory, random_tiling
+from study.dataflow.cluster import floor_div
+from study.dataflow.movement import MEMORIES, Machine, Movement, movement
+from study.dataflow.schedules import kept, read_schedule, recomputed
+from study.dataflow.tiling import Tiling
 
 H100 = Machine(device("nvidia-h100").l2_bytes)
 G4 = matrix_chain(128, [768, 3072, 768])
