@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP, Device
@@ -90,8 +90,33 @@ def order_tiles(program: StreamProgram, device: Device) -> TileOrder:
 # The plan of a kernel: all decisions, made before any of it is written.
 
 
+class StreamKernel:
+    """What plans of a stream's kernels have as plans of products do."""
+
+    program: StreamProgram
+    #: States in global memory, which one kernel stores and another one merges.
+    states: BufferSpec | None
+    early: ClassVar[bool] = False
+    fast: ClassVar = False
+    helps: ClassVar = False
+    is_persistent: ClassVar = False
+    row_count: ClassVar = None
+    state: ClassVar[tuple[BufferSpec, ...]] = ()
+    zeroed: ClassVar[tuple[Any, ...]] = ()
+
+    @property
+    def parameters(self) -> tuple[Any, ...]:
+        """Buffers of the function that the kernel takes."""
+        return self.program.parameters
+
+    @property
+    def workspaces(self) -> tuple[BufferSpec, ...]:
+        """Buffers in global memory for one launch of the function."""
+        return () if self.states is None else (self.states,)
+
+
 @dataclass(frozen=True)
-class StreamPlan:
+class StreamPlan(StreamKernel):
     """The decisions of a kernel."""
 
     program: StreamProgram
@@ -118,10 +143,8 @@ class StreamPlan:
     adders: int = 0
     #: What passes between these warpgroups.
     handoff: HandoffLayout | None = None
-    # As plans of products have them.
-    early: ClassVar = False
-    is_persistent: ClassVar = False
-    helps: ClassVar = False
+    #: What a second kernel merges: the states of all tiles of rows; None without one.
+    states: BufferSpec | None = None
 
     @property
     def cluster_size(self) -> int:
@@ -132,18 +155,6 @@ class StreamPlan:
     def receives(self) -> bool:
         """Whether CTAs of a cluster hand their states to one another."""
         return self.mailbox is not None and not self.mailbox.in_memory
-
-    @property
-    def states(self) -> BufferSpec | None:
-        """What a second kernel merges: the states of all tiles of rows; None without one."""
-        if self.mailbox is None or not self.mailbox.in_memory:
-            return None
-        taken = {identifier(each) for each in self.program.parameters}
-        name = "partial_states"
-        while name in taken:
-            name += "_"
-        tiles = prod(each.extent for each in self.program.tile_places)
-        return BufferSpec(name, (tiles, self.mailbox.bytes // 4), "float32", True)
 
     @property
     def sharers(self) -> int:
@@ -236,7 +247,19 @@ def plan_stream(program: StreamProgram, device: Device) -> StreamPlan:
         mailbox=mailbox,
         adders=adders,
         handoff=handoff,
+        states=_plan_states(program, mailbox),
     )
+
+
+def _plan_states(program: StreamProgram, mailbox: Mailbox | None) -> BufferSpec | None:
+    if mailbox is None or not mailbox.in_memory:
+        return None
+    taken = {identifier(each) for each in program.parameters}
+    name = "partial_states"
+    while name in taken:
+        name += "_"
+    tiles = prod(each.extent for each in program.tile_places)
+    return BufferSpec(name, (tiles, mailbox.bytes // 4), "float32", True)
 
 
 def _check_tile(program: StreamProgram) -> None:
