@@ -11,20 +11,18 @@ from collections.abc import Callable
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.distrust_equal_indices import distrust_equal_indices, trust_again
-from crossfuse.lower.flatten_buffers import flatten_buffers
-from crossfuse.lower.intrinsics import is_barrier, is_sync
+from crossfuse.lower.hidden_indices import distrust_equal_indices, flatten_buffers, trust_again
 from crossfuse.lower.keep_nans import keep_nans
+from crossfuse.lower.kernel import parts_of, read_kernel, root_of
 from crossfuse.lower.lower_cluster import bound_registers, launch_clusters, lower_cluster
-from crossfuse.lower.lower_dsm_access import lower_dsm_access
 from crossfuse.lower.lower_merges import lower_merges
-from crossfuse.lower.order_loads import order_loads
-from crossfuse.lower.pack_registers import pack_registers
+from crossfuse.lower.pack_registers import order_loads, pack_registers
 from crossfuse.lower.passes import body_pass, device_text, prim_func_pass, was_lowered
 from crossfuse.lower.place_shared_memory import place_shared_memory
-from crossfuse.lower.slabs import storage_rewrite_elsewhere
+from crossfuse.lower.slabs import is_barrier, is_sync, lower_dsm_access, storage_rewrite_elsewhere
 from crossfuse.lower.tree import is_call
-from crossfuse.lower.verify import verify_ownership, verify_structure, verify_vectors
+from crossfuse.lower.verify.stores import check_global_memory, check_private_buffers
+from crossfuse.lower.verify.structure import check_structure, check_vectors, check_virtual_threads
 from crossfuse.markers import FAST, is_cluster_function
 
 
@@ -81,6 +79,27 @@ def fast_exponentials() -> Any:
     return body_pass("FastExponentials", FAST, lambda body: ir.mutate(body, (ir.Call, change)))
 
 
+def _checking(name: str, applies: Callable[[Any], bool], check: Callable[[Any], None]) -> Any:
+    """Pass: check functions to which that applies, and leave them as they are."""
+
+    def transform(func: Any) -> Any:
+        if applies(func):
+            check(func)
+        return func
+
+    return prim_func_pass(name, transform)
+
+
+def _check_ownership(func: Any) -> None:
+    """Check who touches what, after allocations are placed and before loops are merged."""
+    for part in parts_of(root_of(func).block):
+        kernel = read_kernel(part.body, compacted=False)
+        if kernel.cluster:
+            check_virtual_threads(kernel)
+            check_private_buffers(kernel, part)
+            check_global_memory(kernel)
+
+
 Pipeline = tuple[Any, Callable[[], Any], Callable[[], Any]]
 
 
@@ -115,14 +134,15 @@ def block_passes() -> list[Any]:
     """
     s = ir.s_tir.transform
     return [
-        verify_structure(),
+        # Before TVM renames and moves the loops of the schedule.
+        _checking("VerifyStructure", is_cluster_function, check_structure),
         s.CanonicalizeLoop(),
         lower_merges(),
         s.LowerCrossThreadReduction(),
         s.LowerInitBlock(),
         s.PlanAndUpdateBufferAllocationLocation(),
         s.ConvertBlocksToOpaque(),
-        verify_ownership(),
+        _checking("VerifyOwnership", is_cluster_function, _check_ownership),
         s.LiftThreadBinding(),
         s.ManifestSharedMemoryLocalStage(),
         s.CompactBufferAllocation(),
@@ -186,7 +206,7 @@ def _kernel_passes(options: _Options) -> list[Any]:
         s.LowerThreadAllreduce(),
         *options.when("tirx.use_async_copy", s.InjectPTXAsyncCopy()),
         *options.when("tirx.s_tir.ldg32", s.InjectPTXLDG32()),
-        verify_vectors(),
+        _checking("VerifyVectors", was_lowered, check_vectors),  # after the last rewrite
         drop_markers(),
         place_shared_memory(),
         bound_registers(),

@@ -10,24 +10,36 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.hardware import Device, tvm_target
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.coordinates import declare_coordinates
+from crossfuse.lower.hopper.features.feature import Timeline, events, timeline_buffer
 from crossfuse.lower.hopper.passes import kernel_pipeline
 from crossfuse.lower.hopper.pipeline import prepare, ring_barriers
 from crossfuse.lower.hopper.plan.kernel import KernelPlan, plan_kernel
 from crossfuse.lower.hopper.program.tile import identifier, with_parameters
 from crossfuse.lower.hopper.recover.function import recover, workspaces
-from crossfuse.lower.hopper.reduced.recover import is_reduced, recover_reduced
+from crossfuse.lower.hopper.reduced.recover import recover_reduced
 from crossfuse.lower.hopper.roles import Body, emit_loading, emit_multiplying
-from crossfuse.lower.hopper.statements import ONE_CTA, branches, parameter, run, set_registers
-from crossfuse.lower.hopper.stream.kernel import emit_stream
+from crossfuse.lower.hopper.statements import (
+    ONE_CTA,
+    branches,
+    declare_coordinates,
+    parameter,
+    run,
+    set_registers,
+)
+from crossfuse.lower.hopper.stream.feature import emit_stream
 from crossfuse.lower.hopper.stream.merge import MergePlan, emit_merge, plan_merge
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan, plan_stream
-from crossfuse.lower.hopper.stream.recover.function import holds_stream, recover_streams
-from crossfuse.lower.hopper.timeline import Timeline, events, timeline_buffer
-from crossfuse.lower.image import ROW_COUNT, BufferSpec, KernelImage, Launch
-from crossfuse.lower.place_shared_memory import Placement, SharedMemoryPlan
+from crossfuse.lower.hopper.stream.recover.function import recover_streams
+from crossfuse.lower.image import (
+    ROW_COUNT,
+    BufferSpec,
+    KernelImage,
+    Launch,
+    Placement,
+    SharedMemoryPlan,
+)
 from crossfuse.lower.refusal import refuse
-from crossfuse.markers import FAST, staged_blocks
+from crossfuse.markers import FAST, holds_stream, is_reduced, staged_blocks
 
 #: What kernels are made of, and how they are launched.
 _Plan = KernelPlan | StreamPlan | MergePlan

@@ -9,7 +9,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP
-from crossfuse.lower.flatten_buffers import flatten_buffers
+from crossfuse.lower.hidden_indices import flatten_buffers
 from crossfuse.lower.pack_registers import pack_registers
 from crossfuse.lower.passes import prim_func_pass
 

@@ -10,12 +10,11 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.coordinates import Coordinates, at, strides
 from crossfuse.lower.hopper.plan.memory import Arena
 from crossfuse.lower.hopper.plan.operands import Operand
 from crossfuse.lower.hopper.program.tile import Place, Tile, WindowTile
 from crossfuse.lower.hopper.program.tile_program import TileProgram
-from crossfuse.lower.hopper.statements import Variable, let, run, when
+from crossfuse.lower.hopper.statements import Coordinates, Variable, at, let, run, strides, when
 from crossfuse.lower.image import TensorMap
 
 

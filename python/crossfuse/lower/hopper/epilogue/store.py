@@ -10,7 +10,6 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.coordinates import Coordinates
 from crossfuse.lower.hopper.epilogue.elements import scatter
 from crossfuse.lower.hopper.epilogue.prefetch import Ahead, Fragment
 from crossfuse.lower.hopper.features.feature import Ending, TileSums
@@ -18,7 +17,7 @@ from crossfuse.lower.hopper.flags import PlacedFlags
 from crossfuse.lower.hopper.pipeline import Cursor, Release, store_name
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS
 from crossfuse.lower.hopper.plan.store import StoreBox, StorePlan
-from crossfuse.lower.hopper.statements import Warmup, hidden, let, registers, run, when
+from crossfuse.lower.hopper.statements import Coordinates, Warmup, hidden, let, registers, run, when
 from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
 
 

@@ -9,17 +9,21 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.epilogue.elements import READ_TYPES
-from crossfuse.lower.hopper.program.tile import Place, Store, Tile, covers, identifier
-from crossfuse.lower.hopper.program.tile_nest import (
+from crossfuse.lower.hopper.program.tile import (
+    Place,
+    Store,
+    Tile,
     TileNest,
     check_start,
+    covers,
+    identifier,
     refuse_program,
     tile_nest,
 )
 from crossfuse.lower.hopper.program.tile_program import UNIT, SumProgram, TileProgram
 from crossfuse.lower.hopper.recover.contraction import accumulates, is_zero
 from crossfuse.lower.tree import coordinate
-from crossfuse.markers import ACCUMULATE, ACCUMULATIONS, GRID_STAGE, STAGES
+from crossfuse.markers import ACCUMULATE, ACCUMULATIONS, GRID_STAGE, has_stages
 
 # The epilogue of a tile program.
 
@@ -94,11 +98,6 @@ def is_place(loop: Any) -> bool:
     """Whether a loop of constant extent counts clusters or the CTAs of one."""
     bound = coordinate(loop).startswith(("blockIdx.", "cluster."))
     return bound and ir.constant(loop.extent) is not None
-
-
-def has_stages(loop: Any) -> bool:
-    """Whether a loop runs as a pipeline."""
-    return STAGES in loop.annotations
 
 
 def inner_block(node: Any) -> Any:

@@ -7,13 +7,12 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP, WARPGROUP
-from crossfuse.lower.hopper.recover.store import has_stages
 from crossfuse.lower.hopper.rows.program import ChunkLoop, RowProgram, scaled_rows
-from crossfuse.lower.order_loads import VECTORS, load_in_order
+from crossfuse.lower.pack_registers import VECTORS, load_in_order
 from crossfuse.lower.pipeline import block_passes, fast_exponentials
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.tree import coordinate
-from crossfuse.markers import CHUNKS, FAST, GRID_STAGE
+from crossfuse.markers import CHUNKS, FAST, GRID_STAGE, has_stages
 
 # The loop over chunks of a row, read off the statements that make it.
 

@@ -8,11 +8,10 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.coordinates import at
 from crossfuse.lower.hopper.epilogue.elements import scatter
 from crossfuse.lower.hopper.pipeline import Cursor, load_name, store_name
 from crossfuse.lower.hopper.plan.operands import PACKED_TYPES
-from crossfuse.lower.hopper.statements import Variable, registers, run, when
+from crossfuse.lower.hopper.statements import Variable, at, registers, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.plan.memory import Operand, dimensions
 from crossfuse.lower.hopper.stream.values import Lanes, RowState, Values

@@ -11,11 +11,19 @@ from typing import Any, ClassVar
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.coordinates import at, declare_coordinates, strides, unravel
 from crossfuse.lower.hopper.flags import fence_copies
 from crossfuse.lower.hopper.plan.memory import Arena
 from crossfuse.lower.hopper.program.tile import with_parameters
-from crossfuse.lower.hopper.statements import let, registers, run, when
+from crossfuse.lower.hopper.statements import (
+    at,
+    declare_coordinates,
+    let,
+    registers,
+    run,
+    strides,
+    unravel,
+    when,
+)
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.consumer import Consumer
 from crossfuse.lower.hopper.stream.plan.kernel import StreamKernel, StreamPlan

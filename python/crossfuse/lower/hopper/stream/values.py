@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.coordinates import Coordinates
 from crossfuse.lower.hopper.plan.operands import PACKED_TYPES
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS
-from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
+from crossfuse.lower.hopper.statements import Coordinates, Variable, let, registers, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.common_subexpressions import positive_factor
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan

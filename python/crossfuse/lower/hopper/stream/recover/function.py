@@ -36,7 +36,7 @@ from crossfuse.lower.hopper.stream.recover.steps import (
     read_steps,
 )
 from crossfuse.lower.tree import analyzer, coordinate, open_blocks
-from crossfuse.markers import DSM_SCOPE, STREAM
+from crossfuse.markers import DSM_SCOPE, STREAM, has_stream, holds_stream
 
 # How CTAs merge what a stream's parts make of a tile of rows: in a cluster, or later.
 
@@ -285,16 +285,6 @@ def _bounds(loop: Any, moving: list[Place], indices: tuple[int, ...]) -> tuple[i
     )
     assert first is not None and count is not None
     return first, count
-
-
-def has_stream(loop: Any) -> bool:
-    """Whether a loop goes through tiles of keys."""
-    return STREAM in loop.annotations
-
-
-def holds_stream(node: Any) -> bool:
-    """Whether a statement has a loop that streams tiles."""
-    return any(map(has_stream, ir.nodes(node, ir.For)))
 
 
 def recover_streams(func: Any) -> tuple[StreamProgram, ...]:
