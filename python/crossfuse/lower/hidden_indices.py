@@ -10,8 +10,16 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.passes import LOWERED, body_pass, prim_func_pass
-from crossfuse.lower.stored_elements import Bounds, StoredElements, are_apart, stored_elements
-from crossfuse.lower.tree import Site, bounds, is_call, sites
+from crossfuse.lower.tree import (
+    Bounds,
+    Site,
+    StoredElements,
+    are_apart,
+    bounds,
+    is_call,
+    sites,
+    stored_elements,
+)
 from crossfuse.markers import SHARED_SCOPES
 
 # Keeps TVM's `ThreadSync` from mistaking equal indices for one thread.

@@ -11,7 +11,6 @@ from crossfuse import _tvm as ir
 from crossfuse.hardware import Device, tvm_target
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.features.feature import Timeline, events, timeline_buffer
-from crossfuse.lower.hopper.passes import kernel_pipeline
 from crossfuse.lower.hopper.pipeline import prepare, ring_barriers
 from crossfuse.lower.hopper.plan.kernel import KernelPlan, plan_kernel
 from crossfuse.lower.hopper.program.tile import identifier, with_parameters
@@ -38,6 +37,7 @@ from crossfuse.lower.image import (
     Placement,
     SharedMemoryPlan,
 )
+from crossfuse.lower.pipeline import kernel_pipeline
 from crossfuse.lower.refusal import refuse
 from crossfuse.markers import FAST, holds_stream, is_reduced, staged_blocks
 

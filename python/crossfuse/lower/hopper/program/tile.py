@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 from crossfuse import _tvm as ir
 from crossfuse.lower.image import PixelBox, TensorMap
 from crossfuse.lower.refusal import refuse
-from crossfuse.lower.stored_elements import implies
-from crossfuse.lower.tree import analyzer, bounds, children
+from crossfuse.lower.tree import analyzer, bounds, children, implies
 
 _Program = TypeVar("_Program")
 

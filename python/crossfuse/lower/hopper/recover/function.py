@@ -27,6 +27,7 @@ from crossfuse.lower.hopper.recover.products import (
 from crossfuse.lower.hopper.recover.store import (
     Loops,
     is_bound,
+    is_rows,
     is_sum,
     outer_loops,
     places_of,
@@ -35,7 +36,7 @@ from crossfuse.lower.hopper.recover.store import (
     with_sums,
 )
 from crossfuse.lower.hopper.rows.program import RowProgram
-from crossfuse.lower.hopper.rows.recover import is_rows, read_rows
+from crossfuse.lower.hopper.rows.recover import read_rows
 from crossfuse.lower.hopper.stream.program import StreamProgram
 from crossfuse.lower.hopper.stream.recover.function import recover_stream
 from crossfuse.lower.image import ROW_COUNT

@@ -42,8 +42,7 @@ from crossfuse.lower.hopper.recover.store import (
     read_partial,
     read_store,
 )
-from crossfuse.lower.stored_elements import implies
-from crossfuse.lower.tree import bounds, is_call
+from crossfuse.lower.tree import bounds, implies, is_call
 from crossfuse.markers import DSM_COPIES, DSM_COPY, DSM_SHUFFLE, GRID_STAGE, has_stages
 
 # Several loops over the same left tiles (as of a gated layer), read as one that loads them once.

@@ -12,6 +12,7 @@ from crossfuse.lower.hopper.program.tile_program import Contraction, TileProgram
 from crossfuse.lower.hopper.recover.contraction import check_reduction, read_contraction
 from crossfuse.lower.hopper.recover.store import Loops, outer_loops, places_of
 from crossfuse.lower.hopper.stream.program import Axis, Best, Kind, Output, RowReductions, Step
+from crossfuse.lower.hopper.stream.recover.function import only_stream
 from crossfuse.lower.hopper.stream.recover.statements import (
     Roles,
     Statement,
@@ -21,7 +22,7 @@ from crossfuse.lower.hopper.stream.recover.statements import (
 )
 from crossfuse.lower.hopper.stream.recover.steps import Names, read_steps
 from crossfuse.lower.tree import analyzer, open_blocks
-from crossfuse.markers import has_stages, has_stream
+from crossfuse.markers import has_stages
 
 # Blocks that find the best elements of a row: an insertion into a sorted list.
 
@@ -163,12 +164,7 @@ def recover_reduced(func: Any) -> tuple[tuple[TileProgram, ...], ...]:
 
 def _recover_nest(node: Any, parameters: tuple[Any, ...]) -> TileProgram:
     outer, parts = outer_loops(node)
-    streams = [each for each in parts if isinstance(each, ir.For) and has_stream(each)]
-    if len(streams) != 1:
-        raise refuse_stream(
-            "function", f"{len(streams)} streams in a nest", "one loop over tiles of keys"
-        )
-    (stream,) = streams
+    stream = only_stream(parts)
     places = places_of(outer)
     if any(each.in_cluster for each in places):
         raise refuse_stream(

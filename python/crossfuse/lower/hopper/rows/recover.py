@@ -12,7 +12,7 @@ from crossfuse.lower.pack_registers import VECTORS, load_in_order
 from crossfuse.lower.pipeline import block_passes, fast_exponentials
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.tree import coordinate
-from crossfuse.markers import CHUNKS, FAST, GRID_STAGE, has_stages
+from crossfuse.markers import CHUNKS, FAST, GRID_STAGE
 
 # The loop over chunks of a row, read off the statements that make it.
 
@@ -153,14 +153,6 @@ def _is_copy(node: Any, stored: set[Any], known: tuple[Any, ...], used: set[Any]
 
 _EXTENT = "thread_extent"
 _ALL_REDUCE = "tirx.tvm_thread_allreduce"
-
-
-def is_rows(node: Any) -> bool:
-    """Whether a nest makes rows: threads share each, and nothing is pipelined."""
-    loops = ir.nodes(node, ir.For)
-    return not any(map(has_stages, loops)) and any(
-        coordinate(each) == "threadIdx.x" for each in loops
-    )
 
 
 def read_rows(func: Any, nest: Any) -> RowProgram:

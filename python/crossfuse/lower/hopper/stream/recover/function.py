@@ -325,18 +325,25 @@ def recover_stream(node: Any, parameters: tuple[Any, ...]) -> StreamProgram:
         # Two nests over the CTAs of a cluster: a stream of each one's keys, and the merge.
         (loop, own), (_, merging) = split_nests(parts)
         return _recover_parts(outer, loop, own, merging, parameters)
-    streams = _streams(parts)
+    stream = only_stream(parts)
+    program = _recover(outer, parts, stream, parameters)
+    _check_cluster(program, f"loop '{stream.loop_var.name}'")
+    return program
+
+
+def streams_of(parts: list[Any]) -> list[Any]:
+    """Loops over tiles of keys among the parts of a nest."""
+    return [each for each in parts if isinstance(each, ir.For) and has_stream(each)]
+
+
+def only_stream(parts: list[Any]) -> Any:
+    """The loop over tiles of keys of a nest, which must be the only one."""
+    streams = streams_of(parts)
     if len(streams) != 1:
         raise refuse_stream(
             "function", f"{len(streams)} streams in a nest", "one loop over tiles of keys"
         )
-    program = _recover(outer, parts, streams[0], parameters)
-    _check_cluster(program, f"loop '{streams[0].loop_var.name}'")
-    return program
-
-
-def _streams(parts: list[Any]) -> list[Any]:
-    return [each for each in parts if isinstance(each, ir.For) and has_stream(each)]
+    return streams[0]
 
 
 def _check_cluster(program: StreamProgram, where: str) -> None:
@@ -357,7 +364,7 @@ def _recover_parts(
     outer: Loops, loop: Any, parts: list[Any], merging: list[Any], parameters: tuple[Any, ...]
 ) -> StreamProgram:
     """A stream of the keys of each CTA of a loop, and the merge of their states."""
-    streams = _streams(parts)
+    streams = streams_of(parts)
     if len(streams) != 1 or any(each.in_cluster for each in places_of(outer)):
         raise refuse_stream(
             f"loop '{loop.loop_var.name}'",
