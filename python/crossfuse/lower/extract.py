@@ -9,22 +9,25 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse._autoload import register
 from crossfuse.hardware import Device, device, tvm_target
-from crossfuse.lower.hopper import generate, is_tile_program, row_tensors, takes_fewer_rows
-from crossfuse.lower.image import BufferSpec, Dim3, KernelImage, Launch
-from crossfuse.lower.keep_nans import keep_nans
-from crossfuse.lower.padded_rows import with_padding
-from crossfuse.lower.pipeline import cluster_passes, host_passes
-from crossfuse.lower.place_shared_memory import (
-    SHARED_MEMORY,
+from crossfuse.lower.hopper.generate import generate
+from crossfuse.lower.hopper.recover.function import row_tensors, takes_fewer_rows
+from crossfuse.lower.image import (
+    BufferSpec,
+    Dim3,
+    KernelImage,
+    Launch,
     Placement,
     SharedMemoryPlan,
     check_budget,
-    size_in_bytes,
 )
+from crossfuse.lower.keep_nans import keep_nans
+from crossfuse.lower.padded_rows import with_padding
+from crossfuse.lower.pipeline import cluster_passes, host_passes
+from crossfuse.lower.place_shared_memory import SHARED_MEMORY, size_in_bytes
 from crossfuse.lower.refusal import refusals, refuse
 from crossfuse.lower.tree import accesses, coordinate, is_call, sites
 from crossfuse.lower.verify.structure import check_grid_stage, check_structure
-from crossfuse.markers import ROWS, unpadded_shapes
+from crossfuse.markers import ROWS, is_tile_program, unpadded_shapes
 
 # Checks of the image: kernels use its own buffers only, and stay within the limits of the device.
 

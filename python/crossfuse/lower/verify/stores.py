@@ -10,15 +10,16 @@ from crossfuse import _tvm as ir
 from crossfuse.blocks.access import row_major
 from crossfuse.lower.kernel import ClusterKernel, Part
 from crossfuse.lower.refusal import refuse
-from crossfuse.lower.stored_elements import are_apart, stored_elements
 from crossfuse.lower.tree import (
     Access,
     analyzer,
+    are_apart,
     bounds,
     children,
     coordinate,
     coordinate_loop,
     is_call,
+    stored_elements,
 )
 from crossfuse.markers import DSM_SCOPE, MERGED, marked_blocks_in
 
