@@ -9,13 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from crossfuse.bench import environment, variants, worker
-from crossfuse.bench.cascades import measure_cascade
-from crossfuse.bench.job import OURS_EAGER, OWN, Job
+from crossfuse.bench import variants, worker
+from crossfuse.bench.cascades import CascadeProblem
+from crossfuse.bench.job import OURS_EAGER, OWN
 from crossfuse.bench.problem import make_problem
 from crossfuse.bench.variant import Variant
 from crossfuse.errors import Refusal, WorkloadRefused
 from crossfuse.measure import timing
+from crossfuse.measure.job import Job, Request
 from crossfuse.measure.timing import quietest
 from crossfuse.workload import cascades, parse
 
@@ -191,7 +192,7 @@ def test_a_kernel_that_goes_wrong_while_it_is_timed_gets_no_time(
 
     l2 = "hot" if copies == 1 else "cold"
     job = Job(str(spec), "ours", l2, "stream", repeats=1, calls=calls)
-    found = measure_cascade(job, spec, Variant(call), "cpu")
+    found = worker.measure_variant(Variant(call), CascadeProblem(spec), job.how, "cpu", own=True)
     assert (found.status, found.copies) == ("wrong", copies)
     assert found.worst_before is not None and found.worst_before <= 1
     assert found.worst_after is None and found.microseconds is None
@@ -238,9 +239,8 @@ def test_refusal_of_a_kernel_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> No
     def refuses(*arguments: object) -> None:
         raise WorkloadRefused(refusal)
 
-    monkeypatch.setattr(environment, "require_gpu", lambda: None)
-    monkeypatch.setattr(worker, "measure_job", refuses)
-    found = worker.prepare(Job(SMALL, "ours"))()
+    monkeypatch.setattr(worker, "_compile", refuses)
+    found = worker.Session("cpu").answer(Request(Job(SMALL, "ours")))
     assert (found.status, found.message) == ("refused", str(refusal))
 
 

@@ -20,13 +20,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from crossfuse.bench.job import Job
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
 from crossfuse.files import make_folder, read_text, write_atomically, write_json
 from crossfuse.hardware import device
-from crossfuse.meta_schedule.build import Build, Conditions, shared_object
+from crossfuse.measure.job import Job
+from crossfuse.measure.measurer import Measurer
+from crossfuse.meta_schedule.build import Build, Conditions, Group, grouped, preparing
 from crossfuse.meta_schedule.candidate import Candidate
-from crossfuse.meta_schedule.measurer import Group, Measurer, grouped, preparing, references
 from crossfuse.meta_schedule.records import Record, append, read_records
 from crossfuse.schema import Damaged, read
 
@@ -76,7 +76,7 @@ class _Turns:
         stop: Callable[[], bool],
     ) -> None:
         self._folder, self._how, self._report, self._stop = folder, how, report, stop
-        self._all = [Measurer(references(folder), how) for _ in range(2)]
+        self._all = [Measurer(how.measurer) for _ in range(2)]
 
     def run(self, ready: queue.SimpleQueue[Group], count: int) -> None:
         """Measure `count` workloads as they become ready."""
@@ -87,7 +87,7 @@ class _Turns:
         for _ in range(count):
             while idle and (group := self._next(ready, wait=not pending)):
                 measurer = idle.popleft()
-                measurer.prepare(group.spec)
+                measurer.prepare(self._how.request(group.candidates[0], self._folder))
                 pending.append((group, measurer))
             if not pending:
                 return
@@ -114,12 +114,12 @@ class _Turns:
 
     def _record(self, candidate: Candidate, group: Group, measurer: Measurer) -> Record:
         build = group.builds[candidate.id]
-        job, gpu = self._how.job_of(candidate), self._how.gpu
-        if build.status != "ok":
-            return Record(candidate, build, job, None, 0, gpu)
-        path = shared_object(self._folder, candidate)
-        timing, attempts = measurer.measure(job, path, candidate.family)
-        return Record(candidate, build, job, timing, attempts, gpu)
+        timing, attempts = None, 0
+        if build.status == "ok":
+            request = self._how.request(candidate, self._folder)
+            timing, attempts = measurer.measure(request, self._how.timeout)
+        job = self._how.job_of(candidate)
+        return Record(candidate, build, job, timing, attempts, self._how.gpu)
 
 
 FORMAT_VERSION = 1
