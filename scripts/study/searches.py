@@ -33,6 +33,7 @@ from crossfuse.meta_schedule.build import (
     build_request,
     references,
 )
+from crossfuse.meta_schedule.bundle import record as measured
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.meta_schedule.records import Record, append, append_line, read_records
 from crossfuse.meta_schedule.scheduled import candidate_at
@@ -211,13 +212,8 @@ class Study:
 
     def _take(self, candidate: Candidate, build: Build) -> None:
         """Measure a candidate, and keep what came of it."""
-        timing, attempts = None, 0
-        job = self._how.job_of(candidate)
-        if build.status == "ok":
-            request = self._how.request(candidate, self._scratch)
-            measurer = self._measurers[candidate.spec]
-            timing, attempts = measurer.measure(request, self._how.timeout)
-        record = Record(candidate, build, job, timing, attempts, self._how.gpu)
+        measurer = self._measurers[candidate.spec]
+        record = measured(candidate, build, self._scratch, self._how, measurer)
         append(self._records, record)
         self._known[candidate.id] = record
         self._pending.discard(candidate.id)

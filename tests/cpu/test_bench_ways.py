@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,6 +93,8 @@ def test_a_program_runs_on_copies_of_its_weights(tmp_path: Path, no_clock: list[
 
 def test_a_library(monkeypatch: pytest.MonkeyPatch, no_clock: list[Any]) -> None:
     class Kernel:
+        manifest = SimpleNamespace(launches=(), resources=())
+
         def run(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
             return x.float() @ weight.float()
 

@@ -165,11 +165,11 @@ def test_prints_of_libraries_do_not_reach_the_answer() -> None:
 
 
 def test_exceptions_of_a_job_are_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*given: object) -> None:
+    def broken(*given: object, **named: object) -> None:
         raise ValueError("no such kernel image")
 
     session, request = worker.Session("cpu"), Request(JOB)
-    monkeypatch.setattr(worker, "measured", broken)
+    monkeypatch.setattr(worker, "measure_variant", broken)
     assert session.answer(request) == Timing("failed", "ValueError: no such kernel image")
     monkeypatch.setattr(worker, "make_problem", broken)
     found = session.answer(request)

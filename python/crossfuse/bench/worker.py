@@ -98,12 +98,17 @@ class Session:
                 self._free()
 
     def measure(self, request: Request, problem: Problem) -> Timing:
-        """Check, time, and check again."""
+        """Check, time, and check again; without a job times are of a cold cache and a graph."""
         import torch
 
+        job = request.job
         if self._device == "cuda":
             torch.cuda.set_device(self._index)
-        return measured(request, problem, self._device)
+        with torch.no_grad():
+            variant = _variant(request, problem, self._device)
+            how = TimingConditions() if job is None else job.how
+            own = job is not None and job.variant in OWN
+            return measure_variant(variant, problem, how, self._device, own=own)
 
     def _prepared(self, request: Request) -> Problem | Timing:
         """What takes long and needs no GPU: kernels of ours, inputs, the float64 reference."""
@@ -223,26 +228,6 @@ def _program(way: Way, device: str) -> Variant:
         return functional_call(module, weights, tensors[:count])
 
     return Variant(call, weights=tuple(each.detach() for each in held.values()))
-
-
-def measure_job(job: Job, device: str = "cuda") -> Timing:
-    """Check, time, and check again a job in this process, of a workload that is prepared here."""
-    return measured(Request(job), problem_of(job.spec), device)
-
-
-def measured(request: Request, problem: Problem, device: str) -> Timing:
-    """Check what a request asks for, time it, and check it again.
-
-    By default the cache is cold, and a CUDA graph is replayed.
-    """
-    import torch
-
-    job = request.job
-    with torch.no_grad():
-        variant = _variant(request, problem, device)
-        how = TimingConditions() if job is None else job.how
-        own = job is not None and job.variant in OWN
-        return measure_variant(variant, problem, how, device, own=own)
 
 
 def measure_variant(

@@ -119,10 +119,9 @@ class Candidate:
         if found.family not in FAMILIES:
             limit = ", ".join(FAMILIES)
             raise _refused(where, f"family {found.family!r}", limit, "choose one of these")
-        fields = {key: getattr(found, key) for key in _KEYS}
         notes = {key: value[key] for key in NOTES if key in value}
         spec = found.spec if is_function(found.spec) else str(resolve_any(found.spec))
-        made = Candidate(**fields | {"spec": spec, "notes": notes})
+        made = Candidate(spec, found.family, found.tiles, found.options, found.trace, notes)
         _check(made, where)
         return made
 
