@@ -11,9 +11,9 @@ import pytest
 from cpu.meta_schedule.loggers import drop_nameless_handlers
 from cpu.meta_schedule.planted import NoteBuilder, PlantedRunner
 from cpu.meta_schedule.test_search import SPEC, TASKS, model_with_others, module, task
+from crossfuse.bench.functions import TAG, name_of
 from crossfuse.hardware import tvm_target
 from crossfuse.lower.extract import lower
-from crossfuse.meta_schedule.functions import TAG, name_of
 from crossfuse.meta_schedule.rule import ScheduleKernels, post_order_apply
 from crossfuse.schedule.records import note
 from crossfuse.workload import prim_func, resolve

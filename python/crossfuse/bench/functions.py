@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crossfuse.bench.problem import Problem, keep_limits, kept_limits
+from crossfuse.bench.problem import ArrayProblem, keep_limits, kept_limits
 from crossfuse.emulate.reference import Parameter, draw, limits, parameters, the_output
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
 from crossfuse.files import read_text, sha256, write_atomically
 from crossfuse.schema import Damaged, read
-from crossfuse.workload.cascade_spec import CascadeSpec
 
 #: Key of the annotation.
 TAG = "crossfuse.function"
@@ -81,21 +80,11 @@ def keep(func: Any, folder: Path, name: str) -> Path:
     return path
 
 
-def problem_of(workload: str, folder: Path) -> Problem | CascadeSpec:
-    """Inputs of a workload, by its spec or the name of a function, and the limits of its result.
+def function_problem(workload: str, folder: Path) -> ArrayProblem:
+    """Inputs of a function, by its name, and the limits of its result, which lie in the folder too.
 
-    Limits, and functions, lie in the folder. Of a cascade its spec is all: inputs are drawn on the
-    GPU, and some of its rows computed in float64, when it is measured. A function without a result
-    in float64, or with a damaged file, is refused.
+    A function without a result in float64, or with a damaged file, is refused.
     """
-    from crossfuse.bench.problem import make_problem
-    from crossfuse.workload import cascades
-    from crossfuse.workload.spec_text import parse
-
-    if cascades.names_one(workload):
-        return cascades.parse(workload)
-    if not is_function(workload):
-        return make_problem(parse(workload), folder)
     kept = _read(path_of(folder, workload))
     known = kept.parameters
     output = the_output(known)
@@ -105,7 +94,7 @@ def problem_of(workload: str, folder: Path) -> Problem | CascadeSpec:
         keep_limits(limits(_function(kept.function, path), inputs), path)
     # All that is read but the first tensor counts as weights.
     weights = sum(each.nbytes for each in list(inputs.values())[1:])
-    return Problem(workload, inputs, kept_limits(path, output.dtype), weights)
+    return ArrayProblem(workload, inputs, kept_limits(path, output.dtype), weights)
 
 
 @dataclass(frozen=True)
