@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from crossfuse.calls import checked
+from crossfuse.emulate.cuda.build import HEADERS
 from crossfuse.errors import CheckFailed, RefusedError, refuse
 from crossfuse.lower.image import BufferSpec, KernelImage, Launch
 
@@ -86,7 +87,7 @@ def chain(links: Sequence[Link]) -> KernelImage:
     numbers = [images.index(each.image) for each in links]
     return KernelImage(
         _NAME,
-        "".join(_text(image, number) for number, image in enumerate(images)),
+        _includes(images) + "".join(_text(image, number) for number, image in enumerate(images)),
         _buffers(links),
         tuple(
             _launch(launch, link, number)
@@ -143,14 +144,22 @@ def _numbered(name: str, number: int) -> str:
     return f"{name}__{number}"
 
 
+def _includes(images: Sequence[KernelImage]) -> str:
+    """CUDA's headers, whose names are of no link."""
+    found = (name for each in images for name in re.findall(r"#\s*include <(.*)>", each.cuda))
+    return "".join(f"#include <{n}>\n" for n in dict.fromkeys(found) if (HEADERS / n).exists())
+
+
 def _text(image: KernelImage, number: int) -> str:
     text = image.cuda
     for symbol in dict.fromkeys(launch.symbol for launch in image.launches):
         named = rf"\g<1>{_numbered(symbol, number)}\g<2>"
         text = re.sub(rf"(__global__[^;{{]*?\b){re.escape(symbol)}(\s*\()", named, text)
-    # What a preprocessor's guard leaves out of a later text is found in the first one.
+    # A text may overload functions that it shares with others. What a preprocessor's guard leaves
+    # out of a later text is found in the first one.
     space = f"crossfuse_link_{number}"
-    return f"namespace {space} {{\n{text}\n}}\nusing namespace {space};\n"
+    shared = "using ::max;\nusing ::min;"
+    return f"namespace {space} {{\n{shared}\n{text}\n}}\nusing namespace {space};\n"
 
 
 def _unfit(found: str, limit: str) -> RefusedError:

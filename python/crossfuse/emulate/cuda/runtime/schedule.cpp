@@ -390,7 +390,7 @@ void run_launch(const Launch& launch, const CrossfuseKernel& kernel) {
   end_grids();
 }
 
-void run_chain(const std::vector<Launch>& launches, const CrossfuseKernel* kernels) {
+void run_chain(const std::vector<Launch>& launches, const CrossfuseKernel* kernels, bool eager) {
   begin_anew();
   std::vector<std::unique_ptr<Grid>> grids;
   for (Launch launch : launches) {
@@ -400,7 +400,7 @@ void run_chain(const std::vector<Launch>& launches, const CrossfuseKernel* kerne
   device.grid = grids.front().get();
   make_clusters();
   forget_clusters();
-  hesitation = random_source() % 2 ? 1 : 8;
+  hesitation = eager ? 1 : 8;
   run_clusters();
   end_grids();
 }
