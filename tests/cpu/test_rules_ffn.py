@@ -90,7 +90,7 @@ def test_a_prime_reduction_is_staged_whole_or_by_element() -> None:
 
 
 @pytest.mark.parametrize(("K", "N", "L"), [(8, 1, 8), (1, 13, 1)])
-def test_one_column_or_one_step(K: int, N: int, L: int) -> None:  # noqa: N803
+def test_one_column_or_one_step(K: int, N: int, L: int) -> None:
     """A staged element is copied by the one thread that its bound leaves."""
     spec = WorkloadSpec("gemm_chain", M=5, K=K, N=N, L=L, dtype="float32")
     assert_right(spec, 1, "random")

@@ -96,8 +96,9 @@ def function_cycles(text: str) -> int:
 
 def _cycles(node: ast.expr) -> int:
     """Cycles of one operation, of which constants take none."""
+    of: ast.expr = node
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        name, of = node.func.id, node
+        name = node.func.id
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
         name, of = "divide", node.right
     else:

@@ -378,7 +378,7 @@ def coupled(
 
 
 def cancelling(stage: Stage, part: sympy.Basic) -> RefusedError:
-    """The refusal of a term that has a sum, `part`, which would cancel if it were multiplied out."""
+    """The refusal of a term with a sum, `part`, that would cancel if it were multiplied out."""
     return refused(
         "cascade-cancels",
         stage.name,
