@@ -65,12 +65,12 @@ def _emit(plan: _Plan, name: str) -> Any:
         ir.script.device_entry()
         if isinstance(plan, MergePlan):
             emit_merge(plan, images, buffers)
-            return builder.get()
-        with ir.script.attr(ONE_CTA):
-            if isinstance(plan, StreamPlan):
-                emit_stream(plan, images, buffers, maps)
-            else:
-                _emit_products(plan, images, buffers, maps)
+        else:
+            with ir.script.attr(ONE_CTA):
+                if isinstance(plan, StreamPlan):
+                    emit_stream(plan, images, buffers, maps)
+                else:
+                    _emit_products(plan, images, buffers, maps)
     return builder.get()
 
 
