@@ -52,7 +52,7 @@ class Layer:
     columns: int
     depth: int
     #: Cycles of the epilogue's functions, see `function_cycles`.
-    functions: int
+    functions: int = 0
 
 
 @dataclass(frozen=True)
