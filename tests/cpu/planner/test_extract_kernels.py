@@ -58,7 +58,7 @@ FUNCTIONS: dict[str, tuple[Any, Chain]] = {
                     (Reduced("total", "sum", ("column",)),),
                     CYCLES["exp"],
                 ),
-                Layer(6, (SHARED,), 2),
+                Layer(6, (SHARED,), 2, functions=CYCLES["divide"]),
             ],
         ),
     ),
