@@ -111,8 +111,8 @@ def _version(path: str) -> str:
 # Parts common to all kernels, compiled once: the runtime, and the headers of generated text.
 
 _RUNTIME = Path(__file__).parent / "runtime"
-# -O2: kernels run in six to nine tenths of the time that -O1 takes. Compiling it so takes six
-# seconds more, once for each cache.
+# -O2: most kernels run in six to nine tenths of the time that -O1 takes. Compiling it so takes
+# six seconds more, once for each cache.
 _RUNTIME_FLAGS = ("-O2", *COMMON)
 #: Included before generated text.
 HEADER = "device.h"

@@ -221,8 +221,8 @@ class Feature:
         return ()
 
     def noting(self, where: Coordinates) -> Any:
-        """Whether this thread notes its events."""
-        raise NotImplementedError
+        """Whether this thread notes its events; asked of features that have some."""
+        raise NotImplementedError(f"{type(self).__name__} has events that no thread notes")
 
     def prefetch(self, body: Body) -> None:
         """Before anything is loaded."""
