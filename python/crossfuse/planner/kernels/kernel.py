@@ -273,4 +273,5 @@ class PartedKernel(TileKernel):
             copies=copies_of(shape, columns, 1),
             readers=ceil_div(shape.m, self.rows),
             boxes=choose(self.parts > 1, 0, boxes),
+            functions=shape.output_functions,
         )

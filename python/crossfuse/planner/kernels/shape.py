@@ -42,9 +42,11 @@ class Shape:
     n: int
     k: int
     l: int  # noqa: E741  (the field's name for the width of the second product)
-    #: First products: 2 for gate and up, and cycles of the functions of their results.
+    #: First products: 2 for gate and up; cycles of the functions of their results, and of those of
+    #: the second product, see `LayerShape`.
     products: int = 1
     functions: int = 0
+    output_functions: int = 0
     #: Bytes of an element of the operands, and of the output.
     item: int = 2
     out: int = 2
@@ -62,7 +64,9 @@ class Shape:
             return self.chain
         first = LayerShape(self.n, self.k, self.products, self.functions)
         # Fits have arrays of many shapes.
-        return (first, LayerShape(self.l, self.n)) if np.any(self.l) else (first,)
+        if not np.any(self.l):
+            return (first,)
+        return first, LayerShape(self.l, self.n, functions=self.output_functions)
 
     def with_columns(self, columns: Sequence[int]) -> Shape:
         """Make the same chain with other columns of the input and of what follows; as many stay."""
@@ -140,8 +144,11 @@ def shape_of_blocks(chain: blocks.Chain) -> Shape:
 
 
 def _shape(m: int, layers: tuple[LayerShape, ...], *others: Any) -> Shape:
-    first, second = layers[0], layers[1].columns if len(layers) > 1 else 0
-    known = Shape(m, first.columns, first.depth, second, first.products, first.functions, *others)
+    first, second = layers[0], layers[1] if len(layers) > 1 else LayerShape(0, 0)
+    functions = first.functions, second.functions
+    known = Shape(
+        m, first.columns, first.depth, second.columns, first.products, *functions, *others
+    )
     return replace(known, chain=layers) if layers != known.layers else known
 
 
