@@ -19,10 +19,10 @@ from crossfuse.planner.choice import Choice, check_families, plain_numbers, runn
 from crossfuse.planner.cost.estimate import corrected, eager, fastest
 from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates, rates_of
+from crossfuse.planner.counts import count, select
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.family import ChainFamily
 from crossfuse.planner.families.registry import FAMILIES, families
-from crossfuse.planner.kernels.arrays import count, select
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.shape import Shape, shape_of
 from crossfuse.workload.dtypes import float_type

@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from crossfuse.cascade.rewrite.tiles import WARPGROUP_ROWS, WIDE, CascadeTiles
+from crossfuse.cascade.rewrite.tiles import WIDE, CascadeTiles
 from crossfuse.cascade.rewrite.work import TileWork
-from crossfuse.hardware import Device
+from crossfuse.hardware import WARPGROUP_ROWS, Device
 from crossfuse.planner.cascade.shape import LANES, SPECIAL, clock
 from crossfuse.planner.cost.estimate import OVERLAP, ingest_speed, overlapped, start_time
 from crossfuse.planner.cost.rates import Rates, at

@@ -27,8 +27,18 @@ from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates, at, rates_of
 from crossfuse.planner.cost.terms import LEARNED, Estimate
 from crossfuse.planner.cost.trees import features
-from crossfuse.planner.counts import Count, Flag, Share, ceil_div, choose, least, most
-from crossfuse.planner.kernels.arrays import count, flags, select
+from crossfuse.planner.counts import (
+    Count,
+    Flag,
+    Share,
+    ceil_div,
+    choose,
+    count,
+    flags,
+    least,
+    most,
+    select,
+)
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.memory import Memory, resident
 from crossfuse.planner.kernels.phase import Phase

@@ -27,8 +27,8 @@ from math import prod
 import numpy as np
 
 from crossfuse.hardware import Device
+from crossfuse.planner import counts
 from crossfuse.planner.chain.spec import Chain, Tensor
-from crossfuse.planner.kernels import arrays
 from crossfuse.planner.kernels.shape import Step
 
 #: Blocks are multiples of this: the columns of the smallest tile that tensor cores like.
@@ -115,7 +115,7 @@ def grid(choices: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
 
     Counts are float64, see `crossfuse.planner.counts`.
     """
-    values = arrays.grid(*(tuple(map(float, each)) for each in choices.values()))
+    values = counts.grid(*(tuple(map(float, each)) for each in choices.values()))
     return dict(zip(choices, values, strict=True))
 
 

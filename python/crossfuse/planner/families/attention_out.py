@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from crossfuse.cascade.rewrite.tiles import WARPGROUP_ROWS, CascadeTiles
+from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.cascade.rewrite.work import TileWork
-from crossfuse.hardware import WARPGROUP, Device
+from crossfuse.hardware import WARPGROUP, WARPGROUP_ROWS, Device
 from crossfuse.planner.cascade.shape import CascadeShape, OutputProduct
 from crossfuse.planner.cascade.tile_cost import (
     registers_fit,

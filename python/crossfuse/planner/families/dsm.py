@@ -17,17 +17,21 @@ import numpy as np
 from crossfuse.hardware import Device
 from crossfuse.planner.cost.estimate import Clock, Work, turns_of
 from crossfuse.planner.cost.rates import at
-from crossfuse.planner.counts import Count, Flag, ceil_div, choose, least
-from crossfuse.planner.families.family import ChainFamily, Placement
-from crossfuse.planner.kernels.arrays import (
+from crossfuse.planner.counts import (
     CLUSTERS,
     NOTHING,
     PARTS,
     ROWS,
+    Count,
+    Flag,
+    ceil_div,
+    choose,
     given_or,
     grid,
+    least,
     row_options,
 )
+from crossfuse.planner.families.family import ChainFamily, Placement
 from crossfuse.planner.kernels.kernel import PartedKernel
 from crossfuse.planner.kernels.phase import Phase, hold_both
 from crossfuse.planner.kernels.shape import Shape, TileRule, rows_in_parts

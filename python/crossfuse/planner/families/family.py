@@ -17,7 +17,7 @@ import numpy as np
 
 from crossfuse.errors import PlanRefused, ScheduleRefused, refuse
 from crossfuse.hardware import Device
-from crossfuse.planner.kernels.arrays import NOTHING, count, flags, select
+from crossfuse.planner.counts import NOTHING, count, flags, select
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.shape import Shape, Step, narrowed
 from crossfuse.schema import Damaged, typed

@@ -25,7 +25,20 @@ import numpy as np
 from crossfuse.hardware import Device
 from crossfuse.planner.cost.estimate import estimate
 from crossfuse.planner.cost.rates import rates_of
-from crossfuse.planner.counts import Count, Flag, choose
+from crossfuse.planner.counts import (
+    CLUSTERS,
+    NOTHING,
+    ROWS,
+    Count,
+    Flag,
+    choose,
+    column_options,
+    flags,
+    given_or,
+    grid,
+    read_extents,
+    row_options,
+)
 from crossfuse.planner.families.family import ChainFamily
 from crossfuse.planner.families.tiled import (
     SEPARATE,
@@ -35,17 +48,6 @@ from crossfuse.planner.families.tiled import (
     WIDE,
     PhasedKernel,
     splits,
-)
-from crossfuse.planner.kernels.arrays import (
-    CLUSTERS,
-    NOTHING,
-    ROWS,
-    column_options,
-    flags,
-    given_or,
-    grid,
-    read_extents,
-    row_options,
 )
 from crossfuse.planner.kernels.memory import resident
 from crossfuse.planner.kernels.phase import Phase, widest_of

@@ -40,7 +40,7 @@ from crossfuse.planner.cost.estimate import (
 from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.cost.terms import Estimate
-from crossfuse.planner.counts import Share, ceil_div, choose, least, most
+from crossfuse.planner.counts import Share, ceil_div, choose, count, least, most, select
 from crossfuse.planner.explain.levels import instructions
 from crossfuse.planner.families import ROWS
 from crossfuse.planner.families.cascade import (
@@ -52,8 +52,6 @@ from crossfuse.planner.families.cascade import (
 )
 from crossfuse.planner.families.family import ChainFamily, of_rules
 from crossfuse.planner.families.tiled import GEMM, GemmKernel, TiledKernel
-from crossfuse.planner.kernels.arrays import count, select
-from crossfuse.planner.kernels.boxes import pages
 from crossfuse.planner.kernels.memory import BEFORE_ROWS, Memory, memory, resident
 from crossfuse.planner.kernels.phase import (
     MOST_ROWS,
@@ -61,6 +59,7 @@ from crossfuse.planner.kernels.phase import (
     SUMS_BESIDE_CHUNKS,
     SUMS_BESIDE_ROWS,
     TALLEST_BY_CHUNKS,
+    pages,
     row_batches,
 )
 from crossfuse.planner.kernels.shape import TileRule, narrowed

@@ -20,18 +20,24 @@ import numpy as np
 from crossfuse.hardware import Device
 from crossfuse.planner.cost.estimate import Clock, Work, overlapped
 from crossfuse.planner.cost.rates import Rates
-from crossfuse.planner.counts import Count, Flag, Share, ceil_div, choose, least, most
-from crossfuse.planner.families.family import ChainFamily, Placement
-from crossfuse.planner.kernels.arrays import (
+from crossfuse.planner.counts import (
     CLUSTERS,
     NOTHING,
     ROWS,
+    Count,
+    Flag,
+    Share,
+    ceil_div,
+    choose,
     column_options,
     grid,
+    least,
+    most,
     read_extents,
     row_options,
     select,
 )
+from crossfuse.planner.families.family import ChainFamily, Placement
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.memory import cached_level, resident
 from crossfuse.planner.kernels.phase import (

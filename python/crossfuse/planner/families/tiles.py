@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from crossfuse.cascade.rewrite.tiles import DSM, KERNEL, WARPGROUP_ROWS, WIDE, CascadeTiles
+from crossfuse.cascade.rewrite.tiles import DSM, KERNEL, WIDE, CascadeTiles
 from crossfuse.cascade.rewrite.work import TileWork
-from crossfuse.hardware import WARPGROUP, Device
+from crossfuse.hardware import WARPGROUP, WARPGROUP_ROWS, Device
 from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.cascade.tile_cost import (
     at_once,

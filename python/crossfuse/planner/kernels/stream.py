@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
+from crossfuse.hardware import ROW_BYTES, WARPGROUP_ROWS
 from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER
 
 #: Registers a thread by the number of multiplying warpgroups: of the loading one, and of the

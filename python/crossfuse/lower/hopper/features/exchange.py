@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from crossfuse import _tvm as ir
-from crossfuse.hardware import WARPGROUP
+from crossfuse.hardware import WARPGROUP, WARPGROUP_ROWS
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.epilogue.elements import Elements, Units
 from crossfuse.lower.hopper.epilogue.store import publish_elements
@@ -16,7 +16,6 @@ from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Featur
 from crossfuse.lower.hopper.plan.memory import Piece
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS, PhasePlan
 from crossfuse.lower.hopper.statements import Variable, branches, let, registers, run, when
-from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER, EXCHANGE_BARRIERS
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from itertools import product
 from math import prod
 
 from crossfuse import _tvm as ir
-from crossfuse.hardware import TMA_PITCH
+from crossfuse.hardware import ROW_BYTES, TMA_PITCH
 from crossfuse.lower.hopper.program.tile import (
     Gather,
     Place,
@@ -19,7 +19,7 @@ from crossfuse.lower.hopper.program.tile_program import Contraction, TileProgram
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.families.registers import REGISTERS
-from crossfuse.planner.kernels.boxes import ROW_BYTES, box_columns
+from crossfuse.planner.kernels.phase import box_columns
 
 #: Most rows of a box. PTX ISA, cp.async.bulk.tensor.
 MAX_BOX = 256

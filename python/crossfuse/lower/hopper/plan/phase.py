@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from crossfuse.hardware import WARPGROUP_ROWS
 from crossfuse.lower.hopper.flags import Flags
 from crossfuse.lower.hopper.plan.operands import (
     Operand,
@@ -24,10 +25,9 @@ from crossfuse.lower.hopper.rows.plan import (
     registers_beside,
 )
 from crossfuse.lower.hopper.stream.program import starts_on_tiles
-from crossfuse.lower.hopper.wgmma_instruction import OPERAND_TYPES
+from crossfuse.lower.hopper.wgmma import OPERAND_TYPES
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
-from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 from crossfuse.planner.kernels.phase import blocks_of, warpgroups_of, widest
 
 if TYPE_CHECKING:

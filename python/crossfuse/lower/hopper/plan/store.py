@@ -6,19 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 
-from crossfuse.hardware import TMA_PITCH
+from crossfuse.hardware import ROW_BYTES, TMA_PITCH, WARPGROUP_ROWS
 from crossfuse.lower.hopper.plan.operands import PACKED_TYPES, item_bytes, tensor_map
 from crossfuse.lower.hopper.program.tile import Tile
 from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.image import TensorMap
-from crossfuse.planner.kernels.boxes import (
-    ROW_BYTES,
-    SLOTS,
-    WARPGROUP_ROWS,
-    WIDTHS,
-    box_places,
-    box_widths,
-)
+from crossfuse.planner.kernels.phase import SLOTS, WIDTHS, box_places, box_widths
 
 #: Boxes of float32 sums in shared memory at once where one warpgroup multiplies: 32 KiB at most.
 #: Where there are two, ptxas spills the addresses of so many: they take turns.

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from crossfuse import _tvm as ir
-from crossfuse.hardware import WARPGROUP, Device
+from crossfuse.hardware import ROW_BYTES, WARPGROUP, WARPGROUP_ROWS, Device
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.features.feature import (
     ROWS_BEGUN,
@@ -67,7 +67,6 @@ from crossfuse.lower.hopper.statements import (
 )
 from crossfuse.lower.hopper.wgmma import Multiplier
 from crossfuse.lower.image import BufferSpec, TensorMap
-from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
 from crossfuse.planner.kernels.memory import BEFORE_ROWS
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from functools import reduce
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.hardware import WARPGROUP
+from crossfuse.hardware import ROW_BYTES, WARPGROUP, WARPGROUP_ROWS
 from crossfuse.lower.hopper.epilogue.elements import scatter
 from crossfuse.lower.hopper.pipeline import Cursor
 from crossfuse.lower.hopper.plan.operands import GROUP, GROUP_REGISTERS
@@ -22,7 +22,6 @@ from crossfuse.lower.hopper.stream.copies import ColumnStore, ResultStore
 from crossfuse.lower.hopper.stream.multiply import Multiplier, ScoreProduct, SumProduct
 from crossfuse.lower.hopper.stream.plan.memory import BOX, BOX_KEYS
 from crossfuse.lower.hopper.stream.values import Elements, Lanes, RowState, Values, pin_sums
-from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
 
 # Multiplying warpgroups take turns at the tensor cores, by named barriers (PTX ISA, bar).
 #

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.hardware import WARP
+from crossfuse.hardware import WARP, WARPGROUP_ROWS
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.epilogue.elements import as_float, round_pair, scatter
 from crossfuse.lower.hopper.pipeline import Cursor, load_name, store_name
@@ -14,7 +14,6 @@ from crossfuse.lower.hopper.statements import Variable, at, registers, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.plan.memory import Operand, dimensions
 from crossfuse.lower.hopper.stream.values import Lanes, RowState, Values
-from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
 # The loading roles: a thread for queries and keys, and one for values.
 

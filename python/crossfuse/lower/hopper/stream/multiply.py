@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.hardware import ROW_BYTES, WARPGROUP_ROWS
 from crossfuse.lower.hopper.plan.operands import GROUP, GROUP_REGISTERS
 from crossfuse.lower.hopper.statements import Variable, let, registers, run
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan, instruction_sums
 from crossfuse.lower.hopper.stream.plan.memory import BOX
 from crossfuse.lower.hopper.stream.values import Elements
-from crossfuse.lower.hopper.wgmma_instruction import K_BYTES, clear, hold, multiply, swizzled, words
-from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
+from crossfuse.lower.hopper.wgmma import K_BYTES, clear, hold, multiply, swizzled, words
 
 #: Rows of values that one wgmma multiplies, in bytes of a box.
 _GROUP_BYTES = GROUP * ROW_BYTES

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.hardware import WARPGROUP_ROWS
 from crossfuse.lower.hopper.epilogue.elements import as_float, round_pair
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS
 from crossfuse.lower.hopper.statements import Coordinates, Variable, let, registers, run, when
@@ -22,7 +23,6 @@ from crossfuse.lower.hopper.stream.program import (
     inequality,
     ranges,
 )
-from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
 # Expressions of a stream in the registers of one thread.
 
