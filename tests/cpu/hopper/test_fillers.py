@@ -12,8 +12,7 @@ from crossfuse.emulate.cuda import emulate
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
 from crossfuse.lower.hopper.plan import memory as kernel_memory
-from crossfuse.lower.hopper.plan.kernel import KernelPlan, plan_kernel
-from crossfuse.lower.hopper.plan.memory import fillers_of
+from crossfuse.lower.hopper.plan.kernel import KernelPlan, fillers_of, plan_kernel
 from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn

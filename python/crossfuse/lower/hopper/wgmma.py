@@ -15,7 +15,7 @@ from crossfuse.lower.hopper.statements import Variable, run
 from crossfuse.lower.refusal import refuse
 
 if TYPE_CHECKING:
-    from crossfuse.lower.hopper.plan.memory import RingPlan
+    from crossfuse.lower.hopper.plan.kernel import RingPlan
     from crossfuse.lower.hopper.plan.phase import PhasePlan
 
 

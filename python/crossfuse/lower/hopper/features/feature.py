@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from crossfuse.lower.hopper.flags import EndOfWait
     from crossfuse.lower.hopper.pipeline import Cursor, Throttle
     from crossfuse.lower.hopper.plan.kernel import KernelPlan
-    from crossfuse.lower.hopper.plan.memory import Piece
     from crossfuse.lower.hopper.plan.operands import Operand
     from crossfuse.lower.hopper.roles import Body, Loader, Steps
     from crossfuse.lower.hopper.wgmma import LeftOperand
     from crossfuse.lower.image import TensorMap
+    from crossfuse.planner.kernels.memory import Piece
 
 
 T = TypeVar("T")
@@ -231,7 +231,7 @@ class Feature:
         """Initialise its barriers, by one warp."""
         for name in self.barriers:
             with when(body.where.thread == 0):
-                mbarrier.initialise(body.barrier(name), 1)
+                mbarrier.initialise(body.memory.barrier(name), 1)
 
     def meeting(self, body: Body) -> None:
         """While the CTAs of a cluster wait for one another."""

@@ -11,7 +11,6 @@ from crossfuse.hardware import WARP, WARPGROUP, WARPGROUP_ROWS
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.epilogue.prefetch import Ahead, Fragment
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Feature, TileSums
-from crossfuse.lower.hopper.plan.memory import Piece
 from crossfuse.lower.hopper.plan.operands import (
     CHUNK,
     GROUP,
@@ -25,7 +24,7 @@ from crossfuse.lower.hopper.plan.phase import WARP_ROWS, PhasePlan
 from crossfuse.lower.hopper.program.tile import Gather
 from crossfuse.lower.hopper.statements import Variable, at, let, registers, run, when
 from crossfuse.lower.hopper.wgmma import LeftOperand, gathered_tiles, hold, left_registers
-from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER
+from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER, Piece
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.roles import Body, Steps
@@ -42,7 +41,7 @@ def _barrier(at: Giver | _GatherPart, gather: Gather, owner: Any) -> Any:
     One for all slices; in ring order one for each, which the slice of CTA `owner` completes.
     """
     number = at.warpgroup * gather.place.extent + owner if gather.ring else at.warpgroup
-    return at.body.barrier("gather_barriers", number)
+    return at.body.memory.barrier("gather_barriers", number)
 
 
 class Giver(Ending):
@@ -63,7 +62,7 @@ class Giver(Ending):
         gather = self.plan.program.gives
         assert gather is not None
         self.gather = gather
-        self.buffer = self.body.region("gathered")
+        self.buffer = self.body.memory.region("gathered")
         self.fragment = Fragment(self.plan, self.where, self.accumulators)
         # A slice has whole steps of the product that reads it, maybe more than the tile makes.
         self.made = min(gather.width, self.plan.columns)
@@ -200,7 +199,7 @@ class _GatherPart(ConsumerPart):
             return None
         depth = self.body.plan.phases[number].program.contraction.depth
         return gathered_tiles(
-            self.feature.gather, depth, self.body.region("gathered"), self.warpgroup
+            self.feature.gather, depth, self.body.memory.region("gathered"), self.warpgroup
         )
 
     def ending(self, sums: TileSums) -> Ending | None:
@@ -262,7 +261,7 @@ class Gathering(Feature):
         count, thread = barrier_count(self.gather, body.plan.consumers), body.where.thread
         for first in range(0, count, WARP):
             with when(thread < count - first):
-                mbarrier.initialise(body.barrier("gather_barriers", thread + first), 1)
+                mbarrier.initialise(body.memory.barrier("gather_barriers", thread + first), 1)
 
     def step(self, body: Body, phase: PhasePlan, number: Any) -> Any:
         """In ring order each CTA begins with its own slice."""

@@ -15,7 +15,6 @@ from crossfuse.lower.hopper.epilogue.elements import Elements, Units, further_of
 from crossfuse.lower.hopper.epilogue.store import Accumulation
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Feature, TileSums
 from crossfuse.lower.hopper.flags import PlacedFlags
-from crossfuse.lower.hopper.plan.memory import Piece
 from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.program.tile_program import UNIT, SumProgram
 from crossfuse.lower.hopper.statements import (
@@ -28,7 +27,7 @@ from crossfuse.lower.hopper.statements import (
     unravel,
     when,
 )
-from crossfuse.planner.kernels.memory import BARRIER
+from crossfuse.planner.kernels.memory import BARRIER, Piece
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.roles import Body
@@ -206,7 +205,7 @@ class _Part(ConsumerPart):
         body, program = self.body, self.body.plan.phases[-1].program.summed
         assert program is not None
         total = Sum(program, body.where, WARPGROUP * body.plan.consumers, warmup)
-        total.store(body.barrier("sum_barrier"), _places(body, program))
+        total.store(body.memory.barrier("sum_barrier"), _places(body, program))
         body.timeline.stamp("summed")
 
 
@@ -241,4 +240,4 @@ class SumOfParts(Feature):
             values = places | _places(body, program)
             await_parts(program, body.placed(flags), launch, values)
             with when(body.where.lane == 0):
-                mbarrier.arrive(body.barrier("sum_barrier"))
+                mbarrier.arrive(body.memory.barrier("sum_barrier"))

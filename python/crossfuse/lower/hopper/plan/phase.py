@@ -427,3 +427,8 @@ def _with_distinct_maps(phases: tuple[PhasePlan, ...]) -> tuple[PhasePlan, ...]:
         return replace(phase, left=left, rights=rights, others=others, store=store)
 
     return tuple(map(renamed, phases))
+
+
+def box_bytes(phases: tuple[PhasePlan, ...]) -> int:
+    """Bytes of a warpgroup's boxes in a place of their own, the most of any phase."""
+    return max(each.store.own_bytes for each in phases)

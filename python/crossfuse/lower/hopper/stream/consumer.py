@@ -236,14 +236,9 @@ class Handoff:
         assert plan.handoff is not None
         self.body, self.layout = body, plan.handoff
         self._threads = ir.script.uint32(WARPGROUP * (1 + plan.adders))
-        self._rows = ir.script.decl_buffer(
-            (max(1, len(self._buffers)) * WARPGROUP_ROWS,),
-            "float32",
-            data=body.memory.data,
-            scope="shared.dyn",
-            byte_offset=plan.arena["passed"].offset + self.layout.of_rows,
-        )
-        ir.IRBuilder.name("passed_rows", self._rows)
+        count = max(1, len(self._buffers)) * WARPGROUP_ROWS
+        start = plan.arena["passed"].offset + self.layout.of_rows
+        self._rows = body.memory.view("passed_rows", "float32", count, start)
 
     @property
     def _buffers(self) -> tuple[Any, ...]:
@@ -268,7 +263,7 @@ class Handoff:
 
     def put_weights(self, words: Any) -> None:
         """Store the weights of a tile, as wgmma takes a left operand from shared memory."""
-        region = self.body.region("passed")
+        region = self.body.memory.region("passed")
         for part in range(self.body.plan.program.tile[1] // GROUP):
             box, column = divmod(part * GROUP, BOX_KEYS)
 

@@ -57,7 +57,7 @@ def _load(
     cursor.wait_empty()
     full = cursor.ring.full(cursor.stage)
     mbarrier.expect(full, operand.size)
-    region, descriptor = body.region(name), ir.script.address_of(body.maps[operand.map.name])
+    region, descriptor = body.memory.region(name), ir.script.address_of(body.maps[operand.map.name])
     row, *matrix = coordinates(operand, values)
     suffix, more, inside = "", [], 0
     if operand.parts > 1:
@@ -149,7 +149,7 @@ class ResultStore:
     def _address(self, box: int, inside: Any = 0) -> Any:
         output = self.plan.output
         offset = self.warpgroup * output.size + (box * output.pitch + inside)
-        return self.body.region("boxes")(offset)
+        return self.body.memory.region("boxes")(offset)
 
     def _corner(self) -> tuple[Any, Any]:
         """First row and column of the warpgroup in the tile."""
@@ -180,7 +180,7 @@ class ColumnStore(ResultStore):
     def _address(self, box: int, inside: Any = 0) -> Any:
         output = self.plan.output
         offset = self.warpgroup * (self._boxes * output.pitch) + (box * output.pitch + inside)
-        return self.body.region("queries")(offset)
+        return self.body.memory.region("queries")(offset)
 
     def _corner(self) -> tuple[Any, Any]:
         return 0, self.warpgroup * self.plan.columns

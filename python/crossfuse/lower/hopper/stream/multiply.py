@@ -31,8 +31,8 @@ class ScoreProduct:
         self.plan = body.plan
         self.elements = elements
         share = warpgroup * (WARPGROUP_ROWS * ROW_BYTES)
-        self._queries = swizzled("queries", body.region("queries")(share))
-        self._keys = swizzled("keys", body.region("keys")(0))
+        self._queries = swizzled("queries", body.memory.region("queries")(share))
+        self._keys = swizzled("keys", body.memory.region("keys")(0))
 
     def score(self, slot: Any, stage: Any) -> None:
         """Issue the product of queries and keys."""
@@ -105,7 +105,7 @@ class SumProduct(Sums):
         super().__init__(body)
         self._width = instruction_sums(self.plan.sums, self.plan.threads)
         boxes = self.plan.columns // _BOX_COLUMNS  # the first column begins a box
-        self._weights = swizzled("weights", body.region("passed")(0))
+        self._weights = swizzled("weights", body.memory.region("passed")(0))
         self._values = of_values(body, group * (boxes * self.plan.values.pitch))
 
     def add(self, stage: Any, keep: Any) -> None:
@@ -153,7 +153,7 @@ def of_values(body: StreamBody, offset: Any) -> Variable:
     They repeat every 8 keys and, by the leading offset, with every box.
     """
     name = "keys" if body.plan.program.shares_tile else "values"
-    return swizzled("values", body.region(name)(offset), body.plan.values.pitch)
+    return swizzled("values", body.memory.region(name)(offset), body.plan.values.pitch)
 
 
 def _begin(sums: Any, count: int) -> list[Any]:

@@ -371,7 +371,7 @@ def pin_sums(body: StreamBody, rows: RowState) -> None:
 
     ptxas would put them off, see `_PIN`.
     """
-    address = body.region("scratch")(0)
+    address = body.memory.region("scratch")(0)
     for step in body.plan.program.steps:
         if step.kind is Kind.SUM:
             both = [rows.register(step.target, half) for half in range(2)]
