@@ -21,9 +21,9 @@ from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
 from crossfuse.lower.hopper.plan.kernel import plan_kernel
 from crossfuse.lower.hopper.recover.function import recover
-from crossfuse.planner.counts import count, select
 from crossfuse.planner.extract.chain import chain_from
 from crossfuse.planner.families.phases import LAUNCHES, PHASES
+from crossfuse.planner.kernels.arrays import count, select
 from crossfuse.planner.kernels.shape import shape_of_blocks
 from crossfuse.runtime.cubin import compile_cubin
 from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows

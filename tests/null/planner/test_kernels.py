@@ -10,9 +10,9 @@ import pytest
 from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
 from crossfuse.planner.chain.build import chain_of, matrix_chain
-from crossfuse.planner.counts import count, select, stack
 from crossfuse.planner.families.dsm import ClusteredKernel
 from crossfuse.planner.families.registry import FAMILIES, families, read_kernel
+from crossfuse.planner.kernels.arrays import count, select, stack
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.shape import Shape, shape_of
 from crossfuse.workload import resolve

@@ -10,9 +10,9 @@ from crossfuse.hardware import device
 from crossfuse.planner.chain.build import matrix_chain
 from crossfuse.planner.cost.estimate import estimate
 from crossfuse.planner.cost.rates import rates_of
-from crossfuse.planner.counts import axes, count, entries, select, stack
 from crossfuse.planner.families.phases import LAUNCHES, PHASES
 from crossfuse.planner.families.registry import families, read_kernel
+from crossfuse.planner.kernels.arrays import axes, count, entries, select, stack
 from crossfuse.planner.kernels.shape import LayerShape, shape_of
 from crossfuse.planner.plan import Plan, plan, ranked
 from crossfuse.planner.tune.kernel_space import space_of

@@ -13,9 +13,9 @@ from crossfuse.planner.cost.estimate import corrected, estimate
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.cost.terms import LEARNED
 from crossfuse.planner.cost.trees import NAMES, Trees, read, trees_of
-from crossfuse.planner.counts import count, select
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.registry import FAMILIES
+from crossfuse.planner.kernels.arrays import count, select
 from crossfuse.planner.plan import plan
 from null.planner.test_kernels import H100, shape
 from study.fit import Sample

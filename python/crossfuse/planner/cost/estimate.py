@@ -23,11 +23,10 @@ from typing import Any
 import numpy as np
 
 from crossfuse.hardware import WARP, Device
-from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates, at, rates_of
 from crossfuse.planner.cost.terms import LEARNED, Estimate
 from crossfuse.planner.cost.trees import features
-from crossfuse.planner.counts import (
+from crossfuse.planner.kernels.arrays import (
     Count,
     Flag,
     Share,
@@ -374,13 +373,13 @@ def corrected(kernel: TileKernel, shape: Shape, device: Device, rates: Rates) ->
     room = kernel.memories(shape, device)[-1]
     found = estimate(kernel, shape, device, rates, room)
     if rates.trees is None or len(shape.layers) > 2:
-        return with_own(found, rates.own, kernel, shape, device)
+        return rates.with_own(found, kernel, shape, device)
     rows = features(kernel, shape, device, found, room)
     by: np.ndarray | float = np.expm1(rates.trees.sum(rows)) * np.asarray(found.microseconds)
     if not np.ndim(found.microseconds):
         by = float(np.asarray(by).item())
     found = replace(found, terms={**found.terms, LEARNED: by})
-    return with_own(found, rates.own, kernel, shape, device)
+    return rates.with_own(found, kernel, shape, device)
 
 
 # The fastest of many kernels by the corrected estimate, some of whose tiles may be given.
@@ -397,7 +396,7 @@ def fastest(
     The kernels are legal tiles of one family as arrays, at least one; the fastest comes first.
     """
     # What trees say costs more than the estimate: only those near the best are worth it.
-    found = with_own(estimate(kernels, shape, device, rates), rates.own, kernels, shape, device)
+    found = rates.with_own(estimate(kernels, shape, device, rates), kernels, shape, device)
     times = np.asarray(found.microseconds)
     near = np.argsort(times, kind="stable")[: max(_NEAR, keep)]
     times = np.asarray(corrected(select(kernels, near), shape, device, rates).microseconds)

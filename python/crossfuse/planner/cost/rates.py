@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,9 +18,16 @@ from crossfuse.errors import EnvironmentRefused, PlanRefused, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.planner.calibration.record import Measured, load, measured
 from crossfuse.planner.cost.own import OwnTerm
+from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.cost.trees import Trees, trees_of
-from crossfuse.planner.counts import Count, Share
+from crossfuse.planner.kernels.arrays import Count, Share
 from crossfuse.schema import Damaged, Positive, typed
+
+if TYPE_CHECKING:
+    from crossfuse.planner.cascade.shape import CascadeShape
+    from crossfuse.planner.families.cascade import CascadeKernel
+    from crossfuse.planner.kernels.kernel import TileKernel
+    from crossfuse.planner.kernels.shape import Shape
 
 
 @dataclass(frozen=True)
@@ -132,6 +139,32 @@ class Rates:
         for height in heights[1:]:
             found = np.where(rows >= height, at(tuple(sorted(table[height])), columns), found)
         return found if isinstance(found, np.ndarray) and found.ndim else float(found)
+
+    def with_own(
+        self,
+        found: Estimate,
+        kernel: TileKernel | CascadeKernel | None,
+        shape: Shape | CascadeShape,
+        device: Device,
+    ) -> Estimate:
+        """Add a user's terms to an estimate.
+
+        Parameters
+        ----------
+        found : Estimate
+            Without them.
+        kernel, shape, device
+            As `OwnTerm` has them; the kernel is None for separate kernels.
+
+        Returns
+        -------
+        Estimate
+            The same where there are no such terms.
+        """
+        if not self.own:
+            return found
+        times = {each.name: each.time(kernel, shape, device) for each in self.own}
+        return replace(found, terms={**found.terms, **times})
 
 
 def at(curve: Sequence[tuple[float, float]], size: Count) -> Share:

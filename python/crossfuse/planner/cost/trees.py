@@ -18,7 +18,7 @@ from crossfuse import schema
 from crossfuse.errors import EnvironmentRefused, RefusedError, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.cost.terms import LEARNED, TERMS, Estimate
-from crossfuse.planner.counts import count
+from crossfuse.planner.kernels.arrays import count
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.memory import Memory, resident
 from crossfuse.planner.kernels.phase import Phase

@@ -15,7 +15,6 @@ from crossfuse.planner.choice import Runner, plain_numbers, runner_of
 from crossfuse.planner.cost.estimate import best_of
 from crossfuse.planner.cost.rates import Rates, at, rates_of
 from crossfuse.planner.cost.terms import Estimate, added
-from crossfuse.planner.counts import count
 from crossfuse.planner.explain import tables
 from crossfuse.planner.explain.levels import CASCADE_LEVELS, Level, size_text
 from crossfuse.planner.explain.picture import times_picture
@@ -26,6 +25,7 @@ from crossfuse.planner.families.registry import (
     families,
     read_tiles,
 )
+from crossfuse.planner.kernels.arrays import count
 from crossfuse.planner.kernels.shape import Shape, Step
 from crossfuse.schema import parse
 

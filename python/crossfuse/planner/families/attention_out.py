@@ -95,14 +95,11 @@ class AttentionOut(CascadeFamily[AttentionOutTiles]):
     form: ClassVar[str] = "Attention first, and its output product in the same kernel"
     rule: ClassVar[str] = "attention_out.schedule_attention_out"
     kind: ClassVar[Any] = AttentionOutTiles
+    streams: ClassVar[Any] = TileWork
+    followed: ClassVar[bool] = True
     axes: ClassVar[tuple[str, ...]] = ("rows", "elements", "cluster", "columns")
     second: ClassVar[tuple[str, ...]] = ("columns",)
     most: ClassVar[int] = 8
-
-    @classmethod
-    def matches(cls, shape: CascadeShape) -> bool:
-        """Whether a product of what a stream of tiles makes follows it."""
-        return shape.after is not None and isinstance(shape.work, TileWork)
 
     @property
     def work(self) -> TileWork:

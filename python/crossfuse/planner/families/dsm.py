@@ -17,7 +17,8 @@ import numpy as np
 from crossfuse.hardware import Device
 from crossfuse.planner.cost.estimate import Clock, Work, turns_of
 from crossfuse.planner.cost.rates import at
-from crossfuse.planner.counts import (
+from crossfuse.planner.families.family import ChainFamily, Placement
+from crossfuse.planner.kernels.arrays import (
     CLUSTERS,
     NOTHING,
     PARTS,
@@ -31,7 +32,6 @@ from crossfuse.planner.counts import (
     least,
     row_options,
 )
-from crossfuse.planner.families.family import ChainFamily, Placement
 from crossfuse.planner.kernels.kernel import PartedKernel
 from crossfuse.planner.kernels.phase import Phase, hold_both
 from crossfuse.planner.kernels.shape import Shape, TileRule, rows_in_parts

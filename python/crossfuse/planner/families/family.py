@@ -17,7 +17,7 @@ import numpy as np
 
 from crossfuse.errors import PlanRefused, ScheduleRefused, refuse
 from crossfuse.hardware import Device
-from crossfuse.planner.counts import NOTHING, count, flags, select
+from crossfuse.planner.kernels.arrays import NOTHING, count, flags, select
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.shape import Shape, Step, narrowed
 from crossfuse.schema import Damaged, typed
@@ -67,6 +67,8 @@ class ChainFamily:
     #: Whether there are kernels of chains of any extents, which are tried first where nothing is
     #: known of times.
     fits_all: bool = False
+    #: Whether there are kernels of chains of more products, too.
+    longer: bool = False
 
     @property
     def name(self) -> str:
@@ -82,6 +84,8 @@ class ChainFamily:
 
     def matches(self, shape: Shape) -> bool:
         """Whether there may be kernels of a chain."""
+        if self.longer:
+            return self.products <= len(shape.layers)
         return self.products == len(shape.layers) and not shape.chain
 
     def open_tiles(self, cluster: int) -> dict[str, Any]:

@@ -25,7 +25,17 @@ import numpy as np
 from crossfuse.hardware import Device
 from crossfuse.planner.cost.estimate import estimate
 from crossfuse.planner.cost.rates import rates_of
-from crossfuse.planner.counts import (
+from crossfuse.planner.families.family import ChainFamily
+from crossfuse.planner.families.tiled import (
+    SEPARATE,
+    SHARES,
+    STAGED,
+    WHOLE,
+    WIDE,
+    PhasedKernel,
+    splits,
+)
+from crossfuse.planner.kernels.arrays import (
     CLUSTERS,
     NOTHING,
     ROWS,
@@ -38,16 +48,6 @@ from crossfuse.planner.counts import (
     grid,
     read_extents,
     row_options,
-)
-from crossfuse.planner.families.family import ChainFamily
-from crossfuse.planner.families.tiled import (
-    SEPARATE,
-    SHARES,
-    STAGED,
-    WHOLE,
-    WIDE,
-    PhasedKernel,
-    splits,
 )
 from crossfuse.planner.kernels.memory import resident
 from crossfuse.planner.kernels.phase import Phase, widest_of
@@ -197,10 +197,6 @@ class LaunchesKernel(LayeredKernel):
 class LayeredFamily(ChainFamily):
     """Kernels of chains of three layers or more."""
 
-    def matches(self, shape: Shape) -> bool:
-        """Whether it is a chain of three layers or more."""
-        return len(shape.layers) > 2
-
     def tried(
         self, shape: Shape, device: Device, given: Mapping[str, int] = NOTHING
     ) -> LayeredKernel:
@@ -297,6 +293,7 @@ PHASES = LayeredFamily(
     placements=STAGED.placements,
     second=_SECOND,
     fits_all=True,
+    longer=True,
 )
 LAUNCHES = LayeredFamily(
     LaunchesKernel,
@@ -308,4 +305,5 @@ LAUNCHES = LayeredFamily(
     placements=SEPARATE.placements,
     second=_SECOND,
     fits_all=True,
+    longer=True,
 )

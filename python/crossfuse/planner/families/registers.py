@@ -14,7 +14,8 @@ import numpy as np
 
 from crossfuse.hardware import WARPGROUP_ROWS, Device
 from crossfuse.planner.cost.estimate import Clock, Work
-from crossfuse.planner.counts import (
+from crossfuse.planner.families.family import ChainFamily, Placement
+from crossfuse.planner.kernels.arrays import (
     NOTHING,
     PARTS,
     ROWS,
@@ -29,7 +30,6 @@ from crossfuse.planner.counts import (
     row_options,
     select,
 )
-from crossfuse.planner.families.family import ChainFamily, Placement
 from crossfuse.planner.kernels.kernel import PartedKernel
 from crossfuse.planner.kernels.phase import Phase, by_warpgroups, sums_received, widest_of
 from crossfuse.planner.kernels.shape import Shape, TileRule, rows_in_parts

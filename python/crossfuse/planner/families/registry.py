@@ -11,7 +11,6 @@ from crossfuse.hardware import Device
 from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.cost.estimate import fastest
 from crossfuse.planner.cost.rates import rates_of
-from crossfuse.planner.counts import count
 from crossfuse.planner.families import dsm, phases, registers, tiled
 from crossfuse.planner.families.attention_out import AttentionOut
 from crossfuse.planner.families.cascade import CascadeFamily
@@ -20,6 +19,7 @@ from crossfuse.planner.families.rows import Rows
 from crossfuse.planner.families.rows_chain import RowsChain
 from crossfuse.planner.families.stream import Stream
 from crossfuse.planner.families.tiles import Tiles
+from crossfuse.planner.kernels.arrays import count
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.shape import Shape
 

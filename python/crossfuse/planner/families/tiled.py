@@ -20,7 +20,8 @@ import numpy as np
 from crossfuse.hardware import Device
 from crossfuse.planner.cost.estimate import Clock, Work, overlapped
 from crossfuse.planner.cost.rates import Rates
-from crossfuse.planner.counts import (
+from crossfuse.planner.families.family import ChainFamily, Placement
+from crossfuse.planner.kernels.arrays import (
     CLUSTERS,
     NOTHING,
     ROWS,
@@ -37,7 +38,6 @@ from crossfuse.planner.counts import (
     row_options,
     select,
 )
-from crossfuse.planner.families.family import ChainFamily, Placement
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.memory import cached_level, resident
 from crossfuse.planner.kernels.phase import (

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from crossfuse.cascade.rewrite.tiles import DSM, KERNEL, WIDE, CascadeTiles
 from crossfuse.cascade.rewrite.work import TileWork
 from crossfuse.hardware import WARPGROUP, WARPGROUP_ROWS, Device
-from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.cascade.tile_cost import (
     at_once,
     multiplying,
@@ -61,15 +60,10 @@ class Tiles(CascadeFamily[CascadeTiles]):
     form: ClassVar[str] = "Stream of tiles (0: chosen)"
     rule: ClassVar[str] = "cascade_tiles.schedule_cascade_tiles"
     kind: ClassVar[Any] = CascadeTiles
+    streams: ClassVar[Any] = TileWork
     axes: ClassVar[tuple[str, ...]] = ("rows", "elements", "cluster")
     second: ClassVar[tuple[str, ...]] = ("elements", "cluster")
     state_places: ClassVar[Mapping[str, str]] = {"registers": "states in registers"}
-
-    @classmethod
-    def matches(cls, shape: CascadeShape) -> bool:
-        """Whether the whole is a stream of tiles: no product follows, or reads rows of it."""
-        alone = shape.product is None and shape.after is None
-        return alone and isinstance(shape.work, TileWork)
 
     @property
     def equal(self) -> float:

@@ -20,7 +20,7 @@ from crossfuse.files import read_bytes, read_text
 from crossfuse.planner.cost.estimate import estimate
 from crossfuse.planner.cost.trees import NAMES
 from crossfuse.planner.cost.trees import features as features_of
-from crossfuse.planner.counts import select
+from crossfuse.planner.kernels.arrays import select
 from crossfuse.planner.tune.kernel_space import KernelSpace
 from crossfuse.planner.tune.space import Space
 from crossfuse.schema import Between, Damaged, read

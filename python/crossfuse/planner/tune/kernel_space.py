@@ -26,7 +26,6 @@ from crossfuse.hardware import Device
 from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.cost.estimate import corrected
 from crossfuse.planner.cost.rates import Rates
-from crossfuse.planner.counts import entries, select
 from crossfuse.planner.families.cascade import Timed
 from crossfuse.planner.families.registry import (
     CASCADE_FAMILIES,
@@ -35,6 +34,7 @@ from crossfuse.planner.families.registry import (
     read_kernel,
     read_tiles,
 )
+from crossfuse.planner.kernels.arrays import entries, select
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.shape import Shape
 from crossfuse.planner.tune.space import Group, Space

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from crossfuse.planner.counts import axes, count, entries
+from crossfuse.planner.kernels.arrays import axes, count, entries
 
 
 class Move(NamedTuple):

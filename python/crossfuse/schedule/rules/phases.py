@@ -13,7 +13,6 @@ from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.planner.cost.estimate import fastest
 from crossfuse.planner.cost.rates import rates_of
-from crossfuse.planner.counts import count, flags, select
 from crossfuse.planner.families.phases import (
     ALONG,
     COLUMNS,
@@ -22,6 +21,7 @@ from crossfuse.planner.families.phases import (
     REDUCTION,
     ROWS_OF,
 )
+from crossfuse.planner.kernels.arrays import count, flags, select
 from crossfuse.planner.kernels.shape import shape_of_blocks
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.pipelined import bind_split, grouped, place_products

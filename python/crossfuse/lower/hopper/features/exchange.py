@@ -18,6 +18,7 @@ from crossfuse.lower.hopper.statements import Variable, branches, let, registers
 from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER, EXCHANGE_BARRIERS, Piece
 
 if TYPE_CHECKING:
+    from crossfuse.hardware import Device
     from crossfuse.lower.hopper.plan.operands import Operand
     from crossfuse.lower.hopper.roles import Body
 
@@ -263,7 +264,7 @@ class SplitSum(Feature):
     received: int
 
     @classmethod
-    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> SplitSum:
+    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int], device: Device) -> SplitSum:
         """Peers send to one place in all phases."""
         return cls(tuple(numbers), max(phases[each].exchanged_bytes for each in numbers))
 
@@ -357,7 +358,7 @@ class Pair(Feature):
     behind_tiles: tuple[Piece, ...]
 
     @classmethod
-    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> Pair:
+    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int], device: Device) -> Pair:
         """Only one phase is made by pairs."""
         (number,) = numbers
         size = phases[number].exchanged_bytes

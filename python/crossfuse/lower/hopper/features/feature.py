@@ -201,10 +201,10 @@ class Feature:
         numbers = [
             each for each, phase in enumerate(phases) if getattr(phase.program, cls.asked_by)
         ]
-        return cls.of(phases, numbers) if numbers else None
+        return cls.of(phases, numbers, device) if numbers else None
 
     @classmethod
-    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> Feature:
+    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int], device: Device) -> Feature:
         """The feature of a kernel in which the phases of these numbers ask for it."""
         return cls()
 

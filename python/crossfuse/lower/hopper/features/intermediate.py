@@ -27,6 +27,7 @@ from crossfuse.lower.hopper.wgmma import LeftOperand, gathered_tiles, hold, left
 from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER, Piece
 
 if TYPE_CHECKING:
+    from crossfuse.hardware import Device
     from crossfuse.lower.hopper.roles import Body, Steps
 
 # All-gather through distributed shared memory, from registers to wgmma.
@@ -246,7 +247,7 @@ class Gathering(Feature):
     before_tiles: tuple[Piece, ...]
 
     @classmethod
-    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> Gathering:
+    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int], device: Device) -> Gathering:
         """One intermediate stays in the cluster."""
         (number,) = numbers
         gather = phases[number].program.takes
@@ -345,6 +346,6 @@ class KeptLeft(Feature):
     held: int
 
     @classmethod
-    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> KeptLeft:
+    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int], device: Device) -> KeptLeft:
         """All phases have the same registers."""
         return cls(max(phases[each].kept for each in numbers))

@@ -30,6 +30,7 @@ from crossfuse.lower.hopper.statements import (
 from crossfuse.planner.kernels.memory import BARRIER, Piece
 
 if TYPE_CHECKING:
+    from crossfuse.hardware import Device
     from crossfuse.lower.hopper.roles import Body
 
 #: Vector suffix of an instruction, by the number of neighbours.
@@ -221,7 +222,7 @@ class SumOfParts(Feature):
     zeroed: tuple[Any, ...]
 
     @classmethod
-    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> SumOfParts:
+    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int], device: Device) -> SumOfParts:
         """Of the last phase: TMA adds partial tiles to one, or they are added here."""
         summed = phases[-1].program.summed
         assert summed is not None

@@ -385,7 +385,7 @@ class Rows(WholeRows):
     asked_by: ClassVar = "rows"
 
     @classmethod
-    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> Feature:
+    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int], device: Device) -> Feature:
         """Of the first phase: chunk by chunk, or as whole rows."""
         phase = phases[0]
         rows = phase.program.rows

@@ -95,10 +95,11 @@ class Streamed(Feature):
     stream: StreamPlan
 
     @classmethod
-    def found_in(cls, phases: tuple[PhasePlan, ...], device: Device) -> Feature | None:
-        """The feature if the first phase asks for it."""
+    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int], device: Device) -> Streamed:
+        """Of the first phase."""
         program = phases[0].program.streamed
-        return None if program is None else cls(share_memory(program, phases, device))
+        assert program is not None
+        return cls(share_memory(program, phases, device))
 
     @property
     def tensor_maps(self) -> tuple[TensorMap, ...]:  # type: ignore[override]
