@@ -27,12 +27,13 @@ from crossfuse.planner.cost.estimate import OVERLAP, ingest_speed, overlapped, s
 from crossfuse.planner.cost.rates import Rates, at
 from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.kernels import stream
+from crossfuse.planner.kernels.memory import LEAST_STAGES
+from crossfuse.planner.kernels.stream import BOX_COLUMNS
 
 # Resources of an SM that a stream of tiles takes.
 
-#: Stages of the ring that are worth it, and bytes of barriers and of arithmetic that is kept in its
-#: place, at most.
-_STAGES, _REST = 2, 1024
+#: Bytes of barriers of a lone product, at most.
+_REST = 1024
 
 
 def sum_registers(work: TileWork, sizes: CascadeTiles) -> int:
@@ -91,26 +92,32 @@ def steps_together(work: TileWork) -> bool:
     return len({(first, behind) for _, first, behind in work.spans}) <= 1
 
 
-def shared_size(work: TileWork, sizes: CascadeTiles) -> int:
-    """Bytes of shared memory of a CTA with as few stages as are worth it, at least.
+def shared_bytes(work: TileWork, sizes: CascadeTiles, device: Device) -> int | None:
+    """Bytes of shared memory of a CTA, with as many stages as the kernel has; None if not two fit.
+
+    Of a lone product, whose kernel is planned as products are, at least.
+    """
+    limit = device.max_shared_bytes
+    if not work.depth or not work.columns:
+        size = least_bytes(work, sizes)
+        return size if size <= limit else None
+    found = _stream_memory(work, sizes)
+    stages = found.divide(0, limit)
+    return None if stages is None or stages[1] < LEAST_STAGES else found.size(*stages)
+
+
+def least_bytes(work: TileWork, sizes: CascadeTiles) -> int:
+    """Bytes of shared memory of a CTA with two stages, about.
 
     Results of more columns than a box leave through what the ring has then.
     """
-    boxes = sizes.rows * min(sizes.columns, 64) * work.item
+    boxes = sizes.rows * min(sizes.columns, BOX_COLUMNS) * work.item
     held = sizes.rows * sizes.depth * work.left if holds_left(work, sizes) else 0
-    return held + boxes + _STAGES * step_bytes(work, sizes) + _REST
-
-
-def shared_fits(work: TileWork, sizes: CascadeTiles, device: Device) -> bool:
-    """Whether two stages are worth it, and the kernel fits with as many as it needs."""
-    limit = device.max_shared_bytes
-    if shared_size(work, sizes) > limit:
-        return False
-    return not work.columns or _stream_memory(work, sizes).divide(0, limit) is not None
+    return held + boxes + LEAST_STAGES * step_bytes(work, sizes) + _REST
 
 
 def _stream_memory(work: TileWork, sizes: CascadeTiles) -> stream.StreamMemory:
-    """Shared memory of a stream between two products."""
+    """Shared memory of a stream between two products, of which the lowering makes its regions."""
     rows, keys, columns = sizes.rows, sizes.elements, sizes.columns
     stored = min(rows, work.rows)
     handed = None

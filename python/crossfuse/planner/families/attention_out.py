@@ -17,8 +17,8 @@ from crossfuse.cascade.rewrite.work import TileWork
 from crossfuse.hardware import WARPGROUP, WARPGROUP_ROWS, Device
 from crossfuse.planner.cascade.shape import CascadeShape, OutputProduct
 from crossfuse.planner.cascade.tile_cost import (
+    least_bytes,
     registers_fit,
-    shared_size,
     splits_axis,
     step_bytes,
     steps_of,
@@ -166,9 +166,12 @@ class AttentionOut(CascadeFamily[AttentionOutTiles]):
         )
 
     def stream_size(self, tiles: AttentionOutTiles, device: Device) -> int:
-        """Bytes of shared memory of the stream: two stages, or as many as fit in half of it."""
+        """Bytes of shared memory of the stream: two stages, or as many as fit in half of it.
+
+        Times were fitted to these, which are not quite those of the kernel.
+        """
         work, sizes = self.work, steps_of(self.work, tiles.stream).sizes
-        least, step = shared_size(work, sizes), step_bytes(work, sizes)
+        least, step = least_bytes(work, sizes), step_bytes(work, sizes)
         # Tiles of queries have two slots where no states are handed over; a mailbox takes that
         # place.
         least += sizes.rows * work.depth * work.left

@@ -16,8 +16,7 @@ from crossfuse.planner.cascade.tile_cost import (
     at_once,
     multiplying,
     registers_fit,
-    shared_fits,
-    shared_size,
+    shared_bytes,
     splits_axis,
     steps_of,
     steps_together,
@@ -121,7 +120,7 @@ class Tiles(CascadeFamily[CascadeTiles]):
             WARPGROUP * (multiplying(work, found.sizes) + 1),
             1,
             sum_registers(work, found.sizes),
-            shared_size(work, found.sizes),
+            shared_bytes(work, found.sizes, device) or 0,
             round(max(1.0, waves), 2),
         )
 
@@ -212,7 +211,7 @@ def _rules(work: TileWork, device: Device, chosen: CascadeTiles) -> tuple[Rule[C
         (
             "shared",
             f"two stages fit {device.max_shared_bytes >> 10} KiB of shared memory",
-            lambda each: shared_fits(work, steps_of(work, each).sizes, device),
+            lambda each: shared_bytes(work, steps_of(work, each).sizes, device) is not None,
         ),
     )
 
