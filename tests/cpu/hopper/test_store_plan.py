@@ -12,7 +12,7 @@ from cpu.hopper.test_plan import planned
 from crossfuse.hardware import device
 from crossfuse.lower.extract import only_function
 from crossfuse.lower.hopper.plan.kernel import KernelPlan, plan_kernel
-from crossfuse.lower.hopper.plan.store import StorePlan
+from crossfuse.lower.hopper.plan.tiles import StorePlan
 from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.lower.image import TensorMap

@@ -19,7 +19,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import ROW_BYTES, WARPGROUP_ROWS
-from crossfuse.lower.hopper.plan.operands import GROUP_REGISTERS, item_bytes
+from crossfuse.lower.hopper.plan.tiles import GROUP_REGISTERS, item_bytes
 from crossfuse.lower.hopper.statements import run
 from crossfuse.lower.hopper.wgmma import (
     CORE_BYTES,

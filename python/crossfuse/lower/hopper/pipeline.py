@@ -10,7 +10,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.plan.operands import Operand
+from crossfuse.lower.hopper.plan.tiles import Operand
 from crossfuse.lower.hopper.program.tile import Place, Tile, WindowTile
 from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.hopper.statements import Coordinates, Variable, at, let, run, strides, when

@@ -29,8 +29,8 @@ from crossfuse.lower.hopper.pipeline import (
     sharing_rank,
 )
 from crossfuse.lower.hopper.plan.kernel import KernelPlan, filler_count
-from crossfuse.lower.hopper.plan.operands import Operand
 from crossfuse.lower.hopper.plan.phase import PhasePlan
+from crossfuse.lower.hopper.plan.tiles import Operand
 from crossfuse.lower.hopper.recover.contraction import first_of_reduction
 from crossfuse.lower.hopper.statements import (
     Coordinates,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import ROW_BYTES, WARPGROUP_ROWS
-from crossfuse.lower.hopper.plan.operands import CHUNK, GROUP, GROUP_REGISTERS, Operand, share_bytes
+from crossfuse.lower.hopper.plan.tiles import CHUNK, GROUP, GROUP_REGISTERS, Operand, share_bytes
 from crossfuse.lower.hopper.program.tile import Gather
 from crossfuse.lower.hopper.statements import Variable, run
 from crossfuse.lower.refusal import refuse

@@ -16,7 +16,7 @@ from crossfuse.lower.hopper.features.feature import Ending, TileSums
 from crossfuse.lower.hopper.flags import PlacedFlags
 from crossfuse.lower.hopper.pipeline import Cursor, Release, store_name
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS
-from crossfuse.lower.hopper.plan.store import StoreBox, StorePlan
+from crossfuse.lower.hopper.plan.tiles import StoreBox, StorePlan
 from crossfuse.lower.hopper.statements import Coordinates, Warmup, hidden, let, registers, run, when
 
 

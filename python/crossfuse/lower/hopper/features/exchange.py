@@ -19,7 +19,7 @@ from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER, EXCHANGE_BARRIE
 
 if TYPE_CHECKING:
     from crossfuse.hardware import Device
-    from crossfuse.lower.hopper.plan.operands import Operand
+    from crossfuse.lower.hopper.plan.tiles import Operand
     from crossfuse.lower.hopper.roles import Body
 
 _WARPS = WARPGROUP_ROWS // WARP_ROWS

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from crossfuse.lower.hopper.flags import EndOfWait
     from crossfuse.lower.hopper.pipeline import Cursor, Throttle
     from crossfuse.lower.hopper.plan.kernel import KernelPlan
-    from crossfuse.lower.hopper.plan.operands import Operand
+    from crossfuse.lower.hopper.plan.tiles import Operand
     from crossfuse.lower.hopper.roles import Body, Loader, Steps
     from crossfuse.lower.hopper.wgmma import LeftOperand
     from crossfuse.lower.image import TensorMap

@@ -11,7 +11,8 @@ from crossfuse.hardware import WARP, WARPGROUP, WARPGROUP_ROWS
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.epilogue.prefetch import Ahead, Fragment
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Feature, TileSums
-from crossfuse.lower.hopper.plan.operands import (
+from crossfuse.lower.hopper.plan.phase import WARP_ROWS, PhasePlan
+from crossfuse.lower.hopper.plan.tiles import (
     CHUNK,
     GROUP,
     GROUP_REGISTERS,
@@ -20,7 +21,6 @@ from crossfuse.lower.hopper.plan.operands import (
     share_bytes,
     slice_bytes,
 )
-from crossfuse.lower.hopper.plan.phase import WARP_ROWS, PhasePlan
 from crossfuse.lower.hopper.program.tile import Gather
 from crossfuse.lower.hopper.statements import Variable, at, let, registers, run, when
 from crossfuse.lower.hopper.wgmma import LeftOperand, gathered_tiles, hold, left_registers

@@ -15,8 +15,8 @@ from crossfuse.lower.hopper.features.feature import Feature, first_of
 from crossfuse.lower.hopper.features.intermediate import Gathering, KeptLeft
 from crossfuse.lower.hopper.features.sum_of_parts import SumOfParts
 from crossfuse.lower.hopper.flags import Flags, state
-from crossfuse.lower.hopper.plan.operands import Operand
 from crossfuse.lower.hopper.plan.phase import PhasePlan, box_bytes, plan_phases
+from crossfuse.lower.hopper.plan.tiles import Operand
 from crossfuse.lower.hopper.program.tile import Place
 from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.hopper.reduced.epilogue import RowsReduced

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING
 
 from crossfuse.hardware import WARPGROUP_ROWS
 from crossfuse.lower.hopper.flags import Flags
-from crossfuse.lower.hopper.plan.operands import (
+from crossfuse.lower.hopper.plan.tiles import (
     Operand,
+    StorePlan,
     check_depth,
     check_gather,
     check_kept,
     check_kept_room,
     kept_registers,
     make_operand,
+    plan_store,
 )
-from crossfuse.lower.hopper.plan.store import StorePlan, plan_store
 from crossfuse.lower.hopper.program.tile_program import Product, TileProgram
 from crossfuse.lower.hopper.rows.plan import (
     ChunkPlan,

@@ -15,7 +15,7 @@ from crossfuse import _tvm as ir
 from crossfuse.hardware import ROW_BYTES, WARPGROUP, WARPGROUP_ROWS
 from crossfuse.lower.hopper.epilogue.elements import scatter
 from crossfuse.lower.hopper.pipeline import Cursor
-from crossfuse.lower.hopper.plan.operands import GROUP, GROUP_REGISTERS
+from crossfuse.lower.hopper.plan.tiles import GROUP, GROUP_REGISTERS
 from crossfuse.lower.hopper.statements import Variable, branches, let, registers, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.copies import ColumnStore, ResultStore

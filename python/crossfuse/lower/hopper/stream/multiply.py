@@ -7,7 +7,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import ROW_BYTES, WARPGROUP_ROWS
-from crossfuse.lower.hopper.plan.operands import GROUP, GROUP_REGISTERS
+from crossfuse.lower.hopper.plan.tiles import GROUP, GROUP_REGISTERS
 from crossfuse.lower.hopper.statements import Variable, let, registers, run
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan, instruction_sums

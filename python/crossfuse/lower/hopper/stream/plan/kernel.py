@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from crossfuse import _tvm as ir
 from crossfuse.cascade.rewrite.tiles import arrays_of
 from crossfuse.hardware import WARPGROUP, WARPGROUP_ROWS, Device
-from crossfuse.lower.hopper.plan.operands import MAX_BOX
+from crossfuse.lower.hopper.plan.tiles import MAX_BOX
 from crossfuse.lower.hopper.program.tile import Place, identifier
 from crossfuse.lower.hopper.stream.common_subexpressions import share_elements
 from crossfuse.lower.hopper.stream.plan.memory import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import ROW_BYTES, TMA_PITCH, WARPGROUP_ROWS, Device
-from crossfuse.lower.hopper.plan.operands import item_bytes
+from crossfuse.lower.hopper.plan.tiles import item_bytes
 from crossfuse.lower.hopper.program.tile import identifier
 from crossfuse.lower.hopper.stream.program import Box, Kind, StreamProgram
 from crossfuse.lower.image import TensorMap
