@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,19 @@ def multiply(
     # Only 16-bit types in shared memory may have operands that are not K-major.
     layouts = [] if k == 32 else [*([0] if len(left) == 1 else []), int(transposed)]
     run(call(*accumulators, *left, right, ir.script.ptx.pred(keep), 1, 1, *layouts))
+
+
+@contextmanager
+def batch() -> Iterator[None]:
+    """Products that are committed together, behind what has been written to their registers."""
+    run(ir.script.ptx.wgmma.fence.sync.aligned())
+    yield
+    run(ir.script.ptx.wgmma.commit_group.sync.aligned())
+
+
+def await_batches(pending: int) -> None:
+    """Wait until at most `pending` batches are still in flight."""
+    run(ir.script.ptx.wgmma.wait_group.sync.aligned(pending))
 
 
 def swizzled(name: str, address: Any, leading: int = 16, row_bytes: int = ROW_BYTES) -> Variable:
@@ -287,33 +301,37 @@ class Multiplier:
     def start(self, left: Any, right: Any, first: Any) -> None:
         """Multiply a left tile by a stage; `first` discards what was accumulated before."""
         self.hold()
-        run(ir.script.ptx.wgmma.fence.sync.aligned())
-        offset = right * self.ring.pitch
         count = len(self._rights)
         together = count if self.plan.is_one_product else 1
-        for part in range(self.plan.program.contraction.depth // self._k):
-            keep = ir.script.Cast("uint32", ir.script.Not(first)) if part == 0 else 1
-            for block, number in product(range(self.plan.blocks), range(0, count, together)):
-                operand = self.plan.rights[number]
-                # Along k: 16 rows, if it is stored as [k, n].
-                step = K_BYTES if operand.k_major else 16 * operand.row_bytes
-                first_sum = self.plan.first_sum(block, number)
-                multiply(
-                    (self.plan.program.contraction.left.dtype, operand.tile.dtype),
-                    [
-                        self.accumulators[first_sum + each]
-                        for each in range(together * self.plan.accumulators)
-                    ],
-                    self._left(left, part, block),
-                    self._rights[number].value + words(offset + part * step),
-                    ir.script.Cast("uint32", keep),
-                    transposed=not operand.k_major,
-                )
-        run(ir.script.ptx.wgmma.commit_group.sync.aligned())
+        with batch():
+            for part in range(self.plan.program.contraction.depth // self._k):
+                keep = ir.script.Cast("uint32", ir.script.Not(first)) if part == 0 else 1
+                for block, number in product(range(self.plan.blocks), range(0, count, together)):
+                    operand = self._left(left, part, block)
+                    sums = self.plan.first_sum(block, number)
+                    several = range(sums, sums + together * self.plan.accumulators)
+                    self._multiply(several, operand, (number, right, part), keep)
+
+    def _multiply(
+        self, sums: Iterable[int], left: list[Any], place: tuple[int, Any, int], keep: Any
+    ) -> None:
+        """Issue one wgmma; `place` is the number of a right operand, the stage, and the part."""
+        number, stage, part = place
+        operand = self.plan.rights[number]
+        # Along k: 16 rows, if it is stored as [k, n].
+        step = K_BYTES if operand.k_major else 16 * operand.row_bytes
+        multiply(
+            (self.plan.program.contraction.left.dtype, operand.tile.dtype),
+            [self.accumulators[each] for each in sums],
+            left,
+            self._rights[number].value + words(stage * self.ring.pitch + part * step),
+            ir.script.Cast("uint32", keep),
+            transposed=not operand.k_major,
+        )
 
     def wait(self, pending: int) -> None:
         """Wait until at most `pending` stages are still in flight."""
-        run(ir.script.ptx.wgmma.wait_group.sync.aligned(pending))
+        await_batches(pending)
         if pending == 0:
             self.hold()
             if self.left.count:

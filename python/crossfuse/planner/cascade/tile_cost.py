@@ -23,7 +23,7 @@ from crossfuse.cascade.rewrite.tiles import WIDE, CascadeTiles
 from crossfuse.cascade.rewrite.work import TileWork
 from crossfuse.hardware import WARPGROUP_ROWS, Device
 from crossfuse.planner.cascade.shape import LANES, SPECIAL, clock
-from crossfuse.planner.cost.estimate import OVERLAP, ingest_speed, overlapped, start_time
+from crossfuse.planner.cost.estimate import OVERLAP, ingest_speed, overlapped
 from crossfuse.planner.cost.rates import Rates, at
 from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.kernels import stream
@@ -349,7 +349,7 @@ def tile_estimate(work: TileWork, tiles: CascadeTiles, device: Device, rates: Ra
         terms[name], before = after - before, after
     terms |= {"start": ends.start, "store": TILE * turns}
     if size > 1:
-        again = start_time(rates, tiles.ctas_of_cluster, tiles.ctas_of_cluster)
+        again = rates.start_time(tiles.ctas_of_cluster, tiles.ctas_of_cluster)
         terms["waves"] += (turns - 1) * float(again)
         if tiles.in_memory:
             terms |= _stored(work, found, rates)
@@ -414,7 +414,7 @@ def _ends(work: TileWork, found: Steps, step: Step, rates: Rates, clusters: int)
     first = step_bytes(work, sizes) - late + (held if holds_left(work, sizes) else 0)
     parts = _pieces(work, sizes) * (2 if work.depth and work.columns else 1)
     drain = step.whole() / parts + step.own
-    return _Ends(float(start_time(rates, size, ctas)), first / share, drain)
+    return _Ends(float(rates.start_time(size, ctas)), first / share, drain)
 
 
 def _pieces(work: TileWork, sizes: CascadeTiles) -> int:

@@ -174,26 +174,6 @@ class Clock:
 
 # From the launch of a kernel to its first tiles or rows.
 
-#: Microseconds of a start beyond the latency of memory, and for each time that there are twice as
-#: many CTAs, of kernels that load rows: fitted to streams on H100s and H200s.
-OF_ROWS = (0.68, 0.0623)
-
-
-def start_time(
-    rates: Rates, cluster: Count, ctas: Count, own: tuple[float, float] | None = None
-) -> Share:
-    """Microseconds until the first loads of a kernel arrive, of `ctas` that begin at the same time.
-
-    The CTAs of a cluster meet first. `own` are microseconds beyond the latency of memory, and for
-    each doubling of the CTAs; None takes those that were fitted to kernels with rings of tiles.
-    """
-    fitted, measured = rates.fitted, rates.measured
-    late, crowd = own or (fitted.start, fitted.crowd)
-    latency = measured.early_launch + measured.hbm
-    together = latency + at(measured.cluster_barrier, cluster)
-    return late + together + crowd * np.log2(ctas)
-
-
 # Kernels: phases one behind another, and what passes between them.
 
 
@@ -279,7 +259,7 @@ class Work:
     @cached_property
     def start(self) -> Share:
         """Time from the launch to the first tiles."""
-        return start_time(self.rates, self.kernel.cluster, self.active * self.kernel.cluster)
+        return self.rates.start_time(self.kernel.cluster, self.active * self.kernel.cluster)
 
     def spills(
         self, clock: Clock, first: Phase, second: Phase, between: tuple[float, float]

@@ -87,6 +87,11 @@ class Fitted:
     eager_kernel: Positive = 2.5
 
 
+#: Microseconds of a start beyond the latency of memory, and for each time that there are twice as
+#: many CTAs, of kernels that load rows: fitted to streams on H100s and H200s.
+OF_ROWS = (0.68, 0.0623)
+
+
 @dataclass(frozen=True)
 class Rates:
     """What the cost model knows of a device.
@@ -139,6 +144,29 @@ class Rates:
         for height in heights[1:]:
             found = np.where(rows >= height, at(tuple(sorted(table[height])), columns), found)
         return found if isinstance(found, np.ndarray) and found.ndim else float(found)
+
+    def start_time(
+        self, cluster: Count, ctas: Count, own: tuple[float, float] | None = None
+    ) -> Share:
+        """Microseconds until the first loads of a kernel arrive; the CTAs of a cluster meet first.
+
+        Parameters
+        ----------
+        cluster, ctas : Count
+            CTAs of a cluster, and those that begin at the same time.
+        own : tuple[float, float] | None
+            Microseconds beyond the latency of memory, and for each doubling of the CTAs; None takes
+            those that were fitted to kernels with rings of tiles.
+
+        Returns
+        -------
+        Share
+            A number, or an array where counts are.
+        """
+        late, crowd = own or (self.fitted.start, self.fitted.crowd)
+        latency = self.measured.early_launch + self.measured.hbm
+        together = latency + at(self.measured.cluster_barrier, cluster)
+        return late + together + crowd * np.log2(ctas)
 
     def with_own(
         self,

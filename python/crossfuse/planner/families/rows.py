@@ -29,15 +29,13 @@ import numpy as np
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade.shape import RowsProduct
 from crossfuse.planner.cost.estimate import (
-    OF_ROWS,
     active_clusters,
     corrected,
     ingest_speed,
     memory_speed,
     overlapped,
-    start_time,
 )
-from crossfuse.planner.cost.rates import Rates
+from crossfuse.planner.cost.rates import OF_ROWS, Rates
 from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.explain.levels import instructions
 from crossfuse.planner.families import ROWS
@@ -336,7 +334,7 @@ def rows_estimate(
     found = corrected(kernel, product.shape, device, replace(rates, own=()))
     ctas = active_clusters(kernel, product.shape, device) * kernel.cluster
     # Rings of tiles wait for rows: what begins is a kernel that loads rows.
-    start = start_time(rates, kernel.cluster, ctas, OF_ROWS)
+    start = rates.start_time(kernel.cluster, ctas, OF_ROWS)
     found = replace(found, terms={**found.terms, "start": _plain(start)})
     rows = product.rows
     asked, filled = _weights(product, kernel, device, rates, ctas)

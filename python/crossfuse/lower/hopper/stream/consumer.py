@@ -22,6 +22,7 @@ from crossfuse.lower.hopper.stream.copies import ColumnStore, ResultStore
 from crossfuse.lower.hopper.stream.multiply import Multiplier, ScoreProduct, SumProduct
 from crossfuse.lower.hopper.stream.plan.memory import BOX, BOX_KEYS
 from crossfuse.lower.hopper.stream.values import Elements, Lanes, RowState, Values, pin_sums
+from crossfuse.lower.hopper.wgmma import await_batches
 
 # Multiplying warpgroups take turns at the tensor cores, by named barriers (PTX ISA, bar).
 #
@@ -118,7 +119,7 @@ class Consumer:
         self.queries.wait_full()
         self.keys.wait_full()
         self.multiplier.score(self.queries.stage, self.keys.stage)
-        self.multiplier.wait(0)
+        await_batches(0)
         self.multiplier.hold_scores()
         self._scored()
         self.elements.run(self.rows, self._at())
@@ -162,7 +163,7 @@ class Consumer:
         self.values.wait_full()
         self.multiplier.add(self.values.stage, self.keep.value)
         self.ping_pong.give()
-        self.multiplier.wait(1)
+        await_batches(1)
         self.multiplier.hold_scores()
         self._scored()
         self.elements.run(self.rows, self._at())
@@ -190,7 +191,7 @@ class Consumer:
 
     def _added(self) -> None:
         """Wait for the sums, and release the values."""
-        self.multiplier.wait(0)
+        await_batches(0)
         self.multiplier.hold_sums()
         self._release(self.values)
         self.values.advance()
@@ -206,7 +207,7 @@ class Consumer:
         """Multiply weights and values of the last tile of keys."""
         self.values.wait_full()
         self.multiplier.add(self.values.stage, self.keep.value)
-        self.multiplier.wait(0)
+        await_batches(0)
         self.multiplier.hold_sums()
 
     def _end(self) -> None:
@@ -336,7 +337,7 @@ class Scorer:
         """Write the scores of a tile of keys, their weights, and all that is made of rows."""
         self.keys.wait_full()
         self.product.score(self.queries.stage, self.keys.stage)
-        self.product.wait(0)
+        await_batches(0)
         self.product.hold_scores()
         if not self.program.shares_tile:
             self._release(self.keys.stage)
