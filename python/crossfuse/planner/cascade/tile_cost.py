@@ -93,17 +93,19 @@ def steps_together(work: TileWork) -> bool:
 
 
 def shared_bytes(work: TileWork, sizes: CascadeTiles, device: Device) -> int | None:
-    """Bytes of shared memory of a CTA, with as many stages as the kernel has; None if not two fit.
+    """Bytes of shared memory of a CTA, with as many stages as the kernel has; None if it is none.
 
-    Of a lone product, whose kernel is planned as products are, at least.
+    Tiles of which two stages would not fit alone are not worth it. Of a lone product, whose kernel
+    is planned as products are, it is the least.
     """
-    limit = device.max_shared_bytes
+    limit, least = device.max_shared_bytes, least_bytes(work, sizes)
+    if least > limit:
+        return None
     if not work.depth or not work.columns:
-        size = least_bytes(work, sizes)
-        return size if size <= limit else None
+        return least
     found = _stream_memory(work, sizes)
     stages = found.divide(0, limit)
-    return None if stages is None or stages[1] < LEAST_STAGES else found.size(*stages)
+    return None if stages is None else found.size(*stages)
 
 
 def least_bytes(work: TileWork, sizes: CascadeTiles) -> int:
