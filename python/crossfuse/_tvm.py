@@ -295,3 +295,33 @@ def conjunction(conditions: Iterable[Any]) -> Any:
     """The condition that holds where all of `conditions` do."""
     parts = list(conditions)
     return functools.reduce(tirx.And, parts) if parts else tirx.IntImm("bool", 1)
+
+
+# Passes of ours.
+
+
+def prim_func_pass(name: str, transform: Callable[[Any], Any]) -> Any:
+    """Make a TVM pass, called ``crossfuse.<name>``, of a function from PrimFunc to PrimFunc.
+
+    `transform` returns the function itself where there is nothing to do.
+    """
+
+    def run(func: Any, _mod: Any, _ctx: Any) -> Any:
+        return transform(func)
+
+    return tirx.transform.prim_func_pass(run, opt_level=0, name=f"crossfuse.{name}")
+
+
+def body_pass(name: str, mark: str, change: Callable[[Any], Any]) -> Any:
+    """Make a TVM pass, called ``crossfuse.<name>``, of a function from body to body.
+
+    Only functions with the attribute `mark` are changed.
+    """
+
+    def transform(func: Any) -> Any:
+        if func.attrs is None or mark not in func.attrs:
+            return func
+        body = change(func.body)
+        return func if body.same_as(func.body) else with_body(func, body)
+
+    return prim_func_pass(name, transform)

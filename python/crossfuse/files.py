@@ -11,6 +11,8 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,6 +27,12 @@ _TEMPORARY = "folder of temporary files"
 def sha256(data: bytes) -> str:
     """SHA-256 of `data` as hexadecimal text."""
     return hashlib.sha256(data).hexdigest()
+
+
+@cache
+def packaged_text(package: str, path: str) -> str:
+    """Text of a file that one of our packages comes with."""
+    return resources.files(package).joinpath(path).read_text("utf-8")
 
 
 def read_bytes(path: Path) -> bytes:

@@ -23,6 +23,11 @@ TMA_PITCH = 16
 
 #: Threads of a warp, and of a warpgroup: the four warps that issue wgmma together.
 WARP, WARPGROUP = 32, 128
+#: Rows that a warpgroup multiplies, M of every wgmma, and so of each box that it stores.
+WARPGROUP_ROWS = 64
+#: Bytes of a row of a tile in shared memory: one pattern of the 128-byte swizzle. PTX ISA, tensor
+#: swizzling modes.
+ROW_BYTES = 128
 
 #: CTAs of a cluster, and clusters at once on an H100 SXM (``crossfuse calibrate``), where groups of
 #: SMs hold fewer than all SMs would.

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+#: Function attribute that tells later passes that `lower_cluster` rewrote it.
+LOWERED = "crossfuse.lowered"
 #: Loop annotation of `cluster_bind`; the value is the cluster axis, "x", "y" or "z".
 CLUSTER_AXIS = "crossfuse.cluster_axis"
 #: Storage scope of a buffer whose leading dimension is the rank: slab r lives in CTA r.
@@ -193,3 +195,8 @@ def unpadded_columns(func: Any) -> tuple[int, ...]:
     Of a single product they are those of its input and result.
     """
     return tuple(map(int, str(func.body.block.annotations[UNPADDED_COLUMNS]).split(",")))
+
+
+def was_lowered(func: Any) -> bool:
+    """Whether `lower_cluster` rewrote a function."""
+    return func.attrs is not None and LOWERED in func.attrs

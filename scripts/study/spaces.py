@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from crossfuse.planner.counts import Flag
 from crossfuse.planner.families.registry import read_kernel
 from crossfuse.planner.families.tiled import TiledKernel
+from crossfuse.planner.kernels.arrays import Flag
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.tune.kernel_space import KernelSpace
 

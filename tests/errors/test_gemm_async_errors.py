@@ -14,7 +14,7 @@ from crossfuse.errors import LoweringRefused
 from crossfuse.hardware import device
 from crossfuse.lower.hopper.gemm_async import is_hopper
 from crossfuse.lower.hopper.generate import _device_function
-from crossfuse.lower.hopper.wgmma_instruction import (
+from crossfuse.lower.hopper.wgmma import (
     accumulator_layout,
     operand_layout,
     shared_layout,

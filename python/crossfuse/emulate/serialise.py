@@ -10,7 +10,6 @@ from crossfuse.emulate.widen import converted, widen
 from crossfuse.lower.extract import buffer_specs, only_function
 from crossfuse.lower.image import BufferSpec
 from crossfuse.lower.keep_nans import keep_nans
-from crossfuse.lower.passes import prim_func_pass
 from crossfuse.markers import MERGE, unpadded_shapes
 
 # Functions whose arguments are smaller than the function's own: fewer rows, or shorter ones.
@@ -152,7 +151,7 @@ def _without_blocks(function: Any, backwards: bool) -> Any:
         s.PlanAndUpdateBufferAllocationLocation(),
         s.ConvertBlocksToOpaque(),
         s.CompactBufferAllocation(),
-        *([prim_func_pass("RunBackwards", turn)] if backwards else []),
+        *([ir.prim_func_pass("RunBackwards", turn)] if backwards else []),
         s.LowerMatchBuffer(),
         s.LowerOpaqueBlock(),
     ]

@@ -11,7 +11,7 @@ from crossfuse._autoload import register
 from crossfuse.hardware import Device, device, tvm_target
 from crossfuse.lower.early import start_early
 from crossfuse.lower.hopper.generate import generate
-from crossfuse.lower.hopper.recover.function import row_tensors, takes_fewer_rows
+from crossfuse.lower.hopper.recover.function import row_tensors
 from crossfuse.lower.image import (
     BufferSpec,
     Dim3,
@@ -27,7 +27,7 @@ from crossfuse.lower.pipeline import cluster_passes, host_passes
 from crossfuse.lower.place_shared_memory import SHARED_MEMORY, size_in_bytes
 from crossfuse.lower.refusal import refusals, refuse
 from crossfuse.lower.tree import accesses, coordinate, is_call, sites
-from crossfuse.lower.verify.structure import check_grid_stage, check_structure
+from crossfuse.lower.verify.structure import check_grid_stage, check_structure, takes_fewer_rows
 from crossfuse.markers import ROWS, is_tile_program, unpadded_shapes
 
 # Checks of the image: kernels use its own buffers only, and stay within the limits of the device.

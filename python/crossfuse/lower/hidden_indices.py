@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.passes import LOWERED, body_pass, prim_func_pass
 from crossfuse.lower.tree import (
     Bounds,
     Site,
@@ -20,7 +19,7 @@ from crossfuse.lower.tree import (
     sites,
     stored_elements,
 )
-from crossfuse.markers import SHARED_SCOPES
+from crossfuse.markers import LOWERED, SHARED_SCOPES
 
 # Keeps TVM's `ThreadSync` from mistaking equal indices for one thread.
 #
@@ -103,7 +102,7 @@ def distrust_equal_indices() -> Any:
 
     Looks at cluster kernels only.
     """
-    return body_pass("DistrustEqualIndices", LOWERED, lambda body: _HidingFromSync().run(body))
+    return ir.body_pass("DistrustEqualIndices", LOWERED, lambda body: _HidingFromSync().run(body))
 
 
 def trust_again(func: Any) -> Any:
@@ -236,11 +235,11 @@ def flatten_buffers() -> list[Any]:
     A function without such indices gets those of `FlattenBuffer` unchanged.
     """
     return [
-        prim_func_pass(
+        ir.prim_func_pass(
             "HideIndices", lambda func: _changed(func, _HidingFromMaps(func.body).index)
         ),
         ir.tirx.transform.FlattenBuffer(),
-        prim_func_pass("ShowIndices", _shown),
+        ir.prim_func_pass("ShowIndices", _shown),
     ]
 
 

@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.passes import device_text
+from crossfuse.files import packaged_text
 from crossfuse.workload.dtypes import is_float
 
 _ABS = "tirx.fabs"
@@ -176,7 +176,7 @@ def on_cuda(call: Any) -> Any:
     if dtype.bits != 32 or dtype.lanes not in _LANES:
         return elsewhere(call)
     name = str(call.op.name).removeprefix("tirx.")
-    text = device_text("extremes.cuh")
+    text = packaged_text("crossfuse.lower", "device/extremes.cuh")
     return ir.cuda_func_call(name, *call.args, source_code=text, return_type=str(call.ty))
 
 

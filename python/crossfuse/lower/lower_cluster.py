@@ -16,7 +16,6 @@ from crossfuse.lower.kernel import (
     read_kernel,
     root_of,
 )
-from crossfuse.lower.passes import LOWERED, prim_func_pass
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.slabs import Slabs, cluster_barrier, push_of
 from crossfuse.lower.tree import Access, accesses, analyzer, coordinate_loop
@@ -27,6 +26,7 @@ from crossfuse.markers import (
     CLUSTER_AXIS,
     DSM_SCOPE,
     DSM_SHUFFLE,
+    LOWERED,
     RESIDENT_CTAS,
     cluster_axis,
     is_cluster_function,
@@ -128,7 +128,7 @@ def bound_registers() -> Any:
 
         return ir.with_body(func, ir.mutate(func.body, (ir.AttrStmt, bound)))
 
-    return prim_func_pass("BoundRegisters", transform)
+    return ir.prim_func_pass("BoundRegisters", transform)
 
 
 def launch_clusters() -> Any:
@@ -147,7 +147,7 @@ def launch_clusters() -> Any:
     def transform(func: Any) -> Any:
         return ir.with_body(func, ir.mutate(func.body, (ir.AttrStmt, launch)))
 
-    return prim_func_pass("LaunchClusters", transform)
+    return ir.prim_func_pass("LaunchClusters", transform)
 
 
 def lower_cluster() -> Any:
@@ -174,7 +174,7 @@ def lower_cluster() -> Any:
         slabs = Slabs(func)
         return ir.with_body(func, _lower_root(root_of(func), slabs)).with_attr(LOWERED, True)
 
-    return prim_func_pass("LowerCluster", transform)
+    return ir.prim_func_pass("LowerCluster", transform)
 
 
 def _lower_root(realize: Any, slabs: Slabs) -> Any:

@@ -12,7 +12,6 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP
-from crossfuse.lower.passes import prim_func_pass
 from crossfuse.lower.refusal import refuse
 from crossfuse.markers import MERGE, MERGE_EQUAL, MERGED, marked_blocks_in, thread_tag
 
@@ -145,7 +144,7 @@ def lower_merges() -> Any:
         _check_none_left(body)
         return func if body.same_as(func.body) else ir.with_body(func, body)
 
-    return prim_func_pass("LowerMerges", transform)
+    return ir.prim_func_pass("LowerMerges", transform)
 
 
 def _bound(loops: list[Any], tag: str) -> Any:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.passes import body_pass
 from crossfuse.markers import FAST
 
 _NARROW, _WORD = "bfloat16", "uint32"
@@ -40,7 +39,7 @@ def pack_registers() -> Any:
     float32 numbers of the one for the other, which take twice as many registers as words. It runs
     after loops are unrolled, on functions marked `FAST`.
     """
-    return body_pass("PackRegisters", FAST, _packed)
+    return ir.body_pass("PackRegisters", FAST, _packed)
 
 
 def _packed(body: Any) -> Any:
@@ -237,7 +236,7 @@ def order_loads() -> Any:
             return body
         return ir.mutate(body, (ir.For, lambda loop, _: loop), (ir.BufferStore, _ordered))
 
-    return body_pass("OrderLoads", FAST, ordered)
+    return ir.body_pass("OrderLoads", FAST, ordered)
 
 
 def _guarded(body: Any) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.files import packaged_text
 from crossfuse.hardware import WARP
 from crossfuse.lower.hidden_indices import distrust_equal_indices, flatten_buffers, trust_again
 from crossfuse.lower.keep_nans import keep_nans
@@ -18,13 +19,12 @@ from crossfuse.lower.kernel import parts_of, read_kernel, root_of
 from crossfuse.lower.lower_cluster import bound_registers, launch_clusters, lower_cluster
 from crossfuse.lower.lower_merges import lower_merges
 from crossfuse.lower.pack_registers import order_loads, pack_registers
-from crossfuse.lower.passes import body_pass, device_text, prim_func_pass, was_lowered
 from crossfuse.lower.place_shared_memory import place_shared_memory
 from crossfuse.lower.slabs import is_barrier, is_sync, lower_dsm_access, storage_rewrite_elsewhere
 from crossfuse.lower.tree import is_call
 from crossfuse.lower.verify.stores import check_global_memory, check_private_buffers
 from crossfuse.lower.verify.structure import check_structure, check_vectors, check_virtual_threads
-from crossfuse.markers import FAST, is_cluster_function
+from crossfuse.markers import FAST, is_cluster_function, was_lowered
 
 
 def drop_markers() -> Any:
@@ -37,7 +37,7 @@ def drop_markers() -> Any:
         func = trust_again(func) if was_lowered(func) else func
         return ir.with_body(func, ir.mutate(func.body, (ir.SeqStmt, _sequence)))
 
-    return prim_func_pass("DropMarkers", transform)
+    return ir.prim_func_pass("DropMarkers", transform)
 
 
 def _sequence(sequence: Any, mutator: Any) -> Any:
@@ -72,12 +72,12 @@ def fast_exponentials() -> Any:
         call = mutator.default_mutate(call)
         if not is_call(call, "tirx.exp2") or str(call.ty) != "float32":
             return call
-        text = device_text("math.cuh")
+        text = packaged_text("crossfuse.lower", "device/math.cuh")
         return ir.cuda_func_call(
             "crossfuse_exp2", call.args[0], source_code=text, return_type="float32"
         )
 
-    return body_pass("FastExponentials", FAST, lambda body: ir.mutate(body, (ir.Call, change)))
+    return ir.body_pass("FastExponentials", FAST, lambda body: ir.mutate(body, (ir.Call, change)))
 
 
 def _checking(name: str, applies: Callable[[Any], bool], check: Callable[[Any], None]) -> Any:
@@ -88,7 +88,7 @@ def _checking(name: str, applies: Callable[[Any], bool], check: Callable[[Any], 
             check(func)
         return func
 
-    return prim_func_pass(name, transform)
+    return ir.prim_func_pass(name, transform)
 
 
 def _check_ownership(func: Any) -> None:
@@ -241,7 +241,7 @@ def make_pipeline(stock: Callable[[], Pipeline]) -> Pipeline:
         if not any(is_cluster_function(each) for each in funcs):
             return stock_pass(mod)
         config = ir.tvm.transform.PassContext.current().config
-        kept = prim_func_pass("KeepNans", _with_nans)
+        kept = ir.prim_func_pass("KeepNans", _with_nans)
         return ir.tvm.ir.transform.Sequential([kept, *cluster_passes(config), *host_passes()])(mod)
 
     return run, finalize_host, finalize_device
@@ -289,7 +289,7 @@ def round_towards_zero() -> Any:
         body = _Rounding(_Numbers(func.body)).run(func.body)
         return func if body.same_as(func.body) else ir.with_body(func, body)
 
-    return prim_func_pass("RoundTowardsZero", transform)
+    return ir.prim_func_pass("RoundTowardsZero", transform)
 
 
 class _Numbers:

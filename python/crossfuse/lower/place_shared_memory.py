@@ -6,11 +6,10 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.image import Placement, SharedMemoryPlan, check_budget
-from crossfuse.lower.passes import prim_func_pass, unused, was_lowered
 from crossfuse.lower.refusal import refuse
-from crossfuse.lower.slabs import is_barrier, is_sync
+from crossfuse.lower.slabs import is_barrier, is_sync, unused
 from crossfuse.lower.tree import buffer_behind, children, evaluated, is_call, is_executed, text_of
-from crossfuse.markers import SHARED_SCOPES
+from crossfuse.markers import SHARED_SCOPES, was_lowered
 
 # Where each shared buffer of a cluster kernel lies in the CTA's dynamic shared memory.
 #
@@ -157,7 +156,7 @@ def place_shared_memory() -> Any:
             notes[name] = [each.offset, each.size, each.first, each.last]
         return ir.with_body(func, body).with_attr(SHARED_MEMORY, notes)
 
-    return prim_func_pass("PlaceSharedMemory", transform)
+    return ir.prim_func_pass("PlaceSharedMemory", transform)
 
 
 def _kernels(body: Any) -> tuple[Any, list[Placement]]:

@@ -6,25 +6,27 @@ device helpers then; or words that are pushed and counted.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import gcd, prod
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.access import row_major
+from crossfuse.files import packaged_text
 from crossfuse.lower.barrier_plan import BarrierPlan
 from crossfuse.lower.kernel import ClusterKernel, own_rank
-from crossfuse.lower.passes import (
-    LOWERED,
-    body_pass,
-    device_text,
-    prim_func_pass,
-    unused,
-    was_lowered,
-)
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.tree import Access, is_call
-from crossfuse.markers import DSM_SCOPE, PUSH, SHARED_SCOPES, cluster_axis, thread_tag
+from crossfuse.markers import (
+    DSM_SCOPE,
+    LOWERED,
+    PUSH,
+    SHARED_SCOPES,
+    cluster_axis,
+    thread_tag,
+    was_lowered,
+)
 
 #: Scope of the stand-in through which peers' slabs are addressed until loops are vectorised.
 PEERS_SCOPE = "shared.dsm"
@@ -34,6 +36,15 @@ RANK_STRIDE = 1 << 22
 #: What the name of a stand-in adds to that of the slab, and of one to which words are pushed.
 PEERS_SUFFIX, PUSHED_SUFFIX = "_peers", "_pushed"
 _SUFFIXES = ("", PEERS_SUFFIX, PUSHED_SUFFIX)
+
+
+def unused(name: str, taken: Collection[str], suffixes: tuple[str, ...] = ("",)) -> str:
+    """A name, with a number behind it if need be, that is not taken with any of `suffixes`."""
+    candidate, count = name, 0
+    while any(candidate + each in taken for each in suffixes):
+        count += 1
+        candidate = f"{name}_{count}"
+    return candidate
 
 
 class Slabs:
@@ -114,7 +125,7 @@ def storage_rewrite_elsewhere() -> Any:
         (rewritten,) = rewrite(ir.IRModule({"main": func})).functions.values()
         return rewritten
 
-    return prim_func_pass("StorageRewriteElsewhere", transform)
+    return ir.prim_func_pass("StorageRewriteElsewhere", transform)
 
 
 # Calls of the device helpers in `device/dsm.cuh`, as TIR expressions.
@@ -132,7 +143,7 @@ WORDS = {
 
 def device_source() -> str:
     """CUDA text of the helpers of clusters."""
-    return device_text("dsm.cuh")
+    return packaged_text("crossfuse.lower", "device/dsm.cuh")
 
 
 def cluster_barrier() -> Any:
@@ -199,7 +210,7 @@ def lower_dsm_access() -> Any:
     ``P_peers[rank * stride + e]`` becomes ``crossfuse_dsm_load_b32(&P[e], rank)``: every CTA of the
     cluster has the same shared memory layout, so a slab lies at the same offset in all.
     """
-    return body_pass("LowerDsmAccess", LOWERED, lambda body: _Lowering().run(body))
+    return ir.body_pass("LowerDsmAccess", LOWERED, lambda body: _Lowering().run(body))
 
 
 class _Lowering:
@@ -425,7 +436,7 @@ def take_word(address: Any, dtype: str) -> Any:
 
 
 def _push_source() -> str:
-    return f"{device_source()}\n{device_text('push.cuh')}"
+    return f"{device_source()}\n{packaged_text('crossfuse.lower', 'device/push.cuh')}"
 
 
 def _counted(name: str, *arguments: Any) -> Any:

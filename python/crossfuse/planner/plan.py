@@ -17,7 +17,6 @@ from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.choice import Choice, check_families, plain_numbers, runner_of
 from crossfuse.planner.cost.estimate import corrected, eager, fastest
-from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.family import ChainFamily
@@ -235,7 +234,7 @@ def _none_fits(wanted: Sequence[ChainFamily], shape: Shape, spec: Device) -> Ref
 
 
 def _not_fused(frame: Plan, shape: Shape, spec: Device, rates: Rates) -> Plan:
-    found = with_own(eager(shape, rates, spec.sms), rates.own, None, shape, spec)
+    found = rates.with_own(eager(shape, rates, spec.sms), None, shape, spec)
     terms = plain_numbers(found.terms)
     return replace(
         frame,

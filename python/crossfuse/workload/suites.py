@@ -6,12 +6,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
 from crossfuse.calls import checked
 from crossfuse.errors import WorkloadRefused, refuse
+from crossfuse.files import packaged_text
 from crossfuse.workload import conv_chain
 from crossfuse.workload.dtypes import closest
 from crossfuse.workload.spec import DIMS, KINDS, WorkloadSpec
@@ -202,8 +202,7 @@ def _document() -> dict[str, Any]:
         import tomllib
     else:
         import tomli as tomllib
-    text = resources.files("crossfuse.workload").joinpath("suites.toml").read_text("utf-8")
-    return tomllib.loads(text)
+    return tomllib.loads(packaged_text("crossfuse.workload", "suites.toml"))
 
 
 @lru_cache(maxsize=1)

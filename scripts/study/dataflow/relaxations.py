@@ -29,7 +29,6 @@ import numpy as np
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.chain.spec import TERMS, Chain
-from crossfuse.planner.counts import ceil_div
 from crossfuse.planner.explain.published import (
     CLUSTER_EXTENTS,
     Extents,
@@ -43,6 +42,7 @@ from crossfuse.planner.explain.published import (
     loop_schedules,
     sum_before_use,
 )
+from crossfuse.planner.kernels.arrays import ceil_div
 from study.dataflow.cluster import MAX_CLUSTER, legal_cluster
 from study.dataflow.rules import Rule, with_room
 from study.dataflow.schedules import Residency, kept, recomputed

@@ -11,7 +11,7 @@ from tvm.script.tirx import tile as Tx
 from crossfuse.hardware import device
 from crossfuse.lower.hopper.gemm_async import waited_sums
 from crossfuse.lower.hopper.generate import _cuda, _device_function
-from crossfuse.lower.hopper.wgmma_instruction import (
+from crossfuse.lower.hopper.wgmma import (
     accumulator_layout,
     operand_layout,
     shared_layout,

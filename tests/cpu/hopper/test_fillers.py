@@ -11,9 +11,8 @@ from cpu.hopper.checkers import passed
 from crossfuse.emulate.cuda import emulate
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
-from crossfuse.lower.hopper.plan import memory as kernel_memory
-from crossfuse.lower.hopper.plan.kernel import KernelPlan, plan_kernel
-from crossfuse.lower.hopper.plan.memory import fillers_of
+from crossfuse.lower.hopper.plan import kernel as kernel_plan
+from crossfuse.lower.hopper.plan.kernel import KernelPlan, fillers_of, plan_kernel
 from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
@@ -41,7 +40,7 @@ def plan_of(text: str) -> KernelPlan:
     return plan_kernel(program, device("nvidia-h100"), 0)
 
 
-def tags(ring: kernel_memory.RingPlan) -> list[list[str]]:
+def tags(ring: kernel_plan.RingPlan) -> list[list[str]]:
     return [[place.tag for place in each] for each in ring.fillers]
 
 
@@ -74,7 +73,7 @@ def test_stages_handed_to_those_of_their_own_phase_alone_are_caught(
     def of_own_phase(phases: Any) -> Any:
         return tuple(fillers_of([each])[0] for each in phases)
 
-    monkeypatch.setattr(kernel_memory, "fillers_of", of_own_phase)
+    monkeypatch.setattr(kernel_plan, "fillers_of", of_own_phase)
     image = lower(scheduled(RIGHT)).image
     report = emulate(image, random_inputs(parse(RIGHT)), orders=3)
     assert "async-race" in {each.kind for each in report.findings}

@@ -17,7 +17,6 @@ from crossfuse import _tvm as ir
 from crossfuse.errors import CheckFailed
 from crossfuse.lower import pipeline
 from crossfuse.lower.extract import lower
-from crossfuse.lower.passes import prim_func_pass
 from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
 from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
@@ -101,7 +100,7 @@ def without_ours(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         seen.append(func)
         return func
 
-    passes = [prim_func_pass("Note", note), ir.tirx.transform.FlattenBuffer()]
+    passes = [ir.prim_func_pass("Note", note), ir.tirx.transform.FlattenBuffer()]
     monkeypatch.setattr(pipeline, "flatten_buffers", lambda: passes)
     return seen
 

@@ -13,9 +13,9 @@ from crossfuse.errors import LoweringRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import only_function
 from crossfuse.lower.hopper.plan.kernel import KernelPlan, plan_kernel
-from crossfuse.lower.hopper.plan.memory import Arena
 from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.lower.image import TensorMap
+from crossfuse.planner.kernels.memory import Arena
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
 from crossfuse.workload import parse, prim_func

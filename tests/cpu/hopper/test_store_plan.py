@@ -12,11 +12,11 @@ from cpu.hopper.test_plan import planned
 from crossfuse.hardware import device
 from crossfuse.lower.extract import only_function
 from crossfuse.lower.hopper.plan.kernel import KernelPlan, plan_kernel
-from crossfuse.lower.hopper.plan.store import StorePlan
+from crossfuse.lower.hopper.plan.tiles import StorePlan
 from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.lower.image import TensorMap
-from crossfuse.planner.kernels.boxes import box_widths
+from crossfuse.planner.kernels.phase import box_widths
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.workload import parse, prim_func

@@ -197,9 +197,8 @@ def test_ring_starts_at_the_own_slice() -> None:
 
 def _rotation() -> object:
     from crossfuse import _tvm as ir
-    from crossfuse.lower.passes import prim_func_pass
 
-    return prim_func_pass("Rotate", lambda func: ir.with_body(func, rotate_rings(func.body)))
+    return ir.prim_func_pass("Rotate", lambda func: ir.with_body(func, rotate_rings(func.body)))
 
 
 def test_all_gather_keeps_the_order_of_ranks() -> None:

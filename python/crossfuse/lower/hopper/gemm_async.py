@@ -8,7 +8,7 @@ TVM has the primitive for Blackwell alone. This variant makes products of a warp
     T.ptx.wgmma.wait_group.sync.aligned(0)
 
 The products run on after the call, which fences the registers that they use: the author commits
-them and waits, and reads `acc` by `waited_sums`. Layouts are those of `wgmma_instruction`.
+them and waits, and reads `acc` by `waited_sums`. Layouts are those of `wgmma`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.plan.operands import GROUP_REGISTERS, item_bytes
+from crossfuse.hardware import ROW_BYTES, WARPGROUP_ROWS
+from crossfuse.lower.hopper.plan.tiles import GROUP_REGISTERS, item_bytes
 from crossfuse.lower.hopper.statements import run
-from crossfuse.lower.hopper.wgmma_instruction import (
+from crossfuse.lower.hopper.wgmma import (
     CORE_BYTES,
     CORE_MATRIX,
     K_BYTES,
     NO_SWIZZLE,
     OPERAND_TYPES,
     PATTERN,
-    ROWS,
     SWIZZLE_128,
     accumulator_layout,
     described,
@@ -39,7 +39,6 @@ from crossfuse.lower.hopper.wgmma_instruction import (
 )
 from crossfuse.lower.refusal import refuse
 from crossfuse.markers import SHARED_SCOPES
-from crossfuse.planner.kernels.boxes import ROW_BYTES
 
 _RULE = "gemm-async"
 
@@ -129,7 +128,7 @@ class Descriptors:
             f"layout {region.buffer.layout} of {list(region.extents)}",
             "that of shared_layout: rows of 128 bytes with the 128-byte swizzle, or core matrices "
             "without a swizzle where the reduction is the inner dimension",
-            "declare the buffer with crossfuse.lower.hopper.wgmma_instruction.shared_layout",
+            "declare the buffer with crossfuse.lower.hopper.wgmma.shared_layout",
         )
 
     def _start(self) -> Any:
@@ -190,12 +189,12 @@ class Registers:
         self.region = region
         self.item = item = item_bytes(region.dtype)
         first, columns = ir.constant(region.origin[1]), region.extents[-1]
-        whole = region.extents == (ROWS, columns) and columns * item % K_BYTES == 0
+        whole = region.extents == (WARPGROUP_ROWS, columns) and columns * item % K_BYTES == 0
         if not whole or not region.has_layout(operand_layout(columns, region.dtype)):
             raise region.refuse(
                 f"layout {region.buffer.layout} of {list(region.extents)} in registers",
-                f"that of operand_layout: {ROWS} rows over a warpgroup",
-                "declare the buffer with crossfuse.lower.hopper.wgmma_instruction.operand_layout",
+                f"that of operand_layout: {WARPGROUP_ROWS} rows over a warpgroup",
+                "declare the buffer with crossfuse.lower.hopper.wgmma.operand_layout",
             )
         if first is None or first * item % K_BYTES:
             raise region.refuse(
@@ -308,18 +307,22 @@ def _check_types(left: Region, right: Region) -> None:
 
 def _check_sums(sums: Region) -> None:
     columns = sums.extents[-1]
-    whole = sums.extents == sums.shape == (ROWS, columns) and columns % 8 == 0 and columns <= 256
+    whole = (
+        sums.extents == sums.shape == (WARPGROUP_ROWS, columns)
+        and columns % 8 == 0
+        and columns <= 256
+    )
     if sums.scope != "local" or sums.dtype != "float32" or not whole:
         raise sums.refuse(
             f"{list(sums.shape)} of {list(sums.extents)} {sums.dtype} in scope {sums.scope}",
-            f"all of [{ROWS}, n] float32 in scope local, n a multiple of 8 up to 256",
+            f"all of [{WARPGROUP_ROWS}, n] float32 in scope local, n a multiple of 8 up to 256",
             "give each product sums of its own",
         )
     if not sums.has_layout(accumulator_layout(columns)):
         raise sums.refuse(
             f"layout {sums.buffer.layout}",
             "that of accumulator_layout",
-            "declare the buffer with crossfuse.lower.hopper.wgmma_instruction.accumulator_layout",
+            "declare the buffer with crossfuse.lower.hopper.wgmma.accumulator_layout",
         )
 
 
@@ -333,8 +336,8 @@ def _check_extents(call: _Call) -> None:
         raise left.refuse(
             f"[{rows}, {depth}] by a right operand of {columns} columns and depth "
             f"{call.right.extent}",
-            f"{ROWS} rows by {call.sums.shape[1]} columns, of one depth, a multiple of {K_BYTES} "
-            "bytes",
+            f"{WARPGROUP_ROWS} rows by {call.sums.shape[1]} columns, of one depth, a multiple of "
+            f"{K_BYTES} bytes",
             "name regions that fit together",
         )
 

@@ -11,7 +11,7 @@ from crossfuse import _tvm as ir
 from crossfuse.hardware import Device, tvm_target
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.features.feature import Timeline, events, timeline_buffer
-from crossfuse.lower.hopper.pipeline import prepare, ring_barriers
+from crossfuse.lower.hopper.pipeline import SharedMemory, prepare
 from crossfuse.lower.hopper.plan.kernel import KernelPlan, plan_kernel
 from crossfuse.lower.hopper.program.tile import identifier, with_parameters
 from crossfuse.lower.hopper.recover.function import recover, workspaces
@@ -40,6 +40,7 @@ from crossfuse.lower.image import (
 from crossfuse.lower.pipeline import kernel_pipeline
 from crossfuse.lower.refusal import refuse
 from crossfuse.markers import FAST, holds_stream, is_reduced, staged_blocks
+from crossfuse.planner.kernels.memory import STAGE_BARRIERS
 
 #: What kernels are made of, and how they are launched.
 _Plan = KernelPlan | StreamPlan | MergePlan
@@ -87,11 +88,9 @@ def _emit_products(
     timeline = Timeline(plan, where, buffers[timeline_buffer(plan).name] if plan.timed else None)
     plan = replace(plan, phases=phases)
     timeline.begin()
-    memory = ir.script.alloc_buffer((plan.arena.size,), "uint8", scope="shared.dyn", align=1024)
-    ir.IRBuilder.name("memory", memory)
-    stages = plan.left.stages
-    left = ring_barriers(plan.arena, memory, "left_barriers", stages, 0)
-    right = ring_barriers(plan.arena, memory, "right_barriers", plan.right.stages, 16 * stages)
+    memory = SharedMemory.declared(plan.arena)
+    left = memory.ring("left", plan.left.stages, 0)
+    right = memory.ring("right", plan.right.stages, STAGE_BARRIERS * plan.left.stages)
     body = Body(plan, where, maps, memory, left, right, buffers, timeline)
     for each in plan.features:
         each.prefetch(body)

@@ -10,12 +10,12 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.plan.memory import Arena
-from crossfuse.lower.hopper.plan.operands import Operand
+from crossfuse.lower.hopper.plan.tiles import Operand
 from crossfuse.lower.hopper.program.tile import Place, Tile, WindowTile
 from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.hopper.statements import Coordinates, Variable, at, let, run, strides, when
 from crossfuse.lower.image import TensorMap
+from crossfuse.planner.kernels.memory import BARRIER, Arena
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,47 @@ class Ring:
         return self.barriers.ptr_to([self.stages + stage])
 
 
-def ring_barriers(arena: Arena, memory: Any, name: str, stages: int, offset: int) -> Ring:
-    """The barriers of a ring, at an offset among those of the kernel."""
-    buffer = ir.script.decl_buffer(
-        (2 * stages,),
-        "uint64",
-        data=memory.data,
-        scope="shared.dyn",
-        byte_offset=arena["barriers"].offset + offset,
-    )
-    ir.IRBuilder.name(name, buffer)
-    return Ring(stages, buffer)
+@dataclass(frozen=True)
+class SharedMemory:
+    """A CTA's shared memory by the names of its regions."""
+
+    arena: Arena
+    #: All of it, as bytes; the arena may have a part of it.
+    data: Any
+
+    @classmethod
+    def declared(cls, arena: Arena) -> SharedMemory:
+        """Declare the memory of a kernel."""
+        data = ir.script.alloc_buffer((arena.size,), "uint8", scope="shared.dyn", align=1024)
+        ir.IRBuilder.name("memory", data)
+        return cls(arena, data)
+
+    def region(self, name: str) -> Callable[[Any], Any]:
+        """A function from a byte offset in a region to an address."""
+        start = self.arena[name].offset
+        return lambda offset: self.data.ptr_to([start + offset])
+
+    def barrier(self, name: str, number: Any = 0) -> Any:
+        """Address of one of the barriers in a region."""
+        return self.region(name)(number * BARRIER)
+
+    def elements(self, name: str, dtype: str) -> Any:
+        """A region as elements of a type."""
+        region = self.arena[name]
+        return self.view(name, dtype, region.size * 8 // ir.tvm.DataType(dtype).bits, region.offset)
+
+    def view(self, name: str, dtype: str, count: int, offset: int) -> Any:
+        """Declare elements of a type at a byte offset, as a buffer of this name."""
+        buffer = ir.script.decl_buffer(
+            (count,), dtype, data=self.data.data, scope="shared.dyn", byte_offset=offset
+        )
+        ir.IRBuilder.name(name, buffer)
+        return buffer
+
+    def ring(self, name: str, stages: int, offset: int) -> Ring:
+        """The barriers of a ring, at a byte offset among those of the kernel."""
+        start = self.arena["barriers"].offset + offset
+        return Ring(stages, self.view(f"{name}_barriers", "uint64", 2 * stages, start))
 
 
 class Cursor:

@@ -19,11 +19,18 @@ from crossfuse.lower.hopper.features.feature import (
     first_of,
 )
 from crossfuse.lower.hopper.flags import FlagReader, Flags, PlacedFlags
-from crossfuse.lower.hopper.pipeline import Cursor, Release, Ring, Throttle, load_tile, sharing_rank
-from crossfuse.lower.hopper.plan.kernel import KernelPlan
-from crossfuse.lower.hopper.plan.memory import count
-from crossfuse.lower.hopper.plan.operands import Operand
+from crossfuse.lower.hopper.pipeline import (
+    Cursor,
+    Release,
+    Ring,
+    SharedMemory,
+    Throttle,
+    load_tile,
+    sharing_rank,
+)
+from crossfuse.lower.hopper.plan.kernel import KernelPlan, filler_count
 from crossfuse.lower.hopper.plan.phase import PhasePlan
+from crossfuse.lower.hopper.plan.tiles import Operand
 from crossfuse.lower.hopper.recover.contraction import first_of_reduction
 from crossfuse.lower.hopper.statements import (
     Coordinates,
@@ -49,35 +56,12 @@ class Body:
     where: Coordinates
     #: Tensor map parameters by name.
     maps: dict[str, Any]
-    #: Shared memory, as bytes.
-    memory: Any
+    memory: SharedMemory
     left: Ring
     right: Ring
     #: Buffers in global memory that are no parameters of the function, by name.
     buffers: dict[str, Any]
     timeline: Timeline
-
-    def region(self, name: str) -> Callable[[Any], Any]:
-        """A function from a byte offset in a region of shared memory to an address."""
-        start = self.plan.arena[name].offset
-        return lambda offset: self.memory.ptr_to([start + offset])
-
-    def barrier(self, name: str, number: Any = 0) -> Any:
-        """Address of one of the barriers in a region of shared memory."""
-        return self.region(name)(number * 8)
-
-    def elements(self, name: str, dtype: str) -> Any:
-        """A region of shared memory as elements of a type."""
-        region = self.plan.arena[name]
-        buffer = ir.script.decl_buffer(
-            (region.size * 8 // ir.tvm.DataType(dtype).bits,),
-            dtype,
-            data=self.memory.data,
-            scope="shared.dyn",
-            byte_offset=region.offset,
-        )
-        ir.IRBuilder.name(name, buffer)
-        return buffer
 
     @property
     def flags(self) -> Any:
@@ -242,7 +226,7 @@ class Loader:
 
         def load(operands: tuple[Operand, ...]) -> None:
             """Load tiles back to back into the stage."""
-            stage, region, start = cursor.stage * plan.pitch, body.region(name), 0
+            stage, region, start = cursor.stage * plan.pitch, body.memory.region(name), 0
             for operand in operands:
 
                 def address(offset: Any, first: Any = stage + start) -> Any:
@@ -305,9 +289,11 @@ def emit_multiplying(body: Body) -> None:
                 run(ir.script.ptx.griddepcontrol.wait())
         for number, phase in enumerate(plan.phases):
             left = first_of(part.left(number) for part in parts) or ring_tiles(
-                plan.left, body.region("left"), warpgroup, phase.share
+                plan.left, body.memory.region("left"), warpgroup, phase.share
             )
-            multiplier = Multiplier(phase, left, plan.right, body.region("right"), accumulators)
+            multiplier = Multiplier(
+                phase, left, plan.right, body.memory.region("right"), accumulators
+            )
             boxes = _boxes(body, number, warpgroup, rings[0])
             sums = TileSums(body, number, warpgroup, accumulators, boxes, warmup)
             end = first_of(part.ending(sums) for part in parts) or Epilogue(sums)
@@ -353,7 +339,7 @@ class _Side:
     def release(self, number: int) -> Release:
         """How stages are released in a phase: to the CTAs that fill them."""
         program, fillers = self.body.plan.phases[number].program, self.plan.fillers[number]
-        where, found = self.body.where, count(fillers)
+        where, found = self.body.where, filler_count(fillers)
         rank = sharing_rank(program, fillers, where, where.thread % found)
         return Release(self.ring, where.thread, (found, rank), self.plan.sharers // found)
 
@@ -422,10 +408,10 @@ def _boxes(body: Body, phase_number: int, warpgroup: Any, left: _Side) -> BoxPla
     if not phase.store.boxes:
         return None
     if not phase.store.pages:
-        return BoxPlace(phase.store, body.region("boxes"), body.plan.box_pitch, warpgroup)
+        return BoxPlace(phase.store, body.memory.region("boxes"), body.plan.box_pitch, warpgroup)
     return PlaceInStages(
         phase.store,
-        body.region("left"),
+        body.memory.region("left"),
         body.plan.left.pitch,
         warpgroup,
         left.cursor,

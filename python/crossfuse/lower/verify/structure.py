@@ -15,7 +15,10 @@ from crossfuse.markers import (
     DSM_DTYPES,
     MAX_CLUSTER,
     NAIVE_TAGS,
+    ROW_COUNTS,
+    ROWS,
     cluster_axis,
+    marked_blocks,
     staged_blocks,
     thread_tag,
 )
@@ -240,3 +243,23 @@ def check_grid_stage(function: Any) -> None:
             instead="schedule both products with stages (crossfuse.schedule.rules.tiled_ffn), or "
             "leave grid_stage out",
         )
+
+
+def takes_fewer_rows(func: Any) -> bool:
+    """Whether `accept_fewer_rows` was called for a function.
+
+    Refuses a mark with another value, or on another block than the root.
+    """
+    marked = marked_blocks(func, ROWS)
+    root = getattr(func.body, "block", None)
+    for block in marked:
+        value = str(block.annotations[ROWS])
+        if value not in ROW_COUNTS or not block.same_as(root):
+            raise refuse(
+                ROWS,
+                f"block '{block.name_hint}'",
+                found=f"'{value}'",
+                limit=f"{' or '.join(map(repr, ROW_COUNTS))} of the root block",
+                instead="call sch.accept_fewer_rows()",
+            )
+    return bool(marked)

@@ -13,7 +13,6 @@ from crossfuse.errors import PlanRefused, RefusedError, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.planner.cascade.shape import CascadeShape, shape_of_cascade
 from crossfuse.planner.choice import Runner, check_families, no_plan, plain_numbers, runner_of
-from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.families import EAGER
@@ -177,7 +176,7 @@ def _of_passes(shape: CascadeShape, spec: Device, rates: Rates) -> CascadePlan:
     ours = (each.apart(spec, rates) for each in cascade_families(shape))
     known = [found, *(each for each in ours if each is not None)]
     found = min(known, key=lambda each: float(each.microseconds))
-    found = with_own(found, rates.own, None, shape, spec)
+    found = rates.with_own(found, None, shape, spec)
     total = sum(each.read + each.written for each in shape.passes)
     return replace(_frame(shape, spec, found), bytes={"hbm": total})
 

@@ -111,6 +111,11 @@ class CascadeShape:
     after: OutputProduct | None = None
 
     @property
+    def rows_products(self) -> int:
+        """Number of products that load the rows which it makes; 0 of a cascade of another form."""
+        return 0 if self.product is None else len(self.product.chain.products)
+
+    @property
     def separate(self) -> int:
         """Number of kernels that compute it if it is not fused."""
         return len(self.passes)

@@ -26,8 +26,7 @@ from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.rewrite.work import Work
 from crossfuse.hardware import WARP, Device
 from crossfuse.planner.cascade.shape import lanes_time, special_time
-from crossfuse.planner.cost.estimate import OF_ROWS, start_time
-from crossfuse.planner.cost.rates import Rates, at
+from crossfuse.planner.cost.rates import OF_ROWS, Rates, at
 from crossfuse.planner.cost.terms import Estimate
 
 # Resources of an SM that a stream takes: registers, shared memory, and so CTAs at once.
@@ -198,7 +197,7 @@ def stream_estimate(work: Work, tiles: StreamTiles, device: Device, rates: Rates
         terms["clusters"] = share * (reached + terms["merge"])
         terms["barrier"] = count * float(at(rates.measured.cluster_barrier, tiles.cluster))
     running = min(waves.groups, waves.places) * tiles.cluster
-    terms["start"] = float(start_time(rates, tiles.cluster, running, (LATE_SUMS, OF_ROWS[1])))
+    terms["start"] = float(rates.start_time(tiles.cluster, running, (LATE_SUMS, OF_ROWS[1])))
     return Estimate({name: time for name, time in terms.items() if time}, busy)
 
 
@@ -235,7 +234,7 @@ def _with_outputs(
         last = LAST * tiles.cluster * reached * (count == 1)
         terms["clusters"] = _longer(reached, read + count * alone) - by_itself + last
     running = min(waves.groups, waves.places) * tiles.cluster
-    terms["start"] = float(start_time(rates, tiles.cluster, running, OF_ROWS))
+    terms["start"] = float(rates.start_time(tiles.cluster, running, OF_ROWS))
     return Estimate({name: time for name, time in terms.items() if time}, busy)
 
 

@@ -19,20 +19,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from crossfuse.cascade.rewrite.tiles import WARPGROUP_ROWS, WIDE, CascadeTiles
+from crossfuse.cascade.rewrite.tiles import WIDE, CascadeTiles
 from crossfuse.cascade.rewrite.work import TileWork
-from crossfuse.hardware import Device
+from crossfuse.hardware import WARPGROUP_ROWS, Device
 from crossfuse.planner.cascade.shape import LANES, SPECIAL, clock
-from crossfuse.planner.cost.estimate import OVERLAP, ingest_speed, overlapped, start_time
+from crossfuse.planner.cost.estimate import OVERLAP, ingest_speed, overlapped
 from crossfuse.planner.cost.rates import Rates, at
 from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.kernels import stream
+from crossfuse.planner.kernels.memory import LEAST_STAGES
+from crossfuse.planner.kernels.stream import BOX_COLUMNS
 
 # Resources of an SM that a stream of tiles takes.
 
-#: Stages of the ring that are worth it, and bytes of barriers and of arithmetic that is kept in its
-#: place, at most.
-_STAGES, _REST = 2, 1024
+#: Bytes of barriers of a lone product, at most.
+_REST = 1024
 
 
 def sum_registers(work: TileWork, sizes: CascadeTiles) -> int:
@@ -91,26 +92,34 @@ def steps_together(work: TileWork) -> bool:
     return len({(first, behind) for _, first, behind in work.spans}) <= 1
 
 
-def shared_size(work: TileWork, sizes: CascadeTiles) -> int:
-    """Bytes of shared memory of a CTA with as few stages as are worth it, at least.
+def shared_bytes(work: TileWork, sizes: CascadeTiles, device: Device) -> int | None:
+    """Bytes of shared memory of a CTA, with as many stages as the kernel has; None if it is none.
+
+    Tiles of which two stages would not fit alone are not worth it. Of a lone product, whose kernel
+    is planned as products are, it is the least.
+    """
+    limit, least = device.max_shared_bytes, least_bytes(work, sizes)
+    if least > limit:
+        return None
+    if not work.depth or not work.columns:
+        return least
+    found = _stream_memory(work, sizes)
+    stages = found.divide(0, limit)
+    return None if stages is None else found.size(*stages)
+
+
+def least_bytes(work: TileWork, sizes: CascadeTiles) -> int:
+    """Bytes of shared memory of a CTA with two stages, about.
 
     Results of more columns than a box leave through what the ring has then.
     """
-    boxes = sizes.rows * min(sizes.columns, 64) * work.item
+    boxes = sizes.rows * min(sizes.columns, BOX_COLUMNS) * work.item
     held = sizes.rows * sizes.depth * work.left if holds_left(work, sizes) else 0
-    return held + boxes + _STAGES * step_bytes(work, sizes) + _REST
-
-
-def shared_fits(work: TileWork, sizes: CascadeTiles, device: Device) -> bool:
-    """Whether two stages are worth it, and the kernel fits with as many as it needs."""
-    limit = device.max_shared_bytes
-    if shared_size(work, sizes) > limit:
-        return False
-    return not work.columns or _stream_memory(work, sizes).divide(0, limit) is not None
+    return held + boxes + LEAST_STAGES * step_bytes(work, sizes) + _REST
 
 
 def _stream_memory(work: TileWork, sizes: CascadeTiles) -> stream.StreamMemory:
-    """Shared memory of a stream between two products."""
+    """Shared memory of a stream between two products, of which the lowering makes its regions."""
     rows, keys, columns = sizes.rows, sizes.elements, sizes.columns
     stored = min(rows, work.rows)
     handed = None
@@ -342,7 +351,7 @@ def tile_estimate(work: TileWork, tiles: CascadeTiles, device: Device, rates: Ra
         terms[name], before = after - before, after
     terms |= {"start": ends.start, "store": TILE * turns}
     if size > 1:
-        again = start_time(rates, tiles.ctas_of_cluster, tiles.ctas_of_cluster)
+        again = rates.start_time(tiles.ctas_of_cluster, tiles.ctas_of_cluster)
         terms["waves"] += (turns - 1) * float(again)
         if tiles.in_memory:
             terms |= _stored(work, found, rates)
@@ -407,7 +416,7 @@ def _ends(work: TileWork, found: Steps, step: Step, rates: Rates, clusters: int)
     first = step_bytes(work, sizes) - late + (held if holds_left(work, sizes) else 0)
     parts = _pieces(work, sizes) * (2 if work.depth and work.columns else 1)
     drain = step.whole() / parts + step.own
-    return _Ends(float(start_time(rates, size, ctas)), first / share, drain)
+    return _Ends(float(rates.start_time(size, ctas)), first / share, drain)
 
 
 def _pieces(work: TileWork, sizes: CascadeTiles) -> int:

@@ -23,12 +23,21 @@ from typing import Any
 import numpy as np
 
 from crossfuse.hardware import WARP, Device
-from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates, at, rates_of
 from crossfuse.planner.cost.terms import LEARNED, Estimate
 from crossfuse.planner.cost.trees import features
-from crossfuse.planner.counts import Count, Flag, Share, ceil_div, choose, least, most
-from crossfuse.planner.kernels.arrays import count, flags, select
+from crossfuse.planner.kernels.arrays import (
+    Count,
+    Flag,
+    Share,
+    ceil_div,
+    choose,
+    count,
+    flags,
+    least,
+    most,
+    select,
+)
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.memory import Memory, resident
 from crossfuse.planner.kernels.phase import Phase
@@ -165,26 +174,6 @@ class Clock:
 
 # From the launch of a kernel to its first tiles or rows.
 
-#: Microseconds of a start beyond the latency of memory, and for each time that there are twice as
-#: many CTAs, of kernels that load rows: fitted to streams on H100s and H200s.
-OF_ROWS = (0.68, 0.0623)
-
-
-def start_time(
-    rates: Rates, cluster: Count, ctas: Count, own: tuple[float, float] | None = None
-) -> Share:
-    """Microseconds until the first loads of a kernel arrive, of `ctas` that begin at the same time.
-
-    The CTAs of a cluster meet first. `own` are microseconds beyond the latency of memory, and for
-    each doubling of the CTAs; None takes those that were fitted to kernels with rings of tiles.
-    """
-    fitted, measured = rates.fitted, rates.measured
-    late, crowd = own or (fitted.start, fitted.crowd)
-    latency = measured.early_launch + measured.hbm
-    together = latency + at(measured.cluster_barrier, cluster)
-    return late + together + crowd * np.log2(ctas)
-
-
 # Kernels: phases one behind another, and what passes between them.
 
 
@@ -270,7 +259,7 @@ class Work:
     @cached_property
     def start(self) -> Share:
         """Time from the launch to the first tiles."""
-        return start_time(self.rates, self.kernel.cluster, self.active * self.kernel.cluster)
+        return self.rates.start_time(self.kernel.cluster, self.active * self.kernel.cluster)
 
     def spills(
         self, clock: Clock, first: Phase, second: Phase, between: tuple[float, float]
@@ -364,13 +353,13 @@ def corrected(kernel: TileKernel, shape: Shape, device: Device, rates: Rates) ->
     room = kernel.memories(shape, device)[-1]
     found = estimate(kernel, shape, device, rates, room)
     if rates.trees is None or len(shape.layers) > 2:
-        return with_own(found, rates.own, kernel, shape, device)
+        return rates.with_own(found, kernel, shape, device)
     rows = features(kernel, shape, device, found, room)
     by: np.ndarray | float = np.expm1(rates.trees.sum(rows)) * np.asarray(found.microseconds)
     if not np.ndim(found.microseconds):
         by = float(np.asarray(by).item())
     found = replace(found, terms={**found.terms, LEARNED: by})
-    return with_own(found, rates.own, kernel, shape, device)
+    return rates.with_own(found, kernel, shape, device)
 
 
 # The fastest of many kernels by the corrected estimate, some of whose tiles may be given.
@@ -387,7 +376,7 @@ def fastest(
     The kernels are legal tiles of one family as arrays, at least one; the fastest comes first.
     """
     # What trees say costs more than the estimate: only those near the best are worth it.
-    found = with_own(estimate(kernels, shape, device, rates), rates.own, kernels, shape, device)
+    found = rates.with_own(estimate(kernels, shape, device, rates), kernels, shape, device)
     times = np.asarray(found.microseconds)
     near = np.argsort(times, kind="stable")[: max(_NEAR, keep)]
     times = np.asarray(corrected(select(kernels, near), shape, device, rates).microseconds)

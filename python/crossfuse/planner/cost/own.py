@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.errors import PlanRefused, refuse
-from crossfuse.planner.cost.terms import CASCADE_TERMS, TERMS, Estimate
-from crossfuse.planner.counts import Share
+from crossfuse.planner.cost.terms import CASCADE_TERMS, TERMS
+from crossfuse.planner.kernels.arrays import Share
 
 if TYPE_CHECKING:
     from crossfuse.hardware import Device
-    from crossfuse.planner.cascade.shape import CascadeShape
-    from crossfuse.planner.families.cascade import CascadeKernel
-    from crossfuse.planner.kernels.kernel import TileKernel
-    from crossfuse.planner.kernels.shape import Shape
 
 
 @dataclass(frozen=True)
@@ -71,17 +67,3 @@ class OwnTerm:
                 limit="a name of its own, since both are added",
                 instead="take another name; to change the estimate's own term, change its rates",
             )
-
-
-def with_own(
-    found: Estimate,
-    own: Sequence[OwnTerm],
-    kernel: TileKernel | CascadeKernel | None,
-    shape: Shape | CascadeShape,
-    device: Device,
-) -> Estimate:
-    """Add a user's terms to an estimate; the kernel is None for separate kernels."""
-    if not own:
-        return found
-    times = {each.name: each.time(kernel, shape, device) for each in own}
-    return replace(found, terms={**found.terms, **times})

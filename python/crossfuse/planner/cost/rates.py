@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,9 +18,16 @@ from crossfuse.errors import EnvironmentRefused, PlanRefused, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.planner.calibration.record import Measured, load, measured
 from crossfuse.planner.cost.own import OwnTerm
+from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.cost.trees import Trees, trees_of
-from crossfuse.planner.counts import Count, Share
+from crossfuse.planner.kernels.arrays import Count, Share
 from crossfuse.schema import Damaged, Positive, typed
+
+if TYPE_CHECKING:
+    from crossfuse.planner.cascade.shape import CascadeShape
+    from crossfuse.planner.families.cascade import CascadeKernel
+    from crossfuse.planner.kernels.kernel import TileKernel
+    from crossfuse.planner.kernels.shape import Shape
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,11 @@ class Fitted:
     eager_kernel: Positive = 2.5
 
 
+#: Microseconds of a start beyond the latency of memory, and for each time that there are twice as
+#: many CTAs, of kernels that load rows: fitted to streams on H100s and H200s.
+OF_ROWS = (0.68, 0.0623)
+
+
 @dataclass(frozen=True)
 class Rates:
     """What the cost model knows of a device.
@@ -132,6 +144,55 @@ class Rates:
         for height in heights[1:]:
             found = np.where(rows >= height, at(tuple(sorted(table[height])), columns), found)
         return found if isinstance(found, np.ndarray) and found.ndim else float(found)
+
+    def start_time(
+        self, cluster: Count, ctas: Count, own: tuple[float, float] | None = None
+    ) -> Share:
+        """Microseconds until the first loads of a kernel arrive; the CTAs of a cluster meet first.
+
+        Parameters
+        ----------
+        cluster, ctas : Count
+            CTAs of a cluster, and those that begin at the same time.
+        own : tuple[float, float] | None
+            Microseconds beyond the latency of memory, and for each doubling of the CTAs; None takes
+            those that were fitted to kernels with rings of tiles.
+
+        Returns
+        -------
+        Share
+            A number, or an array where counts are.
+        """
+        late, crowd = own or (self.fitted.start, self.fitted.crowd)
+        latency = self.measured.early_launch + self.measured.hbm
+        together = latency + at(self.measured.cluster_barrier, cluster)
+        return late + together + crowd * np.log2(ctas)
+
+    def with_own(
+        self,
+        found: Estimate,
+        kernel: TileKernel | CascadeKernel | None,
+        shape: Shape | CascadeShape,
+        device: Device,
+    ) -> Estimate:
+        """Add a user's terms to an estimate.
+
+        Parameters
+        ----------
+        found : Estimate
+            Without them.
+        kernel, shape, device
+            As `OwnTerm` has them; the kernel is None for separate kernels.
+
+        Returns
+        -------
+        Estimate
+            The same where there are no such terms.
+        """
+        if not self.own:
+            return found
+        times = {each.name: each.time(kernel, shape, device) for each in self.own}
+        return replace(found, terms={**found.terms, **times})
 
 
 def at(curve: Sequence[tuple[float, float]], size: Count) -> Share:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from crossfuse.planner.counts import Share
+from crossfuse.planner.kernels.arrays import Share
 
 #: Term of what was learned from measured kernels, see `crossfuse.planner.cost.estimate`.
 LEARNED = "learned"

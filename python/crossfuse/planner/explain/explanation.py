@@ -11,13 +11,13 @@ from crossfuse.planner.chain.spec import refuse_reductions
 from crossfuse.planner.choice import Choice, Runner, no_plan, runner_of
 from crossfuse.planner.cost.estimate import alone, eager, turns_of
 from crossfuse.planner.cost.rates import Rates, rates_of
-from crossfuse.planner.counts import least
 from crossfuse.planner.explain.levels import Level, Place, Share, layout, levels, places
 from crossfuse.planner.explain.picture import picture
 from crossfuse.planner.explain.published import count
 from crossfuse.planner.explain.tables import printed, render
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.registry import families, read_kernel
+from crossfuse.planner.kernels.arrays import least
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.memory import resident, uses
 from crossfuse.planner.kernels.shape import Shape, Step, shape_of

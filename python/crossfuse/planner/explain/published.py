@@ -113,7 +113,7 @@ class Domain:
 def grid(choices: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
     """All combinations of some choices, the last one fastest: an array of float64 for each name.
 
-    Counts are float64, see `crossfuse.planner.counts`.
+    Counts are float64, see `crossfuse.planner.kernels.arrays`.
     """
     values = arrays.grid(*(tuple(map(float, each)) for each in choices.values()))
     return dict(zip(choices, values, strict=True))

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
     from crossfuse.planner.extract.parts import Parts
+    from crossfuse.planner.extract.product import Stage
     from crossfuse.planner.extract.reads import Program
-    from crossfuse.planner.extract.stages import Stage
 
 
 def chain_from(func: PrimFunc) -> Chain:
@@ -39,7 +39,7 @@ def chain_from(func: PrimFunc) -> Chain:
         read_program,
         row_parts,
     )
-    from crossfuse.planner.extract.stages import find_stages
+    from crossfuse.planner.extract.product import find_stages
 
     program = read_program(func)
     stages = find_stages(program)

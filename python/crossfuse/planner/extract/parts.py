@@ -12,9 +12,8 @@ from crossfuse import _tvm as ir
 from crossfuse.blocks import access
 from crossfuse.blocks.read import Block, read_blocks, shape_of
 from crossfuse.planner.chain.build import PARTS, Further, Reduced
-from crossfuse.planner.extract.product import is_product, products
+from crossfuse.planner.extract.product import Reader, Stage, is_product, mapped, products
 from crossfuse.planner.extract.reads import Program, Read, distinct, item_of_buffer, refused
-from crossfuse.planner.extract.stages import Reader, Stage, mapped
 
 # A function as blocks that read each other, with its inputs and its one output.
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from crossfuse.cascade.rewrite.tiles import WARPGROUP_ROWS, CascadeTiles
+from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.cascade.rewrite.work import TileWork
-from crossfuse.hardware import WARPGROUP, Device
+from crossfuse.hardware import WARPGROUP, WARPGROUP_ROWS, Device
 from crossfuse.planner.cascade.shape import CascadeShape, OutputProduct
 from crossfuse.planner.cascade.tile_cost import (
+    least_bytes,
     registers_fit,
-    shared_size,
     splits_axis,
     step_bytes,
     steps_of,
@@ -95,14 +95,11 @@ class AttentionOut(CascadeFamily[AttentionOutTiles]):
     form: ClassVar[str] = "Attention first, and its output product in the same kernel"
     rule: ClassVar[str] = "attention_out.schedule_attention_out"
     kind: ClassVar[Any] = AttentionOutTiles
+    streams: ClassVar[Any] = TileWork
+    followed: ClassVar[bool] = True
     axes: ClassVar[tuple[str, ...]] = ("rows", "elements", "cluster", "columns")
     second: ClassVar[tuple[str, ...]] = ("columns",)
     most: ClassVar[int] = 8
-
-    @classmethod
-    def matches(cls, shape: CascadeShape) -> bool:
-        """Whether a product of what a stream of tiles makes follows it."""
-        return shape.after is not None and isinstance(shape.work, TileWork)
 
     @property
     def work(self) -> TileWork:
@@ -169,9 +166,12 @@ class AttentionOut(CascadeFamily[AttentionOutTiles]):
         )
 
     def stream_size(self, tiles: AttentionOutTiles, device: Device) -> int:
-        """Bytes of shared memory of the stream: two stages, or as many as fit in half of it."""
+        """Bytes of shared memory of the stream: two stages, or as many as fit in half of it.
+
+        Times were fitted to these, which are not quite those of the kernel.
+        """
         work, sizes = self.work, steps_of(self.work, tiles.stream).sizes
-        least, step = shared_size(work, sizes), step_bytes(work, sizes)
+        least, step = least_bytes(work, sizes), step_bytes(work, sizes)
         # Tiles of queries have two slots where no states are handed over; a mailbox takes that
         # place.
         least += sizes.rows * work.depth * work.left

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from math import log
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
+from crossfuse.cascade.rewrite.work import TileWork, Work
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade.shape import CascadeShape
-from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.kernels.shape import Step
@@ -69,6 +69,12 @@ class CascadeFamily(ABC, Generic[T]):
     rule: ClassVar[str]
     #: The type of the tiles.
     kind: ClassVar[Any]
+    # Of which cascades there are kernels: see `matches`.
+    #: What becomes of the axis: a stream of threads, of tiles with products, or either.
+    streams: ClassVar[Any] = (Work, TileWork)
+    #: Products that load the rows which they make, and whether one follows a stream of tiles.
+    of_rows: ClassVar[int] = 0
+    followed: ClassVar[bool] = False
     #: Fields of the tiles that are searched, the others being chosen with them; and those of them
     #: that a crossover takes from the other parent.
     axes: ClassVar[tuple[str, ...]]
@@ -87,9 +93,10 @@ class CascadeFamily(ABC, Generic[T]):
         return f"{cls.text}: {cls.rule.rpartition('.')[2]}"
 
     @classmethod
-    @abstractmethod
     def matches(cls, shape: CascadeShape) -> bool:
         """Whether there may be kernels of a cascade."""
+        behind = shape.rows_products == cls.of_rows and (shape.after is not None) == cls.followed
+        return behind and isinstance(shape.work, cls.streams)
 
     @abstractmethod
     def candidates(self, device: Device) -> tuple[Steps, tuple[T, ...]]:
@@ -167,7 +174,7 @@ class CascadeFamily(ABC, Generic[T]):
     def estimate(self, tiles: T, device: Device, rates: Rates) -> Estimate:
         """Estimate one kernel, with a user's own terms; its tiles must keep the rules."""
         found = self.time(tiles, device, rates)
-        return with_own(found, rates.own, CascadeKernel(self, tiles), self.shape, device)
+        return rates.with_own(found, CascadeKernel(self, tiles), self.shape, device)
 
     def timed(self, device: Device, rates: Rates) -> tuple[Steps, tuple[Timed[T], ...]]:
         """Time all tiles, the best first; also how many tiles each rule leaves."""

@@ -17,15 +17,19 @@ import numpy as np
 from crossfuse.hardware import Device
 from crossfuse.planner.cost.estimate import Clock, Work, turns_of
 from crossfuse.planner.cost.rates import at
-from crossfuse.planner.counts import Count, Flag, ceil_div, choose, least
 from crossfuse.planner.families.family import ChainFamily, Placement
 from crossfuse.planner.kernels.arrays import (
     CLUSTERS,
     NOTHING,
     PARTS,
     ROWS,
+    Count,
+    Flag,
+    ceil_div,
+    choose,
     given_or,
     grid,
+    least,
     row_options,
 )
 from crossfuse.planner.kernels.kernel import PartedKernel

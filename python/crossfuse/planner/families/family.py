@@ -67,6 +67,8 @@ class ChainFamily:
     #: Whether there are kernels of chains of any extents, which are tried first where nothing is
     #: known of times.
     fits_all: bool = False
+    #: Whether there are kernels of chains of more products, too.
+    longer: bool = False
 
     @property
     def name(self) -> str:
@@ -82,6 +84,8 @@ class ChainFamily:
 
     def matches(self, shape: Shape) -> bool:
         """Whether there may be kernels of a chain."""
+        if self.longer:
+            return self.products <= len(shape.layers)
         return self.products == len(shape.layers) and not shape.chain
 
     def open_tiles(self, cluster: int) -> dict[str, Any]:

@@ -25,7 +25,6 @@ import numpy as np
 from crossfuse.hardware import Device
 from crossfuse.planner.cost.estimate import estimate
 from crossfuse.planner.cost.rates import rates_of
-from crossfuse.planner.counts import Count, Flag, choose
 from crossfuse.planner.families.family import ChainFamily
 from crossfuse.planner.families.tiled import (
     SEPARATE,
@@ -40,6 +39,9 @@ from crossfuse.planner.kernels.arrays import (
     CLUSTERS,
     NOTHING,
     ROWS,
+    Count,
+    Flag,
+    choose,
     column_options,
     flags,
     given_or,
@@ -195,10 +197,6 @@ class LaunchesKernel(LayeredKernel):
 class LayeredFamily(ChainFamily):
     """Kernels of chains of three layers or more."""
 
-    def matches(self, shape: Shape) -> bool:
-        """Whether it is a chain of three layers or more."""
-        return len(shape.layers) > 2
-
     def tried(
         self, shape: Shape, device: Device, given: Mapping[str, int] = NOTHING
     ) -> LayeredKernel:
@@ -295,6 +293,7 @@ PHASES = LayeredFamily(
     placements=STAGED.placements,
     second=_SECOND,
     fits_all=True,
+    longer=True,
 )
 LAUNCHES = LayeredFamily(
     LaunchesKernel,
@@ -306,4 +305,5 @@ LAUNCHES = LayeredFamily(
     placements=SEPARATE.placements,
     second=_SECOND,
     fits_all=True,
+    longer=True,
 )

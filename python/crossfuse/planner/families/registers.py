@@ -12,21 +12,24 @@ from typing import ClassVar
 
 import numpy as np
 
-from crossfuse.hardware import Device
+from crossfuse.hardware import WARPGROUP_ROWS, Device
 from crossfuse.planner.cost.estimate import Clock, Work
-from crossfuse.planner.counts import Count, Flag, ceil_div, choose, least
 from crossfuse.planner.families.family import ChainFamily, Placement
 from crossfuse.planner.kernels.arrays import (
     NOTHING,
     PARTS,
     ROWS,
+    Count,
+    Flag,
+    ceil_div,
+    choose,
     column_options,
     given_or,
     grid,
+    least,
     row_options,
     select,
 )
-from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 from crossfuse.planner.kernels.kernel import PartedKernel
 from crossfuse.planner.kernels.phase import Phase, by_warpgroups, sums_received, widest_of
 from crossfuse.planner.kernels.shape import Shape, TileRule, rows_in_parts

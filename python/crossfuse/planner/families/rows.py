@@ -27,20 +27,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 import numpy as np
 
 from crossfuse.hardware import Device
-from crossfuse.planner.cascade.shape import CascadeShape, RowsProduct
+from crossfuse.planner.cascade.shape import RowsProduct
 from crossfuse.planner.cost.estimate import (
-    OF_ROWS,
     active_clusters,
     corrected,
     ingest_speed,
     memory_speed,
     overlapped,
-    start_time,
 )
-from crossfuse.planner.cost.own import with_own
-from crossfuse.planner.cost.rates import Rates
+from crossfuse.planner.cost.rates import OF_ROWS, Rates
 from crossfuse.planner.cost.terms import Estimate
-from crossfuse.planner.counts import Share, ceil_div, choose, least, most
 from crossfuse.planner.explain.levels import instructions
 from crossfuse.planner.families import ROWS
 from crossfuse.planner.families.cascade import (
@@ -52,8 +48,7 @@ from crossfuse.planner.families.cascade import (
 )
 from crossfuse.planner.families.family import ChainFamily, of_rules
 from crossfuse.planner.families.tiled import GEMM, GemmKernel, TiledKernel
-from crossfuse.planner.kernels.arrays import count, select
-from crossfuse.planner.kernels.boxes import pages
+from crossfuse.planner.kernels.arrays import Share, ceil_div, choose, count, least, most, select
 from crossfuse.planner.kernels.memory import BEFORE_ROWS, Memory, memory, resident
 from crossfuse.planner.kernels.phase import (
     MOST_ROWS,
@@ -61,6 +56,7 @@ from crossfuse.planner.kernels.phase import (
     SUMS_BESIDE_CHUNKS,
     SUMS_BESIDE_ROWS,
     TALLEST_BY_CHUNKS,
+    pages,
     row_batches,
 )
 from crossfuse.planner.kernels.shape import TileRule, narrowed
@@ -135,12 +131,6 @@ class RowsFirstFamily(CascadeFamily[T]):
     # Estimates of one plan after the other are slow.
     most: ClassVar[int] = 8
 
-    @classmethod
-    def matches(cls, shape: CascadeShape) -> bool:
-        """Whether a cascade makes the rows of as many products as the kernels have."""
-        product = shape.product
-        return product is not None and len(product.chain.products) == cls.products.products
-
     @property
     def product(self) -> RowsProduct:
         """What is counted of rows and products."""
@@ -212,7 +202,7 @@ class RowsFirstFamily(CascadeFamily[T]):
         self, found: Estimate, tiles: T, size: int, device: Device, rates: Rates
     ) -> list[float]:
         """Microseconds of an estimate of tiles of arrays, with a user's own terms."""
-        found = with_own(found, rates.own, CascadeKernel(self, tiles), self.shape, device)
+        found = rates.with_own(found, CascadeKernel(self, tiles), self.shape, device)
         times = np.asarray(found.microseconds).astype(np.float64)
         split: list[float] = np.broadcast_to(times, (size,)).tolist()
         return split
@@ -262,6 +252,7 @@ class Rows(RowsFirstFamily[RowsTiles]):
     axes: ClassVar[tuple[str, ...]] = ("rows", "columns", "cluster", "split", "across", "chunk")
     second: ClassVar[tuple[str, ...]] = ("columns",)
     products: ClassVar[ChainFamily] = GEMM
+    of_rows: ClassVar[int] = 1
 
     def joined(self, kernels: GemmKernel) -> RowsTiles:
         """Make kernels of arrays tiles of arrays."""
@@ -343,7 +334,7 @@ def rows_estimate(
     found = corrected(kernel, product.shape, device, replace(rates, own=()))
     ctas = active_clusters(kernel, product.shape, device) * kernel.cluster
     # Rings of tiles wait for rows: what begins is a kernel that loads rows.
-    start = start_time(rates, kernel.cluster, ctas, OF_ROWS)
+    start = rates.start_time(kernel.cluster, ctas, OF_ROWS)
     found = replace(found, terms={**found.terms, "start": _plain(start)})
     rows = product.rows
     asked, filled = _weights(product, kernel, device, rates, ctas)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from crossfuse.hardware import Device
-from crossfuse.planner.counts import choose
 from crossfuse.planner.families import ROWS_CHAIN
 from crossfuse.planner.families.family import ChainFamily, of_rules
 from crossfuse.planner.families.rows import RowsFirstFamily
 from crossfuse.planner.families.tiled import STAGED, StagedKernel
+from crossfuse.planner.kernels.arrays import choose
 from crossfuse.planner.kernels.phase import by_warpgroups
 from crossfuse.planner.kernels.shape import TileRule
 from crossfuse.schema import Tile
@@ -77,6 +77,7 @@ class RowsChain(RowsFirstFamily[RowsChainTiles]):
     )
     second: ClassVar[tuple[str, ...]] = ("columns2", "split2")
     products: ClassVar[ChainFamily] = STAGED
+    of_rows: ClassVar[int] = 2
 
     def joined(self, kernels: StagedKernel) -> RowsChainTiles:
         """Make kernels of arrays tiles of arrays."""

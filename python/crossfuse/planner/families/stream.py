@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from crossfuse.cascade.rewrite.tiles import RESIDENCES, StreamTiles
 from crossfuse.cascade.rewrite.work import Work
 from crossfuse.hardware import WARP, Device
-from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.cascade.stream_cost import (
     ctas,
     registers,
@@ -69,17 +68,13 @@ class Stream(CascadeFamily[StreamTiles]):
     form: ClassVar[str] = "Stream of threads"
     rule: ClassVar[str] = "stream.schedule_stream"
     kind: ClassVar[Any] = StreamTiles
+    streams: ClassVar[Any] = Work
     axes: ClassVar[tuple[str, ...]] = ("threads", "unroll", "cluster", "rows", "resident")
     second: ClassVar[tuple[str, ...]] = ("unroll", "resident")
     state_places: ClassVar[Mapping[str, str]] = {
         "registers": "states in registers",
         "dsm": "states in DSM",
     }
-
-    @classmethod
-    def matches(cls, shape: CascadeShape) -> bool:
-        """Whether the whole streams without products."""
-        return shape.product is None and isinstance(shape.work, Work)
 
     @property
     def work(self) -> Work:

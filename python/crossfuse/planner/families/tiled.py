@@ -20,14 +20,20 @@ import numpy as np
 from crossfuse.hardware import Device
 from crossfuse.planner.cost.estimate import Clock, Work, overlapped
 from crossfuse.planner.cost.rates import Rates
-from crossfuse.planner.counts import Count, Flag, Share, ceil_div, choose, least, most
 from crossfuse.planner.families.family import ChainFamily, Placement
 from crossfuse.planner.kernels.arrays import (
     CLUSTERS,
     NOTHING,
     ROWS,
+    Count,
+    Flag,
+    Share,
+    ceil_div,
+    choose,
     column_options,
     grid,
+    least,
+    most,
     read_extents,
     row_options,
     select,

@@ -9,16 +9,14 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from crossfuse.cascade.rewrite.tiles import DSM, KERNEL, WARPGROUP_ROWS, WIDE, CascadeTiles
+from crossfuse.cascade.rewrite.tiles import DSM, KERNEL, WIDE, CascadeTiles
 from crossfuse.cascade.rewrite.work import TileWork
-from crossfuse.hardware import WARPGROUP, Device
-from crossfuse.planner.cascade.shape import CascadeShape
+from crossfuse.hardware import WARPGROUP, WARPGROUP_ROWS, Device
 from crossfuse.planner.cascade.tile_cost import (
     at_once,
     multiplying,
     registers_fit,
-    shared_fits,
-    shared_size,
+    shared_bytes,
     splits_axis,
     steps_of,
     steps_together,
@@ -61,15 +59,10 @@ class Tiles(CascadeFamily[CascadeTiles]):
     form: ClassVar[str] = "Stream of tiles (0: chosen)"
     rule: ClassVar[str] = "cascade_tiles.schedule_cascade_tiles"
     kind: ClassVar[Any] = CascadeTiles
+    streams: ClassVar[Any] = TileWork
     axes: ClassVar[tuple[str, ...]] = ("rows", "elements", "cluster")
     second: ClassVar[tuple[str, ...]] = ("elements", "cluster")
     state_places: ClassVar[Mapping[str, str]] = {"registers": "states in registers"}
-
-    @classmethod
-    def matches(cls, shape: CascadeShape) -> bool:
-        """Whether the whole is a stream of tiles: no product follows, or reads rows of it."""
-        alone = shape.product is None and shape.after is None
-        return alone and isinstance(shape.work, TileWork)
 
     @property
     def equal(self) -> float:
@@ -127,7 +120,7 @@ class Tiles(CascadeFamily[CascadeTiles]):
             WARPGROUP * (multiplying(work, found.sizes) + 1),
             1,
             sum_registers(work, found.sizes),
-            shared_size(work, found.sizes),
+            shared_bytes(work, found.sizes, device) or 0,
             round(max(1.0, waves), 2),
         )
 
@@ -218,7 +211,7 @@ def _rules(work: TileWork, device: Device, chosen: CascadeTiles) -> tuple[Rule[C
         (
             "shared",
             f"two stages fit {device.max_shared_bytes >> 10} KiB of shared memory",
-            lambda each: shared_fits(work, steps_of(work, each).sizes, device),
+            lambda each: shared_bytes(work, steps_of(work, each).sizes, device) is not None,
         ),
     )
 

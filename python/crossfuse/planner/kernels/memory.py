@@ -1,20 +1,20 @@
 """Shared memory of a CTA: as many stages as fit beside everything else in it.
 
-The lowering divides it by the same `divide`. It places everything else region by region, see
-`crossfuse.lower.hopper.plan.memory`; here are the sums of that, over arrays. Tests hold the two
+The lowering divides it by the same `divide`, and places regions in an `Arena`, see `plan_memory` of
+`crossfuse.lower.hopper.plan.kernel`; `_Needs` has the sums of that, over arrays. Tests hold the two
 together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 
 import numpy as np
 
 from crossfuse.hardware import Device
-from crossfuse.planner.counts import Count, Flag, ceil_div, choose, least, most
+from crossfuse.planner.kernels.arrays import Count, Flag, ceil_div, choose, least, most
 from crossfuse.planner.kernels.phase import Phase
 
 #: Of tiles in shared memory, in bytes: a pattern of the 128-byte swizzle is eight rows.
@@ -35,6 +35,73 @@ _LEFT_STAGES = 4
 #: Bytes of an mbarrier, of those of a stage of left tiles and one of right tiles each, and of those
 #: through which CTAs exchange sums.
 BARRIER, STAGE_BARRIERS, EXCHANGE_BARRIERS = 8, 16, 16
+
+
+# Where things lie, region by region.
+
+
+@dataclass(frozen=True)
+class Region:
+    """A named piece of shared memory, in bytes."""
+
+    name: str
+    offset: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        """First byte behind it."""
+        return self.offset + self.size
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Shared memory that a feature of a kernel asks for."""
+
+    name: str
+    #: In bytes, as its alignment is.
+    size: int
+    alignment: int = BARRIER
+
+
+@dataclass(frozen=True)
+class Arena:
+    """Regions one after another, in the order of their addition, and aliases in their place."""
+
+    regions: tuple[Region, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all regions."""
+        return max((each.end for each in self.regions), default=0)
+
+    def __contains__(self, name: str) -> bool:
+        return any(each.name == name for each in self.regions)
+
+    def __getitem__(self, name: str) -> Region:
+        return next(each for each in self.regions if each.name == name)
+
+    def with_pieces(self, pieces: Iterable[Piece]) -> Arena:
+        """An arena that has some more regions."""
+        return reduce(lambda arena, x: arena.with_region(x.name, x.size, x.alignment), pieces, self)
+
+    def with_region(self, name: str, size: int, alignment: int) -> Arena:
+        """An arena that has one more region, of `size` bytes.
+
+        The `alignment` of its offset is 1024 for tiles with a 128-byte swizzle, 8 for barriers.
+        """
+        offset = -(-self.size // alignment) * alignment
+        return Arena((*self.regions, Region(name, offset, size)))
+
+    def with_alias(self, name: str, other: str, size: int) -> Arena:
+        """An arena with a region that begins where another does, which is not in use any more then.
+
+        At most of its size.
+        """
+        return Arena((*self.regions, Region(name, self[other].offset, size)))
+
+
+# How many stages fit, of one candidate or of many.
 
 
 @dataclass(frozen=True)

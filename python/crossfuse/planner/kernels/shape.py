@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from crossfuse.errors import PlanRefused, refuse
+from crossfuse.hardware import ROW_BYTES
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.counts import Count, Flag, ceil_div, choose
-from crossfuse.planner.kernels.boxes import ROW_BYTES
+from crossfuse.planner.kernels.arrays import Count, Flag, ceil_div, choose
 
 if TYPE_CHECKING:
     from crossfuse.blocks import chain as blocks

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
-from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER
+from crossfuse.hardware import ROW_BYTES, WARPGROUP_ROWS
+from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER, Arena, Piece
 
 #: Registers a thread by the number of multiplying warpgroups: of the loading one, and of the
 #: others; 0 leaves them as launched. And what scores, weights and sums may take beside addresses.
@@ -56,8 +56,6 @@ FLOAT_BYTES = 4
 _SCRATCH = 16
 #: Stages of keys and values that are of use; where few rows are computed, memory is what counts.
 _MOST_STAGES, _MOST_OF_FEW_ROWS = 4, 12
-#: Regions that begin anywhere; all others are tiles.
-_PLAIN = ("barriers", "scratch")
 
 
 def tile_bytes(rows: int, columns: int, item: int) -> int:
@@ -103,8 +101,8 @@ class StreamMemory:
         passed = self.handed is not None and self.handed[0] == "passed"
         return 1 if self.values or passed else 2
 
-    def regions(self, slots: int, stages: int) -> tuple[tuple[str, int, int], ...]:
-        """Name, bytes and alignment of all regions, in their order."""
+    def arena(self, slots: int, stages: int) -> Arena:
+        """All regions in their order, with so many tiles of queries and stages of the others."""
         queries, leaving = slots * self.queries, self.handed
         if leaving is None:
             leaving = ("boxes", self.output * self.rows // WARPGROUP_ROWS)
@@ -112,22 +110,18 @@ class StreamMemory:
             queries = max(queries, self.output)
         rings = 2 if self.values else 1
         barriers = 2 * (slots + rings * stages) + (leaving[0] == "inbox")
-        found = (
+        tiles = (
             ("queries", queries),
             ("keys", stages * self.keys),
             ("values", stages * self.values),
             leaving,
-            ("barriers", BARRIER * barriers),
-            ("scratch", _SCRATCH),
         )
-        return tuple((*each, BARRIER if each[0] in _PLAIN else ALIGNMENT) for each in found)
+        plain = (Piece("barriers", BARRIER * barriers), Piece("scratch", _SCRATCH))
+        return Arena().with_pieces([*(Piece(*each, ALIGNMENT) for each in tiles), *plain])
 
     def size(self, slots: int, stages: int) -> int:
         """Bytes of all regions."""
-        end = 0
-        for _, size, alignment in self.regions(slots, stages):
-            end = -(-end // alignment) * alignment + size
-        return end
+        return self.arena(slots, stages).size
 
     def divide(self, wanted: int, limit: int) -> tuple[int, int] | None:
         """Choose slots of queries, and stages: `wanted`, or as many as fit in `limit` bytes.

@@ -10,9 +10,9 @@ from crossfuse.blocks.chain import Chain
 from crossfuse.blocks.scheduled import name_of
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device
-from crossfuse.planner.counts import Flag
 from crossfuse.planner.families.dsm import ClusteredKernel
 from crossfuse.planner.families.registers import RegisterKernel
+from crossfuse.planner.kernels.arrays import Flag
 from crossfuse.planner.kernels.shape import shape_of_blocks
 
 Tiles = TypeVar("Tiles", bound="PartedTiles")

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from crossfuse.blocks.chain import Chain
 from crossfuse.calls import checked
-from crossfuse.planner.counts import Flag
 from crossfuse.planner.families.registers import REGISTERS, STEP, RegisterKernel
+from crossfuse.planner.kernels.arrays import Flag
 from crossfuse.schedule.rules.parted_tiles import PartedTiles
 from crossfuse.schema import Tile
 

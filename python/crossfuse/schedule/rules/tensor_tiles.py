@@ -8,8 +8,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.blocks.chain import Chain
 from crossfuse.calls import checked
-from crossfuse.hardware import Device
-from crossfuse.planner.kernels.boxes import ROW_BYTES
+from crossfuse.hardware import ROW_BYTES, Device
 from crossfuse.planner.kernels.phase import widest
 from crossfuse.planner.kernels.shape import divides_equally
 from crossfuse.schema import Tile

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.hardware import ROW_BYTES
 from crossfuse.lower.hopper.fast_math import FAST_TYPES, fast
-from crossfuse.lower.hopper.plan.operands import PACKED_TYPES
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS
+from crossfuse.lower.hopper.plan.tiles import PACKED_TYPES
 from crossfuse.lower.hopper.program.tile import Store
 from crossfuse.lower.hopper.program.tile_program import SumProgram, TileProgram
 from crossfuse.lower.hopper.statements import Coordinates, Warmup, at, let, registers, run, when
-from crossfuse.planner.kernels.boxes import ROW_BYTES
 
 # Operands of an epilogue besides the sums: numbers, rows and matrices in global memory.
 #

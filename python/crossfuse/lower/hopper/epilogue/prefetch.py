@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.hardware import WARPGROUP_ROWS
 from crossfuse.lower.hopper.epilogue.elements import (
     READ_TYPES,
     Elements,
@@ -17,7 +18,6 @@ from crossfuse.lower.hopper.epilogue.elements import (
 )
 from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.statements import Coordinates, Warmup, let
-from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
 
 class Fragment:

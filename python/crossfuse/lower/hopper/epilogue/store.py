@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.hardware import WARP
+from crossfuse.hardware import ROW_BYTES, WARP, WARPGROUP_ROWS
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.epilogue.elements import scatter
 from crossfuse.lower.hopper.epilogue.prefetch import Ahead, Fragment
@@ -16,9 +16,8 @@ from crossfuse.lower.hopper.features.feature import Ending, TileSums
 from crossfuse.lower.hopper.flags import PlacedFlags
 from crossfuse.lower.hopper.pipeline import Cursor, Release, store_name
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS
-from crossfuse.lower.hopper.plan.store import StoreBox, StorePlan
+from crossfuse.lower.hopper.plan.tiles import StoreBox, StorePlan
 from crossfuse.lower.hopper.statements import Coordinates, Warmup, hidden, let, registers, run, when
-from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
 
 
 @dataclass

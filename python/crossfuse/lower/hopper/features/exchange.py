@@ -8,19 +8,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from crossfuse import _tvm as ir
-from crossfuse.hardware import WARPGROUP
+from crossfuse.hardware import WARPGROUP, WARPGROUP_ROWS
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.epilogue.elements import Elements, Units
 from crossfuse.lower.hopper.epilogue.store import publish_elements
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Feature, TileSums
-from crossfuse.lower.hopper.plan.memory import Piece
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS, PhasePlan
 from crossfuse.lower.hopper.statements import Variable, branches, let, registers, run, when
-from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
-from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER, EXCHANGE_BARRIERS
+from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER, EXCHANGE_BARRIERS, Piece
 
 if TYPE_CHECKING:
-    from crossfuse.lower.hopper.plan.operands import Operand
+    from crossfuse.hardware import Device
+    from crossfuse.lower.hopper.plan.tiles import Operand
     from crossfuse.lower.hopper.roles import Body
 
 _WARPS = WARPGROUP_ROWS // WARP_ROWS
@@ -54,7 +53,7 @@ class SplitReduction(Ending):
         self.exchange = exchange
         self.size = exchange.place.extent
         self.rank = self.where.places[exchange.place.var]
-        self.buffer = self.body.region(self.region)
+        self.buffer = self.body.memory.region(self.region)
         self.count = 4 if self.plan.has_whole_warps else 2
         self.elements = Elements(self.plan.program, self.plan.tails)
         self.parts = [part for block in range(self.plan.blocks) for part in self._parts(block)]
@@ -62,7 +61,7 @@ class SplitReduction(Ending):
     @property
     def received(self) -> Any:
         """Address of the barrier that all partial sums complete."""
-        return self.body.barrier("exchange_barriers", _RECEIVED)
+        return self.body.memory.barrier("exchange_barriers", _RECEIVED)
 
     def _parts(self, below: int) -> list[_Slice]:
         """Contiguous accumulators of a block of rows, with one owner and a place in its slice."""
@@ -207,7 +206,7 @@ class SplitReduction(Ending):
 
     def _announce(self) -> None:
         """Signal all CTAs that this warpgroup has multiplied its tiles, and wait for theirs."""
-        thread, free = self.where.thread, self.body.barrier("exchange_barriers", _FREE)
+        thread, free = self.where.thread, self.body.memory.barrier("exchange_barriers", _FREE)
         with when(ir.script.And(self.warpgroup == 0, thread == 0)):
             # Nothing arrives before this thread too has said that the buffer is free.
             mbarrier.expect(self.received, self.size * self.plan.slice_bytes)
@@ -265,7 +264,7 @@ class SplitSum(Feature):
     received: int
 
     @classmethod
-    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> SplitSum:
+    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int], device: Device) -> SplitSum:
         """Peers send to one place in all phases."""
         return cls(tuple(numbers), max(phases[each].exchanged_bytes for each in numbers))
 
@@ -280,8 +279,8 @@ class SplitSum(Feature):
             assert phase.program.exchange is not None
             with when(body.where.thread == 0):
                 arrivals = phase.program.exchange.place.extent * phase.consumers
-                mbarrier.initialise(body.barrier("exchange_barriers", _FREE), arrivals)
-                mbarrier.initialise(body.barrier("exchange_barriers", _RECEIVED), 1)
+                mbarrier.initialise(body.memory.barrier("exchange_barriers", _FREE), arrivals)
+                mbarrier.initialise(body.memory.barrier("exchange_barriers", _RECEIVED), 1)
 
 
 # The two products of a tile, which a pair of CTAs makes, one each.
@@ -309,7 +308,7 @@ class Pairing(SplitReduction):
     @property
     def received(self) -> Any:
         """Address of the barrier that both halves complete."""
-        return self.body.barrier("pair_barrier")
+        return self.body.memory.barrier("pair_barrier")
 
     def _announce(self) -> None:
         """Nothing to wait for: nothing else lies in the buffer."""
@@ -341,7 +340,7 @@ class _PairPart(ConsumerPart):
         """Announce the bytes that both CTAs will send; some may have arrived before."""
         if number == self.feature.number:
             with when(ir.script.And(self.warpgroup == 0, self.body.where.thread == 0)):
-                mbarrier.expect(self.body.barrier("pair_barrier"), self.feature.size)
+                mbarrier.expect(self.body.memory.barrier("pair_barrier"), self.feature.size)
 
 
 @dataclass(frozen=True)
@@ -359,7 +358,7 @@ class Pair(Feature):
     behind_tiles: tuple[Piece, ...]
 
     @classmethod
-    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> Pair:
+    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int], device: Device) -> Pair:
         """Only one phase is made by pairs."""
         (number,) = numbers
         size = phases[number].exchanged_bytes

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from crossfuse.lower.hopper.flags import EndOfWait
     from crossfuse.lower.hopper.pipeline import Cursor, Throttle
     from crossfuse.lower.hopper.plan.kernel import KernelPlan
-    from crossfuse.lower.hopper.plan.memory import Piece
-    from crossfuse.lower.hopper.plan.operands import Operand
+    from crossfuse.lower.hopper.plan.tiles import Operand
     from crossfuse.lower.hopper.roles import Body, Loader, Steps
     from crossfuse.lower.hopper.wgmma import LeftOperand
     from crossfuse.lower.image import TensorMap
+    from crossfuse.planner.kernels.memory import Piece
 
 
 T = TypeVar("T")
@@ -201,10 +201,10 @@ class Feature:
         numbers = [
             each for each, phase in enumerate(phases) if getattr(phase.program, cls.asked_by)
         ]
-        return cls.of(phases, numbers) if numbers else None
+        return cls.of(phases, numbers, device) if numbers else None
 
     @classmethod
-    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> Feature:
+    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int], device: Device) -> Feature:
         """The feature of a kernel in which the phases of these numbers ask for it."""
         return cls()
 
@@ -231,7 +231,7 @@ class Feature:
         """Initialise its barriers, by one warp."""
         for name in self.barriers:
             with when(body.where.thread == 0):
-                mbarrier.initialise(body.barrier(name), 1)
+                mbarrier.initialise(body.memory.barrier(name), 1)
 
     def meeting(self, body: Body) -> None:
         """While the CTAs of a cluster wait for one another."""

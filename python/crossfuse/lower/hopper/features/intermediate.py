@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from crossfuse import _tvm as ir
-from crossfuse.hardware import WARP, WARPGROUP
+from crossfuse.hardware import WARP, WARPGROUP, WARPGROUP_ROWS
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.epilogue.prefetch import Ahead, Fragment
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Feature, TileSums
-from crossfuse.lower.hopper.plan.memory import Piece
-from crossfuse.lower.hopper.plan.operands import (
+from crossfuse.lower.hopper.plan.phase import WARP_ROWS, PhasePlan
+from crossfuse.lower.hopper.plan.tiles import (
     CHUNK,
     GROUP,
     GROUP_REGISTERS,
@@ -21,15 +21,13 @@ from crossfuse.lower.hopper.plan.operands import (
     share_bytes,
     slice_bytes,
 )
-from crossfuse.lower.hopper.plan.phase import WARP_ROWS, PhasePlan
 from crossfuse.lower.hopper.program.tile import Gather
 from crossfuse.lower.hopper.statements import Variable, at, let, registers, run, when
-from crossfuse.lower.hopper.wgmma import LeftOperand, gathered_tiles, left_registers
-from crossfuse.lower.hopper.wgmma_instruction import hold
-from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
-from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER
+from crossfuse.lower.hopper.wgmma import LeftOperand, gathered_tiles, hold, left_registers
+from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER, Piece
 
 if TYPE_CHECKING:
+    from crossfuse.hardware import Device
     from crossfuse.lower.hopper.roles import Body, Steps
 
 # All-gather through distributed shared memory, from registers to wgmma.
@@ -44,7 +42,7 @@ def _barrier(at: Giver | _GatherPart, gather: Gather, owner: Any) -> Any:
     One for all slices; in ring order one for each, which the slice of CTA `owner` completes.
     """
     number = at.warpgroup * gather.place.extent + owner if gather.ring else at.warpgroup
-    return at.body.barrier("gather_barriers", number)
+    return at.body.memory.barrier("gather_barriers", number)
 
 
 class Giver(Ending):
@@ -65,7 +63,7 @@ class Giver(Ending):
         gather = self.plan.program.gives
         assert gather is not None
         self.gather = gather
-        self.buffer = self.body.region("gathered")
+        self.buffer = self.body.memory.region("gathered")
         self.fragment = Fragment(self.plan, self.where, self.accumulators)
         # A slice has whole steps of the product that reads it, maybe more than the tile makes.
         self.made = min(gather.width, self.plan.columns)
@@ -202,7 +200,7 @@ class _GatherPart(ConsumerPart):
             return None
         depth = self.body.plan.phases[number].program.contraction.depth
         return gathered_tiles(
-            self.feature.gather, depth, self.body.region("gathered"), self.warpgroup
+            self.feature.gather, depth, self.body.memory.region("gathered"), self.warpgroup
         )
 
     def ending(self, sums: TileSums) -> Ending | None:
@@ -249,7 +247,7 @@ class Gathering(Feature):
     before_tiles: tuple[Piece, ...]
 
     @classmethod
-    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> Gathering:
+    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int], device: Device) -> Gathering:
         """One intermediate stays in the cluster."""
         (number,) = numbers
         gather = phases[number].program.takes
@@ -264,7 +262,7 @@ class Gathering(Feature):
         count, thread = barrier_count(self.gather, body.plan.consumers), body.where.thread
         for first in range(0, count, WARP):
             with when(thread < count - first):
-                mbarrier.initialise(body.barrier("gather_barriers", thread + first), 1)
+                mbarrier.initialise(body.memory.barrier("gather_barriers", thread + first), 1)
 
     def step(self, body: Body, phase: PhasePlan, number: Any) -> Any:
         """In ring order each CTA begins with its own slice."""
@@ -348,6 +346,6 @@ class KeptLeft(Feature):
     held: int
 
     @classmethod
-    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> KeptLeft:
+    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int], device: Device) -> KeptLeft:
         """All phases have the same registers."""
         return cls(max(phases[each].kept for each in numbers))

@@ -15,7 +15,6 @@ from crossfuse.lower.hopper.epilogue.elements import Elements, Units, further_of
 from crossfuse.lower.hopper.epilogue.store import Accumulation
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Feature, TileSums
 from crossfuse.lower.hopper.flags import PlacedFlags
-from crossfuse.lower.hopper.plan.memory import Piece
 from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.program.tile_program import UNIT, SumProgram
 from crossfuse.lower.hopper.statements import (
@@ -28,9 +27,10 @@ from crossfuse.lower.hopper.statements import (
     unravel,
     when,
 )
-from crossfuse.planner.kernels.memory import BARRIER
+from crossfuse.planner.kernels.memory import BARRIER, Piece
 
 if TYPE_CHECKING:
+    from crossfuse.hardware import Device
     from crossfuse.lower.hopper.roles import Body
 
 #: Vector suffix of an instruction, by the number of neighbours.
@@ -206,7 +206,7 @@ class _Part(ConsumerPart):
         body, program = self.body, self.body.plan.phases[-1].program.summed
         assert program is not None
         total = Sum(program, body.where, WARPGROUP * body.plan.consumers, warmup)
-        total.store(body.barrier("sum_barrier"), _places(body, program))
+        total.store(body.memory.barrier("sum_barrier"), _places(body, program))
         body.timeline.stamp("summed")
 
 
@@ -222,7 +222,7 @@ class SumOfParts(Feature):
     zeroed: tuple[Any, ...]
 
     @classmethod
-    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> SumOfParts:
+    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int], device: Device) -> SumOfParts:
         """Of the last phase: TMA adds partial tiles to one, or they are added here."""
         summed = phases[-1].program.summed
         assert summed is not None
@@ -241,4 +241,4 @@ class SumOfParts(Feature):
             values = places | _places(body, program)
             await_parts(program, body.placed(flags), launch, values)
             with when(body.where.lane == 0):
-                mbarrier.arrive(body.barrier("sum_barrier"))
+                mbarrier.arrive(body.memory.barrier("sum_barrier"))

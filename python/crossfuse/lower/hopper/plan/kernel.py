@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
+from math import prod
 from typing import Any
 
 from crossfuse.hardware import WARPGROUP, Device
@@ -13,18 +15,85 @@ from crossfuse.lower.hopper.features.feature import Feature, first_of
 from crossfuse.lower.hopper.features.intermediate import Gathering, KeptLeft
 from crossfuse.lower.hopper.features.sum_of_parts import SumOfParts
 from crossfuse.lower.hopper.flags import Flags, state
-from crossfuse.lower.hopper.plan.memory import Arena, RingPlan, box_bytes, plan_memory
-from crossfuse.lower.hopper.plan.phase import PhasePlan, plan_phases
+from crossfuse.lower.hopper.plan.phase import PhasePlan, box_bytes, plan_phases
+from crossfuse.lower.hopper.plan.tiles import Operand
+from crossfuse.lower.hopper.program.tile import Place
 from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.hopper.reduced.epilogue import RowsReduced
 from crossfuse.lower.hopper.rows.feature import Rows
 from crossfuse.lower.hopper.stream.feature import Streamed
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import refuse
-from crossfuse.planner.kernels.memory import ON_THEIR_WAY
+from crossfuse.planner.kernels.memory import (
+    ALIGNMENT,
+    BARRIER,
+    LEAST_STAGES,
+    ON_THEIR_WAY,
+    STAGE_BARRIERS,
+    Arena,
+    divide,
+    place_of_received,
+)
 
 #: All that a kernel may have, in the order in which it is asked for.
 _FEATURES = (SumOfParts, Pair, Rows, Streamed, SplitSum, Gathering, KeptLeft, RowsReduced)
+
+
+# Fillers: the CTAs that fill stages of a CTA's ring, and so must be signalled that one is empty.
+#
+# CTAs that share a tile fill stages of one another. All phases share one ring, so what is loaded
+# next into a stage may belong to the next phase, where more CTAs share:
+#
+# ```
+# phase 0, A is not shared          phase 1, hidden is shared by CTAs 0 and 8
+# CTA 0 multiplies stage 3    <--   CTA 8 loads its half of a tile into stage 3 of both
+# ```
+#
+# CTA 0 must have signalled the stage to CTA 8 in phase 0 already.
+
+#: Places in the cluster; CTAs that differ in these alone fill stages of one another.
+Fillers = tuple[Place, ...]
+
+
+def fillers_of(
+    phases: Iterable[tuple[TileProgram, tuple[Operand, ...]]],
+) -> tuple[Fillers, ...]:
+    """The CTAs that fill a stage in each phase or in a later one, as places of its own cluster.
+
+    The first phase has the most. `phases` are those operands of each that the ring holds.
+    """
+    axes: set[str] = set()
+    found: list[Fillers] = []
+    for program, operands in reversed(tuple(phases)):
+        axes |= {place.tag for operand in operands for place in operand.shared_by}
+        found.append(tuple(place for place in program.cluster if place.tag in axes))
+    return tuple(reversed(found))
+
+
+def filler_count(fillers: Fillers) -> int:
+    """Number of CTAs that fill a stage."""
+    return prod(each.extent for each in fillers)
+
+
+@dataclass(frozen=True)
+class RingPlan:
+    """A ring of stages that all phases use in turn."""
+
+    stages: int
+    #: Bytes from one stage to the next: the most that any phase loads in a step.
+    pitch: int
+    #: For each phase, the CTAs that are told of an empty stage.
+    fillers: tuple[Fillers, ...]
+
+    @property
+    def sharers(self) -> int:
+        """Number of CTAs that fill stages of one another, in the phase where most do."""
+        return max(map(filler_count, self.fillers))
+
+    @property
+    def size(self) -> int:
+        """Bytes of all stages."""
+        return self.stages * self.pitch
 
 
 @dataclass(frozen=True)
@@ -241,3 +310,88 @@ def _clusters(phases: tuple[PhasePlan, ...], device: Device) -> int:
             instead="take wider tiles, or leave grid_stage out",
         )
     return max(clusters, needed)
+
+
+# Shared memory: the rings of left and right tiles, and an arena that holds all.
+
+
+def plan_memory(
+    phases: tuple[PhasePlan, ...], features: tuple[Feature, ...], device: Device
+) -> tuple[RingPlan, RingPlan, Arena]:
+    """Divide shared memory into the rings of left and right tiles and an arena that holds all.
+
+    As many stages as fit, or as many as were asked for. Refused if two do not fit, or fewer are
+    asked for than can work.
+    """
+    wanted = _wanted_stages(phases)
+    left = _ring([(each.program, each.lefts) for each in phases])
+    right = _ring([(each.program, each.rights) for each in phases])
+    limit = device.max_shared_bytes
+
+    def with_stages(lefts: int, rights: int) -> tuple[RingPlan, RingPlan, Arena]:
+        rings = replace(left, stages=lefts), replace(right, stages=rights)
+        return (*rings, _arena(phases, features, *rings))
+
+    def size(lefts: Any, rights: Any) -> int:
+        return with_stages(lefts, rights)[-1].size
+
+    held = max(each.store.pages for each in phases)
+    fewest = wanted or max(held, LEAST_STAGES)
+    chosen: Any = (wanted, wanted) if wanted else divide(size, held, limit)
+    if 0 not in chosen and size(*chosen) <= limit:
+        return with_stages(*chosen)
+    raise refuse(
+        "shared-memory",
+        "kernel",
+        found=f"{size(fewest, fewest)} bytes for {fewest} stages of {left.pitch + right.pitch} "
+        "bytes",
+        limit=f"{limit} bytes on {device.name}",
+        instead="use fewer stages or smaller tiles",
+    )
+
+
+def _wanted_stages(phases: tuple[PhasePlan, ...]) -> int:
+    """Stages that the schedule asks for; 0 if it leaves them open."""
+    wanted = max(each.program.contraction.stages for each in phases)
+    steps = max(each.program.contraction.steps for each in phases)
+    if not 0 < wanted < min(LEAST_STAGES, steps):
+        return wanted
+    # A stage is handed back once the products of the step after it have begun.
+    raise refuse(
+        "stages",
+        f"loop '{phases[0].program.contraction.step.name}'",
+        found=f"{wanted} stage for {steps} steps",
+        limit=f"{LEAST_STAGES} or more: a tile is held until the one after it is multiplied",
+        instead=f"annotate the loop with {LEAST_STAGES} stages, or 0 for as many as fit",
+    )
+
+
+def _ring(loaded: list[tuple[TileProgram, tuple[Operand, ...]]]) -> RingPlan:
+    """The ring of some operands of each phase, its number of stages still open."""
+    pitch = max(sum(operand.size for operand in each) for _, each in loaded)
+    return RingPlan(0, pitch, fillers_of(loaded))
+
+
+def _arena(
+    phases: tuple[PhasePlan, ...], features: tuple[Feature, ...], left: RingPlan, right: RingPlan
+) -> Arena:
+    """Where everything lies; what peers send takes the place of tiles that are used up.
+
+    That of right tiles if it is enough; with several blocks of rows, that of left tiles too.
+    """
+    received = max((each.received for each in features), default=0)
+    arena = Arena()
+    boxes = box_bytes(phases) * phases[0].consumers
+    if boxes:
+        arena = arena.with_region("boxes", boxes, ALIGNMENT)
+    arena = arena.with_pieces(piece for each in features for piece in each.before_tiles)
+    arena = arena.with_region("left", left.size, ALIGNMENT)
+    tall = phases[0].blocks > 1
+    room, spread = place_of_received(left.size, right.size, received, tall)
+    arena = arena.with_region("right", int(room), ALIGNMENT)
+    if received:
+        arena = arena.with_alias("received", "left" if spread else "right", received)
+    arena = arena.with_pieces(piece for each in features for piece in each.behind_tiles)
+    arena = arena.with_pieces(piece for each in features for piece in each.behind_all(left.stages))
+    barriers = STAGE_BARRIERS * (left.stages + right.stages)
+    return arena.with_region("barriers", barriers, BARRIER)

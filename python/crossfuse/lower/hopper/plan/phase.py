@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from crossfuse.hardware import WARPGROUP_ROWS
 from crossfuse.lower.hopper.flags import Flags
-from crossfuse.lower.hopper.plan.operands import (
+from crossfuse.lower.hopper.plan.tiles import (
     Operand,
+    StorePlan,
     check_depth,
     check_gather,
     check_kept,
     check_kept_room,
     kept_registers,
     make_operand,
+    plan_store,
 )
-from crossfuse.lower.hopper.plan.store import StorePlan, plan_store
 from crossfuse.lower.hopper.program.tile_program import Product, TileProgram
 from crossfuse.lower.hopper.rows.plan import (
     ChunkPlan,
@@ -24,10 +26,9 @@ from crossfuse.lower.hopper.rows.plan import (
     registers_beside,
 )
 from crossfuse.lower.hopper.stream.program import starts_on_tiles
-from crossfuse.lower.hopper.wgmma_instruction import OPERAND_TYPES
+from crossfuse.lower.hopper.wgmma import OPERAND_TYPES
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
-from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 from crossfuse.planner.kernels.phase import blocks_of, warpgroups_of, widest
 
 if TYPE_CHECKING:
@@ -427,3 +428,8 @@ def _with_distinct_maps(phases: tuple[PhasePlan, ...]) -> tuple[PhasePlan, ...]:
         return replace(phase, left=left, rights=rights, others=others, store=store)
 
     return tuple(map(renamed, phases))
+
+
+def box_bytes(phases: tuple[PhasePlan, ...]) -> int:
+    """Bytes of a warpgroup's boxes in a place of their own, the most of any phase."""
+    return max(each.store.own_bytes for each in phases)

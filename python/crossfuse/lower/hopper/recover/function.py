@@ -42,11 +42,11 @@ from crossfuse.lower.hopper.stream.recover.function import recover_stream
 from crossfuse.lower.image import ROW_COUNT
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.tree import open_blocks
+from crossfuse.lower.verify.structure import takes_fewer_rows
 from crossfuse.markers import (
     ACCUMULATE,
     GRID_STAGE,
     PAIRED,
-    ROW_COUNTS,
     ROWS,
     has_stages,
     holds_stream,
@@ -57,26 +57,6 @@ from crossfuse.markers import (
 # Reads which tensors have fewer rows when a function is called with fewer.
 
 _INSTEAD = "leave accept_fewer_rows out, and compile for each number of rows"
-
-
-def takes_fewer_rows(func: Any) -> bool:
-    """Whether `accept_fewer_rows` was called for a function.
-
-    Refuses a mark with another value, or on another block than the root.
-    """
-    marked = marked_blocks(func, ROWS)
-    root = getattr(func.body, "block", None)
-    for block in marked:
-        value = str(block.annotations[ROWS])
-        if value not in ROW_COUNTS or not block.same_as(root):
-            raise refuse(
-                ROWS,
-                f"block '{block.name_hint}'",
-                found=f"'{value}'",
-                limit=f"{' or '.join(map(repr, ROW_COUNTS))} of the root block",
-                instead="call sch.accept_fewer_rows()",
-            )
-    return bool(marked)
 
 
 def with_fewer_rows(func: Any, programs: list[TileProgram]) -> list[TileProgram]:

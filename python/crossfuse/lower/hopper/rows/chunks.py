@@ -13,7 +13,6 @@ from crossfuse.hardware import WARP
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.features.feature import ROWS_BEGUN, ROWS_MADE, ConsumerPart, Feature
 from crossfuse.lower.hopper.pipeline import EVICT_FIRST, Cursor, load_name
-from crossfuse.lower.hopper.plan.memory import Piece
 from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.rows.plan import (
     BOX,
@@ -45,6 +44,7 @@ from crossfuse.lower.hopper.statements import (
 )
 from crossfuse.lower.hopper.wgmma import Multiplier
 from crossfuse.lower.image import TensorMap
+from crossfuse.planner.kernels.memory import Piece
 from crossfuse.planner.kernels.phase import ROW_WARPS
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class RowsByChunks(Feature):
 
     def addresses(self, body: Body) -> ChunkBarriers:
         """Addresses of its barriers."""
-        return ChunkBarriers(self.chunks, partial(body.barrier, "row_barriers"))
+        return ChunkBarriers(self.chunks, partial(body.memory.barrier, "row_barriers"))
 
     def initialise(self, body: Body) -> None:
         """Initialise them."""
@@ -200,7 +200,7 @@ class _Rows:
         self.barriers = barriers
         self.where = body.where
         self.warp = let("row_warp", body.where.warp - FIRST_WARP)
-        self.ring = body.elements("row_ring", str(self.loop.source.ty.dtype))
+        self.ring = body.memory.elements("row_ring", str(self.loop.source.ty.dtype))
         self.done = Variable("chunks_made", "int32", 0)
         statement, self.stores = without_stores(
             quick(program.statement), program.lane, chunks.batch
@@ -269,7 +269,7 @@ class _Rows:
         with when(self.where.lane == 0):
             full = self.barriers.full(self.warp, slot)
             mbarrier.expect(full, chunks.batch_bytes)
-            to = self.body.region("row_ring")(self._place(slot, 0) * chunks.item)
+            to = self.body.memory.region("row_ring")(self._place(slot, 0) * chunks.item)
             box = chunk * (chunks.loop.size // BOX)
             place = (0, box, row + batch * chunks.batch)
             hint = ir.script.uint64(EVICT_FIRST)
@@ -404,7 +404,7 @@ def load_factors(
     left = phase.program.contraction.left
     row, column = (at(each, values) for each in left.origin)
     address = ir.script.address_of(body.maps[phase.chunks.factors.name])
-    to = body.region("factors")(stage * (FACTOR * phase.chunks.tile))
+    to = body.memory.region("factors")(stage * (FACTOR * phase.chunks.tile))
     with when(step % steps_of_chunk(phase) == 0):
         chunk = column // phase.chunks.loop.size
         run(ir.script.ptx[load_name(2)](to, address, row, chunk, full))
@@ -432,7 +432,7 @@ def _correct_sums(
     with when(ir.script.And(number > 0, number % steps_of_chunk(phase) == 0)):
         warp = (where.warpgroup - 1) * phase.share + where.warp * 16
         row = stage * chunks.tile + warp + where.lane // 4
-        factors = body.elements("factors", "float32")
+        factors = body.memory.elements("factors", "float32")
         halves = [let("factor", factors[row + 8 * half]) for half in range(2)]
         run(ir.script.ptx.fence.proxy.async_.shared__cta())  # TMA will overwrite them
         changed = ir.script.Or(halves[0] != 1, halves[1] != 1)

@@ -13,11 +13,11 @@ from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.features.feature import ROWS_BEGUN, ROWS_MADE, Feature, LeftsPart
 from crossfuse.lower.hopper.flags import FlagReader, Flags
 from crossfuse.lower.hopper.pipeline import Throttle
-from crossfuse.lower.hopper.plan.memory import Piece
 from crossfuse.lower.hopper.rows.plan import FIRST_WARP
 from crossfuse.lower.hopper.rows.program import RowProgram
 from crossfuse.lower.hopper.rows.statements import moved, size_of
 from crossfuse.lower.hopper.statements import Coordinates, Variable, at, grid_places, let, run, when
+from crossfuse.planner.kernels.memory import Piece
 from crossfuse.planner.kernels.phase import ROW_WARPS
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class WholeRows(Feature):
     def throttle(self, body: Body) -> Throttle:
         """Right tiles but the first are loaded after rows are made."""
         return Throttle(
-            body.right, body.plan.on_their_way, self.first, body.barrier("rows_barrier")
+            body.right, body.plan.on_their_way, self.first, body.memory.barrier("rows_barrier")
         )
 
     def lefts(self, loader: Loader, number: int) -> LeftsPart:
@@ -127,7 +127,7 @@ class Tells(LeftsPart):
     def _tell(self) -> None:
         self.told.set(1)
         with when(self.body.where.lane == 0):
-            mbarrier.arrive(self.body.barrier("rows_barrier"))
+            mbarrier.arrive(self.body.memory.barrier("rows_barrier"))
 
 
 class TellsWithoutTile(Tells):
@@ -339,7 +339,7 @@ def staged(body: Body, rows: RowProgram, number: Any) -> list[Staged]:
     found: list[Staged] = []
     place = number * rows.state_places
     for each in rows.staged:
-        found.append(Staged(each, body.elements("row_states", str(each.ty.dtype)), place))
+        found.append(Staged(each, body.memory.elements("row_states", str(each.ty.dtype)), place))
         place = place + size_of(each)
     return found
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from crossfuse import _tvm as ir
-from crossfuse.hardware import WARPGROUP, Device
+from crossfuse.hardware import ROW_BYTES, WARPGROUP, WARPGROUP_ROWS, Device
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.features.feature import (
     ROWS_BEGUN,
@@ -67,7 +67,6 @@ from crossfuse.lower.hopper.statements import (
 )
 from crossfuse.lower.hopper.wgmma import Multiplier
 from crossfuse.lower.image import BufferSpec, TensorMap
-from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
 from crossfuse.planner.kernels.memory import BEFORE_ROWS
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ class Head(ConsumerPart):
         where, thread = self.body.where, self.thread
         group = thread % _GROUPS * _GROUP
         known = [self._vectors(places, step, group) for step in range(self.head.steps)]
-        tiles = self.body.elements("left", self.dtype)
+        tiles = self.body.memory.elements("left", self.dtype)
         row = let("raw_row", thread // _GROUPS)
         first = (where.warpgroup - 1) * WARPGROUP_ROWS + row
         # Rows that a thread has are multiples of 8 apart: the swizzle is the same for all of them.
@@ -237,7 +236,7 @@ class HeadRows:
                     mbarrier.await_started()  # who loads has set barriers up
                 # Not who raises flags: their releases take a while.
                 with when(where.thread == WARPGROUP - 1):
-                    mbarrier.arrive(body.barrier("own_rows_barrier"))
+                    mbarrier.arrive(body.memory.barrier("own_rows_barrier"))
                 body.timeline.stamp(ROWS_MADE)
         with when(ir.script.And(where.thread == 0, late.value > 0)):
             self.help.say_done()
@@ -311,7 +310,7 @@ class _Raw(Tells):
         """
         body, head, (phase,) = self.body, self.head, self.body.plan.phases
         assert phase.left is not None
-        mbarrier.wait(body.barrier("own_rows_barrier"), 0)
+        mbarrier.wait(body.memory.barrier("own_rows_barrier"), 0)
         # Code that runs once is fetched from L2: of a number that it knew, the compiler would make
         # as many copies.
         raw = replace(phase.left, map=head.raw)
@@ -386,7 +385,7 @@ class Rows(WholeRows):
     asked_by: ClassVar = "rows"
 
     @classmethod
-    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int]) -> Feature:
+    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int], device: Device) -> Feature:
         """Of the first phase: chunk by chunk, or as whole rows."""
         phase = phases[0]
         rows = phase.program.rows

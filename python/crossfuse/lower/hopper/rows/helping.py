@@ -205,7 +205,8 @@ class RowsWithHelp(RowsByWarpgroups):
     def help(self, body: Body) -> Help:
         """Its barriers."""
         return Help(
-            body.barrier("rows_barrier"), *(body.barrier("help", each) for each in range(3))
+            body.memory.barrier("rows_barrier"),
+            *(body.memory.barrier("help", each) for each in range(3)),
         )
 
     def makers(self, body: Body) -> range:

@@ -7,15 +7,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
-from crossfuse.hardware import TMA_PITCH
+from crossfuse.hardware import ROW_BYTES, TMA_PITCH
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.plan.operands import item_bytes
+from crossfuse.lower.hopper.plan.tiles import item_bytes
 from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.hopper.rows.program import ChunkLoop
 from crossfuse.lower.hopper.statements import when
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import refuse
-from crossfuse.planner.kernels.boxes import ROW_BYTES
 from crossfuse.planner.kernels.phase import (
     MOST_ROWS,
     ROW_SLOTS,

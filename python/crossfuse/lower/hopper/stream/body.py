@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +10,11 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.flags import PlacedFlags
-from crossfuse.lower.hopper.pipeline import Release, Ring, ring_barriers
+from crossfuse.lower.hopper.pipeline import Release, Ring, SharedMemory
 from crossfuse.lower.hopper.statements import Coordinates, Variable, at, let, strides, when
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan, TileOrder
 from crossfuse.lower.hopper.stream.program import Stream
+from crossfuse.planner.kernels.memory import STAGE_BARRIERS
 
 # The tiles of rows that a CTA goes through, as each role counts them.
 
@@ -128,8 +129,7 @@ class StreamBody:
     where: Coordinates
     #: Tensor map parameters by name.
     maps: dict[str, Any]
-    #: Shared memory, as bytes.
-    memory: Any
+    memory: SharedMemory
     #: Barriers of what is loaded: queries, keys, and values unless these are keys.
     rings: tuple[Ring, ...]
     #: Address of the barrier of what the cluster's CTAs hand over; None if they do not.
@@ -144,16 +144,18 @@ class StreamBody:
 
     @staticmethod
     def declared(
-        plan: StreamPlan, where: Coordinates, maps: dict[str, Any], memory: Any, **beside: Any
+        plan: StreamPlan,
+        where: Coordinates,
+        maps: dict[str, Any],
+        memory: SharedMemory,
+        **beside: Any,
     ) -> StreamBody:
         """Declare the barriers of a stream in its shared memory; `beside` are the other fields."""
         rings, offset = [], 0
         for name, stages in plan.rings:
-            rings.append(ring_barriers(plan.arena, memory, f"{name}_barriers", stages, offset))
-            offset += 16 * stages
-        received = None
-        if plan.receives:
-            received = memory.ptr_to([plan.arena["barriers"].offset + offset])
+            rings.append(memory.ring(name, stages, offset))
+            offset += STAGE_BARRIERS * stages
+        received = memory.region("barriers")(offset) if plan.receives else None
         return StreamBody(plan, where, maps, memory, tuple(rings), received, **beside)
 
     def initialise(self, *others: Any) -> None:
@@ -202,8 +204,3 @@ class StreamBody:
         sharers = 1 if ring is self.queries else self.plan.sharers
         rank = None if sharers == 1 else self.where.thread % sharers
         return Release(ring, self.where.thread, (sharers, rank), 1)
-
-    def region(self, name: str) -> Callable[[Any], Any]:
-        """A function from an offset in a region to an address."""
-        start = self.plan.arena[name].offset
-        return lambda offset: self.memory.ptr_to([start + offset])

@@ -12,17 +12,17 @@ from functools import reduce
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.hardware import WARPGROUP
+from crossfuse.hardware import ROW_BYTES, WARPGROUP, WARPGROUP_ROWS
 from crossfuse.lower.hopper.epilogue.elements import scatter
 from crossfuse.lower.hopper.pipeline import Cursor
-from crossfuse.lower.hopper.plan.operands import GROUP, GROUP_REGISTERS
+from crossfuse.lower.hopper.plan.tiles import GROUP, GROUP_REGISTERS
 from crossfuse.lower.hopper.statements import Variable, branches, let, registers, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.copies import ColumnStore, ResultStore
 from crossfuse.lower.hopper.stream.multiply import Multiplier, ScoreProduct, SumProduct
 from crossfuse.lower.hopper.stream.plan.memory import BOX, BOX_KEYS
 from crossfuse.lower.hopper.stream.values import Elements, Lanes, RowState, Values, pin_sums
-from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
+from crossfuse.lower.hopper.wgmma import await_batches
 
 # Multiplying warpgroups take turns at the tensor cores, by named barriers (PTX ISA, bar).
 #
@@ -119,7 +119,7 @@ class Consumer:
         self.queries.wait_full()
         self.keys.wait_full()
         self.multiplier.score(self.queries.stage, self.keys.stage)
-        self.multiplier.wait(0)
+        await_batches(0)
         self.multiplier.hold_scores()
         self._scored()
         self.elements.run(self.rows, self._at())
@@ -163,7 +163,7 @@ class Consumer:
         self.values.wait_full()
         self.multiplier.add(self.values.stage, self.keep.value)
         self.ping_pong.give()
-        self.multiplier.wait(1)
+        await_batches(1)
         self.multiplier.hold_scores()
         self._scored()
         self.elements.run(self.rows, self._at())
@@ -191,7 +191,7 @@ class Consumer:
 
     def _added(self) -> None:
         """Wait for the sums, and release the values."""
-        self.multiplier.wait(0)
+        await_batches(0)
         self.multiplier.hold_sums()
         self._release(self.values)
         self.values.advance()
@@ -207,7 +207,7 @@ class Consumer:
         """Multiply weights and values of the last tile of keys."""
         self.values.wait_full()
         self.multiplier.add(self.values.stage, self.keep.value)
-        self.multiplier.wait(0)
+        await_batches(0)
         self.multiplier.hold_sums()
 
     def _end(self) -> None:
@@ -237,14 +237,9 @@ class Handoff:
         assert plan.handoff is not None
         self.body, self.layout = body, plan.handoff
         self._threads = ir.script.uint32(WARPGROUP * (1 + plan.adders))
-        self._rows = ir.script.decl_buffer(
-            (max(1, len(self._buffers)) * WARPGROUP_ROWS,),
-            "float32",
-            data=body.memory.data,
-            scope="shared.dyn",
-            byte_offset=plan.arena["passed"].offset + self.layout.of_rows,
-        )
-        ir.IRBuilder.name("passed_rows", self._rows)
+        count = max(1, len(self._buffers)) * WARPGROUP_ROWS
+        start = plan.arena["passed"].offset + self.layout.of_rows
+        self._rows = body.memory.view("passed_rows", "float32", count, start)
 
     @property
     def _buffers(self) -> tuple[Any, ...]:
@@ -269,7 +264,7 @@ class Handoff:
 
     def put_weights(self, words: Any) -> None:
         """Store the weights of a tile, as wgmma takes a left operand from shared memory."""
-        region = self.body.region("passed")
+        region = self.body.memory.region("passed")
         for part in range(self.body.plan.program.tile[1] // GROUP):
             box, column = divmod(part * GROUP, BOX_KEYS)
 
@@ -342,7 +337,7 @@ class Scorer:
         """Write the scores of a tile of keys, their weights, and all that is made of rows."""
         self.keys.wait_full()
         self.product.score(self.queries.stage, self.keys.stage)
-        self.product.wait(0)
+        await_batches(0)
         self.product.hold_scores()
         if not self.program.shares_tile:
             self._release(self.keys.stage)

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.hardware import WARP
+from crossfuse.hardware import WARP, WARPGROUP_ROWS
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.epilogue.elements import as_float, round_pair, scatter
 from crossfuse.lower.hopper.pipeline import Cursor, load_name, store_name
@@ -14,7 +14,6 @@ from crossfuse.lower.hopper.statements import Variable, at, registers, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.plan.memory import Operand, dimensions
 from crossfuse.lower.hopper.stream.values import Lanes, RowState, Values
-from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
 # The loading roles: a thread for queries and keys, and one for values.
 
@@ -58,7 +57,7 @@ def _load(
     cursor.wait_empty()
     full = cursor.ring.full(cursor.stage)
     mbarrier.expect(full, operand.size)
-    region, descriptor = body.region(name), ir.script.address_of(body.maps[operand.map.name])
+    region, descriptor = body.memory.region(name), ir.script.address_of(body.maps[operand.map.name])
     row, *matrix = coordinates(operand, values)
     suffix, more, inside = "", [], 0
     if operand.parts > 1:
@@ -150,7 +149,7 @@ class ResultStore:
     def _address(self, box: int, inside: Any = 0) -> Any:
         output = self.plan.output
         offset = self.warpgroup * output.size + (box * output.pitch + inside)
-        return self.body.region("boxes")(offset)
+        return self.body.memory.region("boxes")(offset)
 
     def _corner(self) -> tuple[Any, Any]:
         """First row and column of the warpgroup in the tile."""
@@ -181,7 +180,7 @@ class ColumnStore(ResultStore):
     def _address(self, box: int, inside: Any = 0) -> Any:
         output = self.plan.output
         offset = self.warpgroup * (self._boxes * output.pitch) + (box * output.pitch + inside)
-        return self.body.region("queries")(offset)
+        return self.body.memory.region("queries")(offset)
 
     def _corner(self) -> tuple[Any, Any]:
         return 0, self.warpgroup * self.plan.columns

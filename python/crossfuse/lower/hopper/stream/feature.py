@@ -23,9 +23,8 @@ from crossfuse import _tvm as ir
 from crossfuse.hardware import Device
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Feature
-from crossfuse.lower.hopper.pipeline import Throttle, prepare
-from crossfuse.lower.hopper.plan.memory import Arena, Piece, box_bytes
-from crossfuse.lower.hopper.plan.phase import PhasePlan
+from crossfuse.lower.hopper.pipeline import SharedMemory, Throttle, prepare
+from crossfuse.lower.hopper.plan.phase import PhasePlan, box_bytes
 from crossfuse.lower.hopper.program.tile import with_parameters
 from crossfuse.lower.hopper.statements import (
     Warmup,
@@ -43,7 +42,14 @@ from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan, launched_regis
 from crossfuse.lower.hopper.stream.program import StreamProgram
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
-from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER, BEFORE_ROWS, LEAST_STAGES
+from crossfuse.planner.kernels.memory import (
+    ALIGNMENT,
+    BARRIER,
+    BEFORE_ROWS,
+    LEAST_STAGES,
+    Arena,
+    Piece,
+)
 from crossfuse.planner.kernels.stream import BESIDE_STREAM, REGISTERS, SHARED_REGISTERS
 
 if TYPE_CHECKING:
@@ -89,10 +95,11 @@ class Streamed(Feature):
     stream: StreamPlan
 
     @classmethod
-    def found_in(cls, phases: tuple[PhasePlan, ...], device: Device) -> Feature | None:
-        """The feature if the first phase asks for it."""
+    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int], device: Device) -> Streamed:
+        """Of the first phase."""
         program = phases[0].program.streamed
-        return None if program is None else cls(share_memory(program, phases, device))
+        assert program is not None
+        return cls(share_memory(program, phases, device))
 
     @property
     def tensor_maps(self) -> tuple[TensorMap, ...]:  # type: ignore[override]
@@ -110,7 +117,7 @@ class Streamed(Feature):
 
     def throttle(self, body: Body) -> Throttle:
         """Most weights are loaded behind the first keys."""
-        most, gate = body.plan.on_their_way, body.barrier("weights_gate")
+        most, gate = body.plan.on_their_way, body.memory.barrier("weights_gate")
         first = min(most - 1, max(1, BEFORE_ROWS // body.plan.asked_for))
         return Throttle(body.right, most, first, gate)
 
@@ -139,10 +146,11 @@ class Streamed(Feature):
         images = dict(zip(self.stream.program.parameters, phase.program.parameters, strict=True))
         plan = replace(self.stream, program=with_parameters(self.stream.program, images))
         assert phase.awaits is not None
+        memory = SharedMemory(self.stream.arena, body.memory.data)
         return StreamBody.declared(
-            *(plan, body.where, body.maps, body.memory),
+            *(plan, body.where, body.maps, memory),
             writer=body.placed(phase.awaits),
-            gate=body.barrier("weights_gate"),
+            gate=body.memory.barrier("weights_gate"),
         )
 
     def initialise(self, body: Body) -> None:
@@ -203,8 +211,7 @@ def emit_stream(
     plan = replace(plan, program=with_parameters(plan.program, images))
     states = None if plan.states is None else buffers[plan.states.name]
     where = declare_coordinates(plan)
-    memory = ir.script.alloc_buffer((plan.arena.size,), "uint8", scope="shared.dyn", align=1024)
-    ir.IRBuilder.name("memory", memory)
+    memory = SharedMemory.declared(plan.arena)
     body = StreamBody.declared(plan, where, maps, memory, states=states)
     prepare(where, body.initialise, plan.tensor_maps, maps)
     mbarrier.meet_started(plan.sharers)

@@ -12,7 +12,6 @@ from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.flags import fence_copies
-from crossfuse.lower.hopper.plan.memory import Arena
 from crossfuse.lower.hopper.program.tile import with_parameters
 from crossfuse.lower.hopper.statements import (
     at,
@@ -31,6 +30,7 @@ from crossfuse.lower.hopper.stream.plan.memory import Mailbox
 from crossfuse.lower.hopper.stream.program import Kind, Step, StreamProgram
 from crossfuse.lower.hopper.stream.values import Lanes, RowState, Values, column_of, half_of
 from crossfuse.lower.image import BufferSpec, TensorMap
+from crossfuse.planner.kernels.memory import Arena
 from crossfuse.planner.kernels.stream import FLOAT_BYTES
 
 # What a CTA that shares keys hands over of its state, from registers.
@@ -214,7 +214,7 @@ class Merger(Handing):
     def __init__(self, body: StreamBody, warpgroup: Any, lanes: Lanes, sums: Any) -> None:
         super().__init__(body, warpgroup, lanes, sums)
         self.rank = body.where.rank
-        self.buffer = body.region("inbox")
+        self.buffer = body.memory.region("inbox")
 
     def begin(self) -> None:
         """Tell the barrier of this CTA how many bytes will arrive."""

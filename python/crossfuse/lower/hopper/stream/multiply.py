@@ -6,19 +6,27 @@ from collections.abc import Callable
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.plan.operands import GROUP, GROUP_REGISTERS
-from crossfuse.lower.hopper.statements import Variable, let, registers, run
+from crossfuse.hardware import ROW_BYTES, WARPGROUP_ROWS
+from crossfuse.lower.hopper.plan.tiles import GROUP, GROUP_REGISTERS
+from crossfuse.lower.hopper.statements import Variable, let, registers
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan, instruction_sums
 from crossfuse.lower.hopper.stream.plan.memory import BOX
 from crossfuse.lower.hopper.stream.values import Elements
-from crossfuse.lower.hopper.wgmma_instruction import K_BYTES, clear, hold, multiply, swizzled, words
-from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
+from crossfuse.lower.hopper.wgmma import (
+    K_BYTES,
+    await_batches,
+    batch,
+    clear,
+    hold,
+    multiply,
+    swizzled,
+    words,
+)
+from crossfuse.planner.kernels.stream import BOX_COLUMNS
 
 #: Rows of values that one wgmma multiplies, in bytes of a box.
 _GROUP_BYTES = GROUP * ROW_BYTES
-#: Columns of a box of values, of 16 bits.
-_BOX_COLUMNS = ROW_BYTES // 2
 
 
 class ScoreProduct:
@@ -31,32 +39,27 @@ class ScoreProduct:
         self.plan = body.plan
         self.elements = elements
         share = warpgroup * (WARPGROUP_ROWS * ROW_BYTES)
-        self._queries = swizzled("queries", body.region("queries")(share))
-        self._keys = swizzled("keys", body.region("keys")(0))
+        self._queries = swizzled("queries", body.memory.region("queries")(share))
+        self._keys = swizzled("keys", body.memory.region("keys")(0))
 
     def score(self, slot: Any, stage: Any) -> None:
         """Issue the product of queries and keys."""
         self.hold_scores()
-        accumulators = _begin(self.elements.scores, self.plan.scores)
+        scores = [self.elements.scores[each] for each in range(self.plan.scores)]
         left, right = self.plan.queries, self.plan.keys
-        queries = let("queries_tile", self._queries.value + words(slot * left.size))
-        keys = let("keys_tile", self._keys.value + words(stage * right.size))
-        for part in range(self.plan.program.queries.columns // GROUP):
-            box, inside = divmod(part * K_BYTES, ROW_BYTES)
-            first, second = (_words(box * each.pitch + inside) for each in (left, right))
-            operands = [queries + first], keys + second
-            types = (self.plan.program.dtype,) * 2
-            multiply(types, accumulators, *operands, ir.script.uint32(part > 0))
-        run(ir.script.ptx.wgmma.commit_group.sync.aligned())
+        with batch():
+            queries = let("queries_tile", self._queries.value + words(slot * left.size))
+            keys = let("keys_tile", self._keys.value + words(stage * right.size))
+            for part in range(self.plan.program.queries.columns // GROUP):
+                box, inside = divmod(part * K_BYTES, ROW_BYTES)
+                first, second = (_words(box * each.pitch + inside) for each in (left, right))
+                operands = [queries + first], keys + second
+                types = (self.plan.program.dtype,) * 2
+                multiply(types, scores, *operands, ir.script.uint32(part > 0))
 
     def hold_scores(self) -> None:
         """Keep the compiler from moving scores across this place."""
         hold(self.elements.scores, self.plan.scores)
-
-    @staticmethod
-    def wait(pending: int) -> None:
-        """Wait until at most `pending` products are under way."""
-        run(ir.script.ptx.wgmma.wait_group.sync.aligned(pending))
 
 
 class Sums:
@@ -104,8 +107,8 @@ class SumProduct(Sums):
     def __init__(self, body: StreamBody, group: Any) -> None:
         super().__init__(body)
         self._width = instruction_sums(self.plan.sums, self.plan.threads)
-        boxes = self.plan.columns // _BOX_COLUMNS  # the first column begins a box
-        self._weights = swizzled("weights", body.region("passed")(0))
+        boxes = self.plan.columns // BOX_COLUMNS  # the first column begins a box
+        self._weights = swizzled("weights", body.memory.region("passed")(0))
         self._values = of_values(body, group * (boxes * self.plan.values.pitch))
 
     def add(self, stage: Any, keep: Any) -> None:
@@ -117,7 +120,7 @@ class SumProduct(Sums):
             return [self._weights.value + _words(box * BOX + inside)]
 
         _add(self.plan, self.sums, left, self._values.value, stage, keep, self._width)
-        run(ir.script.ptx.wgmma.wait_group.sync.aligned(0))
+        await_batches(0)
         hold(self.sums, self.plan.sums)
 
 
@@ -134,17 +137,17 @@ def _add(
 
     `left` gives the operand of each group of keys.
     """
-    accumulators, types = _begin(sums, plan.sums), (plan.program.dtype,) * 2
-    values = let("values_tile", values + words(stage * plan.values.size))
-    for part in range(plan.program.tile[1] // GROUP):
-        right = values + _words(part * _GROUP_BYTES)
-        kept = keep if part == 0 else ir.script.uint32(1)
-        operand = left(part)
-        for first in range(0, plan.sums, width):
-            several = accumulators[first : first + width]
-            there = right + _words(2 * first // _BOX_COLUMNS * plan.values.pitch)
-            multiply(types, several, operand, there, kept, transposed=True)
-    run(ir.script.ptx.wgmma.commit_group.sync.aligned())
+    types = (plan.program.dtype,) * 2
+    with batch():
+        values = let("values_tile", values + words(stage * plan.values.size))
+        for part in range(plan.program.tile[1] // GROUP):
+            right = values + _words(part * _GROUP_BYTES)
+            kept = keep if part == 0 else ir.script.uint32(1)
+            operand = left(part)
+            for first in range(0, plan.sums, width):
+                several = [sums[each] for each in range(first, min(first + width, plan.sums))]
+                there = right + _words(2 * first // BOX_COLUMNS * plan.values.pitch)
+                multiply(types, several, operand, there, kept, transposed=True)
 
 
 def of_values(body: StreamBody, offset: Any) -> Variable:
@@ -153,13 +156,7 @@ def of_values(body: StreamBody, offset: Any) -> Variable:
     They repeat every 8 keys and, by the leading offset, with every box.
     """
     name = "keys" if body.plan.program.shares_tile else "values"
-    return swizzled("values", body.region(name)(offset), body.plan.values.pitch)
-
-
-def _begin(sums: Any, count: int) -> list[Any]:
-    """Order what has been written to registers before the product; returns these."""
-    run(ir.script.ptx.wgmma.fence.sync.aligned())
-    return [sums[each] for each in range(count)]
+    return swizzled("values", body.memory.region(name)(offset), body.plan.values.pitch)
 
 
 def _words(offset: int) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.hardware import WARPGROUP_ROWS
 from crossfuse.lower.hopper.epilogue.elements import as_float, round_pair
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS
 from crossfuse.lower.hopper.statements import Coordinates, Variable, let, registers, run, when
@@ -22,7 +23,6 @@ from crossfuse.lower.hopper.stream.program import (
     inequality,
     ranges,
 )
-from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
 # Expressions of a stream in the registers of one thread.
 
@@ -371,7 +371,7 @@ def pin_sums(body: StreamBody, rows: RowState) -> None:
 
     ptxas would put them off, see `_PIN`.
     """
-    address = body.region("scratch")(0)
+    address = body.memory.region("scratch")(0)
     for step in body.plan.program.steps:
         if step.kind is Kind.SUM:
             both = [rows.register(step.target, half) for half in range(2)]

@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.rewrite.tiles import arrays_of
-from crossfuse.hardware import WARPGROUP, Device
-from crossfuse.lower.hopper.plan.memory import Arena
-from crossfuse.lower.hopper.plan.operands import MAX_BOX
+from crossfuse.hardware import WARPGROUP, WARPGROUP_ROWS, Device
+from crossfuse.lower.hopper.plan.tiles import MAX_BOX
 from crossfuse.lower.hopper.program.tile import Place, identifier
 from crossfuse.lower.hopper.stream.common_subexpressions import share_elements
 from crossfuse.lower.hopper.stream.plan.memory import (
@@ -25,7 +24,7 @@ from crossfuse.lower.hopper.stream.plan.memory import (
 from crossfuse.lower.hopper.stream.program import Kind, Step, StreamProgram
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import refuse
-from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
+from crossfuse.planner.kernels.memory import Arena
 from crossfuse.planner.kernels.stream import (
     BOX_COLUMNS,
     MAX_COLUMNS,

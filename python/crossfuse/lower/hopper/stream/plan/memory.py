@@ -7,14 +7,13 @@ from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
-from crossfuse.hardware import TMA_PITCH, Device
-from crossfuse.lower.hopper.plan.memory import Arena, Piece
-from crossfuse.lower.hopper.plan.operands import item_bytes
+from crossfuse.hardware import ROW_BYTES, TMA_PITCH, WARPGROUP_ROWS, Device
+from crossfuse.lower.hopper.plan.tiles import item_bytes
 from crossfuse.lower.hopper.program.tile import identifier
 from crossfuse.lower.hopper.stream.program import Box, Kind, StreamProgram
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
-from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
+from crossfuse.planner.kernels.memory import Arena
 from crossfuse.planner.kernels.stream import (
     FLOAT_BYTES,
     StreamMemory,
@@ -294,8 +293,7 @@ def divide_memory(
         )
     found = needs.divide(wanted, device.max_shared_bytes)
     if found is not None:
-        regions = needs.regions(*found)
-        return (*found, Arena().with_pieces(Piece(*each) for each in regions))
+        return (*found, needs.arena(*found))
     fewest = wanted or needs.least
     raise refuse(
         "shared-memory",

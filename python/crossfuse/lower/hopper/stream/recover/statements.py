@@ -8,12 +8,12 @@ from functools import cached_property
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.hardware import WARPGROUP_ROWS
 from crossfuse.lower.hopper.program.tile import TileNest, tile_nest
 from crossfuse.lower.hopper.recover.contraction import accumulates, factors, is_zero, same_indices
 from crossfuse.lower.hopper.stream.program import Axis, Box
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.tree import bounds, implies, is_call
-from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
 
 @dataclass(frozen=True)
