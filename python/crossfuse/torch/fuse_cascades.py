@@ -22,11 +22,12 @@ from crossfuse.relax.cascades.groups import CascadeGroup, find_cascades
 from crossfuse.relax.cascades.kernels import Cascades, Kernel
 from crossfuse.relax.choice import Candidate, PlannedGroup
 from crossfuse.relax.fuse_cascades import text_of
-from crossfuse.relax.graph import Graph, in_order
+from crossfuse.relax.graph import Graph, in_order, is_number, with_bindings
 from crossfuse.relax.measured import Measuring, measured_kernels
 from crossfuse.relax.operators import LEGAL, PRODUCT, dtype_of, shape_of
 from crossfuse.relax.replace import Replacement
 from crossfuse.relax.symbols import extents_of, is_symbolic
+from crossfuse.torch.attention import is_attention
 
 #: The function that TVM makes of a product.
 _LEGAL_PRODUCT = "matmul"
@@ -129,9 +130,12 @@ def may_have_attention(graph: Graph) -> bool:
 
     A quick look first: to search for cascades takes more than a second for each layer of a model.
     Norms and softmaxes without products are left: inductor reads and writes them once too.
-    Attention that is one operator of torch is left as well: it is a fused kernel of cuDNN or flash
-    attention already, and inductor makes one of the usual formulas before we see them.
+    Attention that is one operator of torch is looked at where its queries are few
+    (`crossfuse.torch.attention`); of many it is left, as a fused kernel of cuDNN or flash attention
+    already, and inductor makes one of the usual formulas before we see them.
     """
+    if any(is_attention(each.value) for each in graph.nodes):
+        return True
     products = (graph.arguments(each.var) for each in graph.nodes if each.operator == PRODUCT)
     static = (operands for operands in products if not any(map(is_symbolic, operands)))
     ranks = (min(len(extents_of(each)) for each in operands) for operands in static)
@@ -139,7 +143,30 @@ def may_have_attention(graph: Graph) -> bool:
 
 
 def legalised(mod: Any) -> Graph:
-    """The operators of a translated graph as calls of functions, without what nothing reads."""
+    """The operators of a translated graph as calls of functions, without what nothing reads.
+
+    Numbers that torch gave a name are read as numbers: a mask is known by them.
+    """
+    main = mod["main"]
+    numbers = {
+        each.var: each.value
+        for block in main.body.blocks
+        for each in block.bindings
+        if is_number(each.value)
+    }
+
+    def with_numbers(block: Any) -> list[Any]:
+        return [
+            relax.VarBinding(each.var, ir.mutate(each.value, (Var, number)))
+            for each in block.bindings
+        ]
+
+    def number(var: Any, _: Any) -> Any:
+        return numbers.get(var, var)
+
+    if numbers:
+        mod = mod.clone()
+        mod.update_func(mod.get_global_var("main"), with_bindings(main, with_numbers))
     passes = [relax.transform.DeadCodeElimination(), relax.transform.LegalizeOps(dict(LEGAL))]
     legal = ir.tvm.ir.transform.Sequential(passes)(mod)
     (block,) = legal["main"].body.blocks

@@ -1,0 +1,166 @@
+"""Attention of few queries that is one operator of torch, as a function whose loops we know.
+
+A decoder that makes one token asks for one row of a head over all keys of its cache. Torch has a
+fused kernel for that, which gives a head of queries to a CTA or two, and reads keys once for each
+head of queries that shares them. So the operator is written as a function, and what it becomes is
+decided like any other cascade.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from tvm import relax, te, tirx, topi
+
+#: Operators of torch that compute attention, by what they are named after; the first of their
+#: results is what attention makes.
+_OPERATORS = frozenset(
+    f"_scaled_dot_product_{name}.default"
+    for name in (
+        *("efficient_attention", "flash_attention", "flash_attention_for_cpu"),
+        *("cudnn_attention", "fused_attention_overrideable"),
+    )
+)
+#: Most rows of a head of queries: beyond these torch's kernel multiplies as fast as ours.
+MOST_QUERIES = 16
+_RANK = 4
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The operands of an operator of torch, and what else it was told.
+
+    Queries are [batch, heads, rows, depth], keys and values have one head for one head of queries
+    or for several.
+    """
+
+    #: The operator; a node takes the first of its results.
+    source: fx.Node
+    query: fx.Node
+    key: fx.Node
+    value: fx.Node
+    #: Flags of what is seen, or what is added to scores; None without one.
+    mask: fx.Node | None
+    #: What scores are multiplied by; None is one over the root of the depth.
+    scale: float | None
+    #: Whether row i sees the keys up to i alone.
+    causal: bool
+
+    @property
+    def reads(self) -> tuple[fx.Node, ...]:
+        """Tensors that it reads."""
+        given = (self.query, self.key, self.value)
+        return given if self.mask is None else (*given, self.mask)
+
+
+def attention_of(node: fx.Node) -> Attention | None:
+    """Attention that a node takes out of an operator's results; None where it is something else.
+
+    Only if nothing reads the other results, nothing is dropped, shapes are numbers, and queries are
+    few.
+    """
+    if node.target is not operator.getitem or node.args[1] != 0:
+        return None
+    source = node.args[0]
+    if not isinstance(source, fx.Node) or getattr(source.target, "__name__", "") not in _OPERATORS:
+        return None
+    told = _arguments(source)
+    mask = told.get("attn_mask", told.get("attn_bias"))
+    found = Attention(
+        source,
+        *(told[name] for name in ("query", "key", "value")),
+        mask,
+        told["scale"],
+        told["is_causal"],
+    )
+    alone = list(source.users) == [node] and not told["dropout_p"]
+    return found if alone and _is_taken(found) else None
+
+
+def _is_taken(found: Attention) -> bool:
+    shapes = [tuple(each.meta["val"].shape) for each in found.reads]
+    if not all(isinstance(extent, int) for shape in shapes for extent in shape):
+        return False
+    query, key, value = shapes[:3]
+    if any(len(each) != _RANK for each in shapes) or query[2] > MOST_QUERIES:
+        return False
+    return key[:3] == value[:3] and query[0] == key[0] and query[1] % key[1] == 0
+
+
+def _arguments(node: fx.Node) -> dict[str, Any]:
+    """The arguments of an operator by name, those that were left out too."""
+    schema: Any = node.target
+    known = schema._schema.arguments
+    told = {each.name: each.default_value for each in known if each.has_default_value()}
+    told |= {each.name: value for each, value in zip(known, node.args, strict=False)}
+    return told | dict(node.kwargs)
+
+
+def emit_attention(found: Attention, importer: Any) -> Any:
+    """Emit a call of the function that attention is; the importer has its operands."""
+    given = [importer.env[each] for each in found.reads]
+    return importer.block_builder.emit_te(
+        _attended, given, found.scale, found.causal, primfunc_name_hint="attention"
+    )
+
+
+def is_attention(value: Any) -> bool:
+    """Whether an expression of a translated graph is what `emit_attention` emits."""
+    op = getattr(value, "op", None)
+    return getattr(op, "name", "") == "relax.call_tir"
+
+
+def _attended(given: list[te.Tensor], scale: float | None, causal: bool) -> te.Tensor:
+    """Attention that adds in float32, and rounds weights and results to the type of queries."""
+    q, k, v, *masks = given
+    dtype, wide = str(q.dtype), _wide(str(q.dtype))
+    batch, heads, rows, depth = q.shape
+    share = int(heads) // int(k.shape[1])
+    scores = _product(
+        (batch, heads, rows, k.shape[2]),
+        depth,
+        lambda b, h, i, j, at: q[b, h, i, at].astype(wide) * k[b, h // share, j, at].astype(wide),
+    )
+    factor = int(depth) ** -0.5 if scale is None else float(scale)
+    scaled = te.compute(
+        scores.shape,
+        lambda b, h, i, j: _masked(
+            scores[b, h, i, j] * tirx.const(factor, wide), masks, causal, (b, h, i, j)
+        ),
+        name="scaled",
+    )
+    chances = topi.cast(topi.nn.softmax(scaled, axis=-1), dtype)
+    made = _product(
+        (batch, heads, rows, v.shape[3]),
+        k.shape[2],
+        lambda b, h, i, c, at: (
+            chances[b, h, i, at].astype(wide) * v[b, h // share, at, c].astype(wide)
+        ),
+    )
+    return topi.cast(made, dtype)
+
+
+def _masked(score: Any, masks: list[te.Tensor], causal: bool, place: tuple[Any, ...]) -> Any:
+    """A score under a mask, which is broadcast, and under the diagonal."""
+    nothing = tirx.const(float("-inf"), str(score.ty))
+    for each in masks:
+        extents = zip(place, each.shape, strict=True)
+        value = each(*(0 if int(extent) == 1 else at for at, extent in extents))
+        flags = str(each.dtype) == "bool"
+        score = (
+            tirx.Select(value, score, nothing) if flags else score + value.astype(str(score.ty))
+        )
+    return tirx.Select(place[3] <= place[2], score, nothing) if causal else score
+
+
+def _product(shape: Any, depth: Any, term: Any) -> te.Tensor:
+    at = te.reduce_axis((0, depth), name="k")
+    return te.compute(shape, lambda *place: te.sum(term(*place, at), axis=at), name="product")
+
+
+def _wide(dtype: str) -> str:
+    return "float32" if dtype in ("float16", "bfloat16") else dtype
