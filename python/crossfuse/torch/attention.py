@@ -12,9 +12,8 @@ import operator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx
-from tvm import relax, te, tirx, topi
+from tvm import te, tirx, topi
 
 #: Operators of torch that compute attention, by what they are named after; the first of their
 #: results is what attention makes.
@@ -70,13 +69,8 @@ def attention_of(node: fx.Node) -> Attention | None:
         return None
     told = _arguments(source)
     mask = told.get("attn_mask", told.get("attn_bias"))
-    found = Attention(
-        source,
-        *(told[name] for name in ("query", "key", "value")),
-        mask,
-        told["scale"],
-        told["is_causal"],
-    )
+    query, key, value = (told[name] for name in ("query", "key", "value"))
+    found = Attention(source, query, key, value, mask, told["scale"], told["is_causal"])
     alone = list(source.users) == [node] and not told["dropout_p"]
     return found if alone and _is_taken(found) else None
 
@@ -151,9 +145,7 @@ def _masked(score: Any, masks: list[te.Tensor], causal: bool, place: tuple[Any, 
         extents = zip(place, each.shape, strict=True)
         value = each(*(0 if int(extent) == 1 else at for at, extent in extents))
         flags = str(each.dtype) == "bool"
-        score = (
-            tirx.Select(value, score, nothing) if flags else score + value.astype(str(score.ty))
-        )
+        score = tirx.Select(value, score, nothing) if flags else score + value.astype(str(score.ty))
     return tirx.Select(place[3] <= place[2], score, nothing) if causal else score
 
 

@@ -1,0 +1,125 @@
+"""Attention of a few new tokens over a static cache: what becomes one kernel, and its numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cpu.torch.decoder import WAYS, Step, attended, found, inputs  # noqa: E402
+from crossfuse.emulate.cuda import emulate  # noqa: E402
+from crossfuse.emulate.reference import draw, limits, parameters  # noqa: E402
+from crossfuse.hardware import device  # noqa: E402
+from crossfuse.lower.extract import lower  # noqa: E402
+from crossfuse.torch import Backend, Report, reports  # noqa: E402
+from crossfuse.workload.accuracy import judge  # noqa: E402
+
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("fresh_dynamo")]
+
+
+def copies(given: list[Any]) -> list[Any]:
+    return [each.clone() for each in given]
+
+
+def check(function: Any, given: list[Any], **options: Any) -> Report:
+    """The compiled function, and what it leaves in the caches, are as right as torch's."""
+    backend = Backend(rest="eager", cpu="llvm", **options)
+    ours, theirs, doubles = copies(given), copies(given), copies(given)
+    doubles = [each.double() if each.is_floating_point() else each for each in doubles]
+    with torch.no_grad():
+        got, eager = torch.compile(function, backend=backend)(*ours), function(*theirs)
+        exact = function(*doubles)
+    for one, other in zip(ours[1:3], theirs[1:3], strict=True):
+        assert torch.equal(one.nan_to_num(), other.nan_to_num())
+    limit = 2 * (eager - exact).abs().max() + 1e-4 * exact.abs().max()
+    assert got.dtype == eager.dtype and (got - exact).abs().max() <= limit
+    return reports()[-1]
+
+
+@pytest.mark.parametrize(
+    ("way", "step"),
+    [
+        *((way, Step()) for way in WAYS),
+        *((way, Step(batch=3)) for way in WAYS if way != "formula"),
+        *((way, Step(batch=2, tokens=4)) for way in WAYS),
+    ],
+    ids=str,
+)
+def test_one_kernel_reads_the_cache_in_place(way: str, step: Step) -> None:
+    given = inputs(step)
+    (group,), _ = found(attended(step, way), given)
+    shapes = [tuple(int(e) for e in each.ty.shape) for each in group.kernel.func.params]
+    kept = step.batch * step.kv_heads * step.length * step.depth
+    assert sorted(map(np.prod, shapes))[-2:] == [kept, kept], shapes
+    report = check(attended(step, way), given)
+    assert report.fused == ("crossfuse_cascade_0",), report.text()
+
+
+@pytest.mark.parametrize("window", [0, 16])
+@pytest.mark.parametrize("added", [False, True], ids=["flags", "added"])
+def test_masks(added: bool, window: int) -> None:
+    step = Step(length=256)
+    given = inputs(step, added=added, place=200, window=window)
+    assert check(attended(step, "repeated"), given).fused
+
+
+def test_capped_scores() -> None:
+    given = inputs(Step())
+    assert check(attended(Step(), "formula", cap=5.0), given, always=True).fused
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+@pytest.mark.parametrize("added", [False, True], ids=["flags", "added"])
+@pytest.mark.parametrize("step", [Step(), Step(tokens=3, length=200)], ids=str)
+def test_the_kernel_is_right(step: Step, added: bool, offset: float) -> None:
+    """By the emulator: rows that see all, one and no key, and scores far from zero."""
+    (group,), _ = found(attended(step, "repeated"), inputs(step, added=added))
+    plain = group.found.func.with_attr("global_symbol", "main")
+    known = parameters(plain)
+    given = draw(known)
+    for each in known:
+        # Queries and keys that are nearly the same have large scores that differ little.
+        if each.dtype == "bfloat16" and not each.output and each.shape[-1] == step.depth:
+            wide = given[each.name].astype("float32")
+            near = offset**0.5 + 1e-2 * wide if offset else wide
+            given[each.name] = near.astype(given[each.name].dtype)
+        elif each.shape[-1] == step.length:
+            seen = np.arange(step.length) < np.array([1, 50, step.length])[: each.shape[-2], None]
+            hidden = np.where(seen, 0, -np.inf).astype(given[each.name].dtype)
+            mask = hidden if added else seen
+            given[each.name] = np.broadcast_to(mask, each.shape).copy()
+    image = lower(group.kernel.func, device("nvidia-h100")).image
+    report = emulate(image, given)
+    report.raise_if_wrong()
+    (name,) = (each.name for each in known if each.output)
+    judge(limits(plain, given), report.outputs[name], "attention")
+
+
+def test_many_queries_are_left_to_torch() -> None:
+    step = Step(tokens=17)
+    report = check(attended(step, "shared"), inputs(step), always=True)
+    assert report.fused == () and report.outcomes == ()
+
+
+def test_other_results_of_the_operator_are_left() -> None:
+    step = Step()
+
+    def forward(q: Any, k: Any, v: Any) -> Any:
+        attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        y, logarithms = attend(q, k, v)
+        return y * 2, logarithms + 1
+
+    shape = (1, step.heads, step.length, step.depth)
+    given = [torch.randn(e).bfloat16() for e in ((1, step.heads, 1, step.depth), shape, shape)]
+    groups, _ = found(forward, given)
+    assert not groups
+
+
+def test_wider_types_say_why_they_are_left() -> None:
+    given = [each.float() if each.dtype == torch.bfloat16 else each for each in inputs(Step())]
+    groups, refused = found(attended(Step(), "shared"), given)
+    assert not groups
+    assert any("wgmma" in each.reason or "float32" in each.reason for each in refused), refused
