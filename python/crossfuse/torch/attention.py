@@ -9,11 +9,15 @@ decided like any other cascade.
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from torch import fx
 from tvm import te, tirx, topi
+
+from crossfuse.cascade.rewrite.work import Pass
 
 #: Operators of torch that compute attention, by what they are named after; the first of their
 #: results is what attention makes.
@@ -92,6 +96,76 @@ def _arguments(node: fx.Node) -> dict[str, Any]:
     told = {each.name: each.default_value for each in known if each.has_default_value()}
     told |= {each.name: value for each, value in zip(known, node.args, strict=False)}
     return told | dict(node.kwargs)
+
+
+# What torch launches for it, which a kernel of ours has to beat.
+
+
+def launches(output: fx.Node, inside: Collection[fx.Node]) -> tuple[Pass, ...]:
+    """Kernels of torch for the nodes `inside` a group up to its output; none without the operator.
+
+    The operator is one of them, whatever number of passes its formula takes. In front of it stands
+    one for each of queries, keys and values that is made inside, such as keys that are repeated for
+    heads that share them, and what follows is one more. A mask is left out: all layers read one.
+    """
+    found = {node: one for node in inside if (one := attention_of(node)) is not None}
+    kernels: list[Pass] = []
+    for node, one in found.items():
+        operands = map(_maker, (one.query, one.key, one.value))
+        made = [each for each in operands if each in inside]
+        kernels += [
+            Pass(each.name, sum(map(_bytes, _given(each, inside))), _bytes(each)) for each in made
+        ]
+        kernels.append(_pass_of(node, one))
+        if _maker(output) is not node:
+            kernels.append(Pass(output.name, _bytes(node), _bytes(output)))
+    return tuple(kernels)
+
+
+def _pass_of(node: fx.Node, found: Attention) -> Pass:
+    batch, heads, rows, depth = found.query.meta["val"].shape
+    length, columns = found.value.meta["val"].shape[2:]
+    flops = 2 * batch * heads * rows * length * (depth + columns)
+    return Pass(found.source.name, sum(map(_bytes, found.reads)), _bytes(node), flops)
+
+
+def _maker(node: fx.Node) -> fx.Node:
+    """The node that made the elements which a node sees, through views."""
+    while _is_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _is_view(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or len(node.all_input_nodes) != 1:
+        return False
+    return node.target.__name__ == "_unsafe_view.default" or any(
+        each.alias_info is not None and not each.alias_info.is_write for each in schema.returns
+    )
+
+
+def _given(node: fx.Node, inside: Collection[fx.Node]) -> Iterator[fx.Node]:
+    """What nodes of a group that a node is made of read of others."""
+    pending, seen = [node], set[fx.Node]()
+    while pending:
+        for each in pending.pop().all_input_nodes:
+            if each not in seen:
+                seen.add(each)
+                if each in inside:
+                    pending.append(each)
+                else:
+                    yield each
+
+
+def _bytes(node: fx.Node) -> int:
+    """Bytes of the elements that a node makes; those that an expanded axis repeats are one."""
+    value = node.meta["val"]
+    extents = zip(value.shape, value.stride(), strict=True)
+    return value.element_size() * prod(int(size) for size, stride in extents if stride)
+
+
+# The operator as a function.
 
 
 def emit_attention(found: Attention, importer: Any) -> Any:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import fx
 from tvm import relax
 from tvm.ir import GlobalVar, Var
 
 from crossfuse import _tvm as ir
+from crossfuse.cascade.rewrite.work import Pass
 from crossfuse.hardware import Device
 from crossfuse.measure.choice import Measured
 from crossfuse.measure.way import Given
@@ -27,7 +29,8 @@ from crossfuse.relax.measured import Measuring, measured_kernels
 from crossfuse.relax.operators import LEGAL, PRODUCT, dtype_of, shape_of
 from crossfuse.relax.replace import Replacement
 from crossfuse.relax.symbols import extents_of, is_symbolic
-from crossfuse.torch.attention import is_attention
+from crossfuse.torch.attention import is_attention, launches
+from crossfuse.torch.separate import eager_form
 
 #: The function that TVM makes of a product.
 _LEGAL_PRODUCT = "matmul"
@@ -46,14 +49,18 @@ class CascadeKernels:
     """Finds and plans cascades of products in a legalised graph, and collects their kernels.
 
     A kernel has to beat separate kernels of the products and of what lies between, as inductor
-    makes them. Names of candidates are the operators that reduce.
+    makes them, or torch's own kernel of attention with what repeats its keys. Names of candidates
+    are the operators that reduce.
 
-    They begin and end with variables named as those in `known`, which stand in their calls:
-    legalisation may bind new ones. With `measuring` kernels are timed.
+    They begin and end with variables named as those in `known`, the nodes that they stand for,
+    which stand in their calls: legalisation may bind new ones. With `measuring` kernels are timed.
     """
 
-    def __init__(self, target: Device, known: Iterable[Var], measuring: Measuring | None) -> None:
+    def __init__(
+        self, target: Device, known: Mapping[Var, fx.Node], measuring: Measuring | None
+    ) -> None:
         self._target = target
+        self._nodes = known
         self._known = {str(each.name): each for each in known}
         self._measuring = measuring
         self._callees: dict[Kernel, GlobalVar] = {}
@@ -96,16 +103,22 @@ class CascadeKernels:
     def _planned(self, graph: Graph, group: CascadeGroup) -> PlannedCascade:
         site, derivation = group.found.site, group.found.derivation
         assert site is not None and derivation is not None
+        (output,) = graph.outputs(group.members)
+        given = tuple(self._known[str(each.name)] for each in graph.inputs(group.members))
+        made = self._known[str(output.var.name)]
         shape = cascade_shape(site, derivation)
+        shape = replace(shape, passes=self._launches(made, given) or shape.passes)
         plans = (
             *ranked_cascade(shape, self._target, only=tuple(CASCADE_FAMILIES), keep=1),
             *ranked_cascade(shape, self._target, only=(EAGER,)),
         )
-        (output,) = graph.outputs(group.members)
-        given = tuple(self._known[str(each.name)] for each in graph.inputs(group.members))
-        made = self._known[str(output.var.name)]
         planned = PlannedCascade(plans, None, made, given, text_of(site), group)
         return replace(planned, measured=self._measured(planned))
+
+    def _launches(self, output: Var, given: Iterable[Var]) -> tuple[Pass, ...]:
+        """Kernels of torch where attention is one operator of it; none where it is a formula."""
+        node, nodes = self._nodes[output], [self._nodes[each] for each in given]
+        return launches(node, eager_form(node, nodes).inside)
 
     def _measured(self, planned: PlannedCascade) -> Measured | None:
         if self._measuring is None:

@@ -13,7 +13,7 @@ from torch import fx, nn
 from crossfuse.hardware import device
 from crossfuse.relax.cascades.groups import CascadeGroup, Refused, find_cascades
 from crossfuse.relax.cascades.kernels import Cascades
-from crossfuse.torch.fuse_cascades import legalised
+from crossfuse.torch.fuse_cascades import CascadeKernels, PlannedCascade, legalised
 from crossfuse.torch.translate import translate
 
 F = nn.functional
@@ -112,7 +112,7 @@ def graph_of(function: Callable[..., Any], given: list[Any]) -> fx.GraphModule:
         return make_boxed_func(graph.forward)
 
     with torch.no_grad():
-        torch.compile(function, backend=aot_autograd(fw_compiler=keep))(*given)
+        torch.compile(function, backend=aot_autograd(fw_compiler=keep), dynamic=False)(*given)
     return found[0]
 
 
@@ -123,6 +123,14 @@ def found(
     graph = legalised(translate(graph_of(function, given).graph).module)
     groups, refused = find_cascades(graph, _cascades())
     return tuple(each for each in groups if each.kernel.form == "tiles"), refused
+
+
+def planned_attention(function: Callable[..., Any], given: list[Any]) -> list[PlannedCascade]:
+    """What is planned of a function's graph: kernels, and what they have to beat."""
+    translation = translate(graph_of(function, given).graph)
+    kernels = CascadeKernels(device("nvidia-h100"), translation.nodes, None)
+    candidates = kernels.candidates(legalised(translation.module))
+    return [each.planned for each in candidates if isinstance(each.planned, PlannedCascade)]
 
 
 @cache

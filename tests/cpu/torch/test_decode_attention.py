@@ -9,7 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cpu.torch.decoder import WAYS, Step, attended, found, inputs  # noqa: E402
+from cpu.torch.decoder import WAYS, Step, attended, found, inputs, planned_attention  # noqa: E402
+from crossfuse.cascade.rewrite.work import Pass  # noqa: E402
 from crossfuse.emulate.cuda import emulate  # noqa: E402
 from crossfuse.emulate.reference import draw, limits, parameters  # noqa: E402
 from crossfuse.hardware import device  # noqa: E402
@@ -54,7 +55,7 @@ def test_one_kernel_reads_the_cache_in_place(way: str, step: Step) -> None:
     shapes = [tuple(int(e) for e in each.ty.shape) for each in group.kernel.func.params]
     kept = step.batch * step.kv_heads * step.length * step.depth
     assert sorted(map(np.prod, shapes))[-2:] == [kept, kept], shapes
-    report = check(attended(step, way), given)
+    report = check(attended(step, way), given, always=True)
     assert report.fused == ("crossfuse_cascade_0",), report.text()
 
 
@@ -66,14 +67,53 @@ def test_masks(added: bool, window: int) -> None:
     assert check(attended(step, "repeated"), given).fused
 
 
+def test_it_has_to_beat_what_torch_launches() -> None:
+    """One kernel of torch, and copies in front where keys are repeated; of a formula its passes."""
+    step = Step(batch=4, heads=16, kv_heads=2, depth=64, length=512)
+    own, kept = step.batch * step.heads * step.depth * 2, step.batch * step.length * step.depth * 4
+    mask = step.batch * step.length * 2
+    repeated = step.heads // step.kv_heads * kept
+    operator = "_scaled_dot_product_flash_attention_for_cpu"
+    flops = 4 * step.batch * step.heads * step.length * step.depth
+    due = {
+        "shared": [Pass(operator, own + 2 * kept + mask, own, flops)],
+        "repeated": [
+            Pass("clone", kept, repeated),
+            Pass("clone_1", kept, repeated),
+            Pass(operator, own + 2 * repeated + mask, own, flops),
+        ],
+    }
+    for way, passes in due.items():
+        (planned,) = planned_attention(attended(step, way), inputs(step))
+        assert list(planned.plans[0].shape.passes) == passes
+    (planned,) = planned_attention(attended(Step(), "formula"), inputs(Step()))
+    assert len(planned.plans[0].shape.passes) > len(due["repeated"])
+
+
+def test_what_follows_is_one_more_kernel_of_torch() -> None:
+    step = Step()
+
+    def doubled(q: Any, keys: Any, values: Any) -> Any:
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return attend(q, keys, values, enable_gqa=True) * 2
+
+    (planned,) = planned_attention(doubled, inputs(step)[:3])
+    own = step.heads * step.depth * 2
+    _, last = planned.plans[0].shape.passes
+    assert (last.read, last.written, last.flops) == (own, own, 0)
+
+
 def test_capped_scores() -> None:
     given = inputs(Step())
     assert check(attended(Step(), "formula", cap=5.0), given, always=True).fused
 
 
+#: The last one is shared by the CTAs of clusters, most of which see nothing but hidden keys.
 @pytest.mark.parametrize("offset", [0.0, 1e4])
 @pytest.mark.parametrize("added", [False, True], ids=["flags", "added"])
-@pytest.mark.parametrize("step", [Step(), Step(tokens=3, length=200)], ids=str)
+@pytest.mark.parametrize(
+    "step", [Step(), Step(tokens=3, length=200), Step(tokens=3, length=512)], ids=str
+)
 def test_the_kernel_is_right(step: Step, added: bool, offset: float) -> None:
     """By the emulator: rows that see all, one and no key, and scores far from zero."""
     (group,), _ = found(attended(step, "repeated"), inputs(step, added=added))
