@@ -40,11 +40,6 @@ def attended(step: Step, way: str, cap: float = 0.0) -> Callable[..., torch.Tens
     It writes to the caches in place. `cap` bounds scores, which no operator of torch does.
     """
 
-    def repeated(x: torch.Tensor) -> torch.Tensor:
-        share = step.heads // step.kv_heads
-        wide = x[:, :, None].expand(step.batch, step.kv_heads, share, step.length, step.depth)
-        return wide.reshape(step.batch, step.heads, step.length, step.depth)
-
     def forward(
         q: torch.Tensor,
         keys: torch.Tensor,
@@ -60,17 +55,24 @@ def attended(step: Step, way: str, cap: float = 0.0) -> Callable[..., torch.Tens
         if way == "shared":
             y = attend(q, keys, values, attn_mask=mask, enable_gqa=True)
         elif way == "repeated":
-            y = attend(q, repeated(keys), repeated(values), attn_mask=mask)
+            y = attend(q, repeated(step, keys), repeated(step, values), attn_mask=mask)
         else:
-            scores = q @ repeated(keys).transpose(2, 3) * step.depth**-0.5
+            scores = q @ repeated(step, keys).transpose(2, 3) * step.depth**-0.5
             scores = cap * torch.tanh(scores / cap) if cap else scores
             nothing = -torch.inf
             scores = torch.where(mask, scores, nothing) if flags(mask) else scores + mask
             weights = torch.softmax(scores, -1, dtype=torch.promote_types(q.dtype, torch.float32))
-            y = weights.to(q.dtype) @ repeated(values)
+            y = weights.to(q.dtype) @ repeated(step, values)
         return y.transpose(1, 2).reshape(step.batch, step.tokens, -1)
 
     return forward
+
+
+def repeated(step: Step, x: torch.Tensor) -> torch.Tensor:
+    """Keys or values, once for each head of queries."""
+    share = step.heads // step.kv_heads
+    wide = x[:, :, None].expand(step.batch, step.kv_heads, share, step.length, step.depth)
+    return wide.reshape(step.batch, step.heads, step.length, step.depth)
 
 
 def flags(mask: torch.Tensor) -> bool:
@@ -116,12 +118,38 @@ def graph_of(function: Callable[..., Any], given: list[Any]) -> fx.GraphModule:
     return found[0]
 
 
+def gpu_graph(
+    step: Step, name: str, *given: torch.Tensor, mask: torch.Tensor | None = None
+) -> fx.Graph:
+    """The graph of an operator that torch takes on GPUs alone; nothing runs."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    operator = getattr(torch.ops.aten, f"_scaled_dot_product_{name}_attention").default
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *masks: torch.Tensor) -> Any:
+        k, v = repeated(step, k), repeated(step, v)
+        if name == "flash":
+            return operator(q, k, v)[0]
+        added = torch.where(masks[0], 0.0, -torch.inf).to(q.dtype)
+        added = F.pad(added, (0, 8))[..., : step.length]
+        return operator(q, k, v, added.expand(-1, step.heads, -1, -1), False)[0]
+
+    operands = given if mask is None else (*given, mask)
+    graph = make_fx(attend, tracing_mode="fake")(*operands).graph
+    graph.eliminate_dead_code()
+    return graph
+
+
 def found(
     function: Callable[..., Any], given: list[Any]
 ) -> tuple[tuple[CascadeGroup, ...], tuple[Refused, ...]]:
     """Groups of products and reductions in a function's graph, and those without a kernel."""
-    graph = legalised(translate(graph_of(function, given).graph).module)
-    groups, refused = find_cascades(graph, _cascades())
+    return found_in(translate(graph_of(function, given).graph).module)
+
+
+def found_in(module: Any) -> tuple[tuple[CascadeGroup, ...], tuple[Refused, ...]]:
+    """The same of a translated graph."""
+    groups, refused = find_cascades(legalised(module), _cascades())
     return tuple(each for each in groups if each.kernel.form == "tiles"), refused
 
 

@@ -9,13 +9,23 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cpu.torch.decoder import WAYS, Step, attended, found, inputs, planned_attention  # noqa: E402
+from cpu.torch.decoder import (  # noqa: E402
+    WAYS,
+    Step,
+    attended,
+    found,
+    found_in,
+    gpu_graph,
+    inputs,
+    planned_attention,
+)
 from crossfuse.cascade.rewrite.work import Pass  # noqa: E402
 from crossfuse.emulate.cuda import emulate  # noqa: E402
 from crossfuse.emulate.reference import draw, limits, parameters  # noqa: E402
 from crossfuse.hardware import device  # noqa: E402
 from crossfuse.lower.extract import lower  # noqa: E402
 from crossfuse.torch import Backend, Report, reports  # noqa: E402
+from crossfuse.torch.translate import translate  # noqa: E402
 from crossfuse.workload.accuracy import judge  # noqa: E402
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("fresh_dynamo")]
@@ -44,7 +54,7 @@ def check(function: Any, given: list[Any], **options: Any) -> Report:
     ("way", "step"),
     [
         *((way, Step()) for way in WAYS),
-        *((way, Step(batch=3)) for way in WAYS if way != "formula"),
+        *((way, Step(batch=3)) for way in WAYS),
         *((way, Step(batch=2, tokens=4)) for way in WAYS),
     ],
     ids=str,
@@ -136,6 +146,21 @@ def test_the_kernel_is_right(step: Step, added: bool, offset: float) -> None:
     report.raise_if_wrong()
     (name,) = (each.name for each in known if each.output)
     judge(limits(plain, given), report.outputs[name], "attention")
+
+
+@pytest.mark.parametrize("name", ["efficient", "cudnn", "flash"])
+def test_operators_of_gpus_are_known(name: str) -> None:
+    """With keys repeated, and a mask that is padded and expanded, as torch gives it to them."""
+    step = Step(batch=2, length=120)
+    q, keys, values, *_, mask = inputs(step)
+    flags = {} if name == "flash" else {"mask": mask}
+    graph = gpu_graph(step, name, q, keys, values, **flags)
+    translation = translate(graph)
+    (group,), _ = found_in(translation.module)
+    shapes = {tuple(int(e) for e in each.ty.shape) for each in group.kernel.func.params}
+    assert sum(np.prod(each) == keys.numel() for each in shapes) and not translation.untranslated
+    assert max(map(np.prod, shapes)) == keys.numel()
+    assert (tuple(mask.shape) in shapes) == bool(flags)
 
 
 def test_many_queries_are_left_to_torch() -> None:
