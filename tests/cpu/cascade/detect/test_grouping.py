@@ -18,6 +18,7 @@ from cpu.cascade.detect.writing import (
     tensor,
 )
 from crossfuse.cascade.detect import detect
+from crossfuse.cascade.detect.loads import same, simplified
 
 pytestmark = pytest.mark.cpu
 
@@ -36,30 +37,14 @@ def test_scores_are_elements_though_all_extents_are_equal() -> None:
     assert_same(site, drawn(q, k, v))
 
 
-def test_scores_of_one_row_that_are_taken_apart_by_sequence_and_head() -> None:
-    """As reshapes write it: the row's loop, of one iteration, is a part of what is divided."""
-    batch, heads, keys, depth = 3, 2, 5, 4
-    q, k = tensor("q", batch * heads, 1, depth), tensor("k", batch * heads, keys, depth)
-    v = tensor("v", batch * heads, keys, depth)
-    made = (batch * heads, 1, keys)
-    scores = fold("scores", made, depth, lambda g, i, j, d: q(g, i, d) * k(g, j, d))
-    apart = each(
-        "apart",
-        (batch, heads, 1, keys),
-        lambda b, h, i, j: scores((b * heads + h + i) % (batch * heads), 0, j),
-    )
-    s, power = softmax_of(lambda *at: apart(*at), (batch, heads, 1), keys)
-    weights = each("weights", (batch, heads, 1, keys), lambda b, h, i, j: power(b, h, i, j))
-    o = fold(
-        "o",
-        (batch * heads, 1, depth),
-        keys,
-        lambda g, i, d, j: weights(g // heads, g % heads, i, j) * v(g, j, d),
-    )
-    out = each("out", (*made[:2], depth), lambda g, i, d: o(g, i, d) / s(g // heads, g % heads, i))
-    (site,) = detect(function(q, k, v, out))
-    assert sorted(names(site)) == ["m", "o", "s"]
-    assert_same(site, drawn(q, k, v))
+def test_loops_of_one_iteration_stay_but_beside_others() -> None:
+    """What a reshape divides by sequence and head has no part of a row's loop."""
+    b, h, one = (tirx.Var(name, "int32") for name in ("b", "h", "one"))
+    domain = {b: 3, h: 8, one: 1}
+    (row,) = simplified([one], domain)
+    assert row.same_as(one)
+    apart, beside = simplified([(b * 8 + h + one) % 24, h + one], domain)
+    assert same([apart, beside], [b * 8 + h, h])
 
 
 def test_one_tensor_for_queries_keys_and_values() -> None:
