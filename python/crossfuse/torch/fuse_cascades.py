@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import fx
 from tvm import relax
 from tvm.ir import GlobalVar, Var
 
 from crossfuse import _tvm as ir
+from crossfuse.cascade.rewrite.work import Pass
 from crossfuse.hardware import Device
 from crossfuse.measure.choice import Measured
 from crossfuse.measure.way import Given
@@ -22,11 +24,13 @@ from crossfuse.relax.cascades.groups import CascadeGroup, find_cascades
 from crossfuse.relax.cascades.kernels import Cascades, Kernel
 from crossfuse.relax.choice import Candidate, PlannedGroup
 from crossfuse.relax.fuse_cascades import text_of
-from crossfuse.relax.graph import Graph, in_order
+from crossfuse.relax.graph import Graph, in_order, is_number, with_bindings
 from crossfuse.relax.measured import Measuring, measured_kernels
 from crossfuse.relax.operators import LEGAL, PRODUCT, dtype_of, shape_of
 from crossfuse.relax.replace import Replacement
 from crossfuse.relax.symbols import extents_of, is_symbolic
+from crossfuse.torch.attention import is_attention, launches
+from crossfuse.torch.separate import eager_form
 
 #: The function that TVM makes of a product.
 _LEGAL_PRODUCT = "matmul"
@@ -45,14 +49,18 @@ class CascadeKernels:
     """Finds and plans cascades of products in a legalised graph, and collects their kernels.
 
     A kernel has to beat separate kernels of the products and of what lies between, as inductor
-    makes them. Names of candidates are the operators that reduce.
+    makes them, or torch's own kernel of attention with what repeats its keys. Names of candidates
+    are the operators that reduce.
 
-    They begin and end with variables named as those in `known`, which stand in their calls:
-    legalisation may bind new ones. With `measuring` kernels are timed.
+    They begin and end with variables named as those in `known`, the nodes that they stand for,
+    which stand in their calls: legalisation may bind new ones. With `measuring` kernels are timed.
     """
 
-    def __init__(self, target: Device, known: Iterable[Var], measuring: Measuring | None) -> None:
+    def __init__(
+        self, target: Device, known: Mapping[Var, fx.Node], measuring: Measuring | None
+    ) -> None:
         self._target = target
+        self._nodes = known
         self._known = {str(each.name): each for each in known}
         self._measuring = measuring
         self._callees: dict[Kernel, GlobalVar] = {}
@@ -95,16 +103,22 @@ class CascadeKernels:
     def _planned(self, graph: Graph, group: CascadeGroup) -> PlannedCascade:
         site, derivation = group.found.site, group.found.derivation
         assert site is not None and derivation is not None
+        (output,) = graph.outputs(group.members)
+        given = tuple(self._known[str(each.name)] for each in graph.inputs(group.members))
+        made = self._known[str(output.var.name)]
         shape = cascade_shape(site, derivation)
+        shape = replace(shape, passes=self._launches(made, given) or shape.passes)
         plans = (
             *ranked_cascade(shape, self._target, only=tuple(CASCADE_FAMILIES), keep=1),
             *ranked_cascade(shape, self._target, only=(EAGER,)),
         )
-        (output,) = graph.outputs(group.members)
-        given = tuple(self._known[str(each.name)] for each in graph.inputs(group.members))
-        made = self._known[str(output.var.name)]
         planned = PlannedCascade(plans, None, made, given, text_of(site), group)
         return replace(planned, measured=self._measured(planned))
+
+    def _launches(self, output: Var, given: Iterable[Var]) -> tuple[Pass, ...]:
+        """Kernels of torch where attention is one operator of it; none where it is a formula."""
+        node, nodes = self._nodes[output], [self._nodes[each] for each in given]
+        return launches(node, eager_form(node, nodes).inside)
 
     def _measured(self, planned: PlannedCascade) -> Measured | None:
         if self._measuring is None:
@@ -129,9 +143,12 @@ def may_have_attention(graph: Graph) -> bool:
 
     A quick look first: to search for cascades takes more than a second for each layer of a model.
     Norms and softmaxes without products are left: inductor reads and writes them once too.
-    Attention that is one operator of torch is left as well: it is a fused kernel of cuDNN or flash
-    attention already, and inductor makes one of the usual formulas before we see them.
+    Attention that is one operator of torch is looked at where its queries are few
+    (`crossfuse.torch.attention`); of many it is left, as a fused kernel of cuDNN or flash attention
+    already, and inductor makes one of the usual formulas before we see them.
     """
+    if any(is_attention(each.value) for each in graph.nodes):
+        return True
     products = (graph.arguments(each.var) for each in graph.nodes if each.operator == PRODUCT)
     static = (operands for operands in products if not any(map(is_symbolic, operands)))
     ranks = (min(len(extents_of(each)) for each in operands) for operands in static)
@@ -139,7 +156,30 @@ def may_have_attention(graph: Graph) -> bool:
 
 
 def legalised(mod: Any) -> Graph:
-    """The operators of a translated graph as calls of functions, without what nothing reads."""
+    """The operators of a translated graph as calls of functions, without what nothing reads.
+
+    Numbers that torch gave a name are read as numbers: a mask is known by them.
+    """
+    main = mod["main"]
+    numbers = {
+        each.var: each.value
+        for block in main.body.blocks
+        for each in block.bindings
+        if is_number(each.value)
+    }
+
+    def with_numbers(block: Any) -> list[Any]:
+        return [
+            relax.VarBinding(each.var, ir.mutate(each.value, (Var, number)))
+            for each in block.bindings
+        ]
+
+    def number(var: Any, _: Any) -> Any:
+        return numbers.get(var, var)
+
+    if numbers:
+        mod = mod.clone()
+        mod.update_func(mod.get_global_var("main"), with_bindings(main, with_numbers))
     passes = [relax.transform.DeadCodeElimination(), relax.transform.LegalizeOps(dict(LEGAL))]
     legal = ir.tvm.ir.transform.Sequential(passes)(mod)
     (block,) = legal["main"].body.blocks

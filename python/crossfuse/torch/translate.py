@@ -24,6 +24,7 @@ from tvm.ir import Var
 from crossfuse.relax.converters import CONVERTERS
 from crossfuse.relax.symbols import extents_of, same_extents
 from crossfuse.relax.torch_import import end_blocks
+from crossfuse.torch.attention import attention_of, emit_attention
 from crossfuse.torch.rewrite import extent
 from crossfuse.workload.dtypes import FLOAT_TYPES
 
@@ -86,6 +87,8 @@ class _Attempt:
         self._graph = graph
         self._refused = refused
         self._elsewhere = _elsewhere(graph)
+        found = ((each, attention_of(each)) for each in graph.nodes)
+        self._attention = {node: each for node, each in found if each is not None}
         self._symbols: dict[sympy.Symbol, Var] = {}
         self._importer = ExportedProgramImporter()
         self._known = {**self._importer.convert_map, **CONVERTERS}
@@ -118,6 +121,8 @@ class _Attempt:
     def _is_known(self, node: fx.Node) -> bool:
         if node.op != "call_function" or node.target in self._refused or not self._takes(node):
             return False
+        if node in self._attention:
+            return all(map(self._takes, self._attention[node].reads))
         if getattr(node.target, "__name__", "") not in self._known or _writes(node):
             return False
         sizes = [each for each in node.all_input_nodes if is_size(each)]
@@ -131,18 +136,25 @@ class _Attempt:
         return node not in self._elsewhere and self._type(node) is not None
 
     def _convert(self, node: fx.Node) -> Any:
-        name = node.target.__name__
-        extra = (self._importer,) if name in CONVERTERS else ()
         try:
-            value = self._known[name](node, *extra)
+            value = self._emitted(node)
         except Exception as error:  # converters raise whatever they like
             raise _NotTranslated(node) from error
         if not isinstance(value, Var) or not _same_type(value, self._type(node)):
             raise _NotTranslated(node)
         return value
 
+    def _emitted(self, node: fx.Node) -> Any:
+        if node in self._attention:
+            return emit_attention(self._attention[node], self._importer)
+        name = node.target.__name__
+        extra = (self._importer,) if name in CONVERTERS else ()
+        return self._known[name](node, *extra)
+
     def _is_needed(self, node: fx.Node, inside: Container[fx.Node]) -> bool:
-        return any(user not in inside and not is_size(user) for user in node.users)
+        through = {found.source for each, found in self._attention.items() if each in inside}
+        users = (each for each in node.users if each not in through)
+        return any(user not in inside and not is_size(user) for user in users)
 
     def _left(self, node: fx.Node) -> str:
         """The operator of a node that was left to torch; empty where that needs no report."""

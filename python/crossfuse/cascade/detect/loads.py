@@ -55,20 +55,23 @@ def mentions(expressions: Iterable[Any], var: Any) -> bool:
 def moved(
     indices: Iterable[Any], values: Mapping[Any, Any], domain: access.Domain
 ) -> tuple[Any, ...]:
-    """Rewrite indices over other variables, in their simplest form.
-
-    Variables of one iteration stay, for they say which row or column they are.
-    """
-    return access.replaced(indices, values, _counting(domain))
+    """Rewrite indices over other variables, in their simplest form; see `simplified`."""
+    return simplified((ir.substitute(each, values) for each in indices), domain)
 
 
 def simplified(indices: Iterable[Any], domain: access.Domain) -> tuple[Any, ...]:
-    """Indices in their simplest form; see `moved`."""
-    return access.simplified(indices, _counting(domain))
+    """Indices in their simplest form.
 
+    Variables of one iteration stay, for they say which row or column they are, but where others
+    count beside them: as in what a reshape divides, such as ``(i * 8 + j + one) % 24``.
+    """
+    counting = {var: extent for var, extent in domain.items() if extent > 1}
 
-def _counting(domain: access.Domain) -> access.Domain:
-    return {var: extent for var, extent in domain.items() if extent > 1}
+    def simplest(index: Any) -> Any:
+        counts = any(var in counting for var in ir.variables(index))
+        return access.simplified((index,), domain if counts else counting)[0]
+
+    return tuple(map(simplest, indices))
 
 
 def same(one: Iterable[Any], other: Iterable[Any]) -> bool:

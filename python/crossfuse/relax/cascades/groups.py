@@ -19,6 +19,8 @@ from crossfuse.relax.merge import Unit, Units, likeness, merged, name_of, places
 
 #: float32 operations of an H100 per byte from memory, by its data sheet: its roofline's ridge.
 _OPERATIONS = 16
+#: Views behind one another that are looked through: torch expands, reshapes and permutes in a row.
+_MOST_VIEWS = 4
 
 
 class Growth:
@@ -264,14 +266,10 @@ class Growth:
         """Element-wise calls behind a cascade and before it, with views in between."""
         for step in (self.units.users, self.units.sources):
             for each in sorted(step(unit), key=places):
-                # A view alone saves nothing; what is behind it may.
-                beyond = [each]
-                if _is_view(each):
-                    beyond = [each | other for other in step(each) - {unit}]
-                for other in beyond:
+                for other in _beyond_views(each, step, unit):
                     parts = {self.units.of[node] for node in other}
                     taken = parts & (self.steps.keys() | self._done)
-                    if not (taken or why_not(other) or _is_view(other)):
+                    if not (taken or why_not(other)):
                         yield other
 
     def _is_worth(self, unit: Unit, other: Unit) -> bool:
@@ -295,6 +293,17 @@ class Growth:
 
 def _is_view(unit: Unit) -> bool:
     return all(each.is_view for each in unit)
+
+
+def _beyond_views(first: Unit, step: Callable[[Unit], set[Unit]], start: Unit) -> Iterator[Unit]:
+    """A unit, or views and each unit behind them: a view alone saves nothing, what follows may."""
+    waiting = [(first, first)]
+    while waiting:
+        last, found = waiting.pop(0)
+        if not _is_view(last):
+            yield found
+        elif len(found) <= _MOST_VIEWS:
+            waiting += [(each, found | each) for each in sorted(step(last) - {start}, key=places)]
 
 
 def _operations(func: Any) -> int:

@@ -18,6 +18,7 @@ from cpu.cascade.detect.writing import (
     tensor,
 )
 from crossfuse.cascade.detect import detect
+from crossfuse.cascade.detect.loads import same, simplified
 
 pytestmark = pytest.mark.cpu
 
@@ -34,6 +35,16 @@ def test_scores_are_elements_though_all_extents_are_equal() -> None:
     assert {str(symbol): block for symbol, block in site.producers.items()} == {"scores": "scores"}
     assert len(site.rows) == 1
     assert_same(site, drawn(q, k, v))
+
+
+def test_loops_of_one_iteration_stay_but_beside_others() -> None:
+    """What a reshape divides by sequence and head has no part of a row's loop."""
+    b, h, one = (tirx.Var(name, "int32") for name in ("b", "h", "one"))
+    domain = {b: 3, h: 8, one: 1}
+    (row,) = simplified([one], domain)
+    assert row.same_as(one)
+    apart, beside = simplified([(b * 8 + h + one) % 24, h + one], domain)
+    assert same([apart, beside], [b * 8 + h, h])
 
 
 def test_one_tensor_for_queries_keys_and_values() -> None:
