@@ -11,7 +11,7 @@ from crossfuse.lower.extract import buffer_specs, only_function
 from crossfuse.lower.image import BufferSpec
 from crossfuse.lower.keep_nans import keep_nans
 from crossfuse.lower.passes import prim_func_pass
-from crossfuse.markers import MERGE, unpadded_shapes
+from crossfuse.markers import MERGE, thread_tag, unpadded_shapes
 
 # Functions whose arguments are smaller than the function's own: fewer rows, or shorter ones.
 
@@ -131,9 +131,20 @@ def _of_bits(node: Any, mutator: Any) -> Any:
 
 
 def _merges(loop: Any) -> bool:
-    """Whether a loop over threads merges their states, in an order that the lowering defines."""
+    """Whether a loop over threads adds up what they made, in an order that the lowering defines.
+
+    It merges their states, or reduces over them; a reduction over CTAs has no such order.
+    """
     realize = loop.body
-    return isinstance(realize, ir.SBlockRealize) and MERGE in realize.block.annotations
+    if not isinstance(realize, ir.SBlockRealize):
+        return False
+    if MERGE in realize.block.annotations:
+        return True
+    if not thread_tag(loop).startswith("threadIdx."):
+        return False
+    pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
+    driven = [each for each, value in pairs if ir.mentions(value, loop.loop_var)]
+    return bool(driven) and all(int(e.iter_type) == ir.IterVar.CommReduce for e in driven)
 
 
 def _without_blocks(function: Any, backwards: bool) -> Any:

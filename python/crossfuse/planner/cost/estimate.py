@@ -344,7 +344,8 @@ def alone(kernel: TileKernel, shape: Shape, device: Device, rates: Rates) -> dic
     found: dict[str, Share] = dict.fromkeys(("hbm", "l2", "ingest", "tensor"), 0.0)
     for phase, fresh in zip(kernel.phases(shape), shape.weight_bytes, strict=False):
         load = Load(kernel.cluster, active, fresh)
-        each = streams(phase, load, shape.item, rates, device.sms)
+        own = kernel.own_streams(phase, load, shape, rates, device)
+        each = own or streams(phase, load, shape.item, rates, device.sms)
         for name in found:
             found[name] = found[name] + getattr(each, name)
     found["hbm"] = found["hbm"] + shape.further / memory_speed(rates)
@@ -365,7 +366,7 @@ def corrected(kernel: TileKernel, shape: Shape, device: Device, rates: Rates) ->
     """
     room = kernel.memories(shape, device)[-1]
     found = estimate(kernel, shape, device, rates, room)
-    if rates.trees is None or len(shape.layers) > 2:
+    if rates.trees is None or len(shape.layers) > 2 or not kernel.staged_tiles:
         return with_own(found, rates.own, kernel, shape, device)
     rows = features(kernel, shape, device, found, room)
     by: np.ndarray | float = np.expm1(rates.trees.sum(rows)) * np.asarray(found.microseconds)

@@ -67,6 +67,9 @@ class ChainFamily:
     #: Whether there are kernels of chains of any extents, which are tried first where nothing is
     #: known of times.
     fits_all: bool = False
+    #: Whether plans have its kernels only where the family is named (`only`): nothing was measured
+    #: yet that its estimate could be fitted to.
+    named_only: bool = False
 
     @property
     def name(self) -> str:

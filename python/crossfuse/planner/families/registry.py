@@ -11,7 +11,7 @@ from crossfuse.hardware import Device
 from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.cost.estimate import fastest
 from crossfuse.planner.cost.rates import rates_of
-from crossfuse.planner.families import dsm, phases, registers, tiled
+from crossfuse.planner.families import dsm, phases, registers, skinny, tiled
 from crossfuse.planner.families.attention_out import AttentionOut
 from crossfuse.planner.families.cascade import CascadeFamily
 from crossfuse.planner.families.family import ChainFamily
@@ -31,6 +31,7 @@ FAMILIES: Mapping[str, ChainFamily] = MappingProxyType(
         each.name: each
         for each in (
             tiled.GEMM,
+            skinny.FAMILY,
             registers.FAMILY,
             dsm.FAMILY,
             tiled.STAGED,
@@ -51,8 +52,9 @@ STATE_PLACES = ("registers", "dsm", "global")
 
 
 def families(shape: Shape) -> tuple[ChainFamily, ...]:
-    """Families that have kernels of a shape."""
-    return tuple(each for each in FAMILIES.values() if each.matches(shape))
+    """Families that have kernels of a shape, but for those that have to be named."""
+    every = FAMILIES.values()
+    return tuple(each for each in every if each.matches(shape) and not each.named_only)
 
 
 def family_times(
