@@ -31,13 +31,13 @@ FAMILIES: Mapping[str, ChainFamily] = MappingProxyType(
         each.name: each
         for each in (
             tiled.GEMM,
-            skinny.FAMILY,
             registers.FAMILY,
             dsm.FAMILY,
             tiled.STAGED,
             tiled.SEPARATE,
             phases.PHASES,
             phases.LAUNCHES,
+            skinny.FAMILY,
         )
     }
 )
