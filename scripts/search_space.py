@@ -17,12 +17,12 @@ from typing import Any
 from crossfuse.hardware import device
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.dataflow.movement import Machine
-from crossfuse.planner.space.count import count
-from crossfuse.planner.space.relaxations import RELAXATIONS, groups_of, relaxation
-from crossfuse.planner.space.search import Roof, idle_loops, least_bytes, search
+from crossfuse.planner.explain.published import count
 from crossfuse.workload import parse
-from study.readings import readings, tied_tiles, without_clusters
+from study.dataflow.movement import Machine
+from study.dataflow.readings import readings, tied_tiles, without_clusters
+from study.dataflow.relaxations import RELAXATIONS, groups_of, relaxation
+from study.dataflow.search import Roof, idle_loops, least_bytes, search
 
 ROOF = Roof({"hbm": 3.0e6, "l2": 5.5e6, "dsm": 3.0e6, "shared": 20.0e6})
 

@@ -62,10 +62,8 @@ CHOSEN = {
         "crossfuse.planner.cost.own.OwnTerm",
         "crossfuse.planner.cost.rates.Rates",
         "crossfuse.planner.cost.rates.rates_of",
-        "crossfuse.planner.dataflow.movement.movement",
         "crossfuse.planner.explain.explanation.Explanation",
         "crossfuse.planner.plan.ranked",
-        "crossfuse.planner.space.search.search",
     ),
 }
 

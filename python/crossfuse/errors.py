@@ -268,9 +268,9 @@ def refuse(
 
     Examples
     --------
-    >>> where = "loop 'c'"
-    >>> print(refuse(PlanRefused, "cluster", where, found=32, limit="16 CTAs", instead="split it"))
-    cluster: loop 'c': found 32; limit: 16 CTAs. Instead: split it.
+    >>> where, limit = "max_cluster", "1 to 16 CTAs"
+    >>> print(refuse(PlanRefused, "budget", where, found=32, limit=limit, instead="ask for less"))
+    budget: max_cluster: found 32; limit: 1 to 16 CTAs. Instead: ask for less.
     """
     return error(Refusal(rule, _cut(where, _PLACE), _cut(str(found)), _cut(limit), _cut(instead)))
 

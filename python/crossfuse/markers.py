@@ -80,7 +80,7 @@ MERGED = "crossfuse.merged"
 
 #: Annotation of a block that stores into the slabs of all CTAs of a cluster: together they fill
 #: every slab, each element once, and no peer reads or writes them otherwise. See
-#: `crossfuse.lower.push`.
+#: `crossfuse.lower.slabs`.
 PUSH = "crossfuse.push"
 
 #: Attribute of a function: its exponentials may be approximate, see
@@ -130,6 +130,38 @@ def is_cluster_function(func: Any) -> bool:
         or any(MERGE in each.annotations for each in blocks)
         or any(buffer.scope() == DSM_SCOPE for each in blocks for buffer in each.alloc_buffers)
     )
+
+
+def has_stages(loop: Any) -> bool:
+    """Whether a loop runs as a pipeline."""
+    return STAGES in loop.annotations
+
+
+def has_stream(loop: Any) -> bool:
+    """Whether a loop goes through tiles of keys."""
+    return STREAM in loop.annotations
+
+
+def holds_stream(node: Any) -> bool:
+    """Whether a statement has a loop that streams tiles."""
+    from crossfuse import _tvm as ir
+
+    return any(map(has_stream, ir.nodes(node, ir.For)))
+
+
+def is_tile_program(func: Any) -> bool:
+    """Whether a schedule asks for the Hopper pipeline: a loop has stages, or streams tiles."""
+    from crossfuse import _tvm as ir
+
+    return any(has_stages(each) or has_stream(each) for each in ir.nodes(func.body, ir.For))
+
+
+def is_reduced(func: Any) -> bool:
+    """Whether a stream's tiles are products of pipelined loops."""
+    from crossfuse import _tvm as ir
+
+    streams = (each for each in ir.nodes(func.body, ir.For) if has_stream(each))
+    return any(has_stages(each) for loop in streams for each in ir.nodes(loop.body, ir.For))
 
 
 def staged_blocks(func: Any) -> list[Any]:

@@ -131,6 +131,7 @@ def _run(program: Program, number: int, seed: int, timeout_s: float) -> tuple[st
     records, _ = program.run(seed, 2, _LIMIT, timeout_s, {VARIABLE: str(number)})
     kinds = dict.fromkeys(str(each["kind"]) for each in records)
     kinds.pop("stopped", None)
+    kinds.pop("at-once", None)
     kinds.pop("barrier-statement", None)
     return tuple(sorted(kinds, key=lambda kind: kind in UNNAMED))
 

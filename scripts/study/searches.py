@@ -24,9 +24,17 @@ from typing import Any
 
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
 from crossfuse.files import read_bytes
-from crossfuse.meta_schedule.build import Build, Conditions, shared_object
+from crossfuse.measure.measurer import Measurer
+from crossfuse.meta_schedule.build import (
+    Build,
+    Builders,
+    Conditions,
+    build_of,
+    build_request,
+    references,
+)
+from crossfuse.meta_schedule.bundle import record as measured
 from crossfuse.meta_schedule.candidate import Candidate
-from crossfuse.meta_schedule.measurer import Builders, Measurer, build_of, build_request, references
 from crossfuse.meta_schedule.records import Record, append, append_line, read_records
 from crossfuse.meta_schedule.scheduled import candidate_at
 from crossfuse.planner.tune.strategy import Strategy
@@ -153,9 +161,10 @@ class Study:
         self._builders = Builders(self._how)
         try:
             for spec in dict.fromkeys(each.spec for each in searches):
-                self._measurers[spec] = Measurer(references(self._scratch), self._how)
-                self._measurers[spec].prepare(spec)
-                self._build([Candidate(spec, "eager")])
+                eager = Candidate(spec, "eager")
+                self._measurers[spec] = Measurer(self._how.measurer)
+                self._measurers[spec].prepare(self._how.request(eager, self._scratch))
+                self._build([eager])
             for each in searches:
                 self._advance(each)
             while self._pending and not stop():
@@ -203,13 +212,8 @@ class Study:
 
     def _take(self, candidate: Candidate, build: Build) -> None:
         """Measure a candidate, and keep what came of it."""
-        timing, attempts = None, 0
-        job = self._how.job_of(candidate)
-        if build.status == "ok":
-            measurer = self._measurers[candidate.spec]
-            path = shared_object(self._scratch, candidate)
-            timing, attempts = measurer.measure(job, path, candidate.family)
-        record = Record(candidate, build, job, timing, attempts, self._how.gpu)
+        measurer = self._measurers[candidate.spec]
+        record = measured(candidate, build, self._scratch, self._how, measurer)
         append(self._records, record)
         self._known[candidate.id] = record
         self._pending.discard(candidate.id)

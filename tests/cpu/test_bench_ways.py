@@ -1,10 +1,11 @@
-"""What the process that times does with each kind of way, on the CPU and without a clock."""
+"""What the worker does with each kind of way, on the CPU and without a clock."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,11 @@ from crossfuse.schema import typed
 
 torch = pytest.importorskip("torch")
 
-from crossfuse.bench import ways  # noqa: E402
+from crossfuse.bench.problem import DrawnProblem  # noqa: E402
+from crossfuse.bench.variant import Variant  # noqa: E402
+from crossfuse.bench.worker import Session  # noqa: E402
 from crossfuse.measure import timing  # noqa: E402
+from crossfuse.measure.job import Request, Timing  # noqa: E402
 from crossfuse.measure.way import GRAPH, LIBRARY, PROGRAM, SPEC, Given, Way  # noqa: E402
 
 
@@ -28,14 +32,16 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return [timing.Step(bound[0], 1)]
 
     monkeypatch.setattr(timing, "COLD_BYTES", 40_000)
-    monkeypatch.setattr(ways, "steps", steps)
-    monkeypatch.setattr(ways, "measure", lambda how, timed, device: [1.0])
+    monkeypatch.setattr(timing, "steps", steps)
+    monkeypatch.setattr(timing, "measure", lambda how, timed, device: [1.0])
     return made
 
 
 def timed(way: Way) -> Any:
-    with torch.no_grad():
-        return ways.time_way(typed(Way, json.loads(json.dumps(asdict(way)))), "cpu")
+    request = json.loads(json.dumps(asdict(Request(way=way))))
+    found = typed(Timing, Session("cpu").serve(request))
+    assert found.status == "ok", found.message
+    return found
 
 
 @pytest.mark.parametrize(
@@ -66,7 +72,9 @@ def test_a_graph_gets_the_strides_that_it_has_in_the_model(
     assert timed(Way(GRAPH, str(path), given)).microseconds == 1.0
     assert len(no_clock) == timing.copies_needed(64 * 32 * 4, timing.CALLS, "cold")
     assert all(torch.equal(each, no_clock[0]) for each in no_clock)
-    first, second = ways._sets(given, "cpu", timing.TimingConditions())[:2]
+    problem = DrawnProblem(dict(zip("xy", given, strict=True)))
+    bound = problem.bind(Variant(lambda *given: given), timing.TimingConditions(), "cpu")
+    first, second = (call() for call in bound.calls[:2])
     assert first[0] is second[0]
     assert first[1] is not second[1]
     assert second[1].stride() == (1, 64)
@@ -85,6 +93,8 @@ def test_a_program_runs_on_copies_of_its_weights(tmp_path: Path, no_clock: list[
 
 def test_a_library(monkeypatch: pytest.MonkeyPatch, no_clock: list[Any]) -> None:
     class Kernel:
+        manifest = SimpleNamespace(launches=(), resources=())
+
         def run(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
             return x.float() @ weight.float()
 

@@ -32,7 +32,7 @@ def test_a_spec_gives_the_kernel_of_its_plan(compiled: crossfuse.Compiled) -> No
     plan = crossfuse.plan(FFN)
     assert compiled.plan == plan
     (launch,), (kernel,) = compiled.lowered.image.launches, plan.kernels
-    assert (launch.cluster_size, launch.grid[0]) == (kernel.cluster, kernel.ctas) == (4, 24)
+    assert (launch.cluster_size, launch.grid[0]) == (kernel.cluster, kernel.ctas) == (4, 16)
     assert [each.name for each in compiled.lowered.image.buffers if each.output] == ["out"]
     assert launch.tensor_maps
 

@@ -205,6 +205,26 @@ def test_relax_modules_whose_weights_are_inputs(x: np.ndarray) -> None:
             "Relay; limit: Relax; Relay was remov",
         ),
         ({"model": Mlp(), "opset": 3}, "opset: found it for a Mlp; limit: ONNX models"),
+        (
+            {"model": nn.Linear(4, 4).eval(), "example_inputs": (torch.zeros(2, 4).half(),)},
+            "linear: found linear of input float16, p_weight float32, p_bias float32; limit: one "
+            "type for all operands of a product, as where torch runs it. Instead: convert the exa",
+        ),
+        (
+            {
+                "model": nn.Conv2d(4, 4, 1, bias=False).eval(),
+                "example_inputs": (torch.zeros(1, 4, 2, 2).half(),),
+            },
+            "conv2d: found conv2d of input float16, p_weight float32",
+        ),
+        (
+            {
+                "model": torch.export.export(nn.Softmax(-1), (torch.zeros(2, 4),)),
+                "example_inputs": (torch.zeros(2, 4).half(),),
+            },
+            "example_inputs: found 1 of them for a ExportedProgram; limit: those of a module of to",
+        ),
+        ({"model": relax_model(), "example_inputs": (1, 2)}, "found 2 of them for a IRModule"),
         ({"model": Mlp(), "runs_on": "cpu"}, "runs_on: found 'cpu'; limit: 'cuda' or 'llvm'"),
     ],
 )

@@ -87,3 +87,10 @@ def test_a_prime_reduction_is_staged_whole_or_by_element() -> None:
     assert_right(short, 2, "random")
     long = WorkloadSpec("gemm_chain", M=2, K=521, N=8, L=8, dtype="float32")
     assert_right(long, 2, "random")
+
+
+@pytest.mark.parametrize(("K", "N", "L"), [(8, 1, 8), (1, 13, 1)])
+def test_one_column_or_one_step(K: int, N: int, L: int) -> None:
+    """A staged element is copied by the one thread that its bound leaves."""
+    spec = WorkloadSpec("gemm_chain", M=5, K=K, N=N, L=L, dtype="float32")
+    assert_right(spec, 1, "random")

@@ -7,8 +7,8 @@ import pytest
 from crossfuse.bench import worker
 from crossfuse.bench.counters import count
 from crossfuse.bench.floor import floor, weight_bytes
-from crossfuse.bench.job import Job
 from crossfuse.bench.ncu import PERMISSION
+from crossfuse.measure.job import Job, Request
 from crossfuse.workload import lookup
 
 pytest.importorskip("torch")
@@ -19,7 +19,9 @@ EIGHT_BITS = "gemm:M=256,K=1024,N=512,dtype=float8_e4m3fn,out=bfloat16,weights=n
 @pytest.mark.parametrize("variant", ["ours", "scaled-mm", "scaled-mm-fast"])
 @pytest.mark.parametrize("protocol", ["graph", "stream"])
 def test_products_of_8_bit_floats_are_right_and_timed(variant: str, protocol: str) -> None:
-    found = worker.prepare(Job(EIGHT_BITS, variant, protocol=protocol, repeats=3, calls=2))()
+    found = worker.Session().answer(
+        Request(Job(EIGHT_BITS, variant, protocol=protocol, repeats=3, calls=2))
+    )
     assert found.status == "ok", found.message
     assert found.microseconds is not None
     assert found.complaints == ""
@@ -36,7 +38,7 @@ def test_products_of_8_bit_floats_are_right_and_timed(variant: str, protocol: st
 )
 @pytest.mark.parametrize("l2", ["cold", "hot"])
 def test_cascades_and_models_are_right_and_timed(spec: str, variant: str, l2: str) -> None:
-    found = worker.prepare(Job(spec, variant, l2, repeats=3, calls=5))()
+    found = worker.Session().answer(Request(Job(spec, variant, l2, repeats=3, calls=5)))
     assert found.status == "ok", found.message
     assert found.microseconds is not None
     assert found.worst_before is not None and found.worst_after is not None

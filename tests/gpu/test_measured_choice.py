@@ -14,6 +14,7 @@ import crossfuse  # noqa: E402
 from crossfuse.hardware import device  # noqa: E402
 from crossfuse.measure.timer import find_timer, timing  # noqa: E402
 from crossfuse.measure.way import LIBRARY, SPEC, Given, Way  # noqa: E402
+from crossfuse.planner.families import ROWS_CHAIN  # noqa: E402
 from crossfuse.torch import Backend, reports  # noqa: E402
 
 CHAIN = "gemm_chain:M=64,K=512,N=1024,L=512,act=relu,weights=nk"
@@ -77,7 +78,9 @@ def test_torch_compile(rest: str) -> None:
         eager = module(x).double()
         exact = module.double()(x.double())
     assert (got - exact).abs().max() <= 2 * (eager - exact).abs().max()
-    first, second = (each for each in reports()[-1].outcomes if each.measured)
+    measured = [each for each in reports()[-1].outcomes if each.measured]
+    # Beside these, a softmax and the chain behind it may have been measured as one kernel.
+    first, second = (each for each in measured if each.family != ROWS_CHAIN)
     if rest == "eager":  # Inductor's softmax of the second layer wants float32 of the first.
         assert first.measured == second.measured
     assert first.microseconds and first.eager_microseconds

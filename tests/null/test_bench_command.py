@@ -27,7 +27,7 @@ def invoke(*arguments: str) -> tuple[int, str, str]:
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend to have a GPU on which every job takes the time of its variant."""
 
-    def answers(jobs: Sequence[Job], timeout: float, command: object) -> Iterator[Timing]:
+    def answers(jobs: Sequence[Job], timeout: float, *_: object) -> Iterator[Timing]:
         for job in jobs:
             time = TIMES.get(job.variant)
             if time is None:

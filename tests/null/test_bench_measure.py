@@ -9,13 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from crossfuse.bench import environment, variants, worker
-from crossfuse.bench.cascades import measure_cascade
-from crossfuse.bench.job import OURS_EAGER, OWN, Job
+from crossfuse.bench import variants, worker
+from crossfuse.bench.cascades import CascadeProblem
+from crossfuse.bench.job import OURS_EAGER, OWN
 from crossfuse.bench.problem import make_problem
 from crossfuse.bench.variant import Variant
 from crossfuse.errors import Refusal, WorkloadRefused
 from crossfuse.measure import timing
+from crossfuse.measure.job import Job, Request, Timing
 from crossfuse.measure.timing import quietest
 from crossfuse.workload import cascades, parse
 
@@ -84,12 +85,17 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "COLD_BYTES", 200_000)
 
 
+def answered(job: Job) -> Timing:
+    """What the worker says of a job on the CPU."""
+    return worker.Session("cpu").answer(Request(job))
+
+
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("name", ["eager", "eager-apart"])
 @pytest.mark.parametrize("l2", ["cold", "hot"])
 def test_torch_variants_compute_the_workload(cuda: None, spec: str, name: str, l2: str) -> None:
     job = Job(spec, name, l2, "stream", repeats=4, calls=2)
-    found = worker.measure_job(job, device="cpu")
+    found = answered(job)
     assert found.status == "ok"
     assert found.worst_before is not None
     assert found.worst_before == found.worst_after <= 1
@@ -112,7 +118,7 @@ def test_torch_variants_compute_the_workload(cuda: None, spec: str, name: str, l
 @pytest.mark.parametrize("name", ["scaled-mm", "scaled-mm-fast"])
 def test_products_of_8_bit_floats_are_right(cuda: None, rest: str, name: str) -> None:
     job = Job(f"{EIGHT_BITS},{rest}", name, protocol="stream", repeats=2, calls=2)
-    found = worker.measure_job(job, device="cpu")
+    found = answered(job)
     assert found.status == "ok", found.message
     assert found.worst_before is not None
     assert found.worst_before == found.worst_after <= 1
@@ -126,7 +132,7 @@ def test_wrong_product_of_8_bit_floats_is_found_out(
     real = torch._scaled_mm
     monkeypatch.setattr(torch, "_scaled_mm", lambda *a, **options: real(*a, **options) * 1.25)
     job = Job(f"{EIGHT_BITS},out=bfloat16", "scaled-mm", protocol="stream")
-    assert worker.measure_job(job, device="cpu").status == "wrong"
+    assert answered(job).status == "wrong"
 
 
 def test_every_set_of_weights_is_used_in_turn(cuda: None) -> None:
@@ -153,7 +159,7 @@ def test_only_graphs_that_are_replayed_are_captured(cuda: None) -> None:
 
 def test_graph_that_computes_nothing_is_found_out(cuda: None) -> None:
     before = FakeGraph.replays
-    found = worker.measure_job(Job(SMALL, "eager", repeats=2, calls=2), device="cpu")
+    found = answered(Job(SMALL, "eager", repeats=2, calls=2))
     assert FakeGraph.replays > before
     assert found.status == "wrong"
     assert found.worst_before is not None
@@ -169,7 +175,8 @@ def test_wrong_kernel_of_ours_gets_no_time(
     plain = variants.eager(parse(SMALL), together=False)
     wrong = Variant(lambda a, *w: plain.call(a, *w) * 1.5, pack=plain.pack)
     monkeypatch.setattr(variants, "fused", lambda name, spec, device: wrong)
-    found = worker.measure_job(Job(SMALL, name, protocol="stream"), device="cpu")
+    monkeypatch.setattr(worker, "_compile", lambda job: None)
+    found = answered(Job(SMALL, name, protocol="stream"))
     assert found.status == "wrong"
     assert found.microseconds is None
     assert "element-error" in found.message
@@ -191,7 +198,7 @@ def test_a_kernel_that_goes_wrong_while_it_is_timed_gets_no_time(
 
     l2 = "hot" if copies == 1 else "cold"
     job = Job(str(spec), "ours", l2, "stream", repeats=1, calls=calls)
-    found = measure_cascade(job, spec, Variant(call), "cpu")
+    found = worker.measure_variant(Variant(call), CascadeProblem(spec), job.how, "cpu", own=True)
     assert (found.status, found.copies) == ("wrong", copies)
     assert found.worst_before is not None and found.worst_before <= 1
     assert found.worst_after is None and found.microseconds is None
@@ -238,9 +245,8 @@ def test_refusal_of_a_kernel_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> No
     def refuses(*arguments: object) -> None:
         raise WorkloadRefused(refusal)
 
-    monkeypatch.setattr(environment, "require_gpu", lambda: None)
-    monkeypatch.setattr(worker, "measure_job", refuses)
-    found = worker.prepare(Job(SMALL, "ours"))()
+    monkeypatch.setattr(worker, "_compile", refuses)
+    found = worker.Session("cpu").answer(Request(Job(SMALL, "ours")))
     assert (found.status, found.message) == ("refused", str(refusal))
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from crossfuse import compiler
-from crossfuse.bench import environment, ours, variants, worker
-from crossfuse.bench.job import OF_MODELS, OWN, Job
+from crossfuse.bench import ours, variants, worker
+from crossfuse.bench.job import OF_MODELS, OWN
 from crossfuse.errors import LoweringRefused, ScheduleRefused, refuse
+from crossfuse.measure.job import Job, Request
 from crossfuse.runtime.resources import ResourceUsage
 from crossfuse.workload import parse
 
@@ -79,7 +80,6 @@ def test_refused_placement_is_a_row(
 
     ours.compile_kernel.cache_clear()
     monkeypatch.setitem(vars(compiler), "compile", refuses)
-    monkeypatch.setattr(environment, "require_gpu", lambda: None)
-    found = worker.prepare(Job(CHAIN, "ours-global"))()
+    found = worker.Session("cpu").answer(Request(Job(CHAIN, "ours-global")))
     assert found.status == "refused"
     assert "found placement global" in found.message

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from crossfuse.bench import environment, worker
-from crossfuse.bench.job import Job, Planned, Timing
-from crossfuse.bench.run import WORKER, measured, run
+from crossfuse.bench.job import Planned
+from crossfuse.bench.run import measured, run
 from crossfuse.driver import Gpu, find_gpus
 from crossfuse.errors import EnvironmentRefused
+from crossfuse.measure.job import Job, Request, Timing
+from crossfuse.measure.measurer import WORKER
 
 JOB = Job("gemm:M=8,K=16,N=32", "eager")
 HOPPER = Gpu("NVIDIA H100", (9, 0), (13, 0))
@@ -143,32 +145,35 @@ def test_nonsense_is_no_answer(answer: str) -> None:
 
 
 @pytest.mark.skipif(bool(find_gpus()), reason="there is a GPU")
-def test_real_worker_says_that_there_is_no_gpu(tmp_path: Path) -> None:
-    timing = run_job(JOB, 60, (*WORKER, str(tmp_path)))
+def test_real_worker_says_that_there_is_no_gpu() -> None:
+    timing = run_job(JOB, 60, WORKER)
     assert timing.status == "refused"
     assert "found no CUDA device" in timing.message
 
 
-def test_prints_of_libraries_do_not_reach_the_answer(tmp_path: Path) -> None:
+def test_prints_of_libraries_do_not_reach_the_answer() -> None:
     program = (
         "import os\n"
         "from crossfuse.bench import worker\n"
-        "def prepare(job, folder):\n"
+        "def answer(self, request):\n"
         "    print('AUTOTUNE mm'); os.system('echo from a child')\n"
-        "    return lambda: worker.Timing('ok', job.variant)\n"
-        "worker.prepare = prepare\n"
+        "    return worker.Timing('ok', request.job.variant)\n"
+        "worker.Session.answer = answer\n"
         "worker.main()\n"
     )
     assert run_job(JOB, 60, fake(program)).message == "eager"
 
 
 def test_exceptions_of_a_job_are_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(job: Job, problem: object) -> Timing:
+    def broken(*given: object, **named: object) -> None:
         raise ValueError("no such kernel image")
 
-    monkeypatch.setattr(environment, "require_gpu", lambda: None)
-    monkeypatch.setattr(worker, "measure_job", broken)
-    assert worker.prepare(JOB)() == Timing("failed", "ValueError: no such kernel image")
+    session, request = worker.Session("cpu"), Request(JOB)
+    monkeypatch.setattr(worker, "measure_variant", broken)
+    assert session.answer(request) == Timing("failed", "ValueError: no such kernel image")
+    monkeypatch.setattr(worker, "make_problem", broken)
+    found = session.answer(request)
+    assert found == Timing("failed", "while it was prepared: ValueError: no such kernel image")
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from crossfuse.bench import worker  # noqa: E402
-from crossfuse.bench.job import Job, Row, Timing  # noqa: E402
-from crossfuse.bench.models import compile_models, measure_model, summary  # noqa: E402
+from crossfuse.bench.job import Row  # noqa: E402
+from crossfuse.bench.models import compile_models, summary  # noqa: E402
 from crossfuse.bench.plan import plan, setting  # noqa: E402
 from crossfuse.bench.table import report  # noqa: E402
 from crossfuse.errors import RefusedError  # noqa: E402
 from crossfuse.measure import timing  # noqa: E402
+from crossfuse.measure.job import Job, Timing  # noqa: E402
 from crossfuse.models import ModelSpec, build, cost, names_one, parse  # noqa: E402
 from crossfuse.models.widths import MODELS  # noqa: E402
-from null.test_bench_measure import cuda  # noqa: E402, F401 -- a fixture
+from null.test_bench_measure import answered, cuda  # noqa: E402, F401 -- a fixture
 
 SMALL = "model:gpt2-small,layers=1,tokens=4,reduce=12"
 
@@ -125,14 +125,14 @@ def test_the_summary_has_shares_kernels_and_means() -> None:
 
 def test_a_model_is_checked_before_and_after_its_time(cuda: None) -> None:  # noqa: F811
     job = Job(SMALL, "eager", protocol="stream", repeats=3)
-    found = measure_model(job, parse(SMALL), "cpu")
+    found = answered(job)
     assert found.status == "ok" and found.microseconds == 1000
     assert found.worst_before is not None and found.worst_after is not None
     assert found.message.startswith("first call ")
 
 
 def test_a_graph_that_computes_nothing_is_found_out(cuda: None) -> None:  # noqa: F811
-    found = measure_model(Job(SMALL, "eager", repeats=3), parse(SMALL), "cpu")
+    found = answered(Job(SMALL, "eager", repeats=3))
     assert found.status == "wrong" and "nan" in found.message
 
 
@@ -144,19 +144,17 @@ def test_what_no_graph_takes_is_launched_without_one(
         raise RuntimeError("operation not permitted\nwhen stream is capturing")
 
     monkeypatch.setattr(timing, "_captured", refuses)
-    found = measure_model(Job(SMALL, "eager", repeats=3), parse(SMALL), "cpu")
+    found = answered(Job(SMALL, "eager", repeats=3))
     assert found.status == "ok"
     assert found.message.endswith("; no CUDA graph: operation not permitted")
 
 
 def test_variants_that_models_do_not_have_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
     cuda: None,  # noqa: F811
 ) -> None:
-    monkeypatch.setattr("crossfuse.bench.environment.require_gpu", lambda: None)
-    with pytest.raises(
-        RefusedError, match=r"bench: unfused: found model:gpt2.*variants of models: ours"
-    ):
-        measure_model(Job(SMALL, "unfused", repeats=3), parse(SMALL), "cpu")
-    found = worker.prepare(Job("gemm:M=4,K=32,N=64", "ours-eager"))()
+    found = answered(Job(SMALL, "unfused", repeats=3))
+    assert found.status == "refused"
+    assert found.message.startswith("bench: unfused: found model:gpt2")
+    assert "variants of models: ours" in found.message
+    found = answered(Job("gemm:M=4,K=32,N=64", "ours-eager"))
     assert found.status == "refused" and "limit: models. Instead: measure ours." in found.message

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from crossfuse import hardware
+from crossfuse.bench import variants
 from crossfuse.bench.floor import Floor, roofs_of
-from crossfuse.bench.job import Job, Timing
-from crossfuse.bench.variant import Variant, measure_variant
+from crossfuse.bench.problem import Bound, Problem
+from crossfuse.bench.variant import Variant
 from crossfuse.errors import CheckFailed
 from crossfuse.measure.timing import TimingConditions, copies_needed
 from crossfuse.workload import cascade_spec
@@ -38,23 +39,26 @@ def rows_of(spec: CascadeSpec) -> int:
     return prod(spec.operands[0].shape[:-1])
 
 
-def measure_cascade(job: Job, spec: CascadeSpec, variant: Variant, device: str = "cuda") -> Timing:
-    """Check, time, and check again one way to compute a cascade.
+@dataclass
+class CascadeProblem(Problem):
+    """A cascade, whose inputs are drawn on the GPU; some rows of each set are checked."""
 
-    See `crossfuse.bench.variant.measure_variant`; some rows of each set are checked.
-    """
-    sets = draw_sets(job.how, spec, device)
-    bound = [partial(variant.call, *each.values()) for each in sets]
-    judges = [partial(_judge, spec, each) for each in sets]
-    return measure_variant(job, variant, bound, judges, device)
+    spec: CascadeSpec
+    checked: bool = True
 
+    def variant(self, name: str, device: str) -> Variant:
+        """A way to compute it."""
+        return variants.make(name, self.spec, device)
 
-def draw_sets(how: TimingConditions, spec: CascadeSpec, device: str) -> list[dict[str, Any]]:
-    """Draw several sets of inputs, so that none is in the L2 cache when it is read next."""
-    size = spec.bytes
-    wanted = copies_needed(size, how.calls, how.l2)
-    count = max(1, min(wanted, _MOST_SETS * max(1, how.calls), _SET_BYTES // size))
-    return [draw(spec, number, device) for number in range(count)]
+    def bind(self, variant: Variant, how: TimingConditions, device: str) -> Bound:
+        """Draw several sets of inputs, so that none is in the L2 cache when it is read next."""
+        size = self.spec.bytes
+        wanted = copies_needed(size, how.calls, how.l2)
+        count = max(1, min(wanted, _MOST_SETS * max(1, how.calls), _SET_BYTES // size))
+        sets = [draw(self.spec, number, device) for number in range(count)]
+        calls = [partial(variant.call, *each.values()) for each in sets]
+        judges = [partial(_judge, self.spec, each) for each in sets]
+        return Bound(how, calls, judges if self.checked else ())
 
 
 def draw(spec: CascadeSpec, seed: int, device: str) -> dict[str, Any]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from crossfuse.bench.job import Job
+from crossfuse.bench.worker import problem_of
 from crossfuse.errors import RefusedError
 from crossfuse.files import read_text
-from crossfuse.models import spec as models
+from crossfuse.measure.job import Job
 from crossfuse.schema import read
 
 #: Calls before the one that counts; compilers and autotuners have run by then.
@@ -35,8 +34,11 @@ def compute_once(job: Job, device: str = "cuda") -> None:
 
     from crossfuse.measure.timing import flusher
 
+    problem = problem_of(job.spec, checked=False)
     with torch.no_grad():
-        call = _call(job, device)
+        one_set = replace(job.how, l2="hot")
+        variant = problem.variant(job.variant, device)
+        call = problem.bind(variant, one_set, device).calls[0]
         for _ in range(WARMUPS):
             call()
         if job.l2 == "cold":
@@ -46,24 +48,6 @@ def compute_once(job: Job, device: str = "cuda") -> None:
         call()
         torch.cuda.synchronize()
         torch.cuda.profiler.stop()
-
-
-def _call(job: Job, device: str) -> Callable[[], Any]:
-    """The computation of the job's chain, or its model, on inputs of its own."""
-    if models.names_one(job.spec):
-        from crossfuse.bench.models import way
-        from crossfuse.models.zoo import build
-
-        return way(job.variant, build(models.parse(job.spec), device))[0]
-    from crossfuse.bench.variants import make
-    from crossfuse.bench.worker import place
-    from crossfuse.workload.inputs import random_inputs
-    from crossfuse.workload.spec_text import parse
-
-    spec = parse(job.spec)
-    variant = make(job.variant, spec, device)
-    a, (weights,) = place(variant, random_inputs(spec), 1, device)
-    return lambda: variant.call(a, *weights)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from crossfuse.bench.job import Counters, Job
+from crossfuse.bench.job import Counters
 from crossfuse.bench.ncu import PERMISSION, Readings, command, find_ncu, parse
 from crossfuse.errors import RefusedError
+from crossfuse.measure.job import Job
 from crossfuse.measure.peer import execute
 
 READ, WRITE = "dram__bytes_read.sum", "dram__bytes_write.sum"

@@ -1,16 +1,12 @@
-"""Jobs of the bench and their outcomes, as plain values that travel between processes."""
+"""Variants of a workload by name, planned jobs, and rows of outcomes."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from crossfuse.measure.timing import CALLS, REPEATS, TimingConditions
+from crossfuse.measure.job import Job, Timing
 from crossfuse.planner.families.registry import FAMILIES
-from crossfuse.runtime.resources import ResourceUsage
-from crossfuse.schema import Extent, Positive
 
 OURS = "ours"
 #: Of models: our kernels, and torch eager for all else.
@@ -61,75 +57,6 @@ PROTOCOLS = {
     "graph": "replayed from a CUDA graph",
     "stream": "launched one by one, no CUDA graph: the paper's protocol",
 }
-#: ``refused`` is an answer; the last four are faults.
-STATUSES = ("ok", "refused", "wrong", "failed", "crashed", "timeout")
-
-
-@dataclass(frozen=True)
-class Job:
-    """One measurement: a workload, how it is computed, and how that is timed."""
-
-    #: Text of the workload, see `crossfuse.workload.parse`.
-    spec: str
-    #: A key of `VARIANTS`; the next two are keys of `L2` and `PROTOCOLS`.
-    variant: str
-    l2: str = "cold"
-    protocol: str = "graph"
-    #: See `crossfuse.measure.timing.TimingConditions`.
-    repeats: Extent = REPEATS
-    calls: Extent = CALLS
-
-    @property
-    def how(self) -> TimingConditions:
-        """How it is timed."""
-        return TimingConditions(self.l2, self.protocol, self.repeats, self.calls)
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Outcome of a job: its time, or why it has none."""
-
-    #: One of `STATUSES`.
-    status: str
-    #: What was run, or why there is no time.
-    message: str = ""
-    #: Median of the times of one computation; the next field is the least of them.
-    microseconds: Positive | None = None
-    minimum: Positive | None = None
-    #: Largest error of an element over what the float64 rule allows there, before and after the
-    #: measurement; at most 1. None where the rule was broken or nothing ran.
-    worst_before: float | None = None
-    worst_after: float | None = None
-    #: Sets of weights.
-    copies: int = 0
-    #: Computations between two timestamps.
-    calls: int = 0
-    #: Wall time of the whole job, filled in by whoever waited for it.
-    seconds: float = 0.0
-    #: What ptxas said of each kernel of ours.
-    resources: tuple[ResourceUsage, ...] = ()
-
-    def judged(self, job: Job, wrong: str, times: Sequence[float]) -> Timing:
-        """The outcome with its times in microseconds, unless a kernel of ours was found wrong.
-
-        `wrong` is what a check found, empty if both checks passed. A baseline that is less accurate
-        than the rule keeps its time.
-        """
-        found = replace(self, status="wrong", message=wrong) if wrong else self
-        if wrong and job.variant in OWN:
-            return found
-        return replace(found, microseconds=statistics.median(times), minimum=min(times))
-
-    @property
-    def fault(self) -> bool:
-        """Whether something broke, so that the job has neither a sound time nor a refusal."""
-        return self.status not in ("ok", "refused")
-
-    @property
-    def complaints(self) -> str:
-        """Kernels that spill registers or whose wgmma is serialised; empty where there are none."""
-        bad = (each for each in self.resources if each.complaints)
-        return "; ".join(f"{each.kernel}: {', '.join(each.complaints)}" for each in bad)
 
 
 @dataclass(frozen=True)

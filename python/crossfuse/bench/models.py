@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.bench.floor import Floor, roofs_of
@@ -15,20 +15,19 @@ from crossfuse.bench.job import (
     OURS,
     OURS_AUTOTUNE,
     OURS_EAGER,
-    Job,
     Planned,
     Row,
-    Timing,
 )
-from crossfuse.bench.problem import judged
+from crossfuse.bench.problem import Bound, Problem, judged
 from crossfuse.bench.run import in_processes
-from crossfuse.bench.variant import Variant, measure_variant, no_such
+from crossfuse.bench.variant import Variant, no_such
 from crossfuse.hardware import device
+from crossfuse.measure.job import Job
 from crossfuse.models.spec import ModelSpec, names_one, parse
 from crossfuse.models.widths import Convolutions, Widths
 
 if TYPE_CHECKING:
-    from crossfuse.measure.timing import Step
+    from crossfuse.measure.timing import TimingConditions
     from crossfuse.models.zoo import Built
     from crossfuse.workload.tolerances import Tolerance
 
@@ -225,49 +224,32 @@ def _place(spec: ModelSpec, l2: str) -> str:
     return f"{spec} ({l2})"
 
 
-# Measures one model in this process: checked against float64, timed, and checked again.
+@dataclass
+class ModelProblem(Problem):
+    """A model, which is made, and computed in float64 too, when it is measured."""
 
+    spec: ModelSpec
+    checked: bool = True
+    _limits: Tolerance | None = None
 
-def measure_model(job: Job, spec: ModelSpec, device: str = "cuda", **options: Any) -> Timing:
-    """Check, time, and check again a variant of a model; `options` are those of `way`.
+    def variant(self, name: str, device: str) -> Variant:
+        """A way to compute it; a model that no CUDA graph takes is launched without one."""
+        from crossfuse.models.zoo import build
 
-    There is one set of weights, and one call between two timestamps: weights of layers are more
-    than the L2 cache holds, and a cold cache is flushed before each call. A model that no CUDA
-    graph takes is launched without one, and the note says so. After a failed check ours has no
-    time, a baseline keeps the one it has.
-    """
-    import torch
+        built = build(self.spec, device)
+        # Before anything is compiled: the weights move.
+        self._limits = tolerance(built) if self.checked else None
+        call, note = way(name, built)
+        return Variant(call, note, streams=True)
 
-    from crossfuse.measure.timing import steps
-    from crossfuse.models.zoo import build
+    def bind(self, variant: Variant, how: TimingConditions, device: str) -> Bound:
+        """There is one set of weights, and one call between two timestamps.
 
-    reasons: list[str] = []
-
-    def arrange(job: Job, bound: Sequence[Callable[[], Any]]) -> list[Step]:
-        try:
-            return steps(job.how, bound)
-        except RuntimeError as error:
-            if job.protocol != "graph":
-                raise
-            lines = str(error).splitlines() or [type(error).__name__]
-            reasons.append(f"; no CUDA graph: {lines[0]}")
-            return steps(replace(job.how, protocol="stream"), bound)
-
-    with torch.no_grad():
-        built = build(spec, device)
-        limits = tolerance(built)
-        call, note = way(job.variant, built, **options)
-    found = measure_variant(
-        replace(job, calls=1),
-        Variant(call, note),
-        [call],
-        [lambda output: judged(limits, output, str(spec))],
-        device,
-        arrange,
-    )
-    if found.status != "ok":
-        return found
-    return replace(found, message=found.message + "".join(reasons))
+        Weights of layers are more than the L2 cache holds, and a cold cache is flushed before each.
+        """
+        limits = self._limits
+        judges = [] if limits is None else [lambda output: judged(limits, output, str(self.spec))]
+        return Bound(replace(how, calls=1), [variant.call], judges)
 
 
 def tolerance(built: Built) -> Tolerance:

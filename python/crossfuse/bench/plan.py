@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from crossfuse.bench.cascades import cascade_floor, rows_of
 from crossfuse.bench.floor import floor
-from crossfuse.bench.job import L2, PROTOCOLS, VARIANTS, Job, Planned
+from crossfuse.bench.job import L2, PROTOCOLS, VARIANTS, Planned
 from crossfuse.errors import WorkloadRefused, refuse
+from crossfuse.measure.job import Job
 from crossfuse.measure.timing import CALLS, REPEATS
 from crossfuse.models.spec import ModelSpec, names_one
 from crossfuse.workload import cascades
@@ -31,7 +32,7 @@ class Setting:
     variants: tuple[str, ...]
     l2: tuple[str, ...] = ("cold",)
     protocols: tuple[str, ...] = ("graph",)
-    #: See `crossfuse.bench.job.Job`, also for calls.
+    #: See `crossfuse.measure.job.Job`, also for calls.
     repeats: int = REPEATS
     calls: int = CALLS
 

@@ -1,28 +1,71 @@
-"""Inputs of a workload and the allowed error of its output, worked out once for all variants."""
+"""What a job computes: inputs on the device, and what results are held against."""
 
 from __future__ import annotations
 
 import hashlib
 import io
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from crossfuse.bench import variants
 from crossfuse.bench.floor import weight_bytes
+from crossfuse.bench.ours import loaded, returning
+from crossfuse.bench.variant import Variant, pack_apart
 from crossfuse.errors import CheckFailed
+from crossfuse.measure.timing import TimingConditions, copies_needed
+from crossfuse.measure.way import Given
 from crossfuse.npz import read_arrays
 from crossfuse.workload.accuracy import judge
 from crossfuse.workload.dtypes import FLOAT_TYPES
 from crossfuse.workload.inputs import random_inputs
 from crossfuse.workload.spec import WorkloadSpec
+from crossfuse.workload.spec_text import parse
 from crossfuse.workload.tolerances import Tolerance, tolerance
+
+if TYPE_CHECKING:
+    from crossfuse.runtime import LoadedKernel
+
+#: Holds an output, or a tuple of outputs, against the rule: gives the largest error over the
+#: allowed one and an empty message, or None and how the rule is broken.
+Judge = Callable[[Any], tuple[float | None, str]]
 
 
 @dataclass(frozen=True)
-class Problem:
-    """One set of random inputs, and what a result is checked against."""
+class Bound:
+    """A computation on each of several sets of inputs, see `copies_needed`."""
+
+    how: TimingConditions
+    calls: Sequence[Callable[[], Any]]
+    #: What is expected of each; sets that are equal have the same one. Empty where nothing is.
+    judges: Sequence[Judge] = ()
+
+
+class Problem(ABC):
+    """What is computed, on inputs that are drawn for it."""
+
+    @abstractmethod
+    def variant(self, name: str, device: str) -> Variant:
+        """A way to compute it by its name, see `crossfuse.bench.variants.make`."""
+
+    def library(self, kernel: LoadedKernel, device: str) -> Variant:
+        """A kernel of it that was compiled before, such as on another machine."""
+        return returning(kernel)
+
+    @abstractmethod
+    def bind(self, variant: Variant, how: TimingConditions, device: str) -> Bound:
+        """Place its inputs on the device, for one way to compute it."""
+
+
+@dataclass
+class ArrayProblem(Problem):
+    """One set of random inputs on the host, and what a result is checked against."""
 
     #: What is computed: text of a spec, or the name of a function.
     what: str
@@ -32,6 +75,9 @@ class Problem:
     limits: Tolerance
     #: Bytes that one computation reads of weights.
     weight_bytes: int
+    #: Sets on the device, and what they were made by: most variants of a workload share them.
+    _sets: list[list[Any]] = field(default_factory=list)
+    _made_by: tuple[Any, ...] = ()
 
     @property
     def output(self) -> tuple[int, ...]:
@@ -46,6 +92,96 @@ class Problem:
     def judge(self, output: Any) -> tuple[float | None, str]:
         """Hold an output against the rule, see `judged`."""
         return judged(self.limits, output, self.what)
+
+    def variant(self, name: str, device: str) -> Variant:
+        """A way to compute its spec."""
+        return variants.make(name, parse(self.what), device)
+
+    def library(self, kernel: LoadedKernel, device: str) -> Variant:
+        """A kernel of it, which writes to one output."""
+        return loaded(kernel, self.output, self.dtype, device)
+
+    def bind(self, variant: Variant, how: TimingConditions, device: str) -> Bound:
+        """Copy the inputs to the device, several sets of the weights."""
+        from crossfuse.runtime.tensors import to_torch
+
+        copies = copies_needed(self.weight_bytes, how.calls, how.l2)
+        if self._made_by != (variant.pack, copies, device):
+            self._made_by, self._sets = (), []
+            placed = {name: to_torch(each).to(device) for name, each in self.inputs.items()}
+            first = next(iter(placed))
+            self._sets = packed(variant, {0: placed.pop(first)}, placed, copies)
+            self._made_by = variant.pack, copies, device
+        calls = [partial(variant.call, *each) for each in self._sets]
+        return Bound(how, calls, [self.judge] * copies)
+
+
+@dataclass
+class DrawnProblem(Problem):
+    """Inputs that are drawn on the device, for computations that are not checked."""
+
+    #: By name.
+    given: Mapping[str, Given]
+    #: The workload, if there is a text of it.
+    spec: WorkloadSpec | None = None
+
+    @staticmethod
+    def of(spec: WorkloadSpec) -> DrawnProblem:
+        """The inputs of a workload, all cold but the first."""
+        operands = enumerate(spec.operands)
+        given = {each.name: Given(each.shape, each.dtype, cold=at > 0) for at, each in operands}
+        return DrawnProblem(given, spec)
+
+    def variant(self, name: str, device: str) -> Variant:
+        """A way to compute its spec."""
+        assert self.spec is not None
+        return variants.make(name, self.spec, device)
+
+    def bind(self, variant: Variant, how: TimingConditions, device: str) -> Bound:
+        """Draw the inputs, and copy cold ones so that they are not in the L2 cache when read."""
+        warm, cold = {}, {}
+        for at, (name, each) in enumerate(self.given.items()):
+            tensor = _draw(each, at, device, weight=at > 0)
+            if each.cold:
+                cold[name] = tensor
+            else:
+                warm[at] = tensor
+        cold |= {f"own {at}": each for at, each in enumerate(variant.weights)}
+        size = sum(each.nbytes for each in cold.values())
+        sets = packed(variant, warm, cold, copies_needed(size, how.calls, how.l2))
+        return Bound(how, [partial(variant.call, *each) for each in sets])
+
+
+def packed(
+    variant: Variant, warm: Mapping[int, Any], cold: Mapping[str, Any], copies: int
+) -> list[list[Any]]:
+    """Arguments of a variant, several sets that share warm tensors, whose places are told."""
+    # What is not brought into another form is one of its copies.
+    sets = [list(cold.values())] if variant.pack is pack_apart else []
+    sets += [list(variant.pack(cold)) for _ in range(copies - len(sets))]
+    for each in sets:
+        for at, tensor in warm.items():
+            each.insert(at, tensor)
+    return sets
+
+
+def _draw(each: Given, seed: int, device: str, *, weight: bool) -> Any:
+    """A tensor of normal numbers; those of a weight are so small that sums are of order one."""
+    import torch
+
+    dtype = getattr(torch, each.dtype)
+    generator = torch.Generator(device).manual_seed(seed)
+    if not dtype.is_floating_point:
+        # Wider integers may be places in a tensor.
+        values = torch.randint(0, 2, each.shape, device=device, generator=generator)
+    else:
+        scale = 1 / max(1, prod(each.shape[-1:])) ** 0.5 if weight else 1.0
+        values = torch.randn(each.shape, device=device, generator=generator) * scale
+    values = values.to(dtype)
+    if not each.stride:
+        return values
+    strided = torch.empty_strided(each.shape, each.stride, dtype=dtype, device=device)
+    return strided.copy_(values)
 
 
 def judged(limits: Tolerance, output: Any, what: str) -> tuple[float | None, str]:
@@ -64,7 +200,7 @@ def judged(limits: Tolerance, output: Any, what: str) -> tuple[float | None, str
         return None, str(error)
 
 
-def make_problem(spec: WorkloadSpec, folder: Path | None = None) -> Problem:
+def make_problem(spec: WorkloadSpec, folder: Path | None = None) -> ArrayProblem:
     """Draw the inputs and find or compute the limits; equal for equal specs.
 
     The float64 reference is slow, so that it is stored in `folder`, if there is one, for the next
@@ -72,11 +208,11 @@ def make_problem(spec: WorkloadSpec, folder: Path | None = None) -> Problem:
     """
     inputs, size = random_inputs(spec), weight_bytes(spec)
     if folder is None:
-        return Problem(str(spec), inputs, tolerance(spec, inputs), size)
+        return ArrayProblem(str(spec), inputs, tolerance(spec, inputs), size)
     path = folder / f"{hashlib.sha256(str(spec).encode()).hexdigest()}.npz"
     if not path.is_file():
         keep_limits(tolerance(spec, inputs), path)
-    return Problem(str(spec), inputs, kept_limits(path, spec.out), size)
+    return ArrayProblem(str(spec), inputs, kept_limits(path, spec.out), size)
 
 
 def keep_limits(limits: Tolerance, path: Path) -> None:

@@ -2,76 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
-from dataclasses import asdict, replace
+from dataclasses import replace
 from multiprocessing import get_context
 from typing import Any
 
-from crossfuse.bench.job import Counters, Job, Planned, Row, Timing
+from crossfuse.bench.job import Counters, Planned, Row
 from crossfuse.bench.ours import compile_kernel, kernels
-from crossfuse.measure.peer import NoAnswer, Peer
+from crossfuse.measure.job import Job, Request, Timing
+from crossfuse.measure.measurer import WORKER, Measurer
 from crossfuse.models.spec import names_one
-from crossfuse.schema import Damaged, typed
 from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.cascades import resolve_any
 from crossfuse.workload.spec import WorkloadSpec
 
-#: Prepares and measures jobs.
-WORKER = (sys.executable, "-m", "crossfuse.bench.worker")
 #: Workers that import, compile and work out references while another one measures.
 _PREPARING = 2
-
-
-class Worker:
-    """A process that prepares its job at once, and measures it when the GPU is free.
-
-    `command` starts it, see `crossfuse.bench.worker`.
-    """
-
-    def __init__(self, command: Sequence[str], job: Job) -> None:
-        self._peer = Peer(command)
-        self._request = {"job": asdict(job), "measure": False}
-        self._failure: NoAnswer | None = None
-        try:
-            self._peer.send(self._request)
-        except NoAnswer as failure:
-            self._failure = failure
-
-    def measure(self, timeout: float) -> Timing:
-        """Let it measure, and wait for the answer.
-
-        `timeout` is in seconds: from here for the rest of the preparation, and as many for the
-        measurement, until the process and its children are killed. Where there is no answer the
-        timing says ``timeout`` or ``crashed``. Its seconds are those from here.
-        """
-        start = time.perf_counter()
-        try:
-            timing = self._measured(timeout)
-        finally:
-            # Also on an interrupt, which does not reach the other session.
-            self.stop()
-        return replace(timing, seconds=round(time.perf_counter() - start, 2))
-
-    def stop(self) -> None:
-        """Kill it, and its children."""
-        self._peer.retire()
-
-    def _measured(self, timeout: float) -> Timing:
-        try:
-            if self._failure is not None:
-                raise self._failure
-            self._peer.receive(timeout)
-            answer = self._peer.ask(self._request | {"measure": True}, timeout)
-            return typed(Timing, answer)
-        except NoAnswer as error:
-            return Timing(error.status, error.message)
-        except Damaged as error:
-            return Timing("crashed", f"no timing in its answer: {error}")
 
 
 def run(
@@ -79,7 +28,7 @@ def run(
     timeout: float,
     *,
     report: Callable[[Row], None] = lambda row: None,
-    command: Sequence[str] | None = None,
+    command: Sequence[str] = WORKER,
     count: Callable[[Job, float], Counters] | None = None,
 ) -> tuple[Row, ...]:
     """Measure everything, in order; a job that breaks becomes a row that says so.
@@ -92,9 +41,8 @@ def run(
     counted: dict[Job, Counters] = {}
     with tempfile.TemporaryDirectory(prefix="crossfuse-bench-") as folder:
         # The folder keeps float64 references between the variants of a workload.
-        worker = (*WORKER, folder) if command is None else command
         jobs = [each.job for each in planned]
-        for each, timing in zip(planned, measured(jobs, timeout, worker), strict=True):
+        for each, timing in zip(planned, measured(jobs, timeout, command, folder), strict=True):
             row = Row(each, timing)
             if count is not None and row.timing.microseconds is not None:
                 # The protocol changes how kernels are launched, and not what they read.
@@ -107,26 +55,31 @@ def run(
 
 
 def measured(
-    jobs: Sequence[Job], timeout: float, command: Sequence[str] = WORKER
+    jobs: Sequence[Job], timeout: float, command: Sequence[str] = WORKER, folder: str = ""
 ) -> Iterator[Timing]:
-    """Yield the timings of jobs, one after another.
+    """Yield the timings of jobs, one after another, each measured in a process of its own.
 
     The next ones prepare in the meantime, without the GPU. With protocols that time launches none
     does: it would compete for the CPU cores. `timeout` is in seconds for each job, from when it may
-    measure.
+    measure: for the rest of the preparation, and as many for the measurement.
     """
     quiet = any(each.protocol == "stream" for each in jobs)
-    workers: deque[Worker] = deque()
+    measurers: deque[tuple[Measurer, Request]] = deque()
     waiting = iter(jobs)
     try:
         for _ in jobs:
             wanted = 1 if quiet else 1 + _PREPARING
-            while len(workers) < wanted and (job := next(waiting, None)) is not None:
-                workers.append(Worker(command, job))
-            yield workers.popleft().measure(timeout)
+            while len(measurers) < wanted and (job := next(waiting, None)) is not None:
+                measurers.append((Measurer(command, timeout), Request(job, folder=folder)))
+                measurers[-1][0].prepare(measurers[-1][1])
+            measurer, request = measurers[0]
+            timing, _attempts = measurer.measure(request, timeout)
+            measurer.close()
+            measurers.popleft()
+            yield timing
     finally:
-        for worker in workers:
-            worker.stop()
+        for measurer, _request in measurers:
+            measurer.close()
 
 
 _Kernel = tuple[WorkloadSpec | CascadeSpec, str | None]

@@ -23,7 +23,7 @@ LAUNCHES = 8
 class Event:
     """When CTAs reached an event, in microseconds since the first one of them began."""
 
-    #: See `crossfuse.lower.hopper.timeline.events`.
+    #: See `crossfuse.lower.hopper.features.feature.events`.
     name: str
     #: Over the CTAs that reached it, as are the next two.
     first: float

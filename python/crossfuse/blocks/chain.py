@@ -10,6 +10,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.blocks.scheduled import bindings, combiner, function, is_reduction, name_of, reduces
 from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.workload.expression import CYCLES
 
 # How operands of a product lie in memory, and which are views of an input.
 
@@ -50,6 +51,8 @@ class Layer:
     #: Columns of each product, and the extent that it sums over.
     columns: int
     depth: int
+    #: Cycles of the epilogue's functions, see `function_cycles`.
+    functions: int = 0
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,27 @@ def read_layers(sch: Any) -> Chain:
 
 def _layer(sch: Any, products: list[Any], epilogue: Any) -> Layer:
     _, columns, depth = _extents(sch, products[0])
-    return Layer(tuple(products), epilogue, columns, depth)
+    functions = function_cycles(sch.get(epilogue).body)
+    return Layer(tuple(products), epilogue, columns, depth, functions)
+
+
+def function_cycles(value: Any) -> int:
+    """Cycles of a scheduler for the functions of a warp's elements.
+
+    As `crossfuse.workload.expression.function_cycles` counts them in text.
+    """
+    found: dict[str, int] = {}
+
+    def call(node: Any) -> None:
+        name = str(getattr(node.op, "name", "")).removeprefix("tirx.")
+        found[str(node)] = CYCLES.get(name, 0)
+
+    def divide(node: Any) -> None:
+        varies = not isinstance(node.b, ir.tirx.FloatImm)
+        found[str(node)] = CYCLES["divide"] if varies else 0
+
+    ir.walk(value, (ir.Call, call), (ir.tirx.Div, divide))
+    return sum(found.values())
 
 
 def _names(sch: Any, product: Any) -> set[str]:

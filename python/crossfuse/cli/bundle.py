@@ -58,8 +58,9 @@ def make(
     as_json: JsonFlag = False,
 ) -> None:
     """Write a bundle, with its candidates compiled unless that is to be done there."""
-    from crossfuse.bench.job import OURS, Job
+    from crossfuse.bench.job import OURS
     from crossfuse.hardware import device
+    from crossfuse.measure.job import Job
     from crossfuse.meta_schedule.build import Conditions, cores
     from crossfuse.meta_schedule.bundle import make_bundle
 

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from crossfuse.cli.kernel import Target, Workload
 from crossfuse.cli.output import MOST, JsonFlag, print_json, print_rich
 
-if TYPE_CHECKING:
-    from crossfuse.hardware import Device
-    from crossfuse.planner.cost.rates import Rates
-
-#: A picture, a value for JSON, and tables.
-_Told = tuple[str, dict[str, Any], list[Any]]
 _Only = Annotated[
     str,
     typer.Option(
@@ -62,43 +55,32 @@ def explain(
     and why that gives what its definition gives.
     """
     from crossfuse.planner.cost.rates import rates_of_file
-    from crossfuse.planner.explain.best import limited
-    from crossfuse.planner.plan import is_cascade
+    from crossfuse.planner.explain.best import explain_best, limited
 
     spec = limited(target, max_cluster=max_cluster, shared_bytes=shared_bytes)
     families = [each.strip() for each in only.split(",") if each.strip()]
     known = rates_of_file(rates, spec) if rates else None
-    explained = _cascade if is_cascade(workload) else _chain
-    picture, value, parts = explained(workload, spec, families, known, top)
+    value, parts = _derived(workload)
+    found = explain_best(workload, spec, only=families, rates=known, top=top)
     if svg is not None:
         from crossfuse.files import write_atomically
 
-        write_atomically(svg, picture.encode())
+        write_atomically(svg, found.svg().encode())
     if as_json:
-        print_json(value)
+        print_json({**value, **found.to_json()})
     else:
-        print_rich(workload, *parts)
+        print_rich(workload, *parts, *found.render())
 
 
-def _chain(
-    workload: str, spec: Device, families: Sequence[str], rates: Rates | None, top: int
-) -> _Told:
-    from crossfuse.planner.explain.best import explain_best
-    from crossfuse.planner.explain.tables import render
+def _derived(workload: str) -> tuple[dict[str, Any], list[Any]]:
+    """How a cascade becomes one stream, as a value for JSON and as text; nothing of a chain."""
+    from crossfuse.planner.plan import is_cascade
 
-    found = explain_best(workload, spec, only=families, rates=rates, top=top)
-    return found.svg(), found.to_json(), render(found)
-
-
-def _cascade(
-    workload: str, spec: Device, families: Sequence[str], rates: Rates | None, top: int
-) -> _Told:
+    if not is_cascade(workload):
+        return {}, []
     from rich.text import Text
 
     from crossfuse.cascade.algebra.explain import explain_cascade
-    from crossfuse.planner.explain.best import explain_best_cascade
 
     derived = explain_cascade(workload)
-    found = explain_best_cascade(workload, spec, only=families, rates=rates, top=top)
-    value = {**derived.to_json(), **found.to_json()}
-    return found.svg(), value, [Text(derived.text() + "\n"), *found.render()]
+    return derived.to_json(), [Text(derived.text() + "\n")]

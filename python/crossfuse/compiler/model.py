@@ -199,7 +199,7 @@ def compile_model(
         program of torch, an ONNX model or its path, or a Relax module. Exported programs and Relax
         modules may have symbolic extents, such as batch and sequence.
     example_inputs : Sequence[tensor] | None
-        Inputs whose shapes and types are compiled for.
+        Inputs of a module, whose shapes and types are compiled for.
     target : str | Device | None
         What to compile for.
     always : bool

@@ -34,20 +34,21 @@ def read_model(
     (positional, for their shapes and types), a ``torch.export.ExportedProgram``, an
     ``onnx.ModelProto`` or the path of an ``.onnx`` file (`shapes` and `opset` are for these alone),
     or a Relax module with a function ``main`` whose parameters are all inputs. Anything else is a
-    `WorkloadRefused`; a missing package is an `EnvironmentRefused`.
+    `WorkloadRefused`, and so are `example_inputs` beside it; a missing package is an
+    `EnvironmentRefused`.
     """
     if _is_relay(model):
         why, _, instead = GONE.partition(". ")
         advice = instead[0].lower() + instead[1:]
         raise refused(_RULE, type(model).__name__, "a module of Relay", f"Relax; {why}", advice)
     if is_onnx(model):
-        return import_onnx(model, shapes, opset)
+        return _alone(import_onnx(model, shapes, opset), model, example_inputs)
     if shapes is not None or opset is not None:
         name = "shapes" if shapes is not None else "opset"
         found = f"it for a {type(model).__name__}"
         raise refused(_RULE, name, found, "ONNX models", "leave it out")
     if _is(model, "torch.export.exported_program", "ExportedProgram"):
-        return import_exported(model)
+        return _alone(import_exported(model), model, example_inputs)
     torch_module = _is(model, "torch.nn.modules.module", "Module")
     if torch_module or _is_nn(model):
         if not example_inputs:
@@ -57,7 +58,16 @@ def read_model(
         if not torch_module:
             return import_nn(model, example_inputs)
         return import_torch(model, example_inputs)
-    return _relax(model)
+    return _alone(_relax(model), model, example_inputs)
+
+
+def _alone(imported: Imported, model: Any, example_inputs: Sequence[Any] | None) -> Imported:
+    """What was imported; refuses example inputs, which would be ignored."""
+    if not example_inputs:
+        return imported
+    found = f"{len(example_inputs)} of them for a {type(model).__name__}"
+    limit = "those of a module of torch or of tvm.relax.frontend.nn: all else has shapes and types "
+    raise refused(_RULE, "example_inputs", found, f"{limit}of its own", "leave them out")
 
 
 def _relax(model: Any) -> Imported:

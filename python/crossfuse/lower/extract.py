@@ -9,22 +9,26 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse._autoload import register
 from crossfuse.hardware import Device, device, tvm_target
-from crossfuse.lower.hopper import generate, is_tile_program, row_tensors, takes_fewer_rows
-from crossfuse.lower.image import BufferSpec, Dim3, KernelImage, Launch
-from crossfuse.lower.keep_nans import keep_nans
-from crossfuse.lower.padded_rows import with_padding
-from crossfuse.lower.pipeline import cluster_passes, host_passes
-from crossfuse.lower.place_shared_memory import (
-    SHARED_MEMORY,
+from crossfuse.lower.early import start_early
+from crossfuse.lower.hopper.generate import generate
+from crossfuse.lower.hopper.recover.function import row_tensors, takes_fewer_rows
+from crossfuse.lower.image import (
+    BufferSpec,
+    Dim3,
+    KernelImage,
+    Launch,
     Placement,
     SharedMemoryPlan,
     check_budget,
-    size_in_bytes,
 )
+from crossfuse.lower.keep_nans import keep_nans
+from crossfuse.lower.padded_rows import with_padding
+from crossfuse.lower.pipeline import cluster_passes, host_passes
+from crossfuse.lower.place_shared_memory import SHARED_MEMORY, size_in_bytes
 from crossfuse.lower.refusal import refusals, refuse
 from crossfuse.lower.tree import accesses, coordinate, is_call, sites
 from crossfuse.lower.verify.structure import check_grid_stage, check_structure
-from crossfuse.markers import ROWS, unpadded_shapes
+from crossfuse.markers import ROWS, is_tile_program, unpadded_shapes
 
 # Checks of the image: kernels use its own buffers only, and stay within the limits of the device.
 
@@ -175,20 +179,23 @@ def lower(
     *,
     name: str = ENTRY,
     timeline: bool = False,
+    early: bool = False,
 ) -> Lowered:
     """Lower a scheduled function to CUDA for clusters.
 
     `func` is a PrimFunc of constant shapes, or a schedule or module that holds just one; `target`
     is anything that `crossfuse.hardware.device` takes. `timeline` has kernels of the Hopper
-    pipeline record when they did what, in one more output each. Refused if the function has no
-    correct cluster kernel, or none that fits the device.
+    pipeline record when they did what, in one more output each. `early` has each kernel start
+    before the one before it is over, in this function or another: for functions that are called one
+    behind the other. Refused if the function has no correct cluster kernel, or none that fits the
+    device.
     """
     register()
     function = keep_nans(only_function(func))
     lowered = _lowered(function, device(target), name, timeline)
     if shapes := unpadded_shapes(function):
-        return replace(lowered, image=with_padding(lowered.image, shapes))
-    return lowered
+        lowered = replace(lowered, image=with_padding(lowered.image, shapes))
+    return replace(lowered, image=start_early(lowered.image)) if early else lowered
 
 
 def _lowered(function: Any, spec: Device, name: str, timeline: bool) -> Lowered:

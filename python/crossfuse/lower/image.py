@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from crossfuse.hardware import MAX_SHARED_BYTES
+from crossfuse.lower.refusal import refuse
 from crossfuse.schema import Count, Extent
 
 Dim3 = tuple[Extent, Extent, Extent]
@@ -154,3 +156,41 @@ class KernelImage:
         )
         buffers = tuple(each.with_rows(count) for each in self.buffers)
         return replace(self, buffers=buffers, launches=launches)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where one buffer lies, and when it is in use."""
+
+    name: str
+    #: Bytes from the start of dynamic shared memory.
+    offset: int
+    #: Bytes.
+    size: int
+    #: First and last barrier interval in which it is used.
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class SharedMemoryPlan:
+    """Placements of all shared buffers of a kernel, by descending size."""
+
+    placements: tuple[Placement, ...]
+    #: Bytes of dynamic shared memory that the kernel needs.
+    total: int
+
+
+def check_budget(plan: SharedMemoryPlan, limit: int = MAX_SHARED_BYTES) -> None:
+    """Refuse a plan of more than `limit` bytes, naming every buffer and its bytes."""
+    if plan.total <= limit:
+        return
+    sizes = ", ".join(f"'{each.name}' {each.size}" for each in plan.placements)
+    raise refuse(
+        "shared-memory",
+        "kernel",
+        found=f"{plan.total} bytes ({sizes})",
+        limit=f"{limit} bytes of shared memory in a CTA",
+        instead="use smaller tiles, a larger cluster, or stage parts of a slice (a dsm_shuffle "
+        "loop inside the slice loop)",
+    )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.hardware import MAX_SHARED_BYTES
-from crossfuse.lower.intrinsics import is_barrier, is_sync
+from crossfuse.lower.image import Placement, SharedMemoryPlan, check_budget
 from crossfuse.lower.passes import prim_func_pass, unused, was_lowered
 from crossfuse.lower.refusal import refuse
+from crossfuse.lower.slabs import is_barrier, is_sync
 from crossfuse.lower.tree import buffer_behind, children, evaluated, is_call, is_executed, text_of
 from crossfuse.markers import SHARED_SCOPES
 
@@ -22,29 +21,6 @@ from crossfuse.markers import SHARED_SCOPES
 
 #: Bytes; a bulk access wants 128, and buffers that want more say so.
 ALIGNMENT = 128
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where one buffer lies, and when it is in use."""
-
-    name: str
-    #: Bytes from the start of dynamic shared memory.
-    offset: int
-    #: Bytes.
-    size: int
-    #: First and last barrier interval in which it is used.
-    first: int
-    last: int
-
-
-@dataclass(frozen=True)
-class SharedMemoryPlan:
-    """Placements of all shared buffers of a kernel, by descending size."""
-
-    placements: tuple[Placement, ...]
-    #: Bytes of dynamic shared memory that the kernel needs.
-    total: int
 
 
 def plan_shared_memory(body: Any) -> tuple[SharedMemoryPlan, dict[Any, int]]:
@@ -340,19 +316,4 @@ def _unmoved(body: Any, buffer: Any) -> Exception:
         found=f"a use that cannot be moved: {buffer.name if use is None else text_of(use)}",
         limit="loads, stores, views and pointers of elements",
         instead="pass the buffer to calls as access_ptr or address_of",
-    )
-
-
-def check_budget(plan: SharedMemoryPlan, limit: int = MAX_SHARED_BYTES) -> None:
-    """Refuse a plan of more than `limit` bytes, naming every buffer and its bytes."""
-    if plan.total <= limit:
-        return
-    sizes = ", ".join(f"'{each.name}' {each.size}" for each in plan.placements)
-    raise refuse(
-        "shared-memory",
-        "kernel",
-        found=f"{plan.total} bytes ({sizes})",
-        limit=f"{limit} bytes of shared memory in a CTA",
-        instead="use smaller tiles, a larger cluster, or stage parts of a slice (a dsm_shuffle "
-        "loop inside the slice loop)",
     )

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from importlib.util import find_spec
 
 from crossfuse.driver import find_gpus
 from crossfuse.errors import EnvironmentRefused, refuse
 from crossfuse.hardware import Device, device_of
-from crossfuse.measure.peer import NoAnswer, Peer
+from crossfuse.measure.job import Request
+from crossfuse.measure.measurer import WORKER, Measurer
 from crossfuse.measure.way import Taken, Way
 
-#: The program that holds the GPU. It is run and not imported: it knows the library ways to compute
-#: a workload, which the benchmarks have.
-PROGRAM = (sys.executable, "-m", "crossfuse.bench.ways")
 #: Seconds for one kernel; and for what torch compiles first, which may try many kernels of its own.
 SECONDS, COMPILING = 60.0, 900.0
 
 
 class Timer:
-    """A process that times ways one after another, replaced whenever one may have harmed it.
+    """Times ways one after another on a GPU, see `crossfuse.measure.measurer.Measurer`.
 
     `index` is that of the GPU in CUDA, `gpu` its name as the driver has it, and `target` its name
     as a target. Limits of one answer are in seconds, see `SECONDS`.
@@ -33,44 +29,26 @@ class Timer:
         index: int,
         gpu: str,
         target: str,
-        program: tuple[str, ...] = PROGRAM,
+        program: tuple[str, ...] = WORKER,
         seconds: float = SECONDS,
         compiling: float = COMPILING,
     ) -> None:
         self.gpu, self.target = gpu, target
-        self._peer = Peer((*program, str(index)))
+        self._measurer = Measurer((*program, str(index)))
         self._limits = seconds, compiling
-        self._used = False
 
     def time(self, way: Way) -> Taken:
-        """Time a way; whatever goes wrong is an answer without a time.
-
-        After one that failed beside others it is tried once more by itself.
-        """
-        used = self._used
-        found, again = self._attempt(way)
-        return self._attempt(way)[0] if used and again else found
+        """Time a way; whatever goes wrong is an answer without a time."""
+        limit = self._limits[0] if way.mode is None else self._limits[1]
+        found, _ = self._measurer.measure(Request(way=way), limit)
+        if found.microseconds is not None:
+            return Taken(found.microseconds, found.minimum)
+        killed = found.status in ("crashed", "timeout")
+        return Taken(message=f"{found.status}: {found.message}" if killed else found.message)
 
     def close(self) -> None:
         """Release the GPU and the process."""
-        self._peer.close()
-
-    def _attempt(self, way: Way) -> tuple[Taken, bool]:
-        """Outcome of a way, and whether a way that was timed before may be to blame for it."""
-        self._used = True
-        try:
-            limit = self._limits[0] if way.mode is None else self._limits[1]
-            found = Taken(**self._peer.ask(asdict(way), limit))
-        except NoAnswer as error:
-            self._used = False
-            return Taken(message=f"{error.status}: {error}"), error.status != "timeout"
-        except TypeError as error:
-            found = Taken(message=f"an answer that is none: {error}")
-        if found.microseconds is None:
-            # A kernel that faults leaves CUDA unusable in its process.
-            self._peer.close()
-            self._used = False
-        return found, found.microseconds is None
+        self._measurer.close()
 
 
 def find_timer(index: int = 0) -> Timer:

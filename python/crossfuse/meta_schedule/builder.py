@@ -19,11 +19,11 @@ import tvm
 from tvm.ir.utils import derived_object
 from tvm.s_tir.meta_schedule.builder import BuilderInput, BuilderResult, PyBuilder
 
+from crossfuse.bench.functions import keep, name_of, tag_of
 from crossfuse.calls import checked
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device, device
 from crossfuse.meta_schedule.build import LONGEST, cores
-from crossfuse.meta_schedule.functions import keep, name_of, tag_of
 from crossfuse.meta_schedule.task import Tasks
 from crossfuse.workload.spec import WorkloadSpec
 

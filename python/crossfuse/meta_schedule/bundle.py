@@ -16,17 +16,18 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from crossfuse.bench.job import Job
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
 from crossfuse.files import make_folder, read_text, write_atomically, write_json
 from crossfuse.hardware import device
-from crossfuse.meta_schedule.build import Build, Conditions, shared_object
+from crossfuse.measure.job import Job
+from crossfuse.measure.measurer import Measurer
+from crossfuse.meta_schedule.build import Build, Conditions, Group, grouped, preparing
 from crossfuse.meta_schedule.candidate import Candidate
-from crossfuse.meta_schedule.measurer import Group, Measurer, grouped, preparing, references
 from crossfuse.meta_schedule.records import Record, append, read_records
 from crossfuse.schema import Damaged, read
 
@@ -57,69 +58,45 @@ def measure_all(
     references.
     """
     groups = grouped(candidates)
-    turns = _Turns(folder, how, report, stop)
-    with preparing(groups, folder, how) as ready:
-        try:
-            turns.run(ready, len(groups))
-        finally:
-            turns.close()
-
-
-class _Turns:
-    """Two processes in alternation: one measures a workload, the other prepares the next."""
-
-    def __init__(
-        self,
-        folder: Path,
-        how: Conditions,
-        report: Callable[[Record], None],
-        stop: Callable[[], bool],
-    ) -> None:
-        self._folder, self._how, self._report, self._stop = folder, how, report, stop
-        self._all = [Measurer(references(folder), how) for _ in range(2)]
-
-    def run(self, ready: queue.SimpleQueue[Group], count: int) -> None:
-        """Measure `count` workloads as they become ready."""
-        idle = deque(self._all)
+    idle = deque(Measurer(how.measurer) for _ in range(2))
+    pending: deque[tuple[Group, Measurer]] = deque()
+    with ExitStack() as closing, preparing(groups, folder, how) as ready:
         for each in idle:
+            closing.callback(each.close)
             each.start()
-        pending: deque[tuple[Group, Measurer]] = deque()
-        for _ in range(count):
-            while idle and (group := self._next(ready, wait=not pending)):
+        for _ in groups:
+            while idle and (group := _next(ready, stop, wait=not pending)):
                 measurer = idle.popleft()
-                measurer.prepare(group.spec)
+                measurer.prepare(how.request(group.candidates[0], folder))
                 pending.append((group, measurer))
             if not pending:
                 return
             group, measurer = pending.popleft()
             for candidate in group.candidates:
-                if self._stop():
+                if stop():
                     return
-                self._report(self._record(candidate, group, measurer))
+                report(record(candidate, group.builds[candidate.id], folder, how, measurer))
             idle.append(measurer)
 
-    def close(self) -> None:
-        """Kill both processes."""
-        for each in self._all:
-            each.close()
 
-    def _next(self, ready: queue.SimpleQueue[Group], *, wait: bool) -> Group | None:
-        """The next workload; None when stopped, or, without `wait`, where there is none yet."""
-        while True:
-            try:
-                return ready.get(timeout=_LOOK if wait else 0.0)
-            except queue.Empty:
-                if not wait or self._stop():
-                    return None
+def _next(ready: queue.SimpleQueue[Group], stop: Callable[[], bool], *, wait: bool) -> Group | None:
+    """The next workload; None when stopped, or, without `wait`, where there is none yet."""
+    while True:
+        try:
+            return ready.get(timeout=_LOOK if wait else 0.0)
+        except queue.Empty:
+            if not wait or stop():
+                return None
 
-    def _record(self, candidate: Candidate, group: Group, measurer: Measurer) -> Record:
-        build = group.builds[candidate.id]
-        job, gpu = self._how.job_of(candidate), self._how.gpu
-        if build.status != "ok":
-            return Record(candidate, build, job, None, 0, gpu)
-        path = shared_object(self._folder, candidate)
-        timing, attempts = measurer.measure(job, path, candidate.family)
-        return Record(candidate, build, job, timing, attempts, gpu)
+
+def record(
+    candidate: Candidate, build: Build, folder: Path, how: Conditions, measurer: Measurer
+) -> Record:
+    """Measure a candidate if it was built, and tell what came of it."""
+    timing, attempts = None, 0
+    if build.status == "ok":
+        timing, attempts = measurer.measure(how.request(candidate, folder), how.timeout)
+    return Record(candidate, build, how.job_of(candidate), timing, attempts, how.gpu)
 
 
 FORMAT_VERSION = 1

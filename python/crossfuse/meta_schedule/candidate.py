@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from crossfuse.bench.functions import is_function
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
 from crossfuse.files import read_text, sha256
-from crossfuse.meta_schedule.functions import is_function
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.registry import CASCADE_FAMILIES
 from crossfuse.planner.families.registry import FAMILIES as CHAINS
@@ -40,7 +40,7 @@ class Candidate:
     ----------
     spec : str
         Text of the workload, see `crossfuse.workload.parse`; of family ``trace`` also the name of a
-        function without a spec, see `crossfuse.meta_schedule.functions`.
+        function without a spec, see `crossfuse.bench.functions`.
     family : str
         A key of `FAMILIES`.
     tiles : Mapping[str, Any]
@@ -119,10 +119,9 @@ class Candidate:
         if found.family not in FAMILIES:
             limit = ", ".join(FAMILIES)
             raise _refused(where, f"family {found.family!r}", limit, "choose one of these")
-        fields = {key: getattr(found, key) for key in _KEYS}
         notes = {key: value[key] for key in NOTES if key in value}
         spec = found.spec if is_function(found.spec) else str(resolve_any(found.spec))
-        made = Candidate(**fields | {"spec": spec, "notes": notes})
+        made = Candidate(spec, found.family, found.tiles, found.options, found.trace, notes)
         _check(made, where)
         return made
 

@@ -13,10 +13,11 @@ from tvm.s_tir.meta_schedule.builder import BuilderResult
 from tvm.s_tir.meta_schedule.measure_callback import PyMeasureCallback
 from tvm.s_tir.meta_schedule.runner import RunnerResult
 
-from crossfuse.bench.job import OURS, STATUSES, Job, Timing
+from crossfuse.bench.functions import name_of
+from crossfuse.bench.job import OURS
+from crossfuse.measure.job import STATUSES, Job, Timing
 from crossfuse.meta_schedule.build import Build
 from crossfuse.meta_schedule.candidate import Candidate
-from crossfuse.meta_schedule.functions import name_of
 from crossfuse.meta_schedule.records import Record, append
 from crossfuse.meta_schedule.scheduled import candidate_of
 from crossfuse.workload.spec import WorkloadSpec
@@ -28,7 +29,7 @@ class KeepRecords(PyMeasureCallback):
 
     The database of MetaSchedule stores all that fails with the same time; here hangs, crashes,
     wrong results and errors of the compiler are told apart. Without a workload, functions are named
-    by what they compute, see `crossfuse.meta_schedule.functions`. `report` gets each record, such
+    by what they compute, see `crossfuse.bench.functions`. `report` gets each record, such
     as `crossfuse.meta_schedule.records.Progress.add`.
     """
 

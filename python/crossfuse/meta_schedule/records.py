@@ -10,10 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from crossfuse.bench.job import Job, Timing
 from crossfuse.calls import checked
 from crossfuse.errors import RefusedError
 from crossfuse.files import on_disk, read_bytes
+from crossfuse.measure.job import Job, Timing
 from crossfuse.meta_schedule.build import Build
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.schema import Count, Damaged, parse, shown, typed
@@ -57,7 +57,7 @@ class Record:
 
     @property
     def status(self) -> str:
-        """One of `crossfuse.bench.job.STATUSES`, after ``build-`` where nothing was built."""
+        """One of `crossfuse.measure.job.STATUSES`, after ``build-`` where nothing was built."""
         return f"build-{self.build.status}" if self.timing is None else self.timing.status
 
     @property

@@ -2,7 +2,8 @@
 
 The server needs TVM with its CUDA runtime; libraries are uploaded. Every computation is launched on
 its own, with the L2 cache flushed before it, so that times are longer than those of CUDA graphs and
-comparable with each other.
+comparable with each other. ``python -m crossfuse.meta_schedule.rpc HOST:PORT:KEY SECONDS`` is the
+program of the process that measures there; the server ends a session after these seconds.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crossfuse.bench.job import Job, Timing
-from crossfuse.bench.problem import Problem
+from crossfuse.bench.problem import ArrayProblem, Problem
+from crossfuse.bench.worker import Session
 from crossfuse.errors import EnvironmentRefused, WorkloadRefused, refuse
+from crossfuse.measure.job import Job, Request, Timing
+from crossfuse.measure.peer import Serve, serve_lines
 from crossfuse.measure.timing import COLD_BYTES
-from crossfuse.meta_schedule.session import Session
 from crossfuse.planner.families import EAGER
 
 #: How it is measured there, see `crossfuse.bench.job.PROTOCOLS`.
@@ -41,8 +43,8 @@ class Tracker:
 
         The server ends a session after `timeout` seconds.
         """
-        serve = ("-m", "crossfuse.meta_schedule.serve", "rpc")
-        return (sys.executable, *serve, str(self), str(max(1, round(timeout))))
+        program = (sys.executable, "-m", "crossfuse.meta_schedule.rpc")
+        return (*program, str(self), str(max(1, round(timeout))))
 
 
 def read_tracker(text: str) -> Tracker:
@@ -70,34 +72,35 @@ class RpcSession(Session):
     """
 
     def __init__(self, tracker: Tracker, timeout: int, device: str = "cuda") -> None:
-        super().__init__(device)
-        self._tracker, self._timeout = tracker, timeout
+        super().__init__("cpu")
+        self._tracker, self._timeout, self._there = tracker, timeout, device
 
-    def load(self) -> None:
+    def load(self) -> Serve:
         """Nothing to load: torch is not needed here."""
-        import crossfuse.bench.problem  # noqa: F401
+        return self.serve
 
-    def measure(self, job: Job, family: str, library: Path) -> Timing:
+    def measure(self, request: Request, problem: Problem) -> Timing:
         """Check a candidate against float64, time it, and check it again on a server.
 
         Where a check failed it is ``wrong``, without a time. The family ``eager``, which has no
         library that a server could load, is refused.
         """
-        if family == EAGER:
+        job, way = request.job, request.way
+        if way is None:
             raise refuse(
                 WorkloadRefused,
                 "rpc",
-                "family eager",
+                f"family {EAGER}",
                 found="a candidate without a library",
                 limit="kernels of ours, which a server loads",
                 instead="measure PyTorch where it is installed, with --runner local",
             )
-        problem = self._problem
-        assert problem is not None
-        assert isinstance(problem, Problem), f"{problem} is no chain; `crossfuse tune` says so"
+        assert job is not None
+        assert isinstance(problem, ArrayProblem), f"{problem} is no chain; `crossfuse tune` says so"
+        library = Path(way.source)
         remote = self._connect()
         remote.upload(str(library), library.name)
-        module, device = remote.load_module(library.name), remote.device(self._device, 0)
+        module, device = remote.load_module(library.name), remote.device(self._there, 0)
         arguments = _place(problem, device)
         module["main"](*arguments)
         worst, message = problem.judge(arguments[-1].numpy())
@@ -128,7 +131,7 @@ class RpcSession(Session):
 
     def _times(self, job: Job, module: Any, device: Any, arguments: list[Any]) -> list[float]:
         """Microseconds of computations that are launched one by one."""
-        flush = COLD_BYTES if job.l2 == "cold" and self._device == "cuda" else 0
+        flush = COLD_BYTES if job.l2 == "cold" and self._there == "cuda" else 0
         timer = module.time_evaluator(
             "main", device, number=1, repeat=job.repeats, cache_flush_bytes=flush
         )
@@ -151,3 +154,12 @@ def _nothing(problem: Any) -> Any:
     if like.dtype.kind in "iu":
         return np.full(like.shape, np.iinfo(like.dtype).max, like.dtype)
     return np.full(like.shape, np.nan).astype(like.dtype)
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    serve_lines(RpcSession(read_tracker(sys.argv[1]), int(sys.argv[2])).load)
+
+
+if __name__ == "__main__":
+    main()

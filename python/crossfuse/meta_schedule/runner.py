@@ -16,14 +16,16 @@ from typing import Any
 from tvm.ir.utils import derived_object
 from tvm.s_tir.meta_schedule.runner import PyRunner, PyRunnerFuture, RunnerInput, RunnerResult
 
-from crossfuse.bench.job import OURS, Job, Timing
+from crossfuse.bench.functions import is_function, path_of
+from crossfuse.bench.job import OURS
 from crossfuse.calls import checked
 from crossfuse.files import read_text
+from crossfuse.measure.job import Request, Timing
+from crossfuse.measure.measurer import REFERENCE_SECONDS, Measurer
 from crossfuse.measure.peer import NoAnswer, Peer
+from crossfuse.measure.way import LIBRARY, Way
 from crossfuse.meta_schedule.build import Conditions
 from crossfuse.meta_schedule.builder import recorded_workload
-from crossfuse.meta_schedule.functions import is_function, path_of
-from crossfuse.meta_schedule.measurer import REFERENCE_SECONDS, Measurer
 from crossfuse.runtime.manifest import Manifest
 
 #: Called with a library, its workload and its timing as soon as it is measured.
@@ -59,10 +61,10 @@ class GpuRunner(PyRunner):
 
     def __init__(self, conditions: Conditions | None = None, report: Report | None = None) -> None:
         super().__init__()
-        self._how = conditions or Conditions(job=Job("", OURS))
+        self._how = conditions or Conditions()
         self._report = report
         self._folder = TemporaryDirectory(prefix="crossfuse-references-")
-        self._measurer = Measurer(Path(self._folder.name), self._how)
+        self._measurer = Measurer(self._how.measurer)
         self._measurer.start()
         self._prepared = ""
         self._referee = Peer(self._how.builder)
@@ -120,11 +122,12 @@ class GpuRunner(PyRunner):
                 self._without[spec] = self._refer(spec, path.parent)
             if self._without[spec]:
                 return Timing("refused", f"nothing to check it against: {self._without[spec]}")
-        if spec != self._prepared:
-            self._measurer.prepare(spec)
-            self._prepared = spec
         job = replace(self._how.job, spec=spec, variant=OURS)
-        timing, _ = self._measurer.measure(job, path)
+        request = Request(job, Way(LIBRARY, str(path)), self._folder.name)
+        if spec != self._prepared:
+            self._measurer.prepare(request)
+            self._prepared = spec
+        timing, _ = self._measurer.measure(request, self._how.timeout)
         if self._report is not None:
             self._report(path, spec, timing)
         return timing

@@ -10,11 +10,11 @@ from functools import cached_property
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.bench.functions import name_of, tag
 from crossfuse.blocks.access import is_reduction
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
 from crossfuse.meta_schedule.database import FAILED_SECONDS
-from crossfuse.meta_schedule.functions import name_of, tag
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.extract.chain import chain_from
@@ -38,7 +38,7 @@ class Task:
 
     @cached_property
     def name(self) -> str:
-        """Name of the function, see `crossfuse.meta_schedule.functions.name_of`."""
+        """Name of the function, see `crossfuse.bench.functions.name_of`."""
         return name_of(self.func)
 
     @cached_property
@@ -140,7 +140,7 @@ class Tasks:
 
     def __init__(self, target: Device) -> None:
         self.target = target
-        #: All functions that were met, by `crossfuse.meta_schedule.functions.name_of`.
+        #: All functions that were met, by `crossfuse.bench.functions.name_of`.
         self.functions: dict[str, Any] = {}
         self._known: dict[str, Task | RefusedError] = {}
 

@@ -27,14 +27,6 @@ def ceil_div(count: Count, size: Count) -> Count:
     return np.ceil(quotient)
 
 
-def floor_div(count: Count, size: Count) -> Count:
-    """Number of `size` that fit into `count`."""
-    if _plain(count, size):
-        return count // size
-    quotient: np.ndarray = np.divide(count, size)
-    return np.floor(quotient)
-
-
 def least(a: Count, b: Count) -> Count:
     """The smaller one."""
     return min(a, b) if _plain(a, b) else np.minimum(a, b)
@@ -43,13 +35,6 @@ def least(a: Count, b: Count) -> Count:
 def most(a: Count, b: Count) -> Count:
     """The larger one."""
     return max(a, b) if _plain(a, b) else np.maximum(a, b)
-
-
-def part(count: Count, share: Share) -> Count:
-    """A share of a count, rounded to a whole number."""
-    if isinstance(count, np.ndarray) or isinstance(share, np.ndarray):
-        return np.rint(count * share)
-    return round(count * share)
 
 
 def choose(flag: Flag, yes: Value, no: Value) -> Value:

@@ -71,7 +71,7 @@ def serial_kernels(mod: Any) -> Any:
     """
     from crossfuse.emulate.serialise import in_block, of_shapes, serialise
     from crossfuse.lower.extract import buffer_specs
-    from crossfuse.lower.hopper import takes_fewer_rows
+    from crossfuse.lower.hopper.recover.function import takes_fewer_rows
 
     plain = mod.clone()
     for name, func in mod.functions_items():

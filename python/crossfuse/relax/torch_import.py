@@ -71,8 +71,8 @@ def import_torch(module: torch.nn.Module, example_inputs: Sequence[Any]) -> Impo
     EnvironmentRefused
         Without torch.
     WorkloadRefused
-        For modules in training mode, inputs that are not tensors, and modules that torch cannot
-        export or TVM cannot translate.
+        For modules in training mode, inputs that are not tensors, products of several types, and
+        modules that torch cannot export or TVM cannot translate.
 
     Examples
     --------
@@ -92,6 +92,7 @@ def import_exported(exported: torch.export.ExportedProgram) -> Imported:
     The module was in evaluation mode, the inputs have static shapes. Operators that TVM cannot
     translate are refused.
     """
+    _check_products(exported)
     exported = _functional(exported)
     mod = _translate(exported)
     parameters = [v.name for v in mod["main"].params]
@@ -124,6 +125,31 @@ def _check(module: torch.nn.Module, inputs: Sequence[Any]) -> None:
             limit = "tensors only, because other values become constants of the graph"
             advice = "close over it in a wrapper module, or pass it as a tensor"
             raise refused(RULE, f"input {position}", f"a {type(value).__name__}", limit, advice)
+
+
+#: Operators whose operands have one type, which ``torch.export`` does not see to.
+_PRODUCTS = frozenset(
+    f"aten::{each}"
+    for each in (
+        *("linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "convolution"),
+        *(f"{kind}{n}d" for kind in ("conv", "conv_transpose") for n in (1, 2, 3)),
+    )
+)
+
+
+def _check_products(exported: Any) -> None:
+    """Refuse products of operands of several types, as torch does when it runs them."""
+    for node in exported.graph.nodes:
+        name = getattr(getattr(node.target, "_schema", None), "name", "")
+        if name not in _PRODUCTS:
+            continue
+        kinds = {each.name: str(each.meta["val"].dtype) for each in node.all_input_nodes}
+        if len(set(kinds.values())) > 1:
+            found = ", ".join(f"{e} {kind.removeprefix('torch.')}" for e, kind in kinds.items())
+            limit = "one type for all operands of a product, as where torch runs it"
+            advice = "convert the example inputs or the model, so that they have one type"
+            operator = name.removeprefix("aten::")
+            raise refused(RULE, node.name, f"{operator} of {found}", limit, advice)
 
 
 def _distinct(inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

@@ -18,6 +18,10 @@ from crossfuse.errors import RefusedError, WorkloadRefused, refuse
 from crossfuse.workload.dtypes import FLOAT_TYPES, closest
 
 RULE = "workload-act"
+#: Cycles in which a scheduler of an SM issues a function of a warp's float32 numbers, as CUDA 13.0
+#: compiles it for sm_90a: one for each instruction, eight for each of the special function unit,
+#: which has 4 lanes. Other arithmetic takes a few, and is not counted.
+CYCLES = {"exp": 9, "tanh": 31, "sigmoid": 18, "erf": 31, "sqrt": 8, "divide": 8}
 ARITY = {"exp": 1, "tanh": 1, "sigmoid": 1, "erf": 1, "sqrt": 1, "abs": 1, "max": 2, "min": 2}
 LONGEST = 200
 HIGHEST_POWER = 8
@@ -82,6 +86,25 @@ def evaluate(text: str, x: Any, algebra: Algebra) -> Any:
     Refuses text as `canonical` does.
     """
     return _lift(_fold(_parse(NAMED.get(text, text).strip()), x, algebra), algebra)
+
+
+def function_cycles(text: str) -> int:
+    """Cycles of a scheduler for the functions of a warp's elements, see `CYCLES`."""
+    values = _values(_parse(NAMED.get(text, text).strip()))
+    return sum({ast.unparse(each): _cycles(each) for each in values}.values())
+
+
+def _cycles(node: ast.expr) -> int:
+    """Cycles of one operation, of which constants take none."""
+    of: ast.expr = node
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        name = node.func.id
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        name, of = "divide", node.right
+    else:
+        return 0
+    varies = any(isinstance(each, ast.Name) for each in _values(of))
+    return CYCLES.get(name, 0) if varies else 0
 
 
 def _lift(value: Any, algebra: Algebra) -> Any:

@@ -11,16 +11,17 @@ from typer.testing import CliRunner
 
 import crossfuse
 from cpu.meta_schedule.test_measure import STAND_IN
-from crossfuse.bench.job import Job, Timing
 from crossfuse.cli import app
 from crossfuse.errors import ArtefactRefused, RefusedError, ScheduleRefused, WorkloadRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
+from crossfuse.measure.job import Job, Request, Timing
+from crossfuse.measure.measurer import Measurer
+from crossfuse.measure.way import LIBRARY, Way
 from crossfuse.meta_schedule.build import Build, Conditions, build_candidate, shared_object
 from crossfuse.meta_schedule.bundle import make_bundle, measure_bundle, open_bundle
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.meta_schedule.database import commit, open_database
-from crossfuse.meta_schedule.measurer import Measurer
 from crossfuse.meta_schedule.records import Record, append, read_records
 from crossfuse.meta_schedule.scheduled import best_candidates, schedule_candidate
 from crossfuse.planner.plan import plan
@@ -106,10 +107,11 @@ def test_a_wrong_kernel_has_no_time(tmp_path: Path) -> None:
     wrong = library.with_name(f"wrong-{library.name}")
     for suffix in (".so", ".json"):
         library.with_suffix(suffix).rename(wrong.with_suffix(suffix))
-    measurer = Measurer(tmp_path, HOW)
+    job = replace(HOW.job, spec=each.spec)
+    measurer, request = Measurer(STAND_IN), Request(job, Way(LIBRARY, str(wrong)), str(tmp_path))
     try:
-        measurer.prepare(each.spec)
-        timing, _ = measurer.measure(replace(HOW.job, spec=each.spec), wrong, each.family)
+        measurer.prepare(request)
+        timing, _ = measurer.measure(request, HOW.timeout)
     finally:
         measurer.close()
     assert (timing.status, timing.microseconds) == ("wrong", None)

@@ -12,7 +12,7 @@ from cpu.hopper.checkers import passed
 from crossfuse import _tvm as ir
 from crossfuse.hardware import device, tvm_target
 from crossfuse.lower.extract import lower
-from crossfuse.lower.hopper.passes import round_towards_zero
+from crossfuse.lower.pipeline import round_towards_zero
 from crossfuse.planner.families.registry import FAMILIES
 from crossfuse.workload import parse, prim_func
 

@@ -8,7 +8,7 @@ import tvm
 from tvm.script import tirx as T
 
 from crossfuse.hardware import device, tvm_target
-from crossfuse.lower.hopper.passes import kernel_pipeline
+from crossfuse.lower.pipeline import kernel_pipeline
 
 
 @T.prim_func

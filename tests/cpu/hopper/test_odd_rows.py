@@ -15,8 +15,8 @@ from cpu.hopper.checkers import emulated
 from cpu.lower.flat_indices import wrong_indices
 from crossfuse import _tvm as ir
 from crossfuse.errors import CheckFailed
+from crossfuse.lower import pipeline
 from crossfuse.lower.extract import lower
-from crossfuse.lower.hopper import passes as pipeline
 from crossfuse.lower.passes import prim_func_pass
 from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn

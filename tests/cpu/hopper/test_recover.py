@@ -12,7 +12,8 @@ from crossfuse.emulate.llvm import run_sequential
 from crossfuse.lower.extract import only_function
 from crossfuse.lower.hopper.program.tile import with_parameters
 from crossfuse.lower.hopper.program.tile_program import TileProgram
-from crossfuse.lower.hopper.recover.function import is_tile_program, recover
+from crossfuse.lower.hopper.recover.function import recover
+from crossfuse.markers import is_tile_program
 from crossfuse.schedule.rules.split_k import schedule_split_k
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm

@@ -8,11 +8,10 @@ from tvm.script import tirx as T
 from cpu.lower.support import apply, assert_becomes
 from cpu.macros import X
 from crossfuse.errors import LoweringRefused
-from crossfuse.lower.lower_cluster import launch_clusters
-from crossfuse.lower.lower_dsm_access import lower_dsm_access
+from crossfuse.lower.lower_cluster import launch_clusters, rotate_rings
 from crossfuse.lower.pipeline import drop_markers
 from crossfuse.lower.refusal import refusals
-from crossfuse.lower.rotate_ring import rotate_rings
+from crossfuse.lower.slabs import lower_dsm_access
 
 LOWERED = {"crossfuse.lowered": True}
 

@@ -9,24 +9,24 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import crossfuse.runtime as runtime
 from crossfuse.bench import variants
 from crossfuse.bench.cascade_torch import formula
+from crossfuse.bench.functions import is_function
+from crossfuse.bench.problem import Problem
+from crossfuse.bench.worker import Session
 from crossfuse.measure import timing
-from crossfuse.measure.peer import Serve
-from crossfuse.meta_schedule import serve
-from crossfuse.meta_schedule.functions import is_function
-from crossfuse.meta_schedule.session import Session
+from crossfuse.measure.job import Request, Timing
+from crossfuse.measure.peer import serve_lines
 from crossfuse.runtime.tensors import to_torch
 from crossfuse.workload import parse
 
 
 class Kernel:
-    """Computes the workload that was prepared, with the manifest of a library.
+    """Computes the workload that is measured, with the manifest of a library.
 
     Of a function without a spec it gives what the function gives on LLVM.
     """
@@ -57,24 +57,17 @@ class Kernel:
         """A cascade, by torch's plain formula."""
         if self.mood == "die":
             os.kill(os.getpid(), signal.SIGSEGV)
-        found = formula("eager", self.problem)(*inputs)
+        found = formula("eager", self.problem.spec)(*inputs)
         return found + 1 if self.mood == "wrong" else found
 
 
 runtime_load = runtime.load
 
 
-def measurer() -> Serve:
-    session = Session("cpu")
-    session.load()
-
-    def answer(request: Mapping[str, Any]) -> Any:
-        found = session.serve(request)
-        if request["do"] == "prepare" and session._problem is not None:
-            Kernel.problem = session._problem
-        return found
-
-    return answer
+class StandIn(Session):
+    def measure(self, request: Request, problem: Problem) -> Timing:
+        Kernel.problem = problem
+        return super().measure(request, problem)
 
 
 def clock(job: Any, timed: Any, device: str) -> list[float]:
@@ -84,11 +77,7 @@ def clock(job: Any, timed: Any, device: str) -> list[float]:
 
 
 if __name__ == "__main__":
-    import sys
-
     runtime.load = lambda path, check_device: Kernel(Path(path))
     timing.measure = clock
     timing.steps = lambda job, bound: [timing.Step(bound[0], 1)]
-    serve.KINDS["measure"] = measurer
-    sys.argv[1:] = ["measure"]
-    serve.main()
+    serve_lines(StandIn("cpu").load)

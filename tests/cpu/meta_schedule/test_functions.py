@@ -13,12 +13,19 @@ from cpu.meta_schedule.loggers import drop_nameless_handlers
 from cpu.meta_schedule.test_measure import STAND_IN
 from cpu.meta_schedule.test_rule import kinds, rectifier
 from cpu.meta_schedule.test_search import model_with_others
+from crossfuse.bench.functions import (
+    function_problem,
+    is_function,
+    keep,
+    name_of,
+    tag,
+    tag_of,
+)
 from crossfuse.bench.job import Job, Timing
 from crossfuse.hardware import device, tvm_target
 from crossfuse.meta_schedule.build import Conditions
 from crossfuse.meta_schedule.builder import NvccBuilder
 from crossfuse.meta_schedule.candidate import Candidate
-from crossfuse.meta_schedule.functions import is_function, keep, name_of, problem_of, tag, tag_of
 from crossfuse.meta_schedule.keep_records import KeepRecords
 from crossfuse.meta_schedule.plugs import plugs
 from crossfuse.meta_schedule.records import Record, read_records
@@ -150,7 +157,7 @@ def test_names_say_what_is_computed(tmp_path: Path) -> None:
     assert name == name_of(module_of(func)) == name_of(func.with_attr("global_symbol", "other"))
     assert name != name_of(prim_func(resolve(CHAIN + ",weights=nk")))
     keep(func, tmp_path, name)
-    first, again = (problem_of(name, tmp_path) for _ in range(2))
+    first, again = (function_problem(name, tmp_path) for _ in range(2))
     assert (first.limits.reference == again.limits.reference).all()
     assert first.weight_bytes == (64 * 256 + 256 * 64) * 2
     assert (first.output, first.dtype) == ((64, 64), "float16")

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from crossfuse.bench.job import Job
+from crossfuse.measure.job import Job, Request, Timing
+from crossfuse.measure.measurer import Measurer
+from crossfuse.measure.way import LIBRARY, Way
 from crossfuse.meta_schedule.build import Conditions, build_candidate, shared_object
 from crossfuse.meta_schedule.bundle import make_bundle, measure_bundle, open_bundle
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.meta_schedule.database import FAILED_SECONDS, commit, open_database, workload_module
-from crossfuse.meta_schedule.measurer import Measurer
 from crossfuse.meta_schedule.records import Record, read_records
 from crossfuse.meta_schedule.scheduled import candidate_of, schedule_candidate
 from crossfuse.runtime import load
@@ -133,9 +134,6 @@ def test_the_database_replays_what_was_measured(bundle, tmp_path: Path) -> None:
 
 
 def test_the_database_has_no_time_of_what_broke(bundle, tmp_path: Path) -> None:
-
-    from crossfuse.bench.job import Timing
-
     records = read_records(bundle.results).records
     (first, *_) = (each for each in records if each.candidate.family == "l2")
     hung = Record(first.candidate, first.build, first.job, Timing("timeout", "no answer in 2 s"))
@@ -154,15 +152,19 @@ def test_moods_of_a_kernel(bundle, tmp_path: Path) -> None:
     for mood in ("right", "wrong", "die", "hang"):
         for suffix in (".so", ".json"):
             shutil.copy(built.with_suffix(suffix), tmp_path / f"{mood}-kernel{suffix}")
-    measurer = Measurer(tmp_path, Conditions(timeout=6.0, measurer=STAND_IN))
-    job = Job(FULL, "ours", calls=2)
+    measurer = Measurer(STAND_IN)
+    requests = {
+        mood: Request(
+            Job(FULL, "ours", calls=2),
+            Way(LIBRARY, str(tmp_path / f"{mood}-kernel.so")),
+            str(tmp_path),
+        )
+        for mood in ("right", "wrong", "die", "hang")
+    }
     try:
-        measurer.prepare(FULL)
-        found = {
-            mood: measurer.measure(job, tmp_path / f"{mood}-kernel.so")
-            for mood in ("right", "wrong", "die", "hang")
-        }
-        again, _ = measurer.measure(job, tmp_path / "right-kernel.so")
+        measurer.prepare(requests["right"])
+        found = {mood: measurer.measure(each, 6.0) for mood, each in requests.items()}
+        again, _ = measurer.measure(requests["right"], 6.0)
     finally:
         measurer.close()
     assert {mood: timing.status for mood, (timing, _) in found.items()} == {

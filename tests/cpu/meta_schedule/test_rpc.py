@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from cpu.meta_schedule.test_measure import FULL, candidate
-from crossfuse.bench.job import Job
 from crossfuse.cli import app
 from crossfuse.hardware import device, tvm_target
+from crossfuse.measure.job import Job, Request
+from crossfuse.measure.way import LIBRARY, Way
 from crossfuse.meta_schedule.builder import NvccBuilder
 from crossfuse.meta_schedule.database import workload_module
 from crossfuse.meta_schedule.records import read_records
@@ -71,12 +72,12 @@ def tracker(rpc: Any) -> Tracker:
 
 def served(rpc: Any, spec: str, library: str, folder: Path) -> dict[str, Any]:
     """What the process that measures answers, on the server's CPU."""
-    session = RpcSession(tracker(rpc), 60, "cpu")
-    session.load()
-    assert session.serve({"do": "prepare", "spec": spec, "folder": str(folder)})["message"] == ""
+    serve = RpcSession(tracker(rpc), 60, "cpu").load()
     job = Job(spec, "ours", protocol=PROTOCOL, repeats=3)
-    request = {"do": "measure", "family": "gemm", "library": library, "job": asdict(job)}
-    return session.serve(request)
+    request = Request(job, Way(LIBRARY, library), str(folder))
+    assert serve(asdict(replace(request, measure=False))) is None
+    found: dict[str, Any] = serve(asdict(request))
+    return found
 
 
 def test_results_of_a_server_are_checked(rpc: Any, tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ import pytest
 from cpu.meta_schedule.loggers import drop_nameless_handlers
 from cpu.meta_schedule.planted import NoteBuilder, PlantedRunner
 from cpu.meta_schedule.test_search import SPEC, TASKS, model_with_others, module, task
+from crossfuse.bench.functions import TAG, name_of
 from crossfuse.hardware import tvm_target
 from crossfuse.lower.extract import lower
-from crossfuse.meta_schedule.functions import TAG, name_of
+from crossfuse.meta_schedule.builder import import_intrinsics
 from crossfuse.meta_schedule.rule import ScheduleKernels, post_order_apply
 from crossfuse.schedule.records import note
 from crossfuse.workload import prim_func, resolve
@@ -40,6 +41,7 @@ def rectifier() -> Any:
 
 @pytest.mark.parametrize("kind", ["", "cuda", "cuda-tensorcore"])
 def test_designs_are_the_best_of_each_family_whatever_rules_follow(kind: str) -> None:
+    import_intrinsics()  # which rules of tensor cores look for
     others = ms.ScheduleRule.create(kind) if kind else []
     found = designs(module(), [ScheduleKernels(TASKS, designs=2), *others])
     assert len(found) == 2 * len(task().space.groups)

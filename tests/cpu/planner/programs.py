@@ -14,6 +14,7 @@ from cpu.planner.layouts import Layout, random_layout
 from crossfuse import _tvm as ir
 from crossfuse.planner.chain.build import Further, Layer, Operand, assemble
 from crossfuse.planner.chain.spec import Chain
+from crossfuse.workload.expression import CYCLES
 
 #: A value of a matrix at a row and a column.
 Value = Callable[[Any, Any], Any]
@@ -211,7 +212,10 @@ def _expected(
     for each, besides in zip(layers, writer.besides, strict=True):
         weights = [operand for _, operand in sorted(each["weights"], key=lambda w: place[w[0]])]
         further = [found for _, found in sorted(besides, key=lambda f: place[f[0]])]
-        made.append(Layer(each["width"], tuple(weights), each["item"], tuple(further)))
+        functions = CYCLES["sigmoid"] if len(weights) > 1 else 0
+        made.append(
+            Layer(each["width"], tuple(weights), each["item"], tuple(further), functions=functions)
+        )
     has_batch, depth = any(batched), prod(writer.inputs[0].shape) // prod((*batch, *rows))
     return assemble(
         prod(rows) if has_batch else prod((*batch, *rows)),

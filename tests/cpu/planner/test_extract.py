@@ -11,6 +11,7 @@ from cpu.planner.programs import random_program, shuffled
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.extract.chain import chain_from
 from crossfuse.workload import ids, lookup, parse, prim_func
+from crossfuse.workload.expression import NAMED
 
 #: Random functions. Seeds 545, 605, 677 and 724 are refused: quotients that TVM leaves as they are.
 CASES = 40 * (10 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 1)
@@ -56,6 +57,14 @@ def test_functions_have_the_chains_of_their_specs(text: str) -> None:
     func = prim_func(spec)
     assert chain_from(func) == chain_of(spec)
     assert chain_from(shuffled(np.random.default_rng(0), func)) == chain_of(spec)
+
+
+@pytest.mark.parametrize(
+    "act", [*NAMED, "exp(x)/(1+x*x)", "sqrt(abs(x))/2", "erf(x)*erf(x)+tanh(1)"]
+)
+def test_functions_take_as_long_as_in_the_text(act: str) -> None:
+    spec = parse(f"gated_ffn:M=8,K=4,N=6,L=10,dtype=float16,act={act}")
+    assert chain_from(prim_func(spec)) == chain_of(spec)
 
 
 @pytest.mark.parametrize("part", range(8))

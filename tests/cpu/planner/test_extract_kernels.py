@@ -19,11 +19,12 @@ from crossfuse.planner.chain.build import (
     matrix_chain,
 )
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.dataflow.movement import Machine, movement
-from crossfuse.planner.dataflow.schedules import kept, read_schedule
-from crossfuse.planner.dataflow.tiling import Tiling
 from crossfuse.planner.extract.chain import chain_from
 from crossfuse.workload import parse, prim_func
+from crossfuse.workload.expression import CYCLES
+from study.dataflow.movement import Machine, movement
+from study.dataflow.schedules import kept, read_schedule
+from study.dataflow.tiling import Tiling
 
 SOFTMAX = (Reduced("most", "max", ("column",)), Reduced("total", "sum", ("column",)))
 OWN, SHARED = Operand(2, batched=True), Operand(2)
@@ -31,7 +32,10 @@ OWN, SHARED = Operand(2, batched=True), Operand(2)
 
 def attention(batch: int, rows: int) -> Chain:
     mask = Further(("row", "column"), 4, rows // 8)
-    layers = [Layer(10, (OWN,), 2, (mask,), SOFTMAX), Layer(6, (OWN,), 2)]
+    layers = [
+        Layer(10, (OWN,), 2, (mask,), SOFTMAX, CYCLES["exp"] + CYCLES["divide"]),
+        Layer(6, (OWN,), 2),
+    ]
     return assemble(rows, 4, SHARED, layers, batch=batch)
 
 
@@ -46,8 +50,15 @@ FUNCTIONS: dict[str, tuple[Any, Chain]] = {
             4,
             SHARED,
             [
-                Layer(10, (SHARED,), 2, (), (Reduced("total", "sum", ("column",)),)),
-                Layer(6, (SHARED,), 2),
+                Layer(
+                    10,
+                    (SHARED,),
+                    2,
+                    (),
+                    (Reduced("total", "sum", ("column",)),),
+                    CYCLES["exp"],
+                ),
+                Layer(6, (SHARED,), 2, functions=CYCLES["divide"]),
             ],
         ),
     ),
@@ -73,7 +84,7 @@ FUNCTIONS: dict[str, tuple[Any, Chain]] = {
     "weights on the left": (kernels.from_the_right(), matrix_chain(8, [4, 10, 6])),
     "gate and up in one parameter": (
         kernels.joined_weights(),
-        matrix_chain(8, [4, 10, 6], gated=True),
+        matrix_chain(8, [4, 10, 6], gated=True, functions=[CYCLES["sigmoid"]]),
     ),
     "groups of rows": (
         kernels.grouped(),

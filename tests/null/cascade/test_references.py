@@ -118,8 +118,9 @@ def test_one_weight_may_be_most_of_them() -> None:
     ("term", "rule", "words"),
     [
         (x - OTHER.symbol / N, "cascade-cancels", "3 times the error of separate passes"),
-        ((x - OTHER.symbol / N) ** 2, "cascade-separable", r"x - sy/N, which couples x with sy"),
-        ((x * mx - y * OTHER.symbol) ** 2, "cascade-separable", r"mx·x - sy·y, which couples"),
+        ((x - OTHER.symbol / N) ** 2, "cascade-cancels", r"a product of x - sy/N: multiplied out"),
+        ((x * mx - y * OTHER.symbol) ** 2, "cascade-cancels", r"a product of mx·x - sy·y: multi"),
+        ((x - TOTAL.symbol) ** 2, "cascade-cancels", r"a product of x - sx: .* where its mean is"),
     ],
 )
 def test_what_would_cancel_is_refused(term: sympy.Expr, rule: str, words: str) -> None:
@@ -133,9 +134,9 @@ def test_a_part_of_a_sum_has_no_distance_from_its_mean() -> None:
     """`x - mean(x + y)` is a distance less `y`, with the rounding of the larger of the two."""
     both = Stage("s", SUM, x + y)
     mean = both.symbol / N
-    with pytest.raises(CascadeRefused, match="couples y with s") as caught:
+    with pytest.raises(CascadeRefused, match=r"a product of y - s/N") as caught:
         derive(Cascade((both, Stage("t", SUM, (x - mean) * (y - mean))), (x, y), (N,), length=N))
-    assert caught.value.refusal.rule == "cascade-separable"
+    assert caught.value.refusal.rule == "cascade-cancels"
 
 
 def test_parts_of_one_sign_need_no_trial() -> None:

@@ -22,17 +22,17 @@ print("ready", flush=True)
 seen = 0
 for line in sys.stdin:
     seen += 1
-    what = json.loads(line)["source"]
+    what = json.loads(line)["way"]["source"]
     if what == "hang":
         time.sleep(60)
     if what == "die" or (what == "die beside others" and seen > 1):
         os.kill(os.getpid(), signal.SIGSEGV)
     if what == "fail":
-        print(json.dumps({"message": "RuntimeError: CUDA"}), flush=True)
+        print(json.dumps({"status": "failed", "message": "RuntimeError: CUDA"}), flush=True)
     elif what == "babble":
         print(json.dumps({"time": 3}), flush=True)
     else:
-        print(json.dumps({"microseconds": float(seen), "least": 0.5}), flush=True)
+        print(json.dumps({"status": "ok", "microseconds": float(seen), "minimum": 0.5}), flush=True)
 """
 
 
@@ -57,7 +57,7 @@ def test_one_process_times_many(made: Timer) -> None:
         ("hang", "timeout: no answer in 2 s"),
         ("die", "crashed: signal 11"),
         ("fail", "RuntimeError: CUDA"),
-        ("babble", "an answer that is none"),
+        ("babble", "crashed: an answer that is none"),
     ],
 )
 def test_what_fails_has_no_time_and_the_next_has_a_new_process(

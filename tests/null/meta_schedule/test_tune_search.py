@@ -25,10 +25,10 @@ import json, sys, time
 print("ready", flush=True)
 for line in sys.stdin:
     request = json.loads(line)
-    if request["do"] == "prepare":
-        print(json.dumps({"message": ""}), flush=True)
+    if not request["measure"]:
+        print("null", flush=True)
         continue
-    seed = int(request["library"].split("/")[-1][:4], 16)
+    seed = int(request["way"]["source"].split("/")[-1][:4], 16)
     if seed % 11 == 0:
         time.sleep(60)
     status = "wrong" if seed % 7 == 0 else "ok"

@@ -10,6 +10,7 @@ from crossfuse.errors import PlanRefused
 from crossfuse.planner.chain.build import Further, Operand, assemble, chain_of, matrix_chain
 from crossfuse.planner.chain.spec import Chain, Dim, Product, Reduction, Tensor
 from crossfuse.workload import ids, lookup, parse
+from crossfuse.workload.expression import CYCLES
 
 FFN = matrix_chain(128, [768, 3072, 768])
 
@@ -30,7 +31,7 @@ def test_a_gated_ffn_has_two_weights_that_multiply_the_same_rows() -> None:
         "E": "ml",
     }
     assert chain.products == (
-        Product("C", "A", ("B_gate", "B_up"), "k"),
+        Product("C", "A", ("B_gate", "B_up"), "k", functions=CYCLES["sigmoid"]),
         Product("E", "C", ("D",), "n"),
     )
     assert [each.item for each in chain.tensors] == [1, 1, 1, 1, 1, 2]

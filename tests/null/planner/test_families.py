@@ -84,5 +84,5 @@ def test_a_new_family_of_cascades_is_planned_by_what_it_matches(
         monkeypatch.setattr(module, "CASCADE_FAMILIES", known)
     found = cascades.plan_cascade("softmax:rows=64,cols=1024", only=("late",))
     assert found.family == "late"
-    with pytest.raises(PlanRefused, match="found a cascade whose family is .stream.;"):
+    with pytest.raises(PlanRefused, match=r"found a cascade whose family is .stream.;"):
         cascades.plan_cascade("softmax:rows=64,cols=8192", only=("late",))

@@ -10,15 +10,15 @@ import pytest
 from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
 from crossfuse.planner.chain.build import chain_of, matrix_chain
-from crossfuse.planner.dataflow.movement import Machine, movement
-from crossfuse.planner.dataflow.schedules import kept, read_schedule
-from crossfuse.planner.dataflow.tiling import Tiling
 from crossfuse.planner.families.dsm import ClusteredKernel
 from crossfuse.planner.families.registry import FAMILIES, families, read_kernel
 from crossfuse.planner.kernels.arrays import count, select, stack
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.shape import Shape, shape_of
 from crossfuse.workload import resolve
+from study.dataflow.movement import Machine, movement
+from study.dataflow.schedules import kept, read_schedule
+from study.dataflow.tiling import Tiling
 
 H100 = device("nvidia-h100")
 SPECS = ("G4", "G1:M=16", "S8:M=512", "S3", "gemm:M=512,K=768,N=3072")

@@ -131,3 +131,22 @@ def test_families_of_other_lengths_say_so() -> None:
         plan(matrix_chain(64, WIDTHS[3]), only=("l2",))
     with pytest.raises(PlanRefused, match="phases has no kernels of two products"):
         plan(matrix_chain(64, [64, 64, 64]), only=("phases",))
+
+
+def test_functions_of_each_layer_are_counted_in_its_phase() -> None:
+    """Also those of the output: a chain of two layers stays one of two."""
+    rates = rates_of(H100)
+    for functions in ([31, 18], [31], [0, 18]):
+        chain = matrix_chain(64, [512, 640, 256], functions=functions)
+        shape = shape_of(chain)
+        due = (*functions, 0)[:2]
+        assert not shape.chain and tuple(each.functions for each in shape.layers) == due
+        kernel = read_kernel("registers", {"rows": 64, "columns": 64, "parts": 5, "cluster": 5})
+        assert tuple(each.functions for each in kernel.phases(shape)) == due
+        plain = shape_of(matrix_chain(64, [512, 640, 256]))
+        times = [float(estimate(kernel, each, H100, rates).microseconds) for each in (plain, shape)]
+        # A column is half a warp for each scheduler of the SM.
+        phases = kernel.phases(shape)
+        cycles = sum(each.functions * each.columns / 2 / each.split for each in phases)
+        assert times[1] - times[0] == pytest.approx(cycles / H100.clock_mhz, rel=0.05)
+        assert plan(chain).family != "launches"

@@ -17,7 +17,7 @@ from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.cost.own import OwnTerm
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.cost.terms import told
-from crossfuse.planner.explain.best import explain_best_cascade
+from crossfuse.planner.explain.cascade import explain_plan
 from crossfuse.planner.families import ROWS
 from crossfuse.planner.families.registry import CASCADE_FAMILIES
 from crossfuse.planner.families.rows import RowsTiles
@@ -91,7 +91,7 @@ def test_terms_choose_among_tiles_of_cascades_and_are_printed() -> None:
     assert found.tiles["cluster"] == 4
     assert found.terms["gap"] == 6.0
     assert found.microseconds == pytest.approx(sum(found.terms.values()))
-    text = explain_best_cascade(DECODE, rates=rates).text()
+    text = explain_plan(found, rates=rates).text()
     assert " gap             6.00    21 %" in text
     assert "do not fuse                    39.34   kernels +15.55, gap +4.00," in text
     assert told(found.terms)[-1] == "gap"

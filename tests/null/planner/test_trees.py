@@ -117,7 +117,7 @@ def stump() -> Trees:
         (lambda d: d["trees"][0][2].pop(), "found trees of [(1, 1, 1)] nodes and leaves"),
         (
             lambda d: d["trees"][0].__setitem__(0, [999]),
-            "found trees[0][0][0]: 999; limit: 0 to 85",
+            f"found trees[0][0][0]: 999; limit: 0 to {len(NAMES) - 1}",
         ),
         (lambda d: d["trees"][0][2].__setitem__(0, float("nan")), "the number nan"),
         (lambda d: d.update(trees=[]), "found trees of [] nodes"),

@@ -9,7 +9,14 @@ import sympy
 from crossfuse.cascade.algebra.exponents import nonnegative
 from crossfuse.cascade.algebra.moments import Centre
 from crossfuse.cascade.algebra.rescaling import Rescaling, as_choices
-from crossfuse.cascade.algebra.separation import Coupled, Product, coupled, products
+from crossfuse.cascade.algebra.separation import (
+    Cancels,
+    Coupled,
+    Product,
+    cancelling,
+    coupled,
+    products,
+)
 from crossfuse.cascade.algebra.state import State
 from crossfuse.cascade.derivation import Step, left, right, value
 from crossfuse.cascade.spec import SUM, Cascade, Monoid, Stage
@@ -48,6 +55,8 @@ class Progress:
         results = self.results(term)
         try:
             return products(term, self.moving(), results, near=self.distances | self.moments)
+        except Cancels as found:
+            raise cancelling(stage, self.spelt(found.part)) from None
         except Coupled as found:
             raise self.coupled(stage, term, found.part) from None
 

@@ -37,6 +37,10 @@ class Coupled(Exception):
         self.part = part
 
 
+class Cancels(Coupled):
+    """A sum that is not multiplied out: its parts may be far larger than it is."""
+
+
 def products(
     term: sympy.Expr,
     elements: Iterable[sympy.Symbol],
@@ -130,9 +134,11 @@ class _Parts:
         return found
 
     def times(self, left: list[Product], right: list[Product]) -> list[Product]:
-        sums = min(len(left), len(right)) > 1
-        if len(left) * len(right) > _MOST_PRODUCTS or (sums and self.cancels(left + right)):
-            raise Coupled(sympy.Add(*(g * h for g, h in right)))
+        whole = sympy.Add(*(g * h for g, h in right))
+        if len(left) * len(right) > _MOST_PRODUCTS:
+            raise Coupled(whole)
+        if min(len(left), len(right)) > 1 and self.cancels(left + right):
+            raise Cancels(whole)
         return self.grouped([(g * k, h * m) for g, h in left for k, m in right])
 
     def cancels(self, parts: list[Product]) -> bool:
@@ -368,6 +374,19 @@ def coupled(
         f"{theirs or 'results'} ({sampled})",
         limit="a finite sum of products of elements and of results",
         instead=_instead(stage, part),
+    )
+
+
+def cancelling(stage: Stage, part: sympy.Basic) -> RefusedError:
+    """The refusal of a term with a sum, `part`, that would cancel if it were multiplied out."""
+    return refused(
+        "cascade-cancels",
+        stage.name,
+        found=f"a product of {written(part)}: multiplied out, its parts may be far larger than it "
+        "is, and cancel",
+        limit="sums of one sign, and distances from a mean or an extreme of the same elements",
+        instead="divide a sum by the number of its elements where its mean is meant, or cut the "
+        "cascade before this stage: the finished results need a second pass",
     )
 
 

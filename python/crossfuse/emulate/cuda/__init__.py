@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from crossfuse.emulate.cuda.chain import Link, chain
 from crossfuse.emulate.cuda.faults import (
     change_argument,
     drop_call,
@@ -16,6 +17,8 @@ from crossfuse.emulate.cuda.run import emulate
 __all__ = [
     "EmulationReport",
     "Finding",
+    "Link",
+    "chain",
     "change_argument",
     "drop_call",
     "early_exit",

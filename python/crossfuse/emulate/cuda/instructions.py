@@ -264,10 +264,10 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
     for pattern, translator in (
         *TILE_INSTRUCTIONS,
         (
-            r"|setmaxnreg\..*|prefetch\.(?:tensormap|global).*"
-            r"|griddepcontrol\.launch_dependents;|nanosleep\..*",
+            r"|setmaxnreg\..*|prefetch\.(?:tensormap|global).*|nanosleep\..*",
             lambda *_: _NOTHING,
         ),
+        (r"griddepcontrol\.launch_dependents;", _call("launch_dependents")),
         (r"griddepcontrol\.wait;", _call("grid_wait")),
         (r"ex2\.approx\.ftz\.f32 %0, %1;", _text("{0} = exp2f({1})")),
         (r"(?P<which>max|min)\.NaN\.f32 %0, %1, %2;", _extreme),

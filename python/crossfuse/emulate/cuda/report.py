@@ -103,6 +103,8 @@ class EmulationReport:
         Kernel launches of one run.
     later : tuple[Mapping[str, np.ndarray], ...]
         The same of further runs, in other orders; empty ones behind a run with findings.
+    at_once : int
+        Most launches that ran at the same time in any order: more than 1 where some start early.
 
     Examples
     --------
@@ -123,6 +125,7 @@ class EmulationReport:
     seconds: float
     launches: int
     later: tuple[Mapping[str, np.ndarray], ...] = ()
+    at_once: int = 1
 
     @property
     def ok(self) -> bool:

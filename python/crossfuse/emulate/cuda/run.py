@@ -42,6 +42,8 @@ _ROW_COUNT = -1000000
 _STATE = 2
 # What orders accesses by more than barriers of CTAs and clusters, which the runtime counts.
 _ORDERS_BY_CLOCKS = ("mbarrier.", "cp.async.bulk", "wgmma.", "fence.proxy", "bar.arrive")
+# Records of the runtime that say nothing of a fault.
+_NO_FINDINGS = ("stopped", "at-once")
 # A record of the runtime about no place and no thread.
 _NOWHERE: dict[str, Any] = {
     **{"shared": "", "argument": -1, "offset": -1, "in_shared": 0},
@@ -69,6 +71,9 @@ def emulate(
     order in which they ran; clusters of a cooperative launch are ordered by the releases and
     acquires of flags in global memory. Copies by TMA read and write until they are waited for, and
     need a proxy fence after what others wrote, and after the last load of what they overwrite.
+    Launches run one after another, and what one that starts early touches before it waits is held
+    against all that those before it touch; in every other order it runs beside them, from where all
+    CTAs of the one before it let it begin.
     State is zero before the first order and kept for the next one, which is a second call of the
     function. Outputs of all orders are equal bit by bit, unless the image says that it adds in no
     order.
@@ -122,9 +127,11 @@ def emulate(
     limit = max_findings + _SPARE_FINDINGS
     records, runs = program.run(seed, max(orders, 1), limit, timeout_s)
     image = program.image
+    at_once = max((each["launches"] for each in records if each["kind"] == "at-once"), default=1)
     findings = _findings(records, program.executable, program.translation, image)[:max_findings]
     elapsed = time.perf_counter() - start
-    return EmulationReport(image.name, runs[0], findings, elapsed, len(image.launches), runs[1:])
+    launches = len(image.launches)
+    return EmulationReport(image.name, runs[0], findings, elapsed, launches, runs[1:], at_once)
 
 
 @dataclass(frozen=True)
@@ -282,7 +289,7 @@ def _read_outputs(directory: Path, image: KernelImage, order: int) -> dict[str, 
 def _findings(
     records: list[dict[str, Any]], executable: Path, translation: Translation, image: KernelImage
 ) -> tuple[Finding, ...]:
-    records = [record for record in records if record["kind"] != "stopped"]
+    records = [record for record in records if record["kind"] not in _NO_FINDINGS]
     sites = [record[key] for record in records for key in ("first", "second")]
     statements = find_statements(executable, sites, translation.symbols, image.cuda)
     found: dict[tuple[object, ...], Finding] = {}

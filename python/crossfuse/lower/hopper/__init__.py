@@ -7,8 +7,3 @@ and who waits for whom (`pipeline`, `flags`). It prints CUDA, too.
 Kernels of other forms have folders of their own: rows made before a product (`rows/`), streams of
 tiles (`stream/`), products that are reduced as they are made (`reduced/`).
 """
-
-from crossfuse.lower.hopper.generate import generate
-from crossfuse.lower.hopper.recover.function import is_tile_program, row_tensors, takes_fewer_rows
-
-__all__ = ["generate", "is_tile_program", "row_tensors", "takes_fewer_rows"]

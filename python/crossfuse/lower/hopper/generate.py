@@ -8,42 +8,53 @@ from dataclasses import replace
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.hardware import WARP, Device, tvm_target
+from crossfuse.hardware import Device, tvm_target
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.coordinates import Coordinates, declare_coordinates
-from crossfuse.lower.hopper.passes import kernel_pipeline
-from crossfuse.lower.hopper.pipeline import fetch_descriptors, ring_barriers
+from crossfuse.lower.hopper.features.feature import Timeline, events, timeline_buffer
+from crossfuse.lower.hopper.pipeline import prepare, ring_barriers
 from crossfuse.lower.hopper.plan.kernel import KernelPlan, plan_kernel
 from crossfuse.lower.hopper.program.tile import identifier, with_parameters
 from crossfuse.lower.hopper.recover.function import recover, workspaces
-from crossfuse.lower.hopper.reduced.recover import is_reduced, recover_reduced
+from crossfuse.lower.hopper.reduced.recover import recover_reduced
 from crossfuse.lower.hopper.roles import Body, emit_loading, emit_multiplying
-from crossfuse.lower.hopper.statements import ONE_CTA, branches, parameter, run, set_registers, when
-from crossfuse.lower.hopper.stream.kernel import emit_stream
+from crossfuse.lower.hopper.statements import (
+    ONE_CTA,
+    branches,
+    declare_coordinates,
+    parameter,
+    run,
+    set_registers,
+)
+from crossfuse.lower.hopper.stream.feature import emit_stream
 from crossfuse.lower.hopper.stream.merge import MergePlan, emit_merge, plan_merge
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan, plan_stream
-from crossfuse.lower.hopper.stream.recover.function import holds_stream, recover_streams
-from crossfuse.lower.hopper.timeline import Timeline, events, timeline_buffer
-from crossfuse.lower.image import ROW_COUNT, BufferSpec, KernelImage, Launch
-from crossfuse.lower.place_shared_memory import Placement, SharedMemoryPlan
+from crossfuse.lower.hopper.stream.recover.function import recover_streams
+from crossfuse.lower.image import (
+    ROW_COUNT,
+    BufferSpec,
+    KernelImage,
+    Launch,
+    Placement,
+    SharedMemoryPlan,
+)
+from crossfuse.lower.pipeline import kernel_pipeline
 from crossfuse.lower.refusal import refuse
-from crossfuse.markers import FAST, staged_blocks
+from crossfuse.markers import FAST, holds_stream, is_reduced, staged_blocks
 
-# A kernel of its roles: one warpgroup loads, the others multiply and store.
+#: What kernels are made of, and how they are launched.
+_Plan = KernelPlan | StreamPlan | MergePlan
 
 
-def emit_kernel(plan: KernelPlan, name: str) -> Any:
-    """Emit a kernel as TIRx, before TVM's pipeline."""
+def _emit(plan: _Plan, name: str) -> Any:
+    """Write a kernel as TIRx, before TVM's pipeline: its parameters, then the body of its kind."""
     with ir.IRBuilder() as builder, ir.script.prim_func():
         ir.script.func_name(name)
-        if any(each.fast for each in plan.features):
+        if plan.fast:
             ir.script.func_attr({FAST: 1})
-        parameters = dict.fromkeys(each for p in plan.phases for each in p.program.parameters)
-        images = {each: parameter(each) for each in parameters}
-        rows = plan.phases[0].program.store.rows
-        if rows is not None:
-            images[rows.count] = ir.script.arg(ROW_COUNT, ir.script.int32())
-        stamps = [timeline_buffer(plan)] if plan.timed else []
+        images = {each: parameter(each) for each in plan.parameters}
+        if plan.row_count is not None:
+            images[plan.row_count] = ir.script.arg(ROW_COUNT, ir.script.int32())
+        stamps = [timeline_buffer(plan)] if isinstance(plan, KernelPlan) and plan.timed else []
         buffers = {
             each.name: ir.script.arg(each.name, ir.script.Buffer(list(each.shape), each.dtype))
             for each in (*plan.state, *stamps, *plan.workspaces)
@@ -52,23 +63,29 @@ def emit_kernel(plan: KernelPlan, name: str) -> Any:
             each.name: ir.script.arg(each.name, ir.script.TensorMap()) for each in plan.tensor_maps
         }
         ir.script.device_entry()
-        with ir.script.attr(ONE_CTA):
-            phases = tuple(
-                replace(each, program=with_parameters(each.program, images)) for each in plan.phases
-            )
-            where = declare_coordinates(plan, phases)
-            timeline = Timeline(plan, where, buffers[stamps[0].name] if stamps else None)
-            _emit_body(replace(plan, phases=phases), where, maps, buffers, timeline)
+        if isinstance(plan, MergePlan):
+            emit_merge(plan, images, buffers)
+        else:
+            with ir.script.attr(ONE_CTA):
+                if isinstance(plan, StreamPlan):
+                    emit_stream(plan, images, buffers, maps)
+                else:
+                    _emit_products(plan, images, buffers, maps)
     return builder.get()
 
 
-def _emit_body(
-    plan: KernelPlan,
-    where: Coordinates,
-    maps: dict[str, Any],
-    buffers: dict[str, Any],
-    timeline: Timeline,
+# A kernel of products by its roles: one warpgroup loads, the others multiply and store.
+
+
+def _emit_products(
+    plan: KernelPlan, images: dict[Any, Any], buffers: dict[str, Any], maps: dict[str, Any]
 ) -> None:
+    phases = tuple(
+        replace(each, program=with_parameters(each.program, images)) for each in plan.phases
+    )
+    where = declare_coordinates(plan, phases)
+    timeline = Timeline(plan, where, buffers[timeline_buffer(plan).name] if plan.timed else None)
+    plan = replace(plan, phases=phases)
     timeline.begin()
     memory = ir.script.alloc_buffer((plan.arena.size,), "uint8", scope="shared.dyn", align=1024)
     ir.IRBuilder.name("memory", memory)
@@ -137,25 +154,20 @@ def _emit_roles_at_once(body: Body) -> None:
 
 
 def _prepare(body: Body) -> None:
-    """Initialise all barriers by one warp, and fetch descriptors by another."""
-    plan, where = body.plan, body.where
-    with when(ir.script.And(where.warpgroup == 0, where.thread < WARP)):
-        body.left.initialise(plan.consumers * plan.left.sharers, where.thread)
-        body.right.initialise(plan.consumers * plan.right.sharers, where.thread)
+    plan, thread = body.plan, body.where.thread
+
+    def initialise() -> None:
+        body.left.initialise(plan.consumers * plan.left.sharers, thread)
+        body.right.initialise(plan.consumers * plan.right.sharers, thread)
         for each in plan.features:
             each.initialise(body)
-        mbarrier.publish_initialised()
-    with when(ir.script.And(where.warpgroup == 0, where.thread >= 3 * WARP)):
-        fetch_descriptors(plan.tensor_maps, where.lane, body.maps)
+
+    prepare(body.where, initialise, plan.tensor_maps, body.maps)
 
 
 def _let_next_begin() -> None:
     # The next kernel may be launched; it waits for the end of this one where it needs it.
     run(ir.script.ptx.griddepcontrol.launch_dependents())
-
-
-#: What kernels are made of, and how they are launched.
-_Plan = KernelPlan | StreamPlan | MergePlan
 
 
 def generate(
@@ -171,64 +183,39 @@ def generate(
     launches, the plan of shared memory, and with a timeline the events of each kernel. Refused if
     tensor cores or TMA cannot take the tiles.
     """
-    if _streams(func):
-        return (*_generate_streams(func, buffers, device, name, timeline), ())
-    plans = _plans_of_products(func, device)
-    if timeline:
-        plans = [replace(each, timed=True) for each in plans]
-        buffers = (*buffers, *map(timeline_buffer, plans))
+    plans = plans_of(func, device)
+    timed = [_timed(each, name) for each in plans] if timeline else []
+    plans, buffers = timed or plans, (*buffers, *map(timeline_buffer, timed))
     cuda, launches = _emitted(plans, device, name)
-    taken = {each for plan in plans for phase in plan.phases for each in phase.program.parameters}
-    own = (each for plan in plans for each in plan.workspaces)
+    taken = {each for plan in plans for each in plan.parameters}
+    own = dict.fromkeys(each for plan in plans for each in plan.workspaces)
     spaces = (*(_spec(each) for each in workspaces(func) if each in taken), *own)
     sums = tuple(_spec(each) for plan in plans for each in plan.zeroed)
     kept = (*(each for plan in plans for each in plan.state), *sums)
     image = KernelImage(name, cuda, buffers, launches, spaces, kept, bool(sums))
-    return image, _shared_memory(plans), tuple(map(events, plans)) if timeline else ()
+    return image, _shared_memory(plans), tuple(map(events, timed))
 
 
-def plans_of(func: Any, device: Device) -> Sequence[KernelPlan | StreamPlan]:
+def plans_of(func: Any, device: Device) -> Sequence[_Plan]:
     """Plan the kernels of a scheduled tile program, which are not emitted; see `generate`."""
-    if _streams(func):
-        return [plan_stream(each, device) for each in recover_streams(func)]
-    return _plans_of_products(func, device)
-
-
-def _streams(func: Any) -> bool:
-    return holds_stream(func.body) and not is_reduced(func) and not staged_blocks(func)
-
-
-def _plans_of_products(func: Any, device: Device) -> list[KernelPlan]:
+    if holds_stream(func.body) and not is_reduced(func) and not staged_blocks(func):
+        streams = [plan_stream(each, device) for each in recover_streams(func)]
+        return [each for plan in streams for each in (plan, plan_merge(plan)) if each is not None]
     programs = recover_reduced(func) if is_reduced(func) else recover(func)
     return [plan_kernel(each, device, number) for number, each in enumerate(programs)]
 
 
-def _generate_streams(
-    func: Any, buffers: tuple[BufferSpec, ...], device: Device, name: str, timeline: bool
-) -> tuple[KernelImage, SharedMemoryPlan]:
-    """Lower a function whose nests are streams of tiles."""
-    if timeline:
-        raise refuse(
-            "timeline",
-            f"function '{name}'",
-            found="a stream of tiles",
-            limit="kernels of products one behind the other, which have phases to tell apart",
-            instead="profile it with Nsight Compute",
-        )
-    plans: list[StreamPlan | MergePlan] = []
-    for each in recover_streams(func):
-        plan = plan_stream(each, device)
-        merge = plan_merge(plan)
-        plans += [plan] if merge is None else [plan, merge]
-    spaces = tuple(each.states for each in plans if isinstance(each, MergePlan))
-    cuda, launches = _emitted(plans, device, name)
-    return KernelImage(name, cuda, buffers, launches, spaces), _shared_memory(plans)
-
-
-def _emit(plan: _Plan, name: str) -> Any:
+def _timed(plan: _Plan, name: str) -> KernelPlan:
+    """A plan that records a timeline; refused for streams, which have no phases."""
     if isinstance(plan, KernelPlan):
-        return emit_kernel(plan, name)
-    return emit_stream(plan, name) if isinstance(plan, StreamPlan) else emit_merge(plan, name)
+        return replace(plan, timed=True)
+    raise refuse(
+        "timeline",
+        f"function '{name}'",
+        found="a stream of tiles",
+        limit="kernels of products one behind the other, which have phases to tell apart",
+        instead="profile it with Nsight Compute",
+    )
 
 
 def _emitted(plans: Sequence[_Plan], device: Device, name: str) -> tuple[str, tuple[Launch, ...]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP
-from crossfuse.lower.hopper.statements import Variable, run
+from crossfuse.lower.hopper.statements import Variable, run, when
 
 
 def initialise(barrier: Any, arrivals: int) -> None:
@@ -84,6 +84,15 @@ def meet_warpgroup(warpgroup: Any) -> None:
     """Synchronise a multiplying warpgroup, by a barrier of its own: 0 is that of the whole CTA."""
     barrier = ir.script.Cast("uint32", 1 + warpgroup)
     run(ir.script.ptx.bar.sync(barrier, ir.script.uint32(WARPGROUP)))
+
+
+def await_copies(thread: Any, pending: int = 0) -> None:
+    """Wait until bulk copies have read shared memory, but for `pending` groups of the last ones.
+
+    By the first thread of a warpgroup, which issues them (PTX ISA, cp.async.bulk.wait_group).
+    """
+    with when(thread == 0):
+        run(ir.script.ptx.cp.async_.bulk.wait_group.read(pending))
 
 
 def meet_started(size: int) -> None:

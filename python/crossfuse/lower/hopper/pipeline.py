@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.hardware import WARP
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.coordinates import Coordinates, at, strides
 from crossfuse.lower.hopper.plan.memory import Arena
 from crossfuse.lower.hopper.plan.operands import Operand
 from crossfuse.lower.hopper.program.tile import Place, Tile, WindowTile
 from crossfuse.lower.hopper.program.tile_program import TileProgram
-from crossfuse.lower.hopper.statements import Variable, let, run, when
+from crossfuse.lower.hopper.statements import Coordinates, Variable, at, let, run, strides, when
 from crossfuse.lower.image import TensorMap
 
 
@@ -182,16 +182,28 @@ __device__ __forceinline__ void crossfuse_fetch_descriptor(unsigned long long ma
 """
 
 
-def fetch_descriptors(descriptors: tuple[TensorMap, ...], lane: Any, maps: dict[str, Any]) -> None:
-    """Prefetch all descriptors, one by each lane: the first copy would wait for its own."""
-    for number, each in enumerate(descriptors):
-        with when(lane == number):
-            address = ir.script.address_of(maps[each.name])
-            run(
-                ir.cuda_func_call(
-                    "crossfuse_fetch_descriptor", address, source_code=_FETCH_DESCRIPTOR
+def prepare(
+    where: Coordinates,
+    initialise: Callable[[], None],
+    descriptors: tuple[TensorMap, ...],
+    maps: dict[str, Any],
+) -> None:
+    """Initialise all barriers by one warp of those that load, and fetch descriptors by another.
+
+    Each by a lane of its own: the first copy would wait for its descriptor.
+    """
+    with when(ir.script.And(where.warpgroup == 0, where.thread < WARP)):
+        initialise()
+        mbarrier.publish_initialised()
+    with when(ir.script.And(where.warpgroup == 0, where.thread >= 3 * WARP)):
+        for number, each in enumerate(descriptors):
+            with when(where.lane == number):
+                address = ir.script.address_of(maps[each.name])
+                run(
+                    ir.cuda_func_call(
+                        "crossfuse_fetch_descriptor", address, source_code=_FETCH_DESCRIPTOR
+                    )
                 )
-            )
 
 
 def load_name(rank: int) -> str:

@@ -10,9 +10,14 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.coordinates import Coordinates, at, grid_places
 from crossfuse.lower.hopper.epilogue.store import BoxPlace, Epilogue, PlaceInStages
-from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, TileSums, first_of
+from crossfuse.lower.hopper.features.feature import (
+    ConsumerPart,
+    Ending,
+    TileSums,
+    Timeline,
+    first_of,
+)
 from crossfuse.lower.hopper.flags import FlagReader, Flags, PlacedFlags
 from crossfuse.lower.hopper.pipeline import Cursor, Release, Ring, Throttle, load_tile, sharing_rank
 from crossfuse.lower.hopper.plan.kernel import KernelPlan
@@ -21,8 +26,11 @@ from crossfuse.lower.hopper.plan.operands import Operand
 from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.recover.contraction import first_of_reduction
 from crossfuse.lower.hopper.statements import (
+    Coordinates,
     Variable,
     Warmup,
+    at,
+    grid_places,
     hidden,
     let,
     registers,
@@ -30,7 +38,6 @@ from crossfuse.lower.hopper.statements import (
     warmed_up,
     when,
 )
-from crossfuse.lower.hopper.timeline import Timeline
 from crossfuse.lower.hopper.wgmma import Multiplier, ring_tiles
 
 

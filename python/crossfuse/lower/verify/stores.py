@@ -10,15 +10,16 @@ from crossfuse import _tvm as ir
 from crossfuse.blocks.access import row_major
 from crossfuse.lower.kernel import ClusterKernel, Part
 from crossfuse.lower.refusal import refuse
-from crossfuse.lower.stored_elements import are_apart, stored_elements
 from crossfuse.lower.tree import (
     Access,
     analyzer,
+    are_apart,
     bounds,
     children,
     coordinate,
     coordinate_loop,
     is_call,
+    stored_elements,
 )
 from crossfuse.markers import DSM_SCOPE, MERGED, marked_blocks_in
 
@@ -46,7 +47,7 @@ def check_distinct_stores(kernel: ClusterKernel) -> None:
 
 
 def _check_store(access: Access, shared_by: tuple[str, ...], everywhere: dict[str, int]) -> None:
-    fixed = _fixed(access.site.conditions)
+    fixed = _fixed(access)
     tags = [(each, coordinate(each)) for each in access.loops]
     loops = [each for each, tag in tags if not tag or tag.startswith(shared_by)]
     parallel = [
@@ -101,15 +102,23 @@ def _shared_by(kernel: ClusterKernel, buffer: Any) -> tuple[str, ...]:
     return ("threadIdx.",) if scope.startswith("shared") else ()
 
 
-def _fixed(conditions: tuple[Any, ...]) -> dict[Any, Any]:
-    """Variables that a condition pins to one value, such as ``threadIdx.x == 0``."""
+def _fixed(access: Access) -> dict[Any, Any]:
+    """Variables that conditions pin to one value: ``threadIdx.x == 0``, or ``threadIdx.x < 1``."""
+    known = analyzer(access.loops)
+    first = {each.loop_var: each.min for each in access.loops}
     found: dict[Any, Any] = {}
-    for condition in conditions:
+    for condition in access.site.conditions:
         for term in ir.terms(condition):
-            if not isinstance(term, ir.tirx.EQ) or not isinstance(term.a, ir.Var):
-                continue
-            if ir.constant(term.b) is not None:
+            equal = isinstance(term, ir.tirx.EQ) and isinstance(term.a, ir.Var)
+            if equal and ir.constant(term.b) is not None:
                 found[term.a] = term.b
+                continue
+            # What unit loops add is simplified away.
+            least = known.simplify(term)
+            if isinstance(least, ir.tirx.LT) and least.a in first:
+                start = first[least.a]
+                if known.can_prove_equal(least.b, start + 1):
+                    found[least.a] = start
     return found
 
 

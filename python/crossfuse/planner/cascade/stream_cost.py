@@ -167,7 +167,7 @@ USED_L2, LOST_L2 = 0.4, 1.5
 
 
 @dataclass(frozen=True)
-class _Waves:
+class Waves:
     """CTAs of a stream: `side` on an SM, `places` groups of rows at once."""
 
     side: int
@@ -177,7 +177,7 @@ class _Waves:
 
 def stream_estimate(work: Work, tiles: StreamTiles, device: Device, rates: Rates) -> Estimate:
     """Estimate a stream of threads with tiles that fit: see `ctas`."""
-    waves = _waves(work, tiles, device)
+    waves = waves_of(work, tiles, device)
     if work.outputs:
         return _with_outputs(work, tiles, waves, device, rates)
     idle = IDLE + IDLE_OF_WARP * tiles.threads * tiles.rows / WARP
@@ -203,7 +203,7 @@ def stream_estimate(work: Work, tiles: StreamTiles, device: Device, rates: Rates
 
 
 def _with_outputs(
-    work: Work, tiles: StreamTiles, waves: _Waves, device: Device, rates: Rates
+    work: Work, tiles: StreamTiles, waves: Waves, device: Device, rates: Rates
 ) -> Estimate:
     """Estimate a stream with outputs over the axis."""
     elements = steps(work, tiles) * work.vector  # of a thread
@@ -286,7 +286,7 @@ def _longer(one: float, other: float) -> float:
 def stream_bytes(work: Work, tiles: StreamTiles, device: Device) -> dict[str, int]:
     """Bytes that a stream moves by level: ``hbm``, ``l2``, ``dsm`` and ``shared``."""
     elements = work.rows * work.length
-    waves = _waves(work, tiles, device)
+    waves = waves_of(work, tiles, device)
     again = work.kept if work.outputs and tiles.resident == "none" else 0
     read = work.read + work.late
     missed = again * _missed(work, tiles, waves, device)
@@ -300,13 +300,14 @@ def stream_bytes(work: Work, tiles: StreamTiles, device: Device) -> dict[str, in
     }
 
 
-def _waves(work: Work, tiles: StreamTiles, device: Device) -> _Waves:
+def waves_of(work: Work, tiles: StreamTiles, device: Device) -> Waves:
+    """Count the groups of rows of a stream, and how many of them a device works on at once."""
     side = ctas(work, tiles, device)
     places = side * device.resident_clusters(tiles.cluster)
-    return _Waves(side, -(-work.rows // tiles.rows), places)
+    return Waves(side, -(-work.rows // tiles.rows), places)
 
 
-def _memory(work: Work, tiles: StreamTiles, waves: _Waves, rates: Rates, device: Device) -> float:
+def _memory(work: Work, tiles: StreamTiles, waves: Waves, rates: Rates, device: Device) -> float:
     """Microseconds of all bytes at the bandwidth of HBM."""
     elements = work.rows * work.length
     read = float(work.read + work.late)
@@ -324,7 +325,7 @@ def _instructions(work: Work, tiles: StreamTiles) -> float:
     return work.rows * (work.length * work.operations + merged)
 
 
-def _missed(work: Work, tiles: StreamTiles, waves: _Waves, device: Device) -> float:
+def _missed(work: Work, tiles: StreamTiles, waves: Waves, device: Device) -> float:
     """Share of what is loaded again that L2 does not have any more."""
     rows = min(waves.groups, waves.places) * tiles.rows * work.length
     occupied = rows * (work.read + work.late + work.written)

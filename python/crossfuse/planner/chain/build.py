@@ -10,6 +10,7 @@ from crossfuse.calls import checked
 from crossfuse.planner.chain.spec import Chain, Dim, Product, Reduction, Tensor, refused
 from crossfuse.workload.conv_chain import ConvChainSpec
 from crossfuse.workload.dtypes import float_type
+from crossfuse.workload.expression import function_cycles
 from crossfuse.workload.layers import LayersSpec
 from crossfuse.workload.spec import WorkloadSpec, affine, further_operands
 
@@ -69,6 +70,8 @@ class Layer:
     #: Inputs that are read besides, and reductions of the result.
     further: tuple[Further, ...] = ()
     reduced: tuple[Reduced, ...] = ()
+    #: See `Product`.
+    functions: int = 0
 
 
 def assemble(
@@ -112,7 +115,7 @@ def assemble(
         before = products[-1].output if products else "A"
         named = (tuple(each.name for each in group) for group in (rights, further))
         operands, besides = named
-        products.append(Product(result, before, operands, summed, besides))
+        products.append(Product(result, before, operands, summed, besides, layer.functions))
         reductions += [_reduction(each, result, _dims(column, summed)) for each in layer.reduced]
     return Chain(tuple(dims), tuple(tensors), tuple(products), tuple(reductions))
 
@@ -198,6 +201,7 @@ def chain_of(spec: WorkloadSpec | LayersSpec) -> Chain:
         out=float_type(spec.out).size,
         repeats=spec.k1 * spec.k1 if isinstance(spec, ConvChainSpec) else 1,
         further=_operands_of_epilogue(spec),
+        functions=[function_cycles(spec.act)],
     )
 
 
@@ -206,7 +210,10 @@ def _chain_of_layers(spec: LayersSpec) -> Chain:
     further = {n: [Further(("column",), item)] * spec.bias for n in range(last + 1)}
     further[last] = [*further[last], *[Further(("row", "column"), item)] * spec.residual]
     out = float_type(spec.out).size
-    return matrix_chain(spec.M, spec.widths, item=item, out=out, further=further)
+    functions = [function_cycles(spec.act)] * last
+    return matrix_chain(
+        spec.M, spec.widths, item=item, out=out, further=further, functions=functions
+    )
 
 
 def matrix_chain(
@@ -220,13 +227,15 @@ def matrix_chain(
     out: int = 0,
     repeats: int = 1,
     further: Mapping[int, Sequence[Further]] = _NOTHING,
+    functions: Sequence[int] = (),
 ) -> Chain:
     """Make a chain of products of any length, named as `assemble` does.
 
     `widths` are the columns of the first left operand, then of each product's result; `batch` of 0
     makes no batch dim. `gated` gives the first product two weights. `item` and `out` are bytes of
     an element, `out` of one of the output where it differs (0 if not). `further` has the inputs
-    that products read besides, by their index from 0. Refused are no product, batched weights
+    that products read besides, by their index from 0, and `functions` the cycles of theirs, from
+    the first product on (see `Product`). Refused are no product, batched weights
     without a batch, and an index of `further` without a product.
     """
     if len(widths) < 2:
@@ -250,6 +259,7 @@ def matrix_chain(
             (weight, weight) if gated and not index else (weight,),
             (out or item) if index == last else item,
             tuple(further.get(index, ())),
+            functions=functions[index] if index < len(functions) else 0,
         )
         for index, width in enumerate(widths[1:])
     ]

@@ -6,7 +6,7 @@ E[m,l] =     sum over n of C[m,n] * D[l,n]
 ```
 
 Every product multiplies what the one before made. Of activations and epilogues, only what they
-read is part of this: biases, residuals and scales come from memory.
+read, biases, residuals and scales, and how long their functions take is part of this.
 
 A reduction that is no product (the maximum and the sum of a softmax) is listed where it stands.
 Such a chain can be read and shown, but not yet analysed: see `refuse_reductions`.
@@ -63,6 +63,9 @@ class Product:
     #: Inputs that are read besides, by the epilogue or with an operand. Those that the summed dim
     #: indexes are read with the operands, others once for each element of a result.
     further: tuple[str, ...] = ()
+    #: Cycles in which a scheduler issues the functions of a warp's elements of the result: an
+    #: exponential, say. See `crossfuse.workload.expression.CYCLES`.
+    functions: int = 0
 
 
 @dataclass(frozen=True)
@@ -264,9 +267,6 @@ def _twice(names: Iterable[str]) -> str:
             return name
         seen.add(name)
     return ""
-
-
-__all__ = ["Chain", "Dim", "Product", "Reduction", "Tensor"]
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from crossfuse.hardware import Device
+from crossfuse.hardware import WARP, Device
 from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates, at, rates_of
 from crossfuse.planner.cost.terms import LEARNED, Estimate
@@ -188,6 +188,11 @@ def start_time(
 # Kernels: phases one behind another, and what passes between them.
 
 
+def active_clusters(kernel: TileKernel, shape: Shape, device: Device) -> Count:
+    """Clusters that run at the same time, of the launch that has most."""
+    return least(reduce(most, kernel.clusters(shape, device)), resident(device, kernel.cluster))
+
+
 @dataclass(frozen=True)
 class Work:
     """Constants of one estimate, and the parts that all families share; times are microseconds."""
@@ -201,8 +206,7 @@ class Work:
     @cached_property
     def active(self) -> Count:
         """Clusters that run at the same time."""
-        room = resident(self.device, self.kernel.cluster)
-        return least(_largest(self.kernel.clusters(self.shape, self.device)), room)
+        return active_clusters(self.kernel, self.shape, self.device)
 
     def load(self, fresh: Share, ahead: Share = 0.0) -> Load:
         """Describe who runs a phase: `fresh` bytes come from memory, `ahead` are there already."""
@@ -221,7 +225,9 @@ class Work:
         """Time of one tile's epilogue; a CTA that sums a slice of a tile makes that alone."""
         fitted = self.rates.fitted
         column = fitted.gated if phase.products > 1 else fitted.column
-        return column * phase.columns * phase.rows / 64 / phase.split
+        # Of a column, 64 elements, each of the four schedulers has half a warp.
+        functions = phase.functions * 64 / (4 * WARP) / self.device.clock_mhz
+        return (column + functions) * phase.columns * phase.rows / 64 / phase.split
 
     def ahead(self, phase: Phase, gap: Share) -> Share:
         """Bytes of the next phase's weights that a CTA loads in a gap."""
@@ -327,20 +333,12 @@ def eager(shape: Shape, rates: Rates, sms: int = 132) -> Estimate:
     return Estimate(clock.terms, clock.busy)
 
 
-def _largest(clusters: tuple[Count, ...]) -> Count:
-    found = clusters[0]
-    for each in clusters[1:]:
-        found = np.maximum(found, each)
-    return found
-
-
 def alone(kernel: TileKernel, shape: Shape, device: Device, rates: Rates) -> dict[str, Share]:
     """Microseconds that each stream of the loops would take if there were no other.
 
     Unlike `Estimate.busy`, with what is loaded while the intermediate passes.
     """
-    clusters = reduce(most, kernel.clusters(shape, device))
-    active = least(clusters, resident(device, kernel.cluster))
+    active = active_clusters(kernel, shape, device)
     found: dict[str, Share] = dict.fromkeys(("hbm", "l2", "ingest", "tensor"), 0.0)
     for phase, fresh in zip(kernel.phases(shape), shape.weight_bytes, strict=False):
         load = Load(kernel.cluster, active, fresh)

@@ -49,7 +49,7 @@ class Fitted:
     #: Of the second product in a cluster, for an element of its reduction, where registers do not
     #: hold the sums.
     spill: Positive = 0.08
-    #: Epilogue of a column of 64 rows: of a plain activation, and of gate and up.
+    #: Epilogue of a column of 64 rows beside its functions: of one product, and of gate and up.
     column: Positive = 0.01
     gated: Positive = 0.02
     #: From a stored tile of an intermediate to the first one that another SM has loaded, and the

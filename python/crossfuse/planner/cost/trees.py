@@ -27,7 +27,7 @@ from crossfuse.schema import Between, Count, Damaged
 
 # Features of kernels that corrections are learned from: terms, tiles, and bytes by level.
 
-_SHAPE = ("m", "n", "k", "l", "products", "item", "k_major")
+_SHAPE = ("m", "n", "k", "l", "products", "item", "k_major", "functions")
 _FIELDS = (
     "rows",
     "columns",

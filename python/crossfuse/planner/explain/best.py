@@ -12,7 +12,7 @@ from crossfuse.planner.cascade.plan import ranked_cascade
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.explain.cascade import CascadeReasons, explain_plan
 from crossfuse.planner.explain.explanation import Explanation, explain
-from crossfuse.planner.plan import ranked
+from crossfuse.planner.plan import is_cascade, ranked
 
 
 def explain_best(
@@ -22,28 +22,8 @@ def explain_best(
     only: Sequence[str] = (),
     rates: Rates | None = None,
     top: int = 1,
-) -> Explanation:
+) -> Explanation | CascadeReasons:
     """Plan a workload and explain the plan, compared with the `top` - 1 plans that come next."""
-    _check(top)
-    plans = ranked(workload, target, only=only, rates=rates, keep=top)
-    return explain(plans[0], target=target, rates=rates, best=plans[1:top])
-
-
-def explain_best_cascade(
-    workload: Any,
-    target: str | Device | None = None,
-    *,
-    only: Sequence[str] = (),
-    rates: Rates | None = None,
-    top: int = 1,
-) -> CascadeReasons:
-    """Plan and explain a cascade of reductions; see `explain_best`."""
-    _check(top)
-    plans = ranked_cascade(workload, target, only=only, rates=rates, keep=top)
-    return explain_plan(plans[0], target=target, rates=rates, best=plans[1:top])
-
-
-def _check(top: int) -> None:
     if top < 1:
         raise refuse(
             PlanRefused,
@@ -53,6 +33,11 @@ def _check(top: int) -> None:
             limit="1 or more plans",
             instead="ask for 1, which is the chosen plan alone",
         )
+    if is_cascade(workload):
+        cascades = ranked_cascade(workload, target, only=only, rates=rates, keep=top)
+        return explain_plan(cascades[0], target=target, rates=rates, best=cascades[1:top])
+    plans = ranked(workload, target, only=only, rates=rates, keep=top)
+    return explain(plans[0], target=target, rates=rates, best=plans[1:top])
 
 
 def limited(target: str | Device | None, *, max_cluster: int = 0, shared_bytes: int = 0) -> Device:

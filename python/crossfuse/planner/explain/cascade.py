@@ -54,17 +54,10 @@ class CascadeReasons:
 
     def to_json(self) -> dict[str, Any]:
         """Convert to a value that `json` can write; `CascadePlan.from_json` reads its ``plan``."""
-        passes = [{**asdict(each), "microseconds": time} for each, time in self.passes]
-        pruned = {name: list(map(asdict, steps)) for name, steps in self.pruned.items()}
-        return {
-            "version": VERSION,
-            "plan": parse(self.plan.to_json()),
-            "levels": list(map(asdict, self.levels)),
-            "passes": passes,
-            "best": list(map(asdict, self.best)),
-            "pruned": pruned,
-            "provisional": self.provisional,
-        }
+        fields = asdict(self)
+        fields["plan"] = parse(self.plan.to_json())
+        fields["passes"] = [{**each, "microseconds": time} for each, time in fields["passes"]]
+        return {"version": VERSION, **fields}
 
     def render(self) -> list[RenderableType]:
         """Build all tables, in reading order."""
@@ -89,7 +82,7 @@ class CascadeReasons:
 
     def svg(self) -> str:
         """Draw time by level and by term as SVG."""
-        return times_picture(self.plan, self.plan.device, self.plan.bound, self.levels)
+        return times_picture(self.plan, self.levels)
 
 
 def explain_plan(

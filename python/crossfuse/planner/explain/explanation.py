@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crossfuse.hardware import Device, device
 from crossfuse.planner.chain.spec import refuse_reductions
@@ -14,14 +14,17 @@ from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.counts import least
 from crossfuse.planner.explain.levels import Level, Place, Share, layout, levels, places
 from crossfuse.planner.explain.picture import picture
+from crossfuse.planner.explain.published import count
 from crossfuse.planner.explain.tables import printed, render
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.registry import families, read_kernel
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.memory import resident, uses
 from crossfuse.planner.kernels.shape import Shape, Step, shape_of
-from crossfuse.planner.space.count import count
 from crossfuse.schema import parse
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 #: Version of the JSON form.
 VERSION = 1
@@ -96,6 +99,10 @@ class Explanation:
         fields["plan"] = parse(self.plan.to_json())
         return {"version": VERSION, **fields}
 
+    def render(self) -> list[RenderableType]:
+        """As tables of rich, in reading order."""
+        return render(self)
+
     def text(self, width: int = 100) -> str:
         """As tables of plain text.
 
@@ -109,7 +116,7 @@ class Explanation:
         str
             Lines of at most `width` columns.
         """
-        return printed(render(self), width)
+        return printed(self.render(), width)
 
     def svg(self) -> str:
         """As a picture: time by level and by term, and the layout of a cluster."""

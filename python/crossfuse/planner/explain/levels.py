@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from crossfuse.cascade.rewrite.work import Work
+from crossfuse.cascade.rewrite.tiles import CascadeTiles
+from crossfuse.cascade.rewrite.work import TileWork, Work
 from crossfuse.hardware import Device
+from crossfuse.planner.cascade.tile_cost import steps_of
 from crossfuse.planner.chain.spec import Chain, Tensor
 from crossfuse.planner.cost.rates import Rates, at
 from crossfuse.planner.kernels.kernel import TileKernel
@@ -62,6 +64,17 @@ def instructions(work: Work) -> dict[str, int]:
     """Instructions of a cascade beside products, by level."""
     elements = work.rows * work.length
     return {SPECIAL: elements * work.exponentials, PLAIN: elements * work.operations}
+
+
+def tile_instructions(work: TileWork, tiles: CascadeTiles) -> dict[str, int]:
+    """Operations of both products of a stream of tiles, and instructions for each score."""
+    found = steps_of(work, tiles)
+    elements = found.total * found.sizes.rows * found.sizes.elements
+    return {
+        "tensor": 2 * elements * (work.depth + found.sizes.columns),
+        SPECIAL: elements * work.exponentials,
+        PLAIN: elements * work.operations,
+    }
 
 
 def size_text(size: float) -> str:

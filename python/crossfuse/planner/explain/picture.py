@@ -81,25 +81,23 @@ def picture(reasons: Explanation) -> str:
     which tests read.
     """
     plan = reasons.plan
-    page = _page(plan, plan.device, plan.bound, reasons.levels)
+    page = _page(plan, reasons.levels)
     for phase in sorted({each.phase for each in reasons.layout}):
         name = plan.chain.products[phase].output
         _tiles(page, reasons.layout, phase, name)
     return page.finished()
 
 
-def times_picture(
-    plan: Choice | CascadePlan, device: str, bound: str, levels: Sequence[Level]
-) -> str:
+def times_picture(plan: Choice | CascadePlan, levels: Sequence[Level]) -> str:
     """Draw the levels and terms of a plan as SVG text."""
-    return _page(plan, device, bound, levels).finished()
+    return _page(plan, levels).finished()
 
 
-def _page(plan: Choice | CascadePlan, device: str, bound: str, levels: Sequence[Level]) -> Page:
+def _page(plan: Choice | CascadePlan, levels: Sequence[Level]) -> Page:
     """Make a page with a title, levels and terms."""
     page = Page()
-    title = f"{plan.family} on {device}: {plan.microseconds:.2f} us estimated, bound by {bound}"
-    page.text(MARGIN, page.y + 4, title, font_size="15")
+    time = f"{plan.microseconds:.2f} us estimated, bound by {plan.bound}"
+    page.text(MARGIN, page.y + 4, f"{plan.family} on {plan.device}: {time}", font_size="15")
     page.y += 8
     _levels(page, levels, plan.microseconds)
     _terms(page, plan.terms)

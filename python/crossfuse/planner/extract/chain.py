@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
     from crossfuse.planner.extract.parts import Parts
+    from crossfuse.planner.extract.reads import Program
+    from crossfuse.planner.extract.stages import Stage
 
 
 def chain_from(func: PrimFunc) -> Chain:
@@ -78,4 +80,19 @@ def _layer(program: Any, part: Parts, reduced: Any) -> Layer:
         part.stage.reader.item,
         tuple(further),
         tuple(each.reduced for each in reduced),
+        _functions(program, part.stage),
     )
+
+
+def _functions(program: Program, stage: Stage) -> int:
+    """Cycles of the functions of a product's results, wherever blocks apply them."""
+    from crossfuse.blocks.chain import function_cycles
+    from crossfuse.planner.extract.product import products
+
+    results = {each.buffer for each in stage.blocks}
+    readers = (
+        each
+        for each in program.blocks.values()
+        if results & {read.buffer for read in products(program, program.reads(each))}
+    )
+    return sum(function_cycles(each.value) for each in readers)

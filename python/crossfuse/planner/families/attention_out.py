@@ -29,7 +29,7 @@ from crossfuse.planner.cascade.tile_cost import (
 from crossfuse.planner.cost.estimate import Clock, Work, best_of, memory_speed
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.cost.terms import Estimate, added
-from crossfuse.planner.explain.levels import PLAIN, SPECIAL
+from crossfuse.planner.explain.levels import tile_instructions
 from crossfuse.planner.families import ATTENTION_OUT
 from crossfuse.planner.families.cascade import CascadeFamily, Rule, Steps, Taken, keep_rules
 from crossfuse.planner.families.family import of_rules
@@ -260,14 +260,8 @@ class AttentionOut(CascadeFamily[AttentionOutTiles]):
 
     def computed(self, tiles: AttentionOutTiles) -> dict[str, int]:
         """Operations of all products, and instructions for each score."""
-        work = self.work
-        found = steps_of(work, tiles.stream)
-        elements = found.total * found.sizes.rows * found.sizes.elements
-        return {
-            "tensor": 2 * elements * (work.depth + found.sizes.columns) + self.after.chain.flops,
-            SPECIAL: elements * work.exponentials,
-            PLAIN: elements * work.operations,
-        }
+        found = tile_instructions(self.work, tiles.stream)
+        return {**found, "tensor": found["tensor"] + self.after.chain.flops}
 
     @classmethod
     def schedule(

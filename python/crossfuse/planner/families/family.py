@@ -19,7 +19,7 @@ from crossfuse.errors import PlanRefused, ScheduleRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.kernels.arrays import NOTHING, count, flags, select
 from crossfuse.planner.kernels.kernel import TileKernel
-from crossfuse.planner.kernels.shape import Shape, Step
+from crossfuse.planner.kernels.shape import Shape, Step, narrowed
 from crossfuse.schema import Damaged, typed
 
 _RULES = "crossfuse.schedule.rules"
@@ -156,13 +156,11 @@ class ChainFamily:
             left &= False
             operands = "operands of 16 bits, or of 8 bits stored as [n, k]"
             steps.append(Step("operands", operands, 0))
-        for rule in found.rules(shape, device):
-            left &= np.asarray(rule.keeps, bool)
-            steps.append(Step(rule.name, rule.text, int(np.count_nonzero(left))))
+        ruled, left = narrowed(left, found.rules(shape, device))
         few = select(found, left)
         fits = int(np.count_nonzero(flags(few, few.fits(shape, device)))) if count(few) else 0
         room = f"two stages of each ring fit {device.max_shared_bytes >> 10} KiB of shared memory"
-        return (*steps, Step("shared", room, fits))
+        return (*steps, *ruled, Step("shared", room, fits))
 
     def why_none(self, shape: Shape, device: Device) -> str:
         """Say why there are no tiles that fit: the rule after which none were left."""

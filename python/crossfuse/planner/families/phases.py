@@ -110,7 +110,8 @@ class LayeredKernel(PhasedKernel):
         beside = choose(np.asarray(stacked) | np.asarray(split), 1, self.size)
         made = (self.columns[number], layer.columns, shape.out if last else shape.item)
         cluster, staged = (down, beside), self.staged and not last
-        return self._phase(shape, made, layer.depth, split, cluster, layer.products, staged=staged)
+        found = self._phase(shape, made, layer.depth, split, cluster, layer.products, staged=staged)
+        return replace(found, functions=layer.functions)
 
     def rules(self, shape: Shape, device: Device) -> tuple[TileRule, ...]:
         """Conditions of the rule and of the lowering on tiles, other than shared memory."""

@@ -26,17 +26,16 @@ from crossfuse.planner.kernels.arrays import (
     row_options,
     select,
 )
+from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 from crossfuse.planner.kernels.kernel import PartedKernel
-from crossfuse.planner.kernels.phase import Phase, sums_received, widest_of
+from crossfuse.planner.kernels.phase import Phase, by_warpgroups, sums_received, widest_of
 from crossfuse.planner.kernels.shape import Shape, TileRule, rows_in_parts
 
 #: Columns that parts of the intermediate are multiples of: a row of a tile of D.
 STEP = 64
 #: Registers of a thread for what is kept, a quarter of one for each column, and for the sums of the
-#: output beside it, a half for each.
-REGISTERS = 192
-#: The same where three warpgroups multiply.
-REGISTERS_OF_THREE = 112
+#: output beside it, a half for each, by how many warpgroups multiply; the others hold addresses.
+REGISTERS = {1: 192, 2: 192, 3: 112}
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class RegisterKernel(PartedKernel):
     def rules(self, shape: Shape, device: Device) -> tuple[TileRule, ...]:
         """Conditions of the rule and of the lowering on tiles, other than shared memory."""
         width, single = self.width(shape), self.parts == 1
-        most = choose(self.rows > 128, REGISTERS_OF_THREE, REGISTERS)
+        most = by_warpgroups(REGISTERS, ceil_div(self.rows, WARPGROUP_ROWS))
         narrow = (self.columns % 8 == 0) & (self.columns <= widest_of(self.rows))
         alone = choose(single, (self.size == 1) & self.divides(shape), True)
         parts = choose(self.size > 1, self._in_cluster(shape, device), self._in_l2(shape, device))

@@ -30,6 +30,7 @@ from crossfuse.hardware import Device
 from crossfuse.planner.cascade.shape import CascadeShape, RowsProduct
 from crossfuse.planner.cost.estimate import (
     OF_ROWS,
+    active_clusters,
     corrected,
     ingest_speed,
     memory_speed,
@@ -62,7 +63,7 @@ from crossfuse.planner.kernels.phase import (
     TALLEST_BY_CHUNKS,
     row_batches,
 )
-from crossfuse.planner.kernels.shape import Step, TileRule
+from crossfuse.planner.kernels.shape import TileRule, narrowed
 from crossfuse.schema import Tile
 
 if TYPE_CHECKING:
@@ -180,14 +181,11 @@ class RowsFirstFamily(CascadeFamily[T]):
         """
         shape = self.product.shape
         found = self.products.every(shape, device)
-        steps = list(self.products.pruned(shape, device))
+        steps = self.products.pruned(shape, device)
         if not count(found):
-            return tuple(steps), found
-        left = np.ones(count(found), bool)
-        for each in self.rules(found, device):
-            left &= np.asarray(each.keeps, bool)
-            steps.append(Step(each.name, each.text, int(np.count_nonzero(left))))
-        return tuple(steps), select(found, left)
+            return steps, found
+        ruled, left = narrowed(np.ones(count(found), bool), self.rules(found, device))
+        return (*steps, *ruled), select(found, left)
 
     def candidates(self, device: Device) -> tuple[Steps, tuple[T, ...]]:
         """List tiles that keep all rules, and how many tiles each rule leaves."""
@@ -343,8 +341,7 @@ def rows_estimate(
     `kernel` is one candidate, or many as arrays; `chunked` rows are made chunk by chunk.
     """
     found = corrected(kernel, product.shape, device, replace(rates, own=()))
-    active = least(kernel.clusters(product.shape, device)[0], resident(device, kernel.cluster))
-    ctas = active * kernel.cluster
+    ctas = active_clusters(kernel, product.shape, device) * kernel.cluster
     # Rings of tiles wait for rows: what begins is a kernel that loads rows.
     start = start_time(rates, kernel.cluster, ctas, OF_ROWS)
     found = replace(found, terms={**found.terms, "start": _plain(start)})

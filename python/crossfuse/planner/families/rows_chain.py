@@ -15,6 +15,7 @@ from crossfuse.planner.families import ROWS_CHAIN
 from crossfuse.planner.families.family import ChainFamily, of_rules
 from crossfuse.planner.families.rows import RowsFirstFamily
 from crossfuse.planner.families.tiled import STAGED, StagedKernel
+from crossfuse.planner.kernels.phase import by_warpgroups
 from crossfuse.planner.kernels.shape import TileRule
 from crossfuse.schema import Tile
 
@@ -60,7 +61,7 @@ class RowsChainTiles:
 #: Registers of a thread for the sums of both products where multiplying warpgroups make rows, by
 #: how many these are. After RMS norms nvcc 13.0 spilt nothing at 216, 176 and 116, 960 bytes at
 #: 240, 20 to 228 at 192 and 196, and 332 at 132; after a layer norm 40 bytes at 116.
-BESIDE_ROWS_OF_ONE, BESIDE_ROWS_OF_TWO, BESIDE_ROWS_OF_THREE = 216, 176, 112
+_SUMS_OF_BOTH = {1: 216, 2: 176, 3: 112}
 
 
 class RowsChain(RowsFirstFamily[RowsChainTiles]):
@@ -86,9 +87,7 @@ class RowsChain(RowsFirstFamily[RowsChainTiles]):
     def rules(self, kernel: StagedKernel, device: Device) -> tuple[TileRule, ...]:
         """Conditions on kernels of the chain, beside their own, under which they make rows."""
         first, second = kernel.phases(self.product.shape)
-        groups = first.warpgroups
-        several = choose(groups > 2, BESIDE_ROWS_OF_THREE, BESIDE_ROWS_OF_TWO)
-        room = choose(groups > 1, several, BESIDE_ROWS_OF_ONE)
+        room = by_warpgroups(_SUMS_OF_BOTH, first.warpgroups)
         text = "registers hold the sums of both products beside what makes rows"
         held = TileRule("registers beside rows", text, first.sums + second.sums <= room)
         return (*super().rules(kernel, device), held)

@@ -21,6 +21,7 @@ from crossfuse.planner.cascade.stream_cost import (
     steps,
     stream_bytes,
     stream_estimate,
+    waves_of,
 )
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.cost.terms import Estimate
@@ -125,16 +126,15 @@ class Stream(CascadeFamily[StreamTiles]):
     def taken(self, tiles: StreamTiles, device: Device) -> Taken:
         """Resources of the device that a kernel takes."""
         work, size = self.work, tiles.cluster
-        groups, side = -(-work.rows // tiles.rows), ctas(work, tiles, device)
-        room = side * device.resident_clusters(size)
+        waves = waves_of(work, tiles, device)
         return Taken(
-            groups * size,
+            waves.groups * size,
             size,
             max(WARP, tiles.threads * tiles.rows),
-            side,
+            waves.side,
             registers(work, tiles),
             shared_bytes(work, tiles),
-            round(max(1.0, groups / room), 2),
+            round(max(1.0, waves.groups / waves.places), 2),
         )
 
     def computed(self, tiles: StreamTiles) -> dict[str, int]:

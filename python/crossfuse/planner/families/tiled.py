@@ -234,9 +234,10 @@ class TiledKernel(PhasedKernel):
         down = choose(self.stacked, self.size, 1)
         beside = self.across * choose(self.stacked | self.split, 1, self.size)
         made = (self.columns, shape.n, item)
-        return self._phase(
+        found = self._phase(
             shape, made, shape.k, self.split, (down, beside), shape.products, staged=self.staged
         )
+        return replace(found, functions=shape.functions)
 
     def rules_of_first(self, shape: Shape, device: Device) -> tuple[TileRule, ...]:
         """Conditions on the tiles of the first products."""
@@ -326,7 +327,8 @@ class ChainedKernel(TiledKernel):
         """Make the phase of the second product; CTAs that do not split it lie along the rows."""
         cluster = (choose(self.split2, 1, self.size), self.across)
         made = (self.columns2, shape.l, shape.out)
-        return self._phase(shape, made, shape.n, self.split2, cluster)
+        found = self._phase(shape, made, shape.n, self.split2, cluster)
+        return replace(found, functions=shape.output_functions)
 
     def rules(self, shape: Shape, device: Device) -> tuple[TileRule, ...]:
         """Conditions of the rule and of the lowering on tiles, other than shared memory."""

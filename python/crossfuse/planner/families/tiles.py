@@ -28,7 +28,7 @@ from crossfuse.planner.cascade.tile_cost import (
 )
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.cost.terms import Estimate
-from crossfuse.planner.explain.levels import PLAIN, SPECIAL
+from crossfuse.planner.explain.levels import tile_instructions
 from crossfuse.planner.families import TILES
 from crossfuse.planner.families.cascade import CascadeFamily, Rule, Steps, Taken, keep_rules
 from crossfuse.planner.families.family import of_rules
@@ -133,14 +133,7 @@ class Tiles(CascadeFamily[CascadeTiles]):
 
     def computed(self, tiles: CascadeTiles) -> dict[str, int]:
         """Operations of both products, and instructions for each score."""
-        work = self.work
-        found = steps_of(work, tiles)
-        elements = found.total * found.sizes.rows * found.sizes.elements
-        return {
-            "tensor": 2 * elements * (work.depth + found.sizes.columns),
-            SPECIAL: elements * work.exponentials,
-            PLAIN: elements * work.operations,
-        }
+        return tile_instructions(self.work, tiles)
 
     @classmethod
     def schedule(

@@ -260,6 +260,7 @@ class PartedKernel(TileKernel):
             left_sharers=sharing,
             copies=1 + shape.products * copies_of(shape, width, 1),
             readers=readers,
+            functions=shape.functions,
         )
 
     def second_phase(self, shape: Shape, columns: Count, share: Count) -> Phase:
@@ -282,4 +283,5 @@ class PartedKernel(TileKernel):
             copies=copies_of(shape, columns, 1),
             readers=ceil_div(shape.m, self.rows),
             boxes=choose(self.parts > 1, 0, boxes),
+            functions=shape.output_functions,
         )

@@ -7,6 +7,7 @@ are functions of phases, and a family only says how its tiles make them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +41,7 @@ ROW_SLOTS = 2
 #: ptxas keeps both. Beyond them it spilt 900 to 2600 bytes and made products wait for each other
 #: (C7512): with 176 sums in three warpgroups a kernel took 10 times as long on an H200, with 200 in
 #: two 6 times; 116 and 196 were as fast as ever.
-BOTH_OF_ONE, BOTH_OF_TWO, BOTH_OF_THREE = 240, 196, 132
+SUMS_OF_BOTH = {1: 240, 2: 196, 3: 132}
 #: Groups of rows that parts of a multicast start on.
 _PATTERN = 8
 
@@ -83,6 +84,8 @@ class Phase:
     #: Whether it makes slices that the cluster gathers, or an intermediate in registers.
     gathers: bool = False
     keeps: bool = False
+    #: Cycles of the functions of a warp's results, see `crossfuse.planner.chain.spec.Product`.
+    functions: Count = 0
 
     @property
     def warpgroups(self) -> Count:
@@ -113,10 +116,14 @@ def blocks_of(rows: Count) -> Count:
     return choose(rows > 192, 2, 1)
 
 
+def by_warpgroups(table: Mapping[int, int], groups: Count) -> Count:
+    """Look up what a table has for one, two or three warpgroups that multiply."""
+    return choose(groups > 2, table[3], choose(groups > 1, table[2], table[1]))
+
+
 def hold_both(first: Phase, second: Phase) -> TileRule:
     """Make the rule that registers hold the sums of two products of one kernel."""
-    groups = first.warpgroups
-    most = choose(groups > 2, BOTH_OF_THREE, choose(groups > 1, BOTH_OF_TWO, BOTH_OF_ONE))
+    most = by_warpgroups(SUMS_OF_BOTH, first.warpgroups)
     text = "registers hold the sums of both products"
     return TileRule("registers", text, first.sums + second.sums <= most)
 

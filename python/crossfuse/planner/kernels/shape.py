@@ -28,6 +28,8 @@ class LayerShape:
     columns: int
     depth: int
     products: int = 1
+    #: Cycles of the functions of a warp's results, see `crossfuse.planner.chain.spec.Product`.
+    functions: int = 0
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,11 @@ class Shape:
     n: int
     k: int
     l: int  # noqa: E741  (the field's name for the width of the second product)
-    #: First products: 2 for gate and up.
+    #: First products: 2 for gate and up; cycles of the functions of their results, and of those of
+    #: the second product, see `LayerShape`.
     products: int = 1
+    functions: int = 0
+    output_functions: int = 0
     #: Bytes of an element of the operands, and of the output.
     item: int = 2
     out: int = 2
@@ -57,15 +62,17 @@ class Shape:
         """Layers one behind another, each of which multiplies what the one before it makes."""
         if self.chain:
             return self.chain
-        first = LayerShape(self.n, self.k, self.products)
+        first = LayerShape(self.n, self.k, self.products, self.functions)
         # Fits have arrays of many shapes.
-        return (first, LayerShape(self.l, self.n)) if np.any(self.l) else (first,)
+        if not np.any(self.l):
+            return (first,)
+        return first, LayerShape(self.l, self.n, functions=self.output_functions)
 
     def with_columns(self, columns: Sequence[int]) -> Shape:
         """Make the same chain with other columns of the input and of what follows; as many stay."""
         widths = [*columns, *(each.columns for each in self.layers[len(columns) - 1 :])]
         pairs = zip(self.layers, pairwise(widths), strict=True)
-        layers = tuple(LayerShape(width, depth, e.products) for e, (depth, width) in pairs)
+        layers = tuple(replace(e, columns=width, depth=depth) for e, (depth, width) in pairs)
         chain = layers if self.chain else ()
         return replace(self, k=widths[0], n=widths[1], chain=chain)
 
@@ -115,7 +122,12 @@ def shape_of(chain: Chain, *, k_major: bool = True) -> Shape:
         )
     extents = chain.extents
     layers = tuple(
-        LayerShape(extents[chain.column(index)], extents[each.reduction], len(each.rights))
+        LayerShape(
+            extents[chain.column(index)],
+            extents[each.reduction],
+            len(each.rights),
+            each.functions,
+        )
         for index, each in enumerate(chain.products)
     )
     first, last = chain.products[0], chain.products[-1]
@@ -125,13 +137,18 @@ def shape_of(chain: Chain, *, k_major: bool = True) -> Shape:
 
 def shape_of_blocks(chain: blocks.Chain) -> Shape:
     """Read the extents of a chain whose blocks are known."""
-    layers = tuple(LayerShape(e.columns, e.depth, len(e.products)) for e in chain.layers)
+    layers = tuple(
+        LayerShape(e.columns, e.depth, len(e.products), e.functions) for e in chain.layers
+    )
     return _shape(chain.m, layers, chain.item, chain.out, chain.k_major, chain.further)
 
 
 def _shape(m: int, layers: tuple[LayerShape, ...], *others: Any) -> Shape:
-    first, second = layers[0], layers[1].columns if len(layers) > 1 else 0
-    known = Shape(m, first.columns, first.depth, second, first.products, *others)
+    first, second = layers[0], layers[1] if len(layers) > 1 else LayerShape(0, 0)
+    functions = first.functions, second.functions
+    known = Shape(
+        m, first.columns, first.depth, second.columns, first.products, *functions, *others
+    )
     return replace(known, chain=layers) if layers != known.layers else known
 
 
@@ -168,6 +185,15 @@ def all_kept(rules: Sequence[TileRule]) -> Flag:
     """Whether candidates keep every rule."""
     start: Flag = True
     return reduce(and_, (each.keeps for each in rules), start)
+
+
+def narrowed(left: np.ndarray, rules: Sequence[TileRule]) -> tuple[tuple[Step, ...], np.ndarray]:
+    """How many flagged candidates each rule in turn leaves, and flags of those that keep all."""
+    steps = []
+    for rule in rules:
+        left = left & np.asarray(rule.keeps, bool)
+        steps.append(Step(rule.name, rule.text, int(np.count_nonzero(left))))
+    return tuple(steps), left
 
 
 # Division of a reduction, or of a sum of parts, among CTAs.

@@ -12,6 +12,7 @@ of ``scale*log2(e)*x``, so that no multiplication is left over.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -262,7 +263,7 @@ def is_linear(expression: sympy.Expr, symbol: sympy.Symbol) -> bool:
     return False
 
 
-class _Updates:
+class _Updates(ABC):
     """Lists statements that change the state slot by slot, each in terms of those before it."""
 
     #: Prefix of the symbols of numbers of a row, and the symbol of a slot before it changes.
@@ -288,11 +289,13 @@ class _Updates:
                 self.found.append(Guard(slot))
         return tuple(self.found)
 
+    @abstractmethod
     def parts(self, slot: Slot) -> list[sympy.Expr]:
-        raise NotImplementedError
+        """What the new value of a slot is made of."""
 
+    @abstractmethod
     def update(self, slot: Slot) -> None:
-        raise NotImplementedError
+        """Add the statements that change a slot."""
 
     def is_kept(self, slot: Slot, after: Sequence[sympy.Expr]) -> bool:
         """Whether the slot's value is used when it has changed."""

@@ -111,6 +111,7 @@ void crossfuse_emulate_bulk_pass(unsigned address, unsigned source, unsigned byt
 void crossfuse_emulate_load_shared(unsigned address, void* values, unsigned bytes);
 void crossfuse_emulate_bulk_commit();
 void crossfuse_emulate_grid_wait();
+void crossfuse_emulate_launch_dependents();
 // `only_reads`: until shared memory is free, though what was read may still land.
 void crossfuse_emulate_bulk_wait(unsigned pending, int only_reads);
 void crossfuse_emulate_fence_async(int space);

@@ -35,7 +35,7 @@ void cta_barrier(Site site) {
   self.cta_barrier = site;
   if (++cta.at_barrier < cta.threads.size()) return block(Wait::kCta, site);
   cta.at_barrier = 0;
-  note_use(site, device.launch.clocked || passes_on(cta));
+  note_use(site, device.grid->launch.clocked || passes_on(cta));
   meet_clocks(cta.threads);
   uint16_t acquired = 0;
   for (const Thread* thread : cta.threads) {
@@ -54,7 +54,7 @@ void pass_cluster_barrier(Thread& thread) {
   const Cluster& cluster = *thread.cta->cluster;
   const Clock& released = cluster.released[thread.waited];
   thread.clock.launches |= released.launches;
-  if (device.launch.clocked) thread.clock.join(released);
+  if (device.grid->launch.clocked) thread.clock.join(released);
   if (!cluster.relaxed[thread.waited]) thread.acquired = std::max(thread.acquired, thread.waited);
 }
 
@@ -88,7 +88,7 @@ void cluster_arrive(bool relaxed, Site site) {
   warp.cluster_thread = &self;
   warp.cluster_phase = phase;
   warp.cluster_site = site;
-  if (++cluster.arrivals[phase] < device.launch.ctas() * device.launch.threads()) return;
+  if (++cluster.arrivals[phase] < device.grid->launch.ctas() * device.grid->launch.threads()) return;
   for (Cta& cta : ctas_of(cluster)) {
     for (Thread* thread : cta.threads) {
       if (thread->wait == Wait::kCluster && thread->waited + 1 == phase) {
@@ -105,13 +105,14 @@ void cluster_wait(Site site) {
   uint16_t phase = self.waited + 1;
   const std::vector<unsigned>& arrivals = self.cta->cluster->arrivals;
   bool complete = phase < arrivals.size() &&
-                  arrivals[phase] == device.launch.ctas() * device.launch.threads();
+                  arrivals[phase] == device.grid->launch.ctas() * device.grid->launch.threads();
   if (complete) return pass_cluster_barrier(self);
   block(Wait::kCluster, site);
 }
 
 // What a thread does while nothing can run, as words and as a key to compare by.
 std::string standing(const Thread& thread) {
+  const Turn turn(*thread.cta->cluster);
   switch (thread.wait) {
     case Wait::kFinished: return "has finished";
     case Wait::kCta: return format("waits at __syncthreads number %u", thread.cta_epoch + 1);
@@ -120,6 +121,7 @@ std::string standing(const Thread& thread) {
     case Wait::kLook: return standing_at_barrier(thread);
     case Wait::kNamed: return "waits at a named barrier";
     case Wait::kCopies: return "waits for its copies";
+    case Wait::kGrid: return "waits for the launch before";
     case Wait::kProducts: return "waits for its warpgroup to issue a product";
     case Wait::kFlag: return standing_at_flag(thread);
     default: return "waits at a warp-wide operation";

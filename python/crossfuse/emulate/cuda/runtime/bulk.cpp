@@ -117,7 +117,7 @@ void store(Copy copy, unsigned source) {
   device.current->last_store = copy.number;
   device.current->store_site = copy.site;
   ++device.current->stores;
-  if (device.launch.cooperative) note_global(copy);
+  if (device.grid->launch.cooperative) note_global(copy);
   launch(copy);
 }
 }  // namespace

@@ -14,14 +14,14 @@ namespace {
 constexpr size_t kCopies = static_cast<size_t>(Agent::kFills) - 1;  // agents that count by thread
 
 size_t slot_of(Agent agent, unsigned index) {
-  const size_t threads = device.launch.threads();
+  const size_t threads = device.grid->launch.threads();
   if (agent == Agent::kThread) return index;
   if (agent >= Agent::kFills) return threads + index;
   const size_t place = index * kCopies + static_cast<size_t>(agent) - 1;
   return threads + kMostBarriers + kMostWarpgroups + place;
 }
 size_t slot_of_products(unsigned warpgroup) {
-  return size_t(device.launch.threads()) + kMostBarriers + warpgroup;
+  return size_t(device.grid->launch.threads()) + kMostBarriers + warpgroup;
 }
 
 // The same of what is visible and of what is over, which mostly are one.
@@ -33,8 +33,7 @@ void raise_both(Clock& clock, unsigned window, size_t slot, uint32_t time) {
 
 // The window of the CTA that made an access.
 unsigned home_of(const Access& access) {
-  const unsigned cluster = device.launch.cooperative ? access.cluster - device.first_cluster : 0;
-  return cluster * device.launch.ctas() + access.rank();
+  return start_of(access).window + access.rank();
 }
 
 // The window and the place by which an access is known.
@@ -83,7 +82,7 @@ void release_to(Clock& clock) {
   settle();
   Thread& self = *device.current;
   clock.launches |= self.clock.launches;
-  if (!device.launch.clocked) return;
+  if (!device.grid->launch.clocked) return;
   clock.join(self.clock);
   raise_both(clock, self.cta->window, slot_of(Agent::kThread, self.index()), self.time++);
 }
@@ -91,7 +90,7 @@ void release_to(Clock& clock) {
 void acquire_from(const Clock& clock) {
   Thread& self = *device.current;
   self.clock.launches |= clock.launches;
-  if (device.launch.clocked) self.clock.join(clock);
+  if (device.grid->launch.clocked) self.clock.join(clock);
 }
 
 void Signal::release(const Clock& clock, unsigned window, Scope scope) {
@@ -125,19 +124,19 @@ void Signal::acquire(Scope scope) const { acquire_from(of(scope)); }
 
 Arrived arrive_now(Thread& thread) {
   settle();
-  if (!device.launch.clocked) return {&thread, Clock(), 0};
+  if (!device.grid->launch.clocked) return {&thread, Clock(), 0};
   return {&thread, thread.clock, thread.time++};
 }
 
 Clock met_clock(const std::vector<Arrived>& arrivals) {
   Clock all;
   for (const Arrived& each : arrivals) all.join(each.clock);
-  if (!device.launch.clocked) return all;
+  if (!device.grid->launch.clocked) return all;
   const unsigned window = arrivals[0].thread->cta->window;
   const bool one = all.known == all.over;
   for (Known* known : {&all.over, &all.known}) {
     if (one && known == &all.known) continue;
-    Times* times = Times::make(device.launch.threads(), times_of(*known, window));
+    Times* times = Times::make(device.grid->launch.threads(), times_of(*known, window));
     for (const Arrived& each : arrivals) {
       uint32_t& slot = times->at(slot_of(Agent::kThread, each.thread->index()));
       slot = std::max(slot, each.time);
@@ -149,7 +148,7 @@ Clock met_clock(const std::vector<Arrived>& arrivals) {
 }
 
 void meet_clocks(const std::vector<Thread*>& threads) {
-  if (!device.launch.clocked) {
+  if (!device.grid->launch.clocked) {
     settle();
     bool launches = std::any_of(threads.begin(), threads.end(),
                                 [](const Thread* thread) { return thread->clock.launches; });
@@ -165,20 +164,20 @@ void meet_clocks(const std::vector<Thread*>& threads) {
 
 void complete_to(Clock& clock, const Thread& issuer, Agent agent, uint32_t number) {
   clock.launches |= issuer.clock.launches;
-  if (!device.launch.clocked) return;
+  if (!device.grid->launch.clocked) return;
   raise_both(clock, issuer.cta->window, slot_of(agent, issuer.index()), number);
 }
 
 Clock phase_clock(unsigned window, unsigned barrier, uint32_t phase) {
   Clock clock;
-  if (!device.launch.clocked || barrier >= kMostBarriers) return clock;
+  if (!device.grid->launch.clocked || barrier >= kMostBarriers) return clock;
   raise_both(clock, window, slot_of(Agent::kFills, barrier), phase);
   return clock;
 }
 
 Clock past_clock(unsigned window, unsigned barrier, uint32_t phase) {
   Clock clock;
-  if (!device.launch.clocked || barrier >= kMostBarriers) return clock;
+  if (!device.grid->launch.clocked || barrier >= kMostBarriers) return clock;
   clock.past = raised(nullptr, window, slot_of(Agent::kFills, barrier), phase);
   return clock;
 }
@@ -190,12 +189,12 @@ Clock past_of(const Clock& clock) {
 }
 
 bool is_phase_past(unsigned window, unsigned barrier, uint32_t phase) {
-  if (!device.launch.clocked || barrier >= kMostBarriers) return true;
+  if (!device.grid->launch.clocked || barrier >= kMostBarriers) return true;
   return holds(device.current->clock.past, window, slot_of(Agent::kFills, barrier), phase);
 }
 
 void products_done(uint32_t number) {
-  if (!device.launch.clocked) return;
+  if (!device.grid->launch.clocked) return;
   Thread& self = *device.current;
   const unsigned warpgroup = self.index() / kWarpgroup;
   raise_both(self.clock, self.cta->window, slot_of_products(warpgroup), number);
@@ -221,7 +220,7 @@ bool knows(const Clock& other) {
 }
 
 bool knows_all(const Publication& published) {
-  if (!device.launch.clocked || !published.by || !knows(published.clock)) return false;
+  if (!device.grid->launch.clocked || !published.by || !knows(published.clock)) return false;
   const size_t slot = slot_of(Agent::kThread, published.by->index());
   return holds(device.current->clock.known, published.by->cta->window, slot, published.last_access);
 }
@@ -234,7 +233,7 @@ void know_over(const Clock& clock) {
 
 void fence_clock(bool global, bool shared) {
   settle();
-  if (!device.launch.clocked) return;
+  if (!device.grid->launch.clocked) return;
   Thread& self = *device.current;
   const size_t slot = slot_of(Agent::kThread, self.index());
   Known now = raised(self.clock.over, self.cta->window, slot, self.time++);

@@ -14,13 +14,13 @@ constexpr unsigned kOffsetMask = (1u << kWindowBits) - 1;
 void place(SharedArray& array, const char* name, size_t bytes, size_t alignment) {
   array.name = name;
   array.bytes = bytes;
-  array.offset = (device.shared_end + alignment - 1) / alignment * alignment;
+  array.offset = (device.grid->shared_end + alignment - 1) / alignment * alignment;
   array.placed = true;
-  for (const Cta& cta : device.ctas) {
-    memset(window_of(cta.window) + device.shared_end, kPoison,
-           array.offset + bytes + kRedZone - device.shared_end);
+  for (const Cta& cta : ctas_of(*device.grid)) {
+    memset(window_of(cta.window) + device.grid->shared_end, kPoison,
+           array.offset + bytes + kRedZone - device.grid->shared_end);
   }
-  device.shared_end = array.offset + bytes + kRedZone;
+  device.grid->shared_end = array.offset + bytes + kRedZone;
 }
 
 // A peer's memory exists from the first cluster barrier that all its threads arrived at.
@@ -39,7 +39,7 @@ void note_remote(Cta& target, size_t offset, Site site) {
   Thread& self = *device.current;
   if (&target == self.cta) return;
   note_started(target, offset, site);
-  self.touched.resize(device.launch.ctas());
+  self.touched.resize(device.grid->launch.ctas());
   self.touched[target.rank] = {true, self.arrived, site, offset};
 }
 
@@ -97,7 +97,7 @@ extern "C" {
 
 CrossfuseIndex crossfuse_emulate_index(int which) {
   const Thread& self = *device.current;
-  const Launch& launch = device.launch;
+  const Launch& launch = device.grid->launch;
   switch (which) {
     case CROSSFUSE_THREAD_INDEX: return self.thread_index;
     case CROSSFUSE_BLOCK_INDEX: return self.block_index;
@@ -115,22 +115,22 @@ unsigned crossfuse_emulate_cluster_rank() { return device.current->cta->rank; }
 unsigned crossfuse_emulate_thread_rank() { return device.current->index(); }
 
 void* crossfuse_emulate_dynamic_shared(unsigned long alignment) {
-  SharedArray& array = device.arrays[0];
+  SharedArray& array = device.grid->arrays[0];
   if (!array.placed) {
     // Aligned as declared and not better, so that a hidden assumption shows.
-    device.shared_end = kWindowStart;
-    place(array, "", device.launch.dynamic_bytes, 2 * alignment);
+    device.grid->shared_end = kWindowStart;
+    place(array, "", device.grid->launch.dynamic_bytes, 2 * alignment);
     size_t shift = alignment;
     array.offset += shift;
-    device.shared_end += shift;
+    device.grid->shared_end += shift;
   }
   return window_of(device.current->cta->window) + array.offset;
 }
 
 void* crossfuse_emulate_static_shared(int id, unsigned long bytes, unsigned long alignment,
                                       const char* name) {
-  if (device.arrays.size() <= static_cast<size_t>(id) + 1) device.arrays.resize(id + 2);
-  SharedArray& array = device.arrays[id + 1];
+  if (device.grid->arrays.size() <= static_cast<size_t>(id) + 1) device.grid->arrays.resize(id + 2);
+  SharedArray& array = device.grid->arrays[id + 1];
   if (!array.placed) place(array, name, bytes, alignment);
   return window_of(device.current->cta->window) + array.offset;
 }
@@ -149,13 +149,13 @@ unsigned crossfuse_emulate_shared_address(const void* pointer) {
 
 unsigned crossfuse_emulate_map_rank(unsigned address, unsigned rank) {
   if (address >> kWindowBits == kNoRank) return address;
-  if (rank < device.launch.ctas()) return rank << kWindowBits | (address & kOffsetMask);
+  if (rank < device.grid->launch.ctas()) return rank << kWindowBits | (address & kOffsetMask);
   Site site = CROSSFUSE_SITE;
   if (is_news("bad-rank", site, kNoSite)) {
     report({"bad-rank", shared_place(address & kOffsetMask), site, kNoSite, current_cta(),
             current_thread(),
             format("rank %d in a cluster of %u CTAs", static_cast<int>(rank),
-                   device.launch.ctas())});
+                   device.grid->launch.ctas())});
   }
   return kNoRank << kWindowBits;
 }

@@ -149,7 +149,7 @@ void land(const Copy& copy) {
     value += copy.map.item;
   });
   // Clocks have noted the store where it was issued, and know until when it may land.
-  if (device.launch.cooperative) return;
+  if (copy.owner->cta->cluster->grid->launch.cooperative) return;
   device.current = copy.owner;
   note_global(copy);
   device.current = nullptr;
@@ -177,6 +177,7 @@ bool is_landed(Copy& copy) {
 void step(Flying& among, size_t index) {
   // Taken out first: a finding may end the process, and what it wakes may look at what is left.
   std::unique_ptr<Copy> copy = std::move(among[index]);
+  const Turn turn(*copy->owner->cta->cluster);
   among.erase(among.begin() + static_cast<long>(index));
   count_copy(*copy, -1);
   if (!is_landed(*copy)) enlist(std::move(copy));

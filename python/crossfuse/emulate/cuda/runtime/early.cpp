@@ -1,4 +1,7 @@
 // Programmatic dependent launches: a kernel that may start before the launch before it is over.
+#include <algorithm>
+
+#include "schedule.h"
 #include "shadow.h"
 
 namespace emu {
@@ -18,20 +21,78 @@ void start_launch_dependences(bool first, bool early) {
 }
 
 // An early launch touches nothing that a launch before may still write, and writes nothing that one
-// may still read, before its thread has waited for them or met one that has.
+// may still read, before its thread has waited for them or met one that has. Who runs at the same time
+// does not tell what launches before would still touch: there every access is looked at (races.h).
 void check_dependence(Region& region, const Place& place, bool write, Site site) {
   (write ? region.written : region.read) = true;
-  if (!device.launch.early || device.current->clock.launches) return;
+  if (device.grids.size() > 1) return;
+  if (!device.grid->launch.early || device.current->clock.launches) return;
   if (!region.was_written && !(write && region.was_read)) return;
+  device.grid->touches = true;
   if (!is_news("early-launch", site, kNoSite)) return;
   report({"early-launch", place, site, kNoSite, current_cta(), current_thread(),
           format("%s what a launch before may still be %s: no griddepcontrol.wait comes before",
                  write ? "writes" : "reads", region.was_written ? "writing" : "reading")});
 }
 
+// The launch behind an early one waits for its end, which says nothing of launches before it if none of
+// its threads has waited for them.
+void check_waits(const Grid& grid) {
+  if (!grid.launch.early || grid.waits || grid.touches) return;
+  report({"early-launch", {}, kNoSite, kNoSite, -1, -1,
+          format("%s has ended, and none of its threads has waited for the launch before: whoever waits for "
+                 "its end does not know that what lies before it is over; griddepcontrol.wait in one thread "
+                 "is enough",
+                 grid.kernel->symbol)});
+}
+
+bool is_launch_over(const Grid& before, const Thread& now) {
+  const Grid& own = *now.cta->cluster->grid;
+  return before.number < own.number && before.is_over() &&
+         (now.clock.launches || !own.launch.early);
+}
+
+bool may_begin(const Grid& grid) {
+  if (grid.number == 0) return true;
+  const auto own = device.grids.begin() + grid.number;
+  auto is_over = [](const Grid* each) { return each->is_over(); };
+  if (!grid.launch.early) return std::all_of(device.grids.begin(), own, is_over);
+  const Grid& before = **(own - 1);
+  return before.begun && before.letting == before.clusters * before.launch.ctas();
+}
+
+void end_launch(const Grid& grid) {
+  check_waits(grid);
+  if (grid.number + 1 == device.grids.size()) return;
+  for (Thread& thread : device.grids[grid.number + 1]->threads) {
+    if (thread.wait == Wait::kGrid) wake(thread);
+  }
+}
+
+void let_next_begin(Cta& cta) {
+  if (cta.lets_begin) return;
+  cta.lets_begin = true;
+  ++cta.cluster->grid->letting;
+}
+
 }  // namespace emu
 
-extern "C" void crossfuse_emulate_grid_wait() {
-  emu::note_use(CROSSFUSE_SITE, true);
-  emu::device.current->clock.launches = true;
+extern "C" {
+void crossfuse_emulate_grid_wait() {
+  using namespace emu;
+  note_use(CROSSFUSE_SITE, true);
+  Grid& grid = *device.grid;
+  grid.waits = true;
+  if (grid.number > 0) {
+    const Grid& before = *device.grids[grid.number - 1];
+    while (!before.is_over()) block(Wait::kGrid, CROSSFUSE_SITE);
+  }
+  device.current->clock.launches = true;
+}
+
+void crossfuse_emulate_launch_dependents() {
+  using namespace emu;
+  let_next_begin(*device.current->cta);
+  if (device.grids.size() > 1) pause(CROSSFUSE_SITE);
+}
 }

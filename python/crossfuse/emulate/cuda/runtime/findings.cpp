@@ -54,6 +54,12 @@ void write_uses() {
   fflush(file);
 }
 
+void note_launches(size_t at_once) {
+  if (at_once < 2) return;
+  fprintf(file, "{\"kind\": \"at-once\", \"launches\": %zu}\n", at_once);
+  fflush(file);
+}
+
 void open_findings(const char* path, size_t most) {
   limit = most;
   file = fopen(path, "w");
@@ -108,8 +114,9 @@ int current_thread() {
 }
 
 std::string who(const Access& access) {
-  const CrossfuseIndex &grid = device.launch.grid, &size = device.launch.cluster;
-  uint32_t linear = device.linear_cluster[access.cluster - device.first_cluster];
+  const Started& start = start_of(access);
+  const CrossfuseIndex &grid = start.grid->launch.grid, &size = start.grid->launch.cluster;
+  const uint32_t linear = start.linear;
   unsigned clusters_x = grid.x / size.x, clusters_y = grid.y / size.y, rank = access.rank();
   unsigned x = linear % clusters_x * size.x + rank % size.x;
   unsigned y = linear / clusters_x % clusters_y * size.y + rank / size.x % size.y;

@@ -39,6 +39,8 @@ void note_use(Site site, bool useful);
 void note_news(Site site, bool news);
 bool notes_uses();
 void write_uses();
+// How many launches ran at the same time at most.
+void note_launches(size_t at_once);
 void open_findings(const char* path, size_t limit);
 
 std::string format(const char* text, ...) __attribute__((format(printf, 1, 2)));

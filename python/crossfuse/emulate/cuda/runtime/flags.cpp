@@ -31,8 +31,9 @@ void poll(const uint32_t* flag, Site site) {
   self.flag = flag;
 }
 
-// What threads that released a flag published.
-std::map<const void*, Signal> flags;
+// What threads of a launch that released a flag published.
+std::map<std::pair<unsigned, const void*>, Signal> flags;
+std::pair<unsigned, const void*> key_of(const void* flag) { return {device.grid->number, flag}; }
 
 Clock published() {
   Clock clock;
@@ -45,14 +46,14 @@ Clock published() {
 
 void read_flag(const uint32_t* flag, int order, int scope) {
   if (order == CROSSFUSE_ACQUIRE || order == CROSSFUSE_ACQ_REL) {
-    flags[flag].acquire(static_cast<Scope>(scope));
+    flags[key_of(flag)].acquire(static_cast<Scope>(scope));
   }
   if (order != CROSSFUSE_WEAK) relaxed_read(flag);
 }
 
 void write_flag(const uint32_t* flag, int order, int scope) {
   if (order == CROSSFUSE_RELEASE || order == CROSSFUSE_ACQ_REL) {
-    flags[flag].release(published(), device.current->cta->window, static_cast<Scope>(scope));
+    flags[key_of(flag)].release(published(), device.current->cta->window, static_cast<Scope>(scope));
   }
   relaxed_write(flag);
 }
@@ -69,14 +70,14 @@ std::string standing_at_flag(const Thread& thread) {
 void clear_flags() { flags.clear(); }
 
 void relaxed_read(const void* flag) {
-  if (!device.launch.cooperative) return;
-  auto found = flags.find(flag);
+  if (!device.grid->launch.cooperative) return;
+  auto found = flags.find(key_of(flag));
   if (found != flags.end()) device.current->before_fence.join(found->second.of(Scope::kGpu));
 }
 
 void relaxed_write(const void* flag) {
   const Thread& self = *device.current;
-  if (self.behind_fence.known) flags[flag].release(self.behind_fence, self.cta->window, Scope::kGpu);
+  if (self.behind_fence.known) flags[key_of(flag)].release(self.behind_fence, self.cta->window, Scope::kGpu);
 }
 
 bool wake_pollers(bool forced) {
@@ -133,7 +134,7 @@ void crossfuse_emulate_flag_store(void* flag, unsigned value, int order, int sco
   Site site = CROSSFUSE_SITE;
   uint32_t* word = static_cast<uint32_t*>(flag);
   access(flag, 4, Mode::kAtomicWrite, site);
-  flags[word] = Signal();
+  flags[key_of(word)] = Signal();
   write_flag(word, order, scope);
   *word = value;
   pause(site);

@@ -184,7 +184,7 @@ void arrive(unsigned address, unsigned count, unsigned bytes, int scope, Site si
 bool locate(unsigned address, unsigned& window, size_t& offset) {
   unsigned rank = address >> kWindowBits;
   offset = address & ((1u << kWindowBits) - 1);
-  if (rank >= device.launch.ctas()) return false;
+  if (rank >= device.grid->launch.ctas()) return false;
   window = ranked(rank).window;
   return true;
 }
@@ -274,7 +274,7 @@ std::string standing_at_barrier(const Thread& thread) {
   const Mbarrier& barrier = mbarriers[{thread.cta->window, thread.barrier}];
   return format("waits for phase %u of the mbarrier at byte %zu, which lacks %ld arrivals and %ld "
                 "bytes",
-                thread.parity, thread.barrier - device.arrays[0].offset, barrier.pending,
+                thread.parity, thread.barrier - device.grid->arrays[0].offset, barrier.pending,
                 barrier.bytes);
 }
 

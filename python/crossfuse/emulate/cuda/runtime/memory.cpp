@@ -138,12 +138,12 @@ void create_windows(unsigned ctas) {
 
 void poison_windows() {
   for (const Cta& cta : device.ctas) {
-    memset(window_of(cta.window), kPoison, device.shared_end + kRedZone);
+    memset(window_of(cta.window), kPoison, cta.cluster->grid->shared_end + kRedZone);
   }
 }
 
 const SharedArray* find_shared(size_t offset, size_t bytes) {
-  for (const SharedArray& array : device.arrays) {
+  for (const SharedArray& array : device.grid->arrays) {
     if (array.placed && offset >= array.offset && offset + bytes <= array.offset + array.bytes) {
       return &array;
     }
@@ -153,7 +153,7 @@ const SharedArray* find_shared(size_t offset, size_t bytes) {
 
 Place shared_place(size_t offset) {
   const SharedArray* nearest = nullptr;
-  for (const SharedArray& array : device.arrays) {
+  for (const SharedArray& array : device.grid->arrays) {
     if (!array.placed) continue;
     if (!nearest || (offset >= array.offset && array.offset >= nearest->offset)) nearest = &array;
   }
@@ -171,7 +171,7 @@ Place global_place(const void* pointer) {
 
 void refine(Region& region, unsigned granule) {
   size_t parts = size_t(1) << (region.granule - granule);
-  size_t used = region.argument < 0 ? device.shared_end : region.bytes;
+  size_t used = region.argument < 0 ? device.grid->shared_end : region.bytes;
   size_t count = (used >> region.granule) + 1;
   // Back to front: the parts of a cell never cover a cell that is still to be read.
   for (size_t cell = count; cell-- > 0;) {

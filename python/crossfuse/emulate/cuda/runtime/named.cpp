@@ -28,7 +28,7 @@ std::map<std::pair<unsigned, unsigned>, NamedBarrier> named;
 Shared joined(const std::vector<Arrival>& arrivals) {
   Shared known;
   for (const Arrival& each : arrivals) known = joined(known, each.met);
-  Times* all = Times::make(device.launch.threads(), known.get());
+  Times* all = Times::make(device.grid->launch.threads(), known.get());
   for (const Arrival& each : arrivals) {
     uint32_t& slot = all->at(each.self.thread->index());
     slot = std::max(slot, each.epoch);

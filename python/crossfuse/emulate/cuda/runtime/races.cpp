@@ -5,7 +5,10 @@ namespace emu {
 namespace {
 // What would have ordered two accesses.
 const char* missing_between(const Access& before, const Access& now, bool shared) {
-  if (device.launch.cooperative && !shared) {
+  if (start_of(before).grid != start_of(now).grid) {
+    return "their launches may run at the same time: no griddepcontrol.wait lies between";
+  }
+  if (device.grid->launch.cooperative && !shared) {
     if (before.agent == static_cast<unsigned>(Agent::kStores)) {
       return "the copy is not waited for, or no release and acquire of a flag follow";
     }

@@ -17,7 +17,8 @@ inline bool clocks_order(const Access& e, const Thread& now, Due due) {
 // accesses, clocks do: in global memory of a cooperative launch, and by mbarriers.
 inline bool ordered(const Access& e, const Thread& now, bool shared, Due due = Due::kVisible) {
   if (e.cluster < device.first_cluster) return true;
-  if (device.launch.cooperative && !shared) return clocks_order(e, now, due);
+  if (start_of(e).grid != device.grid) return is_launch_over(*start_of(e).grid, now);
+  if (device.grid->launch.cooperative && !shared) return clocks_order(e, now, due);
   if (e.cluster != now.cta->cluster->id) return false;
   if (e.agent >= static_cast<unsigned>(Agent::kFills)) return clocks_order(e, now, due);
   if (e.thread == now.id || now.acquired > e.arrived) return true;
@@ -27,7 +28,7 @@ inline bool ordered(const Access& e, const Thread& now, bool shared, Due due = D
     const bool same_warp = e.index() / kWarp == now.index() / kWarp;
     if (same_warp && now.seen[e.index() % kWarp] > e.warp_epoch) return true;
   }
-  return device.launch.clocked && clocks_order(e, now, due);
+  return device.grid->launch.clocked && clocks_order(e, now, due);
 }
 
 inline bool is_empty(const Access& e, const Thread& now, bool shared) {

@@ -19,12 +19,12 @@ std::mt19937_64 random_source;
 
 namespace {
 jmp_buf scheduler;
-const CrossfuseKernel* kernel = nullptr;
-std::vector<void*> pointers;
 unsigned retries = 0;  // of pollers, since anything else happened
+size_t most_at_once = 0;
+unsigned hesitation = 1;  // rounds of the scheduler before the next launch begins, on average
 
 void fiber_main() {
-  kernel->call(pointers.data());
+  device.grid->kernel->call(device.grid->pointers.data());
   check_uses_at_end();
   check_stores_at_end();
   settle();
@@ -50,10 +50,11 @@ void enter(Thread& thread, unsigned fiber) {
 
 void resume(Thread& thread) {
   device.current = &thread;
+  const Grid& grid = *(device.grid = thread.cta->cluster->grid);
   if (_setjmp(scheduler) == 0) {
     if (thread.started) _longjmp(thread.context, 1);
-    unsigned index = thread.index();
-    enter(thread, thread.cta->window * device.launch.threads() + index);
+    const unsigned cta = thread.cta->window - grid.first_window;
+    enter(thread, grid.first_fiber + cta * grid.launch.threads() + thread.index());
   }
   device.current = nullptr;
 }
@@ -62,15 +63,18 @@ CrossfuseIndex unflatten(unsigned linear, const CrossfuseIndex& size) {
   return {linear % size.x, linear / size.x % size.y, linear / size.x / size.y};
 }
 
-void make_cta(Cta& cta, unsigned window, std::vector<Thread>& threads) {
-  const Launch& launch = device.launch;
-  unsigned rank = window % launch.ctas();
+// The CTA of some number among those of a launch that run at the same time.
+void make_cta(Grid& grid, unsigned number) {
+  const Launch& launch = grid.launch;
+  Cta& cta = device.ctas[grid.first_window + number];
+  unsigned rank = number % launch.ctas();
   cta.rank = rank;
-  cta.window = window;
-  cta.cluster = &device.clusters[window / launch.ctas()];
+  cta.window = grid.first_window + number;
+  cta.cluster = &device.clusters[grid.first_cluster + number / launch.ctas()];
   cta.warps.resize((launch.threads() + kWarp - 1) / kWarp);
   for (unsigned index = 0; index < launch.threads(); ++index) {
-    Thread& thread = threads[window * launch.threads() + index];
+    Thread& thread = grid.threads[number * launch.threads() + index];
+    thread.wait = Wait::kFinished;
     thread.id = static_cast<uint16_t>(rank << kThreadBits | index);
     thread.lane = index % kWarp;
     thread.thread_index = unflatten(index, launch.block);
@@ -109,12 +113,13 @@ void start_thread(Thread& thread, const CrossfuseIndex& block) {
 }
 
 void start_cta(Cta& cta) {
-  const Launch& launch = device.launch;
+  const Launch& launch = cta.cluster->grid->launch;
   CrossfuseIndex in = unflatten(cta.rank, launch.cluster), cluster = cta.cluster->index;
   CrossfuseIndex block{cluster.x * launch.cluster.x + in.x, cluster.y * launch.cluster.y + in.y,
                        cluster.z * launch.cluster.z + in.z};
   cta.linear = block.x + launch.grid.x * (block.y + launch.grid.y * block.z);
   cta.at_barrier = 0;
+  cta.lets_begin = false;
   for (Warp& warp : cta.warps) {
     free_meetings(warp);
     warp.finished = 0;
@@ -126,11 +131,11 @@ void start_cta(Cta& cta) {
 // Sets every thread and barrier of a cluster back to how it starts; `linear` is its place in the
 // grid.
 void start_cluster(Cluster& cluster, uint32_t linear) {
-  const Launch& launch = device.launch;
+  const Launch& launch = cluster.grid->launch;
   const CrossfuseIndex clusters{launch.grid.x / launch.cluster.x, launch.grid.y / launch.cluster.y,
                                 launch.grid.z / launch.cluster.z};
   cluster.id = ++device.last_cluster;
-  device.linear_cluster.push_back(linear);
+  device.started.push_back({linear, device.ctas[cluster.first].window, cluster.grid});
   cluster.index = unflatten(linear, clusters);
   cluster.arrivals.assign(2, 0);
   cluster.released.assign(2, Clock());
@@ -141,12 +146,45 @@ void start_cluster(Cluster& cluster, uint32_t linear) {
 
 void check_ended() {
   for (const Cluster* cluster : device.ended) {
+    const Turn turn(*cluster);
     check_copies_at_end(*cluster);
     check_barriers_at_end(*cluster);
     for (const Cta& cta : ctas_of(*cluster)) check_exit(cta);
     check_pushes_at_end(*cluster);
+    for (Cta& cta : ctas_of(*cluster)) let_next_begin(cta);
+    if (--cluster->grid->running == 0 && device.grids.size() > 1) end_launch(*cluster->grid);
   }
   device.ended.clear();
+}
+
+// Starts clusters of a launch; `order` are their places in the grid.
+void begin(Grid& grid, const uint32_t* order) {
+  grid.begun = true;
+  grid.running = grid.clusters;
+  for (unsigned i = 0; i < grid.clusters; ++i) {
+    start_cluster(device.clusters[grid.first_cluster + i], *order++);
+  }
+  auto runs = [](const Grid* each) { return each->running > 0; };
+  const size_t now = std::count_if(device.grids.begin(), device.grids.end(), runs);
+  most_at_once = std::max(most_at_once, now);
+}
+
+// All places of a grid, in random order.
+std::vector<uint32_t> shuffled(size_t clusters) {
+  std::vector<uint32_t> order(clusters);
+  for (size_t i = 0; i < clusters; ++i) order[i] = static_cast<uint32_t>(i);
+  std::shuffle(order.begin(), order.end(), random_source);
+  return order;
+}
+
+// Lets the next launch of a chain begin, if it may, at once or some time later. False if none begins.
+bool begin_next(bool at_once) {
+  auto waits = [](const Grid* each) { return !each->begun; };
+  auto next = std::find_if(device.grids.begin(), device.grids.end(), waits);
+  if (next == device.grids.end() || !may_begin(**next)) return false;
+  if (!at_once && random_source() % hesitation) return false;
+  begin(**next, shuffled((*next)->clusters).data());
+  return true;
 }
 
 // Finds somebody who can go on although nobody is ready.
@@ -155,8 +193,10 @@ void stir() {
   constexpr unsigned kMostRetries = 16;
   // Whoever helps looks at a flag until patience ends, and then goes on.
   constexpr unsigned kMostWithHelp = 4096;
-  const unsigned most = device.launch.helps ? kMostWithHelp : kMostRetries;
-  if (advance_copies(true) || answer_active_masks()) return;
+  auto helps = [](const Grid* each) { return each->launch.helps; };
+  const bool any = std::any_of(device.grids.begin(), device.grids.end(), helps);
+  const unsigned most = any ? kMostWithHelp : kMostRetries;
+  if (advance_copies(true) || answer_active_masks() || begin_next(true)) return;
   if (++retries > most || !wake_pollers(true)) explain_standstill();
 }
 
@@ -176,8 +216,7 @@ void admit(size_t first, std::vector<Thread*>& round, size_t next, const Thread&
   device.ready.resize(later);
 }
 
-// Runs clusters until all have ended; `order` are their places in the grid.
-void run_clusters(const uint32_t* order) {
+void forget_clusters() {
   clear_barriers();
   clear_copies();
   clear_products();
@@ -187,10 +226,18 @@ void run_clusters(const uint32_t* order) {
   clear_sums();
   clear_repeats();
   poison_windows();
-  for (Cluster& cluster : device.clusters) start_cluster(cluster, *order++);
+}
+
+bool is_any_left() {
+  auto is_over = [](const Grid* each) { return each->is_over(); };
+  return !std::all_of(device.grids.begin(), device.grids.end(), is_over);
+}
+
+// Runs clusters until all have ended.
+void run_clusters() {
   std::vector<Thread*> round;
-  size_t running = device.clusters.size();
-  while (running) {
+  while (is_any_left()) {
+    begin_next(false);
     advance_copies(false);
     advance_products();
     wake_pollers(false);
@@ -212,7 +259,6 @@ void run_clusters(const uint32_t* order) {
       retries = 0;
       wake_voters();
     }
-    running -= device.ended.size();
     check_ended();
   }
 }
@@ -249,70 +295,116 @@ void wake(Thread& thread) {
 }
 
 namespace {
-void bind_arguments() {
-  pointers.clear();
-  for (int index : device.launch.arguments) {
+void bind_arguments(Grid& grid) {
+  grid.pointers.clear();
+  for (int index : grid.launch.arguments) {
     if (index == kRowCount) {
-      pointers.push_back(&device.launch.rows);
+      grid.pointers.push_back(&grid.launch.rows);
       continue;
     }
     if (index >= 0) {
-      pointers.push_back(buffers[index].region.base);
+      grid.pointers.push_back(buffers[index].region.base);
       continue;
     }
-    CUtensorMap& map = device.launch.maps[-1 - index];
+    CUtensorMap& map = grid.launch.maps[-1 - index];
     map.base = buffers[map.buffer].region.base;
-    pointers.push_back(&map);
+    grid.pointers.push_back(&map);
   }
 }
 
-// Makes room for as many clusters as run at the same time.
-void make_clusters(size_t count, std::vector<Thread>& threads) {
-  const unsigned size = device.launch.ctas();
-  const auto ctas = static_cast<unsigned>(count * size);
-  threads.resize(size_t(ctas) * device.launch.threads());
-  device.clusters.assign(count, Cluster());
-  for (size_t i = 0; i < count; ++i) device.clusters[i].first = static_cast<unsigned>(i * size);
+size_t clusters_of(const Launch& launch) {
+  return size_t(launch.grid.x) * launch.grid.y * launch.grid.z / launch.ctas();
+}
+
+// The launch that follows those of Device::grids, with room for clusters that run at the same time.
+std::unique_ptr<Grid> make_grid(const Launch& launch, const CrossfuseKernel& kernel, size_t clusters) {
+  auto grid = std::make_unique<Grid>();
+  grid->launch = launch;
+  grid->kernel = &kernel;
+  grid->clusters = static_cast<unsigned>(clusters);
+  grid->threads = std::vector<Thread>(clusters * launch.ctas() * launch.threads());
+  grid->arrays.assign(1, SharedArray());
+  grid->shared_end = kWindowStart;
+  if (!device.grids.empty()) {
+    const Grid& before = *device.grids.back();
+    grid->number = before.number + 1;
+    grid->first_cluster = before.first_cluster + before.clusters;
+    grid->first_window = before.first_window + before.clusters * before.launch.ctas();
+    grid->first_fiber = before.first_fiber + static_cast<unsigned>(before.threads.size());
+  }
+  bind_arguments(*grid);
+  device.grids.push_back(grid.get());
+  return grid;
+}
+
+// Makes the clusters of all launches that run at the same time.
+void make_clusters() {
+  const Grid& last = *device.grids.back();
+  const unsigned ctas = last.first_window + last.clusters * last.launch.ctas();
+  device.clusters.assign(last.first_cluster + last.clusters, Cluster());
   device.ctas.assign(ctas, Cta());
-  for (Cta& cta : device.ctas) {
-    make_cta(cta, static_cast<unsigned>(&cta - device.ctas.data()), threads);
+  for (Grid* grid : device.grids) {
+    for (unsigned i = 0; i < grid->clusters; ++i) {
+      Cluster& cluster = device.clusters[grid->first_cluster + i];
+      cluster.grid = grid;
+      cluster.first = grid->first_window + i * grid->launch.ctas();
+    }
+    for (unsigned i = 0; i < grid->clusters * grid->launch.ctas(); ++i) make_cta(*grid, i);
   }
   create_windows(ctas);
-  create_stacks(ctas * device.launch.threads());
-}
-}  // namespace
-
-// The clusters before are over, as if they were of another launch: whoever makes what a late one
-// makes, too, stores the same bits, which is no race here. Together nobody makes it twice.
-void begin_alone() {
-  device.first_cluster = device.last_cluster + 1;
-  device.linear_cluster.clear();
+  create_stacks(last.first_fiber + static_cast<unsigned>(last.threads.size()));
 }
 
-void run_launch(const Launch& launch, const CrossfuseKernel& which) {
-  kernel = &which;
-  device.launch = launch;
+// The clusters before are over, as those of launches before are.
+void begin_anew() {
   device.first_cluster = device.last_cluster + 1;
-  device.linear_cluster.clear();
-  device.arrays.assign(1, SharedArray());
-  device.dynamic_offset = 0;
-  device.shared_end = kWindowStart;
-  bind_arguments();
+  device.started.clear();
+}
 
-  const size_t clusters = size_t(launch.grid.x) * launch.grid.y * launch.grid.z / launch.ctas();
-  const size_t together = launch.cooperative && !launch.alone ? clusters : 1;
-  std::vector<Thread> threads;
-  make_clusters(together, threads);
-  std::vector<uint32_t> order(clusters);
-  for (size_t i = 0; i < clusters; ++i) order[i] = static_cast<uint32_t>(i);
-  std::shuffle(order.begin(), order.end(), random_source);
-  for (size_t i = 0; i < clusters; i += together) {
-    if (launch.alone) begin_alone();
-    run_clusters(&order[i]);
-  }
+void end_grids() {
   for (Cta& cta : device.ctas) {
     for (Warp& warp : cta.warps) free_meetings(warp);
   }
+  device.grids.clear();
+  device.grid = nullptr;
 }
+}  // namespace
+
+void run_launch(const Launch& launch, const CrossfuseKernel& kernel) {
+  begin_anew();
+  const size_t clusters = clusters_of(launch);
+  const size_t together = launch.cooperative && !launch.alone ? clusters : 1;
+  const std::unique_ptr<Grid> grid = make_grid(launch, kernel, together);
+  device.grid = grid.get();
+  make_clusters();
+  const std::vector<uint32_t> order = shuffled(clusters);
+  for (size_t i = 0; i < clusters; i += together) {
+    // Whoever makes what a late one makes, too, stores the same bits, which is no race then. Together
+    // nobody makes it twice.
+    if (launch.alone) begin_anew();
+    forget_clusters();
+    begin(*grid, &order[i]);
+    run_clusters();
+  }
+  check_waits(*grid);
+  end_grids();
+}
+
+void run_chain(const std::vector<Launch>& launches, const CrossfuseKernel* kernels, bool eager) {
+  begin_anew();
+  std::vector<std::unique_ptr<Grid>> grids;
+  for (Launch launch : launches) {
+    launch.cooperative = launch.clocked = true;
+    grids.push_back(make_grid(launch, kernels[launch.kernel], clusters_of(launch)));
+  }
+  device.grid = grids.front().get();
+  make_clusters();
+  forget_clusters();
+  hesitation = eager ? 1 : 8;
+  run_clusters();
+  end_grids();
+}
+
+size_t most_launches_at_once() { return most_at_once; }
 
 }  // namespace emu

@@ -18,6 +18,11 @@ void pause(Site site);
 unsigned random_delay();
 // Runs all clusters of a launch, in random order or, of a cooperative launch, at the same time.
 void run_launch(const Launch& launch, const CrossfuseKernel& kernel);
+// Runs launches as a chain, each with all of its clusters at the same time: those that start early begin
+// while launches before them run; at once, if they are eager.
+void run_chain(const std::vector<Launch>& launches, const CrossfuseKernel* kernels, bool eager);
+// How many launches ran at the same time at most.
+size_t most_launches_at_once();
 // Gives lanes that ask for the active mask their answer once nobody else in the warp can run.
 bool answer_active_masks();
 void lane_finished(Thread& thread);

@@ -39,7 +39,7 @@ void keep_read(Cell& cell, const Access& now, const Thread& thread, bool shared)
     *b = now;
     return;
   }
-  if (device.launch.cooperative && !shared) {
+  if (device.grid->launch.cooperative && !shared) {
     // Any CTA of the grid may read: chance keeps different ones in different cells.
     uint64_t chance = random_source();
     if (chance % 2) *(chance % 4 == 1 ? a : b) = now;
@@ -56,7 +56,8 @@ void keep_read(Cell& cell, const Access& now, const Thread& thread, bool shared)
 // What TMA loads must have passed from the proxy that wrote it to the one that reads it.
 void check_proxy(const Region& region, size_t offset, const Access& write, const Access& now,
                  const Thread& thread) {
-  if (write.cluster < device.first_cluster || !is_known(write, thread)) return;
+  if (write.cluster < device.first_cluster || start_of(write).grid != device.grid) return;
+  if (!is_known(write, thread)) return;
   if (copy_sees(write, thread, false) || !is_news("async-race", write.site, now.site)) return;
   const char* where = write.agent == static_cast<unsigned>(Agent::kThread)
                           ? "between that store and this copy"
@@ -80,7 +81,7 @@ const Access& writer_of(const Region& region, const Cell& cell, size_t offset,
 
 // Notes that a CTA barrier is needed: it alone orders these two. Where clocks run, all count as needed.
 void note_ordering(const Access& before, const Thread& now) {
-  if (device.launch.clocked || before.cluster != now.cta->cluster->id) return;
+  if (device.grid->launch.clocked || before.cluster != now.cta->cluster->id) return;
   if (before.rank() != now.cta->rank || before.thread == now.id) return;
   if (now.cta_epoch == before.cta_epoch + 1) note_use(now.cta_barrier, true);
 }
@@ -102,7 +103,7 @@ void check_cell(Region& region, Cell& cell, size_t offset, const Access& now, co
   }
   if (written) note_ordering(write, thread);
   bool by_copy = now.agent == static_cast<unsigned>(Agent::kLoads);
-  if (by_copy && device.launch.cooperative) check_proxy(region, offset, write, now, thread);
+  if (by_copy && device.grid->launch.cooperative) check_proxy(region, offset, write, now, thread);
   if (!writes(mode)) return keep_read(cell, now, thread, shared);
   for (Access& read : cell.reads) {
     if (is_empty(read, thread, shared)) continue;
@@ -114,7 +115,7 @@ void check_cell(Region& region, Cell& cell, size_t offset, const Access& now, co
     read.cluster = 0;
   }
   cell.write = now;
-  if (!shared && device.launch.helps) forget_repeats(region.base + offset);
+  if (!shared && device.grid->launch.helps) forget_repeats(region.base + offset);
 }
 
 // A copy adds to the words of a cell: in any order with others, but after whatever wrote them first.
@@ -157,7 +158,7 @@ void check_cells(Region& region, size_t offset, size_t bytes, Mode mode, Site si
   const Access now = access_now(mode, site, doer);
   Cell* cell = region.cells + (offset >> region.granule);
   bool adds = mode == Mode::kAtomic && doer.agent == Agent::kStores;
-  bool sums = device.launch.cooperative && region.argument >= 0;
+  bool sums = device.grid->launch.cooperative && region.argument >= 0;
   for (size_t at = offset; at < offset + bytes; at += size_t(1) << region.granule) {
     if (sums && adds) check_addition(region, *cell, at, now, thread);
     if (sums && !adds) check_sums(region, at, now, thread, mode);
@@ -203,7 +204,7 @@ void access_argument(unsigned index, const uint8_t* pointer, size_t bytes, Mode 
   if (!region.cells) return;
   check_dependence(region, place_of(region, offset), writes(mode), site);
   const bool stores = mode == Mode::kWrite && doer.agent == Agent::kThread;
-  if (device.launch.helps && stores && is_contested(region, offset, bytes)) {
+  if (device.grid->launch.helps && stores && is_contested(region, offset, bytes)) {
     unsettled = {&region, static_cast<size_t>(offset), {pointer, pointer + bytes}, site};
     return;
   }
@@ -217,7 +218,7 @@ void access_shared(size_t at, size_t bytes, Mode mode, Site site) {
   if (window != own.window) {
     unsigned rank = window - own.cluster->first;
     return outside({-1, "", -1, true}, bytes, mode, site,
-                   rank >= device.launch.ctas()
+                   rank >= device.grid->launch.ctas()
                        ? format("in the window of another cluster")
                        : format("in the window of CTA rank %u through an ordinary pointer", rank));
   }

@@ -26,6 +26,14 @@ void settle();
 bool remote_access(Cta& target, size_t offset, size_t bytes, Mode mode, Site site);
 // Of early launches (early.cpp).
 void start_launch_dependences(bool first, bool early);
+void check_waits(const Grid& grid);
+// Whether the running thread knows that a launch before is over.
+bool is_launch_over(const Grid& before, const Thread& now);
+// Whether a launch of a chain may begin now. It is over: whoever waits for that goes on.
+bool may_begin(const Grid& grid);
+void end_launch(const Grid& grid);
+// A CTA is done, or says so: for its part the next launch may begin.
+void let_next_begin(Cta& cta);
 void check_dependence(Region& region, const Place& place, bool write, Site site);
 // Notes that nothing wrote parts of an output.
 void check_outputs();

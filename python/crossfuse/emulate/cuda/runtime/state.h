@@ -71,11 +71,12 @@ struct SharedArray {
 
 enum class Wait : uint8_t {
   kNone, kCta, kCluster, kWarp, kActiveMask, kPhase, kNamed, kCopies, kProducts, kFlag, kLook,
-  kFinished
+  kGrid, kFinished
 };
 
 struct Cluster;
 struct Cta;
+struct Grid;
 struct Warp;
 
 // The latest access of a thread to another CTA: one that the exit of that CTA must wait for.
@@ -157,6 +158,7 @@ struct Cta {
   unsigned rank = 0, linear = 0;
   unsigned window = 0;  // its place in Device::ctas, and which shared memory window is its own
   Cluster* cluster = nullptr;
+  bool lets_begin = false;  // the next launch, for its part
   std::vector<Thread*> threads;
   std::vector<Warp> warps;
   unsigned at_barrier = 0;
@@ -164,6 +166,7 @@ struct Cta {
 };
 
 struct Cluster {
+  Grid* grid = nullptr;
   uint32_t id = 0;     // as in Access::cluster; never reused
   unsigned first = 0;  // window of its CTA of rank 0; the others follow
   CrossfuseIndex index{};
@@ -202,21 +205,46 @@ struct Buffer {
   Region region;
 };
 
-// Everything of the clusters that run now, and of the launch they belong to.
-struct Device {
+// A launch, and what its clusters share. Several of a chain may run at the same time.
+struct Grid {
   Launch launch;
+  const CrossfuseKernel* kernel = nullptr;
+  std::vector<void*> pointers;  // the arguments
+  unsigned number = 0;          // of those that run at the same time, in their order
+  unsigned first_cluster = 0, clusters = 0;    // in Device::clusters
+  unsigned first_window = 0, first_fiber = 0;  // of its CTAs and threads
+  std::vector<Thread> threads;
+  std::vector<SharedArray> arrays;
+  size_t dynamic_offset = 0, shared_end = 0;
+  bool begun = false;
+  bool waits = false;    // some thread has waited for the launch before
+  bool touches = false;  // some thread has touched something before, which is reported
+  unsigned letting = 0;  // CTAs that let the next launch begin
+  size_t running = 0;    // clusters that have not ended
+  bool is_over() const { return begun && running == 0; }
+};
+
+// Where a cluster was, by its id.
+struct Started {
+  uint32_t linear = 0;  // position in its grid
+  unsigned window = 0;  // of its first CTA
+  Grid* grid = nullptr;
+};
+
+// Everything of the clusters that run now, and of the launches they belong to.
+struct Device {
+  Grid* grid = nullptr;        // of the running thread, or of what else is looked at
+  std::vector<Grid*> grids;    // all that run at the same time: one, or those of a chain
   uint32_t first_cluster = 1;  // clusters below it belong to finished launches
   uint32_t last_cluster = 0;   // the latest id given to a cluster
-  std::vector<uint32_t> linear_cluster;  // cluster id - first_cluster -> position in the grid
-  std::vector<Cluster> clusters;  // all that run at the same time: one, or those of the whole grid
+  std::vector<Started> started;   // by cluster id - first_cluster
+  std::vector<Cluster> clusters;  // all that run at the same time: one, or those of the whole grids
   std::vector<Cta> ctas;          // of all of them, cluster after cluster
   std::vector<Cluster*> ended;    // all threads have finished, what is left in flight is unchecked
   std::vector<Thread*> ready;
   std::vector<Thread*> polling;   // blocked until a flag changes
   Thread* current = nullptr;
   Site last_site = kNoSite;  // of the latest access
-  std::vector<SharedArray> arrays;
-  size_t dynamic_offset = 0, shared_end = 0;
 };
 
 extern Device device;
@@ -229,8 +257,26 @@ struct CtaRange {
 };
 inline CtaRange ctas_of(const Cluster& cluster) {
   Cta* first = device.ctas.data() + cluster.first;
-  return {first, first + device.launch.ctas()};
+  return {first, first + cluster.grid->launch.ctas()};
 }
+inline CtaRange ctas_of(const Grid& grid) {
+  Cta* first = device.ctas.data() + grid.first_window;
+  return {first, first + grid.clusters * grid.launch.ctas()};
+}
+inline const Started& start_of(const Access& access) {
+  return device.started[access.cluster - device.first_cluster];
+}
+// Turns to the launch of a cluster for a while.
+class Turn {
+ public:
+  explicit Turn(const Cluster& cluster) : before(device.grid) { device.grid = cluster.grid; }
+  ~Turn() { device.grid = before; }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  Grid* before;
+};
 // The CTA of some rank in the cluster of the running thread.
 inline Cta& ranked(unsigned rank) {
   return device.ctas[device.current->cta->cluster->first + rank];

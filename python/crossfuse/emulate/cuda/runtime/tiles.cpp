@@ -25,7 +25,7 @@ std::map<std::pair<unsigned, unsigned>, Units> tile_reads;  // by window and rea
 
 Units& units_of(unsigned window, unsigned reader) {
   Units& units = tile_reads[{window, reader}];
-  if (units.empty()) units.resize(device.shared_end / kUnit + 1);
+  if (units.empty()) units.resize(device.grid->shared_end / kUnit + 1);
   return units;
 }
 

@@ -128,6 +128,11 @@ const Times* times_of(const Known& known, unsigned window) {
   return group ? (*group)[window % kGroup].get() : nullptr;
 }
 
+namespace {
+// As many as all CTAs that run at the same time have: launches differ in that.
+size_t groups() { return (device.ctas.size() + kGroup - 1) / kGroup; }
+}  // namespace
+
 Known raised(const Known& known, unsigned window, size_t slot, uint32_t time) {
   static constexpr size_t kEntries = 1021;
   static struct Entry {
@@ -141,7 +146,8 @@ Known raised(const Known& known, unsigned window, size_t slot, uint32_t time) {
   if (old && (*old)[slot] >= time) return known;
   Entry& entry = entries[(reinterpret_cast<uintptr_t>(known.get()) / 16 + slot) % kEntries];
   const bool is_same = entry.both && entry.known == known && entry.window == window &&
-                       entry.slot == slot && entry.time == time;
+                       entry.slot == slot && entry.time == time &&
+                       entry.both->size() == groups();
   if (is_same) return entry.both;
   Times* times = Times::make(slot + 1, old);
   times->at(slot) = time;
@@ -150,8 +156,7 @@ Known raised(const Known& known, unsigned window, size_t slot, uint32_t time) {
 }
 
 Known replaced(const Known& known, unsigned window, const Shared& times) {
-  auto* all = known ? new Knowledge(*known)
-                    : new Knowledge((device.ctas.size() + kGroup - 1) / kGroup);
+  auto* all = known ? new Knowledge(*known) : new Knowledge(groups());
   auto& old = (*all)[window / kGroup];
   auto* group = old ? new Group(*old) : new Group;
   (*group)[window % kGroup] = times;

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.coordinates import Coordinates, at
 from crossfuse.lower.hopper.fast_math import FAST_TYPES, fast
 from crossfuse.lower.hopper.plan.operands import PACKED_TYPES
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS
 from crossfuse.lower.hopper.program.tile import Store
 from crossfuse.lower.hopper.program.tile_program import SumProgram, TileProgram
-from crossfuse.lower.hopper.statements import Warmup, let, registers, run, when
+from crossfuse.lower.hopper.statements import Coordinates, Warmup, at, let, registers, run, when
 from crossfuse.planner.kernels.boxes import ROW_BYTES
 
 # Operands of an epilogue besides the sums: numbers, rows and matrices in global memory.
@@ -307,9 +306,9 @@ class Elements:
 
         `pairs` hold their further operands.
         """
-        convert = getattr(ir.script.ptx.cvt.rn, PACKED_TYPES[self.tile.dtype]).f32
-        first, second = map(_as_float, self._values(i, j, low, high, pairs))
-        run(convert(target, self._or_zero(j + 1, second), self._or_zero(j, first)))
+        first, second = map(as_float, self._values(i, j, low, high, pairs))
+        first, second = self._or_zero(j, first), self._or_zero(j + 1, second)
+        round_pair(target, self.tile.dtype, first, second)
 
     def _or_zero(self, j: Any, value: Any) -> Any:
         """A value in column j of the next product's left operand: zero beyond its columns."""
@@ -363,11 +362,16 @@ def _when_all(conditions: list[Any]) -> Any:
     return when(ir.conjunction(conditions)) if conditions else nullcontext()
 
 
-def _as_float(value: Any) -> Any:
+def as_float(value: Any) -> Any:
     """The value as the float32 that the conversion of a pair rounds to the output's type."""
     if isinstance(value, ir.tirx.Cast) and str(value.value.ty) == "float32":
         return value.value
     return value.astype("float32")
+
+
+def round_pair(target: Any, dtype: str, low: Any, high: Any) -> None:
+    """Round two float32 to a type of 16 bits, into one register that begins with `low`."""
+    run(getattr(ir.script.ptx.cvt.rn, PACKED_TYPES[dtype]).f32(target, high, low))
 
 
 class Units:

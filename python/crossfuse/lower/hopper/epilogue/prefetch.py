@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.coordinates import Coordinates
 from crossfuse.lower.hopper.epilogue.elements import (
     READ_TYPES,
     Elements,
@@ -17,7 +16,7 @@ from crossfuse.lower.hopper.epilogue.elements import (
     read_all,
 )
 from crossfuse.lower.hopper.plan.phase import PhasePlan
-from crossfuse.lower.hopper.statements import Warmup, let
+from crossfuse.lower.hopper.statements import Coordinates, Warmup, let
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
 

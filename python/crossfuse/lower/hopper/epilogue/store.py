@@ -10,7 +10,6 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.coordinates import Coordinates
 from crossfuse.lower.hopper.epilogue.elements import scatter
 from crossfuse.lower.hopper.epilogue.prefetch import Ahead, Fragment
 from crossfuse.lower.hopper.features.feature import Ending, TileSums
@@ -18,7 +17,7 @@ from crossfuse.lower.hopper.flags import PlacedFlags
 from crossfuse.lower.hopper.pipeline import Cursor, Release, store_name
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS
 from crossfuse.lower.hopper.plan.store import StoreBox, StorePlan
-from crossfuse.lower.hopper.statements import Warmup, hidden, let, registers, run, when
+from crossfuse.lower.hopper.statements import Coordinates, Warmup, hidden, let, registers, run, when
 from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
 
 
@@ -39,8 +38,7 @@ class BoxPlace:
 
     def open(self, batch: int, thread: Any) -> None:
         """Wait until boxes of a batch may be filled; all threads of the warpgroup call it."""
-        with when(thread == 0):
-            run(ir.script.ptx.cp.async_.bulk.wait_group.read(self.store.pending(batch)))
+        mbarrier.await_copies(thread, self.store.pending(batch))
         mbarrier.meet_warpgroup(self.warpgroup)
 
     def filling(self, warmup: Warmup) -> AbstractContextManager[Any]:
@@ -98,8 +96,7 @@ class PlaceInStages(BoxPlace):
     def close(self, thread: Any, warmup: Warmup) -> None:
         """Release all stages with boxes once these have left."""
         with warmup.skipped():
-            with when(thread == 0):
-                run(ir.script.ptx.cp.async_.bulk.wait_group.read(0))
+            mbarrier.await_copies(thread)
             mbarrier.meet_warpgroup(self.warpgroup)
             release = self.release()
             for number in reversed(range(self.store.pages)):
@@ -212,8 +209,7 @@ class Epilogue(Ending):
     def finish(self) -> None:
         """Wait until all boxes have left shared memory."""
         if self.plan.store.boxes:
-            with when(self.where.thread == 0):
-                run(ir.script.ptx.cp.async_.bulk.wait_group.read(0))
+            mbarrier.await_copies(self.where.thread)
 
     def _store_elements(self, row: Any, column: Any) -> None:
         for first, columns in self._groups():

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP, WARPGROUP
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.coordinates import at
 from crossfuse.lower.hopper.epilogue.prefetch import Ahead, Fragment
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Feature, TileSums
 from crossfuse.lower.hopper.plan.memory import Piece
@@ -24,7 +23,7 @@ from crossfuse.lower.hopper.plan.operands import (
 )
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS, PhasePlan
 from crossfuse.lower.hopper.program.tile import Gather
-from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
+from crossfuse.lower.hopper.statements import Variable, at, let, registers, run, when
 from crossfuse.lower.hopper.wgmma import LeftOperand, gathered_tiles, left_registers
 from crossfuse.lower.hopper.wgmma_instruction import hold
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS

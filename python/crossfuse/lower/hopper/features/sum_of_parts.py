@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.coordinates import Coordinates, at, unravel
 from crossfuse.lower.hopper.epilogue.elements import Elements, Units, further_of
 from crossfuse.lower.hopper.epilogue.store import Accumulation
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Feature, TileSums
@@ -19,7 +18,16 @@ from crossfuse.lower.hopper.flags import PlacedFlags
 from crossfuse.lower.hopper.plan.memory import Piece
 from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.program.tile_program import UNIT, SumProgram
-from crossfuse.lower.hopper.statements import Warmup, let, registers, run, when
+from crossfuse.lower.hopper.statements import (
+    Coordinates,
+    Warmup,
+    at,
+    let,
+    registers,
+    run,
+    unravel,
+    when,
+)
 from crossfuse.planner.kernels.memory import BARRIER
 
 if TYPE_CHECKING:

@@ -88,6 +88,11 @@ class KernelPlan:
         return max(each.sums for each in self.phases)
 
     @property
+    def fast(self) -> bool:
+        """Whether functions are computed in 16 bits."""
+        return any(each.fast for each in self.features)
+
+    @property
     def held(self) -> int:
         """Registers of a thread that features have in use beside the sums."""
         return sum(each.held for each in self.features)
@@ -163,6 +168,18 @@ class KernelPlan:
         """Buffers whose contents live from launch to launch."""
         ctas = self.clusters * self.cluster_size
         return (state(self.number, self.flag_count, ctas),) if self.is_persistent else ()
+
+    @property
+    def parameters(self) -> tuple[Any, ...]:
+        """Buffers of the function that the kernel takes, each once."""
+        found = (each for phase in self.phases for each in phase.program.parameters)
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def row_count(self) -> Any:
+        """The parameter that tells how many rows there are; None if there are always all."""
+        rows = self.phases[0].program.store.rows
+        return None if rows is None else rows.count
 
     @property
     def tensor_maps(self) -> tuple[TensorMap, ...]:

@@ -18,7 +18,7 @@ from crossfuse.lower.hopper.program.tile import (
 from crossfuse.lower.hopper.program.tile_program import Contraction, TileProgram
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
-from crossfuse.planner.families.registers import REGISTERS, REGISTERS_OF_THREE
+from crossfuse.planner.families.registers import REGISTERS
 from crossfuse.planner.kernels.boxes import ROW_BYTES, box_columns
 
 #: Most rows of a box. PTX ISA, cp.async.bulk.tensor.
@@ -254,10 +254,6 @@ def check_depth(gather: Gather, depth: int) -> None:
 # of neighbours are rounded to 16 bits and share a register. PTX ISA, wgmma, register fragments for
 # A and D.
 
-#: Registers of a thread for the operand and for the sums beside it, by the number of multiplying
-#: warpgroups; the others hold addresses.
-_MAX_REGISTERS = {1: REGISTERS, 2: REGISTERS, 3: REGISTERS_OF_THREE}
-
 
 def kept_registers(columns: int) -> int:
     """Registers of a thread that hold some columns of the 64 rows of its warpgroup."""
@@ -287,7 +283,7 @@ def check_kept_room(contraction: Contraction, consumers: int) -> None:
     """
     kept = kept_registers(contraction.steps * contraction.depth)
     sums = contraction.columns // 2 * len(contraction.products)
-    most = _MAX_REGISTERS[consumers]
+    most = REGISTERS[consumers]
     if kept + sums > most or contraction.depth % GROUP:
         raise refuse(
             "tile-registers",

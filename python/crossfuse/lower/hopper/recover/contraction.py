@@ -16,10 +16,12 @@ from crossfuse.lower.hopper.program.tile import (
     KeptTile,
     Place,
     Tile,
+    TileNest,
     WindowTile,
     covers,
+    refuse_program,
+    tile_nest,
 )
-from crossfuse.lower.hopper.program.tile_nest import TileNest, refuse_program, tile_nest
 from crossfuse.lower.hopper.program.tile_program import Contraction, Correction, Product
 from crossfuse.lower.tree import is_call
 from crossfuse.markers import CONSTANT, STAGES

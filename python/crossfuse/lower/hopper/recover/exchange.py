@@ -7,8 +7,7 @@ from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.program.tile import Place, Tile
-from crossfuse.lower.hopper.program.tile_nest import TileNest, refuse_program
+from crossfuse.lower.hopper.program.tile import Place, Tile, TileNest, refuse_program
 from crossfuse.lower.hopper.program.tile_program import Contraction, Exchange, TileProgram
 from crossfuse.lower.hopper.recover.contraction import accumulates
 from crossfuse.markers import DSM_SCOPE, PAIRED

@@ -9,8 +9,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.errors import RefusedError
 from crossfuse.lower.hopper.epilogue.elements import further_of
-from crossfuse.lower.hopper.program.tile import Rows
-from crossfuse.lower.hopper.program.tile_nest import refuse_program, tile_nest
+from crossfuse.lower.hopper.program.tile import Rows, refuse_program, tile_nest
 from crossfuse.lower.hopper.program.tile_program import SumProgram, TileProgram
 from crossfuse.lower.hopper.recover.contraction import check_reduction, read_contraction
 from crossfuse.lower.hopper.recover.exchange import paired, read_exchange, slice_tile
@@ -27,8 +26,8 @@ from crossfuse.lower.hopper.recover.products import (
 )
 from crossfuse.lower.hopper.recover.store import (
     Loops,
-    has_stages,
     is_bound,
+    is_rows,
     is_sum,
     outer_loops,
     places_of,
@@ -37,12 +36,9 @@ from crossfuse.lower.hopper.recover.store import (
     with_sums,
 )
 from crossfuse.lower.hopper.rows.program import RowProgram
-from crossfuse.lower.hopper.rows.recover import is_rows, read_rows
+from crossfuse.lower.hopper.rows.recover import read_rows
 from crossfuse.lower.hopper.stream.program import StreamProgram
-from crossfuse.lower.hopper.stream.recover.function import (
-    holds_stream,
-    recover_stream,
-)
+from crossfuse.lower.hopper.stream.recover.function import recover_stream
 from crossfuse.lower.image import ROW_COUNT
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.tree import open_blocks
@@ -52,7 +48,8 @@ from crossfuse.markers import (
     PAIRED,
     ROW_COUNTS,
     ROWS,
-    STREAM,
+    has_stages,
+    holds_stream,
     marked_blocks,
     staged_blocks,
 )
@@ -320,12 +317,6 @@ def follows(program: TileProgram, made: tuple[Any, ...]) -> bool:
 
 
 # A whole scheduled function, nest by nest.
-
-
-def is_tile_program(func: Any) -> bool:
-    """Whether a schedule asks for the Hopper pipeline: a loop has stages, or streams tiles."""
-    loops = ir.nodes(func.body, ir.For)
-    return any(has_stages(each) or STREAM in each.annotations for each in loops)
 
 
 def recover(func: Any) -> tuple[tuple[TileProgram, ...], ...]:

@@ -18,11 +18,9 @@ from crossfuse.lower.hopper.program.tile import (
     Place,
     Store,
     Tile,
-    covers,
-)
-from crossfuse.lower.hopper.program.tile_nest import (
     TileNest,
     check_start,
+    covers,
     refuse_program,
     tile_nest,
 )
@@ -36,7 +34,6 @@ from crossfuse.lower.hopper.recover.contraction import (
 from crossfuse.lower.hopper.recover.store import (
     Loops,
     accumulator_loads,
-    has_stages,
     inner_block,
     is_bound,
     is_partial,
@@ -45,9 +42,8 @@ from crossfuse.lower.hopper.recover.store import (
     read_partial,
     read_store,
 )
-from crossfuse.lower.stored_elements import implies
-from crossfuse.lower.tree import bounds, is_call
-from crossfuse.markers import DSM_COPIES, DSM_COPY, DSM_SHUFFLE, GRID_STAGE
+from crossfuse.lower.tree import bounds, implies, is_call
+from crossfuse.markers import DSM_COPIES, DSM_COPY, DSM_SHUFFLE, GRID_STAGE, has_stages
 
 # Several loops over the same left tiles (as of a gated layer), read as one that loads them once.
 

@@ -9,17 +9,21 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.epilogue.elements import READ_TYPES
-from crossfuse.lower.hopper.program.tile import Place, Store, Tile, covers, identifier
-from crossfuse.lower.hopper.program.tile_nest import (
+from crossfuse.lower.hopper.program.tile import (
+    Place,
+    Store,
+    Tile,
     TileNest,
     check_start,
+    covers,
+    identifier,
     refuse_program,
     tile_nest,
 )
 from crossfuse.lower.hopper.program.tile_program import UNIT, SumProgram, TileProgram
 from crossfuse.lower.hopper.recover.contraction import accumulates, is_zero
 from crossfuse.lower.tree import coordinate
-from crossfuse.markers import ACCUMULATE, ACCUMULATIONS, GRID_STAGE, STAGES
+from crossfuse.markers import ACCUMULATE, ACCUMULATIONS, GRID_STAGE, has_stages
 
 # The epilogue of a tile program.
 
@@ -37,15 +41,20 @@ def read_store(nest: TileNest, accumulators: tuple[Any, ...], wanted: Tile) -> S
         )
     row, column = body.indices
     check_loads(nest, accumulators)
-    tile = nest.tile(body.buffer, body.indices)
+    tile = _stored_tile(nest, (row, column), wanted, f"store of '{body.buffer.name}'")
+    return Store(tile, row, column, body.value)
+
+
+def _stored_tile(nest: TileNest, indices: tuple[Any, Any], wanted: Tile, where: str) -> Tile:
+    """The tile that a nest stores, with the rows of the product; refused if it is another one."""
+    tile = nest.tile(nest.block.body.buffer, indices)
     if not covers(tile, replace(wanted, buffer=tile.buffer), nest.known):
         raise refuse_program(
-            f"store of '{tile.buffer.name}'",
+            where,
             f"a tile of {tile.shape} from {list(tile.origin)}",
             f"the product's, {wanted.shape} from {list(wanted.origin)}",
         )
-    shape = (max(tile.shape[0], wanted.shape[0]), wanted.shape[1])
-    return Store(replace(tile, shape=shape), row, column, body.value)
+    return replace(tile, shape=(max(tile.shape[0], wanted.shape[0]), wanted.shape[1]))
 
 
 def accumulator_loads(nest: TileNest, accumulators: tuple[Any, ...]) -> list[Any]:
@@ -94,11 +103,6 @@ def is_place(loop: Any) -> bool:
     """Whether a loop of constant extent counts clusters or the CTAs of one."""
     bound = coordinate(loop).startswith(("blockIdx.", "cluster."))
     return bound and ir.constant(loop.extent) is not None
-
-
-def has_stages(loop: Any) -> bool:
-    """Whether a loop runs as a pipeline."""
-    return STAGES in loop.annotations
 
 
 def inner_block(node: Any) -> Any:
@@ -218,22 +222,21 @@ def read_partial(nest: TileNest, accumulators: tuple[Any, ...], wanted: Tile) ->
             "float32 sums at [part, i, j], the place of their accumulators",
         )
     part, row, column = body.indices
-    tile = nest.tile(body.buffer, (row, column))
-    if not covers(tile, replace(wanted, buffer=tile.buffer), nest.known):
-        raise refuse_program(
-            nest.where,
-            f"a tile of {tile.shape} from {list(tile.origin)}",
-            f"the product's, {wanted.shape} from {list(wanted.origin)}",
-        )
-    shape = (max(tile.shape[0], wanted.shape[0]), wanted.shape[1])
+    tile = _stored_tile(nest, (row, column), wanted, nest.where)
     matrix = nest.known.simplify(nest.placed(part))
     adds = read_accumulation(nest, int(body.buffer.ty.shape[0]))
-    return Store(replace(tile, shape=shape), row, column, load, matrix, adds)
+    return Store(tile, row, column, load, matrix, adds)
 
 
 def is_sum(node: Any) -> bool:
     """Whether a nest multiplies nothing: it has no loop with stages."""
     return not any(map(has_stages, ir.nodes(node, ir.For)))
+
+
+def is_rows(node: Any) -> bool:
+    """Whether a nest makes rows: threads share each, and nothing is pipelined."""
+    threads = (coordinate(each) == "threadIdx.x" for each in ir.nodes(node, ir.For))
+    return is_sum(node) and any(threads)
 
 
 def read_sum(node: Any, memory: tuple[Any, ...]) -> SumProgram:

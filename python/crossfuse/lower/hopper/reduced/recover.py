@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.program.tile import Place, Store, Tile
-from crossfuse.lower.hopper.program.tile_nest import TileNest, tile_nest
+from crossfuse.lower.hopper.program.tile import Place, Store, Tile, TileNest, tile_nest
 from crossfuse.lower.hopper.program.tile_program import Contraction, TileProgram
 from crossfuse.lower.hopper.recover.contraction import check_reduction, read_contraction
-from crossfuse.lower.hopper.recover.store import Loops, has_stages, outer_loops, places_of
+from crossfuse.lower.hopper.recover.store import Loops, outer_loops, places_of
 from crossfuse.lower.hopper.stream.program import Axis, Best, Kind, Output, RowReductions, Step
-from crossfuse.lower.hopper.stream.recover.function import has_stream
+from crossfuse.lower.hopper.stream.recover.function import only_stream
 from crossfuse.lower.hopper.stream.recover.statements import (
     Roles,
     Statement,
@@ -23,6 +22,7 @@ from crossfuse.lower.hopper.stream.recover.statements import (
 )
 from crossfuse.lower.hopper.stream.recover.steps import Names, read_steps
 from crossfuse.lower.tree import analyzer, open_blocks
+from crossfuse.markers import has_stages
 
 # Blocks that find the best elements of a row: an insertion into a sorted list.
 
@@ -150,12 +150,6 @@ _Part = Statement | Insertion | Beginning
 _KINDS = (Kind.ROW, Kind.TOP, Kind.SUM)
 
 
-def is_reduced(func: Any) -> bool:
-    """Whether a stream's tiles are products of pipelined loops."""
-    streams = (each for each in ir.nodes(func.body, ir.For) if has_stream(each))
-    return any(has_stages(each) for loop in streams for each in ir.nodes(loop.body, ir.For))
-
-
 def recover_reduced(func: Any) -> tuple[tuple[TileProgram, ...], ...]:
     """Read the programs of a scheduled function: one for each nest, each a kernel.
 
@@ -170,12 +164,7 @@ def recover_reduced(func: Any) -> tuple[tuple[TileProgram, ...], ...]:
 
 def _recover_nest(node: Any, parameters: tuple[Any, ...]) -> TileProgram:
     outer, parts = outer_loops(node)
-    streams = [each for each in parts if isinstance(each, ir.For) and has_stream(each)]
-    if len(streams) != 1:
-        raise refuse_stream(
-            "function", f"{len(streams)} streams in a nest", "one loop over tiles of keys"
-        )
-    (stream,) = streams
+    stream = only_stream(parts)
     places = places_of(outer)
     if any(each.in_cluster for each in places):
         raise refuse_stream(

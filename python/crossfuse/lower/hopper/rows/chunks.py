@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.coordinates import Coordinates, at, grid_places
-from crossfuse.lower.hopper.features.feature import ConsumerPart, Feature
+from crossfuse.lower.hopper.features.feature import ROWS_BEGUN, ROWS_MADE, ConsumerPart, Feature
 from crossfuse.lower.hopper.pipeline import EVICT_FIRST, Cursor, load_name
 from crossfuse.lower.hopper.plan.memory import Piece
 from crossfuse.lower.hopper.plan.phase import PhasePlan
@@ -33,8 +32,17 @@ from crossfuse.lower.hopper.rows.statements import (
     size_of,
     without_stores,
 )
-from crossfuse.lower.hopper.statements import Variable, branches, let, registers, run, when
-from crossfuse.lower.hopper.timeline import ROWS_BEGUN, ROWS_MADE
+from crossfuse.lower.hopper.statements import (
+    Coordinates,
+    Variable,
+    at,
+    branches,
+    grid_places,
+    let,
+    registers,
+    run,
+    when,
+)
 from crossfuse.lower.hopper.wgmma import Multiplier
 from crossfuse.lower.image import TensorMap
 from crossfuse.planner.kernels.phase import ROW_WARPS

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP, WARPGROUP
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.coordinates import Coordinates, at, grid_places
-from crossfuse.lower.hopper.features.feature import Feature, LeftsPart
+from crossfuse.lower.hopper.features.feature import ROWS_BEGUN, ROWS_MADE, Feature, LeftsPart
 from crossfuse.lower.hopper.flags import FlagReader, Flags
 from crossfuse.lower.hopper.pipeline import Throttle
 from crossfuse.lower.hopper.plan.memory import Piece
 from crossfuse.lower.hopper.rows.plan import FIRST_WARP
 from crossfuse.lower.hopper.rows.program import RowProgram
 from crossfuse.lower.hopper.rows.statements import moved, size_of
-from crossfuse.lower.hopper.statements import Variable, let, run, when
-from crossfuse.lower.hopper.timeline import ROWS_BEGUN, ROWS_MADE
+from crossfuse.lower.hopper.statements import Coordinates, Variable, at, grid_places, let, run, when
 from crossfuse.planner.kernels.phase import ROW_WARPS
 
 if TYPE_CHECKING:

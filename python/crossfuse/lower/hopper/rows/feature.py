@@ -19,8 +19,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP, Device
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.coordinates import Coordinates, at, grid_places
-from crossfuse.lower.hopper.features.feature import ConsumerPart, Feature, LeftsPart
+from crossfuse.lower.hopper.features.feature import (
+    ROWS_BEGUN,
+    ROWS_MADE,
+    ConsumerPart,
+    Feature,
+    LeftsPart,
+)
 from crossfuse.lower.hopper.flags import PlacedFlags
 from crossfuse.lower.hopper.pipeline import Cursor, Throttle
 from crossfuse.lower.hopper.plan.phase import PhasePlan
@@ -47,9 +52,12 @@ from crossfuse.lower.hopper.rows.plan import (
 )
 from crossfuse.lower.hopper.rows.statements import fresh, independent_of
 from crossfuse.lower.hopper.statements import (
+    Coordinates,
     Variable,
     Warmup,
+    at,
     branches,
+    grid_places,
     hidden,
     let,
     registers,
@@ -57,7 +65,6 @@ from crossfuse.lower.hopper.statements import (
     set_registers,
     when,
 )
-from crossfuse.lower.hopper.timeline import ROWS_BEGUN, ROWS_MADE
 from crossfuse.lower.hopper.wgmma import Multiplier
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.features.feature import ConsumerPart, LeftsPart
+from crossfuse.lower.hopper.features.feature import ROWS_BEGUN, ROWS_MADE, ConsumerPart, LeftsPart
 from crossfuse.lower.hopper.flags import EndOfWait, fence_copies
 from crossfuse.lower.hopper.rows.emit import (
     RowLoop,
@@ -42,7 +42,6 @@ from crossfuse.lower.hopper.rows.emit import (
 )
 from crossfuse.lower.hopper.rows.plan import FIRST_WARP
 from crossfuse.lower.hopper.statements import Variable, Warmup, branches, hidden, run, when
-from crossfuse.lower.hopper.timeline import ROWS_BEGUN, ROWS_MADE
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.roles import Body, Loader

@@ -7,9 +7,8 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP, WARPGROUP
-from crossfuse.lower.hopper.recover.store import has_stages
 from crossfuse.lower.hopper.rows.program import ChunkLoop, RowProgram, scaled_rows
-from crossfuse.lower.order_loads import VECTORS, load_in_order
+from crossfuse.lower.pack_registers import VECTORS, load_in_order
 from crossfuse.lower.pipeline import block_passes, fast_exponentials
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.tree import coordinate
@@ -154,14 +153,6 @@ def _is_copy(node: Any, stored: set[Any], known: tuple[Any, ...], used: set[Any]
 
 _EXTENT = "thread_extent"
 _ALL_REDUCE = "tirx.tvm_thread_allreduce"
-
-
-def is_rows(node: Any) -> bool:
-    """Whether a nest makes rows: threads share each, and nothing is pipelined."""
-    loops = ir.nodes(node, ir.For)
-    return not any(map(has_stages, loops)) and any(
-        coordinate(each) == "threadIdx.x" for each in loops
-    )
 
 
 def read_rows(func: Any, nest: Any) -> RowProgram:

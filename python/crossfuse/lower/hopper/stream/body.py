@@ -9,10 +9,9 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.coordinates import Coordinates, at, strides
 from crossfuse.lower.hopper.flags import PlacedFlags
 from crossfuse.lower.hopper.pipeline import Release, Ring, ring_barriers
-from crossfuse.lower.hopper.statements import Variable, let, when
+from crossfuse.lower.hopper.statements import Coordinates, Variable, at, let, strides, when
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan, TileOrder
 from crossfuse.lower.hopper.stream.program import Stream
 

@@ -8,11 +8,9 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.coordinates import at
-from crossfuse.lower.hopper.epilogue.elements import scatter
+from crossfuse.lower.hopper.epilogue.elements import as_float, round_pair, scatter
 from crossfuse.lower.hopper.pipeline import Cursor, load_name, store_name
-from crossfuse.lower.hopper.plan.operands import PACKED_TYPES
-from crossfuse.lower.hopper.statements import Variable, registers, run, when
+from crossfuse.lower.hopper.statements import Variable, at, registers, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.plan.memory import Operand, dimensions
 from crossfuse.lower.hopper.stream.values import Lanes, RowState, Values
@@ -121,27 +119,21 @@ class ResultStore:
 
     def finish(self) -> None:
         """Wait until all boxes have left shared memory."""
-        with when(self.body.where.thread == 0):
-            run(ir.script.ptx.cp.async_.bulk.wait_group.read(0))
+        mbarrier.await_copies(self.body.where.thread)
 
     def _open(self) -> None:
         """Wait until the boxes of the tile before have left shared memory."""
-        with when(self.body.where.thread == 0):
-            run(ir.script.ptx.cp.async_.bulk.wait_group.read(0))
+        mbarrier.await_copies(self.body.where.thread)
         mbarrier.meet_warpgroup(self.warpgroup)
 
     def _fill(self, values: Values) -> None:
         program = self.plan.program
-        value = program.result
-        if isinstance(value, ir.tirx.Cast) and str(value.value.ty) == "float32":
-            value = value.value
-        value = values.with_rows_named(value)
-        convert = getattr(ir.script.ptx.cvt.rn, PACKED_TYPES[program.output.dtype]).f32
+        value = values.with_rows_named(as_float(program.result))
         for first in range(0, self.plan.columns, _SPAN):
             for number in range(_SPAN // 4):
                 register = first // 2 + 2 * number
                 low, high = (values.of_element(value, register + each) for each in range(2))
-                run(convert(self.packed[number], high, low))
+                round_pair(self.packed[number], program.output.dtype, low, high)
             box, column = divmod(first, self.plan.output.map.box[0])
 
             def address(inside: Any, box: int = box) -> Any:

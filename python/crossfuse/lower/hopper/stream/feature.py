@@ -17,30 +17,39 @@ lost them again, which took 4 to 6 us.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import Device
+from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Feature
-from crossfuse.lower.hopper.pipeline import Throttle
+from crossfuse.lower.hopper.pipeline import Throttle, prepare
 from crossfuse.lower.hopper.plan.memory import Arena, Piece, box_bytes
 from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.program.tile import with_parameters
-from crossfuse.lower.hopper.statements import Warmup, run, when
+from crossfuse.lower.hopper.statements import (
+    Warmup,
+    branches,
+    declare_coordinates,
+    run,
+    set_registers,
+    when,
+)
 from crossfuse.lower.hopper.stream.body import StreamBody
-from crossfuse.lower.hopper.stream.consumer import Consumer
+from crossfuse.lower.hopper.stream.consumer import Adder, Consumer, Scorer
 from crossfuse.lower.hopper.stream.copies import emit_loading
 from crossfuse.lower.hopper.stream.merge import SplitConsumer
-from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan, plan_stream
+from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan, launched_registers, plan_stream
 from crossfuse.lower.hopper.stream.program import StreamProgram
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER, BEFORE_ROWS, LEAST_STAGES
-from crossfuse.planner.kernels.stream import BESIDE_STREAM
+from crossfuse.planner.kernels.stream import BESIDE_STREAM, REGISTERS, SHARED_REGISTERS
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.plan.kernel import KernelPlan
     from crossfuse.lower.hopper.roles import Body
+
 
 #: First of the two warps that load for the stream.
 _FIRST_WARP = 2
@@ -182,3 +191,54 @@ def share_memory(
         fewer = replace(program.stream, stages=plan.stages - 1)
         plan = plan_stream(replace(program, stream=fewer), left)
     return plan
+
+
+# Composes the kernel of a stream: one warpgroup loads, the others multiply and store.
+
+
+def emit_stream(
+    plan: StreamPlan, images: dict[Any, Any], buffers: dict[str, Any], maps: dict[str, Any]
+) -> None:
+    """Write the body of a kernel of its own."""
+    plan = replace(plan, program=with_parameters(plan.program, images))
+    states = None if plan.states is None else buffers[plan.states.name]
+    where = declare_coordinates(plan)
+    memory = ir.script.alloc_buffer((plan.arena.size,), "uint8", scope="shared.dyn", align=1024)
+    ir.IRBuilder.name("memory", memory)
+    body = StreamBody.declared(plan, where, maps, memory, states=states)
+    prepare(where, body.initialise, plan.tensor_maps, maps)
+    mbarrier.meet_started(plan.sharers)
+    if plan.states is not None:  # who merges may be launched, and waits for the end of this kernel
+        run(ir.script.ptx.griddepcontrol.launch_dependents())
+    if plan.receives:
+        mbarrier.say_started()  # nobody is reached before the keys have been multiplied
+    fewer = (SHARED_REGISTERS[plan.adders] if plan.adders else REGISTERS[plan.consumers])[0]
+    with branches(where.warpgroup == 0) as (loading, multiplying):
+        with loading:
+            set_registers("dec", fewer)
+            emit_loading(body)
+            if plan.receives:
+                mbarrier.await_started()
+        with multiplying:
+            _emit_multiplying(body)
+    if plan.sharers > 1:  # until then peers may hand stages back, or fill them
+        mbarrier.leave_cluster()
+        mbarrier.await_left()
+
+
+def _emit_multiplying(body: StreamBody) -> None:
+    """Write what warpgroups other than the first do."""
+    plan = body.plan
+    if not plan.adders:
+        set_registers("inc", REGISTERS[plan.consumers][1])
+        (Consumer if plan.mailbox is None else SplitConsumer)(body).emit()
+        return
+    _, of_scores, of_sums, _ = SHARED_REGISTERS[plan.adders]
+    started = launched_registers(plan.threads)
+    with branches(body.where.warpgroup == 1) as (scoring, adding):
+        with scoring:
+            set_registers("inc" if of_scores > started else "dec", of_scores)
+            Scorer(body).emit()
+        with adding:
+            set_registers("inc", of_sums)
+            Adder(body).emit()

@@ -5,20 +5,28 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.coordinates import at, declare_coordinates, strides, unravel
 from crossfuse.lower.hopper.flags import fence_copies
 from crossfuse.lower.hopper.plan.memory import Arena
 from crossfuse.lower.hopper.program.tile import with_parameters
-from crossfuse.lower.hopper.statements import let, parameter, registers, run, when
+from crossfuse.lower.hopper.statements import (
+    at,
+    declare_coordinates,
+    let,
+    registers,
+    run,
+    strides,
+    unravel,
+    when,
+)
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.consumer import Consumer
-from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
+from crossfuse.lower.hopper.stream.plan.kernel import StreamKernel, StreamPlan
 from crossfuse.lower.hopper.stream.plan.memory import Mailbox
 from crossfuse.lower.hopper.stream.program import Kind, Step, StreamProgram
 from crossfuse.lower.hopper.stream.values import Lanes, RowState, Values, column_of, half_of
@@ -293,28 +301,19 @@ class Merger(Handing):
 
 
 @dataclass(frozen=True)
-class MergePlan:
+class MergePlan(StreamKernel):
     """The decisions of a kernel that merges states."""
 
-    #: Plan of the kernel that stores the states.
-    stream: StreamPlan
+    program: StreamProgram
     #: How the states of a tile of rows are laid out.
     mailbox: Mailbox
     #: The states of all tiles, in global memory.
     states: BufferSpec
-    # As other plans have them.
+    early: ClassVar = True
     cluster_size: ClassVar = 1
     threads: ClassVar = WARPGROUP
     arena: ClassVar = Arena()
     tensor_maps: ClassVar[tuple[TensorMap, ...]] = ()
-    early: ClassVar = True
-    is_persistent: ClassVar = False
-    helps: ClassVar = False
-
-    @property
-    def program(self) -> StreamProgram:
-        """What is merged."""
-        return self.stream.program
 
     @property
     def units(self) -> int:
@@ -336,30 +335,16 @@ def plan_merge(stream: StreamPlan) -> MergePlan | None:
     """Plan the kernel that merges what a stream's parts store; None if they store nothing."""
     if stream.mailbox is None or stream.states is None:
         return None
-    return MergePlan(stream, stream.mailbox, stream.states)
+    return MergePlan(stream.program, stream.mailbox, stream.states)
 
 
-def emit_merge(plan: MergePlan, name: str) -> Any:
-    """Write the kernel as TIRx, before TVM's pipeline."""
-    with ir.IRBuilder() as builder, ir.script.prim_func():
-        ir.script.func_name(name)
-        images = {each: parameter(each) for each in plan.program.parameters}
-        states = state_parameter(plan.states)
-        ir.script.device_entry()
-        program = with_parameters(plan.program, images)
-        _emit_body(replace(plan, stream=replace(plan.stream, program=program)), states)
-    return builder.get()
-
-
-def state_parameter(states: BufferSpec) -> Any:
-    """Declare the buffer of states as a parameter of the kernel that is written."""
-    return ir.script.arg(states.name, ir.script.Buffer(list(states.shape), states.dtype))
-
-
-def _emit_body(plan: MergePlan, states: Any) -> None:
+def emit_merge(plan: MergePlan, images: dict[Any, Any], buffers: dict[str, Any]) -> None:
+    """Write the body of a kernel that merges."""
+    states = buffers[plan.states.name]
+    program = with_parameters(plan.program, images)
     where = declare_coordinates(plan)
     tile = let("tile", where.cluster // plan.turns)
-    places = unravel(plan.program.tile_places, tile, 0)
+    places = unravel(program.tile_places, tile, 0)
     unit = let("unit", where.cluster % plan.turns * plan.threads + where.thread)
     across = plan.mailbox.columns // 2
     row, column = let("unit_row", unit // across), let("unit_column", unit % across * 2)
@@ -370,9 +355,9 @@ def _emit_body(plan: MergePlan, states: Any) -> None:
 
     # Launched while the parts are still at work.
     run(ir.script.ptx.griddepcontrol.wait())
-    with when(with_row(unit < plan.units, row, plan.program, places)):
+    with when(with_row(unit < plan.units, row, program, places)):
         ahead = plan.mailbox.size
-        Unit(plan.program, plan.mailbox, (row, column), places, load, ahead).run()
+        Unit(program, plan.mailbox, (row, column), places, load, ahead).run()
 
 
 class StateWriter(Handing):

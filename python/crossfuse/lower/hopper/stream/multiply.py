@@ -9,9 +9,8 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.plan.operands import GROUP, GROUP_REGISTERS
 from crossfuse.lower.hopper.statements import Variable, let, registers, run
 from crossfuse.lower.hopper.stream.body import StreamBody
-from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
+from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan, instruction_sums
 from crossfuse.lower.hopper.stream.plan.memory import BOX
-from crossfuse.lower.hopper.stream.plan.registers import instruction_sums
 from crossfuse.lower.hopper.stream.values import Elements
 from crossfuse.lower.hopper.wgmma_instruction import K_BYTES, clear, hold, multiply, swizzled, words
 from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
@@ -60,17 +59,25 @@ class ScoreProduct:
         run(ir.script.ptx.wgmma.wait_group.sync.aligned(pending))
 
 
-class Multiplier(ScoreProduct):
-    """One warpgroup's products: 64 rows of the queries by keys, and of weights by values."""
+class Sums:
+    """Registers of a thread for the second product."""
 
-    def __init__(self, body: StreamBody, warpgroup: Any, elements: Elements) -> None:
-        self.sums = registers("sums", body.plan.sums, "float32")
-        super().__init__(body, warpgroup, elements)
-        self._values = of_values(body, 0)
+    def __init__(self, body: StreamBody) -> None:
+        self.plan = body.plan
+        self.sums = registers("sums", self.plan.sums, "float32")
 
     def clear(self) -> None:
         """Give the sums a value: nobody reads it, but they are in use from here on."""
         clear(self.sums, self.plan.sums)
+
+
+class Multiplier(Sums, ScoreProduct):
+    """One warpgroup's products: 64 rows of the queries by keys, and of weights by values."""
+
+    def __init__(self, body: StreamBody, warpgroup: Any, elements: Elements) -> None:
+        Sums.__init__(self, body)
+        ScoreProduct.__init__(self, body, warpgroup, elements)
+        self._values = of_values(body, 0)
 
     def add(self, stage: Any, keep: Any) -> None:
         """Issue the product of weights and values; `keep` is 0 for the first tile of keys."""
@@ -88,23 +95,18 @@ class Multiplier(ScoreProduct):
         hold(self.elements.words, self.plan.words)
 
 
-class SumProduct:
+class SumProduct(Sums):
     """The second product of some columns, with weights in shared memory.
 
     `group` is the index of the warpgroup among those that share columns.
     """
 
     def __init__(self, body: StreamBody, group: Any) -> None:
-        self.plan = body.plan
-        self.sums = registers("sums", self.plan.sums, "float32")
+        super().__init__(body)
         self._width = instruction_sums(self.plan.sums, self.plan.threads)
         boxes = self.plan.columns // _BOX_COLUMNS  # the first column begins a box
         self._weights = swizzled("weights", body.region("passed")(0))
         self._values = of_values(body, group * (boxes * self.plan.values.pitch))
-
-    def clear(self) -> None:
-        """Give the sums a value: nobody reads it, but they are in use from here on."""
-        clear(self.sums, self.plan.sums)
 
     def add(self, stage: Any, keep: Any) -> None:
         """Multiply weights and values, and wait; `keep` is 0 for the first tile of keys."""

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.coordinates import Coordinates
-from crossfuse.lower.hopper.plan.operands import PACKED_TYPES
+from crossfuse.lower.hopper.epilogue.elements import as_float, round_pair
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS
-from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
+from crossfuse.lower.hopper.statements import Coordinates, Variable, let, registers, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.common_subexpressions import positive_factor
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
@@ -321,14 +320,10 @@ class Elements:
 
     def pack(self, values: Values) -> None:
         """Round the weights: pairs of neighbours share a register, as wgmma takes them."""
-        step = self.program.weights
-        value = step.value
-        if isinstance(value, ir.tirx.Cast) and str(value.value.ty) == "float32":
-            value = value.value
-        convert = getattr(ir.script.ptx.cvt.rn, PACKED_TYPES[self.program.dtype]).f32
+        value = as_float(self.program.weights.value)
         for word in range(self.plan.words):
             low, high = (values.of_element(value, 2 * word + each) for each in range(2))
-            run(convert(self.words[word], high, low))
+            round_pair(self.words[word], self.program.dtype, low, high)
 
     def _mask(self, step: Step, values: Values) -> None:
         """Replace elements where a condition does not hold, in tiles that may have such."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import gcd
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import TMA_PITCH, Device
 from crossfuse.lower.hopper.plan.memory import Arena, Piece
 from crossfuse.lower.hopper.plan.operands import item_bytes
 from crossfuse.lower.hopper.program.tile import identifier
-from crossfuse.lower.hopper.stream.plan.registers import RegisterPlan
 from crossfuse.lower.hopper.stream.program import Box, Kind, StreamProgram
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
@@ -22,6 +21,10 @@ from crossfuse.planner.kernels.stream import (
     handoff_bytes,
     mailbox_bytes,
 )
+
+if TYPE_CHECKING:
+    from crossfuse.lower.hopper.stream.plan.kernel import RegisterPlan
+
 
 # How the tiles of a stream are copied.
 

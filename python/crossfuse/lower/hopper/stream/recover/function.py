@@ -36,7 +36,7 @@ from crossfuse.lower.hopper.stream.recover.steps import (
     read_steps,
 )
 from crossfuse.lower.tree import analyzer, coordinate, open_blocks
-from crossfuse.markers import DSM_SCOPE, STREAM
+from crossfuse.markers import DSM_SCOPE, STREAM, has_stream, holds_stream
 
 # How CTAs merge what a stream's parts make of a tile of rows: in a cluster, or later.
 
@@ -287,16 +287,6 @@ def _bounds(loop: Any, moving: list[Place], indices: tuple[int, ...]) -> tuple[i
     return first, count
 
 
-def has_stream(loop: Any) -> bool:
-    """Whether a loop goes through tiles of keys."""
-    return STREAM in loop.annotations
-
-
-def holds_stream(node: Any) -> bool:
-    """Whether a statement has a loop that streams tiles."""
-    return any(map(has_stream, ir.nodes(node, ir.For)))
-
-
 def recover_streams(func: Any) -> tuple[StreamProgram, ...]:
     """Read the programs of a scheduled function: one for each nest, each a kernel.
 
@@ -335,18 +325,25 @@ def recover_stream(node: Any, parameters: tuple[Any, ...]) -> StreamProgram:
         # Two nests over the CTAs of a cluster: a stream of each one's keys, and the merge.
         (loop, own), (_, merging) = split_nests(parts)
         return _recover_parts(outer, loop, own, merging, parameters)
-    streams = _streams(parts)
+    stream = only_stream(parts)
+    program = _recover(outer, parts, stream, parameters)
+    _check_cluster(program, f"loop '{stream.loop_var.name}'")
+    return program
+
+
+def streams_of(parts: list[Any]) -> list[Any]:
+    """Loops over tiles of keys among the parts of a nest."""
+    return [each for each in parts if isinstance(each, ir.For) and has_stream(each)]
+
+
+def only_stream(parts: list[Any]) -> Any:
+    """The loop over tiles of keys of a nest, which must be the only one."""
+    streams = streams_of(parts)
     if len(streams) != 1:
         raise refuse_stream(
             "function", f"{len(streams)} streams in a nest", "one loop over tiles of keys"
         )
-    program = _recover(outer, parts, streams[0], parameters)
-    _check_cluster(program, f"loop '{streams[0].loop_var.name}'")
-    return program
-
-
-def _streams(parts: list[Any]) -> list[Any]:
-    return [each for each in parts if isinstance(each, ir.For) and has_stream(each)]
+    return streams[0]
 
 
 def _check_cluster(program: StreamProgram, where: str) -> None:
@@ -367,7 +364,7 @@ def _recover_parts(
     outer: Loops, loop: Any, parts: list[Any], merging: list[Any], parameters: tuple[Any, ...]
 ) -> StreamProgram:
     """A stream of the keys of each CTA of a loop, and the merge of their states."""
-    streams = _streams(parts)
+    streams = streams_of(parts)
     if len(streams) != 1 or any(each.in_cluster for each in places_of(outer)):
         raise refuse_stream(
             f"loop '{loop.loop_var.name}'",

@@ -8,12 +8,11 @@ from functools import cached_property
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.program.tile_nest import TileNest, tile_nest
+from crossfuse.lower.hopper.program.tile import TileNest, tile_nest
 from crossfuse.lower.hopper.recover.contraction import accumulates, factors, is_zero, same_indices
 from crossfuse.lower.hopper.stream.program import Axis, Box
 from crossfuse.lower.refusal import refuse
-from crossfuse.lower.stored_elements import implies
-from crossfuse.lower.tree import bounds, is_call
+from crossfuse.lower.tree import bounds, implies, is_call
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
 

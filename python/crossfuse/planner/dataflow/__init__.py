@@ -1,1 +1,0 @@
-"""Data movement of chains: loop schedules, tiles, footprints, volumes and exchanges, by formula."""
