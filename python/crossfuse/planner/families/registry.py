@@ -52,9 +52,8 @@ STATE_PLACES = ("registers", "dsm", "global")
 
 
 def families(shape: Shape) -> tuple[ChainFamily, ...]:
-    """Families that have kernels of a shape, but for those that have to be named."""
-    every = FAMILIES.values()
-    return tuple(each for each in every if each.matches(shape) and not each.named_only)
+    """Families that have kernels of a shape."""
+    return tuple(each for each in FAMILIES.values() if each.matches(shape))
 
 
 def family_times(

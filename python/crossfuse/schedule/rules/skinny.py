@@ -10,6 +10,7 @@ from crossfuse.blocks.chain import Chain, read_product
 from crossfuse.blocks.scheduled import name_of
 from crossfuse.calls import AnyFunction, checked
 from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.markers import FAST, RESIDENT_CTAS
 from crossfuse.planner.families.skinny import VECTOR, SkinnyKernel, best_tiles
 from crossfuse.planner.kernels.shape import shape_of_blocks
 from crossfuse.schedule.install import install
@@ -141,6 +142,10 @@ def _bind(sch: Any, chain: Chain, tiles: SkinnyKernel) -> None:
     for loop in (load, element, i, column):
         sch.unroll(loop)
     _store(sch, chain, grid, tiles)
+    root = sch.get_sblock("root")
+    # Else ptxas saves registers, and asks for weights one by one.
+    sch.annotate(root, RESIDENT_CTAS, tiles.least_resident)
+    sch.annotate(root, FAST, 1)
 
 
 def _add_lanes(sch: Any, product: Any, group: Any) -> None:
