@@ -34,14 +34,20 @@ LAYERS = [(2048, 3072), (2048, 2048), (2048, 16384), (8192, 2048), (4096, 6144),
 
 
 @pytest.mark.parametrize("target", ["nvidia-h100", "nvidia-h200"])
-def test_it_is_planned_of_one_row_and_not_of_eight(target: str) -> None:
-    one = plan(parse("gemm:M=1,K=8192,N=2048,weights=nk"), target)
-    assert one.family == "skinny"
-    assert {"gemm", "eager"} <= {each.family for each in one.runners}
+def test_it_is_planned_of_few_rows_and_not_of_eight(target: str) -> None:
+    few = plan(parse("gemm:M=1,K=8192,N=2048,weights=nk"), target)
+    assert few.family == "skinny"
+    assert {"gemm", "eager"} <= {each.family for each in few.runners}
     for k, n in LAYERS:
         found = plan(parse(f"gemm:M=8,K={k},N={n},weights=nk"), target)
         assert found.family != "skinny"
         assert "skinny" in {each.family for each in found.runners}
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize(("k", "n"), LAYERS)
+def test_an_h200_has_it_of_layers_in_which_gemm_took_longer(rows: int, k: int, n: int) -> None:
+    assert plan(parse(f"gemm:M={rows},K={k},N={n},weights=nk"), "nvidia-h200").family == "skinny"
 
 
 def test_what_has_to_be_of_the_pipeline_is() -> None:
@@ -53,13 +59,23 @@ def test_what_has_to_be_of_the_pipeline_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("k", "n", "microseconds"),
-    [(2048, 2048, 5.27), (2048, 16384, 23.9), (8192, 2048, 14.9), (4096, 6144, 18.7)],
+    ("rows", "k", "n", "tiles", "microseconds"),
+    [
+        (1, 2048, 2048, (32, 1, 8, 8), 4.15),
+        (4, 2048, 2048, (32, 1, 8, 8), 4.75),
+        (1, 8192, 2048, (32, 1, 8, 8), 9.72),
+        (1, 4096, 6144, (32, 2, 8, 4), 13.8),
+        (8, 4096, 6144, (32, 4, 4, 2), 19.4),
+        (2, 14336, 4096, (32, 2, 8, 8), 28.5),
+        (1, 2048, 128256, (32, 4, 8, 2), 116.7),
+    ],
 )
-def test_estimates_are_near_what_an_h100_took(k: int, n: int, microseconds: float) -> None:
-    target = device("nvidia-h100")
-    shape = shape_of(chain_of(parse(f"gemm:M=1,K={k},N={n},weights=nk")))
-    found = estimate(SkinnyKernel(32, 1, 8, 4), shape, target, rates_of(target))
+def test_estimates_are_near_what_an_h200_took(
+    rows: int, k: int, n: int, tiles: tuple[int, ...], microseconds: float
+) -> None:
+    target = device("nvidia-h200")
+    shape = shape_of(chain_of(parse(f"gemm:M={rows},K={k},N={n},weights=nk")))
+    found = estimate(SkinnyKernel(*tiles), shape, target, rates_of(target))
     assert float(found.microseconds) == pytest.approx(microseconds, rel=0.06)
 
 

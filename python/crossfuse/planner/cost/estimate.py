@@ -270,7 +270,8 @@ class Work:
     @cached_property
     def start(self) -> Share:
         """Time from the launch to the first tiles."""
-        return start_time(self.rates, self.kernel.cluster, self.active * self.kernel.cluster)
+        ctas = self.active * self.kernel.cluster
+        return start_time(self.rates, self.kernel.cluster, ctas, self.kernel.own_start)
 
     def spills(
         self, clock: Clock, first: Phase, second: Phase, between: tuple[float, float]

@@ -52,6 +52,9 @@ class TileKernel(ABC):
     #: Whether tiles pass through rings in shared memory, as those of the Hopper pipeline do. Trees
     #: have learned of no others.
     staged_tiles: ClassVar[bool] = True
+    #: Its start beyond the latency of memory (`crossfuse.planner.cost.estimate.start_time`); None
+    #: where that is as fitted.
+    own_start: ClassVar[tuple[float, float] | None] = None
 
     @classmethod
     @abstractmethod
