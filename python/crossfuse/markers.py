@@ -85,12 +85,12 @@ MERGED = "crossfuse.merged"
 #: `crossfuse.lower.slabs`.
 PUSH = "crossfuse.push"
 
-#: Attribute of a function: its exponentials may be approximate, see
-#: `crossfuse.lower.pipeline`.
+#: Attribute of a function, or annotation of its root block: its exponentials may be approximate,
+#: see `crossfuse.lower.pipeline`.
 FAST = "crossfuse.fast_exponentials"
 
-#: Attribute of a function: CTAs that one multiprocessor shall hold at least; registers are limited
-#: accordingly.
+#: The same: CTAs that one multiprocessor shall hold at least; registers are limited accordingly,
+#: and up to that limit loads are not put off to save any.
 RESIDENT_CTAS = "crossfuse.resident_ctas"
 
 AXES = ("x", "y", "z")
@@ -132,6 +132,16 @@ def is_cluster_function(func: Any) -> bool:
         or any(MERGE in each.annotations for each in blocks)
         or any(buffer.scope() == DSM_SCOPE for each in blocks for buffer in each.alloc_buffers)
     )
+
+
+def noted_attributes(func: Any) -> dict[str, Any]:
+    """Attributes of a function that a schedule could only annotate its root block with."""
+    from crossfuse import _tvm as ir
+
+    if not isinstance(func.body, ir.SBlockRealize):
+        return {}
+    notes = func.body.block.annotations
+    return {each: notes[each] for each in (FAST, RESIDENT_CTAS) if each in notes}
 
 
 def has_stages(loop: Any) -> bool:

@@ -251,6 +251,7 @@ def _of_chain(
             plan=plan,
             cluster=wanted.cluster or 0,
             constant=constant and padded is None,
+            pipelined=wanted.rule == "tensor" or wanted.fewer_rows,
         )
     if wanted.rule != "tensor" and wanted.placement == "auto" and plan is None:
         options += thread_options(source.func, wanted.cluster)

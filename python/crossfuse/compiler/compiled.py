@@ -183,7 +183,8 @@ def compile(
     rule : str
         Of chains. ``"tensor"``: the Hopper pipeline alone. ``"threads"``: one kernel of ordinary
         instructions that passes slices through DSM, with plain FMA: general, not fast.
-        ``"auto"``: the first where it has a kernel, else the second.
+        ``"auto"``: what the planner finds fastest of the Hopper pipeline and of kernels of few rows
+        by plain FMA, else the second.
     placement : str
         Where the intermediate of a chain lives. ``"l2"``: one persistent kernel
         that all CTAs run at the same time, see `grid_stage`. ``"dsm"``: the shared memory of a

@@ -55,19 +55,19 @@ class Option:
 
 
 def planned_options(
-    source: Source, plan: Plan | None, constant: bool, target: Device
+    source: Source, plan: Plan | None, constant: bool, target: Device, *, pipelined: bool = False
 ) -> list[Option]:
     """Options to schedule a source by plan, the best one first.
 
     `plan` None plans the function. The plan not to fuse is then left out, since a kernel of ours is
     asked for, but its estimate is noted. `constant` says that no kernel which may still be running
-    writes the weights. If rules build no kernels of such a function, or none fits, `PlanRefused` is
-    raised.
+    writes the weights, `pipelined` that kernels have to be those of the Hopper pipeline. If rules
+    build no kernels of such a function, or none fits, `PlanRefused` is raised.
     """
     from crossfuse.schedule.planned import schedule_planned
 
     return _following(
-        [plan] if plan is not None else _plans(source, target),
+        [plan] if plan is not None else _plans(source, target, pipelined),
         lambda each: schedule_planned(source.func, each, constant_weights=constant),
     )
 
@@ -85,16 +85,16 @@ def _following(
     return [Option(partial(make, each), each, why(each)) for each in plans]
 
 
-def _plans(source: Source, target: Device) -> list[Plan]:
+def _plans(source: Source, target: Device, pipelined: bool) -> list[Plan]:
     from crossfuse.planner.chain.build import chain_of
     from crossfuse.planner.plan import ranked
     from crossfuse.schedule.planned import rank_function
 
     if source.spec is None:
-        return rank_function(source.func, target, keep=FEW, fused=True)
+        return rank_function(source.func, target, keep=FEW, fused=True, pipelined=pipelined)
     # Of the extents as they are: padded operands are a source of their own.
     chain, k_major = chain_of(source.spec), source.spec.weights == "nk"
-    return ranked(chain, target, k_major=k_major, keep=FEW, fused=True)
+    return ranked(chain, target, k_major=k_major, keep=FEW, fused=True, pipelined=pipelined)
 
 
 #: Names of placements that `compile` takes; for chains of one length each is of one family.
@@ -109,23 +109,25 @@ def tensor_options(
     plan: Plan | None = None,
     cluster: int = 0,
     constant: bool = False,
+    pipelined: bool = True,
 ) -> list[Option]:
     """Options to schedule a source for the Hopper pipeline, the best one first; at least one.
 
     `placement` is one of `PLACEMENTS`; ``"auto"`` leaves place and tiles to the planner, or to
     `plan`, see `planned_options`. A `cluster` of 0 leaves its size open. `constant` says that no
-    kernel which may still be running writes the weights.
+    kernel which may still be running writes the weights. Plans of kernels that are not `pipelined`,
+    of few rows, are among the others where that is False.
     """
     if placement != "auto":
         return placed_options(source.func, (placement,), target, cluster, constant)
     if plan is not None:
-        return planned_options(source, plan, constant, target)
+        return planned_options(source, plan, constant, target, pipelined=pipelined)
     if cluster:
         # The planner's tiles are those of clusters that it chooses itself.
         reason = f"clusters of {cluster} CTAs were asked for"
     else:
         try:
-            return planned_options(source, None, constant, target)
+            return planned_options(source, None, constant, target, pipelined=pipelined)
         except PlanRefused as error:
             reason = str(error)
     places = _places(source.func, target)
@@ -155,7 +157,7 @@ def placed_options(
         return Option(partial(family.schedule, func, tiles, target, **held), why=why)
 
     if len(shape.layers) == 1:
-        return [option(each, {}) for each in families(shape)]
+        return [option(each, {}) for each in families(shape) if each.pipelined]
     placed = [(_family_of(each, shape), each) for each in places]
     return [option(family, family.placements[place].options) for family, place in placed]
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.blocks.access import combiner_of, is_reduction
 from crossfuse.emulate.widen import converted, widen
 from crossfuse.lower.extract import buffer_specs, only_function
 from crossfuse.lower.image import BufferSpec
 from crossfuse.lower.keep_nans import keep_nans
-from crossfuse.markers import MERGE, unpadded_shapes
+from crossfuse.markers import MERGE, thread_tag, unpadded_shapes
 
 # Functions whose arguments are smaller than the function's own: fewer rows, or shorter ones.
 
@@ -130,9 +131,22 @@ def _of_bits(node: Any, mutator: Any) -> Any:
 
 
 def _merges(loop: Any) -> bool:
-    """Whether a loop over threads merges their states, in an order that the lowering defines."""
+    """Whether a loop over threads combines what they made, in an order that the lowering defines.
+
+    It merges their states, or is the axis of a reduction. A reduction over CTAs has no such order,
+    and an update that does not carry its element is none, whatever its axis is called.
+    """
     realize = loop.body
-    return isinstance(realize, ir.SBlockRealize) and MERGE in realize.block.annotations
+    if not isinstance(realize, ir.SBlockRealize):
+        return False
+    block = realize.block
+    if MERGE in block.annotations:
+        return True
+    if not thread_tag(loop).startswith("threadIdx.") or combiner_of(block) is None:
+        return False
+    pairs = zip(block.iter_vars, realize.iter_values, strict=True)
+    driven = [each for each, value in pairs if ir.mentions(value, loop.loop_var)]
+    return bool(driven) and all(map(is_reduction, driven))
 
 
 def _without_blocks(function: Any, backwards: bool) -> Any:

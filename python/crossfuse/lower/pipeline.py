@@ -24,7 +24,7 @@ from crossfuse.lower.slabs import is_barrier, is_sync, lower_dsm_access, storage
 from crossfuse.lower.tree import is_call
 from crossfuse.lower.verify.stores import check_global_memory, check_private_buffers
 from crossfuse.lower.verify.structure import check_structure, check_vectors, check_virtual_threads
-from crossfuse.markers import FAST, is_cluster_function, was_lowered
+from crossfuse.markers import FAST, is_cluster_function, noted_attributes, was_lowered
 
 
 def drop_markers() -> Any:
@@ -78,6 +78,20 @@ def fast_exponentials() -> Any:
         )
 
     return ir.body_pass("FastExponentials", FAST, lambda body: ir.mutate(body, (ir.Call, change)))
+
+
+def note_attributes() -> Any:
+    """Pass: annotations of the root block become attributes of the function.
+
+    Attributes do not survive the trace of a schedule.
+    """
+
+    def transform(func: Any) -> Any:
+        for name, value in noted_attributes(func).items():
+            func = func.with_attr(name, value)
+        return func
+
+    return ir.prim_func_pass("NoteAttributes", transform)
 
 
 def _checking(name: str, applies: Callable[[Any], bool], check: Callable[[Any], None]) -> Any:
@@ -137,6 +151,7 @@ def block_passes() -> list[Any]:
     return [
         # Before TVM renames and moves the loops of the schedule.
         _checking("VerifyStructure", is_cluster_function, check_structure),
+        note_attributes(),
         s.CanonicalizeLoop(),
         lower_merges(),
         s.LowerCrossThreadReduction(),
@@ -238,7 +253,7 @@ def make_pipeline(stock: Callable[[], Pipeline]) -> Pipeline:
     @ir.tvm.transform.module_pass(opt_level=0, name="crossfuse.Pipeline")
     def run(mod: Any, _ctx: Any) -> Any:
         funcs = [each for each in mod.functions.values() if isinstance(each, ir.PrimFunc)]
-        if not any(is_cluster_function(each) for each in funcs):
+        if not any(is_cluster_function(each) or noted_attributes(each) for each in funcs):
             return stock_pass(mod)
         config = ir.tvm.transform.PassContext.current().config
         kept = ir.prim_func_pass("KeepNans", _with_nans)

@@ -133,6 +133,7 @@ def ranked(
     rates: Rates | None = None,
     keep: AtLeastOne = 1,
     fused: bool = False,
+    pipelined: bool = False,
 ) -> list[Plan]:
     """The best plans of each family, the fastest first.
 
@@ -144,6 +145,9 @@ def ranked(
         Plans of a family.
     fused : bool
         Whether a kernel of ours is asked for: not to fuse is a runner then, and never the plan.
+    pipelined : bool
+        Whether a kernel of the Hopper pipeline is asked for: it alone takes fewer rows than it was
+        built for, and has a timeline.
 
     Returns
     -------
@@ -168,20 +172,23 @@ def ranked(
 
         # What not to fuse takes is of rows without padding, and compared with that added.
         chain, stored = chain_from(padded), _read_workload(workload, k_major)[1]
-        plans = ranked(chain, spec, k_major=stored, only=only, rates=known, keep=keep)
+        plans = ranked(
+            chain, spec, k_major=stored, only=only, rates=known, keep=keep, pipelined=pipelined
+        )
         return in_order(with_copies(padded, plans, spec, known), fused=fused)
     chain, stored = _read_workload(workload, k_major)
     shape = shape_of(chain, k_major=stored)
     frame = Plan(chain, stored, spec.name, EAGER, {}, 0.0, {}, "", {})
     wanted = tuple(only) or (*(each.name for each in families(shape)), EAGER)
     check_families(wanted, (*FAMILIES, EAGER))
-    ours = [FAMILIES[each] for each in wanted if each != EAGER]
+    named = [FAMILIES[each] for each in wanted if each != EAGER]
+    ours = [each for each in named if each.pipelined or not pipelined]
     plans = [each for one in ours for each in _of_family(frame, one, shape, spec, known, keep)]
     if EAGER in wanted:
         plans.append(_not_fused(frame, shape, spec, known))
     found = in_order(plans, fused=fused)
     if not found:
-        raise _none_fits(ours, shape, spec)
+        raise _none_fits(named, shape, spec, pipelined)
     return found
 
 
@@ -221,12 +228,19 @@ def _read_workload(workload: Any, k_major: bool) -> tuple[Chain, bool]:
     return chain_of(workload), workload.weights == "nk"
 
 
-def _none_fits(wanted: Sequence[ChainFamily], shape: Shape, spec: Device) -> RefusedError:
+def _none_fits(
+    wanted: Sequence[ChainFamily], shape: Shape, spec: Device, pipelined: bool
+) -> RefusedError:
+    def why(family: ChainFamily) -> str:
+        if pipelined and not family.pipelined:
+            return f"{family.name} is no family of the Hopper pipeline"
+        return family.why_none(shape, spec)
+
     return refuse(
         PlanRefused,
         "plan",
         f"chain of {shape.text}",
-        found="; ".join(each.why_none(shape, spec) for each in wanted),
+        found="; ".join(map(why, wanted)),
         limit=f"tiles for {spec.name}: its shared memory, registers, and clusters that are "
         "resident",
         instead="leave `only` out, or allow 'eager', which is not to fuse",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from crossfuse.blocks.chain import read_layers
@@ -88,23 +89,26 @@ def _check_chain(func: Any, plan: Plan) -> None:
         )
 
 
-def rank_function(func: Any, target: Device, *, keep: int = 1, fused: bool = False) -> list[Plan]:
+def rank_function(
+    func: Any, target: Device, *, keep: int = 1, fused: bool = False, pipelined: bool = False
+) -> list[Plan]:
     """Plan a canonical function for a device, the fastest plan first; one at least is our kernel.
 
-    At most `keep` plans are of a family; `fused` leaves out the plan not to fuse. Refused is a
-    function that is no chain, or for which no kernel of ours fits. See
-    `crossfuse.planner.plan.ranked`.
+    At most `keep` plans are of a family; `fused` leaves out the plan not to fuse, and `pipelined`
+    kernels that are none of the Hopper pipeline. Refused is a function that is no chain, or for
+    which no kernel of ours fits. See `crossfuse.planner.plan.ranked`.
     """
     from crossfuse import _tvm as ir
     from crossfuse.planner.extract.chain import chain_from
 
     chain, k_major = chain_from(func), read_layers(ir.Schedule(func)).k_major
     shapes = unpadded_shapes(func)
+    rank = partial(ranked, chain, target, k_major=k_major, keep=keep, pipelined=pipelined)
     # What not to fuse takes is of rows without padding.
-    found = ranked(chain, target, k_major=k_major, keep=keep, fused=fused and not shapes)
+    found = rank(fused=fused and not shapes)
     if all(each.family == EAGER for each in found):
         # Says which rule leaves no tiles of each family.
-        found = ranked(chain, target, k_major=k_major, keep=keep, fused=True)
+        found = rank(fused=True)
     return (
         in_order(with_copies(func, found, target, rates_of(target)), fused=fused)
         if shapes

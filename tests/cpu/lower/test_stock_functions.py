@@ -203,6 +203,7 @@ def test_pass_list_is_that_of_stock_tvm_and_ours(monkeypatch: pytest.MonkeyPatch
     mine = [each.info.name for each in cluster_passes({}) if is_ours(each.info.name)]
     assert mine == [
         "crossfuse.VerifyStructure",
+        "crossfuse.NoteAttributes",
         "crossfuse.LowerMerges",
         "crossfuse.VerifyOwnership",
         "crossfuse.LowerCluster",

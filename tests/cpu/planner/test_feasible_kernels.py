@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,10 @@ from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
 from crossfuse.lower.hopper.generate import plans_of
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
+from crossfuse.lower.image import Launch
 from crossfuse.meta_schedule.scheduled import candidate_at, kernels_of, schedule_candidate
 from crossfuse.planner.families import STREAM, TILES
-from crossfuse.planner.families.registry import CASCADE_FAMILIES, read_tiles
+from crossfuse.planner.families.registry import CASCADE_FAMILIES, FAMILIES, read_tiles
 from crossfuse.planner.plan import ranked
 from crossfuse.planner.tune.kernel_space import CascadeSpace, KernelSpace
 from crossfuse.workload.cascades import resolve_any
@@ -98,6 +100,14 @@ def check_stream(plan: StreamPlan, space: Any, point: int) -> None:
     assert plan.adders or plan.arena.size == taken.shared_bytes
 
 
+def launched(launches: Sequence[Launch]) -> list[Any]:
+    """The same of kernels that are none of the pipeline, and have no rings."""
+    return [
+        (prod(e.grid), e.cluster_size, prod(e.block), e.dynamic_shared_bytes, 0, 0)
+        for e in launches
+    ]
+
+
 def difference(spec_text: str, space: Any, point: int) -> str:
     """Plan a point as it would be lowered; empty if that is what the planner said."""
     known = device(DEVICE)
@@ -106,6 +116,10 @@ def difference(spec_text: str, space: Any, point: int) -> str:
     if candidate.family == STREAM:
         lower(scheduled, known)  # of threads, which have no other plan
         return ""
+    if candidate.family in FAMILIES and not FAMILIES[candidate.family].pipelined:
+        launches = lower(scheduled, known).image.launches
+        expected, found = said(space, point), launched(launches)
+        return "" if expected == found else f"{candidate.tiles}: {expected}, {found}"
     plans = plans_of(only_function(scheduled), known)
     expected, found = said(space, point), planned(plans, isinstance(space, KernelSpace))
     if isinstance(space, CascadeSpace) and candidate.family == TILES:

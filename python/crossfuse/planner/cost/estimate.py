@@ -259,7 +259,8 @@ class Work:
     @cached_property
     def start(self) -> Share:
         """Time from the launch to the first tiles."""
-        return self.rates.start_time(self.kernel.cluster, self.active * self.kernel.cluster)
+        ctas = self.active * self.kernel.cluster
+        return self.rates.start_time(self.kernel.cluster, ctas, self.kernel.own_start)
 
     def spills(
         self, clock: Clock, first: Phase, second: Phase, between: tuple[float, float]
@@ -331,7 +332,8 @@ def alone(kernel: TileKernel, shape: Shape, device: Device, rates: Rates) -> dic
     found: dict[str, Share] = dict.fromkeys(("hbm", "l2", "ingest", "tensor"), 0.0)
     for phase, fresh in zip(kernel.phases(shape), shape.weight_bytes, strict=False):
         load = Load(kernel.cluster, active, fresh)
-        each = streams(phase, load, shape.item, rates, device.sms)
+        own = kernel.own_streams(phase, load, shape, rates, device)
+        each = own or streams(phase, load, shape.item, rates, device.sms)
         for name in found:
             found[name] = found[name] + getattr(each, name)
     found["hbm"] = found["hbm"] + shape.further / memory_speed(rates)
@@ -352,7 +354,7 @@ def corrected(kernel: TileKernel, shape: Shape, device: Device, rates: Rates) ->
     """
     room = kernel.memories(shape, device)[-1]
     found = estimate(kernel, shape, device, rates, room)
-    if rates.trees is None or len(shape.layers) > 2:
+    if rates.trees is None or len(shape.layers) > 2 or not kernel.staged_tiles:
         return rates.with_own(found, kernel, shape, device)
     rows = features(kernel, shape, device, found, room)
     by: np.ndarray | float = np.expm1(rates.trees.sum(rows)) * np.asarray(found.microseconds)

@@ -105,12 +105,13 @@ def levels(
     if kernel is not None:
         rate = float(at(rates.measured.dsm_push, int(kernel.cluster)))
         sent = moved["dsm"] / (ctas * rate)
-        found += [
-            Level("registers", operand_bytes(kernel, shape), None),
-            Level("shared", arriving_bytes(kernel, shape) + moved["dsm"], times["ingest"] + sent),
-            Level("dsm", moved["dsm"], sent),
-            Level("l2", moved["l2"], times["l2"]),
-        ]
+        if kernel.staged_tiles:
+            arriving = arriving_bytes(kernel, shape) + moved["dsm"]
+            found += [
+                Level("registers", operand_bytes(kernel, shape), None),
+                Level("shared", arriving, times["ingest"] + sent),
+            ]
+        found += [Level("dsm", moved["dsm"], sent), Level("l2", moved["l2"], times["l2"])]
     return (*found, Level("hbm", moved["hbm"], times["hbm"]))
 
 
@@ -245,6 +246,8 @@ def _ring(room: Memory | None, side: str) -> str:
     if room is None:
         return "read by the library"
     stages = int(room.left if side == "left" else room.right)
+    if not stages:
+        return "through L2 into registers"
     return f"through L2 and a ring of {stages} {side} tiles in shared memory"
 
 

@@ -69,6 +69,8 @@ class ChainFamily:
     fits_all: bool = False
     #: Whether there are kernels of chains of more products, too.
     longer: bool = False
+    #: Rows of chains that it has kernels of, at most; 0 for any number.
+    most_rows: int = 0
 
     @property
     def name(self) -> str:
@@ -82,11 +84,20 @@ class ChainFamily:
         rule = self.rule.rpartition(".")[2]
         return f"{self.text}: {rule}({fixed})" if fixed else f"{self.text}: {rule}"
 
+    @property
+    def pipelined(self) -> bool:
+        """Whether its kernels are those of the Hopper pipeline, which takes fewer rows, too."""
+        return self.kernel.staged_tiles
+
     def matches(self, shape: Shape) -> bool:
         """Whether there may be kernels of a chain."""
         if self.longer:
             return self.products <= len(shape.layers)
-        return self.products == len(shape.layers) and not shape.chain
+        of_layers = self.products == len(shape.layers) and not shape.chain
+        return of_layers and not self._too_many_rows(shape)
+
+    def _too_many_rows(self, shape: Shape) -> bool:
+        return bool(self.most_rows) and shape.m > self.most_rows
 
     def open_tiles(self, cluster: int) -> dict[str, Any]:
         """Tiles that leave all to the rule but the CTAs of a cluster; 0 leaves these, too."""
@@ -165,6 +176,8 @@ class ChainFamily:
 
     def why_none(self, shape: Shape, device: Device) -> str:
         """Say why there are no tiles that fit: the rule after which none were left."""
+        if self._too_many_rows(shape):
+            return f"{self.name} has kernels of at most {self.most_rows} rows"
         if not self.matches(shape):
             count = len(shape.layers)
             what = ("one product", "two products")[count - 1] if count < 3 else f"{count} layers"

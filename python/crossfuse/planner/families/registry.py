@@ -11,7 +11,7 @@ from crossfuse.hardware import Device
 from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.cost.estimate import fastest
 from crossfuse.planner.cost.rates import rates_of
-from crossfuse.planner.families import dsm, phases, registers, tiled
+from crossfuse.planner.families import dsm, phases, registers, skinny, tiled
 from crossfuse.planner.families.attention_out import AttentionOut
 from crossfuse.planner.families.cascade import CascadeFamily
 from crossfuse.planner.families.family import ChainFamily
@@ -37,6 +37,7 @@ FAMILIES: Mapping[str, ChainFamily] = MappingProxyType(
             tiled.SEPARATE,
             phases.PHASES,
             phases.LAUNCHES,
+            skinny.FAMILY,
         )
     }
 )

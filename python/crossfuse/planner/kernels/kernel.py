@@ -16,7 +16,8 @@ from crossfuse.planner.kernels.phase import Phase, copies_of, left_tile, right_t
 from crossfuse.planner.kernels.shape import Shape, TileRule, all_kept, has_equal_shares
 
 if TYPE_CHECKING:
-    from crossfuse.planner.cost.estimate import Clock, Work
+    from crossfuse.planner.cost.estimate import Clock, Load, Streams, Work
+    from crossfuse.planner.cost.rates import Rates
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,12 @@ class TileKernel(ABC):
 
     #: Name of the family.
     family: ClassVar[str]
+    #: Whether tiles pass through rings in shared memory, as those of the Hopper pipeline do. Trees
+    #: have learned of no others.
+    staged_tiles: ClassVar[bool] = True
+    #: Its start beyond the latency of memory (`crossfuse.planner.cost.estimate.start_time`); None
+    #: where that is as fitted.
+    own_start: ClassVar[tuple[float, float] | None] = None
 
     @classmethod
     @abstractmethod
@@ -110,6 +117,12 @@ class TileKernel(ABC):
     @abstractmethod
     def intermediate(self, shape: Shape, size: int, device: Device) -> tuple[str, str]:
         """Level of the intermediate of `size` bytes, and how it gets there in words."""
+
+    def own_streams(
+        self, phase: Phase, load: Load, shape: Shape, rates: Rates, target: Device
+    ) -> Streams | None:
+        """Time the streams of a phase's loop, if it is none of rings and tensor cores."""
+        return None
 
     # Resources, and the bytes that move between levels.
 

@@ -1,0 +1,98 @@
+"""Products of few rows on plain multiply-adds, as the planner counts them."""
+
+from __future__ import annotations
+
+import pytest
+
+from crossfuse.errors import PlanRefused
+from crossfuse.hardware import device
+from crossfuse.planner.chain.build import chain_of
+from crossfuse.planner.cost.estimate import estimate
+from crossfuse.planner.cost.rates import rates_of
+from crossfuse.planner.explain.explanation import explain
+from crossfuse.planner.families.registry import FAMILIES
+from crossfuse.planner.families.skinny import SkinnyKernel
+from crossfuse.planner.kernels.shape import shape_of
+from crossfuse.planner.plan import plan, ranked
+from crossfuse.workload import parse
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_a_named_family_is_planned_and_explained(rows: int) -> None:
+    found = plan(parse(f"gemm:M={rows},K=2048,N=3072,weights=nk"), "nvidia-h200", only=("skinny",))
+    assert found.family == "skinny"
+    assert set(found.tiles) == {"lanes", "columns", "groups", "loads"}
+    (kernel,) = found.kernels
+    assert kernel.ctas * found.tiles["columns"] * found.tiles["groups"] == 3072
+    assert kernel.threads == found.tiles["lanes"] * found.tiles["groups"]
+    assert 3072 * 2048 * 2 / 4.6e6 < found.microseconds < 20
+    assert "through L2 into registers" in explain(found).text()
+
+
+#: Products of decoders of 1 and 8 billion parameters: QKV, output, gate and up, down.
+LAYERS = [(2048, 3072), (2048, 2048), (2048, 16384), (8192, 2048), (4096, 6144), (14336, 4096)]
+
+
+@pytest.mark.parametrize("target", ["nvidia-h100", "nvidia-h200"])
+def test_it_is_planned_of_few_rows_and_not_of_eight(target: str) -> None:
+    few = plan(parse("gemm:M=1,K=8192,N=2048,weights=nk"), target)
+    assert few.family == "skinny"
+    assert {"gemm", "eager"} <= {each.family for each in few.runners}
+    for k, n in LAYERS:
+        found = plan(parse(f"gemm:M=8,K={k},N={n},weights=nk"), target)
+        assert found.family != "skinny"
+        assert "skinny" in {each.family for each in found.runners}
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize(("k", "n"), LAYERS)
+def test_an_h200_has_it_of_layers_in_which_gemm_took_longer(rows: int, k: int, n: int) -> None:
+    assert plan(parse(f"gemm:M={rows},K={k},N={n},weights=nk"), "nvidia-h200").family == "skinny"
+
+
+def test_what_has_to_be_of_the_pipeline_is() -> None:
+    text = "gemm:M=1,K=8192,N=2048,weights=nk"
+    found = ranked(text, "nvidia-h200", keep=4, pipelined=True)
+    assert {each.family for each in found} == {"gemm", "eager"}
+    with pytest.raises(PlanRefused, match="skinny is no family of the Hopper pipeline"):
+        ranked(text, "nvidia-h200", only=("skinny",), pipelined=True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "k", "n", "tiles", "microseconds"),
+    [
+        (1, 2048, 2048, (32, 1, 8, 8), 4.15),
+        (4, 2048, 2048, (32, 1, 8, 8), 4.75),
+        (1, 8192, 2048, (32, 1, 8, 8), 9.72),
+        (1, 4096, 6144, (32, 2, 8, 4), 13.8),
+        (8, 4096, 6144, (32, 4, 4, 2), 19.4),
+        (2, 14336, 4096, (32, 2, 8, 8), 28.5),
+        (1, 2048, 128256, (32, 4, 8, 2), 116.7),
+    ],
+)
+def test_estimates_are_near_what_an_h200_took(
+    rows: int, k: int, n: int, tiles: tuple[int, ...], microseconds: float
+) -> None:
+    target = device("nvidia-h200")
+    shape = shape_of(chain_of(parse(f"gemm:M={rows},K={k},N={n},weights=nk")))
+    found = estimate(SkinnyKernel(*tiles), shape, target, rates_of(target))
+    assert float(found.microseconds) == pytest.approx(microseconds, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("gemm:M=9,K=2048,N=2048,weights=nk", "skinny has kernels of at most 8 rows"),
+        ("gemm:M=1,K=2048,N=2048", "stored as \\[n, k\\]' leaves 0"),
+        ("gemm:M=1,K=2048,N=2050,weights=nk", "'CTAs divide the columns' leaves 0"),
+        ("gemm:M=1,K=2056,N=2048,weights=nk", "'steps divide the reduction' leaves 0"),
+    ],
+)
+def test_what_it_has_no_kernels_of_is_refused(text: str, said: str) -> None:
+    with pytest.raises(PlanRefused, match=said):
+        plan(parse(text), "nvidia-h200", only=("skinny",))
+
+
+def test_tiles_are_read_as_they_are_written() -> None:
+    tiles = {"lanes": 16, "columns": 2, "groups": 8, "loads": 4}
+    assert FAMILIES["skinny"].read(tiles).tiles() == tiles
