@@ -149,6 +149,8 @@ class LoadedKernel(Runnable):
         The loaded library, which may be linked into others.
     manifest : Manifest
         What it holds.
+    first : bool
+        See `as_first`.
 
     Examples
     --------
@@ -160,10 +162,23 @@ class LoadedKernel(Runnable):
     >>> kernel(A, B_gate, B_up, D, out)  # on a GPU  # doctest: +SKIP
     """
 
-    def __init__(self, module: Any, manifest: Manifest) -> None:
+    def __init__(self, module: Any, manifest: Manifest, *, first: bool = False) -> None:
         self.module = module
-        self._launch = module[manifest.name]
+        self._launch = module[f"{manifest.name}_first" if first else manifest.name]
         self.manifest = manifest
+
+    def as_first(self) -> LoadedKernel:
+        """The same kernel as the first of a chain of kernels that start early.
+
+        It starts when all that lies before on its stream is over. Who starts early behind it may
+        read what was written there before it waits, weights above all.
+
+        Returns
+        -------
+        LoadedKernel
+            Of the same library.
+        """
+        return LoadedKernel(self.module, self.manifest, first=True)
 
     @property
     def name(self) -> str:
