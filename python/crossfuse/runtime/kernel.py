@@ -135,6 +135,16 @@ class _DLTensor(ctypes.Structure):
     )
 
 
+#: Behind the name of a kernel: the same as the first of a chain, see `LoadedKernel.as_first`.
+FIRST = "_first"
+
+
+def entries(manifest: Manifest) -> tuple[str, ...]:
+    """Names by which a kernel is called: its own, and if it starts early, that as a first one."""
+    early = manifest.launches[0].early
+    return (manifest.name, f"{manifest.name}{FIRST}") if early else (manifest.name,)
+
+
 class LoadedKernel(Runnable):
     """A function of a loaded library, called with its buffers in order.
 
@@ -164,7 +174,7 @@ class LoadedKernel(Runnable):
 
     def __init__(self, module: Any, manifest: Manifest, *, first: bool = False) -> None:
         self.module = module
-        self._launch = module[f"{manifest.name}_first" if first else manifest.name]
+        self._launch = module[f"{manifest.name}{FIRST}" if first else manifest.name]
         self.manifest = manifest
 
     def as_first(self) -> LoadedKernel:

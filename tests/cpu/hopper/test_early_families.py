@@ -135,7 +135,6 @@ def test_the_second_of_two_kernels_loads_early_what_is_constant_alone() -> None:
         only_function(schedule_tiled_ffn(prim_func(spec), staged=False)),
         random_inputs(spec),
     )
-    weights = ("B_gate", "B_up", "D")
     for constant, waits in (((), 2), (("D",), 1), (("B_gate", "B_up", "D"), 0)):
         image = lower(starting_early(func, constant)).image
         assert image.cuda.count("= crossfuse_await_kernel_before();") == waits
