@@ -89,7 +89,12 @@ PUSH = "crossfuse.push"
 #: see `crossfuse.lower.pipeline`.
 FAST = "crossfuse.fast_exponentials"
 
-#: The same: CTAs that one multiprocessor shall hold at least; registers are limited accordingly,
+#: Attribute of a function: its kernels start while the kernel before them runs, see
+#: `crossfuse.lower.early`. The value names the parameters that no kernel writes which may still be
+#: running then, such as "B_gate,D"; what kernels read of all others waits.
+EARLY = "crossfuse.early"
+
+#: As `FAST`: CTAs that one multiprocessor shall hold at least; registers are limited accordingly,
 #: and up to that limit loads are not put off to save any.
 RESIDENT_CTAS = "crossfuse.resident_ctas"
 
@@ -191,6 +196,17 @@ def marked_blocks_in(body: Any, mark: str) -> list[Any]:
     from crossfuse import _tvm as ir
 
     return [each for each in ir.nodes(body, ir.SBlock) if mark in each.annotations]
+
+
+def starts_early(func: Any) -> bool:
+    """Whether a function's kernels start while the kernel before them runs."""
+    return EARLY in (func.attrs or {})
+
+
+def constant_parameters(func: Any) -> tuple[str, ...]:
+    """Parameters of such a function that no kernel writes which may still be running."""
+    text = str(func.attrs[EARLY]) if starts_early(func) else ""
+    return tuple(each for each in text.split(",") if each)
 
 
 def unpadded_shapes(func: Any) -> tuple[tuple[int, ...], ...]:

@@ -14,6 +14,7 @@ from crossfuse.compiler.report import choice_text, make_report
 from crossfuse.compiler.source import read_source
 from crossfuse.errors import ArtefactRefused, LoweringRefused, ScheduleRefused, WorkloadRefused
 from crossfuse.hardware import device
+from crossfuse.lower.early import start_early
 from crossfuse.markers import CONSTANT
 from crossfuse.runtime import load
 from crossfuse.workload import parse, prim_func
@@ -254,3 +255,16 @@ def test_one_reason_of_all_ways_is_the_refusal() -> None:
 def test_unknown_target_is_refused() -> None:
     with pytest.raises(crossfuse.RefusedError, match=r"nvidia-h100, nvidia-h200"):
         crossfuse.compile(FFN, target="nvidia-a100")
+
+
+def test_kernels_that_start_early() -> None:
+    """Products of constant weights wait where they have to, others before all that they load."""
+    text = "gemm:M=16,N=64,K=64,dtype=bfloat16,weights=nk"
+    for constant, waits in ((True, False), (False, True)):
+        made = crossfuse.compile(text, early=True, constant_weights=constant)
+        assert [each.early for each in made.artefact.manifest.launches] == [True]
+        assert ("= crossfuse_await_kernel_before();" in made.lowered.image.cuda) == waits
+        assert made.kernel.as_first().buffers == made.kernel.buffers
+    plain = crossfuse.compile("softmax:rows=16,cols=64,dtype=bfloat16").lowered.image
+    early = crossfuse.compile("softmax:rows=16,cols=64,dtype=bfloat16", early=True).lowered.image
+    assert not plain.launches[0].early and early == start_early(plain)

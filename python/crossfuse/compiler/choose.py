@@ -155,6 +155,7 @@ class Wanted:
     constant_weights: bool | None = None
     fewer_rows: bool = False
     database: str | Path | None = None
+    early: bool = False
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,7 @@ def choose(
         rule = option.why.get("rule")
         try:
             schedule = option.make()
-            lowered = lower(schedule, target, name=name)
+            lowered = lower(schedule, target, name=name, early=wanted.early)
         except (ScheduleRefused, LoweringRefused) as error:
             refusals.append((rule, error))
         else:

@@ -160,6 +160,7 @@ def compile(
     fewer_rows: bool = False,
     database: str | Path | None = None,
     measure: bool = False,
+    early: bool = False,
     directory: str | Path | None = None,
     name: str = "main",
 ) -> Compiled:
@@ -216,6 +217,11 @@ def compile(
         Whether to time the first few kernels of the plan on the GPU of this machine, beside torch's
         separate kernels where torch knows the source, and to compile the fastest kernel; see
         `Compiled.measured`. What was timed once is kept, for each GPU.
+    early : bool
+        Whether the kernels start while the kernel before them runs, and wait for it before they
+        touch what it may write: for kernels that are called one behind the other, of which the
+        first is called by `crossfuse.runtime.LoadedKernel.as_first`. Constant weights are loaded
+        before that.
     directory : str | Path | None
         Where ``<name>.so`` and ``<name>.json`` go; None makes a directory that goes with the
         process.
@@ -246,7 +252,8 @@ def compile(
 
     read = read_source(source, example_inputs)
     spec = device(target)
-    wanted = Wanted(rule, placement, cluster, plan, constant_weights, fewer_rows, database)
+    given = (rule, placement, cluster, plan, constant_weights, fewer_rows, database, early)
+    wanted = Wanted(*given)
     with timing(spec) if measure else nullcontext() as timer:
         chosen = choose(read, spec, wanted, name, timer)
     size = chosen.lowered.image.launches[0].cluster_size

@@ -182,6 +182,7 @@ def compile_model(
     target: str | Device | None = None,
     always: bool = False,
     bins: Sequence[int] = BINS,
+    early: bool = False,
     runs_on: str = "cuda",
     shapes: Mapping[str, Sequence[int | str]] | None = None,
     opset: int | None = None,
@@ -207,6 +208,9 @@ def compile_model(
     bins : Sequence[int]
         Rows that kernels are made for where the model's extents are symbolic, see
         `crossfuse.relax.FuseChains`.
+    early : bool
+        Whether a kernel of ours that follows another one starts before that is over, and loads its
+        weights before it waits, see `crossfuse.relax.BuildKernels`.
     runs_on : str
         ``"cuda"``, or ``"llvm"`` to run the scheduled functions one thread after the other on the
         CPU, which says what they compute and nothing of their time.
@@ -252,7 +256,7 @@ def compile_model(
     _check_elements(imported.mod["main"])
     spec = device(target)
     weights, build = tuple(imported.params), runs_on == "cuda"
-    steps = phases(spec, always=always, bins=bins, build=build, weights=weights)
+    steps = phases(spec, always=always, bins=bins, build=build, weights=weights, early=early)
     built = pipeline(spec, dump=dump, steps=steps)
     try:
         executable = _build(imported.mod, built, spec, runs_on)

@@ -10,9 +10,13 @@ comes after all kernels before it.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from crossfuse.lower.image import KernelImage, Launch
+from crossfuse.lower.image import BufferSpec, KernelImage, Launch
+from crossfuse.lower.refusal import refuse
+from crossfuse.markers import EARLY, constant_parameters
 
 #: The call by which kernels of the Hopper pipeline let the next one begin.
 _LETS = "griddepcontrol_launch_dependents"
@@ -32,6 +36,29 @@ __device__ __forceinline__ long long crossfuse_await_kernel_before() {
 """
 _KERNEL = 'extern "C" __global__'
 _POINTER = re.compile(r"\*\s*(?:__restrict__\s*)?(\w+)\s*$")
+
+
+def starting_early(func: Any, constant: Sequence[str] = ()) -> Any:
+    """The same function, whose kernels `lower` has start while the kernel before them runs.
+
+    No kernel that may still be running then writes the parameters named in `constant`: a product
+    whose right operands are all among them loads these before it waits.
+    """
+    return func.with_attr(EARLY, ",".join(constant))
+
+
+def check_constant(func: Any, buffers: Sequence[BufferSpec]) -> None:
+    """Refuse a function that names what is no input of it as constant."""
+    inputs = [each.name for each in buffers if not each.output]
+    for name in constant_parameters(func):
+        if name not in inputs:
+            raise refuse(
+                EARLY,
+                f"parameter '{name}'",
+                found="an output" if name in [e.name for e in buffers] else "no parameter",
+                limit=f"inputs of the function ({', '.join(inputs)})",
+                instead="name parameters that no kernel writes before this one is over",
+            )
 
 
 def start_early(image: KernelImage) -> KernelImage:

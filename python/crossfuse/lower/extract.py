@@ -9,7 +9,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse._autoload import register
 from crossfuse.hardware import Device, device, tvm_target
-from crossfuse.lower.early import start_early
+from crossfuse.lower.early import check_constant, start_early, starting_early
 from crossfuse.lower.hopper.generate import generate
 from crossfuse.lower.hopper.recover.function import row_tensors
 from crossfuse.lower.image import (
@@ -28,7 +28,7 @@ from crossfuse.lower.place_shared_memory import SHARED_MEMORY, size_in_bytes
 from crossfuse.lower.refusal import refusals, refuse
 from crossfuse.lower.tree import accesses, coordinate, is_call, sites
 from crossfuse.lower.verify.structure import check_grid_stage, check_structure, takes_fewer_rows
-from crossfuse.markers import ROWS, is_tile_program, unpadded_shapes
+from crossfuse.markers import ROWS, is_tile_program, starts_early, unpadded_shapes
 
 # Checks of the image: kernels use its own buffers only, and stay within the limits of the device.
 
@@ -187,20 +187,25 @@ def lower(
     is anything that `crossfuse.hardware.device` takes. `timeline` has kernels of the Hopper
     pipeline record when they did what, in one more output each. `early` has each kernel start
     before the one before it is over, in this function or another: for functions that are called one
-    behind the other. Refused if the function has no correct cluster kernel, or none that fits the
-    device.
+    behind the other; so do functions marked by `crossfuse.lower.early.starting_early`. Refused if
+    the function has no correct cluster kernel, or none that fits the device.
     """
     register()
     function = keep_nans(only_function(func))
+    if early and not starts_early(function):
+        function = starting_early(function)
     lowered = _lowered(function, device(target), name, timeline)
     if shapes := unpadded_shapes(function):
         lowered = replace(lowered, image=with_padding(lowered.image, shapes))
-    return replace(lowered, image=start_early(lowered.image)) if early else lowered
+    if not starts_early(function):
+        return lowered
+    return replace(lowered, image=start_early(lowered.image))
 
 
 def _lowered(function: Any, spec: Device, name: str, timeline: bool) -> Lowered:
     """Lower a function as it stands; arguments that are padded stay so."""
     buffers = _parameters(function)
+    check_constant(function, buffers)
     _check_bound(function, name)
     with refusals(f"function '{name}'"):
         check_structure(function)

@@ -139,6 +139,11 @@ class KernelImage:
         """Maximum number of rows of a call; None if each call has all rows."""
         return next((each.shape[0] for each in self.buffers if each.rows), None)
 
+    def as_first(self) -> KernelImage:
+        """The same kernels as the first of a chain: they start when all before them is over."""
+        first, *others = self.launches
+        return replace(self, launches=(replace(first, early=False), *others))
+
     def with_rows(self, count: int) -> KernelImage:
         """The same kernels on `count` of their `rows`, as one call of them sees it.
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import tvm
 from tvm import relax
-from tvm.ir import Call, GlobalVar
+from tvm.ir import GlobalVar, Var
 
 from crossfuse import _tvm as ir
 from crossfuse.cache.keys import content_key
@@ -19,9 +19,11 @@ from crossfuse.files import scratch_folder
 from crossfuse.hardware import Device, device
 from crossfuse.lower.extract import lower
 from crossfuse.relax.calls import is_kernel, recorded
-from crossfuse.relax.graph import CALL_TIR, clean, with_bindings
+from crossfuse.relax.early import calls_of, kernel_of, with_early_starts
+from crossfuse.relax.graph import clean, with_bindings
 from crossfuse.runtime.artefact import Artefact, KernelObject
 from crossfuse.runtime.kept import LIBRARIES, OBJECTS, Built, Kind, built_once, kept
+from crossfuse.runtime.kernel import FIRST, entries
 from crossfuse.runtime.kernel_table import write_kernels
 from crossfuse.runtime.nvcc import find_nvcc
 
@@ -52,6 +54,10 @@ class BuildKernels:
         Whether the kernels are linked into the executable. If not, they are libraries with a table
         beside it, and whoever loads it calls ``crossfuse.load_kernels(directory).register()``
         before; several models may share them.
+    early : bool
+        Whether a kernel that needs what another one makes in the same function starts while what
+        lies before it runs, and loads weights before it waits: parameters and constants that
+        nothing in the function writes.
 
     Attributes
     ----------
@@ -84,11 +90,13 @@ class BuildKernels:
         directory: str | Path | None = None,
         jobs: Whole = 0,
         link: bool = True,
+        early: bool = False,
     ) -> None:
         self.target = device(target)
         self.directory = directory
         self.jobs = jobs
         self.link = link
+        self.early = early
         self.kernels: tuple[KernelObject | Artefact, ...] = ()
 
     def transform_module(self, mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
@@ -105,14 +113,17 @@ class BuildKernels:
             With calls of external functions.
         """
         kernels = {name: func for name, func in mod.functions_items() if is_kernel(func)}
-        named = {str(name.name_hint): func for name, func in kernels.items()}
+        calls = calls_of(mod) if self.early else {}
+        functions = with_early_starts(kernels, calls.values())
+        named = {str(name.name_hint): func for name, func in functions.items()}
         modules = self._modules(named)
         if not kernels:
             return mod
+        firsts = {var for var, each in calls.items() if each.is_first(functions)}
         made = mod.clone()
         for name, function in mod.functions_items():
             if isinstance(function, relax.Function):
-                made.update_func(name, _calling(function, kernels))
+                made.update_func(name, _calling(function, kernels, firsts))
         for name in kernels:
             del made[name]
         if not self.link:
@@ -126,7 +137,7 @@ class BuildKernels:
             objects = built(OBJECTS, functions, self.target, self.directory, self.jobs)
             self.kernels = objects
             load = tvm.runtime.load_static_library
-            return [load(str(each.path), [each.manifest.name]) for each in objects]
+            return [load(str(each.path), list(entries(each.manifest))) for each in objects]
         libraries = built(LIBRARIES, functions, self.target, self.directory, self.jobs)
         self.kernels = libraries
         if self.directory is not None:
@@ -178,28 +189,21 @@ def build_key(kind: Kind[Any], func: Any, target: Device, name: str) -> str:
     return content_key(target, kind.name, *parts)
 
 
-def _calling(function: Any, kernels: Mapping[GlobalVar, Any]) -> Any:
+def _calling(function: Any, kernels: Collection[GlobalVar], firsts: Collection[Var]) -> Any:
+    """A function that calls kernels by their names; the `firsts` are those of chains."""
     return with_bindings(
         function,
         lambda block: [
-            relax.VarBinding(each.var, _external(each.value))
-            if _calls(each.value, kernels)
+            relax.VarBinding(each.var, _external(each.value, each.var in firsts))
+            if kernel_of(each.value, kernels) is not None
             else each
             for each in block.bindings
         ],
     )
 
 
-def _calls(value: Any, kernels: Mapping[GlobalVar, Any]) -> bool:
-    return (
-        isinstance(value, Call)
-        and getattr(value.op, "name", "") == CALL_TIR
-        and any(value.args[0].same_as(each) for each in kernels)
-    )
-
-
-def _external(call: Any) -> Any:
-    name, arguments = call.args[0], call.args[1]
+def _external(call: Any, first: bool) -> Any:
+    name, arguments = str(call.args[0].name_hint), call.args[1]
     (result,) = call.ty_args
     results = list(result.fields) if isinstance(result, relax.TupleType) else [result]
-    return relax.call_dps_packed(str(name.name_hint), arguments, out_ty=results)
+    return relax.call_dps_packed(f"{name}{FIRST}" if first else name, arguments, out_ty=results)

@@ -120,13 +120,14 @@ def phases(
     bins: Sequence[int] = BINS,
     build: bool = True,
     weights: Collection[str] = (),
+    early: bool = False,
 ) -> tuple[Phase, ...]:
     """Our phases in order; TVM's pipeline for the device comes after them.
 
     They are ``clean``, ``fuse_chains``, ``wide_arithmetic``, ``legalize``, ``fuse_cascades``,
     ``build_kernels`` and ``keep_nans``. Without `build`, ``serial_kernels`` takes the place of
     ``build_kernels``: scheduled functions become loops for the CPU. `always`, `bins` and `weights`
-    are those of `crossfuse.relax.FuseChains`.
+    are those of `crossfuse.relax.FuseChains`, `early` that of `crossfuse.relax.BuildKernels`.
     """
     spec = device(target)
     return (
@@ -135,7 +136,7 @@ def phases(
         Phase("wide_arithmetic", WideArithmetic()),
         Phase("legalize", relax.transform.LegalizeOps({**ATTENTION, **LEGAL})),
         Phase("fuse_cascades", FuseCascades(spec)),
-        Phase("build_kernels", BuildKernels(spec))
+        Phase("build_kernels", BuildKernels(spec, early=early))
         if build
         else Phase("serial_kernels", serial_kernels),
         Phase("keep_nans", KeepNans()),

@@ -135,6 +135,16 @@ class _DLTensor(ctypes.Structure):
     )
 
 
+#: Behind the name of a kernel: the same as the first of a chain, see `LoadedKernel.as_first`.
+FIRST = "_first"
+
+
+def entries(manifest: Manifest) -> tuple[str, ...]:
+    """Names by which a kernel is called: its own, and if it starts early, that as a first one."""
+    early = manifest.launches[0].early
+    return (manifest.name, f"{manifest.name}{FIRST}") if early else (manifest.name,)
+
+
 class LoadedKernel(Runnable):
     """A function of a loaded library, called with its buffers in order.
 
@@ -149,6 +159,8 @@ class LoadedKernel(Runnable):
         The loaded library, which may be linked into others.
     manifest : Manifest
         What it holds.
+    first : bool
+        See `as_first`.
 
     Examples
     --------
@@ -160,10 +172,23 @@ class LoadedKernel(Runnable):
     >>> kernel(A, B_gate, B_up, D, out)  # on a GPU  # doctest: +SKIP
     """
 
-    def __init__(self, module: Any, manifest: Manifest) -> None:
+    def __init__(self, module: Any, manifest: Manifest, *, first: bool = False) -> None:
         self.module = module
-        self._launch = module[manifest.name]
+        self._launch = module[f"{manifest.name}{FIRST}" if first else manifest.name]
         self.manifest = manifest
+
+    def as_first(self) -> LoadedKernel:
+        """The same kernel as the first of a chain of kernels that start early.
+
+        It starts when all that lies before on its stream is over. Who starts early behind it may
+        read what was written there before it waits, weights above all.
+
+        Returns
+        -------
+        LoadedKernel
+            Of the same library.
+        """
+        return LoadedKernel(self.module, self.manifest, first=True)
 
     @property
     def name(self) -> str:

@@ -13,7 +13,7 @@ from crossfuse.calls import checked
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
 from crossfuse.files import read_bytes, read_text, sha256, write_atomically
 from crossfuse.runtime.artefact import Artefact
-from crossfuse.runtime.kernel import LoadedKernel
+from crossfuse.runtime.kernel import LoadedKernel, entries
 from crossfuse.runtime.load import load
 from crossfuse.runtime.manifest import Manifest
 from crossfuse.schema import Damaged, FileName, read
@@ -140,8 +140,9 @@ class Kernels(Mapping[str, LoadedKernel]):
         """
         from tvm_ffi import register_global_func
 
-        for name, kernel in self._kernels.items():
-            register_global_func(name, kernel.module[name], override=True)
+        for kernel in self._kernels.values():
+            for name in entries(kernel.manifest):
+                register_global_func(name, kernel.module[name], override=True)
 
 
 @checked

@@ -63,6 +63,10 @@ class Backend:
         Whether the first few kernels of each group, and what torch has for it, are timed on the
         GPU, and the fastest is taken. What was timed once is kept, for each GPU; without a GPU
         estimates choose, and the report says so.
+    early : bool
+        Whether a kernel of ours that needs what another one makes in the same graph starts before
+        what lies between is over, and loads its weights before it waits: inputs and constants of
+        the graph that nothing in it writes (programmatic dependent launch).
 
     Examples
     --------
@@ -82,6 +86,7 @@ class Backend:
     bins: tuple[int, ...] = BINS
     mode: str = ""
     measure: bool = False
+    early: bool = False
 
     def __post_init__(self) -> None:
         for name, known in _KNOWN.items():
@@ -209,7 +214,7 @@ class Backend:
         """Options that decide what becomes of a graph of static shapes."""
         # What was measured holds for the GPUs that there are, and against who compiles the rest.
         against = (self.rest, *(each.name for each in find_gpus())) if self.measures else ()
-        return (self.always, self.cascades, self.mode, against)
+        return (self.always, self.cascades, self.mode, against, self.early)
 
     def runs_on(self, place: torch.device) -> bool:
         """Whether kernels run where tensors are.

@@ -21,11 +21,13 @@ from crossfuse.relax.chains.kernels import ChainKernels
 from crossfuse.relax.chains.kinds import Chains, MadeChains
 from crossfuse.relax.chains.planned import PlannedRows, call_of
 from crossfuse.relax.choice import Chosen, choose
+from crossfuse.relax.early import with_early_starts
 from crossfuse.relax.graph import read_graph
 from crossfuse.relax.measured import Measuring
 from crossfuse.relax.outcome import BinOutcome, ChainOutcome
 from crossfuse.relax.replace import Replacement, with_replacements
 from crossfuse.relax.symbols import is_symbolic
+from crossfuse.torch.chained import Starts
 from crossfuse.torch.fuse_cascades import CascadeKernels, legalised, may_have_attention
 from crossfuse.torch.graph_cache import Record
 from crossfuse.torch.kernels import (
@@ -68,7 +70,8 @@ def fuse_graph(
     kernels = TorchKernels(translation, target, options.bins, timed, weights)
     chains = in_torch(choose("main", graph, kernels, always), translation.names)
     static = [each for each in chains.replacements if not each.bins]
-    made, calls = _offered(translation, static, kernels.module, *where)
+    starts = Starts(module.graph, translation.nodes, options.early)
+    made, calls = _offered(translation, static, kernels.module, *where, starts)
     rows = [each for each in chains.replacements if each.bins]
     rows_calls = _offered_rows(rows, translation.nodes, kernels.module, *where, options)
     cascades, failed = Chosen((), ()), False
@@ -80,7 +83,8 @@ def fuse_graph(
             rest.update_func(rest.get_global_var("main"), main)
             found = choose("main", legalised(rest), of_cascades, always)
             cascades = in_torch(found, translation.names)
-            more = _offered(translation, found.replacements, of_cascades.functions, *where)
+            functions = of_cascades.functions
+            more = _offered(translation, found.replacements, functions, *where, starts)
             made, calls = (*made, *more[0]), (*calls, *more[1])
     except Exception as error:  # whatever it is, the graph is right without cascades
         text, failed = f"{type(error).__name__}: {error}", True
@@ -109,18 +113,27 @@ def _offered(
     functions: Mapping[Any, Any],
     target: Device,
     cpu: bool,
+    starts: Starts,
 ) -> tuple[tuple[KeptKernel, ...], tuple[Call, ...]]:
     """Build the kernels of groups of static shapes, and give the calls that take their place."""
-    kernels = offer_kernels(replacements, functions, target, cpu)
+    started = starts.calls(replacements)
+    functions = with_early_starts(
+        {e.function: functions[e.function] for e in replacements}, started
+    )
+    offered = offer_kernels(replacements, functions, target, cpu)
+    called = [
+        offered[each.function].as_first() if each.is_first(functions) else offered[each.function]
+        for each in started
+    ]
     name = {variable: node.name for variable, node in translation.nodes.items()}
 
-    def call(found: Replacement) -> Call:
+    def call(found: Replacement, kernel: KeptKernel) -> Call:
         shapes = tuple(tuple(map(int, each)) for each in found.shapes)
         (output,) = found.outputs
         given = tuple(name[each] for each in found.inputs)
-        return Call(name[output], given, shapes, kernels[found.function].key)
+        return Call(name[output], given, shapes, kernel.key)
 
-    return tuple(kernels.values()), tuple(map(call, replacements))
+    return tuple(dict.fromkeys(called)), tuple(map(call, replacements, called))
 
 
 # Chains of symbolic rows: a kernel for each bin of rows, which takes fewer too.
@@ -201,7 +214,8 @@ def _offered_rows(
     `nodes` are those of the translation.
     """
     names = (name for each in replacements for name in each.kernels.values() if name is not None)
-    runs = kernels_of({str(name.name_hint): functions[name] for name in names}, target, cpu)
+    made = kernels_of({str(name.name_hint): functions[name] for name in names}, target, cpu)
+    runs = {name: each.run for name, each in made.items()}
     calls = []
     for each in replacements:
         where = "cpu" if cpu else target.name

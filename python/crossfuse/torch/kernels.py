@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from hashlib import sha256
 from math import prod
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import torch
 from torch import library as registry
@@ -19,6 +19,8 @@ from crossfuse.cache.keys import package_hash
 from crossfuse.errors import ArtefactRefused, refuse
 from crossfuse.files import scratch
 from crossfuse.hardware import Device
+from crossfuse.markers import starts_early
+from crossfuse.runtime.kernel import FIRST
 from crossfuse.schema import Extent, FileName
 
 if TYPE_CHECKING:
@@ -48,6 +50,45 @@ class KeptKernel:
     #: Of the output, as is `dtype`.
     shape: tuple[Extent, ...]
     dtype: str
+    #: Whether calls of it begin a chain of kernels that start early.
+    first: bool = False
+
+    def as_first(self) -> KeptKernel:
+        """The same kernel as the first of a chain, see `LoadedKernel.as_first`."""
+        return replace(self, key=f"{self.key}{FIRST}", first=True)
+
+    def run_of(self, made: Made) -> Callable[..., torch.Tensor]:
+        """What makes the output of the inputs."""
+        return made.as_first().run if self.first else made.run
+
+
+class Made(Protocol):
+    """A kernel that can be run; a `crossfuse.runtime.LoadedKernel` is one."""
+
+    def run(self, *inputs: Any) -> Any:
+        """Make the output of the inputs."""
+
+    def as_first(self) -> Made:
+        """The same kernel as the first of a chain of kernels that start early."""
+
+
+@dataclass(frozen=True)
+class Sequential:
+    """A function of numpy arrays in the place of a kernel."""
+
+    function: Callable[..., dict[str, Any]]
+
+    def run(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """Make the output of tensors on the CPU."""
+        from crossfuse.runtime.tensors import to_numpy, to_torch
+
+        (output,) = self.function([to_numpy(each) for each in inputs]).values()
+        result: torch.Tensor = to_torch(output)
+        return result
+
+    def as_first(self) -> Sequential:
+        """Itself: nothing starts before what is called before it is over."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -162,8 +203,9 @@ def offer_kernels(
 ) -> dict[GlobalVar, KeptKernel]:
     """Build the functions that a graph calls, and make them known to ``crossfuse::run``.
 
-    `cpu` runs the scheduled functions on the CPU instead, one thread after the other. Refusals are
-    those of `crossfuse.runtime.build_library`.
+    Those that start early are known as the first of a chain too. `cpu` runs the scheduled functions
+    on the CPU instead, one thread after the other. Refusals are those of
+    `crossfuse.runtime.build_library`.
     """
     from crossfuse.relax.build_kernels import build_key
     from crossfuse.runtime.kept import LIBRARIES
@@ -178,8 +220,9 @@ def offer_kernels(
         text = package_hash() + str(mod[name].script())
         key = f"{hint}-{'cpu' if cpu else target.name}-{sha256(text.encode()).hexdigest()[:16]}"
         library = "" if cpu else build_key(LIBRARIES, mod[name], target, hint)
-        found[name] = KeptKernel(key, library, hint, call.shape, call.dtype)
-        offer(found[name], made[hint])
+        kernel = found[name] = KeptKernel(key, library, hint, call.shape, call.dtype)
+        for each in (kernel, kernel.as_first()) if starts_early(mod[name]) else (kernel,):
+            offer(each, each.run_of(made[hint]))
     return found
 
 
@@ -203,22 +246,20 @@ def offer_kept(kernels: tuple[KeptKernel, ...], entries: Mapping[str, Entry] | N
             found = kept(each.kept_as, folder / f"{each.name}.so")
             if found is None:
                 return False
-            runs.append(load(found.shared_object).run)
+            runs.append(each.run_of(load(found.shared_object)))
     for each, run in zip(kernels, runs, strict=True):
         offer(each, run)
     return True
 
 
-def kernels_of(
-    functions: Mapping[str, Any], target: Device, cpu: bool
-) -> dict[str, Callable[..., torch.Tensor]]:
-    """Build functions as `offer_kernels` does; by name, what makes the output of the inputs."""
+def kernels_of(functions: Mapping[str, Any], target: Device, cpu: bool) -> dict[str, Made]:
+    """Build functions as `offer_kernels` does, by name."""
     if cpu:
         from crossfuse.emulate.llvm import SequentialFunction
         from crossfuse.emulate.serialise import serialise
 
         return {
-            name: _of_tensors(SequentialFunction(serialise(func), func))
+            name: Sequential(SequentialFunction(serialise(func), func))
             for name, func in functions.items()
         }
     from crossfuse.relax.build_kernels import built
@@ -226,18 +267,4 @@ def kernels_of(
     from crossfuse.runtime.kept import LIBRARIES
 
     libraries = built(LIBRARIES, functions, target)
-    return {
-        name: load(each.shared_object).run for name, each in zip(functions, libraries, strict=True)
-    }
-
-
-def _of_tensors(run: Callable[..., dict[str, Any]]) -> Callable[..., torch.Tensor]:
-    """Wrap a function of numpy arrays as one of torch tensors."""
-    from crossfuse.runtime.tensors import to_numpy, to_torch
-
-    def apply(*inputs: torch.Tensor) -> torch.Tensor:
-        (output,) = run([to_numpy(each) for each in inputs]).values()
-        result: torch.Tensor = to_torch(output)
-        return result
-
-    return apply
+    return {name: load(each.shared_object) for name, each in zip(functions, libraries, strict=True)}

@@ -13,9 +13,10 @@ from crossfuse.compiler import read_source
 from crossfuse.compiler.choose import options_of
 from crossfuse.emulate.cuda import Link, chain, drop_call, emulate
 from crossfuse.emulate.cuda.arguments import numpy_dtype
+from crossfuse.errors import LoweringRefused
 from crossfuse.hardware import device
-from crossfuse.lower.early import start_early
-from crossfuse.lower.extract import lower
+from crossfuse.lower.early import start_early, starting_early
+from crossfuse.lower.extract import lower, only_function
 from crossfuse.lower.image import BufferSpec, KernelImage, Launch
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.workload import check, parse, prim_func, random_inputs
@@ -121,6 +122,60 @@ def test_copies_of_odd_rows_are_waited_for() -> None:
     report.raise_if_wrong()
     assert report.at_once > 1
     check(spec, inputs, report.outputs["out"])
+
+
+def test_the_second_of_two_kernels_loads_early_what_is_constant_alone() -> None:
+    """In a call of its own all that it reads is there; behind others the kernel before may write.
+
+    The first kernel lets the second begin at its own beginning, while the one before both still
+    runs.
+    """
+    spec = parse("gated_ffn:M=64,K=64,N=256,L=64,dtype=bfloat16")
+    func, inputs = (
+        only_function(schedule_tiled_ffn(prim_func(spec), staged=False)),
+        random_inputs(spec),
+    )
+    for constant, waits in (((), 2), (("D",), 1), (("B_gate", "B_up", "D"), 0)):
+        image = lower(starting_early(func, constant)).image
+        assert image.cuda.count("= crossfuse_await_kernel_before();") == waits
+    image = lower(func, early=True).image
+    assert image == lower(starting_early(func)).image
+    whole, given = chained(image, inputs)
+    report = emulate(whole, given)
+    report.raise_if_wrong()
+    assert report.at_once > 1
+    check(spec, inputs, report.outputs["out"])
+
+
+def test_what_is_named_constant_is_loaded_before_the_wait() -> None:
+    """As a loop says that is scheduled so; a kernel before that writes it is found."""
+    spec = parse("gated_ffn:M=64,K=64,N=256,L=64,dtype=bfloat16")
+    plain, told = (
+        only_function(schedule_tiled_ffn(prim_func(spec), constant_weights=each))
+        for each in (False, True)
+    )
+    image = lower(starting_early(plain, ("B_gate", "B_up", "D"))).image
+    assert image == lower(told, early=True).image
+    assert lower(starting_early(plain, ("B_gate", "D"))).image == lower(plain, early=True).image
+    wrong, given = chained(image, random_inputs(spec), frozenset(("B_gate", "D")))
+    found = {each.buffer: each for each in emulate(wrong, given).findings}
+    assert [*found] == ["B_up"] and found["B_up"].kind == "early-launch"
+    assert "reads what a launch before may still be writing" in found["B_up"].detail
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("out", "an output"), ("X", "no parameter")], ids=["output", "unknown"]
+)
+def test_only_inputs_are_constant(name: str, found: str) -> None:
+    spec = parse("gated_ffn:M=64,K=64,N=256,L=64,dtype=bfloat16")
+    func = only_function(schedule_tiled_ffn(prim_func(spec)))
+    with pytest.raises(LoweringRefused) as refused:
+        lower(starting_early(func, ("D", name)))
+    assert str(refused.value) == (
+        f"crossfuse.early: parameter '{name}': found {found}; limit: inputs of the function "
+        "(A, B_gate, B_up, D). Instead: name parameters that no kernel writes before this one is "
+        "over."
+    )
 
 
 def test_kernels_say_so_once_and_wait_where_they_did() -> None:

@@ -16,6 +16,12 @@ def tiled(add: KernelImage) -> KernelImage:
     return replace(add, name="tiled", launches=(*add.launches, early), workspaces=(space,))
 
 
+def early(add: KernelImage) -> KernelImage:
+    """Two launches that both start early."""
+    launches = (replace(add.launches[0], early=True),) * 2
+    return replace(add, name="early", launches=launches)
+
+
 def fewer_rows(add: KernelImage) -> KernelImage:
     """Two launches on the rows that there are: of an input, a workspace, and a number for each row.
 

@@ -108,6 +108,13 @@ def on_stream() -> None:
         kernel("vector_add")(*arrays)
 
 
+def early(first: bool) -> None:
+    arrays = [on_gpu(aligned((4, 128)), device=1) for _ in "ABC"]
+    with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda:1"), STREAM):
+        made = kernel("early", check_device=False)
+        (made.as_first() if first else made)(*arrays)
+
+
 def without_allocator() -> None:
     """As TVM's virtual machine calls: tensors of a GPU, and no framework that allocates."""
     arrays = [on_gpu(aligned((4, 128)), device=1) for _ in "ABC"]
@@ -132,6 +139,8 @@ def main() -> None:
         "add": attempt(add),
         "add again": attempt(add),
         "no allocator": attempt(without_allocator, devices=4),
+        "early": attempt(lambda: early(False), devices=4),
+        "early, first": attempt(lambda: early(True), devices=4),
         "linked": attempt(linked, devices=4),
         "add twice": attempt(lambda: kernel("add_twice").run(*np.zeros((2, 4, 128), "f4"))[0, 0]),
         "tiled": attempt(lambda: kernel("tiled").run(*np.zeros((2, 4, 128), "f4"))[0, 0]),

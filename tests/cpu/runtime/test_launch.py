@@ -16,6 +16,7 @@ from cpu.runtime.images import cluster_sum, vector_add
 from cpu.runtime.launch_images import (
     binned,
     convolved,
+    early,
     fewer_rows,
     tiled,
     whole_grid,
@@ -38,7 +39,16 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     sums = (cluster_sum(4), cluster_sum(16, shared_bytes=200_000))
     by_row = fewer_rows(add)
     rows = (by_row, without_workspace(by_row))
-    for image in (add, twice, tiled(add), *rows, convolved(add), whole_grid(add), *sums):
+    for image in (
+        add,
+        twice,
+        tiled(add),
+        early(add),
+        *rows,
+        convolved(add),
+        whole_grid(add),
+        *sums,
+    ):
         build_library(image, folder)
     objects = [build_object(each, folder).path for each in (add, sums[0])]
     link = [find_host_compiler(), "-shared", *objects, "-o", folder / "linked.so"]
@@ -111,6 +121,17 @@ def test_workspaces_tensor_maps_and_early_launches(results: dict[str, Any]) -> N
             **{"box": [32, 4], "swizzle": 3},
         }
     ]
+
+
+def test_the_first_of_a_chain_starts_when_all_before_it_is_over(results: dict[str, Any]) -> None:
+    def ids(name: str) -> list[list[int]]:
+        assert "refused" not in results[name]
+        launches = calls(results[name], "launch")
+        assert {each["stream"] for each in launches} == {0x7700}
+        return [each["ids"][: each["attributes"]] for each in launches]
+
+    assert ids("early") == [[CLUSTER_DIMENSION, PROGRAMMATIC]] * 2
+    assert ids("early, first") == [[CLUSTER_DIMENSION], [CLUSTER_DIMENSION, PROGRAMMATIC]]
 
 
 def test_workspaces_without_an_allocator_are_the_drivers_in_the_order_of_the_stream(

@@ -39,7 +39,14 @@ from crossfuse.lower.image import (
 )
 from crossfuse.lower.pipeline import kernel_pipeline
 from crossfuse.lower.refusal import refuse
-from crossfuse.markers import FAST, holds_stream, is_reduced, staged_blocks
+from crossfuse.markers import (
+    FAST,
+    constant_parameters,
+    holds_stream,
+    is_reduced,
+    staged_blocks,
+    starts_early,
+)
 from crossfuse.planner.kernels.memory import STAGE_BARRIERS
 
 #: What kernels are made of, and how they are launched.
@@ -201,7 +208,8 @@ def plans_of(func: Any, device: Device) -> Sequence[_Plan]:
         streams = [plan_stream(each, device) for each in recover_streams(func)]
         return [each for plan in streams for each in (plan, plan_merge(plan)) if each is not None]
     programs = recover_reduced(func) if is_reduced(func) else recover(func)
-    return [plan_kernel(each, device, number) for number, each in enumerate(programs)]
+    constant = constant_parameters(func) if starts_early(func) else None
+    return [plan_kernel(each, device, number, constant) for number, each in enumerate(programs)]
 
 
 def _timed(plan: _Plan, name: str) -> KernelPlan:

@@ -11,6 +11,9 @@ namespace crossfuse {
 // Of library.cpp: behind the C ABI, no C++ exception leaves them. On tensors of a device; on host
 // arrays, after the number of a device.
 int run_on_device(const Program& program, const TVMFFIAny* values, int count);
+// The same, once all that lies before on the stream is over, even if its first kernel may start early:
+// it then waits for nothing, and kernels behind it that start early find what was written before it.
+int run_first_on_device(const Program& program, const TVMFFIAny* values, int count);
 int run_on_host(const Program& program, const TVMFFIAny* values, int count);
 // Whether there is a device at all; refuses one of another architecture.
 int ask_device(const Program& program, const TVMFFIAny* values, int count, TVMFFIAny* result);
@@ -28,6 +31,10 @@ int ask_clusters(const Program& program, const TVMFFIAny* values, int count, TVM
   CROSSFUSE_FUNCTION(name) {                                                        \
     (void)result;                                                                   \
     return crossfuse::run_on_device(program, values, count);                        \
+  }                                                                                 \
+  CROSSFUSE_FUNCTION(name##_first) {                                                \
+    (void)result;                                                                   \
+    return crossfuse::run_first_on_device(program, values, count);                  \
   }                                                                                 \
   CROSSFUSE_FUNCTION(name##_host) {                                                 \
     (void)result;                                                                   \

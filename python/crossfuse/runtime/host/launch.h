@@ -67,9 +67,10 @@ inline void add_state(const Program& program, const Loaded& loaded, void* stream
 }
 
 // Launches all kernels of the program; `data` holds the device address of each buffer, `rows` how
-// many rows those have that may have fewer.
+// many rows those have that may have fewer. As the `first` of a chain, none starts before what lies
+// before them is over.
 inline void launch_all(const Program& program, const Loaded& loaded, std::vector<void*> data,
-                       int64_t rows, void* stream) {
+                       int64_t rows, void* stream, bool first = false) {
   for (int i = 0; i < program.launch_count; ++i) check_fit(program, loaded, i);
   ContextScope scope(loaded.context);
   add_state(program, loaded, stream, &data);
@@ -97,7 +98,8 @@ inline void launch_all(const Program& program, const Loaded& loaded, std::vector
       parameters.push_back(&maps.back());
     }
     LaunchAttributes attributes;
-    const LaunchConfig config = launch_config(launch, &attributes, stream);
+    const bool early = launch.early && !(first && i == 0);
+    const LaunchConfig config = launch_config(launch, early, &attributes, stream);
     check(driver().cuLaunchKernelEx(&config, loaded.functions[i], parameters.data(), nullptr),
           std::string("cuLaunchKernelEx of kernel '") + launch.symbol + "' on " + loaded.device);
   }
@@ -158,7 +160,8 @@ class Workspaces {
   std::vector<DevicePointer> owned_;
 };
 
-inline void call_on_device(const Program& program, const TVMFFIAny* values, int count) {
+inline void call_on_device(const Program& program, const TVMFFIAny* values, int count,
+                           bool first = false) {
   const auto [tensors, rows] = check_arguments(program, values, count, kDLCUDA);
   const int device_id = tensors.empty() ? 0 : tensors[0]->device.device_id;
   std::vector<void*> data;
@@ -169,7 +172,7 @@ inline void call_on_device(const Program& program, const TVMFFIAny* values, int 
   for (int i = 0; i < program.workspace_count; ++i) {
     data.push_back(workspaces.add(program, program.workspaces[i], device_id));
   }
-  launch_all(program, loaded, std::move(data), rows, stream);
+  launch_all(program, loaded, std::move(data), rows, stream, first);
 }
 
 // Device copies of host arrays for the time of one call.

@@ -62,6 +62,10 @@ TVMFFIAny integer_result(int64_t value, TVMFFITypeIndex type) {
   return guarded([&] { call_on_device(program, values, count); });
 }
 
+[[gnu::weak]] int run_first_on_device(const Program& program, const TVMFFIAny* values, int count) {
+  return guarded([&] { call_on_device(program, values, count, /*first=*/true); });
+}
+
 [[gnu::weak]] int run_on_host(const Program& program, const TVMFFIAny* values, int count) {
   return guarded([&] { call_on_host(program, values, count); });
 }

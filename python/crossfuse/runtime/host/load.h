@@ -42,14 +42,14 @@ inline bool may_cooperate() {
   return said == nullptr || std::strcmp(said, "0") != 0;
 }
 
-inline LaunchConfig launch_config(const Launch& launch, LaunchAttributes* attributes,
-                                  void* stream) {
+inline LaunchConfig launch_config(const Launch& launch, bool starts_early,
+                                  LaunchAttributes* attributes, void* stream) {
   // A single CTA is launched as a cluster too: where there is none, st.async is an illegal
   // instruction on an H100, and a reduction may be split over a cluster of one.
   LaunchAttribute& cluster = attributes->items[attributes->count++];
   cluster.id = kLaunchClusterDimension;
   cluster.value.cluster = {launch.cluster.x, launch.cluster.y, launch.cluster.z};
-  if (launch.early) {
+  if (starts_early) {
     LaunchAttribute& early = attributes->items[attributes->count++];
     early.id = kLaunchProgrammatic;
     early.value.programmatic = 1;
@@ -124,7 +124,7 @@ inline std::unique_ptr<Loaded> load_on(const Program& program, int device_id) {
   for (int i = 0; i < program.launch_count; ++i) {
     const Launch& launch = program.launches[i];
     LaunchAttributes attributes;
-    const LaunchConfig config = launch_config(launch, &attributes, nullptr);
+    const LaunchConfig config = launch_config(launch, launch.early, &attributes, nullptr);
     int clusters = 0;
     loaded->functions.push_back(prepare_function(launch, module));
     check(driver().cuOccupancyMaxActiveClusters(&clusters, loaded->functions.back(), &config),

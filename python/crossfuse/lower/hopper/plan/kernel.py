@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
 from math import prod
@@ -263,22 +263,37 @@ class KernelPlan:
         return tuple(buffer for each in self.features for buffer in each.workspaces)
 
 
-def plan_kernel(programs: tuple[TileProgram, ...], device: Device, number: int = 0) -> KernelPlan:
+def plan_kernel(
+    programs: tuple[TileProgram, ...],
+    device: Device,
+    number: int = 0,
+    constant: Collection[str] | None = None,
+) -> KernelPlan:
     """Plan a kernel from its phases, as `recover` reads them; refused if they do not fit together.
 
     Also refused if tensor cores or TMA cannot take the tiles. `number` is that of the kernel in its
-    function.
+    function. With `constant` it starts before a kernel of another function is over, and no kernel
+    that may still be running writes the buffers that are named there; None: before one of its own
+    at most, when all that the function reads is there.
     """
     phases = plan_phases(programs)
     clusters = _clusters(phases, device)
     follows = len(phases) == 1 and phases[0].program.follows
     found = (each.found_in(phases, device) for each in _FEATURES)
     features = tuple(each for each in found if each is not None)
-    constant = all(each.program.contraction.constant for each in phases)
-    early = follows or (constant and all(each.may_start_early for each in features))
+    ready = all(_has_constant_weights(each, constant or ()) for each in phases)
+    alone = follows and constant is None
+    early = alone or (ready and all(each.may_start_early for each in features))
     memory = plan_memory(phases, features, device)
     plan = KernelPlan(phases, features, *memory, clusters, early, number)
     return reduce(lambda known, each: each.settled(known, device), features, plan)
+
+
+def _has_constant_weights(phase: PhasePlan, constant: Collection[str]) -> bool:
+    """Whether no kernel that may still be running writes the right operands of a phase."""
+    rights = (*phase.rights, *phase.others)
+    named = all(each.map.buffer in constant for each in rights)
+    return phase.program.contraction.constant or named
 
 
 def _clusters(phases: tuple[PhasePlan, ...], device: Device) -> int:
