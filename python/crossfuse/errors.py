@@ -170,6 +170,23 @@ class CascadeRefused(RefusedError):
     """
 
 
+class GradientRefused(RefusedError):
+    """A function has no gradient that gathers, or none is written for what it computes.
+
+    Examples
+    --------
+    >>> from crossfuse.autodiff import gradients
+    >>> from tvm import te
+    >>> x, at = te.placeholder((8,), "float32", "X"), te.placeholder((4,), "int32", "At")
+    >>> y = te.compute((4,), lambda i: x[at[i]], name="Y")
+    >>> try:
+    ...     gradients(te.create_prim_func([x, at, y]))
+    ... except GradientRefused as error:
+    ...     print(error.refusal.found)
+    X[At[i0]], where At[i0] is data
+    """
+
+
 class EnvironmentRefused(RefusedError):
     """The machine lacks something: a package version, nvcc, a C++ compiler, a GPU.
 

@@ -28,6 +28,7 @@ TASKS = {
     "Using a schedule rule": ("crossfuse.schedule.rules", "crossfuse.blocks.chain"),
     "Planning": ("crossfuse.planner", "crossfuse.blocks"),
     "Fusing a cascade of reductions": ("crossfuse.cascade",),
+    "Differentiating a function": ("crossfuse.autodiff",),
     "Compiling": (
         "crossfuse._tvm",
         "crossfuse.compiler",

@@ -1,0 +1,93 @@
+"""Reads a function as blocks to be differentiated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.autodiff.refusal import as_gradient, refused
+from crossfuse.blocks.read import Block, read_blocks
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A function as its blocks, each of which writes one buffer."""
+
+    blocks: tuple[Block, ...]
+    #: Parameters that nothing writes.
+    inputs: tuple[Any, ...]
+    #: Parameters that blocks write.
+    outputs: tuple[Any, ...]
+    #: Type of loop variables.
+    dtype: str
+
+    def named(self, name: str) -> Any:
+        """The buffer of a name, None if there is none."""
+        buffers = [*self.inputs, *(each.buffer for each in self.blocks)]
+        return next((each for each in buffers if str(each.name) == name), None)
+
+
+def read_program(func: Any) -> Program:
+    """Read a function in s_tir form; refused is what `crossfuse.blocks.read.read_blocks` refuses.
+
+    So are buffers that several blocks write, or that are read before they are written.
+    """
+    with as_gradient():
+        blocks = read_blocks(func)
+    made: dict[Any, Block] = {}
+    for each in blocks:
+        if each.buffer in made:
+            found = f"blocks '{made[each.buffer].name}' and '{each.name}' that write it"
+            where, instead = f"buffer '{each.buffer.name}'", "choose between them in one block"
+            raise refused(where, found, "one block for each buffer", instead)
+        made[each.buffer] = each
+    for each in func.params:
+        if not ir.is_buffer_var(each):
+            instead = "build the function for one value of it, or store it in a buffer"
+            raise refused(f"parameter '{each.name}'", "a number", "buffers", instead)
+    inputs = tuple(each for each in func.params if each not in made)
+    outputs = tuple(each for each in func.params if each in made)
+    if not outputs:
+        where, instead = "function", "store the result to a parameter"
+        raise refused(where, "no output", "an output", instead)
+    _check_order(blocks, inputs)
+    wide = any(str(var.ty) == "int64" for each in blocks for var in each.domain)
+    separate = tuple(part for each in blocks for part in _with_stored_values(each))
+    return Program(separate, inputs, outputs, "int64" if wide else "int32")
+
+
+def _check_order(blocks: list[Block], inputs: tuple[Any, ...]) -> None:
+    known = set(inputs)
+    for block in blocks:
+        for load in ir.buffer_loads(block.value):
+            if load.source not in known:
+                where = f"{block.where}, buffer '{load.source.name}'"
+                limit, instead = "blocks in the order of their data", "order the blocks"
+                raise refused(where, "a read before a write", limit, instead)
+        known.add(block.buffer)
+
+
+def is_selecting(block: Block) -> bool:
+    """Whether derivatives of a reduction ask which of its values it took, or which are 0."""
+    return block.combine in ("max", "min", "product")
+
+
+def _with_stored_values(block: Block) -> Iterator[Block]:
+    """A block, behind one for what it reduces where that is asked for more than once.
+
+    A maximum is compared with the values it was taken of. Were these computed again, the last bit
+    might differ, as compilers contract products and sums, and none would be the maximum.
+    """
+    if not is_selecting(block) or isinstance(block.value, ir.TensorLoad):
+        yield block
+        return
+    variables = (*block.coordinates, *block.summed)
+    shape = [block.domain[each] for each in variables]
+    name = f"{block.buffer.name}_values"
+    buffer = ir.tirx.decl_buffer(shape, str(block.value.ty), name)
+    yield replace(
+        block, name=name, buffer=buffer, coordinates=variables, summed=(), combine="", initial=None
+    )
+    yield replace(block, value=ir.tirx.BufferLoad(buffer, list(variables)))
