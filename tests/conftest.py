@@ -92,11 +92,17 @@ _DAYS = 5
 _DAY = int(os.environ.setdefault("CROSSFUSE_TEST_DAY", str(date.today().toordinal() % _DAYS)))
 #: Folders of tests/cpu whose tests have many cases that take long.
 _MANY_CASES = ("cascade", "emulate", "hopper", "lower", "schedule")
-#: Tests of others, whose cases are near-identical: more than 30, or compiled for seconds each.
+#: Tests of others, whose cases are near-identical: drawn at random, more than 30, or compiled for
+#: seconds each.
 _ALIKE = {
     ("test_calibrate.py", "test_programs_compile_without_a_warning"),
+    ("test_feasible_kernels.py", "test_points_of_the_space_are_planned"),
+    ("test_fuzz_cascades.py", "test_as_exact_as_separate_passes"),
+    ("test_fuzz_emulated.py", "test_as_exact_as_separate_passes"),
     ("test_padded_rows.py", "test_kernels_are_right"),
+    ("test_relax_groups_random.py", "test_a_graph_computes_what_it_did"),
     ("test_rules_ffn.py", "test_every_cluster_size"),
+    ("test_rules_ffn.py", "test_the_packaged_shapes_in_small"),
     ("test_rules_split_k.py", "test_every_cluster_size"),
     ("test_workload_build.py", "test_values_on_llvm"),
 }
