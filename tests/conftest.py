@@ -10,10 +10,14 @@ from collections.abc import Iterator
 from datetime import date
 from functools import cache, lru_cache
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import FrameType
 
 import pytest
+
+# Containers often forbid bytecode, and then every process compiles the package from its text, for
+# seconds: each of the hundred that tests start, too, which inherit this.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 IN_PARALLEL = "PYTEST_XDIST_WORKER" in os.environ
 if IN_PARALLEL:
@@ -27,20 +31,27 @@ try:
 except ImportError:  # a GPU machine without a network runs tests/gpu, which needs no hypothesis
     settings = None
 
-_module_of = inspect.getmodule
 
+def _outer_frames(frame: FrameType | None, context: int = 1) -> list[inspect.FrameInfo]:
+    """`inspect.getouterframes`, with source lines of the innermost frames alone.
 
-def _module_of_file(of: Any, filename: str | None = None) -> ModuleType | None:
-    """`inspect.getmodule`, without a search for what has no file.
-
-    For every function of TVMScript, and every macro in one, TVM looks at the whole stack. Pytest's
-    has many frames of `<frozen importlib>`, and each was looked for among thousands of modules:
-    that took a fifth of the time of all Python.
+    For every function of TVMScript, and every macro in one, TVM takes the whole stack and reads
+    those of the third frame. For pytest's many frames they are sought among thousands of modules,
+    which took more than half of the time of parsing TVMScript.
     """
-    return None if filename and filename.startswith("<") else _module_of(of, filename)
+    found: list[inspect.FrameInfo] = []
+    while frame is not None:
+        if len(found) < 3:
+            information = tuple(inspect.getframeinfo(frame, context))
+        else:
+            code = frame.f_code
+            information = (code.co_filename, frame.f_lineno, code.co_name, None, None)
+        found.append(inspect.FrameInfo(frame, *information))
+        frame = frame.f_back
+    return found
 
 
-inspect.getmodule = _module_of_file
+inspect.getouterframes = _outer_frames
 gc.disable()  # until all tests are collected
 
 TESTS = Path(__file__).parent
@@ -81,11 +92,17 @@ _DAYS = 5
 _DAY = int(os.environ.setdefault("CROSSFUSE_TEST_DAY", str(date.today().toordinal() % _DAYS)))
 #: Folders of tests/cpu whose tests have many cases that take long.
 _MANY_CASES = ("cascade", "emulate", "hopper", "lower", "schedule")
-#: Tests of others, whose cases are near-identical: more than 30, or compiled for seconds each.
+#: Tests of others, whose cases are near-identical: drawn at random, more than 30, or compiled for
+#: seconds each.
 _ALIKE = {
     ("test_calibrate.py", "test_programs_compile_without_a_warning"),
+    ("test_feasible_kernels.py", "test_points_of_the_space_are_planned"),
+    ("test_fuzz_cascades.py", "test_as_exact_as_separate_passes"),
+    ("test_fuzz_emulated.py", "test_as_exact_as_separate_passes"),
     ("test_padded_rows.py", "test_kernels_are_right"),
+    ("test_relax_groups_random.py", "test_a_graph_computes_what_it_did"),
     ("test_rules_ffn.py", "test_every_cluster_size"),
+    ("test_rules_ffn.py", "test_the_packaged_shapes_in_small"),
     ("test_rules_split_k.py", "test_every_cluster_size"),
     ("test_workload_build.py", "test_values_on_llvm"),
 }

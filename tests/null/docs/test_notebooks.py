@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 
-import nbformat
 import pytest
 
 from null.script import load
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
-MAKER, SPEED = load("make_notebooks"), load("plot_speed")
+SPEED = load("plot_speed")
 #: What all pages read, and page 4.
 SHARED = ("support.py", "matplotlibrc")
 RECORD = "benchmarks/results/candidates-h100.jsonl"
@@ -21,20 +22,27 @@ RECORD = "benchmarks/results/candidates-h100.jsonl"
 PLOTS = {"01": 2, "04": 4, "06": 2, "07": 1, "08": 2}
 
 
+@cache
+def maker() -> ModuleType:
+    """The program that makes notebooks; to import what it needs takes seconds."""
+    return load("make_notebooks")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda each: each.stem)
 def test_notebook_is_not_stale(page: Path) -> None:
-    reason = MAKER.stale(page)
+    reason = maker().stale(page)
     assert not reason, f"{page.stem}.ipynb {reason}: run make notebooks"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda each: each.stem)
 def test_notebook_was_executed_and_says_nothing_of_the_machine(page: Path) -> None:
+    nbformat = maker().nbformat
     notebook = nbformat.read(page.with_suffix(".ipynb"), as_version=4)
     nbformat.validate(notebook)
     code = [each for each in notebook.cells if each.cell_type == "code"]
     assert [each.execution_count for each in code] == list(range(1, len(code) + 1))
     assert not any(out.output_type == "error" for each in code for out in each.outputs)
-    assert not any(list(MAKER.machine_texts(each)) for each in code)
+    assert not any(list(maker().machine_texts(each)) for each in code)
     assert set(notebook.metadata) == {"kernelspec", "language_info", "crossfuse"}
     plots = sum("image/png" in out.get("data", {}) for each in code for out in each.outputs)
     assert plots >= PLOTS.get(page.name[:2], 0)
@@ -56,50 +64,51 @@ def copied(tmp_path: Path) -> Path:
     for path in (page, page.with_suffix(".ipynb"), *(page.parent / each for each in SHARED)):
         shutil.copy(path, folder)
     shutil.copytree(ROOT / "benchmarks" / "results", tmp_path / "benchmarks" / "results")
-    assert MAKER.stale(folder / page.name) == ""
+    assert maker().stale(folder / page.name) == ""
     return folder / page.name
 
 
 def test_a_changed_page_makes_its_notebook_stale(copied: Path) -> None:
     copied.write_text(copied.read_text() + "\n# %%\nprint(1)\n")
-    assert "does not have the cells of 04_when_dsm_loses.py" in MAKER.stale(copied)
+    assert "does not have the cells of 04_when_dsm_loses.py" in maker().stale(copied)
     copied.with_suffix(".ipynb").unlink()
-    assert MAKER.stale(copied) == "is missing"
+    assert maker().stale(copied) == "is missing"
 
 
 @pytest.mark.parametrize("name", [*(f"tutorials/{each}" for each in SHARED), RECORD])
 def test_what_a_page_reads_makes_its_notebook_stale(copied: Path, name: str) -> None:
     read = copied.parent.parent / name
     read.write_text(read.read_text() + "\n")
-    assert "other records" in MAKER.stale(copied)
+    assert "other records" in maker().stale(copied)
 
 
 def test_other_rates_make_notebooks_stale(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planner = copied.parent / "planner"
-    shutil.copytree(MAKER.PLANNER, planner, ignore=shutil.ignore_patterns("*.py"))
-    monkeypatch.setattr(MAKER, "PLANNER", planner)
-    assert MAKER.stale(copied) == ""
+    shutil.copytree(maker().PLANNER, planner, ignore=shutil.ignore_patterns("*.py"))
+    monkeypatch.setattr(maker(), "PLANNER", planner)
+    assert maker().stale(copied) == ""
     rates = planner / "devices" / "nvidia-h100.json"
     rates.write_text(rates.read_text().replace("0.105203129", "0.2"))
-    assert "other rates" in MAKER.stale(copied)
+    assert "other rates" in maker().stale(copied)
 
 
 def test_what_no_page_reads_does_not(copied: Path) -> None:
     (copied.parent.parent / "benchmarks" / "results" / "fp8-h100.json").unlink()
-    assert MAKER.stale(copied) == ""
+    assert maker().stale(copied) == ""
 
 
 @pytest.mark.parametrize(
     "text", [f"in {ROOT}/docs", "at /home/ann/x.py", "/tmp/tuned-1/a", "<f at 0x7f33a8c0d1f0>"]
 )
 def test_paths_and_addresses_in_outputs_are_found(text: str) -> None:
+    nbformat = maker().nbformat
     stream = nbformat.v4.new_output("stream", text=text)
     shown = nbformat.v4.new_output("display_data", data={"text/html": f"<p>{text}</p>"})
     for output in (stream, shown):
         cell = nbformat.v4.new_code_cell("f()", outputs=[output])
-        assert list(MAKER.machine_texts(cell))
+        assert list(maker().machine_texts(cell))
     fine = nbformat.v4.new_output("stream", text="bits 0x3f80, 100 us, docs/planner.md")
-    assert not list(MAKER.machine_texts(nbformat.v4.new_code_cell("f()", outputs=[fine])))
+    assert not list(maker().machine_texts(nbformat.v4.new_code_cell("f()", outputs=[fine])))
 
 
 def test_plot_of_the_readme_is_not_stale() -> None:

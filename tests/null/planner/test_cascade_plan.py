@@ -6,7 +6,6 @@ import json
 from xml.etree import ElementTree
 
 import pytest
-from scipy.stats import spearmanr
 
 from crossfuse.cascade.rewrite.tiles import CascadeTiles, StreamTiles
 from crossfuse.errors import PlanRefused
@@ -185,6 +184,8 @@ def test_unknown_tiles_are_refused() -> None:
 
 @pytest.mark.parametrize("name", [name for name, table in MEASURED.items() if len(table) > 2])
 def test_tables_of_streams_are_ranked(name: str) -> None:
+    from scipy.stats import spearmanr
+
     table = MEASURED[name]
     times = [
         float(stream_estimate(WORKS[name], tiles_of(each), H100, RATES).microseconds)

@@ -43,20 +43,21 @@ def _load_pixels(match: re.Match[str], operands: list[str]) -> str:
 
 
 def _multiply(match: re.Match[str], operands: list[str]) -> str:
+    """A product of a warpgroup, with the addresses of its registers as arguments.
+
+    In an array each would be a store to the stack, and every such store is checked.
+    """
     count = int(match["n"]) // 2
-    registers = ", ".join(f"&({each})" for each in operands[:count])
+    registers = [f"&({each})" for each in operands[:count]]
     *left, right, keep = operands[count:]
     types = ", ".join(f"CROSSFUSE_{_ELEMENTS[match[side]]}" for side in ("left", "right"))
-    transposed = match["transposed"] or "0"
-    shape = f"{match['n']}, {match['k']}, {types}, {transposed}"
-    call, operand = "wgmma", left[0]
-    before = f"float* registers_[] = {{{registers}}}; "
+    shape = f"{match['n']}, {match['k']}, {types}, {match['transposed'] or '0'}"
     if match["kept"]:
-        before += f"unsigned* left_[] = {{{', '.join(f'&({each})' for each in left)}}}; "
-        call, operand = "wgmma_registers", "left_"
-    return (
-        f"{{ {before}crossfuse_emulate_{call}(registers_, {shape}, {operand}, {right}, {keep}); }}"
-    )
+        kept = ", ".join(f"&({each})" for each in left)
+        call = f"wgmma_registers({shape}, {kept}, {right}, {keep}"
+    else:
+        call = f"wgmma({shape}, {left[0]}, {right}, {keep}"
+    return f"crossfuse_emulate_{call}, {', '.join(registers)})"
 
 
 def _matrices(match: re.Match[str], operands: list[str]) -> str:

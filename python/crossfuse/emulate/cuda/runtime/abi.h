@@ -121,14 +121,15 @@ void crossfuse_emulate_named_arrive(unsigned id, unsigned threads);
 void crossfuse_emulate_store_matrices(unsigned address, const unsigned* registers, unsigned count);
 // An ordinary store of neighbours by one thread.
 void crossfuse_emulate_store_shared(unsigned address, const float* values, unsigned bytes);
-void crossfuse_emulate_wgmma(float* const* registers, unsigned n, unsigned k, int left_type,
-                             int right_type, int right_is_transposed, unsigned long long left,
-                             unsigned long long right, unsigned keep);
+// The addresses of the n / 2 accumulators of a thread follow.
+void crossfuse_emulate_wgmma(unsigned n, unsigned k, int left_type, int right_type,
+                             int right_is_transposed, unsigned long long left,
+                             unsigned long long right, unsigned keep, ...);
 // The same, with four registers of each thread as the left operand.
-void crossfuse_emulate_wgmma_registers(float* const* registers, unsigned n, unsigned k,
-                                       int left_type, int right_type, int right_is_transposed,
-                                       unsigned* const* left, unsigned long long right,
-                                       unsigned keep);
+void crossfuse_emulate_wgmma_registers(unsigned n, unsigned k, int left_type, int right_type,
+                                       int right_is_transposed, unsigned* a, unsigned* b,
+                                       unsigned* c, unsigned* d, unsigned long long right,
+                                       unsigned keep, ...);
 void crossfuse_emulate_wgmma_fence();
 void crossfuse_emulate_wgmma_commit();
 void crossfuse_emulate_wgmma_wait(unsigned pending);

@@ -1,4 +1,5 @@
 // wgmma: products of tiles in shared memory, done by a warpgroup some time after they are issued.
+#include <cstdarg>
 #include <cstring>
 #include <deque>
 #include <memory>
@@ -226,6 +227,14 @@ void advance_products() {
 }
 
 namespace {
+// The addresses of a thread's accumulators, which are arguments: at most 256 columns.
+struct Accumulators {
+  Accumulators(va_list list, unsigned count) {
+    for (unsigned i = 0; i < count; ++i) each[i] = va_arg(list, float*);
+  }
+  float* each[128];
+};
+
 // One thread's part of a product; the left operand is a descriptor, or registers if `kept` is.
 void issue(float* const* registers, const Shape& shape, uint64_t left, unsigned* const* kept,
            uint64_t right, bool keep, Site site) {
@@ -282,19 +291,28 @@ void issue(float* const* registers, const Shape& shape, uint64_t left, unsigned*
 }  // namespace emu
 
 extern "C" {
-void crossfuse_emulate_wgmma(float* const* registers, unsigned n, unsigned k, int left_type,
-                             int right_type, int right_is_transposed, unsigned long long left,
-                             unsigned long long right, unsigned keep) {
+void crossfuse_emulate_wgmma(unsigned n, unsigned k, int left_type, int right_type,
+                             int right_is_transposed, unsigned long long left,
+                             unsigned long long right, unsigned keep, ...) {
+  va_list list;
+  va_start(list, keep);
+  const emu::Accumulators registers(list, n / 2);
+  va_end(list);
   emu::Shape shape{n, k, left_type, right_type, right_is_transposed};
-  emu::issue(registers, shape, left, nullptr, right, keep != 0, CROSSFUSE_SITE);
+  emu::issue(registers.each, shape, left, nullptr, right, keep != 0, CROSSFUSE_SITE);
 }
 
-void crossfuse_emulate_wgmma_registers(float* const* registers, unsigned n, unsigned k,
-                                       int left_type, int right_type, int right_is_transposed,
-                                       unsigned* const* left, unsigned long long right,
-                                       unsigned keep) {
+void crossfuse_emulate_wgmma_registers(unsigned n, unsigned k, int left_type, int right_type,
+                                       int right_is_transposed, unsigned* a, unsigned* b,
+                                       unsigned* c, unsigned* d, unsigned long long right,
+                                       unsigned keep, ...) {
+  va_list list;
+  va_start(list, keep);
+  const emu::Accumulators registers(list, n / 2);
+  va_end(list);
+  unsigned* const left[emu::kOperandRegisters] = {a, b, c, d};
   emu::Shape shape{n, k, left_type, right_type, right_is_transposed};
-  emu::issue(registers, shape, 0, left, right, keep != 0, CROSSFUSE_SITE);
+  emu::issue(registers.each, shape, 0, left, right, keep != 0, CROSSFUSE_SITE);
 }
 
 void crossfuse_emulate_wgmma_commit() {
