@@ -127,17 +127,21 @@ def _derive(cascade: Cascade) -> Derivation:
     progress = deriver.progress
     state, known = progress.state, progress.known
 
-    def over_slots(wanted: Mapping[str, sympy.Expr]) -> dict[str, sympy.Expr]:
+    def over_slots(
+        wanted: Mapping[str, sympy.Expr], *, as_rows: bool = False
+    ) -> dict[str, sympy.Expr]:
         found = {}
         for name, each in wanted.items():
             whole = progress.direct.get(each, sympy.sympify(each).xreplace(known))
-            found[name] = rescaled(joined(state.finished(joined(whole))))
+            made = rescaled(joined(state.finished(joined(whole))))
+            # Powers of quotients stay such: squares of elements or a divisor may be out of range.
+            made = ratios(made) if as_rows else made
+            found[name] = made.xreplace(progress.in_range)
         return found
 
     stages = over_slots({each.name: each.symbol for each in cascade.stages})
     results = over_slots(cascade.results)
-    # Powers of quotients stay such: squares of elements and of a divisor may be out of range.
-    rows = {name: ratios(each) for name, each in over_slots(cascade.rows).items()}
+    rows = over_slots(cascade.rows, as_rows=True)
     order = {each.name: i for i, each in enumerate(cascade.stages)}
     steps = sorted(progress.steps, key=lambda each: order[each.stage])
     rounded = [each for each in cascade.stages if each.cast]

@@ -20,7 +20,14 @@ from crossfuse.cascade.algebra.separation import refused
 from crossfuse.cascade.algebra.state import Kept, Side, chosen
 from crossfuse.cascade.algebra.writing import written
 from crossfuse.cascade.derivation import Factor, Step, left, new, right, value
-from crossfuse.cascade.expressions.functions import Fence, fenced_sum, magnitude, opened, settled
+from crossfuse.cascade.expressions.functions import (
+    UNBOUNDED,
+    Fence,
+    fenced_sum,
+    magnitude,
+    opened,
+    settled,
+)
 from crossfuse.cascade.spec import SUM, Stage
 
 _PAIR = "sum, shift of the mean"
@@ -228,7 +235,23 @@ class ShiftedMoments:
             merge = rescaling.merged(parts, state)
         symbol = state.add(name, SUM, brought, carry, merge, no_sign=made.even)
         self.progress.moments.add(symbol)
+        if made.even and all(each.rest is not None for each in centres):
+            self.progress.in_range[value(name)] = self._infinite_or_number(made)
         return symbol
+
+    def _infinite_or_number(self, made: _Moment) -> sympy.Expr:
+        """A finished sum of squares, infinite where it is no number, but the means are.
+
+        Squares of distances from a mean that is rounded by 1e23 are infinite, and so is what they
+        move by: both may cancel to NaN. Finite means say that no element was one, so that it is
+        enough to look once, when everything is merged.
+        """
+        found = value(made.name)
+        means = (magnitude(value(self._name(each))) for each in made.centres)
+        # Not evaluated: sympy knows that a square is not negative, and of no NaN.
+        a_number = sympy.Ge(found, sympy.S.Zero, evaluate=False)
+        infinite = sympy.Add(UNBOUNDED, *(-each for each in means), evaluate=False)
+        return sympy.Piecewise((found, a_number), (infinite, True), evaluate=False)
 
     def _spelt(self, centre: Centre) -> sympy.Expr:
         """The distance of an element, computed before anything is added to it.
