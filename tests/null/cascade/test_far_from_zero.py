@@ -144,6 +144,26 @@ def test_without_what_rounding_leaves_the_rule_is_broken() -> None:
     assert errors[0] < 1e-6 and errors[1] > 2e-5
 
 
+@pytest.mark.parametrize("spread, about", [(1e-2, 1e4), (1.0, 1e6), (1e-6, 1.0), (0.0, 12345.678)])
+@pytest.mark.parametrize("length", [5, 77, 1000])
+def test_what_rounding_takes_of_a_mean_is_missing_in_no_variance(
+    length: int, spread: float, about: float
+) -> None:
+    """Its square is some percent of a variance that two passes find; ours has all digits."""
+    cascade, rng = named("variance").cascade, np.random.default_rng(length)
+    data = {"x": (about + spread * rng.standard_normal((16, length))).astype(np.float32)}
+    wanted = data["x"].astype(np.float64).var(axis=1)
+    for found in (
+        stream(derive(cascade), data, 16),
+        stream(derive(cascade), data, length),
+        merge_tree(derive(cascade), data, segments(length), tile=4),
+    ):
+        assert np.abs(found["out"] - wanted).max() <= 4 * EPSILON * wanted.max()
+    if length > 5:
+        separate = np.abs(two_pass(cascade, data)["out"] - wanted).max()
+        assert separate > 1e-3 * wanted.max()
+
+
 @pytest.mark.parametrize("name", [each for each in NAMES if each != "layer norm tensor"])
 @pytest.mark.parametrize("length", [3, 96, 1000])
 def test_what_is_out_of_range_is_infinite_and_no_nan(name: str, length: int) -> None:

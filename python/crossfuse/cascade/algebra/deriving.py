@@ -14,6 +14,7 @@ from crossfuse.cascade.algebra.moments import Mean, centred, is_polynomial
 from crossfuse.cascade.algebra.rescaling import as_factors, quotient
 from crossfuse.cascade.algebra.stages import Deriver
 from crossfuse.cascade.derivation import Derivation
+from crossfuse.cascade.expressions.functions import cancelled
 from crossfuse.cascade.spec import Cascade, Stage
 
 
@@ -132,11 +133,11 @@ def _derive(cascade: Cascade) -> Derivation:
     ) -> dict[str, sympy.Expr]:
         found = {}
         for name, each in wanted.items():
-            whole = progress.direct.get(each, sympy.sympify(each).xreplace(known))
+            whole = progress.direct.get(each, cancelled(sympy.sympify(each).xreplace(known)))
             made = rescaled(joined(state.finished(joined(whole))))
             # Powers of quotients stay such: squares of elements or a divisor may be out of range.
             made = ratios(made) if as_rows else made
-            found[name] = made.xreplace(progress.in_range)
+            found[name] = made.xreplace(progress.finished)
         return found
 
     stages = over_slots({each.name: each.symbol for each in cascade.stages})

@@ -235,23 +235,33 @@ class ShiftedMoments:
             merge = rescaling.merged(parts, state)
         symbol = state.add(name, SUM, brought, carry, merge, no_sign=made.even)
         self.progress.moments.add(symbol)
-        if made.even and all(each.rest is not None for each in centres):
-            self.progress.in_range[value(name)] = self._infinite_or_number(made)
+        if all(each.rest is not None for each in centres):
+            self.progress.finished[value(name)] = self._finished(made)
         return symbol
 
-    def _infinite_or_number(self, made: _Moment) -> sympy.Expr:
-        """A finished sum of squares, infinite where it is no number, but the means are.
+    def _finished(self, made: _Moment) -> sympy.Expr:
+        """A moment when all is merged: about means that are not rounded, in results alone.
 
-        Squares of distances from a mean that is rounded by 1e23 are infinite, and so is what they
-        move by: both may cancel to NaN. Finite means say that no element was one, so that it is
-        enough to look once, when everything is merged.
+        What rounding leaves of a first moment says how far its mean is off. A sum of squares is
+        infinite where it is no number, but the means are: squares of distances from a mean that is
+        rounded by 1e23 are infinite, and so is what they move by, which may cancel to NaN. That no
+        element was NaN is what finite means say.
         """
-        found = value(made.name)
+        state = self.progress.state
+        # Not a square: that of a rest may be out of range.
+        off = (
+            sympy.UnevaluatedExpr(state.raw(each.rest, value) * state.usable(1 / each.mass))
+            for each in made.centres
+        )
+        powers = self._lower_moments(made, value)
+        found = value(made.name) + _horner(powers, [-each for each in off])
+        if not made.even:
+            return found
         means = (magnitude(value(self._name(each))) for each in made.centres)
         # Not evaluated: sympy knows that a square is not negative, and of no NaN.
-        a_number = sympy.Ge(found, sympy.S.Zero, evaluate=False)
+        a_number = sympy.Ge(magnitude(found), sympy.S.Zero, evaluate=False)
         infinite = sympy.Add(UNBOUNDED, *(-each for each in means), evaluate=False)
-        return sympy.Piecewise((found, a_number), (infinite, True), evaluate=False)
+        return sympy.Piecewise((magnitude(found), a_number), (infinite, True), evaluate=False)
 
     def _spelt(self, centre: Centre) -> sympy.Expr:
         """The distance of an element, computed before anything is added to it.
@@ -314,12 +324,15 @@ class ShiftedMoments:
 
     def _at(self, made: _Moment, side: Side) -> sympy.Expr:
         """The moment of one side about the new mean, in the side's own scale."""
+        return self._shifted(made, side, side(made.name), self._lower_moments(made, side))
+
+    def _lower_moments(self, made: _Moment, side: Side) -> dict[tuple[int, ...], sympy.Expr]:
+        """Lower moments of one side in the side's own scale, by what multiplies them."""
         state = self.progress.state
-        powers = {
+        return {
             exponents: sympy.Add(*(number * state.raw(slot, side) for number, slot in parts))
             for exponents, parts in made.lower.items()
         }
-        return self._shifted(made, side, side(made.name), powers)
 
     def _scaled(self, made: _Moment, side: Side) -> sympy.Expr:
         """The moment of one side about the new centres, in the scale of new values.
