@@ -22,6 +22,7 @@ from crossfuse.cascade.algebra.writing import written
 from crossfuse.cascade.derivation import Factor, Step, left, new, right, value
 from crossfuse.cascade.expressions.functions import (
     UNBOUNDED,
+    Compared,
     Fence,
     fenced_sum,
     magnitude,
@@ -252,14 +253,15 @@ class ShiftedMoments:
         off = (
             sympy.UnevaluatedExpr(state.raw(each.rest, value) * state.usable(1 / each.mass))
             for each in made.centres
+            if each.mass is not None
         )
         powers = self._lower_moments(made, value)
         found = value(made.name) + _horner(powers, [-each for each in off])
         if not made.even:
             return found
         means = (magnitude(value(self._name(each))) for each in made.centres)
-        # Not evaluated: sympy knows that a square is not negative, and of no NaN.
-        a_number = sympy.Ge(magnitude(found), sympy.S.Zero, evaluate=False)
+        # Sympy knows that a magnitude is not negative, and of no NaN.
+        a_number = sympy.Ge(Compared(magnitude(found)), sympy.S.Zero)
         infinite = sympy.Add(UNBOUNDED, *(-each for each in means), evaluate=False)
         return sympy.Piecewise((magnitude(found), a_number), (infinite, True), evaluate=False)
 

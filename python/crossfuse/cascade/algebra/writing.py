@@ -8,7 +8,7 @@ import sympy
 from sympy.printing.precedence import PRECEDENCE, precedence
 from sympy.printing.str import StrPrinter
 
-from crossfuse.cascade.expressions.functions import UNBOUNDED, Fence, magnitude
+from crossfuse.cascade.expressions.functions import UNBOUNDED, Compared, Fence, magnitude
 
 #: Fractions with a larger denominator are written as decimals.
 _LONGEST = 1000
@@ -28,7 +28,7 @@ def _unguarded(choice: sympy.Piecewise) -> sympy.Expr | None:
     if len(choice.args) > 2:
         return None
     if isinstance(test, sympy.Ge) and other.has(UNBOUNDED):
-        return first if test.args == (first, sympy.S.Zero) else None
+        return first if test.args == (Compared(first), sympy.S.Zero) else None
     infinite = isinstance(test, sympy.Eq) and test.args == (magnitude(first), sympy.oo)
     return other if infinite else None
 
