@@ -9,10 +9,18 @@ import numpy as np
 import pytest
 
 import crossfuse
+from crossfuse.compiler import choose as choosing
 from crossfuse.compiler.choose import Wanted, choose
+from crossfuse.compiler.options import Option
 from crossfuse.compiler.report import choice_text, make_report
 from crossfuse.compiler.source import read_source
-from crossfuse.errors import ArtefactRefused, LoweringRefused, ScheduleRefused, WorkloadRefused
+from crossfuse.errors import (
+    ArtefactRefused,
+    LoweringRefused,
+    ScheduleRefused,
+    WorkloadRefused,
+    refuse,
+)
 from crossfuse.hardware import device
 from crossfuse.lower.early import start_early
 from crossfuse.markers import CONSTANT
@@ -250,6 +258,39 @@ def test_one_reason_of_all_ways_is_the_refusal() -> None:
         "of float16, bfloat16, float8_e4m3fn, float8_e5m2 of one width. Instead: convert the "
         "operands, or leave the stages out for the general lowering."
     )
+
+
+def refusals(count: int) -> list[tuple[str, str]]:
+    """Rules and findings of ways that fail, the longest finding first; two of each rule."""
+    return [
+        (f"rule{rule}", f"{'x' * 20 * rule} of {size} CTAs")
+        for rule in range(count, 0, -1)
+        for size in (16, 8)
+    ]
+
+
+@pytest.mark.parametrize("count", [2, 40])
+def test_the_shortest_reason_of_each_rule_is_told(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    def way(rule: str, found: str) -> Option:
+        def make() -> Any:
+            raise refuse(ScheduleRefused, rule, "tile", found=found, limit="", instead="")
+
+        return Option(make)
+
+    options = [way(*each) for each in refusals(count)]
+    monkeypatch.setattr(choosing, "options_of", lambda *_: options)
+    with pytest.raises(ScheduleRefused) as caught:
+        choose(read_source("gemm:M=16,K=64,N=16"), device("nvidia-h100"))
+    found = caught.value.refusal.found
+    first = f"rule1: {'x' * 20} of 8 CTAs; rule2: {'x' * 40} of 8 CTAs"
+    if count == 2:
+        assert found == first
+        return
+    # What is too long for a screen is named without its finding.
+    assert found.startswith(f"{first}; rule3: ")
+    assert found.endswith(f"; and {', '.join(f'rule{each}' for each in range(6, 41))}")
 
 
 def test_unknown_target_is_refused() -> None:

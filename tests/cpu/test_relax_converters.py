@@ -212,3 +212,20 @@ def test_small_numbers_keep_their_digits(dtype: torch.dtype) -> None:
     found, allowed = compile_model(module, (x,), runs_on="llvm")(x), 3 * torch.finfo(dtype).eps
     for got, due in zip(found, module(x.double()), strict=True):
         assert ((got.double() - due).abs() <= allowed * due.abs()).all()
+
+
+class Norms(nn.Module):
+    """A group and an instance norm of images."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return F.group_norm(x, 2), F.instance_norm(x)
+
+
+def test_norms_of_images_far_from_zero() -> None:
+    """The square of the mean from the mean of squares was a negative variance, and NaN."""
+    drawn = torch.randn(2, 8, 5, 5, generator=torch.Generator().manual_seed(0))
+    compiled = compile_model(Norms().eval(), (drawn,), always=True, runs_on="llvm")
+    # A mean of 1e4 may be off by 1e-3, a tenth of the deviation.
+    for x, most in ((drawn, 1e-5), (1e4 + 1e-2 * drawn, 0.2), (torch.full_like(drawn, 3.7), 1e-3)):
+        for got, due in zip(compiled(x), Norms()(x.double()), strict=True):
+            torch.testing.assert_close(got.double(), due, rtol=1e-5, atol=most)

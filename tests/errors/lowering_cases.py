@@ -228,6 +228,12 @@ CASES: dict[str, tuple[Any, str, str]] = {
         "P[c, e] = A[c, e]",
         ONE_THREAD,
     ),
+    "two first threads": (
+        lambda: m.first_threads(2),
+        "distinct-stores: buffer 'P': found a store that loop 'threadIdx.x' repeats: "
+        "P[c, 0] = A[c, 0]",
+        ONE_THREAD,
+    ),
     "idle threads": (
         m.idle_threads,
         "distinct-stores: buffer 'out': found parallel iterations that may store to one element: "

@@ -11,6 +11,7 @@ from tvm import te
 from tvm.script import tirx as T
 
 from cpu.lower import refused as r
+from cpu.lower import refused_memory as m
 from cpu.lower.kernels import pull, split_k, two_kernels
 from cpu.macros import X
 from crossfuse import _tvm as ir
@@ -36,6 +37,11 @@ def test_lower_refuses_with_the_reason(case: str) -> None:
     assert refusal.limit
     if refusal.rule == "cluster-barrier":
         assert refusal.limit == UNIFORM
+
+
+def test_the_first_thread_alone_may_store() -> None:
+    """What the case of two first threads is refused beside."""
+    assert "shared" in lower(m.first_threads(1)).image.cuda
 
 
 @pytest.mark.parametrize("case", CASES)

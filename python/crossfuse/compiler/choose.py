@@ -274,15 +274,35 @@ def _reasons(refusals: Sequence[RefusedError]) -> tuple[str, ...]:
 
 
 def _none_fits(source: Source, refusals: list[RefusedError]) -> RefusedError:
-    """The refusal itself if all found the same, else one that names them all."""
-    reasons = _reasons(refusals)
-    if len(reasons) == 1:
+    """The refusal itself if all found the same, else one that names each rule that was broken."""
+    if len(_reasons(refusals)) == 1:
         return refusals[0]
     return refuse(
         ScheduleRefused,
         "compile",
         source.summary,
-        found="; ".join(reasons[:3]),
+        found=_of_each_rule(refusals),
         limit="a cluster size of 1 to 16 for which a rule has a schedule that fits",
         instead="give rule and cluster, or write the schedule with the primitives",
     )
+
+
+#: Characters of findings that fit on a screen.
+_SCREEN = 400
+
+
+def _of_each_rule(refusals: Sequence[RefusedError]) -> str:
+    """The shortest finding of each broken rule, these in their order by length.
+
+    Where they are too long for a screen the rules alone are named.
+    """
+    shortest: dict[str, str] = {}
+    for refusal in sorted((each.refusal for each in refusals), key=lambda each: len(each.found)):
+        shortest.setdefault(refusal.rule, refusal.found)
+    shown, left = "", dict(shortest)
+    for rule, found in shortest.items():
+        more = f"{shown}; {rule}: {found}" if shown else f"{rule}: {found}"
+        if shown and len(more) > _SCREEN:
+            break
+        shown, _ = more, left.pop(rule)
+    return f"{shown}; and {', '.join(left)}" if left else shown

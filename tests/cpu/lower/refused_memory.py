@@ -152,6 +152,28 @@ def all_threads(A: T.Buffer((4, 8), "float32"), B: T.Buffer((4, 8), "float32")):
                 B[vz, vt] = P[3 - vz, vt]
 
 
+def first_threads(count: int) -> Any:
+    """Each of the first few threads stores the first element of a CTA: one alone may."""
+
+    @T.prim_func(s_tir=True)
+    def func(A: T.Buffer((4, 8), "float32"), B: T.Buffer((4, 8), "float32")):
+        P = T.sblock_alloc_buffer((4, 1), "float32", scope="shared.dsm")
+        for c in T.parallel(4, annotations=X):
+            for t in T.thread_binding(8, thread="threadIdx.x"):
+                with T.sblock("fill"):
+                    T.where(t < count)
+                    vc = T.axis.spatial(4, c)
+                    T.axis.spatial(8, t)
+                    P[vc, 0] = A[vc, 0]
+        for z in T.parallel(4, annotations=X):
+            for t in T.thread_binding(8, thread="threadIdx.x"):
+                with T.sblock("read"):
+                    vz, vt = T.axis.remap("SS", [z, t])
+                    B[vz, vt] = P[3 - vz, 0] + A[vz, vt]
+
+    return func
+
+
 def idle_threads() -> Any:
     """A write-back that `reverse_compute_at` guards by the matrix and not by the rank's tile."""
     sch = ir.Schedule(prim_func(parse("gemm:M=16,K=64,N=16,dtype=float16")))

@@ -142,3 +142,53 @@ def test_without_what_rounding_leaves_the_rule_is_broken() -> None:
         for each in (derivation, replace(derivation, slots=slots))
     ]
     assert errors[0] < 1e-6 and errors[1] > 2e-5
+
+
+@pytest.mark.parametrize("spread, about", [(1e-2, 1e4), (1.0, 1e6), (1e-6, 1.0), (0.0, 12345.678)])
+@pytest.mark.parametrize("length", [5, 77, 1000])
+def test_what_rounding_takes_of_a_mean_is_missing_in_no_variance(
+    length: int, spread: float, about: float
+) -> None:
+    """Its square is some percent of a variance that two passes find; ours has all digits."""
+    cascade, rng = named("variance").cascade, np.random.default_rng(length)
+    data = {"x": (about + spread * rng.standard_normal((16, length))).astype(np.float32)}
+    wanted = data["x"].astype(np.float64).var(axis=1)
+    for found in (
+        stream(derive(cascade), data, 16),
+        stream(derive(cascade), data, length),
+        merge_tree(derive(cascade), data, segments(length), tile=4),
+    ):
+        assert np.abs(found["out"] - wanted).max() <= 4 * EPSILON * wanted.max()
+    if length > 5:
+        separate = np.abs(two_pass(cascade, data)["out"] - wanted).max()
+        assert separate > 1e-3 * wanted.max()
+
+
+@pytest.mark.parametrize("name", [each for each in NAMES if each != "layer norm tensor"])
+@pytest.mark.parametrize("length", [3, 96, 1000])
+def test_what_is_out_of_range_is_infinite_and_no_nan(name: str, length: int) -> None:
+    """The distance of 1e30 from its rounded mean has an infinite square, and so do its moves."""
+    cascade, rng = named(name).cascade, np.random.default_rng(0)
+    data = drawn(name, length)
+    drawn_row = rng.standard_normal(length)
+    kinds = [np.full(length, each) for each in (1e26, -1e30, 3.7e34, -1e35)]
+    kinds += [drawn_row * each for each in (1e18, 1e30, 1e35)]
+    kinds += [np.where(np.arange(length) == at, 1e30, drawn_row) for at in (0, length - 1)]
+    kinds += [np.where(np.arange(length) == 1, each, drawn_row) for each in (np.inf, np.nan)]
+    for each in ("x", "v", "px", "py", "pz"):
+        if each in data:
+            data[each][: len(kinds)] = np.array(kinds, np.float32)
+    ways = (
+        stream(derive(cascade), data, 16),
+        stream(derive(cascade), data, length),
+        merge_tree(derive(cascade), data, segments(length), tile=4),
+        merge_tree(derive(cascade), data, [0, 1, length - 1, 0], tile=TILE),
+    )
+    separate = two_pass(cascade, data)
+    result = next(iter(cascade.results))
+    for found in ways:
+        none, wanted = np.isnan(found[result]), np.isnan(separate[result])
+        assert not (none & ~wanted).any()
+        # Of what is infinite, or no number, there is no variance.
+        given = slice(len(kinds) - 2, len(kinds))
+        assert (none[given] == wanted[given]).all()

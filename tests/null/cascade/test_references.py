@@ -9,6 +9,7 @@ import sympy
 from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.expressions.functions import (
     Fence,
+    cancelled,
     fenced_product,
     fenced_sum,
     opened,
@@ -164,3 +165,30 @@ def test_conditions_of_rows_and_of_elements_are_sampled() -> None:
     masked = sympy.Piecewise((x * mx, shown), (0, True))
     stages = (MOST, Stage("t", SUM, masked))
     assert derive(Cascade(stages, (x, y), (row,))).exact
+
+
+def test_fences_open_where_an_addend_cancels() -> None:
+    assert cancelled(fenced_sum(x - mean, -fenced_sum(mx, -mean))) == x - mx
+    assert cancelled(sympy.exp(fenced_sum(x - mean, mean - mx))) == sympy.exp(x - mx)
+    kept = fenced_sum(mx - mn, EPS)
+    assert cancelled(kept) == kept
+    # Nothing vanishes of what is there twice.
+    twice = fenced_sum(x - mean, x)
+    assert cancelled(twice) == twice
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e3, 1e17])
+def test_a_softmax_of_distances_from_the_mean_needs_no_mean(spread: float) -> None:
+    """Subtracted and added again, a large mean left nothing of small elements, or infinities."""
+    apart = fenced_sum(x, -mean)
+    largest = Stage("m", MAX, apart)
+    power = sympy.exp(fenced_sum(apart, -largest.symbol))
+    total = Stage("s", SUM, power)
+    rows = {"y": power / total.symbol}
+    found = derive(Cascade((TOTAL, largest, total), (x,), (N,), rows=rows, length=N))
+    data = {"x": spread * np.random.default_rng(7).standard_normal((8, 77))}
+    data["x"][0, 0] = 1e6
+    single = {"x": data["x"].astype(np.float32)}
+    exact = two_pass(found.cascade, {"x": single["x"].astype(np.float64)})["y"]
+    error = np.abs(merge_tree(found, single, [20, 57], tile=16)["y"] - exact).max()
+    assert error <= 4 * EPSILON

@@ -14,6 +14,7 @@ from crossfuse.cascade.algebra.moments import Mean, centred, is_polynomial
 from crossfuse.cascade.algebra.rescaling import as_factors, quotient
 from crossfuse.cascade.algebra.stages import Deriver
 from crossfuse.cascade.derivation import Derivation
+from crossfuse.cascade.expressions.functions import cancelled
 from crossfuse.cascade.spec import Cascade, Stage
 
 
@@ -127,17 +128,21 @@ def _derive(cascade: Cascade) -> Derivation:
     progress = deriver.progress
     state, known = progress.state, progress.known
 
-    def over_slots(wanted: Mapping[str, sympy.Expr]) -> dict[str, sympy.Expr]:
+    def over_slots(
+        wanted: Mapping[str, sympy.Expr], *, as_rows: bool = False
+    ) -> dict[str, sympy.Expr]:
         found = {}
         for name, each in wanted.items():
-            whole = progress.direct.get(each, sympy.sympify(each).xreplace(known))
-            found[name] = rescaled(joined(state.finished(joined(whole))))
+            whole = progress.direct.get(each, cancelled(sympy.sympify(each).xreplace(known)))
+            made = rescaled(joined(state.finished(joined(whole))))
+            # Powers of quotients stay such: squares of elements or a divisor may be out of range.
+            made = ratios(made) if as_rows else made
+            found[name] = made.xreplace(progress.finished)
         return found
 
     stages = over_slots({each.name: each.symbol for each in cascade.stages})
     results = over_slots(cascade.results)
-    # Powers of quotients stay such: squares of elements and of a divisor may be out of range.
-    rows = {name: ratios(each) for name, each in over_slots(cascade.rows).items()}
+    rows = over_slots(cascade.rows, as_rows=True)
     order = {each.name: i for i, each in enumerate(cascade.stages)}
     steps = sorted(progress.steps, key=lambda each: order[each.stage])
     rounded = [each for each in cascade.stages if each.cast]

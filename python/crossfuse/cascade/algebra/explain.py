@@ -10,7 +10,7 @@ import sympy
 
 from crossfuse.cascade.algebra.stages import LAWS
 from crossfuse.cascade.algebra.writing import written
-from crossfuse.cascade.derivation import Derivation, Slot, Step, value
+from crossfuse.cascade.derivation import Derivation, Slot, Step
 from crossfuse.cascade.spec import Stage
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def explain(derivation: Derivation) -> str:
         lines.append("  (plain: so far; ': new; ~: what stands in for the new one)")
     lines += ["", "Merge of states a and b"]
     lines += [f"  {slot.name}' = {_merge(slot)}" for slot in derivation.slots]
-    made = {name: each for name, each in derivation.stages.items() if each != value(name)}
+    made = {name: each for name, each in derivation.stages.items() if written(each) != name}
     lines += _section("Stages from the final state", made)
     lines += _section("Results", derivation.results)
     lines += _section("Rows, in a second sweep", derivation.rows)

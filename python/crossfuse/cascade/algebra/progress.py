@@ -44,6 +44,8 @@ class Progress:
         self.split: list[str] = []
         #: Slots that are moments about a mean or an extreme.
         self.moments: set[sympy.Symbol] = set()
+        #: What results have in place of the values of moments.
+        self.finished: dict[sympy.Basic, sympy.Expr] = {}
 
     def results(self, term: sympy.Expr) -> list[sympy.Symbol]:
         """The results of earlier stages that a term uses."""

@@ -20,7 +20,15 @@ from crossfuse.cascade.algebra.separation import refused
 from crossfuse.cascade.algebra.state import Kept, Side, chosen
 from crossfuse.cascade.algebra.writing import written
 from crossfuse.cascade.derivation import Factor, Step, left, new, right, value
-from crossfuse.cascade.expressions.functions import Fence, fenced_sum, magnitude, opened, settled
+from crossfuse.cascade.expressions.functions import (
+    UNBOUNDED,
+    Compared,
+    Fence,
+    fenced_sum,
+    magnitude,
+    opened,
+    settled,
+)
 from crossfuse.cascade.spec import SUM, Stage
 
 _PAIR = "sum, shift of the mean"
@@ -228,7 +236,34 @@ class ShiftedMoments:
             merge = rescaling.merged(parts, state)
         symbol = state.add(name, SUM, brought, carry, merge, no_sign=made.even)
         self.progress.moments.add(symbol)
+        if all(each.rest is not None for each in centres):
+            self.progress.finished[value(name)] = self._finished(made)
         return symbol
+
+    def _finished(self, made: _Moment) -> sympy.Expr:
+        """A moment when all is merged: about means that are not rounded, in results alone.
+
+        What rounding leaves of a first moment says how far its mean is off. A sum of squares is
+        infinite where it is no number, but the means are: squares of distances from a mean that is
+        rounded by 1e23 are infinite, and so is what they move by, which may cancel to NaN. That no
+        element was NaN is what finite means say.
+        """
+        state = self.progress.state
+        # Not a square: that of a rest may be out of range.
+        off = (
+            sympy.UnevaluatedExpr(state.raw(each.rest, value) * state.usable(1 / each.mass))
+            for each in made.centres
+            if each.mass is not None
+        )
+        powers = self._lower_moments(made, value)
+        found = value(made.name) + _horner(powers, [-each for each in off])
+        if not made.even:
+            return found
+        means = (magnitude(value(self._name(each))) for each in made.centres)
+        # Sympy knows that a magnitude is not negative, and of no NaN.
+        a_number = sympy.Ge(Compared(magnitude(found)), sympy.S.Zero)
+        infinite = sympy.Add(UNBOUNDED, *(-each for each in means), evaluate=False)
+        return sympy.Piecewise((magnitude(found), a_number), (infinite, True), evaluate=False)
 
     def _spelt(self, centre: Centre) -> sympy.Expr:
         """The distance of an element, computed before anything is added to it.
@@ -291,12 +326,15 @@ class ShiftedMoments:
 
     def _at(self, made: _Moment, side: Side) -> sympy.Expr:
         """The moment of one side about the new mean, in the side's own scale."""
+        return self._shifted(made, side, side(made.name), self._lower_moments(made, side))
+
+    def _lower_moments(self, made: _Moment, side: Side) -> dict[tuple[int, ...], sympy.Expr]:
+        """Lower moments of one side in the side's own scale, by what multiplies them."""
         state = self.progress.state
-        powers = {
+        return {
             exponents: sympy.Add(*(number * state.raw(slot, side) for number, slot in parts))
             for exponents, parts in made.lower.items()
         }
-        return self._shifted(made, side, side(made.name), powers)
 
     def _scaled(self, made: _Moment, side: Side) -> sympy.Expr:
         """The moment of one side about the new centres, in the scale of new values.

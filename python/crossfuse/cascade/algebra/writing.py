@@ -8,7 +8,7 @@ import sympy
 from sympy.printing.precedence import PRECEDENCE, precedence
 from sympy.printing.str import StrPrinter
 
-from crossfuse.cascade.expressions.functions import Fence, magnitude
+from crossfuse.cascade.expressions.functions import UNBOUNDED, Compared, Fence, magnitude
 
 #: Fractions with a larger denominator are written as decimals.
 _LONGEST = 1000
@@ -20,10 +20,17 @@ def written(expression: sympy.Basic) -> str:
 
 
 def _unguarded(choice: sympy.Piecewise) -> sympy.Expr | None:
-    """The other side of a choice that tests for infinity, ``t if |t| = oo else ...``; else None."""
+    """What a choice is where all is in range; None if that is not what it asks.
+
+    It is the other side of ``t if |t| = oo else ...``, and t of ``t if t >= 0 else oo - ...``.
+    """
     (first, test), (other, _) = choice.args[0], choice.args[-1]
+    if len(choice.args) > 2:
+        return None
+    if isinstance(test, sympy.Ge) and other.has(UNBOUNDED):
+        return first if test.args == (Compared(first), sympy.S.Zero) else None
     infinite = isinstance(test, sympy.Eq) and test.args == (magnitude(first), sympy.oo)
-    return other if infinite and len(choice.args) == 2 else None
+    return other if infinite else None
 
 
 class _Printer(StrPrinter):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import sympy
@@ -297,6 +298,29 @@ def settled(expression: sympy.Basic) -> sympy.Basic:
             return fenced_product(number, inside[0])
         return number * sympy.Mul(*inside)
     return with_parts(expression, settled)
+
+
+def cancelled(expression: sympy.Basic) -> sympy.Basic:
+    """Remove the fences of sums that have an addend which cancels with one beside them.
+
+    Of ``((x - mean) - (max - mean))`` the mean is not subtracted and added again: where it is large
+    that would leave of x what rounding spares.
+    """
+    if not expression.has(Fence):
+        return expression
+    expression = with_parts(expression, cancelled)
+    if not isinstance(expression, sympy.Add):
+        return expression
+    fenced = [each for each in expression.args if isinstance(each.as_coeff_Mul()[1], Fence)]
+    for some in (*((each,) for each in fenced), *combinations(fenced, 2)):
+        apart = [(number, fence.args[0]) for number, fence in (e.as_coeff_Mul() for e in some)]
+        addends = [number * each for number, inner in apart for each in inner.args]
+        flat = sympy.Add(*(each for each in expression.args if each not in some), *addends)
+        before = len(expression.args) - len(some) + len(addends)
+        # Two that are the same make one of them; two that cancel make none.
+        if len(sympy.Add.make_args(flat)) <= before - 2 or flat == 0:
+            return cancelled(flat)
+    return expression
 
 
 # Common subexpressions.
