@@ -30,7 +30,8 @@ SPEC = resolve("rmsnorm_gemm:tokens=256,K=4096,N=12288")
 def test_late_rows_are_made_by_others(left: int, tmp_path: Path) -> None:
     from crossfuse.bench.cascades import draw
 
-    compiled = crossfuse.compile(SPEC)
+    # Tiles that are planned for this GPU may have no rows that others make.
+    compiled = crossfuse.compile(SPEC, plan=crossfuse.plan(SPEC, "nvidia-h100"))
     assert compiled.lowered.image.launches[0].helps
     inputs = list(draw(SPEC, 0, "cuda").values())
     due = [compiled.kernel.run(*inputs) for _ in range(2)][-1].clone()
