@@ -108,7 +108,7 @@ def test_a_chain_that_cannot_be_planned_is_left_to_the_rules(
 ) -> None:
     from crossfuse.errors import PlanRefused, refuse
 
-    def refuses(*_: Any) -> None:
+    def refuses(*_: Any, **__: Any) -> None:
         found = "found nothing"
         raise refuse(PlanRefused, "plan", "chain", found=found, limit="one", instead="wait")
 

@@ -66,7 +66,8 @@ def test_a_candidate_travels_and_lowers(text: str) -> None:
         (
             "S3",
             "stream",
-            "found family stream; limit: gemm, registers, dsm, l2, global, phases, launches, trace",
+            "found family stream; limit: gemm, registers, dsm, l2, global, phases, launches, "
+            "skinny, trace",
         ),
     ],
 )

@@ -22,21 +22,9 @@ from crossfuse.schema import Tile
 class SkinnyTiles:
     """How a product of few rows is divided over threads. Zero in all of them means: choose.
 
-    Attributes
-    ----------
-    lanes : int
-        Neighbouring threads that share a column of the output: 8, 16 or 32.
-    columns : int
-        Columns of the output that such a group sums at the same time.
-    groups : int
-        Groups of threads in a CTA.
-    loads : int
-        Loads of 16 bytes of each column that a thread has on their way at the same time.
-
-    Examples
-    --------
-    >>> SkinnyTiles(lanes=32, columns=1, groups=8, loads=8).complete
-    True
+    `lanes` are neighbouring threads that share a column of the output (8, 16 or 32), `columns`
+    those that such a group sums at the same time, `groups` the groups of a CTA, and `loads` the
+    loads of 16 bytes of each column that a thread has on their way at the same time.
     """
 
     lanes: Tile = 0
