@@ -29,6 +29,10 @@ WARPGROUP_ROWS = 64
 #: swizzling modes.
 ROW_BYTES = 128
 
+#: What the CTAs of an SM share at most: 32-bit registers, threads, and places for CTAs (CUDA C++
+#: Programming Guide, compute capability 9.0).
+SM_REGISTERS, SM_THREADS, SM_CTAS = 65536, 2048, 32
+
 #: CTAs of a cluster, and clusters at once on an H100 SXM (``crossfuse calibrate``), where groups of
 #: SMs hold fewer than all SMs would.
 _CLUSTERS = (
@@ -84,7 +88,7 @@ class Device:
     max_cluster: int = 16
     portable_cluster: int = 8
     max_threads: int = 1024
-    registers: int = 65536
+    registers: int = SM_REGISTERS
     l2_bytes: int = 50 * 2**20
     clusters: tuple[tuple[int, int], ...] = _CLUSTERS
     memory_bits: int = 5120

@@ -101,12 +101,21 @@ def test_functions(name: str) -> None:
     assert str(refused.value) == SCRIPTS[name]
 
 
-def test_names() -> None:
+@pytest.mark.parametrize(
+    ("wrt", "found"), [(["At"], "'At'"), (["Y", "X", "Z"], "'Y', 'Z'"), ([], "no name")], ids=str
+)
+def test_names(wrt: list[str], found: str) -> None:
     func = computed(lambda x, at, i: x[i] + at[i].astype("float32"))
     with pytest.raises(GradientRefused) as refused:
-        gradients(func, wrt=["At"])
-    text = "gradient: wrt: found 'At'; limit: inputs of floating point: X. Instead: name some of "
-    assert str(refused.value) == f"{text}these."
+        gradients(func, wrt=wrt)
+    assert str(refused.value) == (
+        f"gradient: wrt: found {found}; limit: inputs of floating point: X. Instead: name some of "
+        "these, or leave wrt out."
+    )
+
+
+def test_names_that_are_kept() -> None:
+    func = computed(lambda x, at, i: x[i] + at[i].astype("float32"))
     with pytest.raises(GradientRefused) as refused:
         gradients(func, keep=["Z"])
     text = "gradient: keep: found 'Z'; limit: outputs and intermediates: Y. Instead: name some of "

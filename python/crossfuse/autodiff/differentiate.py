@@ -129,14 +129,16 @@ def _written(program: Program) -> list[Any]:
 
 def _wanted(program: Program, wrt: Sequence[str] | None) -> tuple[Any, ...]:
     floats = {str(each.name): each for each in program.inputs if is_float(dtype_of(each))}
-    for name in wrt or ():
-        if name not in floats:
-            limit = f"inputs of floating point: {', '.join(floats) or 'none'}"
-            raise refused("wrt", repr(name), limit, "name some of these")
     if not floats:
         found = f"inputs {', '.join(_names(program.inputs)) or 'none'}"
         raise refused("function", found, "an input of floating point", "convert inside of it")
-    return tuple(floats[name] for name in dict.fromkeys(wrt or floats))
+    named = tuple(floats if wrt is None else dict.fromkeys(wrt))
+    unknown = [repr(each) for each in named if each not in floats]
+    if unknown or not named:
+        found = ", ".join(unknown) or "no name"
+        limit = f"inputs of floating point: {', '.join(floats)}"
+        raise refused("wrt", found, limit, "name some of these, or leave wrt out")
+    return tuple(floats[each] for each in named)
 
 
 def _check_kept(program: Program, keep: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 
 from crossfuse.calls import checked
 from crossfuse.errors import CascadeRefused, RefusedError, refuse
-from crossfuse.hardware import Device
+from crossfuse.hardware import WARPGROUP_ROWS, Device
 from crossfuse.markers import MAX_CLUSTER
 from crossfuse.schema import Count, Tile
 
@@ -88,8 +88,6 @@ class StreamTiles:
 
 # A stream over tiles.
 
-#: Rows of one product of a warpgroup.
-WARPGROUP_ROWS = 64
 #: Most columns that one warpgroup accumulates for its rows.
 WIDE = 256
 #: Most elements in a row of a left operand that stays in shared memory.

@@ -24,7 +24,7 @@ from math import ceil, log2
 
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.rewrite.work import Work
-from crossfuse.hardware import WARP, Device
+from crossfuse.hardware import SM_CTAS, SM_THREADS, WARP, Device
 from crossfuse.planner.cascade.shape import lanes_time, special_time
 from crossfuse.planner.cost.rates import OF_ROWS, Rates, at
 from crossfuse.planner.cost.terms import Estimate
@@ -37,7 +37,6 @@ BASE, MARGIN = 16, 1.2
 _MAX_REGISTERS, _UNIT = 255, 8
 #: Vectors that are loaded or unpacked at once behind a wait for peers.
 _AT_ONCE = 2
-_MAX_THREADS, _MAX_CTAS = 2048, 32
 #: Shared memory that each CTA takes beyond its own, in bytes.
 _RESERVED = 1024
 
@@ -85,10 +84,10 @@ def ctas(work: Work, tiles: StreamTiles, device: Device) -> int:
     if shared - _RESERVED > device.max_shared_bytes:
         return 0
     return min(
-        _MAX_THREADS // threads,
+        SM_THREADS // threads,
         device.registers // (-(-need // _UNIT) * _UNIT * threads),
         (device.max_shared_bytes + _RESERVED) // shared,
-        _MAX_CTAS,
+        SM_CTAS,
     )
 
 

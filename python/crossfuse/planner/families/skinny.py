@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from crossfuse.hardware import WARP, Device, device
+from crossfuse.hardware import SM_CTAS, SM_REGISTERS, SM_THREADS, WARP, Device, device
 from crossfuse.planner.cost.estimate import (
     Clock,
     Load,
@@ -48,10 +48,8 @@ _LOAD_BYTES = 16
 ROWS = 8
 #: Threads of a CTA, and registers of one at most, so that two CTAs of 256 stand on an SM.
 _THREADS, _REGISTERS = (128, 256), 128
-#: Registers of an SM, and of a thread beside sums and operands: ptxas takes 14 to 24.
-_OF_SM, _BESIDE = 65536, 18
-#: Threads of an SM, and CTAs.
-_ON_SM, _CTAS = 2048, 32
+#: Registers of a thread beside sums and operands: ptxas takes 14 to 24.
+_BESIDE = 18
 #: Instructions of an SM in a cycle, a thread each, and bytes that L1 delivers: 128 of either (CUDA
 #: C++ Programming Guide, compute capability 9.0).
 _LANES, _L1 = 128, 128
@@ -127,7 +125,7 @@ class SkinnyKernel(TileKernel):
     @property
     def least_resident(self) -> int:
         """CTAs of one candidate that an SM holds if threads take as many registers as they may."""
-        return int(_OF_SM // (_REGISTERS * self.threads))
+        return int(SM_REGISTERS // (_REGISTERS * self.threads))
 
     def registers(self, shape: Shape) -> Count:
         """Registers of a thread at least: sums, weights, a vector of each row, addresses."""
@@ -138,8 +136,8 @@ class SkinnyKernel(TileKernel):
         """CTAs that find room on an SM; ptxas loads all rows of a step ahead if it may."""
         ahead = self.registers(shape) + 4 * shape.m * (self.loads - 1)
         given = ceil_div(least(ahead, _REGISTERS), 8) * 8
-        by_registers = _OF_SM // (given * self.threads)
-        return least(least(by_registers, _ON_SM // self.threads), _CTAS)
+        by_registers = SM_REGISTERS // (given * self.threads)
+        return least(least(by_registers, SM_THREADS // self.threads), SM_CTAS)
 
     def phases(self, shape: Shape) -> tuple[Phase, ...]:
         """The only phase, whose tiles pass from memory to registers."""
