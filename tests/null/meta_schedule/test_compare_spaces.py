@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ from crossfuse.hardware import device
 from crossfuse.meta_schedule.candidate import Candidate, read_candidates
 from crossfuse.meta_schedule.scheduled import kernels_of
 from crossfuse.workload.suites import name_of, resolve
-from null.script import SCRIPTS
+from null.script import SCRIPTS, load
+from study import subcommands
 from study.compare_spaces import compare, kernels, mean, read_measured, summary
 from study.spaces import SPACES, points_of, spaces_of
 
-SCRIPT = SCRIPTS / "ablate_dsm.py"
+script = load("ablate_dsm")
 MEASURED = SCRIPTS.parent / "benchmarks" / "results" / "candidates-h100.jsonl"
 SPEC = str(resolve("G4:M=128"))
 ONE = {"rows": 64, "columns": 64, "cluster": 1, "split": 1}
@@ -161,8 +162,10 @@ def test_names_of_workloads() -> None:
 
 
 def run(*arguments: Any) -> str:
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    """What the program prints, run in this process, which has imported TVM already."""
+    with redirect_stdout(StringIO()) as printed:
+        assert subcommands.run(script.parser(), list(map(str, arguments))) == 0
+    return printed.getvalue()
 
 
 @pytest.mark.nightly

@@ -153,12 +153,12 @@ def test_the_report_says_how_soon_each_was_fast(tmp_path: Path) -> None:
     assert script._shares([found[2].best], 10.0) == {"seeds": 1, "after": {1: 1.0}}
 
 
-def test_the_table_and_the_plot_are_made_of_the_files_alone(tmp_path: Path) -> None:
+def test_the_table_and_the_plot_are_made_of_the_files_alone(tmp_path: Path, capsys: Any) -> None:
     study(tmp_path, trials=8)
     picture, numbers = tmp_path / "study.svg", tmp_path / "study.json"
-    run = [sys.executable, str(SCRIPTS / "search_study.py"), "report", str(tmp_path)]
-    run += ["--plot", str(picture), "--json", str(numbers)]
-    text = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+    given = ["report", str(tmp_path), "--plot", str(picture), "--json", str(numbers)]
+    assert run(script.parser(), given) == 0
+    text = capsys.readouterr().out
     assert "best of" in text and "eager" in text and "mean over workloads" in text
     told = json.loads(numbers.read_text())
     records = read_records(tmp_path / "records.jsonl").records
