@@ -195,8 +195,8 @@ def test_networks_behind_each_other_are_computed_once() -> None:
     seen = []
 
     class Looking(Backend):
-        def fuse(self, module: fx.GraphModule) -> None:
-            super().fuse(module)
+        def fuse(self, module: fx.GraphModule, part: str = "") -> None:
+            super().fuse(module, part)
             seen.extend(str(each.target) for each in module.graph.nodes)
 
     class Direct(nn.Module):
