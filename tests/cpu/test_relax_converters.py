@@ -51,8 +51,9 @@ GRADIENTS: list[Callable[..., Any]] = [
     lambda x, i, p: (aten.gelu_backward(x.flip(0), x), aten.gelu_backward(x.half(), -x.half())),
     lambda x, i, p: aten.gelu_backward(x.flip(0), x, approximate="tanh"),
     lambda x, i, p: aten.threshold_backward(1 / x.flip(0), x / x.relu(), 0.5),
-    lambda x, i, p: torch.ops.prims.fma(x, x.flip(0), x + 1),
 ]
+if hasattr(torch.ops.prims, "fma"):
+    GRADIENTS.append(lambda x, i, p: torch.ops.prims.fma(x, x.flip(0), x + 1))
 PLACES: list[Callable[..., Any]] = [
     lambda x, i, p: (x[:, -1], x[-2], x[torch.tensor([-1, 0])], x[:, i[0] - 8]),
     lambda x, i, p: F.pixel_shuffle(p, 2),
