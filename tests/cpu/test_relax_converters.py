@@ -44,6 +44,16 @@ ACTIVATIONS: list[Callable[..., Any]] = [
     lambda x, i, p: (F.hardtanh(x, -0.3, 0.6), F.relu6(4 * x), F.hardswish(3 * x)),
     lambda x, i, p: (F.celu(x, 2.0), F.elu(x, 0.5), F.selu(x), F.hardsigmoid(3 * x)),
 ]
+aten = torch.ops.aten
+GRADIENTS: list[Callable[..., Any]] = [
+    lambda x, i, p: (aten.sigmoid_backward(x, x.sigmoid()), aten.tanh_backward(x, x.tanh())),
+    lambda x, i, p: (aten.silu_backward(x.flip(0), x), aten.silu_backward(x.half(), 3 * x.half())),
+    lambda x, i, p: (aten.gelu_backward(x.flip(0), x), aten.gelu_backward(x.half(), -x.half())),
+    lambda x, i, p: aten.gelu_backward(x.flip(0), x, approximate="tanh"),
+    lambda x, i, p: aten.threshold_backward(1 / x.flip(0), x / x.relu(), 0.5),
+]
+if hasattr(torch.ops.prims, "fma"):
+    GRADIENTS.append(lambda x, i, p: torch.ops.prims.fma(x, x.flip(0), x + 1))
 PLACES: list[Callable[..., Any]] = [
     lambda x, i, p: (x[:, -1], x[-2], x[torch.tensor([-1, 0])], x[:, i[0] - 8]),
     lambda x, i, p: F.pixel_shuffle(p, 2),
@@ -65,7 +75,7 @@ class Every(nn.Module):
         return tuple(x for each in made for x in (each if isinstance(each, tuple) else (each,)))
 
 
-@pytest.mark.parametrize("functions", [ARITHMETIC, ACTIVATIONS, PLACES])
+@pytest.mark.parametrize("functions", [ARITHMETIC, ACTIVATIONS, GRADIENTS, PLACES])
 def test_operators_are_torchs(functions: list[Callable[..., Any]]) -> None:
     given = (torch.randn(3, 8), torch.randint(0, 8, (3, 8)), torch.randn(1, 8, 4, 4))
     module = Every(functions).eval()

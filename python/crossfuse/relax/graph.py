@@ -19,9 +19,11 @@ from crossfuse.relax.operators import (
     CAST,
     RESHAPES,
     check_elementwise,
+    dtype_of,
     is_tensor,
     operator,
 )
+from crossfuse.workload.dtypes import FLOAT_TYPES
 
 #: The operator that calls a TIR function.
 CALL_TIR = "relax.call_tir"
@@ -180,6 +182,13 @@ class Graph:
         """Whether a variable is a result, or read by bindings of other variables than these."""
         own = set(nodes)
         return value in self.results or any(each.var not in own for each in self.readers[value])
+
+    def is_exact_cast(self, value: Any) -> bool:
+        """Whether a value is a cast to a type that holds every value of the source's type."""
+        if self.operator(value) != CAST:
+            return False
+        source, target = dtype_of(self.arguments(value)[0]), dtype_of(value)
+        return source == target or (source in FLOAT_TYPES and target == "float32")
 
     def reach(self, target: Any, stops: Iterable[Any]) -> tuple[list[Any], list[Any]]:
         """The bindings that make a value, not looking behind `stops`, and the leaves they read.

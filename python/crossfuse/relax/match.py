@@ -226,7 +226,7 @@ def _weight(graph: Graph, product: Var) -> Weight:
         if name == TRANSPOSE and len(shape_of(value, name)) == 2:
             axes = graph.makers[value].value.attrs.axes
             transposed ^= axes is None or [int(axis) for axis in axes] == [1, 0]
-        elif not (_exact_cast(graph, value) or _same_shape(value, source, name)):
+        elif not (graph.is_exact_cast(value) or _same_shape(value, source, name)):
             fault = "is a product itself" if name == PRODUCT else f"is computed by {name}"
             found, limit = f"a right-hand side that {fault}", "weights stored as matrices"
             raise refused(_place(graph, product), found, limit, "prepare the weight outside")
@@ -241,7 +241,7 @@ def _weight(graph: Graph, product: Var) -> Weight:
 def _stored(graph: Graph, left: Any, product: Var) -> Any:
     """Look through reshapes and exact casts of a left-hand side: kernels do them on loading."""
     value = left
-    while _exact_cast(graph, value) or _same_elements(graph, value):
+    while graph.is_exact_cast(value) or _same_elements(graph, value):
         value = graph.makers[value].value.args[0]
     before, after = (shape_of(v, PRODUCT) for v in (value, left))
     if before[-1:] != after[-1:]:
@@ -257,14 +257,6 @@ def _same_elements(graph: Graph, value: Any) -> bool:
     return math.prod(shape_of(value, name)) == math.prod(
         shape_of(graph.makers[value].value.args[0], name)
     )
-
-
-def _exact_cast(graph: Graph, value: Any) -> bool:
-    """Whether a value is a cast to a type that holds every value of the source's type."""
-    if graph.operator(value) != CAST:
-        return False
-    source, target = dtype_of(graph.makers[value].value.args[0]), dtype_of(value)
-    return source == target or (source in FLOAT_TYPES and target == "float32")
 
 
 def _same_shape(value: Any, source: Any, name: str) -> bool:

@@ -19,7 +19,7 @@ from crossfuse.hardware import Device, device, local_devices
 from crossfuse.measure.timer import Timer, timing
 from crossfuse.runtime.dispatch_table import BINS
 from crossfuse.torch.graph_cache import Record, graph_key, recall, remember
-from crossfuse.torch.report import Report, keep, warn_of_training
+from crossfuse.torch.report import BACKWARD, FORWARD, Report, keep
 from crossfuse.torch.rewrite import is_frozen
 
 _LOG = logging.getLogger(__name__)
@@ -143,8 +143,8 @@ class Backend:
                 raise _refused("options", repr(name), ", ".join(known))
         return replace(self, **options) if options else self
 
-    def fuse(self, module: fx.GraphModule) -> Record | None:
-        """Replace the chains of an inference graph of aten operators, in place.
+    def fuse(self, module: fx.GraphModule, part: str = "") -> Record | None:
+        """Replace the chains of a graph of aten operators, in place.
 
         What goes wrong on the way leaves the graph as it was, with a warning.
 
@@ -152,6 +152,8 @@ class Backend:
         ----------
         module : torch.fx.GraphModule
             The graph, with the values of its nodes in their ``meta``.
+        part : str
+            What `Report.part` says of it.
 
         Returns
         -------
@@ -164,9 +166,10 @@ class Backend:
         except Exception as error:  # whatever it is, the graph is right without us
             report = Report(reason=f"{type(error).__name__}: {error}")
             warnings.warn(f"crossfuse left a graph to torch: {report.reason}", stacklevel=2)
+        report = replace(report, part=part)
         keep(report)
         _LOG.info("%s", report.text())
-        return record
+        return record and replace(record, report=report)
 
     def _fused(self, module: fx.GraphModule) -> tuple[Report, Record | None]:
         place = _place(module)
@@ -293,8 +296,8 @@ def crossfuse(
 
     Two layers of matrix products with what is computed between and after them, and attention that
     is written as a formula, become one kernel each where that is estimated to be faster; see
-    `crossfuse.torch.reports`. Everything else is compiled by inductor, as without us. Graphs
-    with gradients are left to inductor too, with a warning.
+    `crossfuse.torch.reports`. Everything else is compiled by inductor, as without us. In training
+    the graphs of the forward and of the backward pass are searched each for itself.
 
     Parameters
     ----------
@@ -368,24 +371,28 @@ def _place(module: fx.GraphModule) -> torch.device:
 
 
 def compile_eager(
-    module: fx.GraphModule, inputs: Sequence[Any], fuse: Callable[[fx.GraphModule], Any]
+    module: fx.GraphModule, inputs: Sequence[Any], fuse: Callable[[fx.GraphModule, str], Any]
 ) -> Callable[..., Any]:
     """Fuse a captured graph; the rest is compiled by nobody, torch runs it operator by operator.
 
-    `fuse` replaces chains in a graph of aten operators, in place. Graphs with gradients are left
-    alone, with a warning.
+    `fuse` replaces chains in a graph of aten operators, in place. With gradients these are two, cut
+    as inductor cuts them, so that the same groups are found with either rest.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.aot_autograd import make_boxed_func
-    from torch._functorch.compilers import nop
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-    def inference(graph: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
-        fuse(graph)
-        return make_boxed_func(graph.forward)
+    def compiler(part: str) -> Callable[..., Any]:
+        def compile_part(graph: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+            fuse(graph, part)
+            return make_boxed_func(graph.forward)
 
-    def training(graph: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
-        warn_of_training()
-        return nop(graph, given)
+        return compile_part
 
-    compiled = aot_autograd(fw_compiler=training, bw_compiler=nop, inference_compiler=inference)
+    compiled = aot_autograd(
+        fw_compiler=compiler(FORWARD),
+        bw_compiler=compiler(BACKWARD),
+        inference_compiler=compiler(""),
+        partition_fn=min_cut_rematerialization_partition,
+    )
     return compiled(module, inputs)

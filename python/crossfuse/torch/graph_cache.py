@@ -133,12 +133,17 @@ def program_key(
     """
     try:
         lines = [node_words(each, "example_value", functions=True) for each in module.graph.nodes]
-        lines += [value_words(each) for each in inputs]
+        lines += [f"{value_words(each)} {_has_gradient(each)}" for each in inputs]
     except Untold:
         return ""
     modes = (torch.is_inference_mode_enabled(), torch.is_grad_enabled())
     words = map(repr, (*modes, *options))
     return content_key(target, _PROGRAM, *environment(), *words, "\n".join(lines))
+
+
+def _has_gradient(value: Any) -> bool:
+    """Whether a graph may have to make a gradient for an input, which no words of values say."""
+    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def program(key: str) -> Program | None:

@@ -20,7 +20,7 @@ from crossfuse.torch.graph_cache import (
     torch_caches,
     write_program,
 )
-from crossfuse.torch.report import keep, warn_of_training
+from crossfuse.torch.report import BACKWARD, FORWARD, keep
 
 if TYPE_CHECKING:
     from crossfuse.torch.backend import Backend
@@ -45,7 +45,7 @@ def kept_whole(inputs: Sequence[Any], patches: Mapping[str, Any]) -> bool:
     """Whether inductor would take products apart that our chains need.
 
     `patches` are its settings for this graph, beside those that hold anyway. False without
-    ``coordinate_descent_tuning`` or a GPU, and with gradients, where nothing is fused.
+    ``coordinate_descent_tuning`` or a GPU, and with gradients: training has many rows.
     """
     from torch._inductor import config
 
@@ -170,8 +170,10 @@ def compile_with_inductor(
     """Compile a captured graph by inductor, after our chains were taken out of it.
 
     We stand before the compiler of inner graphs: of inductor's hooks only that one learns in every
-    release whether a graph is for inference. Torch calls what is returned instead of the graph;
-    where it will write that to a file, it is a `crossfuse.torch.inductor_artifact.SavedProgram`.
+    release whether a graph is for inference. Of a graph with gradients it is given two, as
+    inductor's own partitioner cuts them; that of the backward pass may come as late as in the first
+    backward pass. Torch calls what is returned instead of the graph; where it will write that to a
+    file, it is a `crossfuse.torch.inductor_artifact.SavedProgram`.
     """
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -181,15 +183,15 @@ def compile_with_inductor(
 
     patches = _settings(backend.mode)
     whole = kept_whole(inputs, patches)
+    kept = _program(module, inputs, backend, whole)
 
     def inner(graph: fx.GraphModule, given: Sequence[Any], **known: Any) -> Any:
-        if known.get("is_inference"):
-            made.append(backend.fuse(graph))
-        else:
-            made.append(None)
-            if not known.get("is_backward"):
-                warn_of_training()
+        part = _part(known)
+        made.append(backend.fuse(graph, part))
         called.extend(_called(graph.graph))
+        # Before torch keeps the program, which it does with its last graph.
+        if kept is not None and part != FORWARD and None not in made:
+            write_program(kept, [each for each in made if each is not None])
         # Inductor's cache of graphs comes after us: `fuse` has offered the kernels that they call,
         # by keys that say what is in them.
         if not whole:
@@ -197,15 +199,15 @@ def compile_with_inductor(
         with config.patch(APART):
             return compile_fx_inner(take_apart(graph), given, **known)
 
-    known = _program(module, inputs, backend, whole)
     if whole:
         patches |= WHOLE
-    with torch_caches(known):
+    with torch_caches(kept):
         compiled: Callable[..., Any] = compile_fx(
             module, inputs, inner_compile=inner, config_patches=patches or None
         )
-    if known is not None:
-        _told(known, made)
+    if kept is not None and not made:  # torch had the program
+        for each in kept.records:
+            keep(each.report)
     if to_file():
         from crossfuse.torch.inductor_artifact import SavedProgram
 
@@ -240,15 +242,11 @@ def _program(
     return program(key) if key else None
 
 
-def _told(known: Program, made: Sequence[Record | None]) -> None:
-    """Report what is in a program that torch had whole, or record what became of a new one."""
-    if not made:
-        for each in known.records:
-            keep(each.report)
-        return
-    records = [each for each in made if each is not None]
-    if len(records) == len(made):
-        write_program(known, records)
+def _part(known: Mapping[str, Any]) -> str:
+    """Which graph of a training step inductor compiles, by what it is told; none in inference."""
+    if known.get("is_inference"):
+        return ""
+    return BACKWARD if known.get("is_backward") else FORWARD
 
 
 def _dynamo_keeps() -> bool:

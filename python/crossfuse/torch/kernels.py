@@ -16,7 +16,7 @@ from torch import library as registry
 
 from crossfuse.cache import Entry, shelf
 from crossfuse.cache.keys import package_hash
-from crossfuse.errors import ArtefactRefused, refuse
+from crossfuse.errors import ArtefactRefused, WorkloadRefused, refuse
 from crossfuse.files import scratch
 from crossfuse.hardware import Device
 from crossfuse.markers import starts_early
@@ -168,6 +168,7 @@ def _defined() -> registry.Library:
 
 
 def _run(inputs: Sequence[torch.Tensor], key: str) -> torch.Tensor:
+    _check_gradients(inputs)
     return _known(key, _KEPT)[1](*inputs)
 
 
@@ -177,12 +178,27 @@ def _fake(inputs: Sequence[torch.Tensor], key: str) -> torch.Tensor:
 
 
 def _run_rows(inputs: Sequence[torch.Tensor], sizes: Sequence[int], key: str) -> torch.Tensor:
+    _check_gradients(inputs)
     return _known(key, _BINNED).run(inputs, sizes)
 
 
 def _fake_rows(inputs: Sequence[torch.Tensor], sizes: Sequence[int], key: str) -> torch.Tensor:
     kernel = _known(key, _BINNED)
     return inputs[0].new_empty((kernel.rows(inputs[0]), kernel.width), dtype=kernel.dtype)
+
+
+def _check_gradients(inputs: Sequence[torch.Tensor]) -> None:
+    """Refuse a call whose gradients autograd would lose: graphs of training steps record none."""
+    if torch.is_grad_enabled() and any(each.requires_grad for each in inputs):
+        raise refuse(
+            WorkloadRefused,
+            "torch-operator",
+            "crossfuse::run",
+            found="a call that records gradients",
+            limit="kernels, which compute values alone",
+            instead="call what torch.compile returned, whose backward pass is a graph of its own, "
+            "or call it under torch.no_grad()",
+        )
 
 
 def _known(key: str, kernels: Mapping[str, _Kernel]) -> _Kernel:

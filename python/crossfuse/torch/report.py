@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,8 @@ if TYPE_CHECKING:
 
 #: Reports that a process remembers.
 _MOST = 64
+#: What the graphs of a training step are called.
+FORWARD, BACKWARD = "forward", "backward"
 #: A screen, which the text of a report fits.
 LINES, COLUMNS = 40, 100
 
@@ -35,6 +36,8 @@ class Report:
         Why the graph was left to torch as a whole; empty if it was looked at.
     note : str
         Why nothing was measured, though it was asked for; else empty.
+    part : str
+        Which graph of a training step it is: ``"forward"`` or ``"backward"``; empty for inference.
 
     Examples
     --------
@@ -50,6 +53,7 @@ class Report:
     untranslated: tuple[str, ...] = ()
     reason: str = ""
     note: str = ""
+    part: str = ""
 
     @property
     def fused(self) -> tuple[str, ...]:
@@ -62,8 +66,9 @@ class Report:
         Equal groups are told together, with the names of their operators below; first those that
         became kernels, then what was left and why. `outcomes` has all of it, one by one.
         """
+        head = [f"{self.part} graph of a training step:"] if self.part else []
         if self.reason:
-            return "\n".join(_cut([f"left to torch: {self.reason}"]))
+            return "\n".join(_cut([*head, f"left to torch: {self.reason}"]))
         lines = _groups(self.outcomes)
         if not self.outcomes:
             lines = [told(())]
@@ -71,7 +76,7 @@ class Report:
             lines += _wrapped("left to torch: ", list(self.untranslated), ", ")
         if self.note:
             lines.append(f"not measured: {self.note}")
-        return "\n".join(_cut(lines))
+        return "\n".join(_cut([*head, *lines]))
 
 
 def _groups(outcomes: Sequence[ChainOutcome]) -> list[str]:
@@ -150,14 +155,3 @@ def reports() -> tuple[Report, ...]:
 def keep(report: Report) -> None:
     """Add a report to `reports`."""
     _REPORTS.append(report)
-
-
-def warn_of_training() -> None:
-    """Report and warn that a graph with gradients is left to torch."""
-    reason = "it records gradients, and our kernels have none"
-    keep(Report(reason=reason))
-    warnings.warn(
-        f"crossfuse left a graph to torch: {reason}; call the model under torch.no_grad() or "
-        "torch.inference_mode()",
-        stacklevel=2,
-    )

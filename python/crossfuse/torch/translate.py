@@ -123,7 +123,7 @@ class _Attempt:
             return False
         if node in self._attention:
             return all(map(self._takes, self._attention[node].reads))
-        if getattr(node.target, "__name__", "") not in self._known or _writes(node):
+        if getattr(node.target, "__name__", "") not in self._known or _writes(node) or _draws(node):
             return False
         sizes = [each for each in node.all_input_nodes if is_size(each)]
         if sizes and node.target.__name__ not in _OF_SHAPE:
@@ -230,6 +230,11 @@ def _writes(node: fx.Node) -> bool:
     The importer takes what is read of it for what it becomes, also where it was read before.
     """
     return bool(getattr(getattr(node.target, "_schema", None), "is_mutable", False))
+
+
+def _draws(node: fx.Node) -> bool:
+    """Whether an operator draws random numbers, which have to stay those of torch."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _dtype(value: Any) -> str:

@@ -19,7 +19,7 @@ from crossfuse.cache import Entry, clear, kept, keys, shelf  # noqa: E402
 from crossfuse.errors import RefusedError  # noqa: E402
 from crossfuse.hardware import device  # noqa: E402
 from crossfuse.torch import Backend, compile_ahead, reports  # noqa: E402
-from crossfuse.torch.graph_cache import graph_key, recall  # noqa: E402
+from crossfuse.torch.graph_cache import graph_key, program_key, recall  # noqa: E402
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("fresh_caches")]
 
@@ -129,6 +129,54 @@ def test_a_second_start_imports_no_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not AHEAD or start_ahead() == ahead
 
 
+class Adapted(nn.Module):
+    """Layers without gradients of their own behind a scale that has one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(D))
+        self.layers = nn.Sequential(nn.Linear(D, H), nn.SiLU(), nn.Linear(H, D))
+        self.layers.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x * self.scale)
+
+
+def test_a_second_start_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    from crossfuse.torch import fuse_graph
+
+    def train() -> list[tuple[str, tuple[str, ...]]]:
+        torch.compiler.reset()
+        counters.clear()
+        seen = len(reports())
+        fn = torch.compile(Adapted().half(), backend=Backend(always=True, cpu="build"))
+        with pytest.raises(RefusedError, match="argument-device"):
+            fn(torch.ones(16, D).half()).sum().backward()
+        return [(each.part, each.fused) for each in reports()[seen:]]
+
+    worked_out, whole = [], fuse_graph.fuse_graph
+    monkeypatch.setattr(
+        fuse_graph, "fuse_graph", lambda *given: worked_out.append(1) or whole(*given)
+    )
+    parts = [("forward", ()), ("backward", ("crossfuse_gemm_chain",))]
+    assert train() == parts and len(worked_out) == 2 and not hits()
+    assert train() == parts and len(worked_out) == 2 and hits() == 1
+    # The kernel of the backward pass is part of what the program needs.
+    clear(["library", "graph"])
+    assert train() == parts and len(worked_out) == 4 and not hits()
+
+
+def test_programs_are_told_apart_by_what_has_gradients() -> None:
+    graph = fx.Graph()
+    graph.output(graph.placeholder("x"))
+    x = torch.zeros(2)
+    next(iter(graph.nodes)).meta["example_value"] = x
+    module = fx.GraphModule(nn.Module(), graph)
+    plain = program_key(module, (x,), H100, ())
+    assert plain and plain == program_key(module, (x + 1,), H100, ())
+    assert plain != program_key(module, (x.clone().requires_grad_(),), H100, ())
+
+
 def traced(function: Callable[..., Any], *given: torch.Tensor) -> Any:
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -195,8 +243,8 @@ def test_networks_behind_each_other_are_computed_once() -> None:
     seen = []
 
     class Looking(Backend):
-        def fuse(self, module: fx.GraphModule) -> None:
-            super().fuse(module)
+        def fuse(self, module: fx.GraphModule, part: str = "") -> None:
+            super().fuse(module, part)
             seen.extend(str(each.target) for each in module.graph.nodes)
 
     class Direct(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from tvm import relax
@@ -143,8 +144,12 @@ def _views(graph: Graph, layers: Sequence[tuple[Var, ...]]) -> Iterator[Var]:
 
 
 def _views_of_weight(graph: Graph, right: Any) -> Iterator[Var]:
-    """Operators between a stored weight and its product, the last operator first."""
-    return _way(graph, right, _OF_WEIGHTS)
+    """Operators between a stored weight and its product, the last operator first.
+
+    A cast that rounds makes a tensor of its own, as ``torch.autocast`` does of a wider weight.
+    """
+    views = _way(graph, right, _OF_WEIGHTS)
+    return takewhile(lambda each: graph.operator(each) != CAST or graph.is_exact_cast(each), views)
 
 
 def _way(graph: Graph, value: Any, names: frozenset[str]) -> Iterator[Var]:
@@ -199,6 +204,23 @@ def check_used_inside(graph: Graph, inner: list[Var], output: Var, group: Group)
                 "one that nothing else reads",
                 "leave the model unfused, or keep that use out of it",
             )
+
+
+def with_whole_operators(
+    graph: Graph, inner: Sequence[Var], known: Container[Any] | None
+) -> list[Var]:
+    """Bindings, and those that make what they read, up to values in `known`; None has all.
+
+    An operator of the caller may combine what products make with what they do not, as the gradient
+    of an activation does: all of it is computed inside.
+    """
+    found, pending = set(inner), list(inner)
+    while pending and known is not None:
+        for each in graph.arguments(pending.pop()):
+            if graph.is_elementwise(each) and each not in found and each not in known:
+                found.add(each)
+                pending.append(each)
+    return [each for each in graph.makers if each in found]
 
 
 def check_known(values: list[Var], known: Container[Any] | None) -> None:

@@ -30,6 +30,7 @@ from crossfuse.relax.chains.groups import (
     check_known,
     check_used_inside,
     is_left_operand,
+    with_whole_operators,
 )
 from crossfuse.relax.chains.kinds import Chains, GroupKind
 from crossfuse.relax.chains.planned import (
@@ -135,7 +136,7 @@ class ChainKernels:
         """
         refusals: list[RefusedError] = []
         for output, after in group.outputs():
-            inner = [*group.before, *after]
+            inner = with_whole_operators(graph, [*group.before, *after], self._known)
             try:
                 check_used_inside(graph, inner, output, group)
                 module, given = graph.subgraph(inner, output, self._named)

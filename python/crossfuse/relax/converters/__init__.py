@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from crossfuse.relax.converters.activations import ACTIVATIONS
 from crossfuse.relax.converters.arithmetic import ARITHMETIC
+from crossfuse.relax.converters.gradients import GRADIENTS
 from crossfuse.relax.converters.layers import LAYERS
 from crossfuse.relax.converters.places import PLACES
 
 #: By the name of the operator, as ``from_exported_program`` takes them.
-CONVERTERS = {**ARITHMETIC, **ACTIVATIONS, **LAYERS, **PLACES}
+CONVERTERS = {**ARITHMETIC, **ACTIVATIONS, **GRADIENTS, **LAYERS, **PLACES}

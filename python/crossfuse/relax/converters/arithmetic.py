@@ -49,6 +49,13 @@ def _binary(
     return convert
 
 
+def _multiply_add(node: fx.Node, importer: Any) -> Any:
+    """A product and a sum, which inductor's decompositions name as one."""
+    emit, dtype = importer.block_builder.emit, result_type(node)
+    left, right, more = (operand(each, importer, dtype) for each in node.args)
+    return emit(relax.op.add(emit(relax.op.multiply(left, right)), more))
+
+
 def _comparison(operator: _Operator) -> Any:
     """A converter in the type that both operands are promoted to."""
 
@@ -191,6 +198,7 @@ ARITHMETIC = {
     },
     **{f"rsub.{kind}": _binary(relax.op.subtract, swapped=True) for kind in _KINDS},
     **{f"{name}.{kind}": _comparison(op) for name, op in _COMPARISONS.items() for kind in _KINDS},
+    "fma.default": _multiply_add,
     "maximum.default": _binary(relax.op.maximum, of_truths=relax.op.logical_or),
     "minimum.default": _binary(relax.op.minimum, of_truths=relax.op.logical_and),
     **{f"where.{kind}": _where for kind in ("self", "Scalar", "ScalarSelf", "ScalarOther")},
