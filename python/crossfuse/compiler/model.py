@@ -182,7 +182,7 @@ def compile_model(
     target: str | Device | None = None,
     always: bool = False,
     bins: Sequence[int] = BINS,
-    early: bool = False,
+    early: bool = True,
     runs_on: str = "cuda",
     shapes: Mapping[str, Sequence[int | str]] | None = None,
     opset: int | None = None,

@@ -90,7 +90,7 @@ class BuildKernels:
         directory: str | Path | None = None,
         jobs: Whole = 0,
         link: bool = True,
-        early: bool = False,
+        early: bool = True,
     ) -> None:
         self.target = device(target)
         self.directory = directory

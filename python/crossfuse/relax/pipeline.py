@@ -120,7 +120,7 @@ def phases(
     bins: Sequence[int] = BINS,
     build: bool = True,
     weights: Collection[str] = (),
-    early: bool = False,
+    early: bool = True,
 ) -> tuple[Phase, ...]:
     """Our phases in order; TVM's pipeline for the device comes after them.
 

@@ -86,7 +86,7 @@ class Backend:
     bins: tuple[int, ...] = BINS
     mode: str = ""
     measure: bool = False
-    early: bool = False
+    early: bool = True
 
     def __post_init__(self) -> None:
         for name, known in _KNOWN.items():
