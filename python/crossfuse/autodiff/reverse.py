@@ -255,7 +255,7 @@ class _Gathering:
         images = {var: access.simplified([each], domain)[0] for var, each in images.items()}
         wide = _accumulator(dtype_of(block.buffer))
         seed = self._reverse.seed(block).astype(wide)
-        term = linear(lambda each: times(seed, each.astype(wide)), partial.value)
+        term = linear(lambda each: times(seed, each), partial.value)
         (term,) = substituted([term], images)
         term = simplest(term, domain)
         conditions = access.simplified(map(writer.condition, inverse.conditions), domain)
