@@ -11,6 +11,7 @@ from crossfuse.autodiff.derivative import is_float
 from crossfuse.autodiff.program import Program, is_selecting, read_program
 from crossfuse.autodiff.refusal import refused
 from crossfuse.autodiff.reverse import Reverse, dtype_of
+from crossfuse.autodiff.simplify import simplified
 from crossfuse.autodiff.write import write_function
 from crossfuse.blocks.read import Block
 from crossfuse.calls import AnyFunction, checked
@@ -99,7 +100,8 @@ def gradients(
     wanted = _wanted(program, wrt)
     _check_kept(program, keep)
     reverse = Reverse(program, wanted).run()
-    blocks, read = _needed(program, reverse, keep)
+    backward = simplified(program.blocks, reverse.blocks)
+    blocks, read = _needed(program, backward, reverse.results.values(), keep)
     kept = [each for each in _written(program) if each in read and each not in _buffers(blocks)]
     inputs = [each for each in program.inputs if each in read]
     given, results = list(reverse.given.values()), list(reverse.results.values())
@@ -150,13 +152,13 @@ def _check_kept(program: Program, keep: Sequence[str]) -> None:
 
 
 def _needed(
-    program: Program, reverse: Reverse, keep: Sequence[str]
+    program: Program, backward: Sequence[Block], results: Iterable[Any], keep: Sequence[str]
 ) -> tuple[list[Block], set[Any]]:
     """Blocks of the gradient with those that are computed again, and all buffers that they read."""
     stored = {each for each in program.outputs if not _is_of_values(program, each)}
     stored |= {each for each in _written(program) if str(each.name) in keep}
-    needed, read = [], set(reverse.results.values())
-    for block in reversed([*program.blocks, *reverse.blocks]):
+    needed, read = [], set(results)
+    for block in reversed([*program.blocks, *backward]):
         if block.buffer in read and block.buffer not in stored:
             needed.append(block)
             read |= {each.source for each in ir.buffer_loads(block.value)}
