@@ -100,11 +100,12 @@ def gradients(
     wanted = _wanted(program, wrt)
     _check_kept(program, keep)
     reverse = Reverse(program, wanted).run()
-    backward = simplified(program.blocks, reverse.blocks)
-    blocks, read = _needed(program, backward, reverse.results.values(), keep)
+    results = list(reverse.results.values())
+    backward = simplified(program.blocks, reverse.blocks, results)
+    blocks, read = _needed(program, backward, results, keep)
     kept = [each for each in _written(program) if each in read and each not in _buffers(blocks)]
     inputs = [each for each in program.inputs if each in read]
-    given, results = list(reverse.given.values()), list(reverse.results.values())
+    given = list(reverse.given.values())
     made = write_function([*inputs, *kept, *given], blocks, results, program.dtype)
     stored = [each for each in kept if each not in program.outputs]
     return Gradients(

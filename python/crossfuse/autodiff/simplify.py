@@ -29,15 +29,18 @@ if TYPE_CHECKING:
 _MOST_LOADS = 64
 
 
-def simplified(forward: Sequence[Block], backward: Sequence[Block]) -> list[Block]:
+def simplified(
+    forward: Sequence[Block], backward: Sequence[Block], results: Iterable[Any]
+) -> list[Block]:
     """Blocks of a gradient, of which those that are 0 or known are no sums any more.
 
-    `forward` are blocks of the function itself, which stay as they are. The order stays.
+    `forward` are blocks of the function itself, which stay as they are; `results` are buffers that
+    are written whatever they hold. The order stays.
     """
     sums = Counter(_shape(each) for each in (*forward, *backward) if each.combine == "sum")
-    if all(count < 2 for count in sums.values()):
+    if all(count < 2 for count in sums.values()) and not any(map(_is_of_one, forward)):
         return list(backward)
-    return _Simplifier().run(forward, backward)
+    return _Simplifier(set(results)).run(forward, backward)
 
 
 #: Extents of the coordinates, and of the loops that are summed.
@@ -49,6 +52,11 @@ def _shape(block: Block) -> _Shape:
     return tuple(of[each] for each in block.coordinates), tuple(of[each] for each in block.summed)
 
 
+def _is_of_one(block: Block) -> bool:
+    """Whether a block reduces one value, and so is that value."""
+    return bool(block.summed) and prod(_shape(block)[1]) == 1
+
+
 @dataclass(frozen=True)
 class _Sum:
     """A sum that a block makes: its result is a factor times this."""
@@ -58,15 +66,17 @@ class _Sum:
 
 
 class _Simplifier:
-    def __init__(self) -> None:
+    def __init__(self, results: set[Any]) -> None:
+        self._results = results
         self._terms = _Terms()
         self._sums: dict[tuple[_Shape, sympy.Expr], _Sum] = {}
         self._zeros: set[Any] = set()
-        #: Buffers whose blocks say less than what they were, or read such.
+        #: Buffers whose blocks say less than they did, or read such.
         self._changed: set[Any] = set()
 
     def run(self, forward: Sequence[Block], backward: Sequence[Block]) -> list[Block]:
         """Learn the function's blocks, and simplify those of its gradient."""
+        self._changed |= {each.buffer for each in forward if _is_of_one(each)}
         for each in forward:
             self._learn(each)
         return [self._simplified(each) for each in backward]
@@ -77,7 +87,7 @@ class _Simplifier:
         known = None
         if made.combine == "sum":
             known = self._known(made)
-        elif not made.combine and self._reads_changed(made) and self._is_zero(made):
+        elif made.buffer not in self._results and self._is_zero(made):
             known = zero_like(made.value)
         if known is not None:
             domain = {each: made.domain[each] for each in made.coordinates}
@@ -104,6 +114,8 @@ class _Simplifier:
                 self._sums.setdefault((_shape(block), term), made)
 
     def _is_zero(self, block: Block) -> bool:
+        if block.combine or not self._reads_changed(block):
+            return False
         found = self._terms.of(block)
         return found is not None and found.term.expand() == 0
 
@@ -267,9 +279,10 @@ class _Terms:
             load = mutator.default_mutate(load)
             block = self._blocks.get(load.source)
             indices = list(access.simplified(load.indices, domain))
-            if block is None or block.combine:
+            if block is None or block.combine and not _is_of_one(block):
                 return ir.tirx.BufferLoad(load.source, indices)
             images = dict(zip(block.coordinates, indices, strict=True))
+            images |= {each: ir.tirx.IntImm(str(each.ty), 0) for each in block.summed}
             inner = ir.substitute(block.value, lambda var: images.get(var, var))
             if len(ir.buffer_loads(inner)) > _MOST_LOADS:
                 return ir.tirx.BufferLoad(load.source, indices)
