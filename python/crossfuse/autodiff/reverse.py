@@ -225,14 +225,14 @@ class _Gathering:
     def _parts(self, name: str, inside: list[_Gathered]) -> Iterator[Any]:
         """Addends of a gradient; a sum over axes is a block of its own."""
         wide = _accumulator(self._dtype)
-        if self._given is not None:
-            yield ir.tirx.BufferLoad(self._given, list(self._places)).astype(wide)
         for each in inside:
             if each.axes:
                 buffer = self._sum(f"{name}_from_{each.block.buffer.name}", each)
                 yield ir.tirx.BufferLoad(buffer, list(self._places)).astype(wide)
             else:
                 yield each.value.astype(wide)
+        if self._given is not None:
+            yield ir.tirx.BufferLoad(self._given, list(self._places)).astype(wide)
 
     def _sum(self, name: str, gathered: _Gathered) -> Any:
         wide = _accumulator(self._dtype)

@@ -124,15 +124,16 @@ class _Simplifier:
         found = self._terms.of(block) if _starts_from_zero(block) else None
         if found is None:
             return None
-        value = self._of_parts(block, found, [found.term])
-        if value is None:
-            value = self._of_parts(block, found, found.addends())
-        if value is None or len(value.args) > 1 and value.is_Add:
-            return None
-        return found.written(value, str(block.buffer.ty.dtype))
+        values = (self._of_parts(block, found, each) for each in found.sums())
+        value = next((each for each in values if each is not None), None)
+        if value is None or not value.is_Add:
+            return value if value is None else self._terms.written(value, block)
+        # Said of it, as others may turn out to be 0; computed as it is, lest numbers cancel.
+        self._terms.say(block, value)
+        return None
 
     def _of_parts(
-        self, block: Block, found: _Term, parts: Iterable[sympy.Expr]
+        self, block: Block, found: _Term, parts: Sequence[sympy.Expr]
     ) -> sympy.Expr | None:
         """A sum of parts each of which is a known one; None if one is not."""
         import sympy
@@ -147,7 +148,7 @@ class _Simplifier:
             if known is None or not _divides(factor, known.factor):
                 return None
             total += factor / known.factor * known.result
-        return total.expand()
+        return total.expand() if len(parts) > 1 else total
 
 
 def _starts_from_zero(block: Block) -> bool:
@@ -170,8 +171,6 @@ class _Term:
     term: sympy.Expr
     #: Symbols that change along what is summed.
     elements: frozenset[Any]
-    #: What a symbol reads, in the block's own variables.
-    reads: Mapping[Any, Any]
 
     def split(self, part: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
         """What does not change along the loops, and what does."""
@@ -181,18 +180,18 @@ class _Term:
         factor, term = part.as_independent(*self.elements, as_Add=False)
         return factor, term
 
-    def addends(self) -> tuple[sympy.Expr, ...]:
-        """Products that the term is a sum of."""
+    def sums(self) -> Iterator[tuple[sympy.Expr, ...]]:
+        """Products that the term is a sum of, in several ways: the whole, and ever smaller ones."""
         import sympy
 
-        made: tuple[sympy.Expr, ...] = sympy.Add.make_args(sympy.expand_mul(self.term))
-        return made
-
-    def written(self, value: sympy.Expr, dtype: str) -> Any:
-        """An expression of TVM for one over symbols of the term."""
-        from crossfuse.cascade.expressions.to_tir import to_tir
-
-        return to_tir(value, self.reads, dtype)
+        yield (self.term,)
+        if self.term.is_Add:
+            yield self.term.args
+        factors = sympy.Mul.make_args(self.term)
+        for one in (each for each in factors if each.is_Add):
+            rest = sympy.Mul(*(each for each in factors if each is not one))
+            yield tuple(rest * each for each in one.args)
+        yield sympy.Add.make_args(sympy.expand_mul(self.term))
 
 
 class _Terms:
@@ -202,7 +201,10 @@ class _Terms:
         self._blocks: dict[Any, Block] = {}
         self._variables: dict[tuple[Any, ...], Any] = {}
         self._symbols: dict[tuple[Any, ...], Any] = {}
-        self._exact: dict[Any, Any] = {}
+        #: What each symbol reads.
+        self._nodes: dict[Any, Any] = {}
+        #: What results of sums are, over other symbols.
+        self._said: dict[Any, Any] = {}
 
     def add(self, block: Block) -> None:
         """Know a block, whose buffer later ones read."""
@@ -214,38 +216,37 @@ class _Terms:
         load = ir.tirx.BufferLoad(block.buffer, [places[each] for each in block.coordinates])
         return self._symbol(load)
 
+    def say(self, block: Block, value: sympy.Expr) -> None:
+        """Know what a block's result is, over symbols; others' values are told over these."""
+        self._said[self.result(block)] = value
+
     def of(self, block: Block) -> _Term | None:
         """The value of a block; None if it has an operator that the algebra does not know."""
         from crossfuse.cascade.expressions.functions import opened
         from crossfuse.cascade.expressions.to_sympy import to_sympy
 
         places = self._places(block)
-        own = {place: var for var, place in places.items()}
         domain = {place: block.domain[var] for var, place in places.items()}
-        summed = {places[each] for each in block.summed}
-        seen: dict[Any, Any] = {}
-
-        def symbol(node: Any) -> Any:
-            seen.setdefault(found := self._symbol(node), node)
-            return found
-
-        def whole(node: Any) -> Any:
-            return symbol(node) if is_choice(node) or isinstance(node, ir.tirx.Select) else None
-
         value = ir.substitute(block.value, lambda var: places.get(var, var))
         value = self._inlined(value, domain)
         try:
-            term = opened(to_sympy(value, symbol, _rounded, whole))
+            term = opened(to_sympy(value, self._symbol, _rounded, self._whole)).xreplace(self._said)
         except CascadeRefused:
             return None
-        # A sum may be said to be one of another block, which is read at the same coordinates.
-        for each in [*self._blocks.values()]:
-            if each.combine and _shape(each)[0] == _shape(block)[0]:
-                at = [places[var] for var in block.coordinates]
-                symbol(ir.tirx.BufferLoad(each.buffer, at))
-        elements = {each for each, node in seen.items() if summed & set(ir.variables(node))}
-        reads = {each: ir.substitute(node, lambda var: own.get(var, var)) for each, node in seen.items()}
-        return _Term(term, frozenset(elements), reads)
+        summed = {places[each] for each in block.summed}
+        elements = {e for e in term.free_symbols if summed & set(ir.variables(self._nodes[e]))}
+        return _Term(term, frozenset(elements))
+
+    def written(self, value: sympy.Expr, block: Block) -> Any:
+        """An expression over symbols in a block's own variables, and of its type."""
+        from crossfuse.cascade.expressions.to_tir import to_tir
+
+        own = {place: var for var, place in self._places(block).items()}
+        reads = {
+            each: ir.substitute(self._nodes[each], lambda var: own.get(var, var))
+            for each in value.free_symbols
+        }
+        return to_tir(value, reads, str(block.buffer.ty.dtype))
 
     def _places(self, block: Block) -> dict[Any, Any]:
         """The variable that stands for each of a block: equal ones for equal places and extents."""
@@ -258,6 +259,11 @@ class _Terms:
                 found[var] = self._variables[key]
         return found
 
+    def _whole(self, node: Any) -> sympy.Symbol | None:
+        """Choices are not taken apart."""
+        chooses = is_choice(node) or isinstance(node, ir.tirx.Select)
+        return self._symbol(node) if chooses else None
+
     def _symbol(self, node: Any) -> sympy.Symbol:
         import sympy
 
@@ -269,7 +275,8 @@ class _Terms:
             name = str(node.source.name) if isinstance(node, ir.TensorLoad) else "part"
             whole = "int" in str(node.ty)
             known = {"integer": True} if whole else {"real": True}
-            self._symbols[key] = sympy.Symbol(f"{name}_{len(self._symbols)}", **known)
+            made = sympy.Symbol(f"{name}_{len(self._symbols)}", **known)
+            self._symbols[key], self._nodes[made] = made, node
         return self._symbols[key]
 
     def _inlined(self, value: Any, domain: Mapping[Any, int]) -> Any:
@@ -279,7 +286,7 @@ class _Terms:
             load = mutator.default_mutate(load)
             block = self._blocks.get(load.source)
             indices = list(access.simplified(load.indices, domain))
-            if block is None or block.combine and not _is_of_one(block):
+            if block is None or (block.combine and not _is_of_one(block)):
                 return ir.tirx.BufferLoad(load.source, indices)
             images = dict(zip(block.coordinates, indices, strict=True))
             images |= {each: ir.tirx.IntImm(str(each.ty), 0) for each in block.summed}
