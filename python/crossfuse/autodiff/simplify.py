@@ -319,9 +319,13 @@ def _without_zeros(value: Any, zeros: set[Any]) -> Any:
     def folded(node: Any, mutator: Any) -> Any:
         return _folded(mutator.default_mutate(node))
 
-    kinds = (ir.tirx.Add, ir.tirx.Sub, ir.tirx.Mul, ir.tirx.Div, ir.tirx.Cast, ir.tirx.Select)
-    kinds = (*kinds, ir.Call)
-    return ir.mutate(value, (ir.TensorLoad, load), *((each, folded) for each in kinds))
+    return ir.mutate(value, (ir.TensorLoad, load), *((each, folded) for each in _FOLDED))
+
+
+_FOLDED = (
+    *(ir.tirx.Add, ir.tirx.Sub, ir.tirx.Mul, ir.tirx.Div),
+    *(ir.tirx.Cast, ir.tirx.Select, ir.Call),
+)
 
 
 def _folded(node: Any) -> Any:

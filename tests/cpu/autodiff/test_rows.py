@@ -174,7 +174,7 @@ def prim_values(spec: Any, inputs: dict[str, np.ndarray]) -> np.ndarray:
 @pytest.mark.parametrize(
     ("text", "threads", "cluster", "resident"),
     [
-        ("rmsnorm:rows=2,cols=520,residual,grad", 64, 1, "shared"),
+        ("rmsnorm:rows=2,cols=520,residual,grad", 32, 1, "shared"),
         ("softmax:rows=2,cols=1032,grad", 32, 2, "registers"),
         ("log_softmax:rows=2,cols=520,grad", 32, 1, "registers"),
         ("layernorm:rows=2,cols=520,grad", 32, 2, "none"),

@@ -39,7 +39,7 @@ def shared_out(expression: sympy.Expr, given: Set[sympy.Basic]) -> sympy.Expr:
     members = [each for each, of in powers.items() if base in of and (of[base] > 0) == above]
     shared = _shared([powers[each] for each in members])
     factor = sympy.Mul(*(base**power for base, power in shared.items()))
-    inner = sympy.Add(*(_without(each, shared) for each in members))
+    inner = sympy.Add(*(Fence(_without(each, shared)) for each in members))
     rest = [each for each in expression.args if each not in members]
     return sympy.Add(factor * shared_out(inner, given), *rest)
 
