@@ -210,7 +210,7 @@ class _Gathering:
 
     def over(self, reads: list[_Read]) -> Any:
         """Write the blocks; the buffer of the gradient."""
-        inside = [self._gathered(each) for each in reads]
+        inside = sorted(map(self._gathered, reads), key=self._is_handed_on)
         alone = self._given is None and len(inside) == 1
         name = f"d_{self._buffer.name}"
         if alone and inside[0].axes and _accumulator(self._dtype) == self._dtype:
@@ -221,6 +221,17 @@ class _Gathering:
             value = value + each
         variables = self._variables(())
         return self._reverse.new_block(name, self._dtype, variables, value.astype(self._dtype))
+
+    def _is_handed_on(self, gathered: _Gathered) -> bool:
+        """Whether an addend is a gradient that was given; it is added last.
+
+        What sums of a row are in may nearly cancel, and goes together.
+        """
+        given = self._reverse.given.values()
+        return not gathered.axes and all(
+            any(load.source.same_as(each) for each in given)
+            for load in ir.buffer_loads(gathered.value)
+        )
 
     def _parts(self, name: str, inside: list[_Gathered]) -> Iterator[Any]:
         """Addends of a gradient; a sum over axes is a block of its own."""

@@ -21,6 +21,7 @@ from crossfuse.workload.cascade_spec import (
 )
 from crossfuse.workload.expression import evaluate
 from crossfuse.workload.gradient_spec import RowsGradient
+from crossfuse.workload.refusal import refused
 
 # Top-k as plain reductions.
 
@@ -67,25 +68,19 @@ Element = Callable[..., Any]
 def prim_func(spec: CascadeSpec) -> tirx.PrimFunc:
     """The unscheduled s_tir function of a cascade, with sums and maxima in float32.
 
-    Its parameters are the spec's operands in order, then the outputs. A gradient is derived.
+    Its parameters are the spec's operands in order, then the outputs. Gradients are refused: they
+    are derived, not built; see `crossfuse.autodiff.workloads.function_of`.
     """
     if isinstance(spec, RowsGradient):
-        return _gradient(spec)
+        where, limit = str(spec), "functions that are written out"
+        instead = "derive it by crossfuse.autodiff.workloads.function_of"
+        raise refused("workload-grad", where, "a gradient", limit, instead)
     inputs = [te.placeholder(each.shape, each.dtype, each.name) for each in spec.operands]
     outputs = _BUILDERS[type(spec)](spec, inputs)
     func = te.create_prim_func([*inputs, *outputs])
     if isinstance(spec, cascade_spec.MomentOfInertia):
         # A promise that detection reads: `crossfuse.cascade.detect.detect`.
         func = func.with_attr("crossfuse.nonnegative", ["mass"])
-    return func
-
-
-def _gradient(spec: RowsGradient) -> tirx.PrimFunc:
-    from crossfuse.autodiff import gradients
-
-    func = gradients(prim_func(spec.of), wrt=[spec.of.operands[0].name]).function
-    wanted = [each.name for each in (*spec.operands, *spec.outputs)]
-    assert [str(each.name) for each in func.params] == wanted
     return func
 
 

@@ -11,6 +11,7 @@ import torch
 from cpu.autodiff.evaluate import run
 from cpu.autodiff.rows import ROWS, Rows
 from crossfuse.autodiff import Gradients, gradients
+from crossfuse.autodiff.workloads import function_of
 from crossfuse.blocks.read import read_blocks
 from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.tiles import StreamTiles
@@ -18,7 +19,6 @@ from crossfuse.emulate import run_sequential
 from crossfuse.emulate.cuda import emulate
 from crossfuse.lower.extract import lower
 from crossfuse.schedule.cascades import schedule_cascade_of
-from crossfuse.workload.cascade_build import prim_func
 from crossfuse.workload.cascade_inputs import adversarial_inputs, check, random_inputs
 from crossfuse.workload.cascades import parse
 
@@ -141,7 +141,7 @@ def cases(spec: Any) -> dict[str, dict[str, np.ndarray]]:
 def test_errs_no_more_than_separate_kernels(kind: str, dtype: str, cluster: int) -> None:
     spec = spec_of(kind, f"rows=2,cols=45,dtype={dtype}")
     tiles = StreamTiles(32, cluster=cluster, resident="registers")
-    schedule = schedule_cascade_of(prim_func(spec), "stream", vars(tiles))
+    schedule = schedule_cascade_of(function_of(spec), "stream", vars(tiles))
     for name, inputs in cases(spec).items():
         outputs = run_sequential(schedule, list(inputs.values())).outputs
         for checked in check(spec, inputs, outputs).values():
@@ -152,7 +152,7 @@ def test_errs_no_more_than_separate_kernels(kind: str, dtype: str, cluster: int)
 def test_rows_of_one_element(kind: str) -> None:
     """Everything cancels; what is left are the last digits of what did."""
     spec = spec_of(kind, "rows=5,cols=1,dtype=float32")
-    schedule = schedule_cascade_of(prim_func(spec), "stream", vars(StreamTiles(32)))
+    schedule = schedule_cascade_of(function_of(spec), "stream", vars(StreamTiles(32)))
     for name, inputs in cases(spec).items():
         (found,) = run_sequential(schedule, list(inputs.values())).outputs.values()
         due = prim_values(spec, inputs)
@@ -184,7 +184,7 @@ def prim_values(spec: Any, inputs: dict[str, np.ndarray]) -> np.ndarray:
 def test_generated_cuda(text: str, threads: int, cluster: int, resident: str) -> None:
     spec = parse(text)
     tiles = StreamTiles(threads, cluster=cluster, resident=resident)
-    image = lower(schedule_cascade_of(prim_func(spec), "stream", vars(tiles))).image
+    image = lower(schedule_cascade_of(function_of(spec), "stream", vars(tiles))).image
     inputs = random_inputs(spec)
     report = emulate(image, inputs, orders=1)
     report.raise_if_wrong()
