@@ -11,7 +11,7 @@ from crossfuse.autodiff.choices import choose, linear, simplest, under
 from crossfuse.autodiff.derivative import Partial, is_float, partials, times
 from crossfuse.autodiff.indices import NotAffineError, Writer, affine, substituted
 from crossfuse.autodiff.inverse import Inverse, invert
-from crossfuse.autodiff.program import Program, is_selecting
+from crossfuse.autodiff.program import Program, is_selecting, starts_neutral
 from crossfuse.autodiff.quasi_affine import Symbol
 from crossfuse.autodiff.refusal import refused
 from crossfuse.blocks import access
@@ -183,11 +183,8 @@ class _Share:
 
 def _check_initial(block: Block) -> None:
     """Refuse a start that takes part: a maximum from 0 has the gradient of two maxima."""
-    start = float(block.initial.value)
-    dtype = str(block.initial.ty)
-    least, most = (float(each(dtype).value) for each in (ir.tirx.min_value, ir.tirx.max_value))
-    neutral = {"max": start <= least, "min": start >= most, "product": start == 1}
-    if not neutral[block.combine]:
+    if not starts_neutral(block):
+        start = float(block.initial.value)
         what = {"max": "the least number", "min": "the largest number", "product": "1"}
         found = f"a {block.combine} from {start:g}"
         instead = f"start from {what[block.combine]}, and combine the result with {start:g} after"

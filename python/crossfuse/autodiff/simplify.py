@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
 from crossfuse.autodiff.choices import is_choice, is_number, zero_like
+from crossfuse.autodiff.program import starts_neutral
 from crossfuse.blocks import access
 from crossfuse.blocks.read import Block
 from crossfuse.errors import CascadeRefused
@@ -53,8 +54,8 @@ def _shape(block: Block) -> _Shape:
 
 
 def _is_of_one(block: Block) -> bool:
-    """Whether a block reduces one value, and so is that value."""
-    return bool(block.summed) and prod(_shape(block)[1]) == 1
+    """Whether a block reduces one value from a start that changes nothing, and so is that value."""
+    return bool(block.summed) and prod(_shape(block)[1]) == 1 and starts_neutral(block)
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class _Simplifier:
 
     def _learn(self, block: Block) -> None:
         self._terms.add(block)
-        if block.combine == "sum" and _starts_from_zero(block):
+        if block.combine == "sum" and starts_neutral(block):
             found = self._terms.of(block)
             if found is not None:
                 factor, term = found.split(found.term)
@@ -121,7 +122,7 @@ class _Simplifier:
 
     def _known(self, block: Block) -> Any:
         """The value of a sum over results of other blocks; None if it is a sum of its own."""
-        found = self._terms.of(block) if _starts_from_zero(block) else None
+        found = self._terms.of(block) if starts_neutral(block) else None
         if found is None:
             return None
         values = (self._of_parts(block, found, each) for each in found.sums())
@@ -149,10 +150,6 @@ class _Simplifier:
                 return None
             total += factor / known.factor * known.result
         return total.expand() if len(parts) > 1 else total
-
-
-def _starts_from_zero(block: Block) -> bool:
-    return is_number(block.initial, 0)
 
 
 def _divides(factor: sympy.Expr, by: sympy.Expr) -> bool:

@@ -189,3 +189,49 @@ def test_generated_cuda(text: str, threads: int, cluster: int, resident: str) ->
     report = emulate(image, inputs, orders=1)
     report.raise_if_wrong()
     assert all(each.worst <= 1 for each in check(spec, inputs, report.outputs).values())
+
+
+def test_sums_that_look_alike_are_not_the_same() -> None:
+    """Choices of two tensors, and sums over loops in another order."""
+    from tvm import te, tirx
+
+    shape = (4, 4)
+    x, y = (te.placeholder(shape, "float64", name) for name in "XY")
+
+    def total(name: str, value: Any) -> Any:
+        k = te.reduce_axis((0, 4), "k")
+        return te.compute((4,), lambda i: te.sum(value(i, k), axis=k), name)
+
+    zero = tirx.const(0.0, "float64")
+    a = total("a", lambda i, k: tirx.Select(k < i, x[i, k], zero))
+    b = total("b", lambda i, k: tirx.Select(k < i, y[i, k], zero))
+    c = total("c", lambda i, k: x[k, i] * a[i])
+    d = total("d", lambda i, k: x[i, k] * b[i])
+    out = te.compute((4,), lambda i: a[i] * b[i] + c[i] * d[i], "out")
+    found = gradients(te.create_prim_func([x, y, out]), wrt=["X"])
+    generator = torch.Generator().manual_seed(0)
+    given = {n: torch.randn(shape, generator=generator, dtype=torch.float64) for n in "XY"}
+    given["X"].requires_grad_()
+    below = torch.ones(4, 4, dtype=torch.float64).tril(-1)
+    one, two = ((given[name] * below).sum(1) for name in "XY")
+    values = one * two + (given["X"].sum(0) * one) * (given["X"].sum(1) * two)
+    values.backward(torch.arange(4, dtype=torch.float64))
+    got = run(found.function, {**given, "d_out": torch.arange(4, dtype=torch.float64)})["d_X"]
+    assert torch.allclose(got, given["X"].grad, rtol=1e-9, atol=1e-12)
+
+
+def test_a_maximum_of_one_value_and_0_is_not_that_value() -> None:
+    from tvm import te, tirx
+
+    x, y = (te.placeholder((5,), "float64", name) for name in "XY")
+    k = te.reduce_axis((0, 1), "k")
+    positive = te.comm_reducer(lambda a, b: tirx.max(a, b), lambda _: tirx.const(0.0, "float64"))
+    m = te.compute((5,), lambda i: positive(y[i], axis=k), "m")
+    away = te.compute((5,), lambda i: x[i] * (y[i] - m[i]), "away")
+    out = te.compute((5,), lambda i: away[i] * away[i], "out")
+    found = gradients(te.create_prim_func([x, y, out]), wrt=["X"], keep=["m"])
+    values = torch.tensor([-2.0, -1.0, 0.5, 1.0, 2.0], dtype=torch.float64)
+    ones = torch.ones(5, dtype=torch.float64)
+    arrays = {"X": ones, "Y": values, "m": values.clamp(min=0), "d_out": ones}
+    got = run(found.function, arrays)["d_X"]
+    assert torch.equal(got, 2 * values.clamp(max=0) ** 2)
