@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -101,6 +103,13 @@ def test_packaged_extents_are_those_of_the_suite() -> None:
         ("R3:kv_heads=5", r"decode_attention:kv_heads: found 5 for 32"),
         ("R5:top_k=129", r"moe_routing:top_k: found 129; limit: at most the experts, 128"),
         ("R6:quant=int4", r"workload-quant: quant_gemm:quant: found 'int4'"),
+        ("softmax:rows=4,cols=8,grad=maybe", r"workload-grad: softmax:grad: found 'maybe'"),
+        (
+            "R9:grad",
+            r"workload-grad: rmsnorm_gemm:grad: found the gradient of rmsnorm_gemm; limit: "
+            r"gradients of softmax, log_softmax, cross_entropy, layernorm, rmsnorm, variance. "
+            r"Instead: differentiate its function by crossfuse.autodiff.gradients, and compile",
+        ),
         ("S3", r"workload-kind: S3: found gated_ffn .*limit: a cascade, R1 to R14"),
         ("R15", r"workload-id: suites: found 'R15'"),
     ],
@@ -108,6 +117,67 @@ def test_packaged_extents_are_those_of_the_suite() -> None:
 def test_wrong_text_is_refused(text: str, message: str) -> None:
     with pytest.raises(WorkloadRefused, match=message):
         cascades.resolve(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "takes"),
+    [
+        ("softmax:rows=4,cols=8", "x d_y"),
+        ("log_softmax:rows=4,cols=8", "x d_y"),
+        ("cross_entropy:rows=4,cols=8", "x labels d_loss"),
+        ("layernorm:rows=4,cols=8", "x weight d_y"),
+        ("rmsnorm:rows=4,cols=8,residual=true,out=float32", "x residual weight d_h d_y"),
+        ("variance:rows=4,cols=8", "x d_variance"),
+    ],
+)
+def test_a_gradient_is_a_workload(text: str, takes: str) -> None:
+    """It takes what is read and gradients of outputs, of their types, and is that of torch."""
+    torch = pytest.importorskip("torch")
+    from crossfuse.bench.cascade_torch import formula
+
+    spec = cascades.parse(f"{text},grad")
+    assert str(spec) == f"{text},grad=true"
+    assert cascades.parse(str(spec)) == spec
+    assert [each.name for each in spec.operands] == takes.split()
+    assert [each.name for each in spec.outputs] == ["d_x"]
+    of = cascades.parse(text)
+    types = {f"d_{each.name}": each.dtype for each in (*of.operands, *of.outputs)}
+    for each in (*spec.operands, *spec.outputs):
+        assert each.dtype == types.get(each.name, each.dtype)
+    assert (spec.count, spec.with_count(2).operands[0].shape) == (4, (2, 8))
+    inputs = random_inputs(spec)
+    exact = reference(spec, inputs)["d_x"]
+    wide = {n: e if e.dtype == "i4" else e.astype("float64") for n, e in inputs.items()}
+    tensors = {name: torch.from_numpy(each) for name, each in wide.items()}
+    tensors["x"].requires_grad_()
+    zeros = torch.zeros(8, dtype=torch.float64)
+    found = _in_torch(of, [tensors.get(each.name, zeros) for each in of.operands])
+    given = [tensors[f"d_{each.name}"] for each in of.outputs]
+    (due,) = torch.autograd.grad(found, tensors["x"], given)
+    np.testing.assert_allclose(exact, due.numpy(), rtol=1e-9, atol=1e-12)
+    ours = formula("eager", spec)(*(each.detach() for each in tensors.values()))
+    np.testing.assert_allclose(ours.numpy(), due.numpy(), rtol=1e-5, atol=1e-5)
+
+
+def _in_torch(spec: cascade_spec.CascadeSpec, inputs: list[Any]) -> Any:
+    """A cascade in float64; the formulas of benchmarks widen some to float32 alone."""
+    import torch
+
+    from crossfuse.bench.cascade_torch import formula
+
+    if isinstance(spec, cascade_spec.CrossEntropy):
+        x, labels = inputs
+        return (torch.nn.functional.cross_entropy(x, labels.long(), reduction="none"),)
+    if isinstance(spec, cascade_spec.Variance):
+        return (torch.var(inputs[0], -1, correction=0),)
+    found = formula("eager", spec)(*inputs)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def test_flags_alone_are_true() -> None:
+    assert cascades.parse("rmsnorm:rows=4,cols=8,residual").residual  # type: ignore[attr-defined]
+    assert str(cascades.resolve("R7:grad")).endswith(",grad=true")
+    assert cascades.parse("softmax:rows=4,cols=8,grad=false").kind == "softmax"
 
 
 def test_a_wrong_result_is_found() -> None:

@@ -77,7 +77,7 @@ class _Derivative:
             key = (value.source, *map(ir.tvm_ffi.StructuralKey, value.indices))
             return {key: Partial(value, ir.tirx.const(1.0, str(value.ty)))}
         if isinstance(value, ir.tirx.Cast):
-            return self._scaled(value.value, lambda each: each.astype(str(value.ty)))
+            return self._scaled(value.value, lambda each: _no_narrower(each, str(value.ty)))
         if isinstance(value, ir.Call):
             return self._call(value)
         if isinstance(value, ir.tirx.Select):
@@ -136,16 +136,42 @@ class _Derivative:
 def _joined(one: _Partials, other: _Partials) -> _Partials:
     found = dict(one)
     for key, each in other.items():
-        sums = found[key].value + each.value if key in found else each.value
+        sums = each.value
+        if key in found:
+            one, more = matched(found[key].value, sums)
+            sums = one + more
         found[key] = Partial(each.load, sums)
     return found
 
 
+def matched(one: Any, other: Any) -> tuple[Any, Any]:
+    """Two factors or addends, the narrower one in the type of the other."""
+    if _bits(one) < _bits(other):
+        return one.astype(str(other.ty)), other
+    return one, other.astype(str(one.ty))
+
+
+def _bits(value: Any) -> int:
+    return int(ir.tvm.DataType(str(value.ty)).bits)
+
+
+def _no_narrower(value: Any, dtype: str) -> Any:
+    """A derivative behind a cast, which rounds what it is of and not the derivative itself."""
+    narrower = int(ir.tvm.DataType(dtype).bits) < _bits(value)
+    return value if narrower else value.astype(dtype)
+
+
 def times(one: Any, other: Any) -> Any:
-    """A product, where a factor of 1 is left out."""
+    """A product in the wider type, where a factor of 1 is left out."""
+    one, other = matched(one, other)
     if is_number(one, 1):
         return other
     return one if is_number(other, 1) else one * other
+
+
+def _over(one: Any, other: Any) -> Any:
+    one, other = matched(one, other)
+    return one / other
 
 
 # Rules for two operands: each gives, for both, what to do with the operand's own derivative.
@@ -167,7 +193,7 @@ def _by(factor: Any) -> _Scale:
 
 
 def _quotient(a: Any, b: Any) -> tuple[_Scale, _Scale]:
-    return lambda each: each / b, lambda each: _negative(times(a / b / b, each))
+    return lambda each: _over(each, b), lambda each: _negative(times(a / b / b, each))
 
 
 def _larger(a: Any, b: Any) -> tuple[_Scale, _Scale]:

@@ -11,6 +11,7 @@ from crossfuse.autodiff.derivative import is_float
 from crossfuse.autodiff.program import Program, is_selecting, read_program
 from crossfuse.autodiff.refusal import refused
 from crossfuse.autodiff.reverse import Reverse, dtype_of
+from crossfuse.autodiff.simplify import simplified
 from crossfuse.autodiff.write import write_function
 from crossfuse.blocks.read import Block
 from crossfuse.calls import AnyFunction, checked
@@ -99,10 +100,12 @@ def gradients(
     wanted = _wanted(program, wrt)
     _check_kept(program, keep)
     reverse = Reverse(program, wanted).run()
-    blocks, read = _needed(program, reverse, keep)
+    results = list(reverse.results.values())
+    backward = simplified(program.blocks, reverse.blocks, results)
+    blocks, read = _needed(program, backward, results, keep)
     kept = [each for each in _written(program) if each in read and each not in _buffers(blocks)]
     inputs = [each for each in program.inputs if each in read]
-    given, results = list(reverse.given.values()), list(reverse.results.values())
+    given = list(reverse.given.values())
     made = write_function([*inputs, *kept, *given], blocks, results, program.dtype)
     stored = [each for each in kept if each not in program.outputs]
     return Gradients(
@@ -150,13 +153,13 @@ def _check_kept(program: Program, keep: Sequence[str]) -> None:
 
 
 def _needed(
-    program: Program, reverse: Reverse, keep: Sequence[str]
+    program: Program, backward: Sequence[Block], results: Iterable[Any], keep: Sequence[str]
 ) -> tuple[list[Block], set[Any]]:
     """Blocks of the gradient with those that are computed again, and all buffers that they read."""
     stored = {each for each in program.outputs if not _is_of_values(program, each)}
     stored |= {each for each in _written(program) if str(each.name) in keep}
-    needed, read = [], set(reverse.results.values())
-    for block in reversed([*program.blocks, *reverse.blocks]):
+    needed, read = [], set(results)
+    for block in reversed([*program.blocks, *backward]):
         if block.buffer in read and block.buffer not in stored:
             needed.append(block)
             read |= {each.source for each in ir.buffer_loads(block.value)}

@@ -74,6 +74,15 @@ def is_selecting(block: Block) -> bool:
     return block.combine in ("max", "min", "product")
 
 
+def starts_neutral(block: Block) -> bool:
+    """Whether a reduction starts from what changes none of its values."""
+    start, dtype = float(block.initial.value), str(block.initial.ty)
+    if block.combine in ("sum", "product"):
+        return start == float(block.combine == "product")
+    least, most = (float(each(dtype).value) for each in (ir.tirx.min_value, ir.tirx.max_value))
+    return start <= least if block.combine == "max" else start >= most
+
+
 def _with_stored_values(block: Block) -> Iterator[Block]:
     """A block, behind one for what it reduces where that is asked for more than once.
 

@@ -11,7 +11,7 @@ from crossfuse.autodiff.choices import choose, linear, simplest, under
 from crossfuse.autodiff.derivative import Partial, is_float, partials, times
 from crossfuse.autodiff.indices import NotAffineError, Writer, affine, substituted
 from crossfuse.autodiff.inverse import Inverse, invert
-from crossfuse.autodiff.program import Program, is_selecting
+from crossfuse.autodiff.program import Program, is_selecting, starts_neutral
 from crossfuse.autodiff.quasi_affine import Symbol
 from crossfuse.autodiff.refusal import refused
 from crossfuse.blocks import access
@@ -183,11 +183,8 @@ class _Share:
 
 def _check_initial(block: Block) -> None:
     """Refuse a start that takes part: a maximum from 0 has the gradient of two maxima."""
-    start = float(block.initial.value)
-    dtype = str(block.initial.ty)
-    least, most = (float(each(dtype).value) for each in (ir.tirx.min_value, ir.tirx.max_value))
-    neutral = {"max": start <= least, "min": start >= most, "product": start == 1}
-    if not neutral[block.combine]:
+    if not starts_neutral(block):
+        start = float(block.initial.value)
         what = {"max": "the least number", "min": "the largest number", "product": "1"}
         found = f"a {block.combine} from {start:g}"
         instead = f"start from {what[block.combine]}, and combine the result with {start:g} after"
@@ -210,7 +207,7 @@ class _Gathering:
 
     def over(self, reads: list[_Read]) -> Any:
         """Write the blocks; the buffer of the gradient."""
-        inside = [self._gathered(each) for each in reads]
+        inside = sorted(map(self._gathered, reads), key=self._is_handed_on)
         alone = self._given is None and len(inside) == 1
         name = f"d_{self._buffer.name}"
         if alone and inside[0].axes and _accumulator(self._dtype) == self._dtype:
@@ -222,17 +219,28 @@ class _Gathering:
         variables = self._variables(())
         return self._reverse.new_block(name, self._dtype, variables, value.astype(self._dtype))
 
+    def _is_handed_on(self, gathered: _Gathered) -> bool:
+        """Whether an addend is a gradient that was given; it is added last.
+
+        What sums of a row are in may nearly cancel, and goes together.
+        """
+        given = self._reverse.given.values()
+        return not gathered.axes and all(
+            any(load.source.same_as(each) for each in given)
+            for load in ir.buffer_loads(gathered.value)
+        )
+
     def _parts(self, name: str, inside: list[_Gathered]) -> Iterator[Any]:
         """Addends of a gradient; a sum over axes is a block of its own."""
         wide = _accumulator(self._dtype)
-        if self._given is not None:
-            yield ir.tirx.BufferLoad(self._given, list(self._places)).astype(wide)
         for each in inside:
             if each.axes:
                 buffer = self._sum(f"{name}_from_{each.block.buffer.name}", each)
                 yield ir.tirx.BufferLoad(buffer, list(self._places)).astype(wide)
             else:
                 yield each.value.astype(wide)
+        if self._given is not None:
+            yield ir.tirx.BufferLoad(self._given, list(self._places)).astype(wide)
 
     def _sum(self, name: str, gathered: _Gathered) -> Any:
         wide = _accumulator(self._dtype)
@@ -255,7 +263,7 @@ class _Gathering:
         images = {var: access.simplified([each], domain)[0] for var, each in images.items()}
         wide = _accumulator(dtype_of(block.buffer))
         seed = self._reverse.seed(block).astype(wide)
-        term = linear(lambda each: times(seed, each.astype(wide)), partial.value)
+        term = linear(lambda each: times(seed, each), partial.value)
         (term,) = substituted([term], images)
         term = simplest(term, domain)
         conditions = access.simplified(map(writer.condition, inverse.conditions), domain)

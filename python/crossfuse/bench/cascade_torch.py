@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from crossfuse.bench.gradient_torch import gradient
 from crossfuse.bench.job import COMPILE_MODES
 from crossfuse.bench.variant import no_such
 from crossfuse.workload import cascade_spec
 from crossfuse.workload.cascade_spec import EPSILON, LARGEST_QUANTISED, LEAST_MAGNITUDE, CascadeSpec
+from crossfuse.workload.gradient_spec import RowsGradient
 
 #: Takes the inputs in order, gives the output or outputs.
 Formula = Callable[..., Any]
@@ -219,6 +221,7 @@ _PLAIN: dict[type[CascadeSpec], Formula] = {
     cascade_spec.RmsNormGemm: _rmsnorm_gemm,
     cascade_spec.RmsNormFfn: _norm_ffn,
     cascade_spec.LayerNormFfn: _norm_ffn,
+    RowsGradient: gradient,
 }
 
 

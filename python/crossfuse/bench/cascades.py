@@ -143,13 +143,11 @@ def sample(spec: CascadeSpec, seed: int = 0) -> Sample:
     rng = np.random.default_rng(seed)
     if isinstance(spec, cascade_spec.Attention):
         return _heads(spec, rng)
-    total = getattr(spec, spec.counted)
-    chosen = _some(rng, total, _FEWER.get(type(spec), ROWS))
+    chosen = _some(rng, spec.count, _FEWER.get(type(spec), ROWS))
     index = list(map(int, chosen))
     every = (*spec.operands, *spec.outputs)
     # Whatever has the rows as its first extent, and would not with another number of rows.
-    changed: dict[str, Any] = {spec.counted: len(index)}
-    fewer = replace(spec, **changed)
+    fewer = spec.with_count(len(index))
     shapes = {each.name: each.shape for each in (*fewer.operands, *fewer.outputs)}
     picks = {each.name: index for each in every if shapes[each.name] != each.shape}
     return Sample(fewer, picks)

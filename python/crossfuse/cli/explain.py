@@ -80,7 +80,10 @@ def _derived(workload: str) -> tuple[dict[str, Any], list[Any]]:
         return {}, []
     from rich.text import Text
 
+    from crossfuse.autodiff.workloads import function_of
     from crossfuse.cascade.algebra.explain import explain_cascade
+    from crossfuse.workload.cascades import resolve
 
-    derived = explain_cascade(workload)
+    spec = resolve(workload)
+    derived = explain_cascade(str(spec), function_of(spec))
     return derived.to_json(), [Text(derived.text() + "\n")]

@@ -180,7 +180,8 @@ def _check_extents(func: Any) -> None:
 
 
 def _from_spec(source: str | WorkloadSpec | CascadeSpec | LayersSpec) -> Source:
-    from crossfuse.workload import build, cascade_build, cascades
+    from crossfuse.autodiff.workloads import function_of
+    from crossfuse.workload import build, cascades
 
     if isinstance(source, str):
         if names_layers(source):
@@ -188,7 +189,7 @@ def _from_spec(source: str | WorkloadSpec | CascadeSpec | LayersSpec) -> Source:
         else:
             source = cascades.resolve_any(source, (LAYERS,))
     if isinstance(source, CascadeSpec):
-        func = cascade_build.prim_func(source)
+        func = function_of(source)
         return Source(func, str(source), cascade=source, constant_weights=True)
     func = build.prim_func(source)
     if isinstance(source, LayersSpec):

@@ -38,10 +38,11 @@ def schedule_candidate(candidate: Candidate, target: Device) -> Any:
 
 def function_of(spec: str) -> Any:
     """The unscheduled function of a spec, of a chain or of a cascade."""
-    from crossfuse.workload import build, cascade_build, cascades, spec_text
+    from crossfuse.autodiff import workloads
+    from crossfuse.workload import build, cascades, spec_text
 
     if cascades.names_one(spec):
-        return cascade_build.prim_func(cascades.parse(spec))
+        return workloads.function_of(cascades.parse(spec))
     return build.prim_func(spec_text.parse(spec))
 
 

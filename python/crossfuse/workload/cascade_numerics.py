@@ -16,6 +16,8 @@ from crossfuse.workload.cascade_spec import (
 )
 from crossfuse.workload.dtypes import float_type, stored
 from crossfuse.workload.expression import evaluate
+from crossfuse.workload.gradient_numerics import gradient
+from crossfuse.workload.gradient_spec import RowsGradient
 from crossfuse.workload.numerics import NUMPY, check_operands
 
 #: Arrays by name.
@@ -214,4 +216,5 @@ _RULES: dict[type[CascadeSpec], Callable[..., Values]] = {
     cascade_spec.RmsNormGemm: _rmsnorm_gemm,
     cascade_spec.RmsNormFfn: _norm_ffn,
     cascade_spec.LayerNormFfn: _norm_ffn,
+    RowsGradient: gradient,
 }

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import ClassVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
 
 from crossfuse.workload.dtypes import Operand, float_type
 from crossfuse.workload.expression import canonical
@@ -33,6 +33,8 @@ class CascadeSpec:
     kind: ClassVar[str] = ""
     #: The extent that counts rows, which do not depend on each other.
     counted: ClassVar[str] = "rows"
+    #: Whether rows may have -inf in them, as masks write it.
+    masked: ClassVar[bool] = False
     #: Inputs, in the order of the function's parameters, and outputs, which follow them.
     takes: ClassVar[tuple[Shaped, ...]] = ()
     gives: ClassVar[tuple[Shaped, ...]] = ()
@@ -65,6 +67,16 @@ class CascadeSpec:
     def _operand(self, each: Shaped) -> Operand:
         shape = tuple(getattr(self, extent) for extent in each.extents)
         return Operand(each.name, shape, getattr(self, each.dtype, each.dtype))
+
+    @property
+    def count(self) -> int:
+        """Rows, which do not depend on each other."""
+        return int(getattr(self, self.counted))
+
+    def with_count(self, count: int) -> CascadeSpec:
+        """The same cascade of another number of rows."""
+        changed: dict[str, Any] = {self.counted: count}
+        return replace(self, **changed)
 
     @property
     def bytes(self) -> int:
@@ -100,6 +112,7 @@ class Softmax(Matrix):
     """``y[i,l] = exp(x[i,l] - max x[i]) / sum exp(x[i] - max x[i])``."""
 
     kind: ClassVar[str] = "softmax"
+    masked: ClassVar[bool] = True
     gives = (Shaped("y", ("rows", "cols"), "out"),)
 
 
@@ -115,6 +128,7 @@ class CrossEntropy(Matrix):
     """``loss[i] = log sum exp(x[i]) - x[i, labels[i]]``."""
 
     kind: ClassVar[str] = "cross_entropy"
+    masked: ClassVar[bool] = True
     takes = (*Matrix.takes, Shaped("labels", ("rows",), "int32"))
     gives = (Shaped("loss", ("rows",), "float32"),)
 

@@ -17,7 +17,11 @@ quant_gemm:tokens=4096,K=7168,N=2048
 rmsnorm_gemm:tokens=256,K=4096,N=12288
 rmsnorm_ffn:tokens=16,K=2048,N=8192
 layernorm_ffn:tokens=16,K=768,N=3072,gated=false,act=gelu
+rmsnorm:rows=4096,cols=16384,grad
 ```
+
+A flag alone is true. ``grad`` asks for the gradient by the rows, see
+`crossfuse.workload.gradient_spec.RowsGradient`.
 """
 
 from __future__ import annotations
@@ -25,9 +29,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 
-from crossfuse.workload import cascade_spec, suites
+from crossfuse.workload import cascade_spec, gradient_spec, suites
 from crossfuse.workload.cascade_spec import CascadeSpec, value_text
-from crossfuse.workload.refusal import check_given, one_of, read_fields, refused
+from crossfuse.workload.refusal import check_given, one_of, read_fields, read_flag, refused
 from crossfuse.workload.spec import KINDS as CHAINS
 from crossfuse.workload.spec import WorkloadSpec
 from crossfuse.workload.spec_text import pairs
@@ -109,13 +113,20 @@ def resolve(text: str) -> CascadeSpec:
 
 
 def _options(kind: str, body: str) -> dict[str, str]:
-    spelt = _SPELLINGS.get(kind, {})
-    keys = (*(each.name for each in fields(_OF_KIND[kind])), *spelt)
-    return {spelt.get(key, key): value for key, value in pairs(kind, body, keys).items()}
+    spelt, known = _SPELLINGS.get(kind, {}), fields(_OF_KIND[kind])
+    keys = (*(each.name for each in known), *spelt, gradient_spec.KEY)
+    flags = (*(each.name for each in known if each.type == "bool"), gradient_spec.KEY)
+    found = pairs(kind, body, keys, flags)
+    return {spelt.get(key, key): value for key, value in found.items()}
 
 
 def _from_options(kind: str, options: Mapping[str, str]) -> CascadeSpec:
     made = _OF_KIND[kind]
     needed = [each.name for each in fields(made) if each.default is MISSING]
     check_given(kind, needed, options, 16)
-    return made(**read_fields(kind, made, options))
+    own = {name: text for name, text in options.items() if name != gradient_spec.KEY}
+    spec = made(**read_fields(kind, made, own))
+    asked = options.get(gradient_spec.KEY, "false")
+    if not read_flag(kind, gradient_spec.KEY, asked):
+        return spec
+    return gradient_spec.RowsGradient(of=spec)

@@ -69,14 +69,18 @@ def split(text: str, kind: str = "") -> tuple[str, dict[str, str]]:
     return head.strip(), pairs(head, body, keys)
 
 
-def pairs(head: str, body: str, keys: tuple[str, ...]) -> dict[str, str]:
+def pairs(
+    head: str, body: str, keys: tuple[str, ...], flags: tuple[str, ...] = ()
+) -> dict[str, str]:
     """Split ``key=value,...`` into pairs in the order written, without reading the values.
 
-    Commas inside parentheses belong to a value. `head` is for messages. Refuses as `split`.
+    Commas inside parentheses belong to a value. A key of `flags` may stand alone, and is true.
+    `head` is for messages. Refuses as `split`.
     """
     options: dict[str, str] = {}
     for item in _items(body):
-        key, equals, value = (part.strip() for part in item.partition("="))
+        alone = item.strip() in flags
+        key, equals, value = (part.strip() for part in f"{item}{'=true' * alone}".partition("="))
         if not equals or not value:
             limit = "key=value pairs separated by commas"
             raise refused("workload-spec", head, repr(item), limit, "write key=value")

@@ -172,3 +172,14 @@ def test_guards_that_say_the_same_as_a_gathers_bounds() -> None:
     with torch.no_grad():
         got = run(found.function, {e: arrays[e] for e in (*found.inputs, *found.kept, "d_Y")})
     assert torch.equal(got["d_X"], torch.autograd.grad(due, values, arrays["d_Y"])[0])
+
+
+def test_derivatives_behind_a_cast_are_not_rounded() -> None:
+    """A product in float32 that is stored in bfloat16: its factors are what they are in float32."""
+    x, w = te.placeholder((64,), "float32", "X"), te.placeholder((64,), "float32", "W")
+    y = te.compute((64,), lambda i: (x[i] * w[i]).astype("bfloat16"), name="Y")
+    found = gradients(te.create_prim_func([x, w, y]), wrt=["X"])
+    generator = torch.Generator().manual_seed(0)
+    weights, given = (torch.randn(64, generator=generator) for _ in range(2))
+    got = run(found.function, {"W": weights, "d_Y": given.bfloat16()})["d_X"]
+    assert torch.equal(got, weights * given.bfloat16().float())

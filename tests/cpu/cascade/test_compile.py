@@ -38,6 +38,7 @@ H100 = device("nvidia-h100")
         "rmsnorm_gemm:tokens=20,K=136,N=40",
         "rmsnorm_ffn:tokens=20,K=136,N=72",
         "quant_gemm:tokens=20,K=144,N=40",
+        "layernorm:rows=3,cols=200,grad",
     ],
 )
 def test_a_spec_becomes_a_checked_kernel(text: str) -> None:

@@ -9,6 +9,7 @@ import sympy
 
 from crossfuse.calls import checked
 from crossfuse.cascade.algebra import cancellation
+from crossfuse.cascade.algebra.common_factors import shared_out
 from crossfuse.cascade.algebra.exponents import joined, nonnegative, ratios, rescaled
 from crossfuse.cascade.algebra.moments import Mean, centred, is_polynomial
 from crossfuse.cascade.algebra.rescaling import as_factors, quotient
@@ -127,6 +128,7 @@ def _derive(cascade: Cascade) -> Derivation:
         deriver.take(stage)
     progress = deriver.progress
     state, known = progress.state, progress.known
+    given = {*cascade.elements, *cascade.invariants}
 
     def over_slots(
         wanted: Mapping[str, sympy.Expr], *, as_rows: bool = False
@@ -136,7 +138,7 @@ def _derive(cascade: Cascade) -> Derivation:
             whole = progress.direct.get(each, cancelled(sympy.sympify(each).xreplace(known)))
             made = rescaled(joined(state.finished(joined(whole))))
             # Powers of quotients stay such: squares of elements or a divisor may be out of range.
-            made = ratios(made) if as_rows else made
+            made = ratios(shared_out(made, given)) if as_rows else made
             found[name] = made.xreplace(progress.finished)
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sympy
 
@@ -12,9 +12,6 @@ from crossfuse.cascade.algebra.stages import LAWS
 from crossfuse.cascade.algebra.writing import written
 from crossfuse.cascade.derivation import Derivation, Slot, Step
 from crossfuse.cascade.spec import Stage
-
-if TYPE_CHECKING:
-    from crossfuse.workload.cascade_spec import CascadeSpec
 
 _REDUCED = {"sum": "Σ", "prod": "Π"}
 
@@ -175,16 +172,10 @@ class CascadeExplanation:
         }
 
 
-def explain_cascade(source: str | CascadeSpec) -> CascadeExplanation:
-    """Derive a packaged cascade, such as ``"R7"`` or ``"softmax:rows=64,cols=1024"``.
-
-    Refused is a source that is no cascade, or a cascade that cannot stream.
-    """
+def explain_cascade(workload: str, func: Any) -> CascadeExplanation:
+    """Derive the cascade of a workload from its function; refused is one that cannot stream."""
     from crossfuse.cascade.algebra.deriving import derive
     from crossfuse.cascade.rewrite.rows_first import sites_of
-    from crossfuse.workload.cascade_build import prim_func
-    from crossfuse.workload.cascades import resolve
 
-    spec = resolve(source) if isinstance(source, str) else source
-    (site,) = sites_of(prim_func(spec))
-    return CascadeExplanation(str(spec), derive(site.cascade))
+    (site,) = sites_of(func)
+    return CascadeExplanation(workload, derive(site.cascade))

@@ -199,10 +199,33 @@ class Group:
 
         Also returns whether the reader reads any such elements.
         """
+        known = [each for member in self.members for each in self._elements(program, member)]
+        return self._bind_alike(reader, loads, known, binding)
+
+    def bind_beside(
+        self, program: Program, reader: Block, loads: Sequence[Load], binding: Binding
+    ) -> Binding:
+        """Bind more of a reader's variables by elements that an output reads beside the group's."""
+        return self._bind_alike(reader, loads, self._beside(program), binding)[0]
+
+    def _beside(self, program: Program) -> list[Load]:
+        """What outputs read where they read elements of members, in the group's variables."""
+        found: list[Load] = []
+        for block in (program.made[each] for each in program.outputs):
+            loads = program.loads(block) if not block.combine else []
+            binding, _ = self._bind_results(block, loads, {})
+            binding, shared = self.bind_elements(program, block, loads, binding)
+            bound = [each for each in loads if each.variables <= set(binding)] if shared else []
+            found += [Load(e.buffer, moved(e.indices, binding, self.extents)) for e in bound]
+        return found
+
+    def _bind_alike(
+        self, reader: Block, loads: Sequence[Load], known: Sequence[Load], binding: Binding
+    ) -> tuple[Binding, bool]:
         any_shared = False
         # What is read twice, as in x * x, says something new only if more is bound by then.
         tried: set[tuple[Any, Any]] = set()
-        for theirs in (each for member in self.members for each in self._elements(program, member)):
+        for theirs in known:
             for load in loads:
                 pair = (theirs.key, load.key)
                 if pair in tried or not load.buffer.same_as(theirs.buffer):
@@ -344,6 +367,8 @@ def _join(program: Program, group: Group, block: Block) -> bool:
         # It comes before members that were found without it: they are matched the other way round.
         return _join_before(program, group, block, feeds)
     binding, shared = group.bind(program, block, needed, elements(program, block))
+    if needed and not group.reduces_alike(block, binding):
+        binding = group.bind_beside(program, block, elements(program, block), binding)
     if needed and not group.reduces_alike(block, binding):
         binding = _by_domain(program, group, block, binding)
     if not group.reduces_alike(block, binding) or not (needed or shared):

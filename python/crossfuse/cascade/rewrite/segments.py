@@ -33,7 +33,7 @@ from crossfuse.cascade.rewrite.scripting import (
     when,
     zero,
 )
-from crossfuse.cascade.rewrite.streams import BYTES, Stream
+from crossfuse.cascade.rewrite.streams import BYTES, Stream, read_by
 from crossfuse.cascade.rewrite.work import item_bytes
 from crossfuse.cascade.site import OutputSite
 from crossfuse.cascade.spec import position
@@ -257,7 +257,7 @@ class _SegmentTile(ThreadTile):
 
     def sweep(self, phase: Phase, number: int) -> None:
         """Statements: reduce the tile's contributions, then compute new values."""
-        copied = self.copied(number) if number else {}
+        copied = self.copied(phase, number) if number else {}
         totals = {
             slot.name: Scratch(
                 f"{slot.name}_tile_{self.number}_",
@@ -292,9 +292,13 @@ class _SegmentTile(ThreadTile):
             else:
                 self.renew(slot, totals[slot.name].value, parts, definitions)
 
-    def copied(self, number: int) -> dict[Stream, Any]:
-        """Buffers of a vector for each stream in registers, for a later sweep."""
+    def copied(self, phase: Phase, number: int) -> dict[Stream, Any]:
+        """Buffers of a vector for each stream in registers that a later sweep reads."""
+        site = self.context.site
+        elements = set(site.cascade.elements)
+        wanted = {each for slot in phase for each in slot.contribution.free_symbols & elements}
         kept = [each for each in self.tiles if self.residence.registers(each) is not None]
+        kept = list(read_by(site, wanted, kept))
         return {each: self.buffer(each, f"packed_{self.number}_{number}", 1) for each in kept}
 
     def following(self, slot: Slot) -> list[Scratch]:

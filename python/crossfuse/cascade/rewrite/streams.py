@@ -129,6 +129,14 @@ def streams(site: Site, symbols: Iterable[sympy.Symbol], vector: int) -> tuple[S
     return tuple(made)
 
 
+def read_by(
+    site: Site, symbols: Iterable[sympy.Symbol], found: Iterable[Stream]
+) -> tuple[Stream, ...]:
+    """Streams of which some symbols read elements."""
+    loads = [each for symbol in symbols for each in _along(site, symbol)]
+    return tuple(s for s in found if any(s.place(each) is not None for each in loads))
+
+
 def with_tiles(
     site: Site, symbol: sympy.Symbol, tiles: Mapping[Stream, Callable[[Any], Any]], lane: Any
 ) -> Any:

@@ -155,13 +155,13 @@ def _pass_of(after: OutputProduct) -> Pass:
 
 def shape_of_cascade(source: str | CascadeSpec) -> CascadeShape:
     """Count a packaged cascade, such as ``"R7"`` or ``"softmax:rows=64,cols=1024"``."""
+    from crossfuse.autodiff.workloads import function_of
     from crossfuse.cascade.algebra import derive
     from crossfuse.cascade.rewrite.rows_first import sites_of
-    from crossfuse.workload.cascade_build import prim_func
     from crossfuse.workload.cascades import resolve
 
     spec = resolve(source) if isinstance(source, str) else source
-    (site,) = sites_of(prim_func(spec))
+    (site,) = sites_of(function_of(spec))
     return cascade_shape(site, derive(site.cascade), str(spec))
 
 

@@ -19,6 +19,7 @@ from cpu.cascade.detect.writing import (
 )
 from crossfuse.cascade.detect import detect
 from crossfuse.cascade.detect.loads import same, simplified
+from crossfuse.errors import CascadeRefused
 
 pytestmark = pytest.mark.cpu
 
@@ -56,6 +57,28 @@ def test_one_tensor_for_queries_keys_and_values() -> None:
     (site,) = detect(function(x, out))
     assert sorted(names(site)) == ["m", "o", "s"]
     assert_same(site, drawn(x))
+
+
+def test_an_output_says_which_positions_belong_together() -> None:
+    """A sum over y that is divided by one over x: the output reads both at one position."""
+    x, y = tensor("x", 5, 8), tensor("y", 5, 8)
+    a = fold("a", (5,), 8, lambda i, j: x(i, j))
+    b = fold("b", (5,), 8, lambda i, j: y(i, j) / a(i))
+    out = each("out", (5, 8), lambda i, j: x(i, j) * b(i) + y(i, j))
+    (site,) = detect(function(x, y, out))
+    assert names(site) == ["a", "b"]
+    assert_same(site, drawn(x, y))
+    turned = each("turned", (5, 8), lambda i, j: x(i, 7 - j) * b(i) + y(i, j))
+    with pytest.raises(CascadeRefused, match="needs a result over 8 of other positions"):
+        detect(function(x, y, turned))
+
+
+def test_without_an_output_that_reads_both_they_are_refused() -> None:
+    x, y = tensor("x", 5, 8), tensor("y", 5, 8)
+    a = fold("a", (5,), 8, lambda i, j: x(i, j))
+    b = fold("b", (5,), 8, lambda i, j: y(i, j) / a(i))
+    with pytest.raises(CascadeRefused, match="needs a result over 8 of other positions"):
+        detect(function(x, y, each("out", (5,), lambda i: b(i))))
 
 
 def test_unrelated_reductions_of_equal_extent_are_apart() -> None:
