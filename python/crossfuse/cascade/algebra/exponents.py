@@ -62,6 +62,33 @@ def unlogged(expression: sympy.Basic) -> sympy.Basic:
     return expression.replace(of_product, apart)
 
 
+def within_choices(total: sympy.Expr) -> sympy.Expr:
+    """Add the addends of a sum inside of a choice among them, where something cancels there.
+
+    ``logsumexp(x - mean)`` subtracts ``max(x) - mean`` where that is finite: added to ``-mean``
+    before, that is ``-max(x)``, which needs no mean that moves while exponentials are summed.
+    """
+    parts = sympy.Add.make_args(total)
+    for each in parts:
+        number, choice = each.as_coeff_Mul()
+        others = [part for part in parts if part != each]
+        if not isinstance(choice, sympy.Piecewise) or not others:
+            continue
+        sides = [
+            (sympy.Add(*others, *sympy.Add.make_args(sympy.expand_mul(number * value))), test)
+            for value, test in choice.args
+        ]
+        if any(_count(side) < len(others) + _count(value) for (side, _), (value, _) in zip(
+            sides, choice.args, strict=True
+        ) if value != 0):
+            return sympy.Piecewise(*sides, evaluate=False)
+    return total
+
+
+def _count(total: sympy.Expr) -> int:
+    return 0 if total == 0 else len(sympy.Add.make_args(total))
+
+
 def _powers(product: sympy.Expr) -> list[sympy.Expr]:
     return [each for each in sympy.Mul.make_args(product) if isinstance(each, sympy.exp)]
 

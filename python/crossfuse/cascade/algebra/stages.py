@@ -203,7 +203,12 @@ def affine(progress: Progress, stage: Stage, term: sympy.Expr) -> Affine:
 def _signed(stage: Stage, product: Product, addend: sympy.Expr, progress: Progress) -> Affine:
     element, factor = product
     if not factor.free_symbols & progress.state.symbols:
-        return Affine(element * factor, sympy.S.One, addend, False, _ADDED)
+        # Of `(x - m)/0.07` the largest x is found, not the largest x/0.07: x/0.07 - m/0.07 has the
+        # rounding of large numbers, the difference has none.
+        number, moving = (element * factor).as_coeff_Mul()
+        if addend == 0 or number.is_negative:
+            number, moving = sympy.S.One, element * factor
+        return Affine(moving, number, addend, False, _ADDED)
     if not nonnegative(factor):
         raise refused(
             "cascade-sign",
