@@ -9,11 +9,11 @@ import sympy
 
 from crossfuse.calls import checked
 from crossfuse.cascade.algebra import cancellation
-from crossfuse.cascade.algebra.exponents import joined, nonnegative, ratios, rescaled
+from crossfuse.cascade.algebra.exponents import averages, joined, nonnegative, ratios, rescaled
 from crossfuse.cascade.algebra.moments import Mean, centred, is_polynomial
 from crossfuse.cascade.algebra.rescaling import as_factors, quotient
 from crossfuse.cascade.algebra.stages import Deriver
-from crossfuse.cascade.derivation import Derivation
+from crossfuse.cascade.derivation import Derivation, value
 from crossfuse.cascade.expressions.functions import cancelled
 from crossfuse.cascade.spec import Cascade, Stage
 
@@ -32,7 +32,24 @@ def means(cascade: Cascade) -> dict[str, Mean]:
             if about:
                 found[stage.name] = replace(mean, visible=_is_visible(cascade, stage, about))
                 break
-    return found
+    return found | _again(cascade, found)
+
+
+def _again(cascade: Cascade, found: Mapping[str, Mean]) -> dict[str, Mean]:
+    """Sums that are made a second time, as by torch for a mean and for its variance.
+
+    They are the same slot, so that all see one mean.
+    """
+    known = {cascade.stage(name).term: mean for name, mean in found.items() if not mean.signed}
+    again = [
+        each
+        for each in cascade.stages
+        if each.name not in found and each.monoid.name == "sum" and each.term in known
+    ]
+    shown = {each.term for each in again}
+    made = {each.name: replace(known[each.term], stage=each.name, visible=True) for each in again}
+    twins = {name: mean for name, mean in found.items() if cascade.stage(name).term in shown}
+    return made | {name: replace(mean, visible=True) for name, mean in twins.items()}
 
 
 def ordered(cascade: Cascade, found: dict[str, Mean]) -> list[Stage]:
@@ -127,6 +144,7 @@ def _derive(cascade: Cascade) -> Derivation:
         deriver.take(stage)
     progress = deriver.progress
     state, known = progress.state, progress.known
+    sums = {value(each.name) for each in state.kept if each.monoid.name == "sum"}
 
     def over_slots(
         wanted: Mapping[str, sympy.Expr], *, as_rows: bool = False
@@ -136,7 +154,7 @@ def _derive(cascade: Cascade) -> Derivation:
             whole = progress.direct.get(each, cancelled(sympy.sympify(each).xreplace(known)))
             made = rescaled(joined(state.finished(joined(whole))))
             # Powers of quotients stay such: squares of elements or a divisor may be out of range.
-            made = ratios(made) if as_rows else made
+            made = ratios(made) if as_rows else averages(made, sums, cascade.length)
             found[name] = made.xreplace(progress.finished)
         return found
 

@@ -6,7 +6,7 @@ an equal expression.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import sympy
 
@@ -146,6 +146,34 @@ def ratios(expression: sympy.Basic) -> sympy.Basic:
             ratio = sympy.UnevaluatedExpr(above[0].as_base_exp()[0] / base)
             parts.append(sympy.Pow(ratio, -power))
     return sympy.Mul(*parts)
+
+
+def averages(
+    expression: sympy.Basic, sums: Collection[sympy.Symbol], length: sympy.Symbol | None
+) -> sympy.Basic:
+    """Divide sums by the number of elements before powers and quotients of them are computed.
+
+    Sympy makes ``s**2/N**2`` of the square of a mean: infinite where the mean is 1e19. A mean is a
+    `sympy.UnevaluatedExpr`, which sympy does not take apart again.
+    """
+    if length not in expression.free_symbols or isinstance(expression, sympy.UnevaluatedExpr):
+        return expression
+    expression = with_parts(expression, lambda each: averages(each, sums, length))
+    if not isinstance(expression, sympy.Mul):
+        return expression
+    powers = dict(each.as_base_exp() for each in expression.args)
+    times = -powers.get(length, sympy.S.Zero)
+    known = {base: power for base, power in powers.items() if base in sums}
+    if list(known.values()) == [1] or not known:
+        return expression
+    found = known
+    if sympy.Add(*known.values()) != times:
+        found = {base: power for base, power in known.items() if power == times != 1}
+    if not found or times == 0:
+        return expression
+    rest = [each for each in expression.args if each.as_base_exp()[0] not in {length, *found}]
+    means = (sympy.UnevaluatedExpr(base / length) ** power for base, power in found.items())
+    return sympy.Mul(*rest, *means)
 
 
 def nonnegative(expression: sympy.Expr) -> bool:

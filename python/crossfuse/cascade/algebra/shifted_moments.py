@@ -71,9 +71,10 @@ class ShiftedMoments:
         whole = progress.known[progress.cascade.stage(mean.weight).symbol] if mean.weight else None
         weight = progress.cascade.length if whole is None else whole
         scale = (mean.scale.xreplace(progress.known) * weight).cancel()
-        name = stage.name if scale == 1 else state.fresh(f"{stage.name}_mean")
-        centre = self._mean(mean, mass, name)
-        kept = state.of(mass).name
+        centre = self._known(mean, mass) or self._mean(
+            mean, mass, stage.name if scale == 1 else state.fresh(f"{stage.name}_mean")
+        )
+        kept, name = state.of(mass).name, state.of(centre.symbol).name
         factor = Factor(mean.element, progress.spelt(scale), name)
         notes = (
             f"kept as a mean, weighed by {kept}, that each tile moves",
@@ -82,6 +83,15 @@ class ShiftedMoments:
         )
         step = Step(stage.name, _PAIR, (factor,), (kept,), (), None, _PROOF, notes)
         progress.done(stage, scale * centre.symbol, step)
+
+    def _known(self, mean: Mean, mass: sympy.Symbol) -> Centre | None:
+        """The same mean of an earlier stage."""
+        state = self.progress.state
+        for each in self.progress.centres:
+            if each.rest is not None and each.element == mean.element and each.mass is not None:
+                if state.of(each.mass) is state.of(mass):
+                    return each
+        return None
 
     def _take_signed(self, stage: Stage, mean: Mean) -> None:
         """Derive a mean of signed weights, whose sum may cross 0.
@@ -204,8 +214,8 @@ class ShiftedMoments:
 
         That is 0, a slot's symbol, or a multiple of it; factors of `element` may be over elements.
         `name` is that of the slot, if it needs one. A lower moment is `fresh`: its slot gets a new
-        name like that, and it is what it is in floating point, not 0 where it would be in real
-        arithmetic.
+        name like that. A first moment is what it is in floating point, not 0 as in real arithmetic:
+        rounding leaves some of it, and of infinite elements it is no number.
         """
         state = self.progress.state
         centres = self.progress.centres_in(element)
@@ -213,9 +223,9 @@ class ShiftedMoments:
             number, rest = element.as_independent(*self.progress.elements, as_Add=False)
             return number * self.progress.accumulate(name, rescaling, rest, fresh=fresh)
         own = self._own(rescaling, element, centres)
-        if own is not None and not fresh:
+        if own is not None and own[0].rest is None and not fresh:
             return sympy.S.Zero
-        if own is not None and own[0].rest is not None and own[1].is_number:
+        if own is not None and own[0].rest is not None and (own[1].is_number or not fresh):
             return own[1] * own[0].rest
         here = {each.distance: self._spelt(each) for each in centres}
         brought = rescaling.contribution(element.xreplace(here), state)
@@ -263,7 +273,9 @@ class ShiftedMoments:
         # Sympy knows that a magnitude is not negative, and of no NaN.
         a_number = sympy.Ge(Compared(magnitude(found)), sympy.S.Zero)
         infinite = sympy.Add(UNBOUNDED, *(-each for each in means), evaluate=False)
-        return sympy.Piecewise((magnitude(found), a_number), (infinite, True), evaluate=False)
+        made = sympy.Piecewise((magnitude(found), a_number), (infinite, True), evaluate=False)
+        # What it divides is divided: sympy would take the reciprocal, which may be out of range.
+        return sympy.UnevaluatedExpr(made)
 
     def _spelt(self, centre: Centre) -> sympy.Expr:
         """The distance of an element, computed before anything is added to it.
