@@ -132,7 +132,8 @@ def derive(cascade: Cascade) -> Derivation:
 
 
 def _key(cascade: Cascade) -> tuple[object, ...]:
-    named = (tuple(cascade.results.items()), tuple(cascade.rows.items()))
+    parts = (cascade.results, cascade.rows, cascade.firsts)
+    named = tuple(tuple(each.items()) for each in parts)
     head = (cascade.stages, cascade.elements, cascade.invariants, cascade.index, cascade.length)
     return (*head, *named)
 

@@ -128,20 +128,33 @@ class ShiftedMoments:
         move by that times how far the mean moves: so much is known instead of lost. The sum of
         weights says how sums are carried and merged; both slots put theirs in its place. An
         infinite mean that is visible stays as it is: the first moment about it is no number.
+
+        A mean begins at the row's first element, if that is known, and each tile moves it by
+        distances from where it was: of equal elements all of them are 0, however large they are.
         """
         state, element = self.progress.state, wanted.element
         kept, rest = state.of(mass), state.fresh(f"{name}_rest")
         below = state.usable(1 / mass, new) ** -1
         weight = as_factors(kept.contribution)
-        # Elements as they are: a place for the mean to be at is all that is wanted here.
-        brought = as_choices(weight * element / below)
-        so_far = _carried(kept, value(kept.name) * value(name) + value(rest)) / below
+        first = self.progress.first(element) if kept.contribution == 1 else None
+        if first is None:
+            # Elements as they are: a place for the mean to be at is all that is wanted here.
+            near = sympy.S.Zero
+            so_far = _carried(kept, value(kept.name) * value(name) + value(rest)) / below
+        else:
+            near = value(name)
+            if wanted.visible:
+                near = chosen(magnitude(near), sympy.oo, sympy.S.Zero, near)
+            so_far = near + _carried(kept, value(rest)) / below
+        brought = as_choices(weight * fenced_sum(element, -near) / below)
         moved = right(kept.name) * (right(name) - left(name)) + right(rest)
         merge = left(name) + _merged(kept, left(rest), moved) / below
         if wanted.visible:
             so_far = _unless_infinite([value(name)], so_far)
             merge = _unless_infinite([left(name), right(name)], merge)
         mean = state.add(name, SUM, brought, so_far, merge, no_sign=False)
+        if first is not None:
+            state.of(mean).begun = chosen(magnitude(first), sympy.oo, sympy.S.Zero, first)
         about = [
             side(rest) + side(kept.name) * (side(name) - new(name)) for side in (value, left, right)
         ]

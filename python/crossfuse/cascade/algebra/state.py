@@ -33,6 +33,8 @@ class Kept:
     symbol: sympy.Dummy
     #: Whether anything uses it where it may have no inverse.
     stands_in: bool = False
+    #: The value of no elements, if that is not the reduction's own.
+    begun: sympy.Expr | None = None
 
     @property
     def signed(self) -> bool:
@@ -55,6 +57,7 @@ class Kept:
         # The largest of no magnitudes is 0, as of magnitudes that are all 0.
         largest = self.monoid.name == "max" and not self.signed
         init = sympy.S.Zero if largest else self.monoid.identity
+        init = init if self.begun is None else self.begun
         return Slot(
             self.name, self.monoid, self.contribution, self.carry, self.merge, init, self.guard()
         )

@@ -76,6 +76,25 @@ class Symbols:
         """Symbols that do not change along the axis."""
         return tuple(each for each in self.reads if not mentions([self.reads[each]], self.axis))
 
+    def firsts(self) -> dict[sympy.Symbol, sympy.Symbol]:
+        """Symbols of the first of a row's elements, of numbers that are loaded as they are."""
+        return {
+            each: sympy.Symbol(self.name(f"{each.name}_first"), real=True)
+            for each in self.elements
+            if not each.is_integer and self._has_first(self.reads[each])
+        }
+
+    def _has_first(self, read: Any) -> bool:
+        """Whether a load at the beginning of the axis lies within its tensor, whatever the axis."""
+        if not isinstance(read, ir.TensorLoad):
+            return False
+        along = [each for each in read.indices if mentions([each], self.axis)]
+        parts = (ir.tirx.FloorDiv, ir.tirx.FloorMod)
+        return all(
+            each.same_as(self.axis) or (isinstance(each, parts) and each.a.same_as(self.axis))
+            for each in along
+        )
+
     def of_load(self, load: Any, indices: tuple[Any, ...]) -> sympy.Symbol:
         """The symbol of an input or of a producer's result, at indices of the site."""
         for known, symbol in self._loads:
