@@ -54,6 +54,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "centred log-sum-exp": lambda x: torch.logsumexp(x - mean(x), -1),
     "softmax of standard scores": lambda x: ((x - mean(x)) / variance(x).sqrt()).softmax(-1),
     "skewness": lambda x: ((x - mean(x)) ** 3).sum(-1) / variance(x)[:, 0] ** 1.5,
+    "cubes of standard scores": lambda x: (((x - mean(x)) / variance(x).sqrt()) ** 3).mean(-1),
     "signal to noise": lambda x: x.mean(-1) ** 2 / variance(x)[:, 0],
     "peak to mean": lambda x: x.abs().amax(-1) / x.abs().mean(-1),
     "mean of what is left": lambda x: (x - mean(x)).mean(-1),

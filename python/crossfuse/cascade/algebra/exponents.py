@@ -78,9 +78,11 @@ def within_choices(total: sympy.Expr) -> sympy.Expr:
             (sympy.Add(*others, *sympy.Add.make_args(sympy.expand_mul(number * value))), test)
             for value, test in choice.args
         ]
-        if any(_count(side) < len(others) + _count(value) for (side, _), (value, _) in zip(
-            sides, choice.args, strict=True
-        ) if value != 0):
+        if any(
+            _count(side) < len(others) + _count(value)
+            for (side, _), (value, _) in zip(sides, choice.args, strict=True)
+            if value != 0
+        ):
             return sympy.Piecewise(*sides, evaluate=False)
     return total
 

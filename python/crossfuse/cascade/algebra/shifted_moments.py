@@ -87,10 +87,10 @@ class ShiftedMoments:
     def _known(self, mean: Mean, mass: sympy.Symbol) -> Centre | None:
         """The same mean of an earlier stage."""
         state = self.progress.state
-        for each in self.progress.centres:
-            if each.rest is not None and each.element == mean.element and each.mass is not None:
-                if state.of(each.mass) is state.of(mass):
-                    return each
+        found = [each for each in self.progress.centres if each.rest and each.mass]
+        for each in found:
+            if each.element == mean.element and state.of(each.mass) is state.of(mass):
+                return each
         return None
 
     def _take_signed(self, stage: Stage, mean: Mean) -> None:
