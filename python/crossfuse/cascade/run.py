@@ -207,6 +207,8 @@ class _Inputs:
         for symbol in cascade.invariants:
             found = np.asarray(self.length) if symbol == cascade.length else given[symbol.name]
             self.invariants[symbol] = found.reshape(-1, 1).astype(self.dtype)
+        for symbol, first in cascade.firsts.items():
+            self.invariants[first] = self.elements[symbol][:, :1]
 
     def whole(self) -> Values:
         return {**self.elements, **self.invariants}
@@ -244,7 +246,7 @@ def _note(values: Values, known: _Inputs, slot: Slot, found: Any, side: Any = va
 def _empty(derivation: Derivation, known: _Inputs) -> dict[str, Any]:
     state = {}
     for slot in derivation.slots:
-        found: Any = np.full((known.rows, 1), float(slot.init), known.dtype)
+        found: Any = known.evaluated(slot.init, known.invariants)
         if slot.merge is None:
             nothing = np.empty((known.rows, 0), known.dtype)
             found = chosen(slot.monoid, nothing, nothing)

@@ -146,6 +146,9 @@ class Cascade:
         The axis's index, an integer, if terms use it.
     length : sympy.Symbol | None
         The symbol among the invariants that stands for the number of elements, if terms use it.
+    firsts : Mapping[sympy.Symbol, sympy.Symbol]
+        Elements whose first one of a row may be loaded at any time, and symbols of that one: a
+        place to measure distances from.
 
     Examples
     --------
@@ -165,6 +168,7 @@ class Cascade:
     rows: Mapping[str, sympy.Expr] = field(default_factory=dict)
     index: sympy.Symbol | None = None
     length: sympy.Symbol | None = None
+    firsts: Mapping[sympy.Symbol, sympy.Symbol] = field(default_factory=dict)
 
     def stage(self, name: str) -> Stage:
         """The stage of a name.

@@ -351,6 +351,10 @@ def test_what_is_no_number_is_refused() -> None:
         to_sympy(tirx.isnan(x), lambda node: X)
     with pytest.raises(CascadeRefused, match=r"constant: found nan; .*mask with -inf"):
         to_sympy(f32(float("nan")), lambda node: X)
+    with pytest.raises(
+        CascadeRefused, match=r"an infinite factor: found oo \* \(x\); limit: finite"
+    ):
+        to_sympy(x * f32(float("inf")), lambda node: X)
 
 
 @pytest.mark.parametrize(("scope", "kind"), [("global", "if_then_else"), ("local", "Select")])

@@ -12,6 +12,7 @@ from cascade_patterns import named
 from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.derivation import left, right, value
 from crossfuse.cascade.run import merge_tree, stream, two_pass
+from crossfuse.cascade.spec import Cascade
 
 NAMES = (
     "variance",
@@ -75,6 +76,37 @@ def drawn(name: str, length: int) -> dict[str, np.ndarray]:
 def segments(length: int) -> list[int]:
     each, more = divmod(length, SEGMENTS)
     return [each + (number < more) for number in range(SEGMENTS)]
+
+
+def begun(cascade: Cascade) -> Cascade:
+    """The same, whose means begin at the first element of a row."""
+    elements = [each for each in cascade.elements if each != cascade.index]
+    firsts = {each: sympy.Symbol(f"{each.name}_first", real=True) for each in elements}
+    return replace(cascade, firsts=firsts)
+
+
+@pytest.mark.parametrize("length", [1, 5, 1000])
+@pytest.mark.parametrize("name", ["variance", "layer norm tensor"])
+def test_means_that_begin_at_the_first_element(name: str, length: int) -> None:
+    """As exact as others; and of equal elements no distance from the mean is anything but 0."""
+    cascade, data = begun(named(name).cascade), drawn(name, length)
+    exact = two_pass(cascade, {each: array.astype(np.float64) for each, array in data.items()})
+    separate = two_pass(cascade, data)
+    for found in (
+        merge_tree(derive(cascade), data, segments(length), tile=TILE),
+        stream(derive(cascade), data, TILE),
+    ):
+        for each in (*cascade.results, *cascade.rows):
+            for number, kind in enumerate(KINDS):
+                rows = slice(3 * number, 3 * number + 3)
+                wanted = exact[each][rows]
+                allowed = 2 * np.abs(separate[each][rows] - wanted).max()
+                allowed += 8 * EPSILON * np.abs(wanted).max()
+                assert np.abs(found[each][rows] - wanted).max() <= allowed, (each, kind)
+    equal = np.outer([0.1, 1e4 + 0.1, 1e26, 3e38, 1e-41], np.ones(length)).astype(np.float32)
+    given = {"x": equal} | {each: data[each][:5] for each in data if each != "x"}
+    if name == "variance":
+        assert (merge_tree(derive(cascade), given, segments(length), tile=3)["out"] == 0).all()
 
 
 @pytest.mark.parametrize("length", [1, 5, 77, 1000, 8192])

@@ -44,6 +44,29 @@ def test_what_leaves_the_range_is_refused(cascade: Cascade) -> None:
     assert "divide by a largest magnitude of the same elements" in str(refusal.instead)
 
 
+@pytest.mark.parametrize("power", [3, 4, 5])
+@pytest.mark.parametrize("eps", [0, EPS])
+def test_powers_of_standard_scores_are_in_range(power: int, eps: sympy.Expr) -> None:
+    """Cubes of 1e13 are not; where all are equal 0/0 is left, in an infinite deviation 0."""
+    mean = Stage("S", SUM, x)
+    square = Stage("M", SUM, (x - mean.symbol / N) ** 2)
+    score = (x - mean.symbol / N) / sympy.sqrt(square.symbol / N + eps)
+    stages = (mean, square, Stage("t", SUM, score**power))
+    cascade = Cascade(stages, (x,), (N,), length=N, firsts={x: sympy.Symbol("x_first", real=True)})
+    data = np.random.default_rng(0).standard_normal((9, 96)).astype(np.float32)
+    for row, by in enumerate((1.0, 1e13, 1e17, 1e-4, 1e-13)):
+        data[row] *= by
+    data[5], data[6, 40], data[7, 40], data[8, 40] = 1e26, 1e37, np.inf, np.nan
+    got = merge_tree(derive(cascade), {"x": data}, [32, 0, 33, 31], tile=8)["t"]
+    wide = data[:5].astype(np.float64)
+    apart = wide - wide.mean(axis=1, keepdims=True)
+    below = np.sqrt(wide.var(axis=1, keepdims=True) + float(eps))
+    exact = ((apart / below) ** power).sum(axis=1)
+    np.testing.assert_allclose(got[:5], exact, rtol=1e-5, atol=1e-5)
+    assert np.isnan(got[5]) if eps == 0 else got[5] == 0
+    assert got[6] == 0 and np.isnan(got[7:]).all()
+
+
 @pytest.mark.parametrize("scale", [a, a + EPS, sympy.Max(a, EPS)])
 def test_a_largest_magnitude_keeps_squares_in_range(scale: sympy.Expr) -> None:
     """With an epsilon added too: it is what partial sums are scaled by."""

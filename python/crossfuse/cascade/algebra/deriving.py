@@ -10,11 +10,11 @@ import sympy
 from crossfuse.calls import checked
 from crossfuse.cascade.algebra import cancellation
 from crossfuse.cascade.algebra.common_factors import shared_out
-from crossfuse.cascade.algebra.exponents import joined, nonnegative, ratios, rescaled
+from crossfuse.cascade.algebra.exponents import averages, joined, nonnegative, ratios, rescaled
 from crossfuse.cascade.algebra.moments import Mean, centred, is_polynomial
 from crossfuse.cascade.algebra.rescaling import as_factors, quotient
 from crossfuse.cascade.algebra.stages import Deriver
-from crossfuse.cascade.derivation import Derivation
+from crossfuse.cascade.derivation import Derivation, value
 from crossfuse.cascade.expressions.functions import cancelled
 from crossfuse.cascade.spec import Cascade, Stage
 
@@ -33,7 +33,24 @@ def means(cascade: Cascade) -> dict[str, Mean]:
             if about:
                 found[stage.name] = replace(mean, visible=_is_visible(cascade, stage, about))
                 break
-    return found
+    return found | _again(cascade, found)
+
+
+def _again(cascade: Cascade, found: Mapping[str, Mean]) -> dict[str, Mean]:
+    """Sums that are made a second time, as by torch for a mean and for its variance.
+
+    They are the same slot, so that all see one mean.
+    """
+    known = {cascade.stage(name).term: mean for name, mean in found.items() if not mean.signed}
+    again = [
+        each
+        for each in cascade.stages
+        if each.name not in found and each.monoid.name == "sum" and each.term in known
+    ]
+    shown = {each.term for each in again}
+    made = {each.name: replace(known[each.term], stage=each.name, visible=True) for each in again}
+    twins = {name: mean for name, mean in found.items() if cascade.stage(name).term in shown}
+    return made | {name: replace(mean, visible=True) for name, mean in twins.items()}
 
 
 def ordered(cascade: Cascade, found: dict[str, Mean]) -> list[Stage]:
@@ -116,7 +133,8 @@ def derive(cascade: Cascade) -> Derivation:
 
 
 def _key(cascade: Cascade) -> tuple[object, ...]:
-    named = (tuple(cascade.results.items()), tuple(cascade.rows.items()))
+    parts = (cascade.results, cascade.rows, cascade.firsts)
+    named = tuple(tuple(each.items()) for each in parts)
     head = (cascade.stages, cascade.elements, cascade.invariants, cascade.index, cascade.length)
     return (*head, *named)
 
@@ -129,6 +147,7 @@ def _derive(cascade: Cascade) -> Derivation:
     progress = deriver.progress
     state, known = progress.state, progress.known
     given = {*cascade.elements, *cascade.invariants}
+    sums = {value(each.name) for each in state.kept if each.monoid.name == "sum"}
 
     def over_slots(
         wanted: Mapping[str, sympy.Expr], *, as_rows: bool = False
@@ -138,7 +157,10 @@ def _derive(cascade: Cascade) -> Derivation:
             whole = progress.direct.get(each, cancelled(sympy.sympify(each).xreplace(known)))
             made = rescaled(joined(state.finished(joined(whole))))
             # Powers of quotients stay such: squares of elements or a divisor may be out of range.
-            made = ratios(shared_out(made, given)) if as_rows else made
+            if as_rows:
+                made = ratios(shared_out(made, given))
+            else:
+                made = averages(made, sums, cascade.length)
             found[name] = made.xreplace(progress.finished)
         return found
 

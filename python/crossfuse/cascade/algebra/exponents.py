@@ -6,7 +6,7 @@ an equal expression.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import sympy
 
@@ -60,6 +60,35 @@ def unlogged(expression: sympy.Basic) -> sympy.Basic:
         return sympy.Add(*(power.args[0] for power in powers), sympy.log(sympy.Mul(*rest)))
 
     return expression.replace(of_product, apart)
+
+
+def within_choices(total: sympy.Expr) -> sympy.Expr:
+    """Add the addends of a sum inside of a choice among them, where something cancels there.
+
+    ``logsumexp(x - mean)`` subtracts ``max(x) - mean`` where that is finite: added to ``-mean``
+    before, that is ``-max(x)``, which needs no mean that moves while exponentials are summed.
+    """
+    parts = sympy.Add.make_args(total)
+    for each in parts:
+        number, choice = each.as_coeff_Mul()
+        others = [part for part in parts if part != each]
+        if not isinstance(choice, sympy.Piecewise) or not others:
+            continue
+        sides = [
+            (sympy.Add(*others, *sympy.Add.make_args(sympy.expand_mul(number * value))), test)
+            for value, test in choice.args
+        ]
+        if any(
+            _count(side) < len(others) + _count(value)
+            for (side, _), (value, _) in zip(sides, choice.args, strict=True)
+            if value != 0
+        ):
+            return sympy.Piecewise(*sides, evaluate=False)
+    return total
+
+
+def _count(total: sympy.Expr) -> int:
+    return 0 if total == 0 else len(sympy.Add.make_args(total))
 
 
 def _powers(product: sympy.Expr) -> list[sympy.Expr]:
@@ -119,6 +148,34 @@ def ratios(expression: sympy.Basic) -> sympy.Basic:
             ratio = sympy.UnevaluatedExpr(above[0].as_base_exp()[0] / base)
             parts.append(sympy.Pow(ratio, -power))
     return sympy.Mul(*parts)
+
+
+def averages(
+    expression: sympy.Basic, sums: Collection[sympy.Symbol], length: sympy.Symbol | None
+) -> sympy.Basic:
+    """Divide sums by the number of elements before powers and quotients of them are computed.
+
+    Sympy makes ``s**2/N**2`` of the square of a mean: infinite where the mean is 1e19. A mean is a
+    `sympy.UnevaluatedExpr`, which sympy does not take apart again.
+    """
+    if length not in expression.free_symbols or isinstance(expression, sympy.UnevaluatedExpr):
+        return expression
+    expression = with_parts(expression, lambda each: averages(each, sums, length))
+    if not isinstance(expression, sympy.Mul):
+        return expression
+    powers = dict(each.as_base_exp() for each in expression.args)
+    times = -powers.get(length, sympy.S.Zero)
+    known = {base: power for base, power in powers.items() if base in sums}
+    if list(known.values()) == [1] or not known:
+        return expression
+    found = known
+    if sympy.Add(*known.values()) != times:
+        found = {base: power for base, power in known.items() if power == times != 1}
+    if not found or times == 0:
+        return expression
+    rest = [each for each in expression.args if each.as_base_exp()[0] not in {length, *found}]
+    means = (sympy.UnevaluatedExpr(base / length) ** power for base, power in found.items())
+    return sympy.Mul(*rest, *means)
 
 
 def nonnegative(expression: sympy.Expr) -> bool:

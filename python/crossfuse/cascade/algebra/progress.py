@@ -123,6 +123,13 @@ class Progress:
         same = self.state.same(SUM, sympy.S.One)
         return same if same is not None else self.keep(self.state.fresh("n"), SUM, sympy.S.One)
 
+    def first(self, element: sympy.Expr) -> sympy.Expr | None:
+        """An expression of the first element of a row; None where that is not known."""
+        firsts = self.cascade.firsts
+        if not element.free_symbols & self.elements <= set(firsts):
+            return None
+        return element.xreplace(dict(firsts))
+
     def named(self, stage: Stage, number: int = 0, count: int = 1) -> str:
         """The name of one of a stage's slots."""
         return stage.name if count == 1 else self.state.fresh(f"{stage.name}_{number}")

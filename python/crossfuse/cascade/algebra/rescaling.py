@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from crossfuse.cascade.algebra.exponents import joined, positive, ratios
+from crossfuse.cascade.algebra.exponents import joined, positive, ratios, within_choices
 from crossfuse.cascade.algebra.state import Kept, Side, State, chosen
 from crossfuse.cascade.derivation import left, new, right, value
 from crossfuse.cascade.expressions.functions import Fence, opened
@@ -184,7 +184,8 @@ def split(
             powers.append((base, -power))
         else:
             rest.append(factor)
-    return Rescaling(sympy.Add(*exponents), tuple(powers), vanishes), sympy.Mul(*rest)
+    whole = within_choices(sympy.Add(*exponents))
+    return Rescaling(whole, tuple(powers), vanishes), sympy.Mul(*rest)
 
 
 def _divides(power: sympy.Expr) -> bool:

@@ -71,9 +71,10 @@ class ShiftedMoments:
         whole = progress.known[progress.cascade.stage(mean.weight).symbol] if mean.weight else None
         weight = progress.cascade.length if whole is None else whole
         scale = (mean.scale.xreplace(progress.known) * weight).cancel()
-        name = stage.name if scale == 1 else state.fresh(f"{stage.name}_mean")
-        centre = self._mean(mean, mass, name)
-        kept = state.of(mass).name
+        centre = self._known(mean, mass) or self._mean(
+            mean, mass, stage.name if scale == 1 else state.fresh(f"{stage.name}_mean")
+        )
+        kept, name = state.of(mass).name, state.of(centre.symbol).name
         factor = Factor(mean.element, progress.spelt(scale), name)
         notes = (
             f"kept as a mean, weighed by {kept}, that each tile moves",
@@ -82,6 +83,15 @@ class ShiftedMoments:
         )
         step = Step(stage.name, _PAIR, (factor,), (kept,), (), None, _PROOF, notes)
         progress.done(stage, scale * centre.symbol, step)
+
+    def _known(self, mean: Mean, mass: sympy.Symbol) -> Centre | None:
+        """The same mean of an earlier stage."""
+        state = self.progress.state
+        found = [each for each in self.progress.centres if each.rest and each.mass]
+        for each in found:
+            if each.element == mean.element and state.of(each.mass) is state.of(mass):
+                return each
+        return None
 
     def _take_signed(self, stage: Stage, mean: Mean) -> None:
         """Derive a mean of signed weights, whose sum may cross 0.
@@ -118,20 +128,33 @@ class ShiftedMoments:
         move by that times how far the mean moves: so much is known instead of lost. The sum of
         weights says how sums are carried and merged; both slots put theirs in its place. An
         infinite mean that is visible stays as it is: the first moment about it is no number.
+
+        A mean begins at the row's first element, if that is known, and each tile moves it by
+        distances from where it was: of equal elements all of them are 0, however large they are.
         """
         state, element = self.progress.state, wanted.element
         kept, rest = state.of(mass), state.fresh(f"{name}_rest")
         below = state.usable(1 / mass, new) ** -1
         weight = as_factors(kept.contribution)
-        # Elements as they are: a place for the mean to be at is all that is wanted here.
-        brought = as_choices(weight * element / below)
-        so_far = _carried(kept, value(kept.name) * value(name) + value(rest)) / below
+        first = self.progress.first(element) if kept.contribution == 1 else None
+        if first is None:
+            # Elements as they are: a place for the mean to be at is all that is wanted here.
+            near = sympy.S.Zero
+            so_far = _carried(kept, value(kept.name) * value(name) + value(rest)) / below
+        else:
+            near = value(name)
+            if wanted.visible:
+                near = chosen(magnitude(near), sympy.oo, sympy.S.Zero, near)
+            so_far = near + _carried(kept, value(rest)) / below
+        brought = as_choices(weight * fenced_sum(element, -near) / below)
         moved = right(kept.name) * (right(name) - left(name)) + right(rest)
         merge = left(name) + _merged(kept, left(rest), moved) / below
         if wanted.visible:
             so_far = _unless_infinite([value(name)], so_far)
             merge = _unless_infinite([left(name), right(name)], merge)
         mean = state.add(name, SUM, brought, so_far, merge, no_sign=False)
+        if first is not None:
+            state.of(mean).begun = chosen(magnitude(first), sympy.oo, sympy.S.Zero, first)
         about = [
             side(rest) + side(kept.name) * (side(name) - new(name)) for side in (value, left, right)
         ]
@@ -204,8 +227,8 @@ class ShiftedMoments:
 
         That is 0, a slot's symbol, or a multiple of it; factors of `element` may be over elements.
         `name` is that of the slot, if it needs one. A lower moment is `fresh`: its slot gets a new
-        name like that, and it is what it is in floating point, not 0 where it would be in real
-        arithmetic.
+        name like that. A first moment is what it is in floating point, not 0 as in real arithmetic:
+        rounding leaves some of it, and of infinite elements it is no number.
         """
         state = self.progress.state
         centres = self.progress.centres_in(element)
@@ -213,9 +236,9 @@ class ShiftedMoments:
             number, rest = element.as_independent(*self.progress.elements, as_Add=False)
             return number * self.progress.accumulate(name, rescaling, rest, fresh=fresh)
         own = self._own(rescaling, element, centres)
-        if own is not None and not fresh:
+        if own is not None and own[0].rest is None and not fresh:
             return sympy.S.Zero
-        if own is not None and own[0].rest is not None and own[1].is_number:
+        if own is not None and own[0].rest is not None and (own[1].is_number or not fresh):
             return own[1] * own[0].rest
         here = {each.distance: self._spelt(each) for each in centres}
         brought = rescaling.contribution(element.xreplace(here), state)
@@ -263,7 +286,9 @@ class ShiftedMoments:
         # Sympy knows that a magnitude is not negative, and of no NaN.
         a_number = sympy.Ge(Compared(magnitude(found)), sympy.S.Zero)
         infinite = sympy.Add(UNBOUNDED, *(-each for each in means), evaluate=False)
-        return sympy.Piecewise((magnitude(found), a_number), (infinite, True), evaluate=False)
+        made = sympy.Piecewise((magnitude(found), a_number), (infinite, True), evaluate=False)
+        # What it divides is divided: sympy would take the reciprocal, which may be out of range.
+        return sympy.UnevaluatedExpr(made)
 
     def _spelt(self, centre: Centre) -> sympy.Expr:
         """The distance of an element, computed before anything is added to it.

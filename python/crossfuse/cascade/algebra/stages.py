@@ -11,6 +11,7 @@ from crossfuse.cascade.algebra.exponents import has_one_sign, joined, natural, n
 from crossfuse.cascade.algebra.moments import Centre, Mean, centred, is_polynomial
 from crossfuse.cascade.algebra.progress import Progress
 from crossfuse.cascade.algebra.rescaling import Rescaling, as_factors, split
+from crossfuse.cascade.algebra.scaled_moments import ScaledMoments, scores
 from crossfuse.cascade.algebra.separation import Product, checked, refused, words
 from crossfuse.cascade.algebra.shifted_moments import ShiftedMoments
 from crossfuse.cascade.algebra.writing import written
@@ -33,6 +34,7 @@ class Sums:
     def __init__(self, progress: Progress, moments: ShiftedMoments) -> None:
         self.progress = progress
         self.moments = moments
+        self.scaled = ScaledMoments(progress, moments)
 
     def take(self, stage: Stage, term: sympy.Expr) -> None:
         """Derive a sum: over distances from means and extremes if possible, else as products."""
@@ -107,6 +109,16 @@ class Sums:
         eager: list[sympy.Expr] = []
         hoisted: list[sympy.Expr] = []
         for number, (g, h) in enumerate(self._placed(stage, found)):
+            known = None if stage.cast else scores(progress, g, h)
+            if known is not None:
+                kept = self.scaled.keep(progress.named(stage, number, len(found)), known)
+                total += kept * known.rest
+                name = state.of(kept).name if kept in state.symbols else ""
+                factors.append(Factor(progress.spelt(g), progress.spelt(h), name))
+                eager += [known.square, known.centre.symbol]
+                hoisted.append(known.rest)
+                notes.append("kept as a power of scores, by the deviation so far")
+                continue
             part, rest = split(g, h, state, progress.elements, bool(stage.cast))
             kept = keep(progress.named(stage, number, len(found)), part, g)
             total += kept * rest
@@ -203,7 +215,12 @@ def affine(progress: Progress, stage: Stage, term: sympy.Expr) -> Affine:
 def _signed(stage: Stage, product: Product, addend: sympy.Expr, progress: Progress) -> Affine:
     element, factor = product
     if not factor.free_symbols & progress.state.symbols:
-        return Affine(element * factor, sympy.S.One, addend, False, _ADDED)
+        # Of `(x - m)/0.07` the largest x is found, not the largest x/0.07: x/0.07 - m/0.07 has the
+        # rounding of large numbers, the difference has none.
+        number, moving = (element * factor).as_coeff_Mul()
+        if addend == 0 or number.is_negative:
+            number, moving = sympy.S.One, element * factor
+        return Affine(moving, number, addend, False, _ADDED)
     if not nonnegative(factor):
         raise refused(
             "cascade-sign",

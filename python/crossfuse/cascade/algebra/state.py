@@ -33,6 +33,8 @@ class Kept:
     symbol: sympy.Dummy
     #: Whether anything uses it where it may have no inverse.
     stands_in: bool = False
+    #: The value of no elements, if that is not the reduction's own.
+    begun: sympy.Expr | None = None
 
     @property
     def signed(self) -> bool:
@@ -55,6 +57,7 @@ class Kept:
         # The largest of no magnitudes is 0, as of magnitudes that are all 0.
         largest = self.monoid.name == "max" and not self.signed
         init = sympy.S.Zero if largest else self.monoid.identity
+        init = init if self.begun is None else self.begun
         return Slot(
             self.name, self.monoid, self.contribution, self.carry, self.merge, init, self.guard()
         )
@@ -192,7 +195,22 @@ class State:
         if isinstance(part, sympy.Pow) and part.args[1].could_extract_minus_sign():
             base, power = part.args
             return sympy.Pow(self._divisor(base, side, rules), self._defined(power, side, rules))
+        if isinstance(part, sympy.Mul):
+            return self._product(part, side, rules)
         return part.func(*(self._defined(each, side, rules) for each in part.args))
+
+    def _product(self, part: sympy.Mul, side: Side, rules: _Rules) -> sympy.Expr:
+        """A product that keeps a slot divided by itself, which is NaN of 0 and of infinity."""
+        factors = [self._defined(each, side, rules) for each in part.args]
+        parts = [each.as_base_exp() for each in factors]
+        below = {base for base, power in parts if power.could_extract_minus_sign()}
+        kept = [
+            sympy.UnevaluatedExpr(each)
+            if base.is_Symbol and base in below and not power.could_extract_minus_sign()
+            else each
+            for each, (base, power) in zip(factors, parts, strict=True)
+        ]
+        return sympy.Mul(*kept)
 
     def _power(self, part: sympy.Expr, side: Side, rules: _Rules) -> sympy.Expr:
         """An addend of an exponent: one that is -oo makes the exponential 0, as it should."""

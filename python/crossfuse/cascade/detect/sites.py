@@ -210,6 +210,7 @@ class _Builder:
                 name += "_"
             (rows if self._along_axis(output) else made)[name] = term
             places.append(self._output(name, output))
+        columned = any(each.columns for each in stages.values())
         cascade = Cascade(
             tuple(self.symbols.stages.values()),
             self.symbols.elements,
@@ -218,6 +219,8 @@ class _Builder:
             rows,
             self.symbols.index,
             self.symbols.length,
+            # Of tiles a first one is no load of a row.
+            {} if self.symbols.producers or columned else self.symbols.firsts(),
         )
         site = Site(
             self.program.function,

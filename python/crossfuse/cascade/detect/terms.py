@@ -76,6 +76,25 @@ class Symbols:
         """Symbols that do not change along the axis."""
         return tuple(each for each in self.reads if not mentions([self.reads[each]], self.axis))
 
+    def firsts(self) -> dict[sympy.Symbol, sympy.Symbol]:
+        """Symbols of the first of a row's elements, of numbers that are loaded as they are."""
+        return {
+            each: sympy.Symbol(self.name(f"{each.name}_first"), real=True)
+            for each in self.elements
+            if not each.is_integer and self._has_first(self.reads[each])
+        }
+
+    def _has_first(self, read: Any) -> bool:
+        """Whether a load at the beginning of the axis lies within its tensor, whatever the axis."""
+        if not isinstance(read, ir.TensorLoad):
+            return False
+        along = [each for each in read.indices if mentions([each], self.axis)]
+        parts = (ir.tirx.FloorDiv, ir.tirx.FloorMod)
+        return all(
+            each.same_as(self.axis) or (isinstance(each, parts) and each.a.same_as(self.axis))
+            for each in along
+        )
+
     def of_load(self, load: Any, indices: tuple[Any, ...]) -> sympy.Symbol:
         """The symbol of an input or of a producer's result, at indices of the site."""
         for known, symbol in self._loads:
@@ -216,14 +235,21 @@ def with_length(
     """
     known = set(sums)
 
-    def is_mean(each: sympy.Basic) -> bool:
-        number = each.args[0] if each.is_Mul else sympy.S.Zero
-        close = number.is_Rational and abs(abs(number) * extent - 1) < _CLOSE
-        return bool(close) and bool(known & set(each.args))
+    def divides(each: sympy.Basic) -> int:
+        """How often the extent divides a product of sums: a square of a mean has it twice."""
+        if not each.is_Mul or not each.args[0].is_Rational:
+            return 0
+        powers = [part.as_base_exp()[1] for part in each.args if part.as_base_exp()[0] in known]
+        whole = int(sum(powers)) if all(power.is_Integer for power in powers) else 0
+        for times in ((1,) if known & set(each.args) else ()) + (whole,):
+            apart = abs(each.args[0]) * sympy.Integer(extent) ** times
+            if times and abs(apart - 1) < _CLOSE:
+                return times
+        return 0
 
     def divided(each: sympy.Basic) -> sympy.Basic:
         number, *rest = each.args
-        return sympy.sign(number) * sympy.Mul(*rest) / symbols.of_length(extent)
+        return sympy.sign(number) * sympy.Mul(*rest) / symbols.of_length(extent) ** divides(each)
 
     def is_sum(part: sympy.Basic) -> bool:
         return part in known or -part in known
@@ -236,4 +262,4 @@ def with_length(
         return sympy.Add(*(part / length if is_sum(part) else part for part in each.args))
 
     # The sum of one element is its mean: nothing divides it, but distances from it tell.
-    return term.replace(is_mean, divided) if extent > 1 else term.replace(has_sum, averaged)
+    return term.replace(divides, divided) if extent > 1 else term.replace(has_sum, averaged)

@@ -139,7 +139,7 @@ class _Reader:
     def division(self, node: Any) -> sympy.Expr:
         left, right = self.number(node.a), self.number(node.b)
         if "int" not in str(node.ty):
-            return fenced_product(left, 1 / right)
+            return _product(left, 1 / right)
         whole = left.is_nonnegative and right.is_positive
         return sympy.floor(left / right) if whole else trunc(left / right)
 
@@ -193,6 +193,15 @@ def _either(test: sympy.Basic, chosen: sympy.Basic, otherwise: sympy.Basic) -> s
     return sympy.Or(sympy.And(test, chosen), sympy.And(sympy.Not(test), otherwise))
 
 
+def _product(left: sympy.Expr, right: sympy.Expr) -> sympy.Expr:
+    """A product without infinite constants, of which sympy does not know that 0 makes NaN."""
+    if left.is_infinite or right.is_infinite:
+        other = right if left.is_infinite else left
+        limit, instead = "finite factors", "mask with a choice; of one element torch divides by 0"
+        raise refused("an infinite factor", f"oo * ({other})", limit, instead)
+    return fenced_product(left, right)
+
+
 def _operands(node: Any) -> tuple[Any, ...]:
     return (node.a,) if isinstance(node, ir.tirx.Not | ir.tirx.BitwiseNot) else (node.a, node.b)
 
@@ -210,7 +219,7 @@ def _unknown(name: str, node: Any) -> Exception:
 _NUMBERS: dict[type, Callable[..., sympy.Expr]] = {
     ir.tirx.Add: fenced_sum,
     ir.tirx.Sub: lambda a, b: fenced_sum(a, fenced_product(sympy.S.NegativeOne, b)),
-    ir.tirx.Mul: fenced_product,
+    ir.tirx.Mul: _product,
     ir.tirx.Max: sympy.Max,
     ir.tirx.Min: sympy.Min,
     ir.tirx.FloorDiv: lambda a, b: sympy.floor(a / b),

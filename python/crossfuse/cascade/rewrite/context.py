@@ -240,12 +240,11 @@ class StreamContext(Context):
         }
 
     def invariants(self, place: Mapping[Any, Any]) -> dict[sympy.Symbol, Any]:
-        """Values of invariants at a row."""
-        return {
-            symbol: at(self.site.reads[symbol], place)
-            for symbol in self.site.cascade.invariants
-            if symbol in self.site.reads
-        }
+        """Values of invariants at a row, and of the row's first elements."""
+        cascade, reads = self.site.cascade, self.site.reads
+        found = {each: at(reads[each], place) for each in cascade.invariants if each in reads}
+        begin = {**place, self.site.axis: 0}
+        return found | {first: at(reads[each], begin) for each, first in cascade.firsts.items()}
 
 
 def at(expression: Any, place: Mapping[Any, Any]) -> Any:
