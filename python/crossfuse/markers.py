@@ -98,6 +98,10 @@ EARLY = "crossfuse.early"
 #: and up to that limit loads are not put off to save any.
 RESIDENT_CTAS = "crossfuse.resident_ctas"
 
+#: As `FAST`: nests of the root stand side by side in one launch, each has CTAs of its own, see
+#: `crossfuse.lower.side_by_side`.
+SIDE_BY_SIDE = "crossfuse.side_by_side"
+
 AXES = ("x", "y", "z")
 #: Thread tags whose launch TVM gets wrong; `cluster_bind` is the cure.
 NAIVE_TAGS = tuple(f"clusterCtaIdx.{axis}" for axis in AXES)
@@ -146,7 +150,7 @@ def noted_attributes(func: Any) -> dict[str, Any]:
     if not isinstance(func.body, ir.SBlockRealize):
         return {}
     notes = func.body.block.annotations
-    return {each: notes[each] for each in (FAST, RESIDENT_CTAS) if each in notes}
+    return {each: notes[each] for each in (FAST, RESIDENT_CTAS, SIDE_BY_SIDE) if each in notes}
 
 
 def has_stages(loop: Any) -> bool:

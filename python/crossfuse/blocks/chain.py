@@ -220,6 +220,37 @@ def read_product(sch: Any, rule: str) -> Chain:
     return chain
 
 
+def read_products(sch: Any, rule: str) -> tuple[Chain, ...]:
+    """One product, or several of one operand, each of which an output of its own is made of.
+
+    Others raise `ScheduleRefused`, in the name of `rule` where they are a chain.
+    """
+    outputs = list(sch.get_output_blocks("root"))
+    if len(outputs) == 1:
+        return (read_product(sch, rule),)
+    chains = tuple(_alone(sch, each) for each in outputs)
+    first, *others = (sch.get(each.first[0]).reads[0].source for each in chains)
+    for chain, left in zip(chains[1:], others, strict=True):
+        if not left.same_as(first):
+            found = f"products of '{first.name}' and of '{left.name}'"
+            raise _refuse(sch, chain.first[0], found, "products of one operand")
+    return chains
+
+
+def _alone(sch: Any, epilogue: Any) -> Chain:
+    """The product that one of several outputs is made of, which reads nothing that is computed."""
+    products = _producers(sch, epilogue)
+    if len(products) != 1 or combiner(sch, products[0]) is None or reduces(sch, epilogue):
+        found = "an output that is not an elementwise function of one product"
+        raise _refuse(sch, epilogue, found, "products of one operand, each with its own output")
+    if before := _producers(sch, products[0]):
+        found = f"a product of what {name_of(sch, before[0])} makes"
+        raise _refuse(sch, products[0], found, "products of an input")
+    layer = _layer(sch, products, epilogue)
+    stored, further = _stored(sch, products[0], epilogue), _further(sch, [epilogue], products)
+    return Chain((layer,), _extents(sch, products[0])[0], *stored, further)
+
+
 def read_last_product(sch: Any) -> Chain:
     """Find the product that the output is made of, whatever other blocks make its left operand.
 

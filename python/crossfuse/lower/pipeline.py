@@ -20,6 +20,7 @@ from crossfuse.lower.lower_cluster import bound_registers, launch_clusters, lowe
 from crossfuse.lower.lower_merges import lower_merges
 from crossfuse.lower.pack_registers import order_loads, pack_registers
 from crossfuse.lower.place_shared_memory import place_shared_memory
+from crossfuse.lower.side_by_side import side_by_side
 from crossfuse.lower.slabs import is_barrier, is_sync, lower_dsm_access, storage_rewrite_elsewhere
 from crossfuse.lower.tree import is_call
 from crossfuse.lower.verify.stores import check_global_memory, check_private_buffers
@@ -224,6 +225,7 @@ def _kernel_passes(options: _Options) -> list[Any]:
         *options.when("tirx.s_tir.ldg32", s.InjectPTXLDG32()),
         _checking("VerifyVectors", was_lowered, check_vectors),  # after the last rewrite
         drop_markers(),
+        side_by_side(),
         place_shared_memory(),
         bound_registers(),
         launch_clusters(),

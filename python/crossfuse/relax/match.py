@@ -56,7 +56,7 @@ class Match:
     rows: int
     #: The input A, a parameter.
     left: Var
-    #: In order, two at least; the last one has one product.
+    #: In order; the last one has one product.
     layers: tuple[Layer, ...]
 
     @property
@@ -124,7 +124,21 @@ def match_chain(graph: Graph) -> Match:
     weights = {product: _weight(graph, product) for product in products}
     inputs = {p: graph.reach(graph.makers[p].value.args[0], products) for p in products}
     feeds = {p: [leaf for leaf in inputs[p][1] if leaf in weights] for p in products}
-    found = _arranged(graph, products, feeds)
+    return _matched(graph, _arranged(graph, products, feeds), weights)
+
+
+def match_product(graph: Graph) -> Match:
+    """Find the only product of a graph, as `match_chain` finds layers of them."""
+    products = [each.var for each in graph.nodes if each.operator == PRODUCT]
+    if len(products) != 1:
+        found, limit = f"{len(products)} matrix products", "one, then element-wise operators"
+        raise refused("main", found, limit, "outline the chain that they are")
+    (product,) = products
+    return _matched(graph, [(product,)], {product: _weight(graph, product)})
+
+
+def _matched(graph: Graph, found: list[tuple[Var, ...]], weights: dict[Var, Weight]) -> Match:
+    """The parts of layers whose products are known; refuses what kernels do not compute."""
     _check_used_once(graph, found)
     lefts = [_operand(graph, each) for each in found]
     left = _input(graph, found[0], lefts[0])

@@ -32,9 +32,11 @@ class Measuring:
     """How groups of a model are timed."""
 
     timer: Timer
-    #: Makes what computes a group otherwise, of its output, its inputs, which of these are cold,
+    #: Makes what computes a group otherwise, of its outputs, its inputs, which of these are cold,
     #: and sizes of symbols; None where that cannot be said.
-    separate: Callable[[Any, Sequence[Any], Sequence[bool], Mapping[Any, int]], Separate | None]
+    separate: Callable[
+        [Sequence[Any], Sequence[Any], Sequence[bool], Mapping[Any, int]], Separate | None
+    ]
 
 
 def measured_kernels(

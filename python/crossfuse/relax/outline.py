@@ -12,7 +12,7 @@ from tvm.ir import GenericConst, Var
 from crossfuse.markers import unpadded_shapes
 from crossfuse.relax.elementwise import Leaf, Region, read_region
 from crossfuse.relax.graph import Graph
-from crossfuse.relax.match import Match, match_chain, read_model
+from crossfuse.relax.match import Match, match_chain, match_product, read_model
 from crossfuse.relax.operators import dtype_of, refused, shape_of
 from crossfuse.workload.aligned import aligned
 from crossfuse.workload.build import Form, Layer, Product, emit
@@ -117,6 +117,18 @@ class Outlined:
     form: Form | None = None
     kind: str = "gemm_chain"
 
+    @property
+    def weights(self) -> tuple[Argument, ...]:
+        """Arguments that products multiply by, of a chain that has a form.
+
+        Returns
+        -------
+        tuple[Argument, ...]
+            In the order of the products; constants of the graph are left out.
+        """
+        count = len(self.form.products) if self.form is not None else 0
+        return tuple(each for each in self.arguments[1 : 1 + count] if each.value is None)
+
     def padded(self, stored: Container[str] = ()) -> Outlined:
         """Pad the arguments where TMA cannot read their rows, see `crossfuse.workload.aligned`.
 
@@ -140,7 +152,8 @@ class Outlined:
     @property
     def summary(self) -> str:
         """One line: kind, extents, types and layouts."""
-        extents = ",".join(f"{name}={getattr(self, name)}" for name in "MKNL")
+        names = "MKN" if self.form is not None and self.form.second is None else "MKNL"
+        extents = ",".join(f"{name}={getattr(self, name)}" for name in names)
         if self.form is not None and self.form.inner:
             widths = "x".join(map(str, (*self.form.columns, self.L)))
             extents = f"M={self.M},widths={widths}"
@@ -175,7 +188,19 @@ def outline(mod: tvm.IRModule) -> Outlined:
     operator and the reason. The module is one before legalisation.
     """
     graph = read_model(mod)
-    match = match_chain(graph)
+    return _written(graph, match_chain(graph))
+
+
+def outline_product(mod: tvm.IRModule) -> Outlined:
+    """Turn a model of one product by a stored weight into one function, as `outline` does chains.
+
+    N and L are both the columns of the product.
+    """
+    graph = read_model(mod)
+    return _written(graph, match_product(graph))
+
+
+def _written(graph: Graph, match: Match) -> Outlined:
     names = dict(zip(match.products, _product_names(match), strict=True))
     named = _names(graph, match, {**names, match.left: "A"})
     regions = [
@@ -195,11 +220,12 @@ def outline(mod: tvm.IRModule) -> Outlined:
         product: Product(names[product], leaf.operand, weight.layout)
         for product, leaf, weight in zip(match.products, weights, match.weights, strict=True)
     }
-    first, *inner, (last,) = [[products[p] for p in each.products] for each in match.layers]
+    first, *inner = [[products[p] for p in each.products] for each in match.layers]
+    *_, last = inner.pop() if inner else (None,)
     form = Form(
         left=left.operand,
         first=tuple(first),
-        middle=regions[0].function,
+        middle=regions[0].function if last else None,
         second=last,
         epilogue=regions[-1].function,
         extras=tuple(leaf.operand for leaf in extras),
@@ -241,7 +267,7 @@ def _outlined(
         middle="; ".join(each.text for each in regions[:-1]),
         epilogue=regions[-1].text,
         form=form,
-        kind="layers" if form.inner else plain,
+        kind="layers" if form.inner else plain if form.second else "gemm",
     )
 
 
@@ -257,6 +283,8 @@ def _weight_names(match: Match) -> list[str]:
     of_products = _product_names(match)
     if len(match.layers) > 2:
         return [each.replace("gemm", "B") for each in of_products]
+    if len(match.layers) == 1:
+        return ["B"]
     return [*(each.replace("gemm0", "B") for each in of_products[:-1]), "D"]
 
 

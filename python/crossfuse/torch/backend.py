@@ -53,6 +53,9 @@ class Backend:
     cascades : bool
         Whether products between reductions, such as attention and products behind norms, are fused
         too.
+    products : bool
+        Whether single products of few rows by stored weights, as of a decoder that makes one token,
+        become kernels too, where plain multiply-adds are estimated to be faster than torch.
     bins : tuple[int, ...]
         Where the number of rows is symbolic: rows that kernels are made for, at most. Calls of more
         rows are computed by torch.
@@ -87,6 +90,7 @@ class Backend:
     mode: str = ""
     measure: bool = False
     early: bool = True
+    products: bool = True
 
     def __post_init__(self) -> None:
         for name, known in _KNOWN.items():
@@ -217,7 +221,7 @@ class Backend:
         """Options that decide what becomes of a graph of static shapes."""
         # What was measured holds for the GPUs that there are, and against who compiles the rest.
         against = (self.rest, *(each.name for each in find_gpus())) if self.measures else ()
-        return (self.always, self.cascades, self.mode, against, self.early)
+        return (self.always, self.cascades, self.mode, against, self.early, self.products)
 
     def runs_on(self, place: torch.device) -> bool:
         """Whether kernels run where tensors are.
@@ -294,10 +298,11 @@ def crossfuse(
 ) -> Callable[..., Any]:
     """The backend that ``torch.compile(model, backend="crossfuse")`` finds.
 
-    Two layers of matrix products with what is computed between and after them, and attention that
-    is written as a formula, become one kernel each where that is estimated to be faster; see
-    `crossfuse.torch.reports`. Everything else is compiled by inductor, as without us. In training
-    the graphs of the forward and of the backward pass are searched each for itself.
+    Two layers of matrix products with what is computed between and after them, attention that is
+    written as a formula, and single products of few rows become one kernel each where that is
+    estimated to be faster; see `crossfuse.torch.reports`. Everything else is compiled by inductor,
+    as without us. In training the graphs of the forward and of the backward pass are searched each
+    for itself.
 
     Parameters
     ----------

@@ -34,7 +34,7 @@ class Starts:
         """How further calls start, which may follow each other and those before."""
         if not self._early:
             return [KernelCall(each.function) for each in replacements]
-        self._made |= {self._nodes[each.outputs[0]] for each in replacements}
+        self._made |= {self._nodes[made] for each in replacements for made in each.outputs}
         behind, read_only = _behind(self._graph, self._made), _read_only(self._graph)
 
         def call(found: Replacement) -> KernelCall:

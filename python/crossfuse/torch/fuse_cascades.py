@@ -118,7 +118,7 @@ class CascadeKernels:
     def _launches(self, output: Var, given: Iterable[Var]) -> tuple[Pass, ...]:
         """Kernels of torch where attention is one operator of it; none where it is a formula."""
         node, nodes = self._nodes[output], [self._nodes[each] for each in given]
-        return launches(node, eager_form(node, nodes).inside)
+        return launches(node, eager_form([node], nodes).inside)
 
     def _measured(self, planned: PlannedCascade) -> Measured | None:
         if self._measuring is None:
@@ -132,7 +132,7 @@ class CascadeKernels:
             [planned.ours],
             lambda _: kernel.func,
             [Given(shape_of(each, str(each.name)), dtype_of(each)) for each in given],
-            self._measuring.separate(planned.output, given, [True] * len(given), {}),
+            self._measuring.separate((planned.output,), given, [True] * len(given), {}),
         )
 
 

@@ -17,13 +17,16 @@ from crossfuse.cache.keys import package_hash
 from crossfuse.hardware import Device
 from crossfuse.measure.timer import Timer
 from crossfuse.relax.calls import Equal
+from crossfuse.relax.chains.groups import Group
 from crossfuse.relax.chains.kernels import ChainKernels
-from crossfuse.relax.chains.kinds import Chains, MadeChains
-from crossfuse.relax.chains.planned import PlannedRows, call_of
+from crossfuse.relax.chains.kinds import Chains, GroupKind, MadeChains
+from crossfuse.relax.chains.planned import PlannedChain, PlannedRows, call_of
+from crossfuse.relax.chains.products import FewRows
 from crossfuse.relax.choice import Chosen, choose
 from crossfuse.relax.early import with_early_starts
-from crossfuse.relax.graph import read_graph
+from crossfuse.relax.graph import Graph, read_graph
 from crossfuse.relax.measured import Measuring
+from crossfuse.relax.operators import refused
 from crossfuse.relax.outcome import BinOutcome, ChainOutcome
 from crossfuse.relax.replace import Replacement, with_replacements
 from crossfuse.relax.symbols import is_symbolic
@@ -38,7 +41,7 @@ from crossfuse.torch.kernels import (
     offer_kernels,
 )
 from crossfuse.torch.report import Report, in_torch
-from crossfuse.torch.rewrite import Call, RowsCall, is_frozen, rewrite
+from crossfuse.torch.rewrite import Call, RowsCall, is_frozen, lies_as_taken, rewrite
 from crossfuse.torch.separate import EagerForm, eager_form, measuring
 from crossfuse.torch.translate import Translation, translate
 
@@ -67,7 +70,8 @@ def fuse_graph(
     timed = None if timer is None else measuring(timer, mode, module.graph, translation)
     where, always = (target, sequential), options.always
     weights = _weights(module, translation)
-    kernels = TorchKernels(translation, target, options.bins, timed, weights)
+    kinds = (Chains(), MadeChains(), *((FewRows(),) if options.products else ()))
+    kernels = TorchKernels(translation, target, options.bins, timed, weights, kinds)
     chains = in_torch(choose("main", graph, kernels, always), translation.names)
     static = [each for each in chains.replacements if not each.bins]
     starts = Starts(module.graph, translation.nodes, options.early)
@@ -129,9 +133,8 @@ def _offered(
 
     def call(found: Replacement, kernel: KeptKernel) -> Call:
         shapes = tuple(tuple(map(int, each)) for each in found.shapes)
-        (output,) = found.outputs
-        given = tuple(name[each] for each in found.inputs)
-        return Call(name[output], given, shapes, kernel.key)
+        made, given = (tuple(name[each] for each in e) for e in (found.outputs, found.inputs))
+        return Call(made, given, shapes, kernel.key)
 
     return tuple(dict.fromkeys(called)), tuple(map(call, replacements, called))
 
@@ -159,6 +162,7 @@ class TorchKernels(ChainKernels):
         bins: Sequence[int],
         measuring: Measuring | None,
         weights: Collection[Any],
+        kinds: Sequence[GroupKind],
     ) -> None:
         super().__init__(
             translation.module,
@@ -169,11 +173,22 @@ class TorchKernels(ChainKernels):
             measuring=measuring,
             weights=weights,
             known=translation.nodes,
-            kinds=(Chains(), MadeChains()),
+            kinds=kinds,
         )
         self._nodes = translation.nodes
         self._pickers = Equal()
         self._count = Counter[str]()
+
+    def planned(self, graph: Graph, group: Group, kind: GroupKind) -> PlannedChain:
+        """See `ChainKernels.planned`; also refuses a product of a weight that each call copies.
+
+        A copy of a weight takes longer than the product of a few rows and the weight.
+        """
+        found = super().planned(graph, group, kind)
+        if isinstance(kind, FewRows):
+            for each in found.outlined.weights:
+                _check_in_place(self._nodes[found.given[each.position]])
+        return found
 
     def picked(
         self,
@@ -190,7 +205,8 @@ class TorchKernels(ChainKernels):
         first = next(e.chain for e in chain.bins if e.chain is not None and e.rows in kernels)
         name = self._pickers.find(first.outlined.func, lambda: self._numbered(chain.name))
         call = call_of(RowsReplacement, name, first, chain.given, chain.output, chain.rows)
-        form = eager_form(self._nodes[chain.output], [self._nodes[each] for each in call.inputs])
+        given = [self._nodes[each] for each in call.inputs]
+        form = eager_form([self._nodes[chain.output]], given)
         bins = {each.rows: kernels.get(each.rows) for each in chain.bins}
         return replace(call, bins=outcomes, kernels=bins, form=form)
 
@@ -198,6 +214,19 @@ class TorchKernels(ChainKernels):
         count = self._count[name]
         self._count[name] += 1
         return GlobalVar(f"{name}{count or ''}")
+
+
+def _check_in_place(weight: fx.Node) -> None:
+    """Refuse a weight that no kernel reads where it is."""
+    value = weight.meta["val"]
+    if not lies_as_taken(value):
+        place = f"strides {list(value.stride())}, {value.storage_offset()} elements from its start"
+        raise refused(
+            weight.name,
+            f"a weight of shape {list(value.shape)} and {place}",
+            "weights that lie row by row from a multiple of 16 bytes; others each call would copy",
+            "store it so: weight.data = weight.data.contiguous()",
+        )
 
 
 def _offered_rows(

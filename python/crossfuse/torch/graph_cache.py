@@ -93,7 +93,7 @@ def _fits(record: Record, module: fx.GraphModule) -> bool:
     names = {each.name for each in module.graph.nodes}
     keys = {each.key for each in record.kernels}
     return all(
-        {each.output, *each.inputs} <= names
+        {*each.outputs, *each.inputs} <= names
         and each.key in keys
         and len(each.inputs) == len(each.shapes)
         for each in record.calls

@@ -29,12 +29,26 @@ if TYPE_CHECKING:
     from crossfuse.relax.replace import Replacement
     from crossfuse.runtime.artefact import Artefact
 
-# The operators ``crossfuse::run`` and ``run_rows``: kernels of ours in a graph of torch.
+# The operators ``crossfuse::run``, ``run_several`` and ``run_rows``: kernels of ours in a graph of
+# torch.
 #
 # Kernels are known by a key, so that one operator stands for all of them: graphs, and the caches of
-# those who compile them, hold the key alone. ``run_rows`` has a kernel for each bin of rows.
+# those who compile them, hold the key alone. ``run_several`` is for kernels of several outputs,
+# ``run_rows`` has a kernel for each bin of rows.
 
 _Kernel = TypeVar("_Kernel")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A tensor that a kernel makes."""
+
+    shape: tuple[Extent, ...]
+    dtype: str
+
+    def empty_like(self, given: torch.Tensor) -> torch.Tensor:
+        """A tensor like it on the device of another one."""
+        return given.new_empty(self.shape, dtype=getattr(torch, self.dtype))
 
 
 @dataclass(frozen=True)
@@ -47,9 +61,7 @@ class KeptKernel:
     kept_as: str
     #: Of the function.
     name: Annotated[str, FileName]
-    #: Of the output, as is `dtype`.
-    shape: tuple[Extent, ...]
-    dtype: str
+    results: tuple[Result, ...]
     #: Whether calls of it begin a chain of kernels that start early.
     first: bool = False
 
@@ -57,8 +69,8 @@ class KeptKernel:
         """The same kernel as the first of a chain, see `LoadedKernel.as_first`."""
         return replace(self, key=f"{self.key}{FIRST}", first=True)
 
-    def run_of(self, made: Made) -> Callable[..., torch.Tensor]:
-        """What makes the output of the inputs."""
+    def run_of(self, made: Made) -> Callable[..., Any]:
+        """What makes the output of the inputs, or a tuple of several."""
         return made.as_first().run if self.first else made.run
 
 
@@ -66,7 +78,7 @@ class Made(Protocol):
     """A kernel that can be run; a `crossfuse.runtime.LoadedKernel` is one."""
 
     def run(self, *inputs: Any) -> Any:
-        """Make the output of the inputs."""
+        """Make the output of the inputs, or a tuple of several."""
 
     def as_first(self) -> Made:
         """The same kernel as the first of a chain of kernels that start early."""
@@ -78,13 +90,13 @@ class Sequential:
 
     function: Callable[..., dict[str, Any]]
 
-    def run(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """Make the output of tensors on the CPU."""
+    def run(self, *inputs: torch.Tensor) -> Any:
+        """Make the output of tensors on the CPU, or a tuple of several."""
         from crossfuse.runtime.tensors import to_numpy, to_torch
 
-        (output,) = self.function([to_numpy(each) for each in inputs]).values()
-        result: torch.Tensor = to_torch(output)
-        return result
+        made = self.function([to_numpy(each) for each in inputs]).values()
+        results = tuple(map(to_torch, made))
+        return results if len(results) > 1 else results[0]
 
     def as_first(self) -> Sequential:
         """Itself: nothing starts before what is called before it is over."""
@@ -131,13 +143,16 @@ class BinnedKernel:
 
 
 #: Kernels by their keys, and what runs those of static shapes.
-_KEPT: dict[str, tuple[KeptKernel, Callable[..., torch.Tensor]]] = {}
+_KEPT: dict[str, tuple[KeptKernel, Callable[..., Any]]] = {}
 _BINNED: dict[str, BinnedKernel] = {}
 _DEFINING = Lock()
 
 
-def offer(kernel: KeptKernel, run: Callable[..., torch.Tensor]) -> None:
-    """Make a kernel known to ``crossfuse::run``; one of the same key computes the same."""
+def offer(kernel: KeptKernel, run: Callable[..., Any]) -> None:
+    """Make a kernel known to ``crossfuse::run`` and ``run_several``.
+
+    One of the same key computes the same.
+    """
     define()
     _KEPT[kernel.key] = kernel, run
 
@@ -158,23 +173,36 @@ def define() -> registry.Library:
 def _defined() -> registry.Library:
     made = registry.Library("crossfuse", "DEF")
     made.define("run(Tensor[] inputs, str kernel) -> Tensor")
+    made.define("run_several(Tensor[] inputs, str kernel) -> Tensor[]")
     made.define("run_rows(Tensor[] inputs, SymInt[] sizes, str kernel) -> Tensor")
     for device in ("CUDA", "CPU"):
         made.impl("run", _run, device)
+        made.impl("run_several", _run_several, device)
         made.impl("run_rows", _run_rows, device)
     registry.register_fake("crossfuse::run", _fake, lib=made)
+    registry.register_fake("crossfuse::run_several", _fake_several, lib=made)
     registry.register_fake("crossfuse::run_rows", _fake_rows, lib=made)
     return made
 
 
 def _run(inputs: Sequence[torch.Tensor], key: str) -> torch.Tensor:
     _check_gradients(inputs)
-    return _known(key, _KEPT)[1](*inputs)
+    made: torch.Tensor = _known(key, _KEPT)[1](*inputs)
+    return made
 
 
 def _fake(inputs: Sequence[torch.Tensor], key: str) -> torch.Tensor:
-    kernel, _ = _known(key, _KEPT)
-    return inputs[0].new_empty(kernel.shape, dtype=getattr(torch, kernel.dtype))
+    (result,) = _known(key, _KEPT)[0].results
+    return result.empty_like(inputs[0])
+
+
+def _run_several(inputs: Sequence[torch.Tensor], key: str) -> list[torch.Tensor]:
+    _check_gradients(inputs)
+    return list(_known(key, _KEPT)[1](*inputs))
+
+
+def _fake_several(inputs: Sequence[torch.Tensor], key: str) -> list[torch.Tensor]:
+    return [each.empty_like(inputs[0]) for each in _known(key, _KEPT)[0].results]
 
 
 def _run_rows(inputs: Sequence[torch.Tensor], sizes: Sequence[int], key: str) -> torch.Tensor:
@@ -236,10 +264,15 @@ def offer_kernels(
         text = package_hash() + str(mod[name].script())
         key = f"{hint}-{'cpu' if cpu else target.name}-{sha256(text.encode()).hexdigest()[:16]}"
         library = "" if cpu else build_key(LIBRARIES, mod[name], target, hint)
-        kernel = found[name] = KeptKernel(key, library, hint, call.shape, call.dtype)
+        results = tuple(map(_result, call.results))
+        kernel = found[name] = KeptKernel(key, library, hint, results)
         for each in (kernel, kernel.as_first()) if starts_early(mod[name]) else (kernel,):
             offer(each, each.run_of(made[hint]))
     return found
+
+
+def _result(kind: Any) -> Result:
+    return Result(tuple(int(each) for each in kind.shape.values), str(kind.dtype))
 
 
 def offer_kept(kernels: tuple[KeptKernel, ...], entries: Mapping[str, Entry] | None = None) -> bool:

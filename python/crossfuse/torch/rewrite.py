@@ -1,4 +1,4 @@
-"""Groups of a torch graph replaced by calls of ``crossfuse::run`` and ``run_rows``."""
+"""Groups of a torch graph replaced by calls of ``crossfuse::run`` and its like."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from math import prod
+from operator import getitem
 from typing import Any
 
 import sympy
@@ -18,10 +19,13 @@ from crossfuse.workload.dtypes import zeros_behind
 
 @dataclass(frozen=True)
 class Call:
-    """A call of ``crossfuse::run`` that takes the place of some nodes."""
+    """A call of ``crossfuse::run`` that takes the place of some nodes.
 
-    #: Name of the node whose value it makes.
-    output: str
+    Of several outputs it is one of ``crossfuse::run_several``.
+    """
+
+    #: Names of the nodes whose values it makes.
+    outputs: tuple[str, ...]
     #: Names of the nodes that it reads, in the order of the kernel's parameters.
     inputs: tuple[str, ...]
     #: Extents with which the kernel takes them; of more elements where zeros pad its rows.
@@ -46,6 +50,8 @@ RESHAPE = torch.ops.aten.reshape.default
 _CONTIGUOUS = torch.ops.aten.clone.default
 _PERMUTE = torch.ops.aten.permute.default
 _PAD = torch.ops.aten.constant_pad_nd.default
+#: The runtime refuses arguments that begin elsewhere.
+_LOAD_BYTES = 16
 
 
 def rewrite(module: fx.GraphModule, calls: Sequence[Call], rows: Sequence[RowsCall] = ()) -> None:
@@ -64,17 +70,32 @@ def rewrite(module: fx.GraphModule, calls: Sequence[Call], rows: Sequence[RowsCa
             result = _shaped_as(graph, result, one.output, one.inputs)
             nodes[one.output.name] = _in_place(graph, result, one.output)
     for call in calls:
-        node = nodes[call.output]
-        with graph.inserting_before(node):
+        made = [nodes[each] for each in call.outputs]
+        with graph.inserting_before(_first(graph, made)):
             given = [
                 _input(graph, nodes[each], shape)
                 for each, shape in zip(call.inputs, call.shapes, strict=True)
             ]
-            result = inserted(graph, torch.ops.crossfuse.run.default, given, call.key)
-            result = _reshaped(graph, result, tuple(node.meta["val"].shape))
-            # Or what reads it next would keep alive what computed it before.
-            nodes[call.output] = _in_place(graph, result, node)
+            results = _called(graph, given, call)
+            for name, node, flat in zip(call.outputs, made, results, strict=True):
+                result = _reshaped(graph, flat, tuple(node.meta["val"].shape))
+                # Or what reads it next would keep alive what computed it before.
+                nodes[name] = _in_place(graph, result, node)
     finish(module)
+
+
+def _first(graph: fx.Graph, nodes: Sequence[fx.Node]) -> fx.Node:
+    if len(nodes) == 1:
+        return nodes[0]
+    return next(each for each in graph.nodes if each in nodes)
+
+
+def _called(graph: fx.Graph, given: list[fx.Node], call: Call) -> list[fx.Node]:
+    """What a kernel makes, one node for each of its outputs."""
+    if len(call.outputs) == 1:
+        return [inserted(graph, torch.ops.crossfuse.run.default, given, call.key)]
+    every = inserted(graph, torch.ops.crossfuse.run_several.default, given, call.key)
+    return [inserted(graph, getitem, every, place) for place in range(len(call.outputs))]
 
 
 def _in_place(graph: fx.Graph, result: fx.Node, node: fx.Node) -> fx.Node:
@@ -114,10 +135,20 @@ def _input(graph: fx.Graph, node: fx.Node, shape: tuple[int, ...]) -> fx.Node:
 
 
 def contiguous(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """The node itself if its tensor is row-major, else a copy that is."""
-    if node.meta["val"].is_contiguous():
+    """The node itself if kernels take its tensor as it lies, else a copy that they take."""
+    if lies_as_taken(node.meta["val"]):
         return node
     return inserted(graph, _CONTIGUOUS, node, memory_format=torch.contiguous_format)
+
+
+def lies_as_taken(value: torch.Tensor) -> bool:
+    """Whether a tensor is row-major and begins where kernels may load 16 bytes at once.
+
+    One that is part of another may begin elsewhere; of symbolic places nothing is asked.
+    """
+    start = value.storage_offset()
+    odd = isinstance(start, int) and start * value.element_size() % _LOAD_BYTES != 0
+    return value.is_contiguous() and not odd
 
 
 def laid_out(graph: fx.Graph, result: fx.Node, before: torch.Tensor) -> fx.Node:

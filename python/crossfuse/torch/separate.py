@@ -33,14 +33,14 @@ class EagerForm:
     inside: frozenset[fx.Node]
 
 
-def eager_form(output: fx.Node, inputs: Sequence[fx.Node]) -> EagerForm:
-    """Extract the nodes between inputs and an output as a function.
+def eager_form(outputs: Sequence[fx.Node], inputs: Sequence[fx.Node]) -> EagerForm:
+    """Extract the nodes between inputs and outputs as a function, of several outputs of a tuple.
 
     An input may stand there twice. `WorkloadRefused` is raised if the nodes read more than inputs
     and sizes.
     """
-    reached = _reached(output, frozenset(inputs))
-    order = [each for each in output.graph.nodes if each in reached]
+    reached = _reached(outputs, frozenset(inputs))
+    order = [each for each in outputs[0].graph.nodes if each in reached]
     sizes = [each for each in order if isinstance(each.meta.get("val"), torch.SymInt)]
     graph = fx.Graph()
     images: dict[fx.Node, fx.Node] = {}
@@ -52,19 +52,20 @@ def eager_form(output: fx.Node, inputs: Sequence[fx.Node]) -> EagerForm:
             raise refuse(
                 WorkloadRefused,
                 "torch-backend",
-                output.name,
+                outputs[-1].name,
                 found=f"layers that read {node.name} beside their inputs",
                 limit="inputs and sizes alone",
                 instead="compile with static shapes",
             )
         images[node] = graph.node_copy(node, lambda each: images[each])
-    graph.output(images[output])
+    made = tuple(images[each] for each in outputs)
+    graph.output(made if len(made) > 1 else made[0])
     run = fx.GraphModule(torch.nn.Module(), graph)
     return EagerForm(run, tuple(sizes), frozenset(inside))
 
 
-def _reached(output: fx.Node, inputs: frozenset[fx.Node]) -> frozenset[fx.Node]:
-    pending, seen = [output], set()
+def _reached(outputs: Sequence[fx.Node], inputs: frozenset[fx.Node]) -> frozenset[fx.Node]:
+    pending, seen = [*outputs], set()
     while pending:
         node = pending.pop()
         if node in seen or node in inputs:
@@ -85,14 +86,17 @@ def measuring(
     symbols = {variable: each for each, variable in translation.symbols.items()}
 
     def separate(
-        output: Any, inputs: Sequence[Any], cold: Sequence[bool], sizes: Mapping[Any, int]
+        outputs: Sequence[Any],
+        inputs: Sequence[Any],
+        cold: Sequence[bool],
+        sizes: Mapping[Any, int],
     ) -> Separate | None:
         try:
-            nodes = [translation.nodes[each] for each in (output, *inputs)]
+            nodes = [translation.nodes[each] for each in (*outputs, *inputs)]
             if sizes:
                 image = _concrete(graph, {symbols[each]: size for each, size in sizes.items()})
                 nodes = [image[each] for each in nodes]
-            return _separate(nodes[0], nodes[1:], cold, mode)
+            return _separate(nodes[: len(outputs)], nodes[len(outputs) :], cold, mode)
         except (KeyError, RefusedError, Untold):
             return None
 
@@ -100,15 +104,15 @@ def measuring(
 
 
 def _separate(
-    output: fx.Node, inputs: Sequence[fx.Node], cold: Sequence[bool], mode: str | None
+    outputs: Sequence[fx.Node], inputs: Sequence[fx.Node], cold: Sequence[bool], mode: str | None
 ) -> Separate:
-    """The nodes between inputs and an output, of static shapes, to be timed by another process.
+    """The nodes between inputs and outputs, of static shapes, to be timed by another process.
 
     `WorkloadRefused` is raised if the nodes read more than the inputs, `Untold` if one has no
     words.
     """
-    form = eager_form(output, inputs)
-    words = _words(inputs, [each for each in output.graph.nodes if each in form.inside])
+    form = eager_form(outputs, inputs)
+    words = _words(inputs, [each for each in outputs[0].graph.nodes if each in form.inside])
     given = tuple(
         Given(
             tuple(map(int, value.shape)),

@@ -6,8 +6,8 @@ program: `prim_func` emits it from a spec, `crossfuse.relax` from a graph, both 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import te, tirx
@@ -225,6 +225,30 @@ def emit(form: Form) -> tirx.PrimFunc:
         last = tensors[form.second.name] = _multiply(hidden, tensors, form.second)
     output = _elementwise(last.shape, form.out, form.epilogue, tensors, "out")
     return te.create_prim_func([*parameters, output])
+
+
+def emit_products(forms: Sequence[Form]) -> tirx.PrimFunc:
+    """Write several products of one operand as one function, each with an output of its own.
+
+    Forms are of one product and the same left operand. Blocks of each are those of `emit`, one form
+    behind the other, under names that end in the number of the form. Parameters are A, then weight
+    and extras form by form, then the outputs.
+    """
+    left = forms[0].left
+    shared = te.placeholder(left.shape, left.dtype, left.name)
+    given: list[te.Tensor] = [shared]
+    made: list[te.Tensor] = []
+    for number, form in enumerate(forms):
+        tensors = {left.name: shared}
+        for each in form.operands[1:]:
+            tensors[each.name] = te.placeholder(each.shape, each.dtype, f"{each.name}_{number}")
+            given.append(tensors[each.name])
+        (product,) = form.first
+        named = replace(product, name=f"{product.name}_{number}")
+        result = tensors[product.name] = _multiply(shared, tensors, named)
+        element = (result.shape, form.out, form.epilogue, tensors, f"out_{number}")
+        made.append(_elementwise(*element))
+    return te.create_prim_func([*given, *made])
 
 
 def _windows(images: te.Tensor, k: int) -> te.Tensor:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
+from tvm import te
 
 from crossfuse import _tvm as ir
 from crossfuse.compiler.choose import Wanted, options_of
 from crossfuse.compiler.source import read_source
 from crossfuse.emulate.cuda import emulate
 from crossfuse.emulate.llvm import run_sequential
+from crossfuse.emulate.reference import draw, parameters
 from crossfuse.errors import ScheduleRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
 from crossfuse.schedule.rules.skinny import SkinnyTiles, schedule_skinny
 from crossfuse.workload import check, parse, prim_func, random_inputs
+from crossfuse.workload.build import emit_products, form_of
 
 CASES = [
     ("gemm:M=1,K=512,N=64,weights=nk", SkinnyTiles(32, 1, 8, 2)),
@@ -79,3 +83,81 @@ def test_the_trace_is_replayed() -> None:
 def test_what_it_cannot_divide_is_refused(text: str, tiles: SkinnyTiles, said: str) -> None:
     with pytest.raises(ScheduleRefused, match=said):
         schedule_skinny(prim_func(parse(text)), tiles=tiles)
+
+
+# Several products of one operand.
+
+
+def specs(rows: int, *columns: int, dtype: str = "bfloat16") -> list[Any]:
+    """Products of one operand, each with something else behind it."""
+    behind = ("bias=last", "act=silu", "residual=in")
+    return [
+        parse(f"gemm:M={rows},K=512,N={n},weights=nk,{each},dtype={dtype}")
+        for n, each in zip(columns, behind, strict=False)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "tiles", "dtype"),
+    [(1, SkinnyTiles(32, 1, 8, 2), "bfloat16"), (3, SkinnyTiles(8, 2, 16, 4), "float16")],
+)
+def test_products_of_one_operand_are_one_launch(rows: int, tiles: SkinnyTiles, dtype: str) -> None:
+    every = specs(rows, 96, 64, 32, dtype=dtype)
+    func = emit_products([form_of(each) for each in every])
+    sch = schedule_skinny(func, tiles=tiles)
+    image = lower(sch, "nvidia-h200").image
+    (launch,) = image.launches
+    assert launch.grid[0] == (96 + 64 + 32) // (tiles.groups * tiles.columns)
+    known = draw(parameters(func))
+    for report in (emulate(image, known), run_sequential(sch.mod["main"], known)):
+        report.raise_if_wrong()
+        for number, spec in enumerate(every):
+            own = {name: known.get(f"{name}_{number}", known["A"]) for name in spec.inputs}
+            assert check(spec, own, report.outputs[f"out_{number}"]).worst <= 1
+
+
+def test_tiles_are_chosen_that_divide_each_product() -> None:
+    func = emit_products([form_of(each) for each in specs(1, 96, 64, 32)])
+    sch = schedule_skinny(func)
+    again = ir.Schedule(func)
+    sch.trace.apply_to_schedule(again, remove_postproc=False)
+    ir.tvm.ir.assert_structural_equal(again.mod, sch.mod)
+    assert len(lower(sch, "nvidia-h200", early=True).image.launches) == 1
+    with pytest.raises(ScheduleRefused, match="not: CTAs divide the columns"):
+        schedule_skinny(func, tiles=SkinnyTiles(8, 4, 16, 2))
+
+
+def written(right: str) -> Any:
+    """Two results of which the second multiplies something else."""
+    a, b = (te.placeholder((2, 512), "bfloat16", name) for name in "AB")
+    weights = te.placeholder((512, 512), "bfloat16", "W")
+
+    def product(left: Any, name: str) -> Any:
+        k = te.reduce_axis((0, 512), "k")
+
+        def factors(i: Any, j: Any) -> Any:
+            return left(i, k).astype("float32") * weights(j, k).astype("float32")
+
+        return te.compute((2, 512), lambda i, j: te.sum(factors(i, j), axis=k), name)
+
+    def rounded(value: Any, name: str) -> Any:
+        return te.compute((2, 512), lambda i, j: value(i, j).astype("bfloat16"), name)
+
+    first = rounded(product(a, "first"), "one")
+    between = te.compute((2, 512), lambda i, j: b(i, j) + b(i, j), "between")
+    lefts = {"other": b, "made": between}
+    second = rounded(product(lefts[right], "second") if right in lefts else b, "two")
+    return te.create_prim_func([a, b, weights, first, second])
+
+
+@pytest.mark.parametrize(
+    ("right", "said"),
+    [
+        ("other", "found products of 'A' and of 'B'; limit: products of one operand"),
+        ("made", "found a product of what block 'between' makes; limit: products of an input"),
+        ("none", "found an output that is not an elementwise function of one product"),
+    ],
+)
+def test_other_results_are_refused(right: str, said: str) -> None:
+    with pytest.raises(ScheduleRefused, match=re.escape(said)):
+        schedule_skinny(written(right))

@@ -101,7 +101,7 @@ def emulated(made: Made, inputs: Mapping[str, Tensor], **planted: Any) -> Emulat
     for call, kernel, func in made.calls:
         image = lower(planted.get(kernel.name, func), name=kernel.name).image
         names = dict(
-            zip([each.name for each in image.buffers], (*call.inputs, call.output), strict=True)
+            zip([each.name for each in image.buffers], (*call.inputs, *call.outputs), strict=True)
         )
         links.append(Link(image.as_first() if kernel.first else image, names))
     return emulate(chain(links), {name: each.numpy() for name, each in inputs.items()}, orders=2)
@@ -124,7 +124,7 @@ def test_layers_follow_each_other(fused: Callable[..., Made]) -> None:
     report.raise_if_wrong()
     assert report.launches == 3 and report.at_once == 3
     exact = layers(x.double(), *(each.double() for each in given))
-    error = np.abs(report.outputs[made.calls[-1][0].output] - exact.numpy()).max()
+    error = np.abs(report.outputs[made.calls[-1][0].outputs[0]] - exact.numpy()).max()
     assert error <= 2 * (layers(x, *given).double() - exact).abs().max() + 1e-6
     # A second start finds both ways to call it.
     kernels._KEPT.clear()
@@ -152,7 +152,7 @@ def test_what_another_kernel_makes_is_waited_for(fused: Callable[..., Made]) -> 
     name = made.calls[0][1].name
     wrong = emulated(made, inputs, **{name: starting_early(func, WEIGHTS)})
     assert {each.kind for each in wrong.findings} == {"early-launch"}
-    assert wrong.findings[0].buffer == made.calls[0][0].output
+    assert wrong.findings[0].buffer == made.calls[0][0].outputs[0]
 
 
 def without(starts: list[tuple[bool, tuple[str, ...]]], name: str) -> None:

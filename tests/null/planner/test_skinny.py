@@ -6,13 +6,13 @@ import pytest
 
 from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
-from crossfuse.planner.chain.build import chain_of
+from crossfuse.planner.chain.build import chain_of, matrix_chain
 from crossfuse.planner.cost.estimate import estimate
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.explain.explanation import explain
 from crossfuse.planner.families.registry import FAMILIES
-from crossfuse.planner.families.skinny import SkinnyKernel
-from crossfuse.planner.kernels.shape import shape_of
+from crossfuse.planner.families.skinny import SkinnyKernel, best_tiles, together
+from crossfuse.planner.kernels.shape import Shape, shape_of
 from crossfuse.planner.plan import plan, ranked
 from crossfuse.workload import parse
 
@@ -96,3 +96,23 @@ def test_what_it_has_no_kernels_of_is_refused(text: str, said: str) -> None:
 def test_tiles_are_read_as_they_are_written() -> None:
     tiles = {"lanes": 16, "columns": 2, "groups": 8, "loads": 4}
     assert FAMILIES["skinny"].read(tiles).tiles() == tiles
+
+
+def shape(rows: int, columns: int) -> Shape:
+    return shape_of(matrix_chain(rows, (2048, columns)))
+
+
+def test_several_products_are_planned_as_one_of_all_columns() -> None:
+    target = device("nvidia-h200")
+    queries, keys = shape(1, 2048), shape(1, 512)
+    assert together((queries, keys, keys)) == shape(1, 3072)
+    tiles = best_tiles(queries, keys, keys, target=target)
+    assert tiles is not None and not tiles.broken(keys)
+    one = estimate(tiles, shape(1, 3072), target, rates_of(target)).microseconds
+    assert float(one) == pytest.approx(5.2, rel=0.05)
+
+
+def test_tiles_divide_each_product() -> None:
+    tiles = best_tiles(shape(1, 96), shape(1, 32), target=device("nvidia-h200"))
+    assert tiles is not None and 32 % int(tiles.width) == 0
+    assert best_tiles(shape(1, 96), shape(1, 30), target=device("nvidia-h200")) is None

@@ -8,8 +8,8 @@ loaded is multiplied at most eight times.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -271,15 +271,25 @@ class SkinnyKernel(TileKernel):
 _LOADS = (1.0, 2.0, 4.0, 8.0)
 
 
-def best_tiles(shape: Shape, target: Device | None = None) -> SkinnyKernel | None:
-    """Choose the tiles with the least estimated time; None where none divide the product."""
-    spec = target or device()
-    found = FAMILY.every(shape, spec)
+def together(shapes: Sequence[Shape]) -> Shape:
+    """The product that has the columns of several products of the same rows.
+
+    Whether CTAs have the columns of one weight or of another is the same to memory.
+    """
+    first = shapes[0]
+    columns, further = sum(each.n for each in shapes), sum(each.further for each in shapes)
+    return replace(first, n=columns, further=further)
+
+
+def best_tiles(*shapes: Shape, target: Device | None = None) -> SkinnyKernel | None:
+    """Choose the tiles with the least estimated time; None where none divide each product."""
+    spec, shape = target or device(), together(shapes)
+    found: Any = FAMILY.every(shape, spec)
     if not count(found):
         return None
-    (best,), _ = fastest(found, shape, spec, rates_of(spec))
-    chosen: Any = select(found, int(best))
-    return chosen
+    order, _ = fastest(found, shape, spec, rates_of(spec), count(found))
+    ranked = (select(found, int(each)) for each in order)
+    return next((each for each in ranked if not any(map(each.broken, shapes))), None)
 
 
 FAMILY = ChainFamily(

@@ -71,7 +71,7 @@ def find_chains(graph: Graph) -> Iterator[Group]:
             layers = (first, *layers)
             views = frozenset(_views(graph, layers))
             before = tuple(_before(graph, layers, views))
-            after = tuple(_after_product(graph, variable, before))
+            after = tuple(after_product(graph, variable, before))
             yield Group(layers, before, views, after)
             left = graph.arguments(first[0])[0]
             alike = all(left.same_as(graph.arguments(each)[0]) for each in first)
@@ -138,12 +138,12 @@ def _views(graph: Graph, layers: Sequence[tuple[Var, ...]]) -> Iterator[Var]:
     for number, layer in enumerate(layers):
         for product in layer:
             left, right = graph.arguments(product)
-            yield from _views_of_weight(graph, right)
+            yield from views_of_weight(graph, right)
             if not number:
                 yield from _way(graph, left, RESHAPES)
 
 
-def _views_of_weight(graph: Graph, right: Any) -> Iterator[Var]:
+def views_of_weight(graph: Graph, right: Any) -> Iterator[Var]:
     """Operators between a stored weight and its product, the last operator first.
 
     A cast that rounds makes a tensor of its own, as ``torch.autocast`` does of a wider weight.
@@ -159,7 +159,7 @@ def _way(graph: Graph, value: Any, names: frozenset[str]) -> Iterator[Var]:
         (value, *_) = graph.arguments(value)
 
 
-def _after_product(graph: Graph, second: Var, before: tuple[Var, ...]) -> Iterator[Var]:
+def after_product(graph: Graph, second: Var, before: tuple[Var, ...]) -> Iterator[Var]:
     """The element-wise operators behind a product, one after the other, while each has one user.
 
     It ends at an operator that reads a value in `before` other than the product.
@@ -172,6 +172,27 @@ def _after_product(graph: Graph, second: Var, before: tuple[Var, ...]) -> Iterat
             return
         value = node.var
         yield value
+
+
+def with_own_operators(graph: Graph, group: Group, ends: Container[Var]) -> Group:
+    """A group that ends in front of an operator for which it would wait for another group.
+
+    `ends` are the last products of all groups. An operator of the results of two of them belongs to
+    the later one, which reads what the other one makes; else each would read it of the other.
+    """
+    last = _last_products(graph, ends)
+    place = graph.makers[group.products[-1]].place
+    own = takewhile(lambda each: last[each] <= place, group.after)
+    return replace(group, after=tuple(own))
+
+
+def _last_products(graph: Graph, ends: Container[Var]) -> dict[Any, int]:
+    """Place of the last of some products that each value is made of; -1 without any."""
+    found: dict[Any, int] = {}
+    for node in graph.nodes:
+        own = node.place if node.var in ends else -1
+        found[node.var] = max((own, *(found.get(each, -1) for each in node.reads)))
+    return found
 
 
 def is_left_operand(graph: Graph, value: Var) -> bool:
@@ -268,9 +289,9 @@ def find_made_rows(graph: Graph) -> Iterator[Group]:
         if graph.operator(variable) != PRODUCT or not _by_weights(graph, variable):
             continue
         left, right = graph.arguments(variable)
-        views = frozenset(_views_of_weight(graph, right))
+        views = frozenset(views_of_weight(graph, right))
         # What makes the rows may be needed behind the product too, such as scales.
-        after = tuple(_after_product(graph, variable, ()))
+        after = tuple(after_product(graph, variable, ()))
         makes = _making(graph, left, {variable, *after})
         if any(_reduces(graph, each) for each in makes):
             inside = {*makes, *views, variable}

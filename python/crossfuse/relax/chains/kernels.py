@@ -30,6 +30,7 @@ from crossfuse.relax.chains.groups import (
     check_known,
     check_used_inside,
     is_left_operand,
+    with_own_operators,
     with_whole_operators,
 )
 from crossfuse.relax.chains.kinds import Chains, GroupKind
@@ -37,7 +38,6 @@ from crossfuse.relax.chains.planned import (
     FunctionCall,
     PlannedChain,
     PlannedRows,
-    call_of,
     calling,
     picking,
     plan_rows,
@@ -110,9 +110,28 @@ class ChainKernels:
 
     def candidates(self, graph: Graph) -> Iterator[Candidate]:
         """See `crossfuse.relax.choice.Kernels`."""
-        for kind in self._kinds:
-            for group in kind.find(graph):
-                yield self._candidate(graph, group, kind)
+        every = [tuple(kind.find(graph)) for kind in self._kinds]
+        ends = {group.products[-1] for groups in every for group in groups}
+        for kind, groups in zip(self._kinds, every, strict=True):
+            owned = [with_own_operators(graph, group, ends) for group in groups]
+            found = [self._candidate(graph, group, kind) for group in owned]
+            yield from (*map(kind.alone, found), *self._joined(graph, kind, found))
+
+    def _joined(
+        self, graph: Graph, kind: GroupKind, found: Sequence[Candidate]
+    ) -> Iterator[Candidate]:
+        """Groups of a kind that one kernel may compute together."""
+        planned = [each.planned for each in found if isinstance(each.planned, PlannedChain)]
+        of = {id(each.planned): each for each in found}
+        for each in kind.joined(graph, planned, self.target):
+            parts = [of[id(one)] for one in each.members]
+            chain = self._timed(each, {})
+            yield Candidate(
+                tuple(name for one in parts for name in one.names),
+                chain,
+                parts=tuple(part for one in parts for part in one.parts),
+                behind=sum(one.behind for one in parts),
+            )
 
     def _candidate(self, graph: Graph, group: Group, kind: GroupKind) -> Candidate:
         parts = group.products
@@ -182,7 +201,7 @@ class ChainKernels:
             if isinstance(chain, PlannedRows):
                 return self._picked(chain, always)
             name = self._names.find(chain.outlined.func, lambda: self._added(chain))
-            return call_of(Replacement, name, chain, chain.given, chain.output)
+            return chain.call(name)
 
     def _picked(self, chain: PlannedRows, always: bool) -> Replacement:
         """The call of what picks the kernel by the number of rows."""
@@ -272,7 +291,7 @@ class ChainKernels:
             chain.kernels,
             lambda plan: self._of_plan(chain, plan, bool(sizes)),
             given,
-            self._measuring.separate(chain.output, chain.given, cold, sizes),
+            self._measuring.separate(chain.outputs, chain.given, cold, sizes),
         )
         return replace(chain, measured=found)
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.blocks.chain import Chain, read_product
+from crossfuse.blocks.chain import Chain, read_products
 from crossfuse.blocks.scheduled import name_of
 from crossfuse.calls import AnyFunction, checked
 from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.markers import FAST, RESIDENT_CTAS
+from crossfuse.markers import FAST, RESIDENT_CTAS, SIDE_BY_SIDE
 from crossfuse.planner.families.skinny import VECTOR, SkinnyKernel, best_tiles
-from crossfuse.planner.kernels.shape import shape_of_blocks
+from crossfuse.planner.kernels.shape import Shape, shape_of_blocks
 from crossfuse.schedule.install import install
 from crossfuse.schema import Tile
 
@@ -44,6 +45,9 @@ def schedule_skinny(
 ) -> Any:
     """Schedule a product of at most eight rows, which is as fast as memory delivers its weights.
 
+    Of several products of one operand, each with a result of its own, such as those that make
+    queries, keys and values, each has CTAs of its own in one launch.
+
     Each thread loads its part of some rows of the weights into registers, and multiplies it by all
     rows of the left operand; a group of threads then adds up its sums by shuffles::
 
@@ -58,7 +62,8 @@ def schedule_skinny(
     Parameters
     ----------
     func : tvm.tirx.PrimFunc
-        A canonical product, see `crossfuse.workload.prim_func`, of weights stored as [n, k].
+        A canonical product, see `crossfuse.workload.prim_func`, or several of one operand, see
+        `crossfuse.workload.build.emit_products`; of weights stored as [n, k].
     tiles : SkinnyTiles | None
         How it is divided; None leaves it to the planner.
     constant_weights : bool
@@ -72,7 +77,7 @@ def schedule_skinny(
     Raises
     ------
     ScheduleRefused
-        If the function is no single product, or the tiles do not divide it.
+        If the function is neither, or the tiles do not divide a product.
 
     Examples
     --------
@@ -83,19 +88,34 @@ def schedule_skinny(
     """
     install()
     sch = ir.Schedule(func)
-    chain = read_product(sch, "skinny")
-    _bind(sch, chain, _chosen(sch, chain, tiles or SkinnyTiles()))
+    chains = read_products(sch, "skinny")
+    kernel = _chosen(sch, chains, tiles or SkinnyTiles())
+    for chain in chains:
+        _bind(sch, chain, kernel)
+    root = sch.get_sblock("root")
+    # Else ptxas saves registers, and asks for weights one by one.
+    sch.annotate(root, RESIDENT_CTAS, kernel.least_resident)
+    sch.annotate(root, FAST, 1)
+    if len(chains) > 1:
+        sch.annotate(root, SIDE_BY_SIDE, 1)
     return sch
 
 
-def _chosen(sch: Any, chain: Chain, given: SkinnyTiles) -> SkinnyKernel:
+def _chosen(sch: Any, chains: Sequence[Chain], given: SkinnyTiles) -> SkinnyKernel:
     """Take the tiles that are given, or those with the least estimated time; check them."""
-    shape = shape_of_blocks(chain)
+    shapes = [shape_of_blocks(each) for each in chains]
     kernel = (
         SkinnyKernel(given.lanes, given.columns, given.groups, given.loads)
         if given.complete
-        else best_tiles(shape)
+        else best_tiles(*shapes)
     )
+    for chain, shape in zip(chains, shapes, strict=True):
+        _check_tiles(sch, chain, shape, kernel)
+    assert kernel is not None
+    return kernel
+
+
+def _check_tiles(sch: Any, chain: Chain, shape: Shape, kernel: SkinnyKernel | None) -> None:
     # Windows of images are no rows that vectors are loaded of.
     plain = not sch.get_producers(chain.first[0])
     broken = None if kernel is None else kernel.broken(shape)
@@ -109,7 +129,6 @@ def _chosen(sch: Any, chain: Chain, given: SkinnyTiles) -> SkinnyKernel:
             "columns and reduction",
             instead="leave all tiles out, or use schedule_tiled_gemm",
         )
-    return kernel
 
 
 def _bind(sch: Any, chain: Chain, tiles: SkinnyKernel) -> None:
@@ -130,10 +149,6 @@ def _bind(sch: Any, chain: Chain, tiles: SkinnyKernel) -> None:
     for loop in (load, element, i, column):
         sch.unroll(loop)
     _store(sch, chain, grid, tiles)
-    root = sch.get_sblock("root")
-    # Else ptxas saves registers, and asks for weights one by one.
-    sch.annotate(root, RESIDENT_CTAS, tiles.least_resident)
-    sch.annotate(root, FAST, 1)
 
 
 def _add_lanes(sch: Any, product: Any, group: Any) -> None:

@@ -1,0 +1,130 @@
+"""Single products of few rows by stored weights, which plain multiply-adds compute fastest.
+
+A decoder that makes one token has one row, and each product of it takes as long as memory delivers
+the weight: there is nothing to fuse but what follows element by element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from tvm.ir import Var
+
+from crossfuse.errors import RefusedError
+from crossfuse.hardware import Device
+from crossfuse.measure.choice import FEW
+from crossfuse.planner.choice import runner_of
+from crossfuse.planner.families import EAGER
+from crossfuse.planner.families.skinny import FAMILY, ROWS
+from crossfuse.planner.kernels.shape import shape_of
+from crossfuse.planner.plan import Plan
+from crossfuse.relax.chains.groups import Group, after_product, views_of_weight
+from crossfuse.relax.chains.kinds import Chains
+from crossfuse.relax.chains.planned import PlannedChain
+from crossfuse.relax.chains.together import PlannedTogether, joined
+from crossfuse.relax.choice import Candidate
+from crossfuse.relax.graph import Graph
+from crossfuse.relax.operators import PRODUCT, RESHAPES, refused
+from crossfuse.relax.outline import Outlined, outline_product
+from crossfuse.relax.symbols import extents_of, is_symbolic, same_extents
+from crossfuse.schedule.planned import rank_function
+
+_MATRIX = 2
+_INSTEAD = "leave it to a library, which has such kernels"
+
+
+class FewRows(Chains):
+    """A product of few static rows, with the element-wise operators behind it."""
+
+    name = "few_rows"
+
+    def find(self, graph: Graph) -> Iterator[Group]:
+        """See `GroupKind`."""
+        return find_products(graph)
+
+    def outlined(self, static: Any) -> Outlined:
+        """See `GroupKind`."""
+        return outline_product(static)
+
+    def joined(
+        self, graph: Graph, found: Sequence[PlannedChain], target: Device
+    ) -> Iterator[PlannedTogether]:
+        """See `GroupKind`; products of one operand are one launch."""
+        return joined(graph, found, target)
+
+    def ranked(self, func: Any, target: Device) -> Sequence[Plan]:
+        """See `GroupKind`; other kernels of ours are runners alone, see `alone`."""
+        found = rank_function(func, target, keep=FEW)
+        first = {each.family: each for each in reversed(found)}
+        ours = [each for each in found if each.family == FAMILY.name]
+        if not ours:
+            shape = shape_of(found[0].chain, k_major=found[0].k_major)
+            what = f"a single product of {shape.text}, {FAMILY.why_none(shape, target)}"
+            raise refused("main", what, f"products of family '{FAMILY.name}'", _INSTEAD)
+        best, eager = ours[0], first.pop(EAGER)
+        del first[FAMILY.name]
+        runners = tuple(runner_of(each, best) for each in first.values())
+        return [replace(best, runners=runners), *ours[1:], eager]
+
+    def alone(self, candidate: Candidate) -> Candidate:
+        """See `GroupKind`; a product that tensor cores are estimated to be faster for stays.
+
+        A library has such kernels too, and estimates do not tell them from ours; measurements do.
+        """
+        planned = candidate.planned
+        if planned is None or planned.words:
+            return candidate
+        rivals = (e for e in planned.ours.runners if e.microseconds < planned.ours.microseconds)
+        rival = next(rivals, None)
+        if rival is None:
+            return candidate
+        what = f"a single product whose fastest kernel of ours is of family '{rival.family}'"
+        limit = f"those of family '{FAMILY.name}': few rows, and large weights"
+        return replace(candidate, planned=None, reason=str(refused("main", what, limit, _INSTEAD)))
+
+
+def find_products(graph: Graph) -> Iterator[Group]:
+    """Find products of few static rows by matrices that are stored, in order."""
+    for variable in graph.makers:
+        if graph.operator(variable) != PRODUCT:
+            continue
+        left, right = graph.arguments(variable)
+        of_weight = tuple(views_of_weight(graph, right))
+        if not _is_of_few_rows(graph, variable, of_weight):
+            continue
+        views = frozenset((*of_weight, *_views_of_rows(graph, left)))
+        inside = {*views, variable}
+        before = tuple(each for each in graph.makers if each in inside)
+        after = tuple(after_product(graph, variable, before))
+        yield Group(((variable,),), before, views, after)
+
+
+def _views_of_rows(graph: Graph, value: Any) -> Iterator[Any]:
+    """Reshapes of rows, the last one first; one that joins heads to rows is none of these."""
+    while graph.operator(value) in RESHAPES:
+        source = graph.arguments(value)[0]
+        if not same_extents(extents_of(source)[-1:], extents_of(value)[-1:]):
+            return
+        yield value
+        value = source
+
+
+def _is_of_few_rows(graph: Graph, product: Var, views: Collection[Var]) -> bool:
+    """Whether a product has few rows, and multiplies them by a matrix that nothing computes.
+
+    `views` are the operators between the matrix and the product.
+    """
+    left, right = graph.arguments(product)
+    try:
+        if is_symbolic(left) or is_symbolic(right) or len(extents_of(right)) != _MATRIX:
+            return False
+        rows = prod(int(each) for each in extents_of(left)[:-1])
+    except RefusedError:
+        return False
+    weight = right
+    while weight in views:
+        (weight, *_) = graph.arguments(weight)
+    return rows <= ROWS and weight not in graph.makers

@@ -1,0 +1,292 @@
+"""Single products of few rows in torch's graphs: which become kernels, and what these compute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+nn, F = torch.nn, torch.nn.functional
+
+from cpu.torch.decoder import graph_of  # noqa: E402
+from crossfuse.emulate.cuda import emulate  # noqa: E402
+from crossfuse.emulate.reference import draw, limits, parameters  # noqa: E402
+from crossfuse.hardware import device  # noqa: E402
+from crossfuse.lower.extract import lower  # noqa: E402
+from crossfuse.measure.way import GRAPH, LIBRARY, Way  # noqa: E402
+from crossfuse.relax.chains.groups import with_own_operators  # noqa: E402
+from crossfuse.relax.chains.kernels import ChainKernels  # noqa: E402
+from crossfuse.relax.chains.products import FewRows, find_products  # noqa: E402
+from crossfuse.relax.graph import read_graph  # noqa: E402
+from crossfuse.torch import Backend, Report, reports  # noqa: E402
+from crossfuse.torch.translate import translate  # noqa: E402
+from crossfuse.workload.accuracy import judge  # noqa: E402
+from null.measure.timers import FakeTimer  # noqa: E402
+
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("fresh_dynamo")]
+
+#: Of which family `skinny` is planned on an H200, from one row to four.
+D, H = 2048, 512
+TARGET = "nvidia-h200"
+
+
+class Step(nn.Module):
+    """Products of one row as a decoder has them, with what stands in front of and behind them."""
+
+    def __init__(self, bias: bool = True) -> None:
+        super().__init__()
+        self.queries, self.keys = nn.Linear(D, H, bias=bias), nn.Linear(D, H, bias=False)
+        self.out = nn.Linear(H, D, bias=bias)
+        self.gate, self.up = (nn.Linear(D, H, bias=False) for _ in range(2))
+        self.head = nn.Linear(D, 2 * H, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = F.rms_norm(x, (D,))
+        mixed = torch.softmax(self.queries(h), -1) * torch.cumsum(self.keys(h), -1)
+        mixed = torch.stack(mixed.chunk(4, -1), -2).flatten(-2)  # heads, joined to rows
+        x = x + self.out(mixed)
+        return self.head(F.rms_norm(x + F.pad(F.silu(self.gate(x)) * self.up(x), (0, D - H)), (D,)))
+
+
+def check(module: Any, *inputs: Any, dtype: Any = torch.bfloat16, **options: Any) -> Report:
+    """The compiled model errs at most twice as much as torch does."""
+    options = {"rest": "eager", "cpu": "llvm", "target": TARGET, **options}
+    if isinstance(module, nn.Module):
+        module = module.to(dtype).eval()
+    given = [each.to(dtype) for each in inputs]
+    with torch.no_grad():
+        got = torch.compile(module, backend=Backend(**options), dynamic=False)(*given).double()
+        eager = module(*given).double()
+        wide = module.double() if isinstance(module, nn.Module) else module
+        exact = wide(*(each.double() for each in given))
+    assert (got - exact).abs().max() <= 2 * (eager - exact).abs().max() + 1e-6 * exact.abs().max()
+    return reports()[-1]
+
+
+def products_of(report: Report) -> list[tuple[str, ...]]:
+    return [each.products for each in report.outcomes if each.name.startswith("crossfuse_gemm")]
+
+
+@pytest.mark.parametrize(
+    ("shape", "bias", "dtype"),
+    [
+        ((1, 1, D), True, torch.bfloat16),
+        ((3, D), False, torch.float16),
+        ((2, 2, D), True, torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_a_step_of_few_rows(shape: tuple[int, ...], bias: bool, dtype: Any) -> None:
+    torch.manual_seed(0)
+    report = check(Step(bias), torch.randn(shape), dtype=dtype)
+    found = [each for one in products_of(report) for each in one]
+    # The output product has 512 elements to sum, for which tensor cores are taken to be faster.
+    due = (
+        ["addmm", "mm", "mm_1", "mm_2", "mm_3"] if bias else ["mm", "mm_1", "mm_3", "mm_4", "mm_5"]
+    )
+    assert sorted(found) == sorted(due), report.text()
+    left = next(
+        each for each in report.outcomes if each.products == (("addmm_1",) if bias else ("mm_2",))
+    )
+    assert "whose fastest kernel of ours is of family 'gemm'" in left.text
+
+
+def test_what_follows_belongs_to_the_last_product_that_it_needs() -> None:
+    def function(x: Any, gate: Any, up: Any, down: Any) -> Any:
+        return torch.add(x @ down.t(), F.silu(x @ gate.t()) * (x @ up.t()), alpha=0.5)
+
+    weights = [torch.randn(H, D).bfloat16() for _ in range(3)]
+    found = translate(graph_of(function, [torch.randn(1, D).bfloat16(), *weights]).graph)
+    graph = read_graph(found.module["main"])
+    every = list(find_products(graph))
+    ends = {each.products[-1] for each in every}
+    groups = [with_own_operators(graph, each, ends) for each in every]
+    behind = [[graph.operator(each).removeprefix("relax.") for each in one.after] for one in groups]
+    first, gate, up = behind
+    assert first == [] and gate[-1] != "multiply"
+    assert "multiply" in up and up[-1] == "add"
+    report = check(function, torch.randn(1, D), *weights)
+    assert report.fused == ("crossfuse_gemm", "crossfuse_gemms")
+
+
+def test_the_option_leaves_them_to_torch() -> None:
+    report = check(nn.Linear(D, H), torch.randn(1, D), products=False)
+    assert report.outcomes == () and report.fused == ()
+    report = check(nn.Linear(D, H), torch.randn(1, D), products=True)
+    assert report.fused == ("crossfuse_gemm",)
+    assert report.text().startswith("crossfuse_gemm, about 3.2 of 4.1 us; gemm:M=1,K=2048,N=512,")
+
+
+def test_more_rows_and_unknown_ones_are_not_looked_at() -> None:
+    assert check(nn.Linear(D, H), torch.randn(9, D)).outcomes == ()
+    x = torch.randn(3, D)
+    torch._dynamo.mark_dynamic(x, 0)
+    backend = Backend(rest="eager", cpu="llvm", target=TARGET)
+    with torch.no_grad():
+        torch.compile(nn.Linear(D, H), backend=backend)(x)
+    assert reports()[-1].outcomes == ()
+
+
+@pytest.mark.parametrize(
+    ("weight", "function", "said"),
+    [
+        (torch.randn(D, H), torch.matmul, "stored as [n, k]' leaves 0"),
+        (torch.randn(503, D), F.linear, "'CTAs divide the columns' leaves 0"),
+        (torch.randn(H, 2000), F.linear, "'steps divide the reduction' leaves 0"),
+        (torch.randn(D, H).t(), F.linear, "strides [1, 512], 0 elements from its start; limit: we"),
+        (
+            torch.randn(H * D + 1).bfloat16()[1:].view(H, D),
+            F.linear,
+            "[2048, 1], 1 elements from its start",
+        ),
+        (torch.randn(2 * H, D), lambda x, w: F.linear(x, w[:H]), "no two layers"),
+        (torch.randn(H, D), lambda x, w: F.linear(x, w + 1), "no two layers"),
+    ],
+    ids=["[k, n]", "odd columns", "odd reduction", "strided", "misplaced", "a part", "computed"],
+)
+def test_others_stay_with_torch(weight: Any, function: Any, said: str) -> None:
+    width = weight.shape[0] if function is torch.matmul else weight.shape[1]
+    report = check(function, torch.randn(1, width), weight)
+    assert report.fused == ()
+    assert said in " ".join(report.text().split())
+
+
+def test_rows_that_begin_elsewhere_are_copied() -> None:
+    """Kernels load 16 bytes at once; a part of a row is contiguous wherever it begins."""
+
+    for width, count in ((D + 3, 1), (D + 8, 0)):
+        start = width - D
+        module = graph_of(
+            lambda x, w, start=start: F.linear(x[:, start:], w),
+            [torch.randn(1, width).bfloat16(), torch.randn(H, D).bfloat16()],
+        )
+        Backend(rest="eager", cpu="llvm", target=TARGET).fuse(module)
+        targets = [each.target for each in module.graph.nodes]
+        assert targets.count(torch.ops.aten.clone.default) == count
+        assert targets.count(torch.ops.crossfuse.run.default) == 1
+
+
+def test_wide_numbers_stay_with_torch() -> None:
+    report = check(F.linear, torch.randn(1, D), torch.randn(H, D), dtype=torch.float32)
+    assert report.fused == () and "leaves 0" in " ".join(report.text().split())
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_the_kernel_is_right(rows: int, dtype: Any) -> None:
+    """By the emulator, on rows with a large element; with bias, activation and residual."""
+
+    def function(x: Any, weight: Any, bias: Any, residual: Any) -> Any:
+        return residual + F.silu(F.linear(x, weight, bias))
+
+    given = [torch.randn(shape).to(dtype) for shape in ((rows, D), (H, D), (H,), (rows, H))]
+    translation = translate(graph_of(function, given).graph)
+    kernels = ChainKernels(translation.module, device(TARGET), False, kinds=(FewRows(),))
+    (found,) = kernels.candidates(read_graph(translation.module["main"]))
+    func = found.planned.outlined.func.with_attr("global_symbol", "main")
+    call = kernels.kernel(found.planned)
+    image = lower(kernels.module[call.function], device(TARGET)).image
+    known = draw(parameters(func))
+    known["A"][:, 7] = 100
+    report = emulate(image, known)
+    report.raise_if_wrong()
+    judge(limits(func, known), report.outputs["out"], "product")
+
+
+@pytest.mark.parametrize(("ours", "fused"), [(5.0, True), (19.0, False)])
+def test_measurements_go_before_estimates(
+    ours: float, fused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(way: Way) -> float:
+        if way.kind == LIBRARY:
+            return ours
+        # What it is held against are the nodes that it would replace.
+        run = torch.load(way.source, weights_only=False)
+        made = run(*(torch.randn(each.shape).bfloat16() for each in way.given))
+        return 6.0 * (len(made) if isinstance(made, tuple) else 1)
+
+    def built(functions: Mapping[int, Any], target: Any, folder: Path) -> dict[int, Path]:
+        return {place: folder / str(place) for place in functions}
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("crossfuse.relax.measured._built", built)
+    timer = FakeTimer(answer, "NVIDIA H200", TARGET)
+    monkeypatch.setattr("crossfuse.measure.timer.find_timer", lambda index: timer)
+    backend = Backend(target=TARGET, measure=True, rest="eager", cpu="build")
+    fn = torch.compile(Projections().bfloat16().eval(), backend=backend)
+    with torch.no_grad():
+        try:
+            fn(torch.randn(1, D).bfloat16())
+        except Exception:  # kernels of a GPU do not run here
+            assert fused
+    *alone, outcome = reports()[-1].outcomes
+    assert {(each.microseconds, each.eager_microseconds) for each in alone} == {(ours, 6.0)}
+    assert len(alone) == 3
+    assert (outcome.microseconds, outcome.eager_microseconds) == (ours, 18.0)
+    assert bool(outcome.name) == fused and not any(each.name for each in alone)
+    kinds = [each.kind for each in timer.asked]
+    assert kinds.count(LIBRARY) == 12 and kinds.count(GRAPH) == 3
+
+
+# Products of one operand.
+
+
+class Projections(nn.Module):
+    """Queries, keys and values of rows that a norm makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries = nn.Linear(D, H, bias=True)
+        self.keys, self.values = (nn.Linear(D, H // 4, bias=False) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = F.rms_norm(x, (D,))
+        return torch.cat([self.queries(h), self.keys(h).cumsum(-1), self.values(h).cumsum(-1)], -1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [((1, 1, D), {}), ((3, 1, D), {"early": True}), ((2, D), {"rest": "inductor"})],
+    ids=str,
+)
+def test_products_of_one_operand_are_one_kernel(shape: Any, options: Any) -> None:
+    torch.manual_seed(0)
+    report = check(Projections(), torch.randn(shape), **options)
+    assert report.fused == ("crossfuse_gemms",), report.text()
+    rows = shape[0]
+    text = " ".join(report.text().split())
+    assert f"gemm:M={rows},K=2048,N=512 + 128 + 128,dtype=bfloat16 of one operand" in text
+    names = [each.products for each in report.outcomes]
+    assert names == [("addmm",), ("mm",), ("mm_1",), ("addmm", "mm", "mm_1")]
+    # As kernels of their own only the first of them pays.
+    assert [bool(each.microseconds) for each in report.outcomes] == [True, False, False, True]
+
+
+def test_one_that_waits_for_another_is_left_out() -> None:
+    def function(x: Any, q: Any, k: Any, v: Any) -> Any:
+        keys = F.linear(x, k)
+        return F.linear(x, q).softmax(-1) + F.linear(x, v) * keys.cumsum(-1), keys.sin()
+
+    def both(*given: Any) -> Any:
+        return torch.cat([each.sum(-1, keepdim=True) for each in function(*given)], -1)
+
+    report = check(both, torch.randn(1, D), *(torch.randn(H, D) for _ in range(3)))
+    together = [each.products for each in report.outcomes if len(each.products) > 1]
+    assert together == [("mm", "mm_1")]
+    assert report.fused == ("crossfuse_gemm", "crossfuse_gemms")
+
+
+def test_a_kernel_of_several_results_is_kept(tmp_path: Any, monkeypatch: Any) -> None:
+    """A second trace takes it, and what it calls, from the cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    backend = Backend(rest="eager", cpu="build", target=TARGET)
+    module, x = Projections().bfloat16().eval(), torch.randn(1, D).bfloat16()
+    for _ in range(2):
+        torch.compiler.reset()
+        with torch.no_grad(), pytest.raises(Exception, match="limit: a CUDA device"):
+            torch.compile(module, backend=backend)(x)
+        assert reports()[-1].fused == ("crossfuse_gemms",)
+        monkeypatch.setattr("crossfuse.torch.fuse_graph.fuse_graph", None)
