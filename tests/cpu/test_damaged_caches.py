@@ -13,8 +13,7 @@ from tvm import relax
 
 import crossfuse
 from crossfuse import Refusal
-from crossfuse.cache import Entry, Shelf, kept, root
-from crossfuse.cache.shelf import answered, read_entry
+from crossfuse.cache import Entry, Shelf, answered, kept, read_entry, root
 from crossfuse.errors import PlanRefused
 from crossfuse.relax import FuseCascades, FuseChains
 from crossfuse.relax.build_kernels import built

@@ -13,7 +13,7 @@ from tvm import relax
 from tvm.ir import GlobalVar, Var
 
 from crossfuse import _tvm as ir
-from crossfuse.cache.keys import content_key
+from crossfuse.cache import content_key
 from crossfuse.calls import Whole, checked
 from crossfuse.files import scratch_folder
 from crossfuse.hardware import Device, device

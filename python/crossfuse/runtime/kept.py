@@ -66,7 +66,7 @@ OBJECTS = Kind("object", ".o", build_object, _read_object, _write_object)
 def kept(kind: Kind[Built], key: str, path: Path) -> Built | None:
     """Copy a build out of the cache to `path`, a library's manifest beside it; None if not cached.
 
-    The key is of `crossfuse.cache.keys.content_key`, and must cover the name.
+    The key is of `crossfuse.cache.content_key`, and must cover the name.
     """
     return shelf(kind.name).read(key, partial(written, kind, path))
 

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from tvm.ir import GlobalVar
 
-from crossfuse.cache.keys import package_hash
+from crossfuse.cache import package_hash
 from crossfuse.hardware import Device
 from crossfuse.measure.timer import Timer
 from crossfuse.relax.calls import Equal

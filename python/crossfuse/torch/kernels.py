@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 import torch
 from torch import library as registry
 
-from crossfuse.cache import Entry, shelf
-from crossfuse.cache.keys import package_hash
+from crossfuse.cache import Entry, package_hash, shelf
 from crossfuse.errors import ArtefactRefused, refuse
 from crossfuse.files import scratch
 from crossfuse.hardware import Device

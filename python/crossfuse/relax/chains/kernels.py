@@ -12,9 +12,7 @@ from tvm import relax
 from tvm.ir import GlobalVar, Var
 
 from crossfuse import _tvm as ir
-from crossfuse.cache import shelf
-from crossfuse.cache.keys import content_key
-from crossfuse.cache.shelf import answered
+from crossfuse.cache import answered, content_key, shelf
 from crossfuse.errors import PlanRefused, RefusedError, contained
 from crossfuse.hardware import Device
 from crossfuse.lower.extract import buffer_specs, lower
