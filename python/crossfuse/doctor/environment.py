@@ -11,7 +11,7 @@ from pathlib import Path
 
 from crossfuse import _compat
 from crossfuse.doctor.report import Check
-from crossfuse.runtime.cubin import cache_directory
+from crossfuse.runtime.nvcc import cache_directory
 
 _OLDEST_PYTHON = (3, 10)
 _NEWEST_PYTHON = (3, 13)
