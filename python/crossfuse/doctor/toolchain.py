@@ -6,8 +6,8 @@ import subprocess
 from pathlib import Path
 
 from crossfuse.doctor.report import Check
-from crossfuse.driver import find_gpus
 from crossfuse.errors import EnvironmentRefused
+from crossfuse.hardware import find_gpus
 from crossfuse.runtime.nvcc import find_host_compiler, find_nvcc
 
 _OLDEST_DRIVER_CUDA = (13, 0)

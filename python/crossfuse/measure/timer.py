@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
-from crossfuse.driver import find_gpus
 from crossfuse.errors import EnvironmentRefused, refuse
-from crossfuse.hardware import Device, device_of
+from crossfuse.hardware import Device, device_of, find_gpus
 from crossfuse.measure.job import Request
 from crossfuse.measure.measurer import WORKER, Measurer
 from crossfuse.measure.way import Taken, Way

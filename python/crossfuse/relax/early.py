@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from tvm import relax
 from tvm.ir import Call, GlobalVar, Var
 
-from crossfuse.lower.early import starting_early
+from crossfuse.lower.image import starting_early
 from crossfuse.markers import starts_early
 from crossfuse.relax.calls import is_kernel
 from crossfuse.relax.graph import CALL_TIR, variables_of

@@ -21,7 +21,7 @@ from crossfuse.blocks.scheduled import (
 )
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.markers import MAX_CLUSTER
-from crossfuse.schedule.cluster_extents import check_agreement, check_axis, check_not_within
+from crossfuse.schedule.primitive import check_agreement, check_axis, check_not_within
 from crossfuse.schedule.tiles import check_dtype, is_sampled_tile, symbolic_extent, tile_extents
 
 # Shares of a reduction over a number of CTAs that does not divide its extent.
