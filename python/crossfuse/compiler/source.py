@@ -132,7 +132,7 @@ def _from_others(source: Any) -> Source:
     if isinstance(source, ir.Schedule):
         return Source(None, "a given schedule", schedule=source)
     if isinstance(source, ir.PrimFunc):
-        from crossfuse.blocks.order import in_output_order
+        from crossfuse.blocks.read import in_output_order
 
         _check_extents(source)
         return Source(in_output_order(source), "a given function")

@@ -24,7 +24,7 @@ def schedule_candidate(candidate: Candidate, target: Device) -> Any:
     The family ``eager`` has no schedule. It is refused if the tiles are no fields of the family's,
     or the rule has no such schedule.
     """
-    from crossfuse.schedule.cascades import schedule_cascade_of
+    from crossfuse.schedule.planned import schedule_cascade_of
 
     func = function_of(candidate.spec)
     if candidate.family in CASCADE_FAMILIES:

@@ -1,6 +1,6 @@
 """Family ``registers``: kernels whose intermediate stays in the registers of its CTA.
 
-The tiles of `crossfuse.schedule.rules.register_tiles`: a CTA makes the columns of the intermediate
+The tiles of `crossfuse.schedule.rules.parted_tiles`: a CTA makes the columns of the intermediate
 that it multiplies; parts are summed by a cluster through DSM, or through L2.
 """
 

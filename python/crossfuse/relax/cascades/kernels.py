@@ -26,7 +26,7 @@ from crossfuse.planner.families import EAGER, ROWS, STREAM, TILES
 from crossfuse.planner.families.registry import read_tiles
 from crossfuse.planner.families.rows import RowsTiles
 from crossfuse.relax.calls import Equal, with_plan
-from crossfuse.schedule.cascades import schedule_cascade
+from crossfuse.schedule.planned import schedule_cascade
 from crossfuse.schedule.rules.cascade_tiles import schedule_tiled
 from crossfuse.schedule.rules.stream import schedule_stream
 

@@ -30,8 +30,12 @@ from crossfuse.relax.operators import LEGAL, PRODUCT, refused
 from crossfuse.relax.outline import Argument, Outlined, outline
 from crossfuse.relax.passes import ATTENTION, WideArithmetic, check_row_wise, without_unit_extents
 from crossfuse.relax.symbols import at_sizes, check_symbols, is_symbolic, symbols_of, value_at
-from crossfuse.schedule.cascades import only_site, schedule_cascade_of
-from crossfuse.schedule.planned import rank_function, schedule_planned
+from crossfuse.schedule.planned import (
+    only_site,
+    rank_function,
+    schedule_cascade_of,
+    schedule_planned,
+)
 
 
 class GroupKind(ABC):
