@@ -26,7 +26,7 @@ from crossfuse.workload.accuracy import judge
 from crossfuse.workload.dtypes import FLOAT_TYPES
 from crossfuse.workload.inputs import random_inputs
 from crossfuse.workload.spec import WorkloadSpec
-from crossfuse.workload.spec_text import parse
+from crossfuse.workload.suites import parse
 from crossfuse.workload.tolerances import Tolerance, tolerance
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from crossfuse.measure.way import LIBRARY, PROGRAM, SPEC, Way
 from crossfuse.models import spec as models
 from crossfuse.schema import typed
 from crossfuse.workload import cascades
-from crossfuse.workload.spec_text import parse
+from crossfuse.workload.suites import parse
 
 _LONGEST = 1000
 #: Milliseconds between two timestamps of what nobody named a number of calls for; a single call may

@@ -38,11 +38,11 @@ def schedule_candidate(candidate: Candidate, target: Device) -> Any:
 
 def function_of(spec: str) -> Any:
     """The unscheduled function of a spec, of a chain or of a cascade."""
-    from crossfuse.workload import build, cascade_build, cascades, spec_text
+    from crossfuse.workload import build, cascade_build, cascades, suites
 
     if cascades.names_one(spec):
         return cascade_build.prim_func(cascades.parse(spec))
-    return build.prim_func(spec_text.parse(spec))
+    return build.prim_func(suites.parse(spec))
 
 
 def replayable(candidate: Candidate, target: Device) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 from crossfuse.models.widths import MODELS, Convolutions, Widths
 from crossfuse.workload.dtypes import float_type
 from crossfuse.workload.refusal import one_of, read_extent, read_flag, refused
-from crossfuse.workload.spec_text import pairs
+from crossfuse.workload.suites import pairs
 
 #: What the text of a model begins with.
 KIND = "model"
