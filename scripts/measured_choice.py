@@ -31,8 +31,8 @@ from zlib import crc32
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import device
 from crossfuse.measure.choice import NOISE, SEPARATE, Entrant, Measured, Timed, faster
+from crossfuse.measure.job import LIBRARY, SPEC, Taken, Way
 from crossfuse.measure.timer import Timer, find_timer
-from crossfuse.measure.way import LIBRARY, SPEC, Taken, Way
 from crossfuse.planner.families import EAGER
 from crossfuse.schema import typed
 

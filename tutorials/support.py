@@ -130,8 +130,8 @@ def measured_here(schedule: Any) -> float:
         What is compiled and run, on random inputs.
     """
     import crossfuse
-    from crossfuse.compiler.measure import time_kernel
-    from crossfuse.compiler.problem import make_problem
+    from crossfuse.compiler.checks import make_problem
+    from crossfuse.compiler.measured import time_kernel
 
     compiled = crossfuse.compile(schedule)
     problem = make_problem(compiled.source, compiled.schedule)

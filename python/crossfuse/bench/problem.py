@@ -19,8 +19,8 @@ from crossfuse.bench.floor import weight_bytes
 from crossfuse.bench.ours import loaded, returning
 from crossfuse.bench.variant import Variant, pack_apart
 from crossfuse.errors import CheckFailed
+from crossfuse.measure.job import Given
 from crossfuse.measure.timing import TimingConditions, copies_needed
-from crossfuse.measure.way import Given
 from crossfuse.npz import read_arrays
 from crossfuse.workload.accuracy import judge
 from crossfuse.workload.dtypes import FLOAT_TYPES

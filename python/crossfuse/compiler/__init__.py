@@ -17,7 +17,7 @@ _HOME = {
     "compile_bins": "bins",
     "compile_model": "model",
     "CompiledModel": "model",
-    "time_kernel": "measure",
+    "time_kernel": "measured",
     "read_source": "source",
 }
 

@@ -14,8 +14,8 @@ from typing import Any
 from crossfuse import schema
 from crossfuse.cache import Entry, content_key, shelf
 from crossfuse.hardware import Device
+from crossfuse.measure.job import Taken, Way
 from crossfuse.measure.timer import Timer
-from crossfuse.measure.way import Taken, Way
 
 #: Plans that are timed.
 FEW = 4

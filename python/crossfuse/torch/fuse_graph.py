@@ -16,12 +16,11 @@ from tvm.ir import GlobalVar
 from crossfuse.cache import package_hash
 from crossfuse.hardware import Device
 from crossfuse.measure.timer import Timer
-from crossfuse.relax.calls import Equal
+from crossfuse.relax.calls import Equal, with_early_starts
 from crossfuse.relax.chains.kernels import ChainKernels
 from crossfuse.relax.chains.kinds import Chains, MadeChains
 from crossfuse.relax.chains.planned import PlannedRows, call_of
 from crossfuse.relax.choice import Chosen, choose
-from crossfuse.relax.early import with_early_starts
 from crossfuse.relax.graph import read_graph
 from crossfuse.relax.measured import Measuring
 from crossfuse.relax.outcome import BinOutcome, ChainOutcome

@@ -22,8 +22,7 @@ from crossfuse.emulate.cuda.arguments import (
 )
 from crossfuse.emulate.cuda.build import build
 from crossfuse.emulate.cuda.report import EmulationReport, Finding
-from crossfuse.emulate.cuda.text import find_statements
-from crossfuse.emulate.cuda.translate import Translation, translate
+from crossfuse.emulate.cuda.translate import Translation, find_statements, translate
 from crossfuse.errors import EnvironmentRefused, refuse
 from crossfuse.files import scratch
 from crossfuse.lower.image import ROW_COUNT, KernelImage

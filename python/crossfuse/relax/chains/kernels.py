@@ -18,7 +18,7 @@ from crossfuse.hardware import Device
 from crossfuse.lower.extract import buffer_specs, lower
 from crossfuse.markers import unpadded_shapes
 from crossfuse.measure.choice import FEW
-from crossfuse.measure.way import Given
+from crossfuse.measure.job import Given
 from crossfuse.planner.choice import noted
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.relax.calls import REST, Equal, marked, with_plan
