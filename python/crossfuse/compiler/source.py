@@ -64,8 +64,7 @@ class Source:
     @cached_property
     def padded(self) -> Source | None:
         """The same of padded arguments, where TMA does not copy its rows; None if it does."""
-        from crossfuse.workload.aligned import aligned
-        from crossfuse.workload.build import form_of
+        from crossfuse.workload.build import aligned, form_of
 
         func = None
         spec = self.spec or self.layers

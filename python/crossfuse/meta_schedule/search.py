@@ -17,7 +17,7 @@ from crossfuse.errors import RefusedError
 from crossfuse.files import write_atomically
 from crossfuse.meta_schedule.fused_space import others_context
 from crossfuse.meta_schedule.task import Task, Tasks, microseconds_of
-from crossfuse.planner.cost.trees import NAMES
+from crossfuse.planner.cost.terms import NAMES
 from crossfuse.planner.tune.cost_model import CostModel, features
 from crossfuse.planner.tune.strategy import Strategy, make_strategy
 

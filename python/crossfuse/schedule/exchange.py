@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import gcd
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.scheduled import (
@@ -22,7 +22,9 @@ from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.markers import DSM_SCOPE, MAX_CLUSTER, MERGE, cluster_axis
 from crossfuse.schedule.cluster_bind import cluster_bind
 from crossfuse.schedule.primitive import refusing
-from crossfuse.schedule.reduction import Reduction
+
+if TYPE_CHECKING:
+    from crossfuse.schedule.dsm_reduce import Reduction
 
 # Finds the `shared.dsm` buffers of a function, and the cluster axis that owns their slabs.
 

@@ -17,8 +17,7 @@ from crossfuse.cascade.detect.program import Program, read_program
 from crossfuse.cascade.detect.selection import Selection
 from crossfuse.cascade.detect.terms import Reading, Symbols, with_length
 from crossfuse.cascade.expressions.to_sympy import number
-from crossfuse.cascade.integers import check_exact
-from crossfuse.cascade.site import OutputSite, Site, StageSite
+from crossfuse.cascade.site import OutputSite, Site, StageSite, check_exact
 from crossfuse.cascade.spec import Cascade, Monoid, Stage, topk
 
 _NAMES = {"product": "prod"}

@@ -189,7 +189,7 @@ FAMILY = ChainFamily(
     "in the shared memory of a cluster",
     products=2,
     rule="clustered_ffn.schedule_clustered_ffn",
-    tiles={"tiles": "cluster_tiles.ClusterTiles"},
+    tiles={"tiles": "parted_tiles.ClusterTiles"},
     options=("ring", "bulk", "unordered"),
     placements={
         "dsm": Placement(

@@ -172,7 +172,7 @@ FAMILY = ChainFamily(
     "intermediate in the registers of its CTA",
     products=2,
     rule="register_ffn.schedule_register_ffn",
-    tiles={"tiles": "register_tiles.RegisterTiles"},
+    tiles={"tiles": "parted_tiles.RegisterTiles"},
     options=("unordered",),
     placements={
         "registers": Placement(
