@@ -17,7 +17,7 @@ from crossfuse.cache import Entry, Shelf, answered, kept, read_entry, root
 from crossfuse.errors import PlanRefused
 from crossfuse.relax import FuseCascades, FuseChains
 from crossfuse.relax.build_kernels import built
-from crossfuse.runtime.kept import LIBRARIES
+from crossfuse.runtime.artefact import LIBRARIES
 from mutations import NOTHING, damaged
 
 SOFTMAX = (8, 64)

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from crossfuse.errors import EnvironmentRefused, refuse
-from crossfuse.models.spec import ModelSpec
+from crossfuse.models.spec import Convolutions, ModelSpec, Widths
 from crossfuse.models.transformer import Transformer
-from crossfuse.models.widths import Convolutions, Widths
 from crossfuse.workload.refusal import refused
 
 # The zoo's models as classes of the package ``transformers``, of the same extents.

@@ -20,8 +20,16 @@ from crossfuse.hardware import Device, device
 from crossfuse.lower.extract import lower
 from crossfuse.relax.calls import calls_of, is_kernel, kernel_of, recorded, with_early_starts
 from crossfuse.relax.graph import clean, with_bindings
-from crossfuse.runtime.artefact import Artefact, KernelObject
-from crossfuse.runtime.kept import LIBRARIES, OBJECTS, Built, Kind, built_once, kept
+from crossfuse.runtime.artefact import (
+    LIBRARIES,
+    OBJECTS,
+    Artefact,
+    Built,
+    KernelObject,
+    Kind,
+    built_once,
+    kept,
+)
 from crossfuse.runtime.kernel import FIRST, entries
 from crossfuse.runtime.kernel_table import write_kernels
 from crossfuse.runtime.nvcc import find_nvcc

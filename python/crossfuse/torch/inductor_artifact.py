@@ -31,7 +31,7 @@ from torch._inductor.triton_bundler import TritonBundler
 
 from crossfuse.cache import Entry, itself, package_hash, shelf
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
-from crossfuse.runtime.kept import LIBRARIES
+from crossfuse.runtime.artefact import LIBRARIES
 from crossfuse.schema import typed
 from crossfuse.torch.graph_cache import Record
 from crossfuse.torch.kernels import offer_kept

@@ -207,7 +207,7 @@ def offer_kernels(
     `crossfuse.runtime.build_library`.
     """
     from crossfuse.relax.build_kernels import build_key
-    from crossfuse.runtime.kept import LIBRARIES
+    from crossfuse.runtime.artefact import LIBRARIES
 
     calls = {each.function: each for each in replacements}
     functions = {name: mod[name] for name in calls}
@@ -232,7 +232,7 @@ def offer_kept(kernels: tuple[KeptKernel, ...], entries: Mapping[str, Entry] | N
     those of the cache. `ArtefactRefused` is raised where one does not fit the GPU.
     """
     from crossfuse.runtime import load
-    from crossfuse.runtime.kept import LIBRARIES, written
+    from crossfuse.runtime.artefact import LIBRARIES, written
 
     def kept(key: str, path: Path) -> Artefact | None:
         if entries is None:
@@ -263,7 +263,7 @@ def kernels_of(functions: Mapping[str, Any], target: Device, cpu: bool) -> dict[
         }
     from crossfuse.relax.build_kernels import built
     from crossfuse.runtime import load
-    from crossfuse.runtime.kept import LIBRARIES
+    from crossfuse.runtime.artefact import LIBRARIES
 
     libraries = built(LIBRARIES, functions, target)
     return {name: load(each.shared_object) for name, each in zip(functions, libraries, strict=True)}
