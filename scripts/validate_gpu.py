@@ -73,7 +73,7 @@ def run_case(spec_text: str, library: str, repeats: int, ordered: bool) -> dict[
     result |= {"repeats": repeats, "differing": distinct, "active_clusters": None}
     result["active_clusters"] = kernel.max_active_clusters()
     if repeats > 1:  # not under a sanitizer
-        from crossfuse.compiler.measured import median_microseconds
+        from crossfuse.compiler.measure import median_microseconds
 
         result["microseconds"] = round(median_microseconds(lambda: kernel(*tensors, output)), 2)
     # Sums in no order are right, see above, and need not be equal.

@@ -78,7 +78,7 @@ def loops_text(script: str) -> str:
 
 def hopper() -> str:
     """Name of the Hopper GPU that is here; "" if there is none."""
-    from crossfuse.hardware import find_gpus
+    from crossfuse.driver import find_gpus
 
     found = [each.name for each in find_gpus()]
     return next((each for each in found if "H100" in each or "H200" in each), "")
@@ -130,8 +130,8 @@ def measured_here(schedule: Any) -> float:
         What is compiled and run, on random inputs.
     """
     import crossfuse
-    from crossfuse.compiler.checks import make_problem
-    from crossfuse.compiler.measured import time_kernel
+    from crossfuse.compiler.measure import time_kernel
+    from crossfuse.compiler.problem import make_problem
 
     compiled = crossfuse.compile(schedule)
     problem = make_problem(compiled.source, compiled.schedule)

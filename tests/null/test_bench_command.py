@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from crossfuse.bench import counters, environment, run
 from crossfuse.bench.job import Counters, Job, Timing
 from crossfuse.cli import app
-from crossfuse.hardware import find_gpus
+from crossfuse.driver import find_gpus
 from crossfuse.schema import typed
 
 TIMES = {"ours": 100.0, "eager": 120.0, "autotune": 110.0}

@@ -21,7 +21,7 @@ def demo(
 
     from crossfuse.compiler import check, time_kernel
     from crossfuse.compiler import compile as compile_source
-    from crossfuse.compiler.checks import make_problem
+    from crossfuse.compiler.problem import make_problem
     from crossfuse.compiler.report import make_report
     from crossfuse.files import make_folder
     from crossfuse.workload import gated_ffn_module

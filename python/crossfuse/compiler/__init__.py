@@ -17,7 +17,7 @@ _HOME = {
     "compile_bins": "bins",
     "compile_model": "model",
     "CompiledModel": "model",
-    "time_kernel": "measured",
+    "time_kernel": "measure",
     "read_source": "source",
 }
 

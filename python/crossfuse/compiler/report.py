@@ -16,7 +16,7 @@ from crossfuse.schema import typed
 
 if TYPE_CHECKING:
     from crossfuse.compiler.compiled import Compiled
-    from crossfuse.compiler.measured import Timing
+    from crossfuse.compiler.measure import Timing
 
 
 @dataclass(frozen=True)

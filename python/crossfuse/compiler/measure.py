@@ -24,8 +24,8 @@ from crossfuse.planner.explain.tables import tiles_text
 from crossfuse.runtime.tensors import to_torch
 
 if TYPE_CHECKING:
-    from crossfuse.compiler.checks import Problem
     from crossfuse.compiler.compiled import Compiled
+    from crossfuse.compiler.problem import Problem
     from crossfuse.lower.extract import Lowered
 
 
@@ -59,7 +59,7 @@ def time_kernel(compiled: Compiled, problem: Problem) -> Timing:
     compiled : Compiled
         The kernel.
     problem : Problem
-        Its inputs, see `crossfuse.compiler.checks.make_problem`.
+        Its inputs, see `crossfuse.compiler.problem.make_problem`.
 
     Returns
     -------
