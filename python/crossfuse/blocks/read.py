@@ -8,7 +8,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks import access
-from crossfuse.blocks.access import carried, combiner_of, is_reduction
+from crossfuse.blocks.scheduled import carried, combiner_of, is_reduction
 from crossfuse.errors import PlanRefused, RefusedError, refuse
 
 # Refusals of blocks that do not say plainly what they compute.

@@ -102,6 +102,11 @@ class Site:
     producers: Mapping[sympy.Symbol, str]
     after: Any = None
 
+    @property
+    def has_products(self) -> bool:
+        """Whether a product makes elements, or results have columns."""
+        return bool(self.producers) or any(each.columns for each in self.stages.values())
+
 
 # Whether reductions of integers are exact in float32, which states of cascades are kept in.
 

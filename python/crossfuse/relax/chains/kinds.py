@@ -12,7 +12,7 @@ from tvm import relax
 from tvm.ir import Var
 
 from crossfuse import _tvm as ir
-from crossfuse.blocks.access import is_reduction
+from crossfuse.blocks.scheduled import is_reduction
 from crossfuse.cascade.algebra import derive
 from crossfuse.hardware import Device
 from crossfuse.lower.refusal import refusals
