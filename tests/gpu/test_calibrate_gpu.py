@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from crossfuse.bench.calibrate import PROGRAMS, Program, build, measure, products
+from crossfuse.bench.calibrate import build, measure
 from crossfuse.hardware import device
+from crossfuse.planner.calibration.programs import PROGRAMS, Program, products
 
 pytestmark = pytest.mark.gpu
 

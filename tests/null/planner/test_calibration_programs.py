@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from crossfuse.bench.calibrate import (
+from crossfuse.errors import EnvironmentRefused
+from crossfuse.planner.calibration.programs import (
     COLUMNS,
     PROGRAMS,
     SOURCES,
@@ -16,7 +17,6 @@ from crossfuse.bench.calibrate import (
     parse,
     products,
 )
-from crossfuse.errors import EnvironmentRefused
 from crossfuse.planner.calibration.record import measured, read
 
 MACHINE = {"gpu": {"name": "NVIDIA H100 80GB HBM3"}}
