@@ -141,7 +141,7 @@ def _refused(found: str, limit: str, instead: str) -> RefusedError:
     return refuse(EnvironmentRefused, "counters", "ncu", found=found, limit=limit, instead=instead)
 
 
-# Memory traffic of a job, read by Nsight Compute from another run of it.
+# A job's traffic.
 
 READ, WRITE = "dram__bytes_read.sum", "dram__bytes_write.sum"
 DURATION = "gpu__time_duration.sum"

@@ -1,4 +1,4 @@
-"""Tables of planned jobs and of outcomes, for a person to read."""
+"""Tables of planned jobs, of outcomes and of comparisons, for a person to read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
-# Compares our kernel with the fastest baseline of the same run, and documents the whole run.
+# Our kernel beside the fastest baseline of the same run.
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def _panel(axes: Any, rows: Sequence[Row], shapes: Sequence[tuple[str, int]]) ->
         axes.legend()
 
 
-# Tables of planned jobs and of outcomes, for a person to read.
+# Tables.
 
 _HEADING = {"graph": "", "stream": "\nno graph"}
 _CAPTION = (

@@ -1,4 +1,4 @@
-"""Finds a variant of a workload by its name."""
+"""Variants of a workload by name: kernels of ours, and torch's own operators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.conv_chain import ConvChainSpec
 from crossfuse.workload.spec import WorkloadSpec, affine
 
-# A workload by torch's own operators, one after another.
+# Torch's own operators, one after another.
 
 # Chains of convolutions by torch's own operators, which call cuDNN.
 
@@ -226,7 +226,7 @@ def _check(name: str, spec: WorkloadSpec) -> None:
         raise no_such(name, spec, limit, "pad the workload to such extents, or measure ours alone")
 
 
-# Finds a variant of a workload by its name.
+# By name.
 
 _TORCH_TYPES = ("float16", "bfloat16", "float32")
 

@@ -108,7 +108,7 @@ class Site:
         return bool(self.producers) or any(each.columns for each in self.stages.values())
 
 
-# Whether reductions of integers are exact in float32, which states of cascades are kept in.
+# States are kept in float32: whether reductions of integers are exact there.
 
 #: All whole numbers up to this one are float32 numbers.
 EXACT = 2**24

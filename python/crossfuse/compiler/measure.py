@@ -1,4 +1,4 @@
-"""The choice, among a source's options, of the kernel that is fastest on this machine's GPU."""
+"""Times on this machine's GPU: of a compiled kernel, and of a source's options to choose among."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from crossfuse.lower.extract import Lowered
 
 
-# Timing of a compiled kernel on this machine's GPU.
+# A compiled kernel.
 
 RUNS = 30
 #: One call at a time, on one set of inputs: nothing of it is in the L2 cache, which is flushed.
@@ -130,7 +130,7 @@ def median_microseconds(run: Callable[[], Any]) -> float:
     return statistics.median(quietest(lambda: measure(ONE_CALL, timed)))
 
 
-# The choice, among a source's options, of the kernel that is fastest on this machine's GPU.
+# The choice among options.
 
 
 def measured_option(

@@ -1,4 +1,4 @@
-"""What a worker is asked to time and what it answers, as values that travel between processes."""
+"""What is timed, asked of a worker and answered, as values that travel between processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from crossfuse.measure.timing import CALLS, REPEATS, TimingConditions
 from crossfuse.runtime.resources import ResourceUsage
 from crossfuse.schema import Extent, Positive
 
-# Ways to compute something, and their times, as values that travel between processes.
+# Ways to compute something, and their times.
 
 #: Kinds of ways, and what their `source` is.
 LIBRARY = "library"  # path of a kernel library
@@ -54,7 +54,7 @@ class Taken:
     message: str = ""
 
 
-# What a worker is asked to time and what it answers, as values that travel between processes.
+# Jobs of a worker.
 
 #: ``refused`` is an answer; the last four are faults.
 STATUSES = ("ok", "refused", "wrong", "failed", "crashed", "timeout")

@@ -1,4 +1,4 @@
-"""Times ways in a process of its own on a GPU, so that no way can harm this process."""
+"""Times ways in a supervised process of its own on a GPU, so that none can harm this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from crossfuse.measure.job import Request, Taken, Timing, Way
 from crossfuse.measure.peer import NoAnswer, Peer
 from crossfuse.schema import Damaged, typed
 
-# A worker under supervision: what hangs or faults in it costs its process, and has no time.
+# What hangs or faults in a worker costs its process, and has no time.
 
 #: The program that measures. It is run and not imported: it knows all ways to compute a workload,
 #: which the benchmarks have.
@@ -102,7 +102,7 @@ class Measurer:
             return Timing("crashed", f"an answer that is none: {type(error).__name__}: {error}")
 
 
-# Times ways in a process of its own on a GPU, so that no way can harm this process.
+# Ways of one choice, timed together.
 
 #: Seconds for one kernel; and for what torch compiles first, which may try many kernels of its own.
 SECONDS, COMPILING = 60.0, 900.0

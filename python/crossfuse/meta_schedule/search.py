@@ -1,4 +1,4 @@
-"""A SearchStrategy of MetaSchedule that searches among our kernels."""
+"""A SearchStrategy of MetaSchedule among our kernels, with its CostModel and FeatureExtractor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from crossfuse.planner.cost.terms import NAMES
 from crossfuse.planner.tune.cost_model import CostModel, features
 from crossfuse.planner.tune.strategy import Strategy, make_strategy
 
-# A CostModel and a FeatureExtractor of MetaSchedule, based on the planner's estimate.
+# Cost and features, based on the planner's estimate.
 
 
 @derived_object
@@ -103,7 +103,7 @@ def _beside(path: str) -> str:
     return f"{path}.others"
 
 
-# A SearchStrategy of MetaSchedule that searches among our kernels.
+# The search.
 
 #: Proposals in a row of which none can be scheduled, before a search ends.
 _PATIENCE = 8

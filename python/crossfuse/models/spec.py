@@ -1,4 +1,4 @@
-"""Models as text.
+"""Models as text, and the extents of published ones.
 
 ```
 model:llama-3.2-1b,layers=2,tokens=16
@@ -108,7 +108,7 @@ MODELS: Mapping[str, Widths | Convolutions] = MappingProxyType(
 )
 
 
-# Models as text.
+# Specs.
 
 #: What the text of a model begins with.
 KIND = "model"

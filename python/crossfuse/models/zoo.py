@@ -116,7 +116,7 @@ def _common(widths: Widths, spec: ModelSpec) -> dict[str, Any]:
 _MAKE = {"llama": _llama, "bert": _bert, "gpt2": _gpt2}
 
 
-# Construction of a spec's module, with random weights and inputs.
+# Modules of specs.
 
 # A residual network of bottleneck blocks, NCHW, with its norms in evaluation mode.
 

@@ -98,7 +98,7 @@ def _with_main(mod: Any, function: Any) -> Any:
     return made
 
 
-# The pass that makes one kernel of two layers of matrix products, wherever that pays.
+# The pass.
 
 
 @ir.tvm.ir.transform.module_pass(opt_level=0, name="crossfuse.FuseChains")

@@ -1,4 +1,4 @@
-"""Building a loadable kernel library and its manifest from a kernel image."""
+"""Kernel images become loadable libraries: checked, built with a manifest, kept in the cache."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def _refused(rule: str, where: str, found: str, limit: str, instead: str) -> Ref
     return refuse(LoweringRefused, rule, where, found=found, limit=limit, instead=instead)
 
 
-# Building a loadable kernel library and its manifest from a kernel image.
+# Libraries and objects, each with its manifest.
 
 
 @dataclass(frozen=True)

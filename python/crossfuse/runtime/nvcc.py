@@ -1,4 +1,7 @@
-"""Finding a CUDA compiler: an installed toolkit, or the CUDA wheels of PyPI."""
+"""CUDA compilers: found in a toolkit or in wheels of PyPI, and called to make cubins.
+
+A host compiler, which nvcc needs too, builds launchers. Cubins are kept on disk.
+"""
 
 from __future__ import annotations
 

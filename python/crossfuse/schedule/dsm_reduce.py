@@ -44,7 +44,7 @@ from crossfuse.schedule.primitive import (
     tile_extents,
 )
 
-# Analyses a reduction for `dsm_reduce`, and refuses those that it cannot split.
+# The reduction, which is refused where it cannot be split.
 
 # Shares of a reduction over a number of CTAs that does not divide its extent.
 

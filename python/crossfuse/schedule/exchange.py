@@ -1,4 +1,4 @@
-"""The all-exchange of `dsm_reduce`, after which every CTA has the whole tile."""
+"""The all-exchange of `dsm_reduce`, after which every CTA has the whole tile, and its buffers."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _merges(func: Any) -> bool:
     return any(MERGE in each.annotations for each in found)
 
 
-# The all-exchange of `dsm_reduce`, after which every CTA has the whole tile.
+# The exchange.
 
 # Declares read regions of a block that are larger than one of its iterations touches.
 

@@ -1,4 +1,4 @@
-"""Schedules a plan by the rule of its family, with its tiles."""
+"""Schedules plans of chains and of cascades by the rules of their families, with their tiles."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _families(plan: Plan) -> tuple[str, ...]:
     return tuple(each.name for each in of)
 
 
-# Schedules cascades by family, with tiles as plans name them.
+# Cascades.
 
 
 def only_site(func: Any) -> Site:

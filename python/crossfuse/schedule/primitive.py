@@ -1,4 +1,4 @@
-"""What primitives share: checks of arguments, and rehearsals that leave no half of a change."""
+"""What primitives share: checks, rehearsals that leave no half of a change, sizes of tiles."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def reason(error: Exception) -> str:
     return re.sub(r" (s_tir|tirx)\.\w+#\d+", "", line).strip().rstrip(".:")
 
 
-# Checks on which all cluster-bound loops of a function must agree: axes, extents, nesting.
+# What all cluster-bound loops of a function must agree on: axes, extents, nesting.
 
 
 def check_axis(rule: str, where: str, axis: Any) -> None:
@@ -195,7 +195,7 @@ def check_not_within(rule: str, where: str, nest: list[Any], axis: str) -> None:
             )
 
 
-# Measures the tile of a buffer that one iteration of a loop works on.
+# The tile of a buffer that one iteration of a loop works on.
 
 # Loop extents as the trace knows them, so that a sampled size stays mutable.
 #

@@ -19,7 +19,7 @@ from crossfuse.schedule.cluster_layout import ClusterLayout, Slabs, meaning
 from crossfuse.schema import Damaged, typed
 from crossfuse.view.sources import Viewed, read_viewed
 
-# Assembles a page.
+# The page.
 
 
 def page(title: str, sections: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""Running an emulation: arguments in, a subprocess, outputs and findings out."""
+"""Running an emulation: arguments in, a subprocess, outputs and a report of findings out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from crossfuse.files import scratch
 from crossfuse.lower.image import ROW_COUNT, KernelImage
 from crossfuse.schema import parse
 
-# Results of an emulation as plain values.
+# The report, as plain values.
 
 #: Every kind of finding.
 KINDS = (
@@ -176,7 +176,7 @@ class EmulationReport:
         )
 
 
-# Running an emulation: arguments in, a subprocess, outputs and findings out.
+# Runs.
 
 # The runtime keeps more than is asked for: some turn out to be one statement, copied by g++.
 _SPARE_FINDINGS = 64

@@ -1,4 +1,4 @@
-"""Named terms of an estimate."""
+"""Named terms of an estimate, and what trees learned beyond them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums, products, quotients and comparisons of two operands, and other operators that promote.
+"""Arithmetic, comparisons, other operators that promote, and activations.
 
 TVM's own drop ``alpha``, and give numbers the type of the tensor beside them: ``ids > 0.5`` of
 integers compares with zero.

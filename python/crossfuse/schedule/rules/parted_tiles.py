@@ -97,7 +97,7 @@ class PartedTiles(ABC):
         return int(self.kernel.rows_of_sum(shape_of_blocks(chain)))
 
 
-# Tile extents of chains whose intermediate stays in a cluster: given by the caller, or chosen.
+# Of an intermediate that stays in a cluster.
 
 
 @checked
@@ -145,7 +145,7 @@ class ClusterTiles(PartedTiles):
         return self.parts * self.share(chain) > chain.n
 
 
-# Tile extents of chains whose intermediate stays in registers: given by the caller, or chosen.
+# Of an intermediate that stays in registers.
 
 #: Registers for the intermediate and the sums that it is made of, where the rule chooses: a long
 #: epilogue needs some more.
