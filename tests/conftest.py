@@ -11,6 +11,7 @@ from datetime import date
 from functools import cache, lru_cache
 from pathlib import Path
 from types import FrameType
+from zlib import crc32
 
 import pytest
 
@@ -115,6 +116,15 @@ def _has_many_cases(path: Path) -> bool:
     return any(path.is_relative_to(TESTS / "cpu" / each) for each in _MANY_CASES)
 
 
+def _is_slow(item: pytest.Item) -> bool:
+    return item.get_closest_marker("slow") is not None
+
+
+def _is_of_another_day(item: pytest.Item) -> bool:
+    """Whether a slow test, or a case of one, is left to another day."""
+    return _is_slow(item) and crc32(item.nodeid.encode()) % _DAYS != _DAY % _DAYS
+
+
 def _cases_of_other_days(items: list[pytest.Item]) -> list[pytest.Item]:
     """Of tests that compile or emulate many cases, those that are not of this day.
 
@@ -126,7 +136,7 @@ def _cases_of_other_days(items: list[pytest.Item]) -> list[pytest.Item]:
     for item in items:
         name = getattr(item, "originalname", None) or item.name
         many = _has_many_cases(item.path) or (item.path.name, name) in _ALIKE
-        if many and name != item.name:
+        if many and name != item.name and not _is_slow(item):
             cases.setdefault((item.path, name), []).append(item)
     return [
         item
@@ -150,8 +160,11 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give every test its tier, before -m selects by it, and skip what this machine cannot run."""
-    if not is_nightly(config):
-        later = [each for each in items if each.get_closest_marker("nightly")]
+    # Who names a test runs it.
+    if not is_nightly(config) and not any("::" in each for each in config.args):
+        later = [
+            each for each in items if each.get_closest_marker("nightly") or _is_of_another_day(each)
+        ]
         later += _cases_of_other_days(items)
         config.hook.pytest_deselected(items=later)
         left_out = set(map(id, later))

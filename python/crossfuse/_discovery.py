@@ -1,13 +1,16 @@
-"""How TVM and torch find us where the package is on the path without being installed.
+"""What happens when TVM and torch are loaded.
 
-An installed package has entry points, which both read. Without them ``import crossfuse`` does what
-entry points do: at once where TVM or torch's dynamo is there already, else when it has been loaded.
+Both find us where the package is on the path without being installed. An installed package has
+entry points, which both read. Without them ``import crossfuse`` does what entry points do: at once
+where TVM or torch's dynamo is there already, else when it has been loaded. And commands load TVM
+without torch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -19,6 +22,29 @@ def offer() -> None:
     """Let TVM find primitives and pipelines, and ``torch.compile`` the backend; idempotent."""
     _after("tvm", _to_tvm)
     _after("torch._dynamo.backends.registry", _to_dynamo)
+
+
+def without_torch() -> None:
+    """Let TVM load without torch, for programs of which most need no more of torch.
+
+    TVM imports torch where there is one, against a conflict of symbols on Windows, and then takes
+    two or three times as long to load. Tensors of a torch that is loaded later reach it all the
+    same, by their type's own DLPack functions.
+    """
+    if not {"torch", "tvm", "tvm_ffi"} & set(sys.modules):
+        sys.meta_path[:0] = [_Waiting("tvm", _no_torch), _Waiting("tvm_ffi", _no_torch)]
+
+
+@contextlib.contextmanager
+def _no_torch() -> Iterator[None]:
+    if "torch" in sys.modules:  # loaded since, or TVM is loading its FFI
+        yield
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment]  # an import of it is an ImportError
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
 
 
 def _to_tvm() -> None:
@@ -44,34 +70,44 @@ def _after(name: str, run: Callable[[], None]) -> None:
     module = sys.modules.get(name)
     if module is None:
         if not any(isinstance(each, _Waiting) and each.name == name for each in sys.meta_path):
-            sys.meta_path.insert(0, _Waiting(name, run))
+            sys.meta_path.insert(0, _Waiting(name, lambda: _then(run)))
     elif not getattr(module.__spec__, "_initializing", False):
         run()
     # TVM that is being imported has come here by its entry point, and goes on to register us.
 
 
-class _Waiting(MetaPathFinder):
-    """Finder that wraps one module's loader, so that a function is called once it is loaded."""
+@contextlib.contextmanager
+def _then(run: Callable[[], None]) -> Iterator[None]:
+    yield
+    run()
 
-    def __init__(self, name: str, run: Callable[[], None]) -> None:
-        self.name, self._run = name, run
+
+#: What a module is loaded in.
+_Around = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+class _Waiting(MetaPathFinder):
+    """Finder that wraps one module's loader, so that the module is loaded in a context."""
+
+    def __init__(self, name: str, around: _Around) -> None:
+        self.name, self._around = name, around
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
-        """The spec that other finders give, with a loader that calls the function afterwards."""
+        """The spec that other finders give, with a loader that enters the context."""
         if name != self.name:
             return None
         sys.meta_path.remove(self)
         spec = find_spec(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Calling(spec, spec.loader, self._run)
+            spec.loader = _Loading(spec, spec.loader, self._around)
         return spec
 
 
-class _Calling(Loader):
-    """Loader that delegates to a module's own loader and then calls a function."""
+class _Loading(Loader):
+    """Loader that delegates to a module's own loader, in a context."""
 
-    def __init__(self, spec: ModuleSpec, loader: Loader, run: Callable[[], None]) -> None:
-        self._spec, self._loader, self._run = spec, loader, run
+    def __init__(self, spec: ModuleSpec, loader: Loader, around: _Around) -> None:
+        self._spec, self._loader, self._around = spec, loader, around
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """The module that the wrapped loader creates."""
@@ -80,5 +116,5 @@ class _Calling(Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Execute the module under its own loader, put back because resources look it up."""
         self._spec.loader = module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        self._run()
+        with self._around():
+            self._loader.exec_module(module)

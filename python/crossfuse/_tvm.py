@@ -7,6 +7,7 @@ a compiler import it; `crossfuse` itself does not.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -295,6 +296,40 @@ def conjunction(conditions: Iterable[Any]) -> Any:
     """The condition that holds where all of `conditions` do."""
     parts = list(conditions)
     return functools.reduce(tirx.And, parts) if parts else tirx.IntImm("bool", 1)
+
+
+# CUDA text, which we compile ourselves.
+
+#: What TVM compiles its text by where there is a driver, as soon as it is written.
+_COMPILE = "tvm_callback_cuda_compile"
+_thread = threading.local()
+
+
+def cuda_text(module: IRModule, target: Any) -> str:
+    """CUDA text of a module of kernels, which TVM does not compile.
+
+    It would take as long for it as we do, a second for a small kernel, and needs cuda-bindings
+    unless ``TVM_CUDA_COMPILE_MODE`` is nvcc.
+    """
+    _compile_nothing_here()
+    _thread.writes = True
+    try:
+        return str(tvm.get_global_func("target.build.cuda")(module, target).inspect_source())
+    finally:
+        _thread.writes = False
+
+
+@functools.cache
+def _compile_nothing_here() -> None:
+    """Have TVM compile nothing in threads that are in `cuda_text`, and other text as before."""
+    import tvm.support.nvcc  # TVM's own function is there before it is replaced
+
+    compiled = tvm.get_global_func(_COMPILE)
+
+    def unless_writing(code: str) -> Any:
+        return b"" if getattr(_thread, "writes", False) else compiled(code)
+
+    tvm.register_global_func(_COMPILE, unless_writing, override=True)
 
 
 # Passes of ours.

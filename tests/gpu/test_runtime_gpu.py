@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import ml_dtypes
@@ -104,3 +105,31 @@ def test_the_first_call_may_be_captured(
     del kernel  # a graph keeps running the functions of a library that nobody holds
     graph.replay()
     assert torch.equal(c, a + b)
+
+
+@pytest.mark.parametrize("rule", ["skinny.schedule_skinny", "tiled_gemm.schedule_tiled_gemm"])
+def test_text_is_compiled_by_us_alone(rule: str) -> None:
+    """TVM compiles what it writes where there is a driver, but for kernels that we lower."""
+    import tvm
+
+    from crossfuse.hardware import device
+    from crossfuse.lower.extract import lower
+    from crossfuse.workload import parse, prim_func
+
+    module, name = rule.split(".")
+    schedule_product = getattr(import_module(f"crossfuse.schedule.rules.{module}"), name)
+    schedule = schedule_product(prim_func(parse("gemm:M=1,K=512,N=256,weights=nk")))
+    lower(schedule, device())  # puts its own function before the one that is watched below
+    hook, texts = "tvm_callback_cuda_compile", []
+    before = tvm.get_global_func(hook)
+
+    def watched(code: str) -> Any:
+        texts.append(found := before(code))
+        return found
+
+    tvm.register_global_func(hook, watched, override=True)
+    try:
+        lower(schedule, device())
+    finally:
+        tvm.register_global_func(hook, before, override=True)
+    assert texts == [b""]

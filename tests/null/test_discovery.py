@@ -59,3 +59,18 @@ def test_an_installed_package_is_found_as_before() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_programs_may_leave_torch_to_those_who_need_it() -> None:
+    """TVM imports torch, but not for commands; tensors of a torch that comes later reach it."""
+    pytest.importorskip("torch")
+    run("""
+import sys
+from crossfuse._discovery import without_torch
+without_torch()
+import tvm
+assert "torch" not in sys.modules and hasattr(tvm.s_tir.Schedule, "dsm_reduce")
+import torch, tvm_ffi
+x = torch.arange(6.0).reshape(2, 3)
+assert torch.equal(tvm_ffi.get_global_func("testing.echo")(x), x)
+""")

@@ -30,9 +30,9 @@ metadata.entry_points = lambda **by: () if by.get("group") == "tvm.backends" els
 MEASURE = """
 import json, sys, time
 before = set(sys.modules)
-start = time.perf_counter()
+start = time.process_time()
 {statement}
-seconds = time.perf_counter() - start
+seconds = time.process_time() - start
 print(json.dumps([seconds, sorted(set(sys.modules) - before)]))
 """
 

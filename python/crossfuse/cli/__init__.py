@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 import crossfuse
+from crossfuse._discovery import without_torch
 from crossfuse.cli.bench import bench
 from crossfuse.cli.bundle import app as bundle
 from crossfuse.cli.cache import app as cache
@@ -69,4 +70,5 @@ app.add_typer(cache, name="cache")
 
 def main() -> None:
     """Run the command line with the arguments of this process; ends it with an exit code."""
+    without_torch()
     app(prog_name="crossfuse")

@@ -255,8 +255,7 @@ def _generate(module: Any, kernels: list[tuple[str, Any]]) -> str:
     _, _, finalize_device = ir.tirx.get_tir_pipeline("s_tir")
     functions = {var: each for var, each in module.functions.items() if is_kernel(each)}
     device_module = finalize_device()(ir.IRModule(functions, attrs=module.attrs))
-    generate = ir.tvm.get_global_func("target.build.cuda")
-    return str(generate(device_module, kernels[0][1].attrs["target"]).inspect_source())
+    return ir.cuda_text(device_module, kernels[0][1].attrs["target"])
 
 
 def only_function(func: Any) -> Any:

@@ -18,6 +18,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from crossfuse._discovery import without_torch
 from crossfuse.bench.job import OURS
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import device
@@ -276,6 +277,7 @@ def main() -> None:
 def _builder() -> Serve:
     # Beside the process that measures, which is not to wait for a core.
     os.nice(15)
+    without_torch()
     import crossfuse._tvm  # noqa: F401
     from crossfuse.bench.worker import problem_of
 

@@ -267,8 +267,7 @@ def _cuda(kernels: list[tuple[str, Any]]) -> str:
     """CUDA text of all kernels, with the helpers that they share."""
     _, _, finalize = ir.tirx.get_tir_pipeline("tirx")
     module = finalize()(ir.IRModule(dict(kernels)))
-    generate_text = ir.tvm.get_global_func("target.build.cuda")
-    return str(generate_text(module, kernels[0][1].attrs["target"]).inspect_source())
+    return ir.cuda_text(module, kernels[0][1].attrs["target"])
 
 
 def _launch(plan: _Plan, symbol: str, kernel: Any) -> Launch:
