@@ -30,8 +30,7 @@ from crossfuse.planner.cost.rates import Fitted, Rates, rates_from, rates_of
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.registry import FAMILIES, read_kernel
 from crossfuse.planner.kernels.shape import Shape, shape_of
-from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
-from crossfuse.schedule.rules.register_tiles import RegisterTiles
+from crossfuse.schedule.rules.parted_tiles import ClusterTiles, RegisterTiles
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.workload import parse, prim_func
 from study.compare_spaces import read_measured

@@ -31,8 +31,8 @@ from zlib import crc32
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import device
 from crossfuse.measure.choice import NOISE, SEPARATE, Entrant, Measured, Timed, faster
+from crossfuse.measure.job import LIBRARY, SPEC, Taken, Way
 from crossfuse.measure.timer import Timer, find_timer
-from crossfuse.measure.way import LIBRARY, SPEC, Taken, Way
 from crossfuse.planner.families import EAGER
 from crossfuse.schema import typed
 
@@ -108,7 +108,7 @@ def prepare(
     """Plan a shape and build its first few kernels, and others of the plan; needs no GPU."""
     from crossfuse.compiler import read_source
     from crossfuse.compiler.choose import options_of
-    from crossfuse.compiler.measured import entrants, name_of
+    from crossfuse.compiler.measure import entrants, name_of
     from crossfuse.planner.choice import not_fusing
 
     try:

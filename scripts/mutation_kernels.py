@@ -16,12 +16,11 @@ from crossfuse.errors import RefusedError
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage
-from crossfuse.schedule.cascades import schedule_cascade_of
+from crossfuse.schedule.planned import schedule_cascade_of
 from crossfuse.schedule.rules.cascade_tiles import schedule_cascade_tiles
-from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
+from crossfuse.schedule.rules.parted_tiles import ClusterTiles, RegisterTiles
 from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
-from crossfuse.schedule.rules.register_tiles import RegisterTiles
 from crossfuse.schedule.rules.rows_gemm import schedule_rows_gemm
 from crossfuse.schedule.rules.split_k import schedule_split_k
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles

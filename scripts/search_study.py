@@ -209,7 +209,7 @@ def _rows(after: Mapping[str, Mapping[int, float]]) -> list[str]:
 
 def plot(found: Sequence[Curve], told: Mapping[str, Any], path: Path) -> None:
     """Draw the best so far over trials: a panel a workload, a line a strategy."""
-    from crossfuse.bench.compare import require_matplotlib
+    from crossfuse.bench.table import require_matplotlib
 
     require_matplotlib()
     figures: Any = import_module("matplotlib.figure")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crossfuse.bench.compare import Comparison, mean_speedup
+from crossfuse.bench.table import Comparison, mean_speedup
 
 _HEAD = """# Benchmarks
 

@@ -49,7 +49,7 @@ def __getattr__(name: str) -> Any:
     if name == _CALLED:
         return import_module(f"{__name__}.{_CALLED}")
     if name == "relay":
-        from crossfuse.importers.read import GONE
+        from crossfuse.importers import GONE
 
         raise AttributeError(GONE)
     if name not in _HOME:

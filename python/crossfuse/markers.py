@@ -90,7 +90,7 @@ PUSH = "crossfuse.push"
 FAST = "crossfuse.fast_exponentials"
 
 #: Attribute of a function: its kernels start while the kernel before them runs, see
-#: `crossfuse.lower.early`. The value names the parameters that no kernel writes which may still be
+#: `crossfuse.lower.image`. The value names the parameters that no kernel writes which may still be
 #: running then, such as "B_gate,D"; what kernels read of all others waits.
 EARLY = "crossfuse.early"
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from crossfuse.emulate.cuda.text import arguments_of, closing
+from crossfuse.emulate.cuda.translate import arguments_of, closing
 from crossfuse.lower.image import KernelImage
 
 

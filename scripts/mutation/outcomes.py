@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from crossfuse.emulate.cuda.run import Program, prepare
-from crossfuse.emulate.cuda.text import find_statements
+from crossfuse.emulate.cuda.translate import find_statements
 from crossfuse.errors import CheckFailed, refuse
 from crossfuse.lower.image import KernelImage
 from mutation.equivalent import TELLS_THE_SAME, is_of_groups, reason_of

@@ -25,7 +25,7 @@ from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.registry import read_kernel
 from crossfuse.planner.kernels.shape import shape_of
 from crossfuse.schema import Damaged, Positive, typed
-from crossfuse.workload.spec_text import parse
+from crossfuse.workload.suites import parse
 from study.spaces import ALL, NO_CLUSTERS, NO_DSM, SPACES, spaces_of
 
 #: Name in the notes of a candidate that chance chose, as the random configuration.

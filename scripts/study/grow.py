@@ -10,7 +10,7 @@ import numpy as np
 from crossfuse.hardware import Device
 from crossfuse.planner.cost.estimate import estimate
 from crossfuse.planner.cost.rates import Rates
-from crossfuse.planner.cost.trees import NAMES, Trees, features
+from crossfuse.planner.cost.terms import NAMES, Trees, features
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.registry import read_kernel
 from crossfuse.schema import parse
@@ -33,7 +33,7 @@ _SETTINGS = {
 
 
 def rows_of(samples: Sequence[Sample], device: Device, rates: Rates) -> np.ndarray:
-    """Features of measured kernels, see `crossfuse.planner.cost.trees`."""
+    """Features of measured kernels, see `crossfuse.planner.cost.terms`."""
     found = np.zeros((len(samples), len(NAMES)), np.float32)
     for row, each in zip(found, samples, strict=True):
         kernel = read_kernel(each.family, each.tiles)

@@ -24,7 +24,7 @@ from typing import Any
 
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
 from crossfuse.files import read_bytes
-from crossfuse.measure.measurer import Measurer
+from crossfuse.measure.timer import Measurer
 from crossfuse.meta_schedule.build import (
     Build,
     Builders,

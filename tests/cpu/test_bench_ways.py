@@ -18,8 +18,7 @@ from crossfuse.bench.problem import DrawnProblem  # noqa: E402
 from crossfuse.bench.variant import Variant  # noqa: E402
 from crossfuse.bench.worker import Session  # noqa: E402
 from crossfuse.measure import timing  # noqa: E402
-from crossfuse.measure.job import Request, Timing  # noqa: E402
-from crossfuse.measure.way import GRAPH, LIBRARY, PROGRAM, SPEC, Given, Way  # noqa: E402
+from crossfuse.measure.job import GRAPH, LIBRARY, PROGRAM, SPEC, Given, Request, Timing, Way  # noqa: E402  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from crossfuse.errors import (
     refuse,
 )
 from crossfuse.hardware import device
-from crossfuse.lower.early import start_early
+from crossfuse.lower.image import start_early
 from crossfuse.markers import CONSTANT
 from crossfuse.runtime import load
 from crossfuse.workload import parse, prim_func

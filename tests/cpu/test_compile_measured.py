@@ -14,7 +14,7 @@ from crossfuse.compiler.choose import Wanted, choose, options_of
 from crossfuse.compiler.report import choice_text
 from crossfuse.errors import EnvironmentRefused, LoweringRefused
 from crossfuse.hardware import device
-from crossfuse.measure.way import LIBRARY, PROGRAM, SPEC, Way
+from crossfuse.measure.job import LIBRARY, PROGRAM, SPEC, Way
 from null.measure.timers import FakeTimer
 
 H100 = device("nvidia-h100")

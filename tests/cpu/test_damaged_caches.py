@@ -13,12 +13,11 @@ from tvm import relax
 
 import crossfuse
 from crossfuse import Refusal
-from crossfuse.cache import Entry, Shelf, kept, root
-from crossfuse.cache.shelf import answered, read_entry
+from crossfuse.cache import Entry, Shelf, answered, kept, read_entry, root
 from crossfuse.errors import PlanRefused
 from crossfuse.relax import FuseCascades, FuseChains
 from crossfuse.relax.build_kernels import built
-from crossfuse.runtime.kept import LIBRARIES
+from crossfuse.runtime.artefact import LIBRARIES
 from mutations import NOTHING, damaged
 
 SOFTMAX = (8, 64)

@@ -11,7 +11,7 @@ import tvm_ffi
 from tvm import te
 from tvm.s_tir import Schedule
 
-from crossfuse.blocks.order import in_output_order
+from crossfuse.blocks.read import in_output_order
 from crossfuse.compiler import read_source
 from crossfuse.compiler.choose import Wanted, choose
 from crossfuse.emulate.llvm import run_sequential

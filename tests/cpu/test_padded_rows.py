@@ -21,8 +21,7 @@ from crossfuse.planner.choice import not_fusing
 from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
 from crossfuse.schedule.planned import rank_function
 from crossfuse.workload import adversarial_inputs, check, parse, random_inputs
-from crossfuse.workload.aligned import aligned
-from crossfuse.workload.build import form_of
+from crossfuse.workload.build import aligned, form_of
 
 CASES = {
     "[n, k]": "gemm_chain:M=40,K=65,N=131,L=65,dtype=float16,act=gelu,weights=nk,bias=first+last",

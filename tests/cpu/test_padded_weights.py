@@ -28,8 +28,7 @@ from crossfuse.runtime.tensors import to_numpy  # noqa: E402
 from crossfuse.schedule.planned import rank_function, schedule_planned  # noqa: E402
 from crossfuse.torch import Backend, reports  # noqa: E402
 from crossfuse.workload import check, parse, random_inputs  # noqa: E402
-from crossfuse.workload.aligned import aligned  # noqa: E402
-from crossfuse.workload.build import form_of  # noqa: E402
+from crossfuse.workload.build import aligned, form_of  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 K, N, ROWS = 65, 131, 12

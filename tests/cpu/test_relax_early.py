@@ -21,8 +21,8 @@ from crossfuse.emulate.cuda import Link, chain, emulate
 from crossfuse.lower.extract import lower
 from crossfuse.markers import constant_parameters, starts_early
 from crossfuse.relax import BuildKernels, FuseCascades, FuseChains, build_kernels, import_torch
-from crossfuse.relax.early import calls_of, with_early_starts
-from crossfuse.runtime.kept import OBJECTS
+from crossfuse.relax.calls import calls_of, with_early_starts
+from crossfuse.runtime.artefact import OBJECTS
 from crossfuse.runtime.kernel import FIRST
 
 torch = pytest.importorskip("torch")

@@ -12,7 +12,7 @@ from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.errors import LoweringRefused, RefusedError, ScheduleRefused
 from crossfuse.lower.extract import lower
 from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
-from crossfuse.schedule.cascades import schedule_cascade_of
+from crossfuse.schedule.planned import schedule_cascade_of
 from crossfuse.workload.cascade_build import prim_func
 from crossfuse.workload.cascades import resolve
 

@@ -10,8 +10,7 @@ import pytest
 import crossfuse
 from cpu.hopper.accumulation import scheduled_by
 from crossfuse import workload
-from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
-from crossfuse.schedule.rules.register_tiles import RegisterTiles
+from crossfuse.schedule.rules.parted_tiles import ClusterTiles, RegisterTiles
 from crossfuse.workload.accuracy import judge
 from crossfuse.workload.tolerances import tolerance
 from gpu.streams import replayed_on_two_streams

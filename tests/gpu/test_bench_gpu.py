@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from crossfuse.bench import worker
-from crossfuse.bench.counters import count
+from crossfuse.bench.counters import PERMISSION, count
 from crossfuse.bench.floor import floor, weight_bytes
-from crossfuse.bench.ncu import PERMISSION
 from crossfuse.measure.job import Job, Request
 from crossfuse.workload import lookup
 

@@ -12,8 +12,8 @@ nn, F = torch.nn, torch.nn.functional
 
 import crossfuse  # noqa: E402
 from crossfuse.hardware import device  # noqa: E402
+from crossfuse.measure.job import LIBRARY, SPEC, Given, Way  # noqa: E402
 from crossfuse.measure.timer import find_timer, timing  # noqa: E402
-from crossfuse.measure.way import LIBRARY, SPEC, Given, Way  # noqa: E402
 from crossfuse.planner.families import ROWS_CHAIN  # noqa: E402
 from crossfuse.torch import Backend, reports  # noqa: E402
 

@@ -98,9 +98,9 @@ def test_program_that_hangs_is_killed(tmp_path: Path) -> None:
 
 
 def test_missing_profiler_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from crossfuse.bench import ncu
+    from crossfuse.bench import counters
 
-    monkeypatch.setattr(ncu, "_candidates", lambda: iter([tmp_path / "ncu"]))
+    monkeypatch.setattr(counters, "_candidates", lambda: iter([tmp_path / "ncu"]))
     found = count(JOB, 30)
     assert found.status == "refused"
     assert "install Nsight Compute" in found.message

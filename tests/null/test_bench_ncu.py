@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from crossfuse.bench import ncu
+from crossfuse.bench import counters
 from crossfuse.bench.counters import DURATION, L2, METRICS, READ, TO_SM, WRITE
 from crossfuse.errors import EnvironmentRefused
 from null.ncu_logs import DENIED, FAILED, LOG
 
 
 def test_kernels_of_a_computation_are_summed() -> None:
-    found = ncu.parse(LOG, METRICS)
+    found = counters.parse(LOG, METRICS)
     assert found.kernels == ("main_0", "main_1")
     assert found.passes == 1
     assert found.totals == {
@@ -29,7 +29,7 @@ def test_kernels_of_a_computation_are_summed() -> None:
 def test_units_are_read_and_not_taken_for_granted() -> None:
     text = LOG.replace('"byte","byte","ns"', '"Mbyte","Kbyte","usecond"')
     text = text.replace("181,403,648", "181.5").replace("90,701,824", "90.5")
-    totals = ncu.parse(text, METRICS).totals
+    totals = counters.parse(text, METRICS).totals
     assert totals[READ] == 272.0e6
     assert totals[WRITE] == 5_120e3
     assert totals[DURATION] == 111_936e3
@@ -39,12 +39,12 @@ def test_most_passes_of_a_kernel_count() -> None:
     text = LOG.replace(
         '"main_1" - 1: 0%....50%....100% - 1 pass', '"main_1" - 1: 0%....100% - 3 passes'
     )
-    assert ncu.parse(text, METRICS).passes == 3
+    assert counters.parse(text, METRICS).passes == 3
 
 
 def test_names_of_kernels_may_have_commas_and_quotes() -> None:
     text = LOG.replace('"main_0","1"', '"void f<4, ""x"">(float *, int)","1"')
-    assert ncu.parse(text, METRICS).kernels[0] == 'void f<4, "x">(float *, int)'
+    assert counters.parse(text, METRICS).kernels[0] == 'void f<4, "x">(float *, int)'
 
 
 @pytest.mark.parametrize(
@@ -66,13 +66,15 @@ def test_names_of_kernels_may_have_commas_and_quotes() -> None:
 )
 def test_what_is_no_table_is_refused(text: str, found: str, advice: str) -> None:
     with pytest.raises(EnvironmentRefused) as caught:
-        ncu.parse(text, METRICS)
+        counters.parse(text, METRICS)
     assert found in caught.value.refusal.found
     assert advice in caught.value.refusal.instead
 
 
 def test_command_leaves_caches_alone_and_profiles_what_is_marked() -> None:
-    words = ncu.command(Path("/opt/ncu"), ("a.sum", "b.sum"), Path("log"), ("python", "-m", "x"))
+    words = counters.command(
+        Path("/opt/ncu"), ("a.sum", "b.sum"), Path("log"), ("python", "-m", "x")
+    )
     assert words[:4] == ("env", "LC_ALL=C", "CROSSFUSE_COOPERATIVE=0", "/opt/ncu")
     assert words[-3:] == ("python", "-m", "x")
     options = dict(pairwise(words))
@@ -85,19 +87,21 @@ def test_command_leaves_caches_alone_and_profiles_what_is_marked() -> None:
 def test_program_is_found_in_the_path_then_in_the_toolkit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(ncu, "_SYSTEM_ROOT", tmp_path / "none")
-    monkeypatch.setattr(ncu, "_PACKAGES", tmp_path / "packages")
-    monkeypatch.setattr(ncu.shutil, "which", lambda name: None)
+    monkeypatch.setattr(counters, "_SYSTEM_ROOT", tmp_path / "none")
+    monkeypatch.setattr(counters, "_PACKAGES", tmp_path / "packages")
+    monkeypatch.setattr(counters.shutil, "which", lambda name: None)
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(variable, raising=False)
     with pytest.raises(EnvironmentRefused) as caught:
-        ncu.find_ncu()
+        counters.find_ncu()
     assert caught.value.refusal.found == "no ncu"
     for place in ("packages/2024.3", "packages/2025.3", "toolkit/bin"):
         (tmp_path / place).mkdir(parents=True)
         (tmp_path / place / "ncu").touch()
-    assert ncu.find_ncu() == tmp_path / "packages/2025.3/ncu"
+    assert counters.find_ncu() == tmp_path / "packages/2025.3/ncu"
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "toolkit"))
-    assert ncu.find_ncu() == tmp_path / "toolkit/bin/ncu"
-    monkeypatch.setattr(ncu.shutil, "which", lambda name: str(tmp_path / "packages/2024.3/ncu"))
-    assert ncu.find_ncu() == tmp_path / "packages/2024.3/ncu"
+    assert counters.find_ncu() == tmp_path / "toolkit/bin/ncu"
+    monkeypatch.setattr(
+        counters.shutil, "which", lambda name: str(tmp_path / "packages/2024.3/ncu")
+    )
+    assert counters.find_ncu() == tmp_path / "packages/2024.3/ncu"

@@ -16,7 +16,7 @@ from crossfuse.bench.run import measured, run
 from crossfuse.driver import Gpu, find_gpus
 from crossfuse.errors import EnvironmentRefused
 from crossfuse.measure.job import Job, Request, Timing
-from crossfuse.measure.measurer import WORKER
+from crossfuse.measure.timer import WORKER
 
 JOB = Job("gemm:M=8,K=16,N=32", "eager")
 HOPPER = Gpu("NVIDIA H100", (9, 0), (13, 0))

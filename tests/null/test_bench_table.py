@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from crossfuse.bench.compare import compare, document, mean_speedup, plot
 from crossfuse.bench.job import Job, Planned, Row, Timing
-from crossfuse.bench.table import report
+from crossfuse.bench.table import compare, document, mean_speedup, plot, report
 from crossfuse.runtime.resources import ResourceUsage
 
 

@@ -13,9 +13,20 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from crossfuse.cache import Entry, Shelf, kept, limit_bytes, prune, root, shelf, upkeep
-from crossfuse.cache.keys import content_key, package_hash
-from crossfuse.cache.shelf import answered, itself
+from crossfuse.cache import (
+    LIMIT,
+    Entry,
+    Shelf,
+    answered,
+    content_key,
+    itself,
+    kept,
+    limit_bytes,
+    package_hash,
+    prune,
+    root,
+    shelf,
+)
 from crossfuse.cli import app
 from crossfuse.errors import EnvironmentRefused, PlanRefused, RefusedError, refuse
 from crossfuse.hardware import device
@@ -23,8 +34,7 @@ from crossfuse.hardware import device
 MAKER = """
 import sys, time
 from pathlib import Path
-from crossfuse.cache import Entry, Shelf
-from crossfuse.cache.shelf import itself
+from crossfuse.cache import Entry, Shelf, itself
 folder = Path(sys.argv[1])
 def make():
     (folder / f"made-{sys.argv[2]}").touch()
@@ -36,8 +46,7 @@ print(len(Shelf(folder, ".entry").made("ab12", make, itself).data))
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from crossfuse.cache import Entry, Shelf
-from crossfuse.cache.shelf import itself
+from crossfuse.cache import Entry, Shelf, itself
 from crossfuse import files
 def stop(*names):
     print("half", flush=True)
@@ -136,14 +145,14 @@ def test_what_was_not_used_for_longest_goes_first(home: Path) -> None:
 def test_a_write_keeps_the_cache_below_its_limit(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(upkeep.LIMIT, "3")
+    monkeypatch.setenv(LIMIT, "3")
     filled(6)
     assert sum(each.size for each in kept()) <= limit_bytes()
     assert {each.path.stem for each in kept()} >= {"key5"}
 
 
 def test_a_limit_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(upkeep.LIMIT, "2G")
+    monkeypatch.setenv(LIMIT, "2G")
     with pytest.raises(EnvironmentRefused, match="found '2G'; limit: a whole number of MiB"):
         limit_bytes()
 
@@ -185,9 +194,9 @@ def test_keys_tell_apart_what_makes_a_difference(monkeypatch: pytest.MonkeyPatch
     }
     assert content_key(h100, "ab", "c") in keys
     before = package_hash()
-    monkeypatch.setattr("crossfuse.cache.keys.installed_version", lambda _: "9.9")
+    monkeypatch.setattr("crossfuse.cache.installed_version", lambda _: "9.9")
     keys.add(content_key(h100, "ab", "c"))
-    monkeypatch.setattr("crossfuse.cache.keys.package_hash", lambda: f"{before}x")
+    monkeypatch.setattr("crossfuse.cache.package_hash", lambda: f"{before}x")
     keys.add(content_key(h100, "ab", "c"))
     assert len(keys) == 5
 

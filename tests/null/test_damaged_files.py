@@ -27,7 +27,7 @@ from crossfuse.npz import read_arrays
 from crossfuse.planner.calibration import record as calibration
 from crossfuse.planner.cascade.plan import CascadePlan, plan_cascade
 from crossfuse.planner.cost.rates import rates_of_file
-from crossfuse.planner.cost.trees import read as read_trees
+from crossfuse.planner.cost.terms import read as read_trees
 from crossfuse.planner.plan import Plan, plan
 from crossfuse.planner.tune.cost_model import CostModel
 from crossfuse.runtime.dispatch import load_dispatch

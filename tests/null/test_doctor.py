@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from crossfuse import _compat, doctor
-from crossfuse.doctor import environment, toolchain
-from crossfuse.doctor.report import Check
+from crossfuse.doctor import checks
+from crossfuse.doctor.checks import Check
 from crossfuse.driver import Gpu
 from crossfuse.errors import EnvironmentRefused, Refusal
 from crossfuse.runtime.nvcc import NvccInfo
@@ -63,13 +63,13 @@ def test_collect_reports_every_check_once() -> None:
 )
 def test_python(monkeypatch: pytest.MonkeyPatch, version, status) -> None:
     monkeypatch.setattr(sys, "version_info", version)
-    assert environment.python().status == status
+    assert checks.python().status == status
 
 
 def test_platform_that_is_not_tested(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment.platform, "machine", lambda: "aarch64")
-    monkeypatch.setattr(environment.platform, "system", lambda: "Linux")
-    assert environment.system() == Check(
+    monkeypatch.setattr(checks.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(checks.platform, "system", lambda: "Linux")
+    assert checks.system() == Check(
         "platform", "warn", "Linux aarch64", "use Linux on x86-64, the platform that is tested"
     )
 
@@ -77,7 +77,7 @@ def test_platform_that_is_not_tested(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pins_show_the_refusal_of_the_import_guard(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": None}
     monkeypatch.setattr(_compat, "installed_version", versions.get)
-    assert environment.pins() == (
+    assert checks.pins() == (
         Check("apache-tvm", "ok", "0.27.0.post1"),
         Check(
             "apache-tvm-ffi",
@@ -90,7 +90,7 @@ def test_pins_show_the_refusal_of_the_import_guard(monkeypatch: pytest.MonkeyPat
 
 def test_entry_point_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "entry_points", lambda group: ())
-    check = environment.entry_point()
+    check = checks.entry_point()
     assert check.status == "warn"
     assert check.instead == "install the package, from a checkout with `pip install -e .`"
 
@@ -98,9 +98,7 @@ def test_entry_point_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_entry_point_found(monkeypatch: pytest.MonkeyPatch) -> None:
     point = metadata.EntryPoint("crossfuse", "crossfuse._autoload:register", "tvm.backends")
     monkeypatch.setattr(metadata, "entry_points", lambda group: (point,))
-    assert environment.entry_point() == Check(
-        "tvm entry point", "ok", "crossfuse._autoload:register"
-    )
+    assert checks.entry_point() == Check("tvm entry point", "ok", "crossfuse._autoload:register")
 
 
 def install_torch(folder: Path, version: str, cuda: str) -> None:
@@ -128,12 +126,12 @@ def install_torch(folder: Path, version: str, cuda: str) -> None:
 def test_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version, cuda, expected) -> None:
     install_torch(tmp_path, version, cuda)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    assert environment.torch() == expected
+    assert checks.torch() == expected
 
 
 def test_torch_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_compat, "installed_version", lambda distribution: None)
-    assert environment.torch() == Check(
+    assert checks.torch() == Check(
         "torch",
         "warn",
         "none: models cannot come from torch",
@@ -143,7 +141,7 @@ def test_torch_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_cache_is_not_created_by_looking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new"))
-    check = environment.cache()
+    check = checks.cache()
     assert check == Check("cache", "ok", str(tmp_path / "new" / "crossfuse" / "cubin"))
     assert not (tmp_path / "new").exists()
 
@@ -151,25 +149,25 @@ def test_cache_is_not_created_by_looking(tmp_path: Path, monkeypatch: pytest.Mon
 def test_cache_below_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    check = environment.cache()
+    check = checks.cache()
     assert check.status == "fail"
     assert check.instead == "set XDG_CACHE_HOME to a folder that you can write to"
 
 
 def test_cxx_that_compiles_the_probe(gxx) -> None:
     path = gxx("g++ 12.2.0")
-    assert toolchain.cxx() == Check("c++", "ok", f"g++ 12.2.0 at {path}")
+    assert checks.cxx() == Check("c++", "ok", f"g++ 12.2.0 at {path}")
 
 
 def test_cxx_missing(gxx) -> None:
-    check = toolchain.cxx()
+    check = checks.cxx()
     assert (check.status, check.found) == ("fail", "no g++, clang++, c++")
     assert "apt-get install g++" in check.instead
 
 
 def test_cxx_that_cannot_compile_the_probe(gxx) -> None:
     path = gxx("g++ 9.4.0", fault="#error g++ is older than 10")
-    assert toolchain.cxx() == Check(
+    assert checks.cxx() == Check(
         "c++",
         "fail",
         f"g++ 9.4.0 at {path}, which says: #error g++ is older than 10",
@@ -179,8 +177,8 @@ def test_cxx_that_cannot_compile_the_probe(gxx) -> None:
 
 def test_nvcc_found(monkeypatch: pytest.MonkeyPatch) -> None:
     info = NvccInfo(Path("/opt/cuda/bin/nvcc"), "13.0.88", "CUDA_HOME", ())
-    monkeypatch.setattr(toolchain, "find_nvcc", lambda: info)
-    assert toolchain.nvcc() == Check("nvcc", "ok", "13.0.88 at /opt/cuda/bin/nvcc (CUDA_HOME)")
+    monkeypatch.setattr(checks, "find_nvcc", lambda: info)
+    assert checks.nvcc() == Check("nvcc", "ok", "13.0.88 at /opt/cuda/bin/nvcc (CUDA_HOME)")
 
 
 def test_nvcc_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,8 +187,8 @@ def test_nvcc_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
         raise EnvironmentRefused(refusal)
 
-    monkeypatch.setattr(toolchain, "find_nvcc", missing)
-    assert toolchain.nvcc() == Check("nvcc", "fail", "no nvcc", "install the CUDA toolkit")
+    monkeypatch.setattr(checks, "find_nvcc", missing)
+    assert checks.nvcc() == Check("nvcc", "fail", "no nvcc", "install the CUDA toolkit")
 
 
 @pytest.mark.parametrize(
@@ -204,13 +202,13 @@ def test_nvcc_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["none", "hopper", "hopper second", "older"],
 )
 def test_gpu(monkeypatch: pytest.MonkeyPatch, gpus, status, found) -> None:
-    monkeypatch.setattr(toolchain, "find_gpus", lambda: gpus)
-    check = toolchain.gpu()
+    monkeypatch.setattr(checks, "find_gpus", lambda: gpus)
+    check = checks.gpu()
     assert (check.status, check.found) == (status, found)
 
 
 def test_gpu_with_an_old_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toolchain, "find_gpus", lambda: (Gpu("NVIDIA H100", (9, 0), (12, 8)),))
-    check = toolchain.gpu()
+    monkeypatch.setattr(checks, "find_gpus", lambda: (Gpu("NVIDIA H100", (9, 0), (12, 8)),))
+    check = checks.gpu()
     assert check.status == "warn"
     assert check.instead == "install an NVIDIA driver for CUDA 13.0 or newer"

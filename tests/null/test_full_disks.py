@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crossfuse.cache import Entry, Shelf
-from crossfuse.cache.shelf import itself
+from crossfuse.cache import Entry, Shelf, itself
 from crossfuse.errors import EnvironmentRefused, RefusedError, refuse
 from crossfuse.files import scratch, scratch_folder, write_atomically, writing
 

@@ -16,7 +16,7 @@ from crossfuse.errors import RefusedError  # noqa: E402
 from crossfuse.measure import timing  # noqa: E402
 from crossfuse.measure.job import Job, Timing  # noqa: E402
 from crossfuse.models import ModelSpec, build, cost, names_one, parse  # noqa: E402
-from crossfuse.models.widths import MODELS  # noqa: E402
+from crossfuse.models.spec import MODELS  # noqa: E402
 from null.test_bench_measure import answered, cuda  # noqa: E402, F401 -- a fixture
 
 SMALL = "model:gpt2-small,layers=1,tokens=4,reduce=12"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 from crossfuse.schedule.cluster_layout import ClusterLayout, Slabs
-from crossfuse.view.page import cluster_html, page
-from crossfuse.view.write import timeline
+from crossfuse.view.write import cluster_html, page, timeline
 
 EVENTS = [
     {"name": "begin", "first": 0.0, "median": 0.2, "last": 0.5, "ctas": 132},

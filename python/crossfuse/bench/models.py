@@ -23,8 +23,7 @@ from crossfuse.bench.run import in_processes
 from crossfuse.bench.variant import Variant, no_such
 from crossfuse.hardware import device
 from crossfuse.measure.job import Job
-from crossfuse.models.spec import ModelSpec, names_one, parse
-from crossfuse.models.widths import Convolutions, Widths
+from crossfuse.models.spec import Convolutions, ModelSpec, Widths, names_one, parse
 
 if TYPE_CHECKING:
     from crossfuse.measure.timing import TimingConditions

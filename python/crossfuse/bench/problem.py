@@ -19,14 +19,14 @@ from crossfuse.bench.floor import weight_bytes
 from crossfuse.bench.ours import loaded, returning
 from crossfuse.bench.variant import Variant, pack_apart
 from crossfuse.errors import CheckFailed
+from crossfuse.measure.job import Given
 from crossfuse.measure.timing import TimingConditions, copies_needed
-from crossfuse.measure.way import Given
 from crossfuse.npz import read_arrays
 from crossfuse.workload.accuracy import judge
 from crossfuse.workload.dtypes import FLOAT_TYPES
 from crossfuse.workload.inputs import random_inputs
 from crossfuse.workload.spec import WorkloadSpec
-from crossfuse.workload.spec_text import parse
+from crossfuse.workload.suites import parse
 from crossfuse.workload.tolerances import Tolerance, tolerance
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any
 from crossfuse.bench.job import Counters, Planned, Row
 from crossfuse.bench.ours import compile_kernel, kernels
 from crossfuse.measure.job import Job, Request, Timing
-from crossfuse.measure.measurer import WORKER, Measurer
+from crossfuse.measure.timer import WORKER, Measurer
 from crossfuse.models.spec import names_one
 from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.cascades import resolve_any

@@ -1,15 +1,232 @@
-"""Finds a variant of a workload by its name."""
+"""Variants of a workload by name: kernels of ours, and torch's own operators."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from crossfuse.bench.eager import eager, scaled_mm
 from crossfuse.bench.job import COMPILE_MODES, OWN
 from crossfuse.bench.ours import fused, fused_cascade, norm_then_chain, unfused
 from crossfuse.bench.variant import Variant, no_such
 from crossfuse.workload.cascade_spec import CascadeSpec
-from crossfuse.workload.spec import WorkloadSpec
+from crossfuse.workload.conv_chain import ConvChainSpec
+from crossfuse.workload.spec import WorkloadSpec, affine
+
+# Torch's own operators, one after another.
+
+# Chains of convolutions by torch's own operators, which call cuDNN.
+
+
+def eager_chain(spec: ConvChainSpec) -> Variant:
+    """Two convolutions and the activation between them, one after another, in channels_last.
+
+    A bias is a part of the convolution, unless a scale comes before it. Images are NHWC, weights as
+    the spec stores them; those stored as [k, n] are brought into torch's order when a set is
+    packed. Nothing else is copied.
+    """
+    from crossfuse.workload.torch_modules import activation
+
+    act = (lambda x: x) if spec.act == "identity" else activation(spec.act)
+    windows = {"B": (spec.N, spec.k1, spec.k1, spec.IC), "D": (spec.L, 1, 1, spec.N)}
+    names = [each.name for each in spec.operands[1:]]
+
+    def pack(given: Mapping[str, Any]) -> tuple[Any, ...]:
+        packed = dict(given)
+        for name, shape in windows.items():
+            stored = packed[name].t() if spec.weights == "kn" else packed[name]
+            packed[name] = _channels_first(stored.contiguous().view(shape))
+        return tuple(packed[name].clone() for name in names)
+
+    def call(x: Any, *tensors: Any) -> Any:
+        named = dict(zip(names, tensors, strict=True))
+        hidden = act(_convolved(spec, _channels_first(x), "gemm0", named, spec.k1 // 2))
+        last = _convolved(spec, hidden, "gemm1", named, 0)
+        output = last.permute(0, 2, 3, 1).reshape(spec.output)
+        return output + named["residual"] if spec.residual else output
+
+    return Variant(call, "conv2d in channels_last", pack=pack)
+
+
+def _channels_first(tensor: Any) -> Any:
+    """A view of the same memory as [batch, channels, ...], torch's channels_last."""
+    return tensor.permute(0, 3, 1, 2)
+
+
+def _convolved(
+    spec: ConvChainSpec, x: Any, product: str, named: Mapping[str, Any], rim: int
+) -> Any:
+    """A convolution with its scale and its bias."""
+    import torch
+
+    scale, bias = affine(spec, product)
+    weight = named[product.replace("gemm0", "B").replace("gemm1", "D")]
+    result = torch.conv2d(x, weight, None if scale else named.get(bias), padding=rim)
+    if not scale:
+        return result
+    result = result * named[scale]
+    return (result + named[bias].view(1, -1, 1, 1) if bias else result).to(x.dtype)
+
+
+def eager(spec: WorkloadSpec, *, together: bool) -> Variant:
+    """A workload by torch's own operators, one after another.
+
+    A bias is a part of the product, as in ``torch.nn.Linear``, unless a scale comes before it. With
+    `together`, gate and up of a gated FFN are one matrix and one product; other workloads are the
+    same either way.
+    """
+    if isinstance(spec, ConvChainSpec):
+        return eager_chain(spec)
+    import torch
+
+    from crossfuse.workload.torch_modules import activation
+
+    joined = spec.gated and together
+    names = [each.name for each in spec.operands[1:]]
+    if joined:
+        names = [_joined(each) for each in names if "_up" not in each]
+    place = {name: number for number, name in enumerate(names)}
+    dtype = getattr(torch, spec.out)
+
+    def product(name: str) -> Any:
+        scale, bias = (_joined(each) if joined else each for each in affine(spec, name))
+        weight = name.replace("gemm0", "B").replace("gemm1", "D")
+        at = place[_joined(weight) if joined else weight], place.get(scale), place.get(bias)
+        return lambda x, tensors: _finished(spec, dtype, x, *(_take(tensors, each) for each in at))
+
+    act = (lambda x: x) if spec.act == "identity" else activation(spec.act)
+    *first, last = map(product, spec.products)
+    residual = place.get("residual")
+
+    def call(a: Any, *tensors: Any) -> Any:
+        if joined:
+            gate, up = first[0](a, tensors).chunk(2, dim=-1)
+            output = last(act(gate) * up, tensors)
+        elif spec.gated:
+            output = last(act(first[0](a, tensors)) * first[1](a, tensors), tensors)
+        else:
+            output = last(act(first[0](a, tensors)), tensors) if first else act(last(a, tensors))
+        return output if residual is None else output + tensors[residual]
+
+    if joined:
+        return Variant(call, _NOTE + "concatenated", pack=partial(_pack_joined, spec))
+    return Variant(call, _NOTE + "apart" if spec.gated else "")
+
+
+_NOTE = "gate and up "
+
+
+def _joined(name: str) -> str:
+    """Name of the tensor that holds both gate and up."""
+    return name.replace("_gate", "").replace("_up", "")
+
+
+def _take(tensors: tuple[Any, ...], place: int | None) -> Any:
+    return None if place is None else tensors[place]
+
+
+def _finished(spec: WorkloadSpec, dtype: Any, x: Any, weight: Any, scale: Any, bias: Any) -> Any:
+    """A product with its scale and its bias, in the type of the output."""
+    import torch
+
+    fused = None if scale is not None else bias
+    if spec.weights == "nk":
+        result = torch.nn.functional.linear(x, weight, fused)
+    elif fused is not None:
+        result = torch.addmm(fused, x, weight)
+    else:
+        result = torch.matmul(x, weight)
+    if scale is None:
+        return result
+    result = result * scale
+    return (result if bias is None else result + bias).to(dtype)
+
+
+def _pack_joined(spec: WorkloadSpec, weights: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Copies with gate and up concatenated: columns of the weights, biases, scales of columns."""
+    import torch
+
+    packed: list[Any] = []
+    for name, each in weights.items():
+        if "_up" in name:
+            continue
+        both = [each, weights[name.replace("_gate", "_up")]]
+        if "_gate" not in name:
+            packed.append(each.clone())
+        elif name.startswith("scale"):
+            packed.append(torch.cat([scale.expand(spec.N) for scale in both]))
+        else:
+            across = name.startswith("B") and spec.weights == "kn"
+            packed.append(torch.cat(both, dim=1 if across else 0))
+    return tuple(packed)
+
+
+# Products of 8-bit floats by cuBLASLt, as `torch._scaled_mm` calls it.
+
+_OPERAND = "float8_e4m3fn"
+_OUTPUTS = ("bfloat16", "float16")
+# Extents that torch._scaled_mm takes: rows of both operands are multiples of 16 bytes, and so is
+# the number of columns.
+_MULTIPLE = 16
+
+
+def scaled_mm(name: str, spec: WorkloadSpec, device: str, *, fast: bool) -> Variant:
+    """A product of 8-bit floats by cuBLASLt, with the scale of the workload, or a scale of one.
+
+    The weights are [n, k] in memory, which is the one layout that cuBLASLt has kernels for on
+    Hopper; a workload that stores them as [k, n] is transposed before the clock starts. A bias is a
+    part of the product, in the type of the output. An activation and a residual are torch's own, in
+    kernels after the product, as eager code would do it. With `fast`, sums stay in the tensor
+    core's accumulator of fewer bits from the first step to the last (``use_fast_accum``); otherwise
+    they are added up in float32 every few steps. Refused is all but a gemm of sums of float8_e4m3fn
+    to bfloat16 or float16: cuBLASLt has no product of two float8_e5m2 matrices.
+    """
+    import torch
+
+    from crossfuse.workload.torch_modules import activation
+
+    _check(name, spec)
+    one = torch.ones((), dtype=torch.float32, device=device)
+    out = getattr(torch, spec.out)
+    act = None if spec.act == "identity" else activation(spec.act)
+
+    def pack(weights: Mapping[str, Any]) -> tuple[Any, ...]:
+        stored = weights["B"]
+        b = stored.clone() if spec.weights == "nk" else stored.t().contiguous()
+        scale = weights["scale0"].clone().reshape(()) if spec.scale else one
+        others = (
+            weights[each].to(out, copy=True) for each in ("bias0", "residual") if each in weights
+        )
+        return (b, scale, *others)
+
+    def call(a: Any, b: Any, scale: Any, *others: Any) -> Any:
+        bias = others[0] if spec.bias else None
+        residual = others[-1] if spec.residual else None
+        product = torch._scaled_mm(
+            a, b.t(), scale_a=scale, scale_b=one, bias=bias, out_dtype=out, use_fast_accum=fast
+        )
+        product = product if act is None else act(product)
+        return product if residual is None else product + residual
+
+    note = f"torch._scaled_mm, scales of {'the workload' if spec.scale else 'one'}, "
+    note += ("fast" if fast else "float32") + " accumulation"
+    return Variant(call, note + ("" if act is None else f", then {spec.act}"), pack=pack)
+
+
+def _check(name: str, spec: WorkloadSpec) -> None:
+    if spec.kind != "gemm" or spec.combine != "sum":
+        raise no_such(name, spec, "kind gemm with sums", "measure ours alone")
+    if spec.dtype != _OPERAND or spec.out not in _OUTPUTS:
+        limit = f"inputs of {_OPERAND} and an output of {' or '.join(_OUTPUTS)}, as cuBLASLt has it"
+        plain = "take eager for 2-byte and 4-byte floats"
+        raise no_such(name, spec, limit, f"add dtype={_OPERAND},out=bfloat16, or {plain}")
+    if spec.K % _MULTIPLE or spec.N % _MULTIPLE:
+        limit = f"K and N that are multiples of {_MULTIPLE}"
+        raise no_such(name, spec, limit, "pad the workload to such extents, or measure ours alone")
+
+
+# By name.
 
 _TORCH_TYPES = ("float16", "bfloat16", "float32")
 

@@ -1,6 +1,6 @@
 """The program that measures, whatever asks for it: ``python -m crossfuse.bench.worker [GPU]``.
 
-It serves a `crossfuse.measure.measurer.Measurer`: jobs of the bench, kernels of a search or of a
+It serves a `crossfuse.measure.timer.Measurer`: jobs of the bench, kernels of a search or of a
 bundle that are checked against float64, and ways of a measured choice, of which nothing but the
 time is wanted. A request is a `crossfuse.measure.job.Request`. One that is not to be measured yet
 is prepared, and answered by null; the answer to others is a `crossfuse.measure.job.Timing`, also
@@ -28,14 +28,13 @@ from crossfuse.bench.problem import DrawnProblem, Problem, make_problem
 from crossfuse.bench.variant import Variant
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import device as find_device
-from crossfuse.measure.job import Job, Request, Timing
+from crossfuse.measure.job import LIBRARY, PROGRAM, SPEC, Job, Request, Timing, Way
 from crossfuse.measure.peer import Serve, serve_lines
 from crossfuse.measure.timing import Step, TimingConditions
-from crossfuse.measure.way import LIBRARY, PROGRAM, SPEC, Way
 from crossfuse.models import spec as models
 from crossfuse.schema import typed
 from crossfuse.workload import cascades
-from crossfuse.workload.spec_text import parse
+from crossfuse.workload.suites import parse
 
 _LONGEST = 1000
 #: Milliseconds between two timestamps of what nobody named a number of calls for; a single call may

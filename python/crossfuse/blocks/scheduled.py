@@ -1,14 +1,13 @@
-"""Facts about blocks and loops of a schedule: read only, no primitive is called here."""
+"""Facts about blocks and loops, of a schedule or a function: no primitive is called here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.blocks.access import combiner_of, corrected
-from crossfuse.blocks.access import is_reduction as is_reduction  # read by those who read facts
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.markers import cluster_axis
 
@@ -182,3 +181,51 @@ def read_index(sch: Any, block: Any, buffer: Any) -> int:
     """Index of the read, among a block's, that is `buffer`."""
     reads = sch.get(block).reads
     return next(i for i, each in enumerate(reads) if each.source.same_as(buffer))
+
+
+# Facts about one block of a function, for the stages that read blocks.
+
+#: Combining operators of reductions, by the TVM node of their update expression.
+COMBINERS = {ir.tirx.Add: "sum", ir.tirx.Mul: "product", ir.tirx.Max: "max", ir.tirx.Min: "min"}
+
+
+def is_reduction(iter_var: Any) -> bool:
+    """Whether a block iteration variable is a reduction axis."""
+    return int(iter_var.iter_type) == int(ir.IterVar.CommReduce)
+
+
+def combiner_of(block: Any) -> str | None:
+    """Operator of a reduction block: "sum", "product", "max", "min", or None."""
+    body = block.body
+    if block.init is None or not isinstance(body, ir.BufferStore):
+        return None
+    operator = COMBINERS.get(type(body.value))
+    return operator if operator is not None and carried(body) is not None else None
+
+
+def iterations(func: Any) -> int:
+    """How often blocks of an unscheduled function run, all of them together."""
+    return sum(map(_runs, ir.nodes(func.body, ir.SBlock)))
+
+
+def _runs(block: Any) -> int:
+    return prod(int(each.dom.extent) for each in block.iter_vars)
+
+
+def carried(store: Any) -> Any:
+    """The operand of an update that is the element being updated, or None."""
+    for each in (store.value.a, store.value.b):
+        if isinstance(each, ir.TensorLoad) and each.source.same_as(store.buffer):
+            return each
+    return None
+
+
+def corrected(store: Any) -> tuple[Any, Any] | None:
+    """The element being updated and its factor, of ``c = c * factor + term``; else None."""
+    if not isinstance(store, ir.BufferStore) or not isinstance(store.value, ir.tirx.Add):
+        return None
+    if not isinstance(store.value.a, ir.tirx.Mul):
+        return None
+    sums, factor = store.value.a.a, store.value.a.b
+    own = isinstance(sums, ir.TensorLoad) and sums.source.same_as(store.buffer)
+    return (sums, factor) if own else None

@@ -6,13 +6,17 @@ stage or an output.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import sympy
 
+from crossfuse import _tvm as ir
+from crossfuse.cascade.expressions.functions import Fence
 from crossfuse.cascade.spec import Cascade
+from crossfuse.errors import CascadeRefused, refuse
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,3 +101,97 @@ class Site:
     outputs: tuple[OutputSite, ...]
     producers: Mapping[sympy.Symbol, str]
     after: Any = None
+
+    @property
+    def has_products(self) -> bool:
+        """Whether a product makes elements, or results have columns."""
+        return bool(self.producers) or any(each.columns for each in self.stages.values())
+
+
+# States are kept in float32: whether reductions of integers are exact there.
+
+#: All whole numbers up to this one are float32 numbers.
+EXACT = 2**24
+
+
+def check_exact(site: Site) -> None:
+    """Refuse a reduction of integers that float32 does not hold.
+
+    Flags, counts of them, positions and 8-bit numbers are held. What wraps around in its own type
+    is not: states do not.
+    """
+    known: dict[sympy.Symbol, sympy.Expr] = {}
+
+    def largest(symbol: sympy.Symbol) -> sympy.Expr:
+        return known[symbol] if symbol in known else _of_read(site, symbol)
+
+    for stage in site.cascade.stages:
+        made = site.stages[stage.name]
+        if "int" not in made.dtype or stage.monoid.name not in ("sum", "prod", "max", "min"):
+            continue
+        each = bound(stage.term, largest)
+        whole = _reduced(stage.monoid.name, each, int(site.extents[site.axis]))
+        known[stage.symbol] = whole
+        if whole > EXACT or _wraps(made.dtype, stage.term, whole):
+            size = "of any size" if whole.is_infinite else f"up to {int(whole)}"
+            raise refuse(
+                CascadeRefused,
+                "cascade-integers",
+                f"block '{made.block}', buffer '{made.buffer.name}'",
+                found=f"a {stage.monoid.name} in {made.dtype} of numbers {size}",
+                limit=f"{EXACT}, up to which float32 has all, and what {made.dtype} holds",
+                instead="leave it to a kernel that reduces integers, or convert them before",
+            )
+
+
+def _of_read(site: Site, symbol: sympy.Symbol) -> sympy.Expr:
+    """The largest magnitude of what a symbol reads; infinite if that is no whole number."""
+    read = site.reads.get(symbol)
+    if read is None:
+        return sympy.oo
+    if isinstance(read, ir.Var) and read in site.extents:
+        return sympy.Integer(int(site.extents[read]))
+    number, dtype = ir.constant(read), str(read.ty)
+    if number is not None or dtype == "bool":
+        return sympy.Integer(1 if number is None else abs(number))
+    return (
+        sympy.Integer(-int(np.iinfo(dtype).min) or np.iinfo(dtype).max)
+        if "int" in dtype
+        else sympy.oo
+    )
+
+
+def _reduced(operator: str, each: sympy.Expr, extent: int) -> sympy.Expr:
+    if operator == "sum":
+        return each * extent
+    return each**extent if operator == "prod" else each
+
+
+def _wraps(dtype: str, term: sympy.Expr, size: sympy.Expr) -> bool:
+    if term.is_Symbol:
+        return False
+    below = dtype.startswith("uint") and not term.is_nonnegative
+    return bool(below or size > int(np.iinfo(dtype).max))
+
+
+def bound(term: sympy.Basic, largest: Callable[[sympy.Symbol], sympy.Expr]) -> sympy.Expr:
+    """The largest magnitude of a whole expression; infinite where nothing is known.
+
+    `largest` is the largest magnitude of a symbol.
+    """
+    if term.is_number:
+        return sympy.Abs(term)
+    if isinstance(term, sympy.Symbol):
+        return largest(term)
+    if isinstance(term, sympy.Piecewise):
+        return sympy.Max(*(bound(value, largest) for value, _ in term.args))
+    parts = [bound(each, largest) for each in term.args]
+    if isinstance(term, sympy.Add):
+        return sympy.Add(*parts)
+    if isinstance(term, sympy.Mul):
+        return sympy.Mul(*parts)
+    if isinstance(term, sympy.Max | sympy.Min | sympy.Abs | Fence):
+        return sympy.Max(*parts)
+    if isinstance(term, sympy.Pow) and term.args[1].is_Integer and term.args[1] > 0:
+        return parts[0] ** term.args[1]
+    return sympy.oo

@@ -112,12 +112,11 @@ def _measure(
     build_jobs: int,
 ) -> tuple[Sequence[Row], dict[str, Any]]:
     """Run the jobs; the file is written anew after each, so that none is lost."""
-    from crossfuse.bench.compare import document, plot, require_matplotlib
     from crossfuse.bench.counters import count
     from crossfuse.bench.environment import record, require_gpu
     from crossfuse.bench.models import compile_models
     from crossfuse.bench.run import build_ahead, run
-    from crossfuse.bench.table import progress
+    from crossfuse.bench.table import document, plot, progress, require_matplotlib
     from crossfuse.files import write_atomically
     from crossfuse.hardware import device
 

@@ -98,7 +98,7 @@ def _row(each: Kept) -> dict[str, Any]:
 
 
 def _label(each: Kept) -> str:
-    from crossfuse.cache.shelf import read_label
+    from crossfuse.cache import read_label
 
     return read_label(each.path)
 

@@ -35,7 +35,7 @@ def emulate(
     as_json: JsonFlag = False,
 ) -> None:
     """Run the schedule on LLVM and the generated CUDA on the CPU; exit code 1 if one is wrong."""
-    from crossfuse.blocks.access import iterations
+    from crossfuse.blocks.scheduled import iterations
     from crossfuse.compiler import check, read_source
     from crossfuse.compiler import compile as compile_source
 

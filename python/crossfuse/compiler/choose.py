@@ -193,7 +193,7 @@ def choose(
     refusals: list[tuple[Any, RefusedError]] = []
     options = options_of(source, target, wanted)
     if timer is not None:
-        from crossfuse.compiler.measured import measured_option
+        from crossfuse.compiler.measure import measured_option
 
         how = repr((wanted, source.constant_weights))
         options = [measured_option(source, options, target, timer, how)]

@@ -29,7 +29,7 @@ from crossfuse.planner.families.registry import (
     family_times,
 )
 from crossfuse.planner.kernels.shape import Shape, shape_of_blocks
-from crossfuse.schedule.cascades import only_site, schedule_cascade
+from crossfuse.schedule.planned import only_site, schedule_cascade
 from crossfuse.schedule.records import read_note
 from crossfuse.schema import Damaged
 
@@ -330,7 +330,7 @@ def recorded_options(
     said = _said(source, work_dir, note(record.trace))
     why = {"recorded": {**said, "microseconds": min(seconds) * 1e6, "database": str(work_dir)}}
     if said.get("family") in CASCADE_FAMILIES:
-        from crossfuse.schedule.cascades import schedule_cascade_of
+        from crossfuse.schedule.planned import schedule_cascade_of
 
         make = partial(
             schedule_cascade_of,

@@ -64,8 +64,7 @@ class Source:
     @cached_property
     def padded(self) -> Source | None:
         """The same of padded arguments, where TMA does not copy its rows; None if it does."""
-        from crossfuse.workload.aligned import aligned
-        from crossfuse.workload.build import form_of
+        from crossfuse.workload.build import aligned, form_of
 
         func = None
         spec = self.spec or self.layers
@@ -132,7 +131,7 @@ def _from_others(source: Any) -> Source:
     if isinstance(source, ir.Schedule):
         return Source(None, "a given schedule", schedule=source)
     if isinstance(source, ir.PrimFunc):
-        from crossfuse.blocks.order import in_output_order
+        from crossfuse.blocks.read import in_output_order
 
         _check_extents(source)
         return Source(in_output_order(source), "a given function")

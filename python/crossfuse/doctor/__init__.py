@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import crossfuse
-from crossfuse.doctor import environment, toolchain
-from crossfuse.doctor.report import Check, Report
+from crossfuse.doctor import checks
+from crossfuse.doctor.checks import Check, Report
 
 __all__ = ["Check", "Report", "collect"]
 
@@ -27,14 +27,14 @@ def collect() -> Report:
     return Report(
         version=crossfuse.__version__,
         checks=(
-            environment.python(),
-            environment.system(),
-            *environment.pins(),
-            environment.entry_point(),
-            toolchain.cxx(),
-            toolchain.nvcc(),
-            toolchain.gpu(),
-            environment.torch(),
-            environment.cache(),
+            checks.python(),
+            checks.system(),
+            *checks.pins(),
+            checks.entry_point(),
+            checks.cxx(),
+            checks.nvcc(),
+            checks.gpu(),
+            checks.torch(),
+            checks.cache(),
         ),
     )

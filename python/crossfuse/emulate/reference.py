@@ -15,7 +15,7 @@ from math import prod, sqrt
 from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
-from crossfuse.blocks.access import is_reduction
+from crossfuse.blocks.scheduled import is_reduction
 from crossfuse.emulate.llvm import run_serial
 from crossfuse.emulate.widen import converted, rebuilt, retyped, widen
 from crossfuse.errors import WorkloadRefused, refuse

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.blocks.access import combiner_of, is_reduction
+from crossfuse.blocks.scheduled import combiner_of, is_reduction
 from crossfuse.emulate.merge_pairs import merged_in_pairs
 from crossfuse.emulate.widen import converted, widen
 from crossfuse.lower.extract import buffer_specs, only_function

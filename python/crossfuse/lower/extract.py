@@ -9,7 +9,6 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse._autoload import register
 from crossfuse.hardware import Device, device, tvm_target
-from crossfuse.lower.early import check_constant, start_early, starting_early
 from crossfuse.lower.hopper.generate import generate
 from crossfuse.lower.hopper.recover.function import row_tensors
 from crossfuse.lower.image import (
@@ -20,6 +19,9 @@ from crossfuse.lower.image import (
     Placement,
     SharedMemoryPlan,
     check_budget,
+    check_constant,
+    start_early,
+    starting_early,
 )
 from crossfuse.lower.keep_nans import keep_nans
 from crossfuse.lower.padded_rows import with_padding
@@ -187,7 +189,7 @@ def lower(
     is anything that `crossfuse.hardware.device` takes. `timeline` has kernels of the Hopper
     pipeline record when they did what, in one more output each. `early` has each kernel start
     before the one before it is over, in this function or another: for functions that are called one
-    behind the other; so do functions marked by `crossfuse.lower.early.starting_early`. Refused if
+    behind the other; so do functions marked by `crossfuse.lower.image.starting_early`. Refused if
     the function has no correct cluster kernel, or none that fits the device.
     """
     register()

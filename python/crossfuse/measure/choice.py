@@ -12,11 +12,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from crossfuse import schema
-from crossfuse.cache import Entry, shelf
-from crossfuse.cache.keys import content_key
+from crossfuse.cache import Entry, content_key, shelf
 from crossfuse.hardware import Device
+from crossfuse.measure.job import Taken, Way
 from crossfuse.measure.timer import Timer
-from crossfuse.measure.way import Taken, Way
 
 #: Plans that are timed.
 FEW = 4

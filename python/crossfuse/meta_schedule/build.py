@@ -22,10 +22,9 @@ from crossfuse._discovery import without_torch
 from crossfuse.bench.job import OURS
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import device
-from crossfuse.measure.job import Job, Request
-from crossfuse.measure.measurer import REFERENCE_SECONDS, WORKER
+from crossfuse.measure.job import LIBRARY, Job, Request, Way
 from crossfuse.measure.peer import NoAnswer, Peer, Serve, serve_lines
-from crossfuse.measure.way import LIBRARY, Way
+from crossfuse.measure.timer import REFERENCE_SECONDS, WORKER
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.planner.families import EAGER
 from crossfuse.schema import typed

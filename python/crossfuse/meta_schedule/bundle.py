@@ -25,7 +25,7 @@ from crossfuse.errors import ArtefactRefused, RefusedError, refuse
 from crossfuse.files import make_folder, read_text, write_atomically, write_json
 from crossfuse.hardware import device
 from crossfuse.measure.job import Job
-from crossfuse.measure.measurer import Measurer
+from crossfuse.measure.timer import Measurer
 from crossfuse.meta_schedule.build import Build, Conditions, Group, grouped, preparing
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.meta_schedule.records import Record, append, read_records

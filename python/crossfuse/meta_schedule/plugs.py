@@ -54,8 +54,7 @@ def plugs(
     """
     from crossfuse.meta_schedule.builder import import_intrinsics
     from crossfuse.meta_schedule.fused_space import FusedSpace
-    from crossfuse.meta_schedule.learned import KernelCost
-    from crossfuse.meta_schedule.search import KernelSearch
+    from crossfuse.meta_schedule.search import KernelCost, KernelSearch
     from crossfuse.meta_schedule.task import Tasks
 
     import_intrinsics()

@@ -20,10 +20,9 @@ from crossfuse.bench.functions import is_function, path_of
 from crossfuse.bench.job import OURS
 from crossfuse.calls import checked
 from crossfuse.files import read_text
-from crossfuse.measure.job import Request, Timing
-from crossfuse.measure.measurer import REFERENCE_SECONDS, Measurer
+from crossfuse.measure.job import LIBRARY, Request, Timing, Way
 from crossfuse.measure.peer import NoAnswer, Peer
-from crossfuse.measure.way import LIBRARY, Way
+from crossfuse.measure.timer import REFERENCE_SECONDS, Measurer
 from crossfuse.meta_schedule.build import Conditions
 from crossfuse.meta_schedule.builder import recorded_workload
 from crossfuse.runtime.manifest import Manifest

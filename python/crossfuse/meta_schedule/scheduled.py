@@ -24,7 +24,7 @@ def schedule_candidate(candidate: Candidate, target: Device) -> Any:
     The family ``eager`` has no schedule. It is refused if the tiles are no fields of the family's,
     or the rule has no such schedule.
     """
-    from crossfuse.schedule.cascades import schedule_cascade_of
+    from crossfuse.schedule.planned import schedule_cascade_of
 
     func = function_of(candidate.spec)
     if candidate.family in CASCADE_FAMILIES:
@@ -39,11 +39,11 @@ def schedule_candidate(candidate: Candidate, target: Device) -> Any:
 def function_of(spec: str) -> Any:
     """The unscheduled function of a spec, of a chain or of a cascade."""
     from crossfuse.autodiff import workloads
-    from crossfuse.workload import build, cascades, spec_text
+    from crossfuse.workload import build, cascades, suites
 
     if cascades.names_one(spec):
         return workloads.function_of(cascades.parse(spec))
-    return build.prim_func(spec_text.parse(spec))
+    return build.prim_func(suites.parse(spec))
 
 
 def replayable(candidate: Candidate, target: Device) -> Any:

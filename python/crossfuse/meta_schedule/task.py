@@ -11,7 +11,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.bench.functions import name_of, tag
-from crossfuse.blocks.access import is_reduction
+from crossfuse.blocks.scheduled import is_reduction
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
 from crossfuse.meta_schedule.database import FAILED_SECONDS

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from crossfuse.models.spec import ModelSpec
-from crossfuse.models.widths import Widths
+from crossfuse.models.spec import ModelSpec, Widths
 
 # Attention of the zoo, with keys and values of earlier tokens as inputs.
 

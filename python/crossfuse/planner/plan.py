@@ -314,8 +314,7 @@ def aligned_function(spec: Any) -> Any:
         return None
     if not any(width * item % TMA_PITCH for width in widths):
         return None  # and TVM need not be loaded
-    from crossfuse.workload.aligned import aligned
-    from crossfuse.workload.build import form_of
+    from crossfuse.workload.build import aligned, form_of
 
     return aligned(form_of(spec))
 

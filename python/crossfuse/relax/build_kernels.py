@@ -13,16 +13,23 @@ from tvm import relax
 from tvm.ir import GlobalVar, Var
 
 from crossfuse import _tvm as ir
-from crossfuse.cache.keys import content_key
+from crossfuse.cache import content_key
 from crossfuse.calls import Whole, checked
 from crossfuse.files import scratch_folder
 from crossfuse.hardware import Device, device
 from crossfuse.lower.extract import lower
-from crossfuse.relax.calls import is_kernel, recorded
-from crossfuse.relax.early import calls_of, kernel_of, with_early_starts
+from crossfuse.relax.calls import calls_of, is_kernel, kernel_of, recorded, with_early_starts
 from crossfuse.relax.graph import clean, with_bindings
-from crossfuse.runtime.artefact import Artefact, KernelObject
-from crossfuse.runtime.kept import LIBRARIES, OBJECTS, Built, Kind, built_once, kept
+from crossfuse.runtime.artefact import (
+    LIBRARIES,
+    OBJECTS,
+    Artefact,
+    Built,
+    KernelObject,
+    Kind,
+    built_once,
+    kept,
+)
 from crossfuse.runtime.kernel import FIRST, entries
 from crossfuse.runtime.kernel_table import write_kernels
 from crossfuse.runtime.nvcc import find_nvcc

@@ -13,9 +13,7 @@ from tvm import relax
 from tvm.ir import GenericConst, GlobalVar
 
 from crossfuse import _tvm as ir
-from crossfuse.cache import shelf
-from crossfuse.cache.keys import content_key
-from crossfuse.cache.shelf import answered
+from crossfuse.cache import answered, content_key, shelf
 from crossfuse.calls import checked
 from crossfuse.cascade.rewrite.tiles import CascadeTiles, StreamTiles
 from crossfuse.cascade.site import Site

@@ -11,10 +11,10 @@ from typing import Any
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
 from crossfuse.measure.choice import FEW, Entrant, Measured, measured_choice
+from crossfuse.measure.job import LIBRARY, Given, Way
 from crossfuse.measure.timer import Timer
-from crossfuse.measure.way import LIBRARY, Given, Way
 from crossfuse.planner.explain.tables import tiles_text
-from crossfuse.runtime.kept import LIBRARIES
+from crossfuse.runtime.artefact import LIBRARIES
 
 
 @dataclass(frozen=True)

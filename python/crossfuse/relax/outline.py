@@ -14,8 +14,7 @@ from crossfuse.relax.elementwise import Leaf, Region, read_region
 from crossfuse.relax.graph import Graph
 from crossfuse.relax.match import Match, match_chain, match_product, read_model
 from crossfuse.relax.operators import dtype_of, refused, shape_of
-from crossfuse.workload.aligned import aligned
-from crossfuse.workload.build import Form, Layer, Product, emit
+from crossfuse.workload.build import Form, Layer, Product, aligned, emit
 from crossfuse.workload.dtypes import FLOAT_TYPES, Operand
 
 if TYPE_CHECKING:
@@ -130,7 +129,7 @@ class Outlined:
         return tuple(each for each in self.arguments[1 : 1 + count] if each.value is None)
 
     def padded(self, stored: Container[str] = ()) -> Outlined:
-        """Pad the arguments where TMA cannot read their rows, see `crossfuse.workload.aligned`.
+        """Pad the arguments where TMA cannot read their rows, see `crossfuse.workload.build`.
 
         Parameters
         ----------

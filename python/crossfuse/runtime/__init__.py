@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from crossfuse.runtime.artefact import Artefact, KernelObject, build_library, build_object
-from crossfuse.runtime.cubin import Cubin, cache_directory, compile_cubin
 from crossfuse.runtime.dispatch import Dispatch, load_dispatch, write_dispatch
 from crossfuse.runtime.dispatch_table import DispatchTable
 from crossfuse.runtime.kernel import LoadedKernel
@@ -12,7 +11,14 @@ from crossfuse.runtime.load import load
 from crossfuse.runtime.manifest import Manifest
 from crossfuse.runtime.model_artefact import load_model
 from crossfuse.runtime.model_record import ModelArtefact, read_model_artefact
-from crossfuse.runtime.nvcc import NvccInfo, find_host_compiler, find_nvcc
+from crossfuse.runtime.nvcc import (
+    Cubin,
+    NvccInfo,
+    cache_directory,
+    compile_cubin,
+    find_host_compiler,
+    find_nvcc,
+)
 from crossfuse.runtime.resources import ResourceUsage
 
 __all__ = [

@@ -174,8 +174,7 @@ def _flags() -> list[str]:
 def _functions(compiler: str, flags: tuple[str, ...]) -> bytes:
     """The object file of ``library.cpp``, which is the same for all kernels and takes seconds."""
     from crossfuse._compat import installed_version
-    from crossfuse.cache import Entry, shelf
-    from crossfuse.cache.shelf import itself
+    from crossfuse.cache import Entry, itself, shelf
 
     def compiled() -> Entry:
         with scratch() as directory:

@@ -93,7 +93,7 @@ def compile_marked_text() -> None:
     def compiled(code: str) -> Any:
         first, _, _ = code.partition("\n")
         if first.startswith(_MARK):
-            from crossfuse.runtime.cubin import compile_cubin
+            from crossfuse.runtime.nvcc import compile_cubin
 
             return compile_cubin(code, arch=first.removeprefix(_MARK)).data
         return before(code)

@@ -9,13 +9,14 @@ from crossfuse.blocks.scheduled import binds, constant_extent, is_reduction, nam
 from crossfuse.calls import AnySchedule, checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.markers import CLUSTER_AXIS, cluster_axis, thread_tag
-from crossfuse.schedule.cluster_extents import (
+from crossfuse.schedule.primitive import (
     check_agreement,
     check_axis,
     check_extent,
+    check_loop,
     check_not_within,
+    refusing,
 )
-from crossfuse.schedule.primitive import check_loop, refusing
 
 RULE = "cluster_bind"
 

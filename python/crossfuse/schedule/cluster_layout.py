@@ -11,7 +11,7 @@ from crossfuse import _tvm as ir
 from crossfuse.blocks.scheduled import ClusterLoop, cluster_loops, function
 from crossfuse.calls import AnySchedule, checked
 from crossfuse.markers import AXES, DSM_REDUCE, DSM_SCOPE, DSM_SHUFFLE
-from crossfuse.schedule.slabs import SlabUse, compacted, slab_axis, slab_uses
+from crossfuse.schedule.exchange import SlabUse, compacted, slab_axis, slab_uses
 
 # The layout of buffers in a cluster, as values and as a picture in text.
 

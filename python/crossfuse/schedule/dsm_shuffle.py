@@ -22,8 +22,15 @@ from crossfuse.calls import AnySchedule, checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.markers import DSM_SCOPE, DSM_SHUFFLE, MAX_CLUSTER, cluster_axis
 from crossfuse.schedule.cluster_bind import cluster_bind
-from crossfuse.schedule.primitive import check_block, check_loop, refusing, rehearsed
-from crossfuse.schedule.tiles import check_dtype, check_slab, symbolic_extent
+from crossfuse.schedule.primitive import (
+    check_block,
+    check_dtype,
+    check_loop,
+    check_slab,
+    refusing,
+    rehearsed,
+    symbolic_extent,
+)
 
 # Analyses an intermediate for `dsm_shuffle`, and refuses those that it cannot slice.
 

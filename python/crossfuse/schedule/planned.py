@@ -1,20 +1,26 @@
-"""Schedules a plan by the rule of its family, with its tiles."""
+"""Schedules plans of chains and of cascades by the rules of their families, with their tiles."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crossfuse.blocks.chain import read_layers
 from crossfuse.calls import checked
-from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.errors import CascadeRefused, ScheduleRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.markers import unpadded_shapes
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.families import EAGER
-from crossfuse.planner.families.registry import FAMILIES, families
+from crossfuse.planner.families.registry import CASCADE_FAMILIES, FAMILIES, families
 from crossfuse.planner.kernels.shape import Shape, shape_of, shape_of_blocks
 from crossfuse.planner.plan import Plan, aligned_function, in_order, ranked, with_copies
+
+if TYPE_CHECKING:
+    from crossfuse.cascade.derivation import Derivation
+    from crossfuse.cascade.site import Site
+
 
 #: Extents that a function must have in common with the planned chain.
 _EXTENTS = ("m", "n", "k", "l", "products", "chain")
@@ -141,3 +147,69 @@ def _families(plan: Plan) -> tuple[str, ...]:
     """Families of kernels that a plan's chain may have."""
     of = families(shape_of(plan.chain, k_major=plan.k_major))
     return tuple(each.name for each in of)
+
+
+# Cascades.
+
+
+def only_site(func: Any) -> Site:
+    """The one cascade of a function; several are refused.
+
+    Of rows in front of a chain it is that of the rows, of attention and a product that of
+    attention.
+    """
+    from crossfuse.cascade.rewrite.rows_first import sites_of
+
+    sites = sites_of(func)
+    if len(sites) == 1:
+        return sites[0]
+    raise refuse(
+        CascadeRefused,
+        "compile",
+        "function",
+        found=f"{len(sites)} cascades over different axes",
+        limit="one, which becomes one kernel",
+        instead="split the function between them, or run crossfuse.relax.FuseCascades on its model",
+    )
+
+
+def schedule_cascade(
+    site: Site,
+    derivation: Derivation,
+    family: str,
+    tiles: Mapping[str, Any],
+    *,
+    constant_weights: bool = False,
+) -> Any:
+    """Write a cascade as a stream, and schedule it by one of `CASCADE_FAMILIES`.
+
+    Tiles are fields of the family's `kind`, with the class's defaults; `constant_weights` is of
+    families ``rows`` and ``rows_chain``: no kernel that may still be running writes the weights.
+    The trace replays on the stream, not on the function. Refused are other families and fields, and
+    a cascade that has no such form.
+    """
+    if family not in CASCADE_FAMILIES:
+        raise refuse(
+            ScheduleRefused,
+            "plan",
+            f"family '{family}'",
+            found="a plan that leaves the cascade to separate kernels"
+            if family == EAGER
+            else "a family of chains of products",
+            limit=", ".join(CASCADE_FAMILIES),
+            instead=f"plan with only={tuple(CASCADE_FAMILIES)}",
+        )
+    of = CASCADE_FAMILIES[family]
+    return of.schedule(site, derivation, of.read(tiles), constant=constant_weights)
+
+
+def schedule_cascade_of(
+    func: Any, family: str, tiles: Mapping[str, Any], *, constant_weights: bool = False
+) -> Any:
+    """Schedule the only cascade of a function; see `schedule_cascade`."""
+    from crossfuse.cascade.algebra import derive
+
+    site = only_site(func)
+    return schedule_cascade(
+        site, derive(site.cascade), family, tiles, constant_weights=constant_weights
+    )

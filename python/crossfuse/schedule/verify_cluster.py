@@ -9,13 +9,13 @@ from crossfuse.blocks.scheduled import ClusterLoop, cluster_loops, function
 from crossfuse.calls import AnySchedule, checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.markers import AXES, NAIVE_TAGS, thread_tag
-from crossfuse.schedule.cluster_extents import (
+from crossfuse.schedule.exchange import slab_axis, slab_uses
+from crossfuse.schedule.primitive import (
     check_axis,
     check_cluster,
     check_extent,
     check_same,
 )
-from crossfuse.schedule.slabs import slab_axis, slab_uses
 
 RULE = "verify_cluster"
 

@@ -21,8 +21,7 @@ from typing import Any
 
 import torch
 
-from crossfuse.cache import Entry, shelf
-from crossfuse.cache.shelf import itself
+from crossfuse.cache import Entry, itself, shelf
 from crossfuse.calls import checked
 from crossfuse.files import scratch
 from crossfuse.schema import parse

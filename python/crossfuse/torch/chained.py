@@ -1,4 +1,4 @@
-"""Which calls of kernels in a graph of torch start early, see `crossfuse.relax.early`."""
+"""Which calls of kernels in a graph of torch start early, see `crossfuse.relax.calls`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from crossfuse.relax.early import KernelCall
+from crossfuse.relax.calls import KernelCall
 
 if TYPE_CHECKING:
     from crossfuse.relax.replace import Replacement

@@ -14,7 +14,7 @@ from crossfuse import _tvm as ir
 from crossfuse.cascade.rewrite.work import Pass
 from crossfuse.hardware import Device
 from crossfuse.measure.choice import Measured
-from crossfuse.measure.way import Given
+from crossfuse.measure.job import Given
 from crossfuse.planner.cascade.plan import ranked_cascade
 from crossfuse.planner.cascade.shape import cascade_shape
 from crossfuse.planner.families import EAGER, TILES

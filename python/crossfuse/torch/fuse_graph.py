@@ -13,17 +13,16 @@ import torch
 from torch import fx
 from tvm.ir import GlobalVar
 
-from crossfuse.cache.keys import package_hash
+from crossfuse.cache import package_hash
 from crossfuse.hardware import Device
 from crossfuse.measure.timer import Timer
-from crossfuse.relax.calls import Equal
+from crossfuse.relax.calls import Equal, with_early_starts
 from crossfuse.relax.chains.groups import Group
 from crossfuse.relax.chains.kernels import ChainKernels
 from crossfuse.relax.chains.kinds import Chains, GroupKind, MadeChains
 from crossfuse.relax.chains.planned import PlannedChain, PlannedRows, call_of
 from crossfuse.relax.chains.products import FewRows
 from crossfuse.relax.choice import Chosen, choose
-from crossfuse.relax.early import with_early_starts
 from crossfuse.relax.graph import Graph, read_graph
 from crossfuse.relax.measured import Measuring
 from crossfuse.relax.operators import refused

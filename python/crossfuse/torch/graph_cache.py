@@ -12,8 +12,7 @@ from uuid import uuid4
 import torch
 from torch import fx
 
-from crossfuse.cache import Entry, shelf
-from crossfuse.cache.keys import content_key
+from crossfuse.cache import Entry, content_key, shelf
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
 from crossfuse.schema import read

@@ -29,11 +29,9 @@ from torch._inductor.codecache import code_hash, output_code_log, torch_key
 from torch._inductor.output_code import CompiledFxGraph, CompiledFxGraphConstants
 from torch._inductor.triton_bundler import TritonBundler
 
-from crossfuse.cache import Entry, shelf
-from crossfuse.cache.keys import package_hash
-from crossfuse.cache.shelf import itself
+from crossfuse.cache import Entry, itself, package_hash, shelf
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
-from crossfuse.runtime.kept import LIBRARIES
+from crossfuse.runtime.artefact import LIBRARIES
 from crossfuse.schema import typed
 from crossfuse.torch.graph_cache import Record
 from crossfuse.torch.kernels import offer_kept

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 import torch
 from torch import library as registry
 
-from crossfuse.cache import Entry, shelf
-from crossfuse.cache.keys import package_hash
+from crossfuse.cache import Entry, package_hash, shelf
 from crossfuse.errors import ArtefactRefused, WorkloadRefused, refuse
 from crossfuse.files import scratch
 from crossfuse.hardware import Device
@@ -252,7 +251,7 @@ def offer_kernels(
     `crossfuse.runtime.build_library`.
     """
     from crossfuse.relax.build_kernels import build_key
-    from crossfuse.runtime.kept import LIBRARIES
+    from crossfuse.runtime.artefact import LIBRARIES
 
     calls = {each.function: each for each in replacements}
     functions = {name: mod[name] for name in calls}
@@ -282,7 +281,7 @@ def offer_kept(kernels: tuple[KeptKernel, ...], entries: Mapping[str, Entry] | N
     those of the cache. `ArtefactRefused` is raised where one does not fit the GPU.
     """
     from crossfuse.runtime import load
-    from crossfuse.runtime.kept import LIBRARIES, written
+    from crossfuse.runtime.artefact import LIBRARIES, written
 
     def kept(key: str, path: Path) -> Artefact | None:
         if entries is None:
@@ -313,7 +312,7 @@ def kernels_of(functions: Mapping[str, Any], target: Device, cpu: bool) -> dict[
         }
     from crossfuse.relax.build_kernels import built
     from crossfuse.runtime import load
-    from crossfuse.runtime.kept import LIBRARIES
+    from crossfuse.runtime.artefact import LIBRARIES
 
     libraries = built(LIBRARIES, functions, target)
     return {name: load(each.shared_object) for name, each in zip(functions, libraries, strict=True)}

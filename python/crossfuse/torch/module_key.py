@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from crossfuse._compat import installed_version
-from crossfuse.cache.keys import content_key
+from crossfuse.cache import content_key
 from crossfuse.hardware import Device
 from crossfuse.torch.graph_key import Untold, argument_words, environment, value_words
 

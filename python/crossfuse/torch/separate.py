@@ -13,8 +13,8 @@ import torch
 from torch import fx
 
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
+from crossfuse.measure.job import GRAPH, Given, Way
 from crossfuse.measure.timer import Timer
-from crossfuse.measure.way import GRAPH, Given, Way
 from crossfuse.relax.measured import Measuring, Separate
 from crossfuse.torch.graph_key import Untold, node_words
 from crossfuse.torch.rewrite import extent

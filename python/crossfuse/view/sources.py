@@ -121,7 +121,7 @@ def _schedule_of(spec: str, plan: Any) -> Any:
 
     if is_cascade(spec):
         from crossfuse.meta_schedule.scheduled import function_of
-        from crossfuse.schedule.cascades import schedule_cascade_of
+        from crossfuse.schedule.planned import schedule_cascade_of
         from crossfuse.workload import cascades
 
         func = function_of(str(cascades.resolve_any(spec)))

@@ -2,16 +2,241 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from importlib.resources import files
+from string import Template
 from typing import Any
 
+from crossfuse import _tvm as ir
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.planner.cost.terms import told
 from crossfuse.planner.explain.picture import COLOURS, LINE, MARGIN, WIDTH, Page
+from crossfuse.schedule.cluster_layout import ClusterLayout, Slabs, meaning
 from crossfuse.schema import Damaged, typed
 from crossfuse.view.sources import Viewed, read_viewed
+
+# The page.
+
+
+def page(title: str, sections: Mapping[str, str]) -> str:
+    """Write a whole page, with its style and script inside.
+
+    Sections are HTML by heading, in order; empty ones are left out.
+    """
+    here = files(__package__)
+    shown = {heading: body for heading, body in sections.items() if body}
+    body = "".join(
+        f'<section id="{_name(heading)}"><h2>{escape(heading)}</h2>{inner}</section>'
+        for heading, inner in shown.items()
+    )
+    links = " ".join(f'<a href="#{_name(each)}">{escape(each)}</a>' for each in shown)
+    template = Template(here.joinpath("page.html").read_text(encoding="utf-8"))
+    return template.substitute(
+        title=escape(title),
+        style=here.joinpath("page.css").read_text(encoding="utf-8"),
+        script=here.joinpath("page.js").read_text(encoding="utf-8"),
+        links=links,
+        body=body,
+    )
+
+
+def _name(heading: str) -> str:
+    return heading.lower().replace(" ", "-")
+
+
+def code_html(schedule: Sequence[ScheduleLine], cuda: CudaText) -> str:
+    """Schedule and CUDA side by side.
+
+    Lines are of class ``made`` and ``by``; the script marks those that belong together.
+    """
+    counts = [0] * len(schedule)
+    for makers in cuda.made_by:
+        for each in makers:
+            counts[each] += 1
+    left = "".join(
+        f'<li data-line="{number}"{_dim(counts[number])} tabindex="0">'
+        f"<code>{escape(line.text)}</code>{_count(counts[number])}</li>"
+        for number, line in enumerate(schedule)
+    )
+    right = "".join(
+        f'<li data-by="{" ".join(map(str, makers))}"><code>{escape(text) or " "}</code></li>'
+        for text, makers in zip(cuda.lines, cuda.made_by, strict=True)
+    )
+    helpers = f"<pre>{escape(cuda.helpers)}</pre>"
+    return (
+        "<p>Choose a line of the schedule to see what became of it, or one of the CUDA to see what "
+        "made it: lines that name its tensors and loops, or hold its instructions.</p>"
+        f'<div class="code"><ol class="made">{left}</ol><ol class="by">{right}</ol></div>'
+        f"<details><summary>functions around instructions</summary>{helpers}</details>"
+    )
+
+
+def _dim(count: int) -> str:
+    return "" if count else ' class="none"'
+
+
+def _count(count: int) -> str:
+    return f"<small>{count}</small>" if count else ""
+
+
+def text_html(value: Any) -> str:
+    """Plain text with its line breaks."""
+    return f"<pre>{escape(str(value))}</pre>"
+
+
+# Draws the CTAs of a cluster side by side, with their slabs of every exchanged buffer.
+
+#: Boxes of a row; of more CTAs the middle is left out.
+_SHOWN = 16
+
+
+def cluster_html(layout: ClusterLayout) -> str:
+    """Draw a cluster as HTML: a row of boxes of class ``slab`` for each buffer.
+
+    Where there is no cluster it is a sentence that says so.
+    """
+    if not layout.axes:
+        return "<p>No clusters: CTAs exchange nothing.</p>"
+    extents = " x ".join(f"{axis}={extent}" for axis, extent in layout.axes)
+    rows = "".join(map(_in_table, layout.buffers))
+    if not layout.buffers:
+        rows = "<p>Its CTAs load tiles for each other; none holds a slab of a buffer.</p>"
+    return f"<p>A cluster of {layout.size} CTAs ({extents}).</p>{rows}"
+
+
+def _in_table(slabs: Slabs) -> str:
+    shape = " x ".join(map(str, slabs.shape)) or "1"
+    boxes = "".join(
+        f'<div class="slab"><b>CTA {rank}</b><br>slab {rank}<br><small>{shape}</small></div>'
+        for rank in range(min(slabs.count, _SHOWN))
+    )
+    rest = f"<span>and {slabs.count - _SHOWN} more</span>" if slabs.count > _SHOWN else ""
+    made = f"made by {', '.join(slabs.writers)}; taken by {', '.join(slabs.readers)}"
+    return (
+        f"<h3>{escape(slabs.name)}: {slabs.size:,} bytes of {slabs.dtype} in a CTA</h3>"
+        f"<p>{escape(made)}. {escape(meaning(slabs))}.</p>"
+        f'<div class="slabs">{boxes}{rest}</div>'
+    )
+
+
+# Finds the line of a schedule that made a line of CUDA: by tensors, loops and instructions.
+#
+# A line of the schedule names blocks and loops; blocks write tensors, and loops have variables,
+# whose names are in the generated text. Primitives that become instructions rather than names are
+# found by these. What neither names (a reordering) has no line of its own.
+
+#: What a part of a schedule's line says, and what of the CUDA comes of it.
+_WORDS = (
+    (re.compile(r"crossfuse\.cluster_axis"), ("cluster_ctaid", "clusterid", "cluster_dims")),
+    (re.compile(r"crossfuse\.dsm_"), ("mapa", "barrier_cluster", "cluster_sync", "_dsm")),
+    (re.compile(r'thread_axis="blockIdx'), ("blockIdx", "clusterid")),
+    (re.compile(r'thread_axis="threadIdx'), ("threadIdx",)),
+    (re.compile(r"crossfuse\.stages"), ("mbarrier", "stage_ptr", "parity_ptr")),
+    (re.compile(r"crossfuse\.grid_stage"), ("flag",)),
+)
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+_KERNEL = re.compile(r'extern "C" __global__')
+#: A loop's variable that is too short to tell: `i` is in every kernel.
+_SHORT = 2
+
+
+@dataclass(frozen=True)
+class ScheduleLine:
+    """A line of a schedule, and how to recognise CUDA that comes of it."""
+
+    #: As Python.
+    text: str
+    #: Tensors and loop variables that it is about, as the CUDA spells them.
+    names: frozenset[str] = frozenset()
+    #: Instructions that come of it.
+    words: tuple[str, ...] = ()
+
+
+def schedule_lines(sch: Any) -> tuple[ScheduleLine, ...]:
+    """The trace of a schedule, a line for each instruction.
+
+    Without a trace the lines are those of its function, without names.
+    """
+    instructions = list(sch.trace.insts) if sch.trace is not None else []
+    if not instructions:
+        return tuple(map(ScheduleLine, str(sch.mod.script()).splitlines()))
+    # The first two lines are the import and the head of the function.
+    texts = str(sch.trace).splitlines()[2:]
+    return tuple(
+        ScheduleLine(text.strip(), _names(sch, each), _words(text))
+        for text, each in zip(texts, instructions, strict=True)
+    )
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word for pattern, words in _WORDS if pattern.search(text) for word in words)
+
+
+def _names(sch: Any, instruction: Any) -> frozenset[str]:
+    """Names of what an instruction made, or of what it was applied to where it made nothing."""
+    found = _tensors(sch, instruction.outputs) or _tensors(sch, instruction.inputs)
+    return frozenset(found)
+
+
+def _tensors(sch: Any, variables: Iterable[Any]) -> set[str]:
+    names: set[str] = set()
+    for each in variables:
+        try:
+            there = sch.get(each)
+        except (ValueError, RuntimeError, TypeError, IndexError):
+            continue  # Later lines have taken it away, or it is a number.
+        if isinstance(there, ir.SBlock):
+            names |= {_spelt(str(region.source.name)) for region in there.writes}
+        elif isinstance(there, ir.For) and len(str(there.loop_var.name)) > _SHORT:
+            names.add(_spelt(str(there.loop_var.name)))
+    return names
+
+
+def _spelt(name: str) -> str:
+    return re.sub(r"\W", "_", name)
+
+
+@dataclass(frozen=True)
+class CudaText:
+    """Generated CUDA, in helpers and kernels."""
+
+    #: What stands before the kernels: functions around single instructions.
+    helpers: str
+    #: Of the kernels.
+    lines: tuple[str, ...]
+    #: For each of these, the numbers of the schedule's lines that made it.
+    made_by: tuple[tuple[int, ...], ...]
+
+
+def linked(schedule: Sequence[ScheduleLine], cuda: str) -> CudaText:
+    """Find the lines of a schedule behind each line of its kernels."""
+    first = _KERNEL.search(cuda)
+    start = first.start() if first else 0
+    lines = tuple(cuda[start:].splitlines())
+    return CudaText(cuda[:start], lines, tuple(_makers(schedule, each) for each in lines))
+
+
+def _makers(schedule: Sequence[ScheduleLine], text: str) -> tuple[int, ...]:
+    identifiers = set(_IDENTIFIER.findall(text))
+    return tuple(
+        number
+        for number, line in enumerate(schedule)
+        if any(word in text for word in line.words)
+        or any(_is(name, each) for name in line.names for each in identifiers)
+    )
+
+
+def _is(name: str, identifier: str) -> bool:
+    """Whether an identifier of the CUDA is a tensor's, perhaps with a scope or number appended."""
+    stem = re.sub(r"_(shared|local|dsm|dyn|global|rf).*$", "", name)
+    return identifier in (name, stem) or identifier.startswith(f"{stem}_")
+
+
+# `view_page`: all about a schedule, on one page.
 
 
 def view_page(
@@ -33,7 +258,6 @@ def view_page(
     True
     """
     from crossfuse.bench.timeline import KernelTimeline
-    from crossfuse.view.page import page
 
     spec = device(target)
     try:
@@ -61,7 +285,7 @@ def measured_refused(where: str, error: Damaged) -> RefusedError:
 def _sections(
     viewed: Viewed, target: Device, measured: Sequence[Mapping[str, Any]]
 ) -> dict[str, str]:
-    from crossfuse.view.page import text_html
+    from crossfuse.view.write import text_html
 
     sections: dict[str, str] = {}
     terms: Mapping[str, float] = {}
@@ -81,8 +305,7 @@ def _sections(
 def _kernel(sch: Any, target: Device) -> dict[str, str]:
     from crossfuse.lower.extract import lower
     from crossfuse.schedule.cluster_layout import cluster_layout
-    from crossfuse.view.lines import linked, schedule_lines
-    from crossfuse.view.page import cluster_html, code_html, text_html
+    from crossfuse.view.write import cluster_html, code_html, linked, schedule_lines, text_html
 
     found = {"Cluster": cluster_html(cluster_layout(sch))}
     try:

@@ -9,7 +9,7 @@ from crossfuse._lazy import lazy_names
 
 _HOME = {
     "WorkloadSpec": "spec",
-    "parse": "spec_text",
+    "parse": "suites",
     "ids": "suites",
     "lookup": "suites",
     "resolve": "suites",

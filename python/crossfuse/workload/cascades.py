@@ -34,7 +34,7 @@ from crossfuse.workload.cascade_spec import CascadeSpec, value_text
 from crossfuse.workload.refusal import check_given, one_of, read_fields, read_flag, refused
 from crossfuse.workload.spec import KINDS as CHAINS
 from crossfuse.workload.spec import WorkloadSpec
-from crossfuse.workload.spec_text import pairs
+from crossfuse.workload.suites import pairs
 
 _CLASSES: tuple[type[CascadeSpec], ...] = (
     cascade_spec.Attention,

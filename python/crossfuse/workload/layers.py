@@ -19,8 +19,7 @@ from crossfuse.workload.refusal import (
     refused,
 )
 from crossfuse.workload.spec import WorkloadSpec
-from crossfuse.workload.spec_text import pairs
-from crossfuse.workload.suites import resolve
+from crossfuse.workload.suites import pairs, resolve
 
 if TYPE_CHECKING:
     from crossfuse.workload.build import Elementwise, Form

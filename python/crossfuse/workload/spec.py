@@ -1,4 +1,4 @@
-"""The computation of a workload as a value; `crossfuse.workload.spec_text` reads it from text.
+"""The computation of a workload as a value; `crossfuse.workload.suites` reads it from text.
 
 `crossfuse.workload.conv_chain` adds chains of convolutions.
 """

@@ -18,7 +18,7 @@ from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.emulate import run_sequential
 from crossfuse.emulate.cuda import emulate
 from crossfuse.lower.extract import lower
-from crossfuse.schedule.cascades import schedule_cascade_of
+from crossfuse.schedule.planned import schedule_cascade_of
 from crossfuse.workload.cascade_inputs import adversarial_inputs, check, random_inputs
 from crossfuse.workload.cascades import parse
 

@@ -15,9 +15,8 @@ from crossfuse.cli import app
 from crossfuse.errors import ArtefactRefused, RefusedError, ScheduleRefused, WorkloadRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
-from crossfuse.measure.job import Job, Request, Timing
-from crossfuse.measure.measurer import Measurer
-from crossfuse.measure.way import LIBRARY, Way
+from crossfuse.measure.job import LIBRARY, Job, Request, Timing, Way
+from crossfuse.measure.timer import Measurer
 from crossfuse.meta_schedule.build import Build, Conditions, build_candidate, shared_object
 from crossfuse.meta_schedule.bundle import make_bundle, measure_bundle, open_bundle
 from crossfuse.meta_schedule.candidate import Candidate

@@ -15,7 +15,7 @@ from crossfuse.emulate.cuda import emulate
 from crossfuse.emulate.llvm import run_sequential
 from crossfuse.emulate.serialise import serialise
 from crossfuse.lower.extract import lower
-from crossfuse.schedule.cascades import schedule_cascade
+from crossfuse.schedule.planned import schedule_cascade
 
 pytestmark = pytest.mark.cpu
 ROWS, COLUMNS = 2, 4096

@@ -20,7 +20,7 @@ from crossfuse.errors import CascadeRefused, LoweringRefused
 from crossfuse.lower.extract import lower
 from crossfuse.planner.cascade.plan import ranked_cascade
 from crossfuse.planner.cascade.shape import cascade_shape
-from crossfuse.schedule.cascades import schedule_cascade
+from crossfuse.schedule.planned import schedule_cascade
 
 pytestmark = pytest.mark.cpu
 

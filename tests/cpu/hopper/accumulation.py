@@ -7,10 +7,9 @@ from typing import Any
 
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage
-from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
+from crossfuse.schedule.rules.parted_tiles import ClusterTiles, RegisterTiles
 from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
-from crossfuse.schedule.rules.register_tiles import RegisterTiles
 from crossfuse.workload import WorkloadSpec, parse, prim_func
 
 #: Workload and tiles: rows, cluster size and parts; or rows, columns and parts.

@@ -21,10 +21,9 @@ from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage
 from crossfuse.markers import ACCUMULATE, staged_blocks
 from crossfuse.runtime import compile_cubin
-from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
+from crossfuse.schedule.rules.parted_tiles import ClusterTiles, RegisterTiles
 from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
-from crossfuse.schedule.rules.register_tiles import RegisterTiles
 from crossfuse.workload import adversarial_inputs, parse, prim_func, random_inputs, resolve
 
 ADD = "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group"

@@ -15,9 +15,8 @@ from crossfuse.emulate.cuda import Link, chain, drop_call, emulate
 from crossfuse.emulate.cuda.arguments import numpy_dtype
 from crossfuse.errors import LoweringRefused
 from crossfuse.hardware import device
-from crossfuse.lower.early import start_early, starting_early
 from crossfuse.lower.extract import lower, only_function
-from crossfuse.lower.image import BufferSpec, KernelImage, Launch
+from crossfuse.lower.image import BufferSpec, KernelImage, Launch, start_early, starting_early
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.workload import check, parse, prim_func, random_inputs
 from crossfuse.workload.cascade_inputs import random_inputs as cascade_inputs

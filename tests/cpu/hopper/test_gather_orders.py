@@ -25,8 +25,8 @@ from crossfuse.emulate.cuda import change_argument, drop_call, emulate
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage
 from crossfuse.runtime import compile_cubin
-from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
+from crossfuse.schedule.rules.parted_tiles import ClusterTiles
 from crossfuse.workload import parse, prim_func, random_inputs
 
 #: Workload; rows, cluster size and parts; how slices pass.

@@ -25,7 +25,7 @@ from crossfuse.planner.extract.chain import chain_from
 from crossfuse.planner.families.phases import LAUNCHES, PHASES
 from crossfuse.planner.kernels.arrays import count, select
 from crossfuse.planner.kernels.shape import shape_of_blocks
-from crossfuse.runtime.cubin import compile_cubin
+from crossfuse.runtime.nvcc import compile_cubin
 from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
 from crossfuse.schedule.rules.phases import ChainTiles, PhaseTiles, schedule_phases
 from crossfuse.schema import Damaged

@@ -14,8 +14,8 @@ from cpu.lower.support import kernels_in
 from crossfuse.emulate.llvm import run_sequential
 from crossfuse.lower.extract import lower
 from crossfuse.schedule.rules.ffn import schedule_ffn
+from crossfuse.schedule.rules.parted_tiles import RegisterTiles
 from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
-from crossfuse.schedule.rules.register_tiles import RegisterTiles
 from crossfuse.schedule.rules.split_k import schedule_split_k
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn

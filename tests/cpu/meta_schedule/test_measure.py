@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from crossfuse.measure.job import Job, Request, Timing
-from crossfuse.measure.measurer import Measurer
-from crossfuse.measure.way import LIBRARY, Way
+from crossfuse.measure.job import LIBRARY, Job, Request, Timing, Way
+from crossfuse.measure.timer import Measurer
 from crossfuse.meta_schedule.build import Conditions, build_candidate, shared_object
 from crossfuse.meta_schedule.bundle import make_bundle, measure_bundle, open_bundle
 from crossfuse.meta_schedule.candidate import Candidate

@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 from cpu.meta_schedule.test_measure import FULL, candidate
 from crossfuse.cli import app
 from crossfuse.hardware import device, tvm_target
-from crossfuse.measure.job import Job, Request
-from crossfuse.measure.way import LIBRARY, Way
+from crossfuse.measure.job import LIBRARY, Job, Request, Way
 from crossfuse.meta_schedule.builder import NvccBuilder
 from crossfuse.meta_schedule.database import workload_module
 from crossfuse.meta_schedule.records import read_records

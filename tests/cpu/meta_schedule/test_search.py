@@ -16,8 +16,8 @@ from crossfuse.lower.extract import lower
 from crossfuse.meta_schedule.builder import import_intrinsics
 from crossfuse.meta_schedule.database import workload_module
 from crossfuse.meta_schedule.fused_space import FusedSpace, MutateKernel, VerifyLowered
-from crossfuse.meta_schedule.learned import KernelCost, KernelFeatures
 from crossfuse.meta_schedule.plugs import plugs
+from crossfuse.meta_schedule.search import KernelCost, KernelFeatures
 from crossfuse.meta_schedule.task import Task, Tasks, is_k_major
 from crossfuse.planner.tune.cost_model import NAMES, CostModel
 from crossfuse.schedule.records import note

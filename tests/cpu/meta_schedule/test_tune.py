@@ -27,8 +27,8 @@ HOW = Conditions(job=Job("", "ours", calls=2), timeout=120.0, measurer=STAND_IN)
 
 def some_schedules(sch: Any) -> list[Any]:
     """A space of two."""
+    from crossfuse.schedule.rules.parted_tiles import RegisterTiles
     from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
-    from crossfuse.schedule.rules.register_tiles import RegisterTiles
 
     func = sch.mod["main"]
     return [

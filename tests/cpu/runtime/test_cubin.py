@@ -13,7 +13,8 @@ import pytest
 from cpu.runtime.images import cluster_sum, vector_add
 from crossfuse.cache import Entry
 from crossfuse.files import write_atomically
-from crossfuse.runtime import ResourceUsage, cache_directory, compile_cubin, cubin, find_nvcc
+from crossfuse.runtime import ResourceUsage, cache_directory, compile_cubin, find_nvcc
+from crossfuse.runtime import nvcc as compiler
 from crossfuse.runtime.resources import parse_resources
 from crossfuse.schema import read, typed
 
@@ -105,7 +106,7 @@ def test_a_second_compilation_is_read_from_the_cache(
     first = compile_cubin(text, cache=tmp_path)
     (entry,) = tmp_path.glob("*.cubin")
     with monkeypatch.context() as patch:
-        patch.setattr(cubin, "_compile", no_compiler)
+        patch.setattr(compiler, "_compile", no_compiler)
         assert compile_cubin(text, cache=tmp_path) == first
     entry.write_bytes(entry.read_bytes()[:-1])  # half of a file, as after a full disk
     again = compile_cubin(text, cache=tmp_path)
@@ -116,7 +117,7 @@ def test_a_second_compilation_is_read_from_the_cache(
 def test_another_text_flag_or_compiler_is_another_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cubin, "_compile", lambda *_: Entry(b"\x7fELF", {"log": ""}))
+    monkeypatch.setattr(compiler, "_compile", lambda *_: Entry(b"\x7fELF", {"log": ""}))
     nvcc = find_nvcc()
     compile_cubin("text", nvcc=nvcc, cache=tmp_path)
     compile_cubin("text ", nvcc=nvcc, cache=tmp_path)
@@ -128,7 +129,7 @@ def test_another_text_flag_or_compiler_is_another_entry(
 def test_the_cache_can_be_off_or_unwritable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cubin, "_compile", lambda *_: Entry(b"\x7fELF", {"log": ""}))
+    monkeypatch.setattr(compiler, "_compile", lambda *_: Entry(b"\x7fELF", {"log": ""}))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     compile_cubin("text", cache=False)
     assert not cache_directory().exists()

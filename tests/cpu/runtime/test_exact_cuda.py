@@ -87,7 +87,7 @@ def test_marked_text_is_compiled_without_fast_math(
         given.append((code, arch))
         return type("Cubin", (), {"data": b"ours"})
 
-    monkeypatch.setattr("crossfuse.runtime.cubin.compile_cubin", compiled)
+    monkeypatch.setattr("crossfuse.runtime.nvcc.compile_cubin", compiled)
     for _ in range(2):  # the second one has nothing to do
         compile_marked_text()
     compiler = tvm.get_global_func(_COMPILE)

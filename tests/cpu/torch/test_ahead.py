@@ -19,7 +19,8 @@ torch = pytest.importorskip("torch")
 
 nn, fx = torch.nn, torch.fx
 
-from crossfuse.cache import kept, keys  # noqa: E402
+from crossfuse import cache  # noqa: E402
+from crossfuse.cache import kept  # noqa: E402
 from crossfuse.errors import ArtefactRefused  # noqa: E402
 from crossfuse.hardware import device  # noqa: E402
 from crossfuse.torch import (  # noqa: E402
@@ -215,7 +216,7 @@ def test_what_a_program_is_kept_under(monkeypatch: pytest.MonkeyPatch) -> None:
         found.append(find(nn.Linear(8, 8), (x,)))
     for module, name, value in (
         (torch, "__version__", "2.0"),
-        (keys, "package_hash", lambda: "edited"),
+        (cache, "package_hash", lambda: "edited"),
         (torch.cuda, "is_available", lambda: True),
         (sys, "version", "3.0"),
     ):

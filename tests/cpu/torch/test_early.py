@@ -14,8 +14,8 @@ nn, F, fx = torch.nn, torch.nn.functional, torch.fx
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 from crossfuse.emulate.cuda import EmulationReport, Link, chain, emulate  # noqa: E402
-from crossfuse.lower.early import starting_early  # noqa: E402
 from crossfuse.lower.extract import lower  # noqa: E402
+from crossfuse.lower.image import starting_early  # noqa: E402
 from crossfuse.markers import constant_parameters, starts_early  # noqa: E402
 from crossfuse.torch import Backend, fuse_graph, kernels  # noqa: E402
 from crossfuse.torch.graph_cache import Record  # noqa: E402

@@ -16,7 +16,7 @@ from crossfuse.emulate.cuda import emulate  # noqa: E402
 from crossfuse.emulate.reference import draw, limits, parameters  # noqa: E402
 from crossfuse.hardware import device  # noqa: E402
 from crossfuse.lower.extract import lower  # noqa: E402
-from crossfuse.measure.way import GRAPH, LIBRARY, Way  # noqa: E402
+from crossfuse.measure.job import GRAPH, LIBRARY, Way  # noqa: E402
 from crossfuse.relax.chains.groups import with_own_operators  # noqa: E402
 from crossfuse.relax.chains.kernels import ChainKernels  # noqa: E402
 from crossfuse.relax.chains.products import FewRows, find_products  # noqa: E402

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 
-from crossfuse.measure.way import GRAPH, LIBRARY, Way  # noqa: E402
+from crossfuse.measure.job import GRAPH, LIBRARY, Way  # noqa: E402
 from crossfuse.torch import Backend, Report, reports  # noqa: E402
 from null.measure.timers import FakeTimer  # noqa: E402
 

@@ -15,7 +15,8 @@ from torch._dynamo.utils import counters  # noqa: E402
 
 nn, F, fx = torch.nn, torch.nn.functional, torch.fx
 
-from crossfuse.cache import Entry, clear, kept, keys, shelf  # noqa: E402
+from crossfuse import cache  # noqa: E402
+from crossfuse.cache import Entry, clear, kept, shelf  # noqa: E402
 from crossfuse.errors import RefusedError  # noqa: E402
 from crossfuse.hardware import device  # noqa: E402
 from crossfuse.torch import Backend, compile_ahead, reports  # noqa: E402
@@ -206,8 +207,8 @@ def test_what_a_graph_is_known_by(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     for module, name, value in (
         (torch, "__version__", "2.0"),
-        (keys, "installed_version", lambda _: "0.1"),
-        (keys, "package_hash", lambda: "edited"),
+        (cache, "installed_version", lambda _: "0.1"),
+        (cache, "package_hash", lambda: "edited"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, value)

@@ -17,8 +17,7 @@ from crossfuse import _tvm as ir
 from crossfuse.cli import app
 from crossfuse.errors import RefusedError
 from crossfuse.schedule.records import trace_json
-from crossfuse.view.lines import linked, schedule_lines
-from crossfuse.view.write import view_page
+from crossfuse.view.write import linked, schedule_lines, view_page
 
 SPEC = "gated_ffn:M=64,K=128,N=256,L=128"
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

@@ -7,7 +7,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from crossfuse.emulate.cuda.report import KINDS
+from crossfuse.emulate.cuda.run import KINDS
 from refusals import Entry, find_entries, write_page
 from refusals.entries import TASKS
 

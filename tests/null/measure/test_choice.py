@@ -11,7 +11,7 @@ import pytest
 from crossfuse.cache import Entry, shelf
 from crossfuse.hardware import device
 from crossfuse.measure.choice import Entrant, Measured, faster, measured_choice
-from crossfuse.measure.way import LIBRARY, SPEC, Taken, Way
+from crossfuse.measure.job import LIBRARY, SPEC, Taken, Way
 from null.measure.timers import FakeTimer
 
 TARGET = device("nvidia-h100")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from crossfuse.measure.choice import SEPARATE, Measured, Timed
-from crossfuse.measure.way import Taken
+from crossfuse.measure.job import Taken
 from crossfuse.workload.cascades import resolve_any
 
 

@@ -11,8 +11,8 @@ from crossfuse.driver import Gpu
 from crossfuse.errors import EnvironmentRefused
 from crossfuse.hardware import device
 from crossfuse.measure import timer
+from crossfuse.measure.job import LIBRARY, Way
 from crossfuse.measure.timer import Timer, find_timer, timing
-from crossfuse.measure.way import LIBRARY, Way
 from null.measure.timers import FakeTimer
 
 #: The source says what happens; times count what this process has timed.

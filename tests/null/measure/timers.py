@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from crossfuse.measure.way import Taken, Way
+from crossfuse.measure.job import Taken, Way
 
 
 class FakeTimer:

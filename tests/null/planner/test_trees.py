@@ -11,8 +11,7 @@ import pytest
 from crossfuse.errors import EnvironmentRefused
 from crossfuse.planner.cost.estimate import corrected, estimate
 from crossfuse.planner.cost.rates import rates_of
-from crossfuse.planner.cost.terms import LEARNED
-from crossfuse.planner.cost.trees import NAMES, Trees, read, trees_of
+from crossfuse.planner.cost.terms import LEARNED, NAMES, Trees, read, trees_of
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.registry import FAMILIES
 from crossfuse.planner.kernels.arrays import count, select

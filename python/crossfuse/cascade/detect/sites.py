@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sympy
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.read import Block
+from crossfuse.calls import checked
 from crossfuse.cascade.detect.group import Group, Member, elements, find_groups
 from crossfuse.cascade.detect.loads import SPLIT, Load, loads_of, moved, refused, same, variables_of
 from crossfuse.cascade.detect.program import Program, read_program
 from crossfuse.cascade.detect.selection import Selection
 from crossfuse.cascade.detect.terms import Reading, Symbols, with_length
 from crossfuse.cascade.expressions.to_sympy import number
-from crossfuse.cascade.integers import check_exact
-from crossfuse.cascade.site import OutputSite, Site, StageSite
+from crossfuse.cascade.site import OutputSite, Site, StageSite, check_exact
 from crossfuse.cascade.spec import Cascade, Monoid, Stage, topk
+
+if TYPE_CHECKING:
+    from tvm.tirx import PrimFunc
 
 _NAMES = {"product": "prod"}
 
@@ -166,8 +169,35 @@ def _along(program: Program, group: Group, buffer: Any) -> set[int]:
     return found
 
 
-def find_sites(func: Any) -> tuple[Site, ...]:
-    """Find the cascades of a function; the work behind `crossfuse.cascade.detect.detect`."""
+@checked
+def detect(func: PrimFunc) -> tuple[Site, ...]:
+    """Find the cascades of a function.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        In s_tir form, unscheduled, with constant shapes: blocks that each write one buffer, or the
+        two of an argmax or argmin. Its attribute ``crossfuse.nonnegative`` may name parameters that
+        hold no negative number.
+
+    Returns
+    -------
+    tuple[Site, ...]
+        One for each set of reductions that share an axis, in program order: usually one. A site of
+        a single stage is a plain reduction.
+
+    Raises
+    ------
+    CascadeRefused
+        If reductions depend on each other in another way; the reason, with block and buffer.
+
+    Examples
+    --------
+    >>> from crossfuse.workload import cascade_build, cascades
+    >>> func = cascade_build.prim_func(cascades.parse("softmax:rows=4,cols=64"))
+    >>> [[stage.name for stage in site.cascade.stages] for site in detect(func)]
+    [['m', 's']]
+    """
     program = read_program(func)
     groups = find_groups(program)
     if not groups:

@@ -21,12 +21,11 @@ import sympy
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Derivation, Slot, guarded, new, old, value
-from crossfuse.cascade.integers import check_exact
 from crossfuse.cascade.rewrite.phases import Definitions
 from crossfuse.cascade.rewrite.scripting import Scratch, numbers
 from crossfuse.cascade.rewrite.streams import Stream, streams, vector_of, with_tiles
 from crossfuse.cascade.rewrite.tiles import StreamTiles
-from crossfuse.cascade.site import Site
+from crossfuse.cascade.site import Site, check_exact
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.blocks.access import is_reduction
+from crossfuse.blocks.scheduled import is_reduction
 from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.tiles import refused, tiles_refused
 from crossfuse.cascade.site import Site

@@ -11,8 +11,7 @@ from crossfuse.emulate.cuda.faults import (
     remove_cluster_barrier,
     wrong_rank,
 )
-from crossfuse.emulate.cuda.report import EmulationReport, Finding
-from crossfuse.emulate.cuda.run import emulate
+from crossfuse.emulate.cuda.run import EmulationReport, Finding, emulate
 
 __all__ = [
     "EmulationReport",

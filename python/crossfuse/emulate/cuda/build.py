@@ -176,7 +176,7 @@ def _alone(path: Path) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
-    except (OSError, NotImplementedError) as error:  # of filelock, see `crossfuse.cache.shelf`
+    except (OSError, NotImplementedError) as error:  # of filelock, see `crossfuse.cache`
         raise refuse(
             EnvironmentRefused,
             "emulate-cache",

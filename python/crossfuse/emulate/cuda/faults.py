@@ -10,7 +10,13 @@ import re
 from collections.abc import Iterator
 
 from crossfuse.calls import checked
-from crossfuse.emulate.cuda.text import arguments_of, calls_of, closing, nothing_to_plant, replaced
+from crossfuse.emulate.cuda.translate import (
+    arguments_of,
+    calls_of,
+    closing,
+    nothing_to_plant,
+    replaced,
+)
 from crossfuse.lower.image import KernelImage
 
 _BARRIER = "crossfuse_cluster_sync"

@@ -123,15 +123,14 @@ class CascadeShape:
 
 def cascade_shape(site: Site, derivation: Derivation, name: str = "cascade") -> CascadeShape:
     """Count the work of a cascade in its function; refuses products without a tile form."""
-    from crossfuse.cascade.rewrite.tiled.tile_context import has_products
     from crossfuse.cascade.rewrite.work import passes_of, tile_work_of, work_of
 
-    count = tile_work_of if has_products(site) else work_of
+    count = tile_work_of if site.has_products else work_of
     if site.after is not None:
         after = _output_product(site.after.product)
         passes = (*passes_of(site), _pass_of(after))
         return CascadeShape(name, count(site, derivation), passes, after=after)
-    of = rows_product_of if has_products(site) else rows_chain_of
+    of = rows_product_of if site.has_products else rows_chain_of
     product = of(site.function)
     passes = product.passes if product is not None and product.is_chain else passes_of(site)
     return CascadeShape(name, count(site, derivation), passes, product)

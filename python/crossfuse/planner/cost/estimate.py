@@ -24,8 +24,7 @@ import numpy as np
 
 from crossfuse.hardware import WARP, Device
 from crossfuse.planner.cost.rates import Rates, at, rates_of
-from crossfuse.planner.cost.terms import LEARNED, Estimate
-from crossfuse.planner.cost.trees import features
+from crossfuse.planner.cost.terms import LEARNED, Estimate, features
 from crossfuse.planner.kernels.arrays import (
     Count,
     Flag,

@@ -18,8 +18,7 @@ from crossfuse.errors import EnvironmentRefused, PlanRefused, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.planner.calibration.record import Measured, load, measured
 from crossfuse.planner.cost.own import OwnTerm
-from crossfuse.planner.cost.terms import Estimate
-from crossfuse.planner.cost.trees import Trees, trees_of
+from crossfuse.planner.cost.terms import Estimate, Trees, trees_of
 from crossfuse.planner.kernels.arrays import Count, Share
 from crossfuse.schema import Damaged, Positive, typed
 

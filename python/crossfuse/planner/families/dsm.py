@@ -1,6 +1,6 @@
 """Family ``dsm``: kernels whose intermediate stays in the shared memory of a cluster.
 
-The tiles of `crossfuse.schedule.rules.cluster_tiles`: a cluster makes a part of the intermediate's
+The tiles of `crossfuse.schedule.rules.parted_tiles`: a cluster makes a part of the intermediate's
 columns, each CTA a slice of it; all gather all slices through DSM, and multiply a slice of the
 output each. Several parts are summed through L2.
 """
@@ -189,7 +189,7 @@ FAMILY = ChainFamily(
     "in the shared memory of a cluster",
     products=2,
     rule="clustered_ffn.schedule_clustered_ffn",
-    tiles={"tiles": "cluster_tiles.ClusterTiles"},
+    tiles={"tiles": "parted_tiles.ClusterTiles"},
     options=("ring", "bulk", "unordered"),
     placements={
         "dsm": Placement(

@@ -1,6 +1,6 @@
 """Family ``registers``: kernels whose intermediate stays in the registers of its CTA.
 
-The tiles of `crossfuse.schedule.rules.register_tiles`: a CTA makes the columns of the intermediate
+The tiles of `crossfuse.schedule.rules.parted_tiles`: a CTA makes the columns of the intermediate
 that it multiplies; parts are summed by a cluster through DSM, or through L2.
 """
 
@@ -172,7 +172,7 @@ FAMILY = ChainFamily(
     "intermediate in the registers of its CTA",
     products=2,
     rule="register_ffn.schedule_register_ffn",
-    tiles={"tiles": "register_tiles.RegisterTiles"},
+    tiles={"tiles": "parted_tiles.RegisterTiles"},
     options=("unordered",),
     placements={
         "registers": Placement(

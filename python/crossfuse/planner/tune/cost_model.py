@@ -18,8 +18,8 @@ import numpy as np
 from crossfuse.errors import ArtefactRefused, EnvironmentRefused, RefusedError, refuse
 from crossfuse.files import read_bytes, read_text
 from crossfuse.planner.cost.estimate import estimate
-from crossfuse.planner.cost.trees import NAMES
-from crossfuse.planner.cost.trees import features as features_of
+from crossfuse.planner.cost.terms import NAMES
+from crossfuse.planner.cost.terms import features as features_of
 from crossfuse.planner.kernels.arrays import select
 from crossfuse.planner.tune.kernel_space import KernelSpace
 from crossfuse.planner.tune.space import Space
@@ -29,7 +29,7 @@ from crossfuse.schema import Between, Damaged, read
 
 
 def features(space: Space, points: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Describe points of a `KernelSpace` by numbers: see `crossfuse.planner.cost.trees.features`.
+    """Describe points of a `KernelSpace` by numbers: see `crossfuse.planner.cost.terms.features`.
 
     Kernels of cascades have no features.
     """

@@ -13,7 +13,7 @@ from crossfuse.cascade.derivation import Derivation
 from crossfuse.cascade.detect import detect
 from crossfuse.cascade.detect.program import Program, buffers_of, read_program
 from crossfuse.cascade.rewrite.streaming import streaming
-from crossfuse.cascade.rewrite.tiled.tile_context import has_products, tile_context
+from crossfuse.cascade.rewrite.tiled.tile_context import tile_context
 from crossfuse.cascade.rewrite.tiled.tiled import tiled
 from crossfuse.cascade.rewrite.tiles import CascadeTiles, StreamTiles
 from crossfuse.cascade.rewrite.work import work_of
@@ -26,7 +26,7 @@ from crossfuse.planner.families import EAGER, ROWS, STREAM, TILES
 from crossfuse.planner.families.registry import read_tiles
 from crossfuse.planner.families.rows import RowsTiles
 from crossfuse.relax.calls import Equal, with_plan
-from crossfuse.schedule.cascades import schedule_cascade
+from crossfuse.schedule.planned import schedule_cascade
 from crossfuse.schedule.rules.cascade_tiles import schedule_tiled
 from crossfuse.schedule.rules.stream import schedule_stream
 
@@ -170,7 +170,7 @@ class Cascades:
 
     def _sizes(self, site: Site, derivation: Derivation) -> tuple[Any, str]:
         """The sizes of a cascade's kernel, and estimates of separate ones; refuses if none fit."""
-        given = self.tiles if has_products(site) else self.stream
+        given = self.tiles if site.has_products else self.stream
         if given is not None:
             return given, ""
         shape = cascade_shape(site, derivation)
@@ -258,7 +258,7 @@ def _stream(site: Site, derivation: Derivation, sizes: Any) -> Any:
     if isinstance(sizes, RowsTiles):
         return None  # the planner offers them for functions of that form alone
     try:
-        if has_products(site):
+        if site.has_products:
             return recomputed(site, derivation, sizes) or tiled(site, derivation, sizes)
         return streaming(site, derivation, sizes)
     except RefusedError as error:
@@ -286,7 +286,7 @@ def _scheduled(site: Site, derivation: Derivation, sizes: Any, text: Any) -> tup
     """The form of a cascade with some sizes, and the schedule of its rewritten function."""
     if isinstance(sizes, RowsTiles):
         return ROWS, schedule_cascade(site, derivation, ROWS, asdict(sizes))
-    if has_products(site):
+    if site.has_products:
         return TILES, schedule_tiled(text, sizes)
     return THREADS, schedule_stream(text, sizes)
 

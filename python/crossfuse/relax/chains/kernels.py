@@ -12,15 +12,13 @@ from tvm import relax
 from tvm.ir import GlobalVar, Var
 
 from crossfuse import _tvm as ir
-from crossfuse.cache import shelf
-from crossfuse.cache.keys import content_key
-from crossfuse.cache.shelf import answered
+from crossfuse.cache import answered, content_key, shelf
 from crossfuse.errors import PlanRefused, RefusedError, contained
 from crossfuse.hardware import Device
 from crossfuse.lower.extract import buffer_specs, lower
 from crossfuse.markers import unpadded_shapes
 from crossfuse.measure.choice import FEW
-from crossfuse.measure.way import Given
+from crossfuse.measure.job import Given
 from crossfuse.planner.choice import noted
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.relax.calls import REST, Equal, marked, with_plan

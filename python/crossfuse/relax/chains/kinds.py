@@ -12,7 +12,7 @@ from tvm import relax
 from tvm.ir import Var
 
 from crossfuse import _tvm as ir
-from crossfuse.blocks.access import is_reduction
+from crossfuse.blocks.scheduled import is_reduction
 from crossfuse.cascade.algebra import derive
 from crossfuse.hardware import Device
 from crossfuse.lower.refusal import refusals
@@ -31,8 +31,12 @@ from crossfuse.relax.operators import LEGAL, PRODUCT, refused
 from crossfuse.relax.outline import Argument, Outlined, outline
 from crossfuse.relax.passes import ATTENTION, WideArithmetic, check_row_wise, without_unit_extents
 from crossfuse.relax.symbols import at_sizes, check_symbols, is_symbolic, symbols_of, value_at
-from crossfuse.schedule.cascades import only_site, schedule_cascade_of
-from crossfuse.schedule.planned import rank_function, schedule_planned
+from crossfuse.schedule.planned import (
+    only_site,
+    rank_function,
+    schedule_cascade_of,
+    schedule_planned,
+)
 
 
 class GroupKind(ABC):

@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 from tvm import relax
 
-from crossfuse.relax.converters.activations import WIDE, Floats
+from crossfuse.relax.converters.arithmetic import WIDE, Floats
 from crossfuse.relax.converters.operands import argument, filled, operand, result_type
 
 #: Of an importer's expressions, the gradient of the result, what the activation read or made, and

@@ -14,7 +14,7 @@ from crossfuse.hardware import Device, device
 from crossfuse.markers import DSM_COPY
 from crossfuse.planner.families.dsm import SLICE
 from crossfuse.schedule.install import install
-from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
+from crossfuse.schedule.rules.parted_tiles import ClusterTiles
 from crossfuse.schedule.rules.pipelined import (
     by_part,
     check_unordered,
@@ -93,7 +93,7 @@ def schedule_clustered_ffn(
 
     Examples
     --------
-    >>> from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
+    >>> from crossfuse.schedule.rules.parted_tiles import ClusterTiles
     >>> from crossfuse.workload import parse, prim_func
     >>> func = prim_func(parse("gemm_chain:M=128,K=256,N=512,L=256,weights=nk"))
     >>> schedule_clustered_ffn(func, tiles=ClusterTiles(cluster=4)).cluster_layout().axes

@@ -5,17 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from crossfuse.blocks.chain import Chain, is_k_major
+from crossfuse.blocks.chain import Chain, is_k_major, is_view
 from crossfuse.blocks.scheduled import name_of
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.markers import ACCUMULATE, CONSTANT, STAGES
 from crossfuse.planner.kernels.shape import divides_equally
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles, row_bytes_depth
-from crossfuse.schedule.rules.tiles import stage_at
 
 #: Tiles of one column of the output that neighbouring clusters compute at the same time, so that
 #: they share the columns of B in L2.
 _GROUP = 8
+
+
+def stage_at(sch: Any, product: Any, index: int, at: Any) -> Any:
+    """Stage an operand of a product in shared memory at a loop; returns the copying block."""
+    source = sch.get(product).reads[index].source
+    views = [
+        each
+        for each in sch.get_producers(product)
+        if is_view(sch, each) and sch.get(each).writes[0].source.same_as(source)
+    ]
+    if views:
+        (stage,) = views
+        sch.set_scope(stage, 0, "shared.dyn")
+    else:
+        stage = sch.cache_read(product, index, "shared.dyn", consumer_blocks=[product])
+    sch.compute_at(stage, at, preserve_unit_loops=True)
+    return stage
 
 
 def pipeline(sch: Any, product: Any, stages: int, constant: bool = False) -> None:

@@ -10,6 +10,7 @@ from crossfuse.blocks.scheduled import read_of
 from crossfuse.calls import AnyFunction, checked
 from crossfuse.hardware import Device, device
 from crossfuse.schedule.install import install
+from crossfuse.schedule.rules.parted_tiles import RegisterTiles
 from crossfuse.schedule.rules.pipelined import (
     by_part,
     check_unordered,
@@ -20,7 +21,6 @@ from crossfuse.schedule.rules.pipelined import (
     store_parts,
     sum_parts,
 )
-from crossfuse.schedule.rules.register_tiles import RegisterTiles
 
 
 @checked

@@ -120,7 +120,7 @@ def schedule_rows_gemm(
 
 def rows_before_product(func: Any, tiles: RowsTiles, constant: bool) -> Any:
     """Schedule a function as rows, and the product that reads them, in tiles of a plan."""
-    from crossfuse.schedule.cascades import only_site
+    from crossfuse.schedule.planned import only_site
 
     parts = rows_first(func)
     if parts is None:

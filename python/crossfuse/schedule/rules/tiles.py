@@ -8,11 +8,11 @@ from math import gcd
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.blocks.chain import is_view
 from crossfuse.blocks.scheduled import constant_extent
 from crossfuse.calls import checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import MAX_SHARED_BYTES
+from crossfuse.schedule.rules.pipelined import stage_at
 
 
 @checked
@@ -169,23 +169,6 @@ def stage_operand(sch: Any, block: Any, index: int, at: Any, tiles: Tiles) -> No
     # Rows one bank apart: threads that read one column of different rows do not collide.
     word = max(1, 32 // int(ir.tvm.DataType(str(sch.get(stage).writes[0].source.ty.dtype)).bits))
     sch.storage_align(stage, 0, axis=-2, factor=32 * word, offset=word)
-
-
-def stage_at(sch: Any, product: Any, index: int, at: Any) -> Any:
-    """Stage an operand of a product in shared memory at a loop; returns the copying block."""
-    source = sch.get(product).reads[index].source
-    views = [
-        each
-        for each in sch.get_producers(product)
-        if is_view(sch, each) and sch.get(each).writes[0].source.same_as(source)
-    ]
-    if views:
-        (stage,) = views
-        sch.set_scope(stage, 0, "shared.dyn")
-    else:
-        stage = sch.cache_read(product, index, "shared.dyn", consumer_blocks=[product])
-    sch.compute_at(stage, at, preserve_unit_loops=True)
-    return stage
 
 
 def copy_by_threads(sch: Any, stage: Any, dims: int, tiles: Tiles, vector: int = 1) -> None:

@@ -14,7 +14,7 @@ from crossfuse.lower.extract import lower
 from crossfuse.planner.cascade.shape import cascade_shape
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.families.registry import cascade_families
-from crossfuse.runtime.cubin import compile_cubin
+from crossfuse.runtime.nvcc import compile_cubin
 
 #: What is counted of packaged cascades.
 COUNTED = {

@@ -11,7 +11,7 @@ from tvm import te, tirx
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.emulate.cuda import emulate
 from crossfuse.lower.extract import lower
-from crossfuse.schedule.cascades import schedule_cascade_of
+from crossfuse.schedule.planned import schedule_cascade_of
 from crossfuse.workload.accuracy import judge
 from crossfuse.workload.tolerances import plain_tolerance
 

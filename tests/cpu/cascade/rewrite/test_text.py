@@ -16,7 +16,7 @@ from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.compiler.options import only_site
 from crossfuse.lower.extract import lower
 from crossfuse.planner.cascade.plan import ranked_cascade
-from crossfuse.runtime.cubin import compile_cubin
+from crossfuse.runtime.nvcc import compile_cubin
 from crossfuse.schedule.rules.stream import schedule_stream
 from crossfuse.workload.cascade_build import prim_func
 from crossfuse.workload.cascades import resolve

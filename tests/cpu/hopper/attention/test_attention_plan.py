@@ -19,7 +19,7 @@ from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.planner.cascade.plan import plan_cascade, ranked_cascade
 from crossfuse.planner.cascade.shape import CascadeShape, shape_of_cascade
 from crossfuse.planner.families.attention_out import AttentionOut
-from crossfuse.schedule.cascades import schedule_cascade_of
+from crossfuse.schedule.planned import schedule_cascade_of
 from crossfuse.workload.cascade_build import prim_func
 from crossfuse.workload.cascade_inputs import check, random_inputs
 from crossfuse.workload.cascades import resolve

@@ -13,7 +13,7 @@ from cpu.hopper.reduced.routing import check_exact, schedule, spec, whole_number
 from crossfuse.emulate.cuda import emulate
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
-from crossfuse.runtime.cubin import compile_cubin
+from crossfuse.runtime.nvcc import compile_cubin
 from crossfuse.workload.cascade_inputs import adversarial_inputs, check, random_inputs
 
 pytestmark = pytest.mark.cpu

@@ -83,11 +83,6 @@ def _stripped(value: Any) -> Any:
     return _stripped(value.value) if isinstance(value, ir.tirx.Cast) else value
 
 
-def has_products(site: Site) -> bool:
-    """Whether a cascade has elements that a product makes, or results with columns."""
-    return bool(site.producers) or any(each.columns for each in site.stages.values())
-
-
 def column_variables(site: Site) -> tuple[Any, ...]:
     """Loops over columns of stages, each once."""
     found: list[Any] = []

@@ -9,7 +9,7 @@ from math import isqrt
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.blocks.access import corrected, is_reduction
+from crossfuse.blocks.scheduled import corrected, is_reduction
 from crossfuse.lower.hopper.program.tile import (
     Gather,
     GatheredTile,
