@@ -217,6 +217,7 @@ def test_pass_list_is_that_of_stock_tvm_and_ours(monkeypatch: pytest.MonkeyPatch
         "crossfuse.DistrustEqualIndices",
         "crossfuse.VerifyVectors",
         "crossfuse.DropMarkers",
+        "crossfuse.SideBySide",
         "crossfuse.PlaceSharedMemory",
         "crossfuse.BoundRegisters",
         "crossfuse.LaunchClusters",
