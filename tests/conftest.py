@@ -89,7 +89,7 @@ def is_nightly(config: pytest.Config) -> bool:
 
 #: Days after which all cases have run, and which of them this is: every process of a run has the
 #: same, and a run of another day can be repeated.
-_DAYS = 5
+_DAYS = 7
 _DAY = int(os.environ.setdefault("CROSSFUSE_TEST_DAY", str(date.today().toordinal() % _DAYS)))
 #: Folders of tests/cpu whose tests have many cases that take long.
 _MANY_CASES = ("cascade", "emulate", "hopper", "lower", "schedule")
@@ -129,8 +129,8 @@ def _cases_of_other_days(items: list[pytest.Item]) -> list[pytest.Item]:
     """Of tests that compile or emulate many cases, those that are not of this day.
 
     Each takes up to seconds, and a run on two cores is to end within a quarter of an hour. A day
-    has every fifth case, the next day the next ones, a night all. Planted faults and refusals stay,
-    and what has few cases.
+    has every seventh case, the next day the next ones, a night all. Planted faults and refusals
+    stay, and what has few cases.
     """
     cases: dict[tuple[Path, str], list[pytest.Item]] = {}
     for item in items:

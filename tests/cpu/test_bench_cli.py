@@ -12,6 +12,7 @@ from crossfuse.workload import parse
 pytest.importorskip("torch")
 
 
+@pytest.mark.slow
 def test_our_variant_has_a_kernel_of_clusters_for_each_product() -> None:
     made = variants.make("ours-global", parse("gated_ffn:M=16,K=64,N=128,L=64"), "cpu")
     assert "cluster" in made.note

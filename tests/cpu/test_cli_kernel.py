@@ -19,6 +19,7 @@ def run(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+@pytest.mark.slow
 def test_emulate_says_what_passed() -> None:
     code, text = run("emulate", SMALL)
     assert code == 0
@@ -26,6 +27,7 @@ def test_emulate_says_what_passed() -> None:
     assert text.count("passed") == 3
 
 
+@pytest.mark.slow
 def test_emulate_json() -> None:
     code, text = run("emulate", SMALL, "--rule", "threads", "--cluster", "2", "--json")
     found = json.loads(text)
@@ -35,6 +37,7 @@ def test_emulate_json() -> None:
     assert [each["status"] for each in found["verdicts"]] == ["passed"] * 3
 
 
+@pytest.mark.slow
 def test_emulate_a_cascade() -> None:
     code, text = run("emulate", "softmax:rows=3,cols=131", "--json")
     found = json.loads(text)
@@ -66,6 +69,7 @@ def test_compile_prints_the_budget(tmp_path: Path) -> None:
     assert "who holds what" in text
 
 
+@pytest.mark.slow
 def test_compile_says_what_was_planned(tmp_path: Path) -> None:
     chain = "gemm_chain:M=16,K=64,N=128,L=64,dtype=float16"
     wanted = plan(chain)
@@ -89,6 +93,7 @@ def test_bad_spec_is_refused_with_exit_code_2() -> None:
     assert "Instead:" in text
 
 
+@pytest.mark.slow
 def test_demo_reports_every_check(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     code, text = run("demo", "-o", str(tmp_path), "--json")

@@ -62,6 +62,7 @@ def test_all_commands_with_options_are_tried() -> None:
     assert {name for name, *_ in cases()} - GIVEN.keys() <= {"cache prune", "calibrate"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "option"), list(dict.fromkeys((name, option) for name, option, _ in cases()))
 )

@@ -37,6 +37,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> crossfuse.Compiled:
     return crossfuse.compile(FFN, directory=tmp_path_factory.mktemp("ffn"), name="ffn")
 
 
+@pytest.mark.slow
 def test_a_spec_gives_the_kernel_of_its_plan(compiled: crossfuse.Compiled) -> None:
     plan = crossfuse.plan(FFN)
     assert compiled.plan == plan
@@ -87,6 +88,7 @@ def test_what_the_hopper_pipeline_refuses_gets_ordinary_instructions() -> None:
         crossfuse.compile("gemm_chain:M=4,K=24,N=20,L=12,dtype=float32", rule="tensor")
 
 
+@pytest.mark.slow
 def test_threads_are_for_who_asks() -> None:
     compiled = crossfuse.compile(SMALL, rule="threads", cluster=4)
     assert compiled.plan is None
@@ -98,6 +100,7 @@ def test_threads_are_for_who_asks() -> None:
         crossfuse.compile(SMALL, rule="threads", placement="dsm")
 
 
+@pytest.mark.slow
 def test_where_not_to_fuse_is_faster_the_report_says_so() -> None:
     chosen = choose(read_source("gemm_chain:M=512,K=4096,N=256,L=4096,dtype=bfloat16"), H100)
     assert chosen.option.plan is not None and chosen.option.plan.family != "eager"
@@ -110,6 +113,7 @@ def early(source: Any, example_inputs: Any = None, constant: bool | None = None)
     return CONSTANT in str(choose(read, H100, Wanted(constant_weights=constant)).schedule.mod)
 
 
+@pytest.mark.slow
 def test_sources_say_whether_their_weights_are_constant() -> None:
     """Those of a named workload are, and arguments of a function are not."""
     func = prim_func(parse(SMALL))
@@ -118,6 +122,7 @@ def test_sources_say_whether_their_weights_are_constant() -> None:
     assert early("rmsnorm_gemm:tokens=64,K=128,N=128")
 
 
+@pytest.mark.slow
 def test_parameters_of_a_model_are_constant() -> None:
     torch = pytest.importorskip("torch")
     from crossfuse.relax import import_torch
@@ -137,6 +142,7 @@ def test_parameters_of_a_model_are_constant() -> None:
     assert not early(Free().eval(), (x, square, square))
 
 
+@pytest.mark.slow
 def test_an_exported_program_is_compiled() -> None:
     torch = pytest.importorskip("torch")
     from crossfuse.workload import chain_module
@@ -147,11 +153,13 @@ def test_an_exported_program_is_compiled() -> None:
     assert [each.status for each in crossfuse.check(compiled, gpu=False)] == ["passed"] * 3
 
 
+@pytest.mark.slow
 def test_check_takes_what_compile_takes() -> None:
     verdicts = crossfuse.check("softmax:rows=3,cols=64", gpu=False)
     assert [each.status for each in verdicts] == ["passed"] * 3
 
 
+@pytest.mark.slow
 def test_torch_module_with_three_dimensional_input() -> None:
     torch = pytest.importorskip("torch")
     from crossfuse.workload import chain_module
@@ -298,6 +306,7 @@ def test_unknown_target_is_refused() -> None:
         crossfuse.compile(FFN, target="nvidia-a100")
 
 
+@pytest.mark.slow
 def test_kernels_that_start_early() -> None:
     """Products of constant weights wait where they have to, others before all that they load."""
     text = "gemm:M=16,N=64,K=64,dtype=bfloat16,weights=nk"

@@ -47,6 +47,7 @@ def test_the_folder_has_a_library_for_each_bin(compiled: CompiledBins) -> None:
     assert [each.rows for each in images] == list(BINS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 16, 17, 70, 71, 150])
 def test_the_chosen_kernels_compute_the_rows(compiled: CompiledBins, rows: int) -> None:
     """What a call of so many rows launches, emulated piece by piece."""
@@ -74,6 +75,7 @@ def test_a_folder_is_loaded_anywhere(compiled: CompiledBins, tmp_path: Path) -> 
         crossfuse.load_dispatch(copy)
 
 
+@pytest.mark.slow
 def test_schedules_of_a_plan(tmp_path: Path) -> None:
     def schedule(spec: Any) -> Any:
         return schedule_tiled_ffn(prim_func(spec), first=TensorTiles(columns=32))

@@ -52,6 +52,7 @@ def times(*ours: float | str, separate: float | str) -> FakeTimer:
     return FakeTimer(answer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [CHAIN, ROWS])
 def test_the_fastest_kernel_is_compiled(text: str) -> None:
     source = read_source(text)
@@ -75,6 +76,7 @@ def _inputs(chosen: Any) -> list[Any]:
     return [each for each in chosen.lowered.image.buffers if not each.output]
 
 
+@pytest.mark.slow
 def test_kernels_that_hang_lose_and_the_best_is_given_where_separate_ones_win() -> None:
     timer = times("timeout: no answer in 60 s", 9.0, separate=5.0)
     source = read_source(CHAIN)
@@ -96,6 +98,7 @@ def test_what_torch_does_not_know_is_measured_alone() -> None:
     assert chosen.why["measured"]["baseline"] is None
 
 
+@pytest.mark.slow
 def test_a_module_is_measured_against_itself() -> None:
     torch = pytest.importorskip("torch")
     from crossfuse.workload import chain_module
@@ -115,6 +118,7 @@ def test_a_module_is_measured_against_itself() -> None:
     assert timer.asked[-1].kind == PROGRAM
 
 
+@pytest.mark.slow
 def test_compile_says_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     timer = times(10.0, 8.0, separate=9.5)
     monkeypatch.setattr("crossfuse.measure.timer.find_timer", lambda index: timer)
@@ -133,6 +137,7 @@ def test_without_a_gpu_compile_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
         crossfuse.compile(CHAIN, measure=True)
 
 
+@pytest.mark.slow
 def test_the_command_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from typer.testing import CliRunner
 

@@ -139,6 +139,7 @@ def onnx_model(module: nn.Module, rows: int | str = M) -> Any:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+@pytest.mark.slow
 def test_onnx_models_and_files(x: np.ndarray, tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
 

@@ -88,6 +88,7 @@ def axes(plan: Any, phase: int, extents: dict[str, int]) -> list[tuple[str, str,
     return found
 
 
+@pytest.mark.slow
 def test_what_is_planned_is_compiled() -> None:
     plan = crossfuse.plan("G1:M=16")
     (kernel,) = plan.kernels

@@ -84,6 +84,7 @@ def test_what_passes_keep(kind: str, seed: int, home: Path) -> None:
     assert str(make(**options)(module)) == expected
 
 
+@pytest.mark.slow
 def test_libraries_of_something_else(home: Path, tmp_path: Path) -> None:
     """A manifest that is whole and of another build would be refused when it is loaded."""
     func = crossfuse.compile("gemm:M=16,K=64,N=16", rule="threads", cluster=4).schedule.mod["main"]
@@ -120,6 +121,7 @@ def test_refusals_that_are_none(data: bytes, tmp_path: Path) -> None:
             answered(some, "key", "a plan", refuse, str)
 
 
+@pytest.mark.slow
 def test_files_of_the_cache_that_are_no_entries(home: Path) -> None:
     module = chain()
     expected = str(FuseChains(always=True)(module))

@@ -59,6 +59,7 @@ def test_a_text_is_planned_and_scheduled() -> None:
     assert "crossfuse.grid_stage" in schedule.mod.script()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [TEXT, ODD, NARROW])
 def test_a_text_is_compiled_right(text: str) -> None:
     source = read_source(text)

@@ -67,6 +67,7 @@ def kinds(names: tuple[str, ...]) -> list[str]:
     return [each.rstrip("0123456789") for each in names]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "fused"), CASES)
 def test_torch_compile(text: str, fused: list[str]) -> None:
     built = build(parse(f"model:{text}"))

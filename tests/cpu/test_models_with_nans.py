@@ -144,6 +144,7 @@ class Asking(nn.Module):
         return tuple(each(x) for each in ASKING.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 300.0])
 def test_reductions_that_ask_for_infinities_and_nan(scale: float) -> None:
     x = scale * torch.randn(8, D, generator=torch.Generator().manual_seed(2))

@@ -48,6 +48,7 @@ def outcomes(module: nn.Module, *shape: int, always: bool = False) -> list[Any]:
     return list(fuse.outcomes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("norm", "shape"), [(nn.RMSNorm, (16, 512)), (nn.LayerNorm, (4, 4, 512))], ids=str
 )
@@ -59,17 +60,20 @@ def test_the_norm_is_taken_where_more_is_saved(norm: Any, shape: tuple[int, ...]
     assert chain.products == whole.products
 
 
+@pytest.mark.slow
 def test_a_small_chain_is_faster_in_registers() -> None:
     chain, whole = outcomes(Block(256, 512), 16, 256)
     assert (chain.name, chain.family) == ("crossfuse_gated_ffn", "registers")
     assert whole.text == "a product of it is in crossfuse_gated_ffn, and more is saved so"
 
 
+@pytest.mark.slow
 def test_a_norm_that_others_read_stays_apart() -> None:
     found = outcomes(Read(512, 2048), 16, 512)
     assert [each.name for each in found] == ["crossfuse_gated_ffn"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("gated", [True, False])
 def test_torch_calls_one_kernel(gated: bool) -> None:

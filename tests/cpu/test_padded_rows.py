@@ -46,6 +46,7 @@ def test_kernels_are_right(name: str) -> None:
     check(spec, inputs, sequential.outputs["out"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("columns", "families"), [(389, {"dsm", "global", "l2", "registers"}), (390, {"dsm"})]
 )
@@ -63,6 +64,7 @@ def test_kernels_of_every_family_are_right(columns: int, families: set[str]) -> 
     assert not left
 
 
+@pytest.mark.slow
 def test_adversarial_inputs() -> None:
     spec = parse(CASES["gated"])
     image = crossfuse.compile(CASES["gated"], target="nvidia-h100").lowered.image
@@ -70,6 +72,7 @@ def test_adversarial_inputs() -> None:
         emulated(spec, image, inputs, orders=1)
 
 
+@pytest.mark.slow
 def test_infinite_rows_meet_no_padding() -> None:
     """Zeros of a wider intermediate would turn this one row's zeros into numbers that are none."""
     spec = parse(CASES["[k, n]"])
@@ -113,6 +116,7 @@ def test_fewer_rows_are_refused() -> None:
         lower(schedule)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("divided", [False, True], ids=["an MLP", "by columns and rows"])
 def test_models_are_right(divided: bool) -> None:
     """Padded columns are divided by padded zeros, and do not matter."""
@@ -150,6 +154,7 @@ def test_models_are_right(divided: bool) -> None:
     np.testing.assert_allclose(machine["main"](*given).numpy(), expected, atol=4e-3)
 
 
+@pytest.mark.slow
 def test_inputs_of_fewer_rows_stay_where_they_are() -> None:
     compiled = crossfuse.compile(
         "gated_ffn:M=64,K=128,N=131,L=64,dtype=bfloat16", target="nvidia-h100", rule="tensor"
@@ -161,6 +166,7 @@ def test_inputs_of_fewer_rows_stay_where_they_are() -> None:
     assert ends["B_gate"] == ends["B_up"] == (128, 131)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extents", ["N=1023,L=1024", "N=1024,L=1023"])
 def test_cublas_is_slower_too(extents: str) -> None:
     def time_of(text: str) -> float:
@@ -179,6 +185,7 @@ def test_cublas_is_slower_too(extents: str) -> None:
 UNALIGNED = "gemm_chain:M=40,K=65,N=131,L=65,dtype=bfloat16,weights=nk"
 
 
+@pytest.mark.slow
 def test_a_plan_is_what_compile_builds() -> None:
     """Of extents that TMA does not copy it is of padded copies, and says what they take."""
     plan = crossfuse.plan(UNALIGNED)
@@ -200,6 +207,7 @@ def test_a_padded_plan_is_scheduled() -> None:
     assert lower(schedule).image.launches[0].symbol == "main_pad"
 
 
+@pytest.mark.slow
 def test_plans_that_are_not_compiled_say_what_to_do() -> None:
     text = "gemm:M=70,K=129,N=45,dtype=float16"
     plan = crossfuse.plan(text)

@@ -74,6 +74,7 @@ def longer(array: Any, shape: tuple[int, ...]) -> Any:
     return np.pad(array, [(0, due - has) for has, due in zip(array.shape, shape, strict=True)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "copied"),
     [
@@ -125,6 +126,7 @@ def pads_of(fn: Any) -> Counter[str]:
     return seen
 
 
+@pytest.mark.slow
 def test_a_model_pads_its_weights_once(model: tuple[Any, Any], tmp_path: Path) -> None:
     module, x = model
     fn = crossfuse.compile_model(module, (x,), always=True, runs_on="llvm")
@@ -167,6 +169,7 @@ def run(mod: Any, *given: Any) -> Any:
     return machine["main"](*(tvm.runtime.tensor(to_numpy(each)) for each in given))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bound", [True, False], ids=["constants", "parameters"])
 def test_constants_are_padded_in_the_module(model: tuple[Any, Any], bound: bool) -> None:
     """Parameters of which nobody says that they stay the same are left to the kernel."""
@@ -206,6 +209,7 @@ def graphs_of(monkeypatch: pytest.MonkeyPatch) -> list[Counter[str]]:
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_torch_pads_frozen_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two models of one structure: what inductor keeps of the first has not its weights."""
@@ -238,6 +242,7 @@ CHANGES: dict[str, Callable[[Any, Any], None]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("rest", ["eager", "inductor"])
 def test_torch_reads_weights_that_are_not_frozen_at_each_call(rest: str) -> None:

@@ -32,6 +32,7 @@ def rules(options: list[Option]) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["G1", "G4", "G7", "S3", "S8:M=16"])
 def test_the_first_is_the_plan(name: str) -> None:
     first, *others = tensor_options(read_source(name), "auto", H100)
@@ -48,6 +49,7 @@ def test_the_first_is_the_plan(name: str) -> None:
     assert all(each.plan is not None and each.plan.family != "eager" for each in others)
 
 
+@pytest.mark.slow
 def test_where_not_to_fuse_is_faster_the_best_kernel_is_compiled_all_the_same() -> None:
     text = "gemm_chain:M=512,K=4096,N=256,L=4096,dtype=bfloat16"
     best = plan(text)
@@ -90,6 +92,7 @@ def test_what_the_planner_has_no_kernels_of_has_the_tiles_of_the_rules(
         assert len(options) == (4 if spec.L else 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["C3", "C5"])
 def test_convolutions_are_planned_as_products_of_their_windows(name: str) -> None:
     spec = resolve(name)

@@ -46,6 +46,7 @@ PUTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUTS)
 def test_values_are_put_where_torch_puts_them(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     module, shape = PUTS[name]

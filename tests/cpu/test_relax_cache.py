@@ -61,6 +61,7 @@ def forbid(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, name, never)
 
 
+@pytest.mark.slow
 def test_a_second_start_works_nothing_out_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

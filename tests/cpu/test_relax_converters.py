@@ -75,6 +75,7 @@ class Every(nn.Module):
         return tuple(x for each in made for x in (each if isinstance(each, tuple) else (each,)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("functions", [ARITHMETIC, ACTIVATIONS, GRADIENTS, PLACES])
 def test_operators_are_torchs(functions: list[Callable[..., Any]]) -> None:
     given = (torch.randn(3, 8), torch.randint(0, 8, (3, 8)), torch.randn(1, 8, 4, 4))
@@ -108,6 +109,7 @@ def of_image(function: Callable[..., Any]) -> Any:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", OF_TORCH)
 def test_what_has_no_converter_is_left_to_torch(operator: str) -> None:
     function = OF_TORCH[operator]
@@ -122,10 +124,12 @@ def test_what_has_no_converter_is_left_to_torch(operator: str) -> None:
     assert f"left to torch: {report.by_torch[0]}" in report.text()
 
 
+@pytest.mark.slow
 def test_what_has_no_converter_becomes_other_operators() -> None:
     assert not of_image(lambda x: F.interpolate(x, scale_factor=1.3)).report.by_torch
 
 
+@pytest.mark.slow
 def test_operators_beside_what_is_decomposed_stay_whole() -> None:
     """So that what is known of them is still found."""
 
@@ -207,6 +211,7 @@ NEAR_ZERO: list[Callable[..., Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_small_numbers_keep_their_digits(dtype: torch.dtype) -> None:
     size = 10.0 ** torch.linspace(-30, 0.3, 60)

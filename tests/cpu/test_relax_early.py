@@ -85,6 +85,7 @@ def calls(mod: Any) -> list[tuple[str, list[str], str]]:
     ]
 
 
+@pytest.mark.slow
 def test_layers_follow_each_other(functions: dict[str, Any]) -> None:
     torch.manual_seed(7)
     model, x = nn.Sequential(Layer(), Layer()).half(), torch.randn(ROWS, D).half()
@@ -191,6 +192,7 @@ def test_nothing_starts_early_unasked(functions: dict[str, Any]) -> None:
     assert functions and not any(map(starts_early, functions.values()))
 
 
+@pytest.mark.slow
 def test_a_model_calls_both_ways(tmp_path: Path) -> None:
     model, x = nn.Sequential(Layer(), Layer()).half().eval(), torch.randn(16, D).half()
     fn = compile_model(model, (x,), target=TARGET, always=True, early=True)

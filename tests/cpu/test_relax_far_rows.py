@@ -93,6 +93,7 @@ def listed(found: Any) -> tuple[Any, ...]:
     return found if isinstance(found, tuple) else (found,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_at_most_twice_the_error_of_separate_passes(name: str) -> None:
     module, rows = Of(FUNCTIONS[name]).eval(), kinds()

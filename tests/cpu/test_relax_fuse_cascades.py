@@ -47,6 +47,7 @@ def inputs() -> list[np.ndarray]:
 FUSE = {"tiles": CascadeTiles(rows=4, elements=4), "stream": StreamTiles(threads=4, unroll=2)}
 
 
+@pytest.mark.slow
 def test_cascades_of_a_model_are_fused() -> None:
     mod = model()
     fuse = FuseCascades(**FUSE)

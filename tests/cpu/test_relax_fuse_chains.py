@@ -99,6 +99,7 @@ def products(mod: Any) -> int:
     return str(mod["main"]).count("R.matmul")
 
 
+@pytest.mark.slow
 def test_equal_layers_share_one_kernel() -> None:
     mod, outcomes, check = fused(layers)
     assert calls(mod) == ["crossfuse_gated_ffn"] * 2
@@ -121,6 +122,7 @@ def deep(count: int) -> Callable[..., Any]:
     return forward
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 4, 6])
 def test_all_parts_of_a_row_of_layers_are_candidates(count: int) -> None:
     _, outcomes, check = fused(deep(count))
@@ -133,6 +135,7 @@ def test_all_parts_of_a_row_of_layers_are_candidates(count: int) -> None:
     check()
 
 
+@pytest.mark.slow
 def test_layers_are_one_group_where_that_is_foretold_fastest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -161,6 +164,7 @@ MODELS: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_chains_are_found_however_they_are_written(name: str) -> None:
     mod, outcomes, check = fused(MODELS[name])
@@ -169,6 +173,7 @@ def test_chains_are_found_however_they_are_written(name: str) -> None:
     check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_types(dtype: str) -> None:
     mod, outcomes, check = fused(layers, dtype)
@@ -179,6 +184,7 @@ def test_types(dtype: str) -> None:
     check()
 
 
+@pytest.mark.slow
 def test_of_overlapping_chains_the_one_that_saves_most_is_taken() -> None:
     mod, outcomes, check = fused(
         lambda m, x: m.project(F.relu(m.contract(F.relu(m.expand(x))))), "bfloat16"

@@ -131,6 +131,7 @@ def exact_attention(q: Any, k: Any, v: Any, bias: np.ndarray) -> np.ndarray:
     return out.transpose(0, 2, 1, 3).reshape(q.shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_attention_with_masks_is_one_kernel(name: str) -> None:
     case = ATTENTIONS[name]
@@ -159,6 +160,7 @@ def test_the_gain_is_what_need_not_be_written_and_read_again() -> None:
     assert group.before == turned + products + element_wise + 2 * (table + row)
 
 
+@pytest.mark.slow
 def test_a_residual_behind_attention_is_added_where_heads_are_joined() -> None:
     def build(emit: Any, q: Any, k: Any, v: Any) -> Any:
         return op.add(q, attend(emit, q, k, v, lambda x: op.multiply(x, number(1.0))))
@@ -247,6 +249,7 @@ def test_what_is_chosen_of_a_product_is_one_kernel() -> None:
     np.testing.assert_array_equal(run(made, [x, weight])[0], (x @ weight).argmax(-1))
 
 
+@pytest.mark.slow
 def test_probabilities_that_are_returned_keep_attention_apart() -> None:
     def build(emit: Any, q: Any, k: Any, v: Any) -> Any:
         q, k, v = (heads(emit, each, HEADS) for each in (q, k, v))

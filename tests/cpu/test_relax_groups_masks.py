@@ -40,6 +40,7 @@ def test_softmaxes_take_in_a_mask_of_flags_that_they_share() -> None:
         np.testing.assert_allclose(found, power / power.sum(-1, keepdims=True), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_attention_of_flat_batches_and_a_mask_of_each_sequence_is_one_kernel() -> None:
     """The products' one batch is two loops of the mask: their sums were not known as sums."""
     flat, mask = ((6, 64, 64), F16), ((3, 1, 1, 64), F16)
@@ -64,6 +65,7 @@ def test_attention_of_flat_batches_and_a_mask_of_each_sequence_is_one_kernel() -
     np.testing.assert_allclose(found, power / power.sum(-1, keepdims=True) @ v64, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_equal_layers_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first and the last differ from those between, and these are one another's answers."""
     found: list[Any] = []
@@ -86,6 +88,7 @@ def test_equal_layers_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert looked_at(3) == looked_at(5)
 
 
+@pytest.mark.slow
 def test_rows_are_made_in_the_kernel_of_their_product() -> None:
     """Before, a norm before one product was refused; the planner's estimates say why it is one."""
     shapes: Parameters = {"x": ((128, 256), F16), "gamma": ((256,), F32), "w": ((256, 384), F16)}

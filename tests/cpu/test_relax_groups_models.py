@@ -104,6 +104,7 @@ def attention(emit: Any, q: Any, k: Any, v: Any, mask: Any) -> Any:
     return together(emit, emit(op.matmul(emit(op.astype(seen, F16)), v)))
 
 
+@pytest.mark.slow
 def test_chosen_sizes_lower_for_the_target() -> None:
     tokens, mask = ((1, 128, 128), F16), ((1, 1, 128, 128), "bool")
     shapes = {"q": tokens, "k": tokens, "v": tokens, "mask": mask}
@@ -126,6 +127,7 @@ def test_chosen_sizes_lower_for_the_target() -> None:
     np.testing.assert_allclose(out, exact.reshape(out.shape), rtol=1e-2, atol=4e-3)
 
 
+@pytest.mark.slow
 def test_without_a_kernel_for_the_target_calls_stay_and_say_why() -> None:
     tokens, mask = ((1, 16, 16), F32), ((1, 1, 16, 16), F32)
     shapes = {"q": tokens, "k": tokens, "v": tokens, "mask": mask}
@@ -148,6 +150,7 @@ def test_without_a_kernel_for_the_target_calls_stay_and_say_why() -> None:
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_layer_norm_in_front_of_a_product() -> None:
     shapes = {"x": ((2, 5, 12), F32), "gamma": ((12,), F32), "beta": ((12,), F32)}
     shapes |= {"weight": ((12, 6), F32)}
@@ -164,6 +167,7 @@ def test_a_layer_norm_in_front_of_a_product() -> None:
     np.testing.assert_allclose(run(made, normals(shapes))[0], normal @ weight, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_torch_attention_with_a_safe_softmax_is_one_kernel() -> None:
     torch = pytest.importorskip("torch")
     from crossfuse.relax import import_torch

@@ -45,6 +45,7 @@ def largest(calls: list[Any], build: Callable[..., Any]) -> tuple[Any, int]:
     return max(functions, key=lambda each: len(read_program(each).made)), len(functions)
 
 
+@pytest.mark.slow
 def test_each_neighbour_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One more call before a softmax and one more behind it are two more detections."""
     calls = counted(monkeypatch, kernels, "_find")

@@ -98,6 +98,7 @@ def test_a_chain(act: str, bias: bool, dtype: str) -> None:
     assert [a.name for a in result.arguments] == ["A", "B", "D", *extras]
 
 
+@pytest.mark.slow
 def test_four_layers_two_of_them_gated() -> None:
     def gated_inside(m: Any, x: torch.Tensor) -> torch.Tensor:
         first = F.silu(m.gate(x)) * m.up(x)

@@ -67,6 +67,7 @@ def elsewhere(executable: Any, folder: Path, inputs: dict[str, Any]) -> Any:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_kernels_are_linked_into_the_executable_and_what_it_exports(tmp_path: Path) -> None:
     mod, build = kernels(tmp_path)
     (found,) = build.kernels
@@ -102,6 +103,7 @@ def on_cpu(_kind: Any, functions: dict[str, Any], _target: Any, folder: Path, _j
     return tuple(made)
 
 
+@pytest.mark.slow
 def test_an_exported_model_runs_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fused = FuseChains(always=True)(model())
     monkeypatch.setattr("crossfuse.relax.build_kernels.built", on_cpu)
@@ -117,6 +119,7 @@ def test_an_exported_model_runs_elsewhere(tmp_path: Path, monkeypatch: pytest.Mo
     np.testing.assert_allclose(np.load(tmp_path / "result.npy"), due, rtol=2e-2)
 
 
+@pytest.mark.slow
 def test_executables_are_exported_beside_their_kernels(tmp_path: Path) -> None:
     folder = tmp_path / "kernels"
     fuse = FuseChains(always=True)

@@ -21,6 +21,7 @@ SEEDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_model(seed: int) -> None:
     torch.manual_seed(seed)

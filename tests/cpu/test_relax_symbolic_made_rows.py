@@ -33,6 +33,7 @@ def drawn(*shape: int) -> np.ndarray:
     return np.random.default_rng(len(shape)).uniform(-0.5, 0.5, shape).astype("float16")
 
 
+@pytest.mark.slow
 def test_a_norm_picks_the_kernel_of_its_bin() -> None:
     (rows,) = symbols("rows")
     shapes = {"x": (rows, K), "gamma": (K,), "weight": (N, K), "residual": (rows, N)}
@@ -53,6 +54,7 @@ def test_a_norm_picks_the_kernel_of_its_bin() -> None:
         close(got, exact * gamma @ weight.T.astype("float64") + residual, most is not None)
 
 
+@pytest.mark.slow
 def test_batch_times_sequence_of_a_layer_norm() -> None:
     """The rows of a batch of one sequence are those of a matrix."""
     batch, length = symbols("batch", "length")

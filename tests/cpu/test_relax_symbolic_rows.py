@@ -95,6 +95,7 @@ def close(got: np.ndarray, exact: np.ndarray, inside: bool) -> None:
     np.testing.assert_allclose(got, exact, rtol=3e-3 if inside else 3e-2, atol=2e-2)
 
 
+@pytest.mark.slow
 def test_rows_pick_the_kernel_of_their_bin() -> None:
     (rows,) = symbols("rows")
     fuse = FuseChains(always=True, bins=(16, 64))
@@ -115,6 +116,7 @@ def test_rows_pick_the_kernel_of_their_bin() -> None:
         close(got, exact, most is not None)
 
 
+@pytest.mark.slow
 def test_batch_times_sequence_of_equal_layers_up_to_a_bound() -> None:
     batch, length = symbols("batch", "length")
     shapes = {"x": (batch, length, D), **WEIGHTS}
@@ -163,6 +165,7 @@ def refused(build: Callable[..., Any], shapes: dict[str, Rows]) -> str:
     return " ".join(each.text for each in fuse.outcomes)
 
 
+@pytest.mark.slow
 def test_only_rows_may_be_symbolic() -> None:
     rows, other = symbols("rows", "other")
 
@@ -201,6 +204,7 @@ def test_only_rows_may_be_symbolic() -> None:
         relax.get_pipeline("crossfuse", bins=(0, 16))
 
 
+@pytest.mark.slow
 def test_kernels_of_bins_are_linked_and_called_by_name(tmp_path: Path) -> None:
     batch, length = symbols("batch", "length")
 
@@ -224,6 +228,7 @@ def test_kernels_of_bins_are_linked_and_called_by_name(tmp_path: Path) -> None:
         machine["main"](*map(tvm.runtime.tensor, (x, b, d)))
 
 
+@pytest.mark.slow
 def test_programs_of_torch_with_dynamic_shapes() -> None:
     torch = pytest.importorskip("torch")
     dim, nn = torch.export.Dim, torch.nn

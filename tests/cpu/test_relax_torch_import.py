@@ -86,6 +86,7 @@ def test_buffers_and_further_inputs_are_told_apart() -> None:
     np.testing.assert_allclose(got, due, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_operators_that_exist_only_decomposed_are_taken() -> None:
     class Normed(nn.Module):
         def __init__(self) -> None:

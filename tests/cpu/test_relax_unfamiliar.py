@@ -86,6 +86,7 @@ def kind(x: Any) -> Any:
     return torch.where(torch.isnan(x), 3, torch.where(large, torch.where(x > 0, 1, 2), 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_what_is_fused_is_what_separate_passes_make(name: str) -> None:
     module, x = Of(FUNCTIONS[name]).eval(), rows()
@@ -160,6 +161,7 @@ def test_functions_that_tvm_lacks_in_two_bytes(dtype: Any) -> None:
         torch.testing.assert_close(one, other, rtol=4 * unit, atol=unit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_what_is_within_the_type_though_its_parts_are_not(dtype: Any) -> None:
     """Norms and deviations of rows whose squares, and sums whose exponentials, are beyond it."""
@@ -192,6 +194,7 @@ def test_places_in_rows_of_infinities() -> None:
         torch.testing.assert_close(one, due)
 
 
+@pytest.mark.slow
 def test_a_cache_that_is_written_between_products() -> None:
     """TVM's scatters take tensors at any offset, which no function could be joined with."""
 

@@ -72,6 +72,7 @@ def _all(x: Any) -> Any:
     return relax.Tuple([builder.emit(each(x)) for each in LONG.values()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_what_tvm_adds_and_sorts_in_the_type_itself(dtype: str) -> None:
     """TVM alone adds 2048 ones of bfloat16 to 256, and sorts bfloat16 by its bits."""

@@ -37,12 +37,14 @@ def test_every_cluster_size(cluster: int, kind: str, dtype: str) -> None:
     assert_right(spec, cluster, INPUTS[case % len(INPUTS)], ring=case % 2 == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ring", [True, False], ids=["ring", "all-gather"])
 def test_adversarial_inputs(ring: bool) -> None:
     spec = WorkloadSpec("gated_ffn", M=17, K=40, N=96, L=48, dtype="float16")
     assert_right(spec, 4, *INPUTS, ring=ring)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("weights", ["kn", "nk"])
 def test_odd_rows_in_both_layouts(rows: int, weights: str) -> None:
@@ -61,6 +63,7 @@ def test_the_packaged_shapes_in_small(name: str) -> None:
     assert_right(spec, cluster, "random")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tiles",
     [
@@ -82,6 +85,7 @@ def test_given_tiles_are_used(tiles: Tiles) -> None:
     assert_right(spec, 2, "random", tiles=tiles)
 
 
+@pytest.mark.slow
 def test_a_prime_reduction_is_staged_whole_or_by_element() -> None:
     short = WorkloadSpec("gemm_chain", M=2, K=67, N=8, L=8, dtype="float32")
     assert_right(short, 2, "random")

@@ -48,6 +48,7 @@ def test_every_cluster_size(cluster: int, combine: str, scatter: bool) -> None:
     assert_right(spec, cluster, scatter, INPUTS[case % len(INPUTS)])
 
 
+@pytest.mark.slow
 @EXCHANGES
 @pytest.mark.parametrize("combine", ["sum", "max"])
 def test_adversarial_inputs(combine: str, scatter: bool) -> None:

@@ -105,6 +105,7 @@ TRUTHS: tuple[Function, ...] = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("functions", [WRITES, TRUTHS], ids=["writes", "truths"])
 def test_as_torch(functions: tuple[Function, ...]) -> None:
     model, x = Model(*functions).eval(), torch.randn(9, 8)

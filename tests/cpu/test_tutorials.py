@@ -103,6 +103,7 @@ def test_page_runs_and_prints_its_refusals(
         assert _without_numbers(text) == shown, "the notebook is stale: run make notebooks"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PAGES, ids=lambda each: each.stem)
 def test_page_has_its_parts(path: Path) -> None:
     text = path.read_text()

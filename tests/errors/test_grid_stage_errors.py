@@ -259,6 +259,7 @@ class TestClusters:
             "Instead: take wider tiles, or leave grid_stage out."
         )
 
+    @pytest.mark.slow
     def test_then_auto_takes_tiles_that_fit(self, tmp_path: Any) -> None:
         """Two kernels are estimated to be faster than one here."""
         spec = "gated_ffn:M=512,K=1024,N=2048,L=4096,dtype=bfloat16"

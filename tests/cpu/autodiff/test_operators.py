@@ -61,6 +61,7 @@ ON_LLVM = (
 )
 
 
+@pytest.mark.slow
 def test_llvm_computes_the_same() -> None:
     """What is computed in torch above is what compilers are told."""
     found = {name: gradients(OPERATORS[name].function()) for name in ON_LLVM}

@@ -80,6 +80,7 @@ class Program:
         )
 
 
+@pytest.mark.slow
 def test_gradients_of_random_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     known, found = simplify._Simplifier._known, []
 

@@ -64,6 +64,7 @@ def parameters(found: Gradients, arrays: dict[str, torch.Tensor]) -> dict[str, t
     return {name: arrays[name] for name in (*found.inputs, *found.kept, *found.given)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_is_that_of_torch_plain_and_streamed(name: str) -> None:
     found = gradients(ROWS[name].function(), wrt=["X"])
@@ -171,6 +172,7 @@ def prim_values(spec: Any, inputs: dict[str, np.ndarray]) -> np.ndarray:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "threads", "cluster", "resident"),
     [

@@ -47,6 +47,7 @@ def test_a_spec_becomes_a_checked_kernel(text: str) -> None:
     assert "0 bytes spilled" in found["cubin for sm_90a"].detail
 
 
+@pytest.mark.slow
 def test_a_function_becomes_a_kernel() -> None:
     spec = resolve("cross_entropy:rows=2,cols=50")
     compiled = crossfuse.compile(prim_func(spec))
@@ -55,6 +56,7 @@ def test_a_function_becomes_a_kernel() -> None:
     assert {each.status for each in crossfuse.check(compiled, gpu=False)} == {"passed"}
 
 
+@pytest.mark.slow
 def test_a_result_that_is_one_number() -> None:
     x, (k, n) = te.placeholder((37,), name="X"), (te.reduce_axis((0, 37), name) for name in "kn")
     m = te.compute((), lambda: te.max(x[k], axis=k), name="m")
@@ -68,6 +70,7 @@ def test_a_result_that_is_one_number() -> None:
     np.testing.assert_allclose(found, np.log(np.exp(given.astype(float)).sum()), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_float64_stays_float64() -> None:
     """Its maximum starts at the least number, which TVM's text rounds."""
     compiled = crossfuse.compile(softmax(3, 37, "float64", "float64"))
@@ -88,6 +91,7 @@ def test_a_placement_chooses_where_states_merge() -> None:
     assert [each.early for each in lower(chosen["global"].make()).image.launches] == [False, True]
 
 
+@pytest.mark.slow
 def test_a_norm_and_its_product_are_one_kernel() -> None:
     """It starts early where weights are constant; a spec without rows is left to other families."""
     source = read_source("R9")

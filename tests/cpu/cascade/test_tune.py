@@ -86,6 +86,7 @@ def test_tiles_that_there_are_not(tmp_path: Path) -> None:
         schedule_candidate(Candidate(SOFTMAX, "tiles", {}), H100)
 
 
+@pytest.mark.slow
 def test_a_bundle_comes_back_with_checked_times(tmp_path: Path) -> None:
     each = [*wanted(SOFTMAX, 2), Candidate(str(resolve(SOFTMAX)), "eager")]
     make_bundle(each, tmp_path, HOW, build_there=True)
@@ -100,6 +101,7 @@ def test_a_bundle_comes_back_with_checked_times(tmp_path: Path) -> None:
         assert one.timing.worst_after <= 1
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_has_no_time(tmp_path: Path) -> None:
     (each,) = wanted(SOFTMAX, 1)
     assert build_candidate(each, tmp_path, "nvidia-h100", 300).status == "ok"

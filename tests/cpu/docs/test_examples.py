@@ -84,6 +84,7 @@ def _only_imports(source: str) -> bool:
     return all(isinstance(each, (ast.Import, ast.ImportFrom)) for each in ast.parse(source).body)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", with_example())
 def test_the_example_runs(name: Name) -> None:
     home = import_module(name.value.__module__)
@@ -123,6 +124,7 @@ def test_functions_say_what_they_take_and_give() -> None:
     assert lacking == []
 
 
+@pytest.mark.slow
 def test_what_is_not_public_has_no_sections() -> None:
     """A line, and a paragraph that says why: not a second signature."""
     values = [each.value for each in names()]

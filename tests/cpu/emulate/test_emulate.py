@@ -111,6 +111,7 @@ def test_findings_are_limited() -> None:
     assert len(emulate(wrong, [ramp(64)], max_findings=50).findings) == 20
 
 
+@pytest.mark.slow
 def test_endless_loop_ends_with_its_statement() -> None:
     body = """
   volatile float* cell = C;

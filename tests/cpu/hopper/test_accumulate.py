@@ -44,6 +44,7 @@ def test_adversarial_inputs(name: str) -> None:
         emulated(spec_of(name), right(name), inputs, orders=2)
 
 
+@pytest.mark.slow
 def test_sums_below_normal_numbers_are_zero() -> None:
     """Additions of float32 in L2 flush them: what float32 itself, and so bfloat16, could hold."""
     spec = spec_of("registers")
@@ -70,6 +71,7 @@ def test_a_launch_that_starts_early_finds_zeros(name: str) -> None:
     emulated(spec_of(name), twice(image), random_inputs(spec_of(name)))
 
 
+@pytest.mark.slow
 def test_two_parts_have_one_sum() -> None:
     """Zero plus a plus b is zero plus b plus a: all bits are those of the sum in order."""
     spec = spec_of("2 parts")
@@ -81,6 +83,7 @@ def test_two_parts_have_one_sum() -> None:
         assert outputs["out"].tobytes() == due.tobytes()
 
 
+@pytest.mark.slow
 def test_three_parts_have_several() -> None:
     inputs = random_inputs(spec_of("float32 output"))
     report = emulate(right("float32 output"), inputs, orders=4)
@@ -133,6 +136,7 @@ def test_the_schedule_says_it() -> None:
     assert [str(each[ACCUMULATE]) for each in found if ACCUMULATE in each] == ["tma"]
 
 
+@pytest.mark.slow
 def test_slices_in_ring_order_by_bulk_copies() -> None:
     spec = parse("gemm_chain:M=16,K=64,N=384,L=96,dtype=bfloat16")
     tiles = ClusterTiles(64, 2, 3)

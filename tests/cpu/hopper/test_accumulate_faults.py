@@ -173,6 +173,7 @@ def test_zeros_that_are_missing_are_missed_by_the_second_launch() -> None:
         check(spec_of(case), inputs, report.later[0]["out"])
 
 
+@pytest.mark.slow
 def test_additions_before_the_launch_before_is_over_are_found() -> None:
     """What loads left tiles waits for that launch, and all additions follow those tiles."""
     case = "3 parts, gated"

@@ -101,6 +101,7 @@ def test_several_tiles_for_each_cluster(stages: int) -> None:
     emulated(spec, image, random_inputs(spec))
 
 
+@pytest.mark.slow
 def test_several_tiles_of_a_phase() -> None:
     spec = parse("gated_ffn:M=512,K=128,N=384,L=64,dtype=bfloat16")
     first = TensorTiles(rows=256, columns=64, cluster=2, stacked=True)

@@ -68,12 +68,14 @@ def test_both_checkers_pass(name: str, rule: str) -> None:
     assert ("im2col" in image.cuda) == (name != "windows of one pixel")
 
 
+@pytest.mark.slow
 def test_8_bit_floats() -> None:
     text = "conv_chain:batch=1,H=5,W=6,IC=128,OC1=128,OC2=64,k1=3,dtype=float8_e4m3fn,out=bfloat16"
     image = lower(schedule_tiled_ffn(prim_func(parse(text)))).image
     emulated(parse(text), image, random_inputs(parse(text)))  # LLVM rounds zeros wrongly
 
 
+@pytest.mark.slow
 def test_windows_shared_by_multicast_in_both_phases() -> None:
     text = "conv_chain:batch=1,H=8,W=8,IC=64,OC1=128,OC2=64,k1=3"
     tiles = TensorTiles(cluster=2, columns=32)
@@ -81,6 +83,7 @@ def test_windows_shared_by_multicast_in_both_phases() -> None:
     assert "im2col.mbarrier::complete_tx::bytes.multicast::cluster" in image.cuda
 
 
+@pytest.mark.slow
 def test_a_deep_reduction_is_split_where_a_kernel_ends_with_it() -> None:
     spec = parse("conv_chain:batch=2,H=5,W=7,IC=128,OC1=128,OC2=64,k1=3")
     image = passed(spec, schedule_tiled_ffn(prim_func(spec), staged=False))
@@ -92,6 +95,7 @@ def test_a_deep_reduction_is_split_where_a_kernel_ends_with_it() -> None:
     assert launch.cooperative
 
 
+@pytest.mark.slow
 def test_rows_of_many_pixels_are_one_persistent_kernel() -> None:
     """Tiles are as wide as leaves a CTA for each, whatever the number of rows."""
     for name in ("C1", "C2", "C3", "C5", "C6", "C7"):
@@ -176,6 +180,7 @@ def test_sums_of_two_products_are_not_split() -> None:
     )
 
 
+@pytest.mark.slow
 def test_compile_takes_every_placement(tmp_path: Any) -> None:
     spec = spec_of("odd images")
     for placement in RULES:
@@ -189,6 +194,7 @@ def test_compile_takes_every_placement(tmp_path: Any) -> None:
         assert PixelBox((-1, -1), (-1, -1)) in [each.pixels for each in maps]
 
 
+@pytest.mark.slow
 def test_threads_take_any_channels() -> None:
     spec = parse("conv_chain:batch=2,H=3,W=5,IC=5,OC1=8,OC2=4,k1=5,dtype=float32")
     for cluster in (1, 4):

@@ -37,6 +37,7 @@ def test_a_persistent_kernel_starts_early_with_constant_weights_alone(constant: 
     assert emulate(image, random_inputs(SPEC), orders=1).findings == ()
 
 
+@pytest.mark.slow
 def test_the_call_before_may_still_use_flags_and_outputs() -> None:
     """One call alone: another of the same kernel may come before it, and be under way."""
     image = lower(schedule_tiled_ffn(prim_func(SPEC), constant_weights=True)).image

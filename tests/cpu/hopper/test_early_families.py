@@ -123,6 +123,7 @@ def test_copies_of_odd_rows_are_waited_for() -> None:
     check(spec, inputs, report.outputs["out"])
 
 
+@pytest.mark.slow
 def test_the_second_of_two_kernels_loads_early_what_is_constant_alone() -> None:
     """In a call of its own all that it reads is there; behind others the kernel before may write.
 
@@ -146,6 +147,7 @@ def test_the_second_of_two_kernels_loads_early_what_is_constant_alone() -> None:
     check(spec, inputs, report.outputs["out"])
 
 
+@pytest.mark.slow
 def test_what_is_named_constant_is_loaded_before_the_wait() -> None:
     """As a loop says that is scheduled so; a kernel before that writes it is found."""
     spec = parse("gated_ffn:M=64,K=64,N=256,L=64,dtype=bfloat16")

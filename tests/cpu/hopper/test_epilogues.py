@@ -101,6 +101,7 @@ def test_adversarial_inputs(place: str) -> None:
         emulated(spec, image, inputs, orders=1)
 
 
+@pytest.mark.slow
 def test_several_tiles_for_each_cluster() -> None:
     spec = parse(f"gemm:M=512,N=192,K=64,dtype=bfloat16,weights=nk,{ONE}")
     schedule = schedule_tiled_gemm(prim_func(spec), tiles=TensorTiles(columns=64))
@@ -216,6 +217,7 @@ def early() -> tuple[Any, KernelImage]:
     return spec, image
 
 
+@pytest.mark.slow
 def test_the_kernel_before_may_write_what_is_read() -> None:
     spec, image = early()
     inputs = random_inputs(spec)
@@ -225,6 +227,7 @@ def test_the_kernel_before_may_write_what_is_read() -> None:
     check(spec, inputs | {"residual": once}, report.outputs["out"])
 
 
+@pytest.mark.slow
 def test_a_missing_wait_is_found() -> None:
     spec, image = early()
     report = emulate(drop_call(image, WAIT, 1), random_inputs(spec), orders=3)

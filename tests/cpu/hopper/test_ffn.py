@@ -89,6 +89,7 @@ def test_a_single_product_is_refused() -> None:
     )
 
 
+@pytest.mark.slow
 def test_compile_takes_the_rule(tmp_path: Any) -> None:
     spec = "gated_ffn:M=16,K=64,N=256,L=64,dtype=bfloat16"
     apart = crossfuse.compile(spec, placement="global", directory=tmp_path)

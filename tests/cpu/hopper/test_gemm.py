@@ -72,6 +72,7 @@ def test_adversarial_inputs() -> None:
         emulated(parse(text), image, inputs, orders=1)
 
 
+@pytest.mark.slow
 def test_several_tiles_for_each_cluster() -> None:
     spec = parse("gemm:M=512,N=192,K=128,dtype=bfloat16,weights=nk")
     small = replace(device("nvidia-h100"), sms=4)

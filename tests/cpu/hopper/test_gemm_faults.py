@@ -180,6 +180,7 @@ def run(image: KernelImage) -> tuple[EmulationReport, str]:
     return report, ""
 
 
+@pytest.mark.slow
 def test_the_right_kernel_is_clean() -> None:
     report, wrong = run(right())
     assert not report.findings
@@ -194,6 +195,7 @@ def at_once(sms: int) -> KernelImage:
     return replace(image, launches=(replace(image.launches[0], cooperative=True),))
 
 
+@pytest.mark.slow
 def test_clusters_at_once_are_clean() -> None:
     """Multicasts, remote arrivals and products of each cluster reach its own CTAs."""
     image = at_once(4)

@@ -200,6 +200,7 @@ def test_fewer_rows_are_taken(rows: int, staged: bool) -> None:
     judge(limits(func, inputs), report.outputs["out"], "kernels")
 
 
+@pytest.mark.slow
 def test_what_is_infinite_or_far_from_zero_passes_all_phases() -> None:
     """Rows of infinities and NaN stay in their rows; others are 1e4 with a spread of 1e-2."""
     func = layered(66, (64, 64, 72, 64), acts=("relu", "identity"), dtype="float16")

@@ -165,6 +165,7 @@ def test_fault_in_staged_boxes_is_caught(name: str) -> None:
     assert any(detail in each for each in named), [str(each) for each in findings]
 
 
+@pytest.mark.slow
 def test_the_right_kernel_is_clean() -> None:
     assert found_in(persistent(), parse(FFN), orders=3) == ([], "")
 
@@ -180,6 +181,7 @@ def test_a_slot_that_is_filled_too_early(name: str, index: int) -> None:
     assert any("a store overwrites what a copy still reads" in each.detail for each in findings)
 
 
+@pytest.mark.slow
 def test_a_box_from_the_wrong_slot() -> None:
     spec = parse(PRODUCT.format(2 * 88))
     findings, wrong = found_in(change_argument(products(88), BOX, 3, "{} - 8192", 1), spec)

@@ -59,6 +59,7 @@ def test_what_makes_rows_notes_when(tokens: int, cluster: int) -> None:
     assert table.all()
 
 
+@pytest.mark.slow
 def test_a_warpgroup_beside_a_head_notes_when_its_rows_are_made() -> None:
     given, tiles = HEADS["a tile without rows"]
     timed = lower(of_spec(given, constant=True, **tiles), timeline=True)

@@ -130,6 +130,7 @@ def module_of(func: Any) -> Any:
     return IRModule({"main": func.with_attr("global_symbol", "main")})
 
 
+@pytest.mark.slow
 def test_a_function_may_be_the_workload_and_wrong_kernels_have_no_time(
     tmp_path: Path, measured: Callable[[str], Any]
 ) -> None:

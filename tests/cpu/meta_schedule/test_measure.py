@@ -37,6 +37,7 @@ def candidate(family: str, **rest) -> Candidate:
     return Candidate.from_json({"spec": SPEC, "family": family, **rest}, "a test")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", WAYS)
 def test_a_candidate_of_each_family_compiles(tmp_path: Path, family: str) -> None:
     each = candidate(family, tiles=WAYS[family])
@@ -103,6 +104,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory):
     return found
 
 
+@pytest.mark.slow
 def test_a_bundle_comes_back_with_checked_times(bundle) -> None:
     records = read_records(bundle.results).records
     assert len(records) == 6
@@ -145,6 +147,7 @@ def test_the_database_has_no_time_of_what_broke(bundle, tmp_path: Path) -> None:
     assert not database.get_top_k(database.commit_workload(workload_module(FULL)), 3)
 
 
+@pytest.mark.slow
 def test_moods_of_a_kernel(bundle, tmp_path: Path) -> None:
     """The process as it is, with kernels that hang, die and err."""
     built = shared_object(bundle.folder, candidate("registers", tiles=WAYS["registers"]))

@@ -41,6 +41,7 @@ def build(mod: Any, target: Any) -> str:
     return str(result.artifact_path)
 
 
+@pytest.mark.slow
 def test_a_module_for_the_cpu_is_timed_by_a_server(rpc: Any) -> None:
     module = workload_module(FULL)
     path = build(module, tvm.target.Target("llvm"))
@@ -91,6 +92,7 @@ def test_results_of_a_server_are_checked(rpc: Any, tmp_path: Path) -> None:
     assert "element-error" in wrong["message"]
 
 
+@pytest.mark.slow
 def test_the_command_measures_behind_a_tracker(rpc: Any, tmp_path: Path) -> None:
     """On a server without a GPU every kernel is refused there, which is a record."""
     words = ["tune", FULL, "--work-dir", str(tmp_path), "--no-learn", "--json", "--trials", "2"]

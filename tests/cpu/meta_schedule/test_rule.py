@@ -39,6 +39,7 @@ def rectifier() -> Any:
     return tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["", "cuda", "cuda-tensorcore"])
 def test_designs_are_the_best_of_each_family_whatever_rules_follow(kind: str) -> None:
     import_intrinsics()  # which rules of tensor cores look for
@@ -72,6 +73,7 @@ STRATEGIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 def test_a_search_with_tvms_own_parts_stores_what_replays(tmp_path: Path, strategy: Any) -> None:
     drop_nameless_handlers()

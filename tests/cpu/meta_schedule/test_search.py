@@ -74,6 +74,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory):
     return folder, first, second, model
 
 
+@pytest.mark.slow
 def test_hung_candidates_cost_nothing_else(tuned) -> None:
     folder, first, second, _ = tuned
     assert len(first.times) == 8
@@ -117,6 +118,7 @@ def test_designs_are_the_best_of_each_family() -> None:
     assert said == [each.family for each in task().space.groups]
 
 
+@pytest.mark.slow
 def test_mutations_are_neighbours_that_lower() -> None:
     mutator = MutateKernel(TASKS, seed=3)
     context = ms.TuneContext(mod=module(), target=tvm_target("nvidia-h100"))
@@ -200,6 +202,7 @@ def model_with_others(text: str = SPEC) -> Any:
     return builder.finalize()
 
 
+@pytest.mark.slow
 def test_a_model_with_other_operators_is_tuned(tmp_path: Path) -> None:
     drop_nameless_handlers()
     target = tvm_target("nvidia-h100")

@@ -67,6 +67,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory):
     runner.close()
 
 
+@pytest.mark.slow
 def test_a_search_measures_and_stores(tuned) -> None:
     from crossfuse.lower.extract import lower
 
@@ -120,6 +121,7 @@ def test_what_does_not_compile_is_a_result(tmp_path: Path) -> None:
     assert str(result.error_msg).startswith("refused: ")
 
 
+@pytest.mark.slow
 def test_a_library_without_a_workload_is_not_timed(tmp_path: Path) -> None:
     sch = some_schedules(ms_schedule())[0]
     target = tvm_target("nvidia-h100")

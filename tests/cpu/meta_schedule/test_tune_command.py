@@ -25,6 +25,7 @@ from null.meta_schedule.test_tune_search import HOW, SPEC
 ms = pytest.importorskip("tvm.s_tir.meta_schedule")
 
 
+@pytest.mark.slow
 def test_records_that_came_back_replay(tmp_path: Path) -> None:
     words = ["tune", "G4:M=64", "--work-dir", str(tmp_path), "--no-learn", "--json"]
     out = CliRunner().invoke(app, [*words, "--trials", "3", "--runner", "bundle"])
@@ -88,6 +89,7 @@ def lines(folder: Path) -> list[str]:
     return path.read_text().splitlines() if path.is_file() else []
 
 
+@pytest.mark.slow
 def test_a_killed_process_loses_what_was_under_way_alone(tmp_path: Path) -> None:
     stored = tmp_path / "database_tuning_record.json"
     for count in (3, 6):

@@ -59,6 +59,7 @@ def edit(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+@pytest.mark.slow
 def test_a_folder_is_loaded_where_tvm_is_not(built: Artefact) -> None:
     folder = built.shared_object.parent
     command = [sys.executable, "-c", LOADED_ALONE, str(folder)]

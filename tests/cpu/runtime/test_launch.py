@@ -72,6 +72,7 @@ def calls(outcome: dict[str, Any], name: str) -> list[dict[str, Any]]:
     return [call for call in outcome["calls"] if call["call"] == name]
 
 
+@pytest.mark.slow
 def test_a_plain_launch(results: dict[str, Any]) -> None:
     outcome = results["add"]
     assert outcome["value"] == 7.0  # written by the stub's launch, so the output was copied back

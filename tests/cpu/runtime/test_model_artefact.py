@@ -50,6 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
+@pytest.mark.slow
 def test_another_process_loads_it_without_compiling(folder: Path, tmp_path: Path) -> None:
     x = np.random.default_rng(0).standard_normal((ROWS, D)).astype("float16")
     np.save(tmp_path / "x.npy", x)

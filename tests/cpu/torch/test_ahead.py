@@ -100,6 +100,7 @@ def _ahead(module: Any, x: Any, **named: Any) -> Ahead:
     return made
 
 
+@pytest.mark.slow
 def test_a_program_of_another_time_is_not_taken(
     model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ def check(
     return reports()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_layer(dtype: str) -> None:
     report = check(Layer(), torch.randn(2, 8, D), dtype=getattr(torch, dtype))
@@ -67,6 +68,7 @@ def test_a_layer(dtype: str) -> None:
     assert "crossfuse_gated_ffn, about" in report.text()
 
 
+@pytest.mark.slow
 def test_inductor_compiles_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     # Releases have other classes of passes there, so that none of them may be needed.
     importlib.import_module("torch._inductor.compile_fx")
@@ -109,11 +111,13 @@ GRAPHS: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHS)
 def test_graphs(name: str) -> None:
     assert check(Function(GRAPHS[name]), torch.randn(16, D)).fused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rest", ["eager", "inductor"])
 def test_activations_with_bounds_and_factors(rest: str) -> None:
     # Inductor writes most of them as clamp_min, clamp_max, and sums with a factor.
@@ -201,6 +205,7 @@ def test_torch_finds_it_by_name() -> None:
     assert reports()[-1].fused == ("crossfuse_gemm_chain",)
 
 
+@pytest.mark.slow
 def test_a_mode_reaches_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import compile_fx, config
 

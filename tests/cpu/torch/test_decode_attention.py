@@ -50,6 +50,7 @@ def check(function: Any, given: list[Any], **options: Any) -> Report:
     return reports()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "step"),
     [
@@ -69,6 +70,7 @@ def test_one_kernel_reads_the_cache_in_place(way: str, step: Step) -> None:
     assert report.fused == ("crossfuse_cascade_0",), report.text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [0, 16])
 @pytest.mark.parametrize("added", [False, True], ids=["flags", "added"])
 def test_masks(added: bool, window: int) -> None:
@@ -77,6 +79,7 @@ def test_masks(added: bool, window: int) -> None:
     assert check(attended(step, "repeated"), given).fused
 
 
+@pytest.mark.slow
 def test_it_has_to_beat_what_torch_launches() -> None:
     """One kernel of torch, and copies in front where keys are repeated; of a formula its passes."""
     step = Step(batch=4, heads=16, kv_heads=2, depth=64, length=512)
@@ -113,12 +116,14 @@ def test_what_follows_is_one_more_kernel_of_torch() -> None:
     assert (last.read, last.written, last.flops) == (own, own, 0)
 
 
+@pytest.mark.slow
 def test_capped_scores() -> None:
     given = inputs(Step())
     assert check(attended(Step(), "formula", cap=5.0), given, always=True).fused
 
 
 #: The last one is shared by the CTAs of clusters, most of which see nothing but hidden keys.
+@pytest.mark.slow
 @pytest.mark.parametrize("offset", [0.0, 1e4])
 @pytest.mark.parametrize("added", [False, True], ids=["flags", "added"])
 @pytest.mark.parametrize(
@@ -148,6 +153,7 @@ def test_the_kernel_is_right(step: Step, added: bool, offset: float) -> None:
     judge(limits(plain, given), report.outputs[name], "attention")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["efficient", "cudnn", "flash"])
 def test_operators_of_gpus_are_known(name: str) -> None:
     """With keys repeated, and a mask that is padded and expanded, as torch gives it to them."""

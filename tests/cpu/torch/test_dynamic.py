@@ -94,6 +94,7 @@ class Sizes(nn.Module):
         return self.contract(F.relu(self.expand(y)) / x.shape[0])
 
 
+@pytest.mark.slow
 def test_numbers_that_depend_on_the_rows_are_no_constants(rows_run: list[int]) -> None:
     module = Sizes().half().eval()
     fn = torch.compile(module, backend=Backend(rest="eager", always=True, cpu="llvm", bins=(32,)))
@@ -115,6 +116,7 @@ def test_bins_that_are_none_are_refused() -> None:
         Backend(bins=(0, 16))
 
 
+@pytest.mark.slow
 def test_weights_with_as_many_rows_as_the_input_are_left(rows_run: list[int]) -> None:
     def forward(x: torch.Tensor) -> torch.Tensor:
         k = torch.sin(x)

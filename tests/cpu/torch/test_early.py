@@ -112,6 +112,7 @@ def named(made: Made, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
     return dict(zip(names, inputs, strict=True))
 
 
+@pytest.mark.slow
 def test_layers_follow_each_other(fused: Callable[..., Made]) -> None:
     x, given = torch.randn(ROWS, D).half(), weights(3)
     made = fused(layers, x, *given, cpu="build")
@@ -133,6 +134,7 @@ def test_layers_follow_each_other(fused: Callable[..., Made]) -> None:
     assert {*kernels._KEPT} == {each.key for each in made.record.kernels}
 
 
+@pytest.mark.slow
 def test_what_another_kernel_makes_is_waited_for(fused: Callable[..., Made]) -> None:
     """The second network has the result of the first one as a weight."""
 
@@ -198,6 +200,7 @@ def test_torch_between_kernels(fused: Callable[..., Made]) -> None:
     assert fused(function, x, *given).starts == [(False, WEIGHTS), (True, WEIGHTS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rest", ["eager", "inductor"])
 def test_the_backend_computes_the_same(rest: str) -> None:
     x, given = torch.randn(16, D).half(), weights(2)

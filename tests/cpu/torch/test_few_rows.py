@@ -70,6 +70,7 @@ def products_of(report: Report) -> list[tuple[str, ...]]:
     return [each.products for each in report.outcomes if each.name.startswith("crossfuse_gemm")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "bias", "dtype"),
     [
@@ -94,6 +95,7 @@ def test_a_step_of_few_rows(shape: tuple[int, ...], bias: bool, dtype: Any) -> N
     assert "whose fastest kernel of ours is of family 'gemm'" in left.text
 
 
+@pytest.mark.slow
 def test_what_follows_belongs_to_the_last_product_that_it_needs() -> None:
     def function(x: Any, gate: Any, up: Any, down: Any) -> Any:
         return torch.add(x @ down.t(), F.silu(x @ gate.t()) * (x @ up.t()), alpha=0.5)
@@ -174,6 +176,7 @@ def test_wide_numbers_stay_with_torch() -> None:
     assert report.fused == () and "leaves 0" in " ".join(report.text().split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_the_kernel_is_right(rows: int, dtype: Any) -> None:
@@ -196,6 +199,7 @@ def test_the_kernel_is_right(rows: int, dtype: Any) -> None:
     judge(limits(func, known), report.outputs["out"], "product")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ours", "fused"), [(5.0, True), (19.0, False)])
 def test_measurements_go_before_estimates(
     ours: float, fused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -247,6 +251,7 @@ class Projections(nn.Module):
         return torch.cat([self.queries(h), self.keys(h).cumsum(-1), self.values(h).cumsum(-1)], -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "options"),
     [((1, 1, D), {}), ((3, 1, D), {"early": True}), ((2, D), {"rest": "inductor"})],
@@ -265,6 +270,7 @@ def test_products_of_one_operand_are_one_kernel(shape: Any, options: Any) -> Non
     assert [bool(each.microseconds) for each in report.outcomes] == [True, False, False, True]
 
 
+@pytest.mark.slow
 def test_one_that_waits_for_another_is_left_out() -> None:
     def function(x: Any, q: Any, k: Any, v: Any) -> Any:
         keys = F.linear(x, k)
@@ -279,6 +285,7 @@ def test_one_that_waits_for_another_is_left_out() -> None:
     assert report.fused == ("crossfuse_gemm", "crossfuse_gemms")
 
 
+@pytest.mark.slow
 def test_a_kernel_of_several_results_is_kept(tmp_path: Any, monkeypatch: Any) -> None:
     """A second trace takes it, and what it calls, from the cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

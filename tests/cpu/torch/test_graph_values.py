@@ -51,6 +51,7 @@ def test_what_an_input_becomes_is_not_what_it_was() -> None:
     close(cache, due)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_results_lie_as_torch_lays_them(dynamic: bool) -> None:
     def forward(x: Any, residual: Any, up: Any, down: Any) -> Any:

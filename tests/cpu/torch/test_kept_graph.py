@@ -82,6 +82,7 @@ def second(folder: Path) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_another_process_imports_no_compiler(tmp_path: Path) -> None:
     first, want = start()
     assert not first.found and not first.reason
@@ -89,6 +90,7 @@ def test_another_process_imports_no_compiler(tmp_path: Path) -> None:
     assert second(tmp_path) == "[]"
 
 
+@pytest.mark.slow
 def test_programs_of_other_releases_are_loaded_by_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +237,7 @@ def test_kernels_of_triton_are_found(known: bytes) -> None:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("enabled", [True, False])
 def test_cycles_are_searched_again(enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []

@@ -64,6 +64,7 @@ def report_of(
     return reports()[-1], timer
 
 
+@pytest.mark.slow
 def test_separate_kernels_stay_where_they_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(way: Way) -> float:
         if way.kind == LIBRARY:
@@ -88,6 +89,7 @@ def test_separate_kernels_stay_where_they_are_faster(monkeypatch: pytest.MonkeyP
     assert "separate kernels won" in text
 
 
+@pytest.mark.slow
 def test_the_fastest_kernel_takes_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(way: Way) -> float:
         return {"0": 9.0, "1": 5.0}.get(Path(way.source).name, 8.0)
@@ -100,6 +102,7 @@ def test_the_fastest_kernel_takes_the_place(monkeypatch: pytest.MonkeyPatch) -> 
     assert timer.closed == 1
 
 
+@pytest.mark.slow
 def test_kernels_that_do_not_run_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(way: Way) -> float | str:
         return "timeout: no answer in 60 s" if way.kind == LIBRARY else 8.0
@@ -109,6 +112,7 @@ def test_kernels_that_do_not_run_are_not_taken(monkeypatch: pytest.MonkeyPatch) 
     assert "none of its kernels ran" in found.text()
 
 
+@pytest.mark.slow
 def test_each_bin_of_symbolic_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: dict[int, float] = {}
 

@@ -89,6 +89,7 @@ def layer(x: Any, w: Any, gate: Any, up: Any, down: Any, head: Any) -> Any:
 LAYER = ((1, D), (D,), (H, D), (H, D), (D, H), (D, D))
 
 
+@pytest.mark.slow
 def test_a_gated_ffn_of_one_row_is_fused(
     graphs: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +121,7 @@ def products(x: Any, w: Any, g: Any, b: Any, s: Any) -> tuple[Any, ...]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_what_is_not_fused_is_taken_apart_as_inductor_does(
     graphs: list[list[str]], monkeypatch: pytest.MonkeyPatch, dynamic: bool

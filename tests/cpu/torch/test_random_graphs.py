@@ -17,6 +17,7 @@ pytestmark = pytest.mark.cpu
 SEEDS = [*range(8), *(pytest.param(each, marks=pytest.mark.nightly) for each in range(8, 300))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_model(seed: int) -> None:
     torch.compiler.reset()

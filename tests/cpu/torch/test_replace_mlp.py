@@ -98,6 +98,7 @@ def replaced(module: nn.Module, **options: Any) -> Any:
     return replace_mlp(module, always=True, cpu="llvm", bins=(32,), **options)
 
 
+@pytest.mark.slow
 def test_mlps_are_replaced_and_restored() -> None:
     torch.manual_seed(1)
     module = Model().half().eval()
@@ -117,6 +118,7 @@ def test_mlps_are_replaced_and_restored() -> None:
     torch.testing.assert_close(many[:3], eager, rtol=1e-2, atol=1e-2)  # more rows than the bin
 
 
+@pytest.mark.slow
 def test_four_layers_are_replaced() -> None:
     torch.manual_seed(1)
     module = nn.Sequential(Summed(), Deep()).half().eval()

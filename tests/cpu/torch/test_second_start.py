@@ -89,6 +89,7 @@ print([name for name in ("tvm", "crossfuse._tvm") if name in sys.modules])
 """
 
 
+@pytest.mark.slow
 def test_a_second_start_imports_no_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
     from crossfuse.torch import fuse_graph  # loads TVM, which the second process must not
 
@@ -143,6 +144,7 @@ class Adapted(nn.Module):
         return self.layers(x * self.scale)
 
 
+@pytest.mark.slow
 def test_a_second_start_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
     from crossfuse.torch import fuse_graph
 
@@ -240,6 +242,7 @@ def test_a_record_that_is_none_is_not_followed(text: str) -> None:
     assert recall(module, "0") is None and str(module.graph) == before
 
 
+@pytest.mark.slow
 def test_networks_behind_each_other_are_computed_once() -> None:
     seen = []
 

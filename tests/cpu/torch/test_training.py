@@ -120,6 +120,7 @@ def check(made: type[nn.Module], backend: Backend) -> tuple[int, int]:
     return len(forward.fused), len(backward.fused)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("made", "kernels"),
     [
@@ -134,6 +135,7 @@ def test_steps_in_place(made: type[nn.Module], kernels: tuple[int, int]) -> None
     assert check(made, HERE) == kernels
 
 
+@pytest.mark.slow
 def test_inductor_compiles_the_rest() -> None:
     backend = Backend(always=True, cpu="llvm")
     assert check(Frozen, backend) == (0, 1)
@@ -146,6 +148,7 @@ def test_an_intermediate_that_the_backward_pass_needs_is_left() -> None:
     assert "found an intermediate that the model's results reads too" in text
 
 
+@pytest.mark.slow
 def test_gradients_add_up_and_evaluation_has_the_new_weights() -> None:
     torch.manual_seed(0)
     module = Checkpointed().half()
@@ -184,6 +187,7 @@ def test_random_numbers_are_those_of_torch() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.slow
 def test_autocast() -> None:
     torch.manual_seed(0)
     module, x = Checkpointed(), torch.randn(16, D)
@@ -202,6 +206,7 @@ def test_autocast() -> None:
     assert reports()[-1].fused == (CHAIN,)  # a weight that is cast in each call
 
 
+@pytest.mark.slow
 def test_a_second_batch_size() -> None:
     torch.manual_seed(0)
     module = Checkpointed().half()
@@ -216,6 +221,7 @@ def test_a_second_batch_size() -> None:
     assert "; kernels for up to 32 rows" in reports()[-2].outcomes[-1].text
 
 
+@pytest.mark.slow
 def test_a_run_has_the_losses_of_eager() -> None:
     """With weights of float32 and products of bfloat16, as models are trained."""
     torch.manual_seed(0)

@@ -75,6 +75,7 @@ def test_lines_of_cuda_name_the_primitives_that_made_them(schedule: ir.Schedule)
     assert any("A_map" in each for each in made_by("read_buffer_index=0"))
 
 
+@pytest.mark.slow
 def test_candidates_traces_plans_and_modules_are_files(
     schedule: ir.Schedule, tmp_path: Path
 ) -> None:
@@ -128,6 +129,7 @@ def test_helpers_stand_apart_from_kernels(schedule: ir.Schedule) -> None:
     assert len(text.lines) == 1
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_page_with_measured_times(tmp_path: Path) -> None:
     page, stamps = tmp_path / "page.html", tmp_path / "stamps.json"
     event = {"name": "begin", "first": 0.0, "median": 0.1, "last": 0.3, "ctas": 8}

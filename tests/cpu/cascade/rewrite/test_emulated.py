@@ -104,6 +104,7 @@ def test_rows_side_by_side(rows: int) -> None:
     assert_close(report.outputs["Y"], "softmax", arrays)
 
 
+@pytest.mark.slow
 def test_states_that_nobody_waits_for() -> None:
     tiles = StreamTiles(32, unroll=1, cluster=2)
     arrays = inputs("variance", 1, 300)

@@ -90,6 +90,7 @@ def test_both_checkers(name: str) -> None:
     check(given, inputs, sequential.outputs)
 
 
+@pytest.mark.slow
 def test_ctas_go_through_several_tiles_of_both_phases() -> None:
     given = spec(q_len=128, hidden=128, kv_len=64)
     image = lower(of_spec(given), replace(H100, sms=3)).image
@@ -97,6 +98,7 @@ def test_ctas_go_through_several_tiles_of_both_phases() -> None:
     emulated(given, image, random_inputs(given))
 
 
+@pytest.mark.slow
 def test_nasty_inputs() -> None:
     """Large logits, equal ones, each larger than the last; keys of 1e4 with a spread of 1e-2."""
     given = spec(kv_len=64)

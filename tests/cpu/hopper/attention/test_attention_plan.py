@@ -85,6 +85,7 @@ def test_weights_that_every_tile_of_rows_loads_again_are_not_worth_one_kernel() 
     assert plan.family == "eager"
 
 
+@pytest.mark.slow
 def test_compile_takes_its_text() -> None:
     given = spec(kv_len=64, hidden=32)
     chosen = choose(read_source(str(given)), H100)

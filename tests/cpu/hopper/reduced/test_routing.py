@@ -50,6 +50,7 @@ def test_kernels_agree_with_float64(name: str) -> None:
         check_exact(equal, report.outputs, given.top_k)
 
 
+@pytest.mark.slow
 def test_adversarial_inputs() -> None:
     given = spec(70, 128, 96, 5)
     image = lower(schedule(given), SMALL).image

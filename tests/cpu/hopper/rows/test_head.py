@@ -72,6 +72,7 @@ def test_hard_numbers(case: str) -> None:
         check(given, inputs, report.outputs)
 
 
+@pytest.mark.slow
 def test_the_next_launch_may_begin_before_this_one_is_over() -> None:
     twice = image("a tile without rows")
     assert twice.launches[0].early
@@ -188,6 +189,7 @@ def test_fault_is_caught(name: str) -> None:
     assert any(each.split(" ")[0] in kind and place in each for each in found), found
 
 
+@pytest.mark.slow
 def test_sums_without_their_factors_are_wrong() -> None:
     case = "one CTA a cluster"
     wrong = all_changed(image(case), r"sums\[i\] \*= [^;]*;", ";")

@@ -84,6 +84,7 @@ def test_faults(name: str) -> None:
     assert any(text in str(each) for each in found), found
 
 
+@pytest.mark.slow
 def test_factors_come_where_loads_may_be_on_their_way() -> None:
     """In stages of factors that later tiles of the same CTA use again."""
     given = quantised(256, 768, 64)
@@ -108,6 +109,7 @@ def test_sums_that_are_not_corrected(plant: Callable[[], KernelImage]) -> None:
     assert np.linalg.norm(found) > 10 * np.linalg.norm(allowed)
 
 
+@pytest.mark.slow
 def test_a_lane_that_stores_the_factor_of_the_row_before() -> None:
     """Every other row outgrows its bound with every chunk, and those between never do."""
     inputs = growing()

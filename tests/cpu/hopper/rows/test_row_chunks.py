@@ -78,6 +78,7 @@ def test_sizes(sizes: tuple[int, int, int], chunk: int, tiles: dict[str, int], s
         assert later["out"].tobytes() == report.outputs["out"].tobytes()
 
 
+@pytest.mark.slow
 def test_elements_are_loaded_once_and_their_place_is_free_at_once(kernel: Any) -> None:
     """Two places in turn: a copy to each, behind the loads of its rows and before their stores."""
     _, image = kernel

@@ -83,6 +83,7 @@ def twice() -> KernelImage:
     return replace(image, launches=image.launches * 2)
 
 
+@pytest.mark.slow
 def test_loads_are_under_way_before_anybody_meets() -> None:
     text = twice().cuda
     kernel = text[text.rindex('extern "C" __global__') :]
@@ -136,6 +137,7 @@ def test_faults(name: str) -> None:
     assert any(place in str(each) for each in found), found
 
 
+@pytest.mark.slow
 def test_weights_wait_for_who_has_seen_the_rows() -> None:
     given = spec(40, 1216, 128)
     image = lower(of_spec(given, rows=64, columns=128)).image

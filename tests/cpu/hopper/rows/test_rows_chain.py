@@ -127,6 +127,7 @@ def test_a_small_spread_far_from_zero() -> None:
     check(spec, inputs, report.outputs)
 
 
+@pytest.mark.slow
 def test_fewer_rows_are_right() -> None:
     text, first, second, _ = CASES["more tiles of the second phase, whose weights come first"]
     spec = parse(text)
@@ -141,6 +142,7 @@ def test_fewer_rows_are_right() -> None:
         check(replace(spec, tokens=65), inputs, report.outputs)
 
 
+@pytest.mark.slow
 def test_who_has_no_tile_of_the_first_phase_says_that_rows_are_made() -> None:
     """Its weights wait for that, as those of others do: each kind says it once."""
     spec, _, image = made("more tiles of the second phase, whose weights come first")

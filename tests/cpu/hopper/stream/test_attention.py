@@ -87,6 +87,7 @@ def test_equal_and_large_logits(size: float) -> None:
     judge(case, given, emulated(case, given, orders=1))
 
 
+@pytest.mark.slow
 def test_rows_that_see_nothing_are_zero() -> None:
     case = CASES["more rows than keys, causal"]
     found = emulated(case, inputs(case), orders=1)

@@ -48,6 +48,7 @@ def test_kernels_are_right_and_repeat(name: str) -> None:
         assert outputs["out"].tobytes() == report.outputs["out"].tobytes()
 
 
+@pytest.mark.slow
 def test_each_cta_loads_its_part() -> None:
     plan = plan_of(resolve("R4"), share=2)
     assert (plan.cluster_size, plan.clusters, plan.stages) == (2, 64, 2)

@@ -89,6 +89,7 @@ def test_kernels_are_right_and_repeat(name: str) -> None:
         assert outputs["out"].tobytes() == report.outputs["out"].tobytes()
 
 
+@pytest.mark.slow
 def test_inputs_of_all_kinds() -> None:
     spec = latent(1, 16, 70, (384, 64))
     image = image_of(spec)
@@ -121,6 +122,7 @@ def test_masks(name: str) -> None:
     assert np.linalg.norm(out - exact) <= 2 * np.linalg.norm(separate - exact)
 
 
+@pytest.mark.slow
 def test_the_cache_is_loaded_once() -> None:
     plan = plan_of(resolve("R4"))
     assert [each.buffer for each in plan.tensor_maps] == ["q", "cache", "out"]

@@ -71,6 +71,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 def test_the_kernel_is_right() -> None:
     report = emulate(right(), inputs(CASE), orders=3)
     report.raise_if_wrong()

@@ -67,6 +67,7 @@ def test_kernels_are_right(name: str) -> None:
     judge(case, kernel(case, cluster), inputs(case))
 
 
+@pytest.mark.slow
 def test_heads_that_see_nothing_are_zero() -> None:
     case = replace(DECODE, lengths=True)
     given = inputs(case)
@@ -141,6 +142,7 @@ def test_nothing_spills(cluster: int) -> None:
         assert not usage.complaints, usage
 
 
+@pytest.mark.slow
 def test_memory_is_full_of_keys() -> None:
     texts = [kernel(WIDE, each).launches[0].dynamic_shared_bytes for each in (1, 16)]
     assert min(texts) > 180_000

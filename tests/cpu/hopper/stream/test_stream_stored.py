@@ -64,6 +64,7 @@ def test_results_are_those_of_a_cluster() -> None:
     assert stored.tobytes() == merged.tobytes()
 
 
+@pytest.mark.slow
 def test_heads_that_see_nothing_are_zero() -> None:
     case = replace(DECODE, lengths=True)
     given = inputs(case)
@@ -93,6 +94,7 @@ def test_the_second_kernel_is_launched_early_and_waits() -> None:
     assert told["early-launch"].buffer == "partial_states"
 
 
+@pytest.mark.slow
 def test_a_state_that_is_not_merged_is_found() -> None:
     text, count = re.subn(r"o_slab_ptr\[0\]\)\)", "0.0f))", right().cuda)
     assert count == 1
