@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import tvm
@@ -10,6 +12,7 @@ from tvm import relax
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 
+from crossfuse.errors import WorkloadRefused  # noqa: E402
 from crossfuse.relax import import_torch  # noqa: E402
 from crossfuse.runtime.tensors import to_numpy  # noqa: E402
 from crossfuse.workload import chain_module, gated_ffn_module  # noqa: E402
@@ -142,3 +145,36 @@ def test_a_chain_takes_any_activation(act: str, expected: object) -> None:
     by_hand = expected(x @ module.expand.weight.T) @ module.project.weight.T
     torch.testing.assert_close(module(x), by_hand)
     assert module.expand.bias is None
+
+
+class Dropped(nn.Module):
+    """Attention of an input to itself, and dropout behind it, both with a share of `p`."""
+
+    def __init__(self, p: float, attention: float = 0.0) -> None:
+        super().__init__()
+        self.p, self.attention = p, attention
+
+    def forward(self, x: Any) -> Any:
+        y = F.scaled_dot_product_attention(x, x, x, dropout_p=self.attention)
+        return F.dropout(y, self.p, self.p > 0)
+
+
+@pytest.mark.parametrize(
+    ("p", "attention", "name", "operator"),
+    [
+        (0.5, 0.0, "dropout", "aten.dropout.default"),
+        (0.0, 0.5, "scaled_dot_product_attention", "aten.scaled_dot_product_attention.default"),
+    ],
+)
+def test_random_numbers_are_refused(p: float, attention: float, name: str, operator: str) -> None:
+    with pytest.raises(WorkloadRefused) as caught:
+        import_torch(Dropped(p, attention).eval(), [torch.zeros(1, 2, 4, 8)])
+    assert str(caught.value) == (
+        f"torch-import: {name}: found {operator}, which draws random numbers; limit: operators "
+        "without them. Instead: call the module as it is in evaluation, without dropout."
+    )
+
+
+def test_dropout_of_evaluation_is_none() -> None:
+    imported = import_torch(Dropped(0.0).eval(), [torch.zeros(1, 2, 4, 8)])
+    assert not any("dropout" in each for each in operators(imported.mod))

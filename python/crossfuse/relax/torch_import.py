@@ -162,6 +162,33 @@ def _distinct(inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     return tuple(tensors)
 
 
+def draws(node: Any) -> bool:
+    """Whether a call of an operator draws random numbers, which have to stay those of torch."""
+    import torch
+
+    tags = getattr(node.target, "tags", ())
+    if node.op != "call_function" or torch.Tag.nondeterministic_seeded not in tags:
+        return False
+    names = [each.name for each in node.target._schema.arguments]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    # Those of evaluation: dropout(x, p, train=False), attention(..., dropout_p=0.0).
+    idle = given.get("train") is False or given.get("training") is False
+    return not idle and given.get("dropout_p", 0.0 if "dropout_p" in names else 1.0) != 0
+
+
+def _check_draws(exported: Any, converters: Mapping[str, Any]) -> None:
+    """Refuse random numbers that TVM would leave out; those that it does not know are torch's."""
+    for node in exported.graph.nodes:
+        if draws(node) and _name(node.target) in converters:
+            raise refused(
+                RULE,
+                node.name,
+                f"{node.target}, which draws random numbers",
+                "operators without them",
+                "call the module as it is in evaluation, without dropout",
+            )
+
+
 def _export(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
     import torch
 
@@ -189,6 +216,7 @@ def _translate(exported: Any) -> Any:
 
     failed: dict[Any, Exception] = {}
     converters = checked(ExportedProgramImporter().convert_map, CONVERTERS, failed)
+    _check_draws(exported, converters)
     tried: set[Any] = set()
     while True:
         calls = [each.target for each in exported.graph.nodes if each.op == "call_function"]

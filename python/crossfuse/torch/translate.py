@@ -23,7 +23,7 @@ from tvm.ir import Var
 
 from crossfuse.relax.converters import CONVERTERS
 from crossfuse.relax.symbols import extents_of, same_extents
-from crossfuse.relax.torch_import import end_blocks
+from crossfuse.relax.torch_import import draws, end_blocks
 from crossfuse.torch.attention import attention_of, emit_attention
 from crossfuse.torch.rewrite import extent
 from crossfuse.workload.dtypes import FLOAT_TYPES
@@ -123,7 +123,7 @@ class _Attempt:
             return False
         if node in self._attention:
             return all(map(self._takes, self._attention[node].reads))
-        if getattr(node.target, "__name__", "") not in self._known or _writes(node) or _draws(node):
+        if getattr(node.target, "__name__", "") not in self._known or _writes(node) or draws(node):
             return False
         sizes = [each for each in node.all_input_nodes if is_size(each)]
         if sizes and node.target.__name__ not in _OF_SHAPE:
@@ -230,11 +230,6 @@ def _writes(node: fx.Node) -> bool:
     The importer takes what is read of it for what it becomes, also where it was read before.
     """
     return bool(getattr(getattr(node.target, "_schema", None), "is_mutable", False))
-
-
-def _draws(node: fx.Node) -> bool:
-    """Whether an operator draws random numbers, which have to stay those of torch."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _dtype(value: Any) -> str:
