@@ -202,10 +202,10 @@ class _Stored:
         """Why a group cannot be chosen beside those before; empty if it can."""
         for each in planned.given:
             if each in self._inside:
-                return f"it reads {each.name}, which {self._inside[each]} does not store"
+                return f"it reads more of {self._inside[each]} than its result"
         for each in self._hidden(candidate, planned):
             if each in self._read:
-                return f"{self._read[each]} reads {each.name}, which its kernel would not store"
+                return f"{self._read[each]} reads more of it than its result"
         return ""
 
     def _hidden(self, candidate: Candidate, planned: PlannedGroup) -> Iterator[Any]:

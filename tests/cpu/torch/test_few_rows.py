@@ -133,6 +133,20 @@ def test_results_are_read_through_views() -> None:
     assert torch.ops.aten.mm.default not in targets
 
 
+def test_a_product_that_another_kernel_looks_at_stays() -> None:
+    """A norm in front of two layers belongs to their kernel, with the bias in front of it."""
+
+    def function(x: Any, before: Any, bias: Any, gate: Any, up: Any, down: Any) -> Any:
+        h = F.rms_norm(F.linear(x, before) + bias.exp(), (D,))
+        return F.linear(F.silu(F.linear(h, gate)) * F.linear(h, up), down)
+
+    rows = torch.randn(4, D)
+    report = check(function, rows, torch.randn(D, D), rows, *torch.randn(3, D, D) / 45)
+    assert report.fused == ("crossfuse_rows_chain",)
+    left = next(each for each in report.outcomes if each.products == ("mm",))
+    assert left.text == "crossfuse_rows_chain reads more of it than its result"
+
+
 def test_the_option_leaves_them_to_torch() -> None:
     report = check(nn.Linear(D, H), torch.randn(1, D), products=False)
     assert report.outcomes == () and report.fused == ()
