@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -40,6 +40,11 @@ class PlannedGroup:
     given: tuple[Var, ...]
     #: One line on the group, for reports.
     summary: str
+
+    @property
+    def outputs(self) -> tuple[Var, ...]:
+        """The group's results in the model."""
+        return (self.output,)
 
     @property
     def kernels(self) -> tuple[Plan | CascadePlan, ...]:
@@ -149,6 +154,7 @@ def choose(function: str, graph: Graph, kernels: Kernels, always: bool = False) 
         for each in kernels.candidates(graph)
     }
     taken: dict[Any, str] = {}
+    stored = _Stored(graph)
     replacements: list[Replacement] = []
     pairs = [(each, each.planned) for each in outcomes if each.planned is not None]
     best = _together([(frozenset(each.parts), each.saved) for each, _ in pairs])
@@ -158,6 +164,8 @@ def choose(function: str, graph: Graph, kernels: Kernels, always: bool = False) 
         other = next((taken[each] for each in candidate.parts if each in taken), "")
         found = _judged(planned, other, outcomes[candidate], always)
         if not found.text:
+            found = replace(found, text=stored.fault(candidate, planned))
+        if not found.text:
             try:
                 call = kernels.kernel(planned, always)
             except RefusedError as error:
@@ -166,9 +174,48 @@ def choose(function: str, graph: Graph, kernels: Kernels, always: bool = False) 
                 replacements.append(call)
                 name = str(call.function.name_hint)
                 taken |= dict.fromkeys(candidate.parts, name)
+                stored.take(candidate, planned, name)
                 found = replace(found, name=name, text=planned.summary, bins=call.bins)
         outcomes[candidate] = found
     return Chosen(tuple(replacements), tuple(outcomes.values()))
+
+
+class _Stored:
+    """Whether chosen groups read of each other only what the kernels of these store.
+
+    Groups look through what is free, such as views and the operators that make their rows. One
+    that looks into another one would have its products computed again, by others than its kernel.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        #: Kernels by what they compute and do not store, and by what they read.
+        self._inside: dict[Any, str] = {}
+        self._read: dict[Any, str] = {}
+
+    def take(self, candidate: Candidate, planned: PlannedGroup, name: str) -> None:
+        """Note a group that the kernel of this name computes."""
+        self._inside |= dict.fromkeys(self._hidden(candidate, planned), name)
+        self._read |= dict.fromkeys(planned.given, name)
+
+    def fault(self, candidate: Candidate, planned: PlannedGroup) -> str:
+        """Why a group cannot be chosen beside those before; empty if it can."""
+        for each in planned.given:
+            if each in self._inside:
+                return f"it reads more of {self._inside[each]} than its result"
+        for each in self._hidden(candidate, planned):
+            if each in self._read:
+                return f"{self._read[each]} reads more of it than its result"
+        return ""
+
+    def _hidden(self, candidate: Candidate, planned: PlannedGroup) -> Iterator[Any]:
+        """What is made of the products of a group, and none of its results."""
+        made = set(candidate.parts)
+        for output in planned.outputs if made else ():
+            for each in self._graph.reach(output, planned.given)[0]:
+                if any(one in made for one in self._graph.arguments(each)):
+                    made.add(each)
+        yield from made.difference(planned.outputs)
 
 
 def _together(groups: Sequence[tuple[frozenset[Any], float]]) -> frozenset[int]:

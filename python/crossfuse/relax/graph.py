@@ -203,7 +203,7 @@ class Graph:
             if value in self.makers and value not in stops and value not in seen:
                 seen.add(value)
                 pending += self.arguments(value)
-        inner = [value for value in self.makers if value in seen]
+        inner = sorted(seen, key=lambda each: self.makers[each].place)
         used = [a for v in inner for a in self.arguments(v)] if inner else [target]
         leaves: list[Any] = []
         for value in used:

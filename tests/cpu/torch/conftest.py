@@ -4,10 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from crossfuse.emulate.cuda import build
+
+
+@pytest.fixture(autouse=True)
+def nothing_twice(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No graph computes a product of a kernel beside the kernel."""
+    pytest.importorskip("torch")
+    from crossfuse.torch import fuse_graph
+
+    twice: list[str] = []
+    real = fuse_graph.fuse_graph
+
+    def watched(module: Any, *args: Any, **kwargs: Any) -> Any:
+        made = real(module, *args, **kwargs)
+        left = {each.name for each in module.graph.nodes}
+        fused = [each for each in made[0].report.outcomes if each.name]
+        twice.extend(f"{each.name}: {one}" for each in fused for one in left & {*each.products})
+        return made
+
+    monkeypatch.setattr(fuse_graph, "fuse_graph", watched)
+    yield
+    assert not twice
 
 
 @pytest.fixture

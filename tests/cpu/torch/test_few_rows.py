@@ -114,6 +114,41 @@ def test_what_follows_belongs_to_the_last_product_that_it_needs() -> None:
     assert report.fused == ("crossfuse_gemm", "crossfuse_gemms")
 
 
+def test_results_are_read_through_views() -> None:
+    """A linear layer of three axes views the rows that what is before it makes."""
+
+    def function(x: Any, gate: Any, up: Any, down: Any) -> Any:
+        h = F.rms_norm(x.float(), (D,)).to(x.dtype)
+        return x + F.linear(F.silu(F.linear(h, gate)) * F.linear(h, up), down)
+
+    weights = [torch.randn(4 * D, D), torch.randn(4 * D, D), torch.randn(D, 4 * D)]
+    given = [each.bfloat16() for each in (torch.randn(1, 1, D), *weights)]
+    module = graph_of(function, given)
+    Backend(rest="eager", cpu="llvm", target=TARGET).fuse(module)
+    assert [each.products for each in reports()[-1].outcomes if each.name] == [
+        ("mm",),
+        ("mm_1",),
+        ("mm_2",),
+    ]
+    targets = [each.target for each in module.graph.nodes]
+    assert targets.count(torch.ops.crossfuse.run.default) == 3
+    assert torch.ops.aten.mm.default not in targets
+
+
+def test_a_product_that_another_kernel_looks_at_stays() -> None:
+    """A norm in front of two layers belongs to their kernel, with the bias in front of it."""
+
+    def function(x: Any, before: Any, bias: Any, gate: Any, up: Any, down: Any) -> Any:
+        h = F.rms_norm(F.linear(x, before) + bias.exp(), (D,))
+        return F.linear(F.silu(F.linear(h, gate)) * F.linear(h, up), down)
+
+    rows = torch.randn(4, D)
+    report = check(function, rows, torch.randn(D, D), rows, *torch.randn(3, D, D) / 45)
+    assert report.fused == ("crossfuse_rows_chain",)
+    left = next(each for each in report.outcomes if each.products == ("mm",))
+    assert left.text == "crossfuse_rows_chain reads more of it than its result"
+
+
 def test_the_option_leaves_them_to_torch() -> None:
     report = check(nn.Linear(D, H), torch.randn(1, D), products=False)
     assert report.outcomes == () and report.fused == ()

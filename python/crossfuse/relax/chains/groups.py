@@ -46,13 +46,16 @@ class Group:
         """All products, layer by layer."""
         return tuple(product for layer in self.layers for product in layer)
 
-    def outputs(self) -> Iterator[tuple[Var, tuple[Var, ...]]]:
+    def outputs(self, graph: Graph) -> Iterator[tuple[Var, tuple[Var, ...]]]:
         """Results that the group could have, and the bindings that make each, the last one first.
 
-        One that ends in a reshape is left out: it moves nothing, and its users take it as it is.
+        One that ends in a reshape is left out: it moves nothing, and a group that reads it looks
+        through it, at what would not be there.
         """
         for count in range(len(self.after), -1, -1):
-            yield (*self.products, *self.after[:count])[-1], self.after[:count]
+            output = (*self.products, *self.after[:count])[-1]
+            if graph.operator(output) not in RESHAPES:
+                yield output, self.after[:count]
 
 
 def find_chains(graph: Graph) -> Iterator[Group]:

@@ -152,7 +152,7 @@ class ChainKernels:
         other code reads intermediates; the reason is that of the longest form.
         """
         refusals: list[RefusedError] = []
-        for output, after in group.outputs():
+        for output, after in group.outputs(graph):
             inner = with_whole_operators(graph, [*group.before, *after], self._known)
             try:
                 check_used_inside(graph, inner, output, group)

@@ -44,11 +44,6 @@ class PlannedChain(PlannedGroup):
         """Name of its kernels."""
         return f"crossfuse_{self.outlined.kind}"
 
-    @property
-    def outputs(self) -> tuple[Var, ...]:
-        """The group's results in the model."""
-        return (self.output,)
-
     def call(self, function: GlobalVar) -> Replacement:
         """The call of its kernel, of static shapes."""
         return call_of(Replacement, function, self, self.given, self.output)

@@ -46,7 +46,7 @@ class PlannedTogether(PlannedChain):
 
     @property
     def outputs(self) -> tuple[Var, ...]:
-        """See `PlannedChain.outputs`."""
+        """See `PlannedGroup.outputs`."""
         return tuple(each.output for each in self.members)
 
     @property
