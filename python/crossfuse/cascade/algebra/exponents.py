@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 
 import sympy
 
-from crossfuse.cascade.expressions.functions import Fence, with_parts
+from crossfuse.cascade.expressions.functions import Fence, Unevaluated, with_parts
 
 #: Least multiple that is taken for a denominator, which sympy made of an epsilon.
 _LARGE = 100
@@ -128,9 +128,9 @@ def _scale(base: sympy.Basic) -> sympy.Expr:
 def ratios(expression: sympy.Basic) -> sympy.Basic:
     """Join equal powers in numerator and denominator of every product in an expression.
 
-    A ratio is a `sympy.UnevaluatedExpr`, which sympy does not take apart again.
+    A ratio is `Unevaluated`, which sympy does not take apart again.
     """
-    if isinstance(expression, sympy.UnevaluatedExpr) or not expression.has(sympy.Pow):
+    if isinstance(expression, Unevaluated) or not expression.has(sympy.Pow):
         return expression
     expression = with_parts(expression, ratios)
     if not isinstance(expression, sympy.Mul):
@@ -145,7 +145,7 @@ def ratios(expression: sympy.Basic) -> sympy.Basic:
         if above and below in parts:
             parts.remove(below)
             parts.remove(above[0])
-            ratio = sympy.UnevaluatedExpr(above[0].as_base_exp()[0] / base)
+            ratio = Unevaluated(above[0].as_base_exp()[0] / base)
             parts.append(sympy.Pow(ratio, -power))
     return sympy.Mul(*parts)
 
@@ -155,10 +155,10 @@ def averages(
 ) -> sympy.Basic:
     """Divide sums by the number of elements before powers and quotients of them are computed.
 
-    Sympy makes ``s**2/N**2`` of the square of a mean: infinite where the mean is 1e19. A mean is a
-    `sympy.UnevaluatedExpr`, which sympy does not take apart again.
+    Sympy makes ``s**2/N**2`` of the square of a mean: infinite where the mean is 1e19. A mean is
+    `Unevaluated`, which sympy does not take apart again.
     """
-    if length not in expression.free_symbols or isinstance(expression, sympy.UnevaluatedExpr):
+    if length not in expression.free_symbols or isinstance(expression, Unevaluated):
         return expression
     expression = with_parts(expression, lambda each: averages(each, sums, length))
     if not isinstance(expression, sympy.Mul):
@@ -174,7 +174,7 @@ def averages(
     if not found or times == 0:
         return expression
     rest = [each for each in expression.args if each.as_base_exp()[0] not in {length, *found}]
-    means = (sympy.UnevaluatedExpr(base / length) ** power for base, power in found.items())
+    means = (Unevaluated(base / length) ** power for base, power in found.items())
     return sympy.Mul(*rest, *means)
 
 

@@ -25,6 +25,7 @@ from crossfuse.cascade.expressions.functions import (
     UNBOUNDED,
     Compared,
     Fence,
+    Unevaluated,
     fenced_sum,
     magnitude,
 )
@@ -89,7 +90,7 @@ class ScaledMoments:
             (self._by(found, new), _bounded(state.raw(found.square, new))), (0, True)
         )
         apart = Fence(fenced_sum(centre.element, -state.within(centre.symbol, new)))
-        brought = sympy.UnevaluatedExpr(apart * by) ** power
+        brought = Unevaluated(apart * by) ** power
         same = state.same(SUM, brought)
         if same is not None:
             return lower | {power: same}
@@ -110,18 +111,18 @@ class ScaledMoments:
         assert centre.mass is not None and centre.rest is not None
         square, mean = (state.raw(each, value) for each in (found.square, centre.symbol))
         by = self._by(found, value)
-        off = -sympy.UnevaluatedExpr(state.raw(centre.rest, value) * state.usable(1 / centre.mass))
+        off = -Unevaluated(state.raw(centre.rest, value) * state.usable(1 / centre.mass))
         low = {k: self._low(slot, k, value, sympy.S.One, by) for k, slot in lower.items()}
         whole = _shifted(value(own), low, off * by)
         cases = [
             (whole, _bounded(square)),
             (sympy.S.Zero, _bounded(magnitude(mean))),
-            (sympy.UnevaluatedExpr(mean) / mean, True),
+            (Unevaluated(mean) / mean, True),
         ]
         if not positive(found.square):
             none = sympy.Eq(square, sympy.S.Zero, evaluate=False)
-            cases.insert(0, (sympy.UnevaluatedExpr(square) / square, none))
-        return sympy.UnevaluatedExpr(sympy.Piecewise(*cases, evaluate=False))
+            cases.insert(0, (Unevaluated(square) / square, none))
+        return Unevaluated(sympy.Piecewise(*cases, evaluate=False))
 
     def _by(self, found: Scores, side: Side) -> sympy.Expr:
         """What distances are multiplied by."""
@@ -135,7 +136,7 @@ class ScaledMoments:
         if power >= _LEAST:
             return raw * ratio**power
         for _ in range(power):
-            raw = sympy.UnevaluatedExpr(raw * by)
+            raw = Unevaluated(raw * by)
         return raw
 
     def _moved(
@@ -143,10 +144,10 @@ class ScaledMoments:
     ) -> sympy.Expr:
         """The sum of one side about the new mean, in the new deviation; 0 in an infinite one."""
         state, centre, by = self.progress.state, found.centre, self._by(found, new)
-        ratio = sympy.UnevaluatedExpr(sympy.sqrt(state.raw(found.square, side)) * by)
+        ratio = Unevaluated(sympy.sqrt(state.raw(found.square, side)) * by)
         move = side(state.of(centre.symbol).name) - state.within(centre.symbol, new)
         low = {k: self._low(slot, k, side, ratio, by) for k, slot in lower.items()}
-        whole = _shifted(side(own) * ratio**power, low, sympy.UnevaluatedExpr(move * by))
+        whole = _shifted(side(own) * ratio**power, low, Unevaluated(move * by))
         return sympy.Piecewise(
             (whole, _bounded(state.raw(found.square, new))), (0, True), evaluate=False
         )

@@ -24,6 +24,7 @@ from crossfuse.cascade.expressions.functions import (
     UNBOUNDED,
     Compared,
     Fence,
+    Unevaluated,
     fenced_sum,
     magnitude,
     opened,
@@ -274,7 +275,7 @@ class ShiftedMoments:
         state = self.progress.state
         # Not a square: that of a rest may be out of range.
         off = (
-            sympy.UnevaluatedExpr(state.raw(each.rest, value) * state.usable(1 / each.mass))
+            Unevaluated(state.raw(each.rest, value) * state.usable(1 / each.mass))
             for each in made.centres
             if each.mass is not None
         )
@@ -288,7 +289,7 @@ class ShiftedMoments:
         infinite = sympy.Add(UNBOUNDED, *(-each for each in means), evaluate=False)
         made = sympy.Piecewise((magnitude(found), a_number), (infinite, True), evaluate=False)
         # What it divides is divided: sympy would take the reciprocal, which may be out of range.
-        return sympy.UnevaluatedExpr(made)
+        return Unevaluated(made)
 
     def _spelt(self, centre: Centre) -> sympy.Expr:
         """The distance of an element, computed before anything is added to it.
@@ -371,7 +372,7 @@ class ShiftedMoments:
 
         def kept(number: sympy.Expr, slot: sympy.Expr) -> sympy.Expr:
             more, rest = state.raw(slot, side).as_coeff_Mul()
-            return number * more * sympy.UnevaluatedExpr(rescaling.moved(rest, state, side))
+            return number * more * Unevaluated(rescaling.moved(rest, state, side))
 
         powers = {
             exponents: sympy.Add(*(kept(*each) for each in parts))

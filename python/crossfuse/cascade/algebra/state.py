@@ -14,6 +14,7 @@ import sympy
 
 from crossfuse.cascade.algebra.exponents import nonnegative, positive
 from crossfuse.cascade.derivation import Slot, guarded, new, value
+from crossfuse.cascade.expressions.functions import Unevaluated
 from crossfuse.cascade.spec import Monoid
 
 #: From a name to the symbol of one side: `value`, `new`, `left` or `right`.
@@ -205,7 +206,7 @@ class State:
         parts = [each.as_base_exp() for each in factors]
         below = {base for base, power in parts if power.could_extract_minus_sign()}
         kept = [
-            sympy.UnevaluatedExpr(each)
+            Unevaluated(each)
             if base.is_Symbol and base in below and not power.could_extract_minus_sign()
             else each
             for each, (base, power) in zip(factors, parts, strict=True)

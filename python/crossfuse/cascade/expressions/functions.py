@@ -51,6 +51,18 @@ class magnitude(sympy.Function):
         return f"numpy.abs({printer._print(self.args[0])})"
 
 
+class Unevaluated(sympy.UnevaluatedExpr):
+    """A number that sympy leaves as it is, and knows to be one.
+
+    Nothing is assumed of sympy's own: a sum or product with it does not commute, so is not real,
+    and its absolute value is the root of a square that is multiplied out over real and imaginary
+    parts, of which no comparison is allowed.
+    """
+
+    is_commutative = True
+    is_extended_real = True
+
+
 class Compared(sympy.Function):
     """A side of a comparison, of whose sign sympy knows nothing.
 

@@ -21,6 +21,7 @@ from crossfuse.cascade.expressions.functions import (
     UNBOUNDED,
     Compared,
     Fence,
+    Unevaluated,
     factored,
     magnitude,
     refused,
@@ -301,5 +302,5 @@ _RULES: dict[type, Callable[[_Writer, Any], Any]] = {
     sympy.Mod: _Writer.remainder,
     Fence | Compared: lambda writer, each: writer.write(each.args[0]),
     # Keeps a quotient together where its parts would leave the range of numbers.
-    sympy.UnevaluatedExpr: lambda writer, each: writer.write(each.args[0]),
+    Unevaluated: lambda writer, each: writer.write(each.args[0]),
 } | dict.fromkeys(OF_FUNCTION.keys() - {sympy.floor, trunc}, _Writer.function)

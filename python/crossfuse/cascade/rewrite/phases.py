@@ -16,7 +16,14 @@ import sympy
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Slot, guarded, new, value
-from crossfuse.cascade.expressions.functions import factored, opened, shared, unopened, with_parts
+from crossfuse.cascade.expressions.functions import (
+    Unevaluated,
+    factored,
+    opened,
+    shared,
+    unopened,
+    with_parts,
+)
 from crossfuse.cascade.expressions.to_tir import to_tir
 from crossfuse.cascade.rewrite.scripting import Scratch
 from crossfuse.cascade.spec import Monoid
@@ -190,7 +197,7 @@ class _Hoist:
         if isinstance(expression, sympy.exp):
             factor, difference = factored(expression.args[0])
             if factor != 1:
-                return sympy.exp(factor * sympy.UnevaluatedExpr(self.run(difference)))
+                return sympy.exp(factor * Unevaluated(self.run(difference)))
         if isinstance(expression, sympy.Add):
             return self.added(expression)
         if isinstance(expression, sympy.Mul):
@@ -217,8 +224,8 @@ class _Hoist:
             below, times = divisor(each)
             factor = self.symbol(scale(below))
             for _ in range(times):
-                reciprocal = self.symbol(above / sympy.UnevaluatedExpr(factor * below))
-                moving = sympy.UnevaluatedExpr(factor * moving) * reciprocal
+                reciprocal = self.symbol(above / Unevaluated(factor * below))
+                moving = Unevaluated(factor * moving) * reciprocal
                 above = sympy.S.One
         return moving
 
@@ -230,7 +237,7 @@ class _Hoist:
         if not slots or not others:
             return self.gathered(expression)
         near = self.gathered(sympy.Add(*(each for each in expression.args if each not in others)))
-        return sympy.UnevaluatedExpr(near) + self.run(sympy.Add(*others))
+        return Unevaluated(near) + self.run(sympy.Add(*others))
 
     def changes(self, expression: sympy.Expr) -> bool:
         return bool(expression.free_symbols & self.changing)
