@@ -11,23 +11,13 @@ torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 
 import crossfuse  # noqa: E402
+from torch_functions import Of  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 #: Rows of each kind, and elements of a row: more than a thread takes, and no power of two.
 ROWS, COLUMNS = 4, 77
 KEPT = {"dim": -1, "keepdim": True}
 EPSILON = torch.finfo(torch.float32).eps
-
-
-class Of(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *given: Any) -> Any:
-        return self.function(*given)
 
 
 def mean(x: Any) -> Any:

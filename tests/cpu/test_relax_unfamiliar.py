@@ -11,20 +11,10 @@ torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 
 import crossfuse  # noqa: E402
+from torch_functions import Of  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 ROWS, COLUMNS = 8, 37
-
-
-class Of(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *given: Any) -> Any:
-        return self.function(*given)
 
 
 def least(x: Any) -> Any:

@@ -178,8 +178,8 @@ def work_of(site: Site, derivation: Derivation) -> Work:
     late = [each for each in emitted if each not in again]
     vector = context.mapping.vector
     elements = site.cascade.elements
-    # An element's distance from the mean so far, of that mean alone, hides behind loads: without it
-    # seven streams took as long on an H200, within 1 %.
+    # An element's distance from the mean so far, of that mean alone, hides behind loads: on an H200
+    # seven streams took at most 1 % longer with it (benchmarks/results/means-h200.txt).
     taken = [each.contribution.xreplace({value(each.name): 0}) for each in derivation.slots]
     given = list(derivation.rows.values())
     shorter, reused = reusing(derivation)
