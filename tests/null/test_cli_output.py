@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -37,6 +38,10 @@ def refusing_app() -> typer.Typer:
         Path("/proc/nope").mkdir()
 
     @made.command()
+    def unread(as_json: JsonFlag = False) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    @made.command()
     def answer(as_json: JsonFlag = False) -> None:
         print_json({"as_json": as_json})
 
@@ -49,6 +54,11 @@ def refusing_app() -> typer.Typer:
 
 def _refuse(value: str) -> str:
     raise ScheduleRefused(REFUSAL)
+
+
+def test_output_that_nobody_reads_any_more_is_no_error(refusing_app: typer.Typer) -> None:
+    result = CliRunner().invoke(refusing_app, ["unread"])
+    assert (result.exit_code, result.stderr) == (1, "")
 
 
 def test_refusal_is_one_line_on_stderr_with_exit_code_2(refusing_app: typer.Typer) -> None:

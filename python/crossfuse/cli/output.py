@@ -52,13 +52,16 @@ class RefusingGroup(TyperGroup):
 
     A `RefusedError` out of any command is printed in red on standard error, and with ``--json``
     also as ``{"refused": {...}}`` on standard output; the exit code is 2. So is a file that cannot
-    be read or written. Any other exception keeps its traceback and Python's exit code 1.
+    be read or written, but for a pipe that nobody reads any more. Any other exception keeps its
+    traceback and Python's exit code 1.
     """
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command of a command line; where it is refused, exit with code 2."""
         try:
             return super().invoke(ctx)
+        except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
+            raise
         except (RefusedError, OSError) as raised:
             error = file_refused(raised, "a file") if isinstance(raised, OSError) else raised
             if ctx.meta.get(_JSON, False):
