@@ -168,3 +168,12 @@ def test_hot_is_one_set() -> None:
 def test_tiny_weights_are_not_copied_without_end() -> None:
     assert copies_needed(2, 16, "cold") == MOST_COPIES
     assert len(groups(MOST_COPIES, 16, "cold")) == MOST_COPIES // 16
+
+
+def test_a_workload_has_the_baselines_that_it_can_have() -> None:
+    how = setting(None, "cold", "graph", 15, 16)
+    workloads = ("S3", "G4", "softmax:rows=4,cols=64", "model:llama-3.2-1b,layers=2,tokens=16")
+    jobs = (plan([one], "", how) for one in workloads)
+    found = [tuple(dict.fromkeys(each.job.variant for each in one)) for one in jobs]
+    usual = ("ours", "eager", "compile", "autotune")
+    assert found == [("ours", "eager", "eager-apart", "compile", "autotune"), *(usual,) * 3]

@@ -9,6 +9,7 @@ import pytest
 from crossfuse.bench.job import Job, Planned, Row, Timing
 from crossfuse.bench.table import compare, document, mean_speedup, plot, report
 from crossfuse.runtime.resources import ResourceUsage
+from null.bench_tables import cells
 
 
 def row(variant: str, timing: Timing, *, label: str = "S8", protocol: str = "graph") -> Row:
@@ -42,11 +43,9 @@ def text(rows: tuple[Row, ...], width: int = 160) -> str:
 
 def test_losses_and_wins_are_shown_as_they_are() -> None:
     lines = text(ROWS).splitlines()
-    (s8,) = (line for line in lines if "S8" in line)
     (g1,) = (line for line in lines if "G1" in line and "crashed" in line and "│" in line)
-    assert "20.00 4.00x" in s8
-    assert "0.50x autotune" in s8
-    assert "2.00x eager" in g1
+    assert "2.00x" in g1
+    assert {"20.00 4.00x", "0.50x autotune", "2.00x eager"} <= set(cells(text(ROWS)))
     summary = "ours over the best baseline 1.00x (geometric mean of 2), slower on 1"
     assert any(summary in line for line in lines)
 
@@ -59,7 +58,7 @@ def test_protocol_of_the_paper_is_a_labelled_column() -> None:
     found = text((*ROWS[:3], row("ours", took(40.0), protocol="stream")))
     assert "no graph" in found
     assert "launched one by one, no CUDA graph: the paper's protocol" in " ".join(found.split())
-    assert "40.00 8.00x" in found
+    assert "40.00 8.00x" in cells(found)
 
 
 def test_times_fold_in_a_narrow_terminal_and_are_not_cut() -> None:
@@ -79,7 +78,7 @@ def test_inaccurate_baseline_is_marked_and_still_counts() -> None:
     rows = (row("ours", took(10.0)), row("eager", took(15.0, "wrong")))
     (found,) = compare(rows).values()
     assert found.speedup == 1.5
-    assert "15.00! 3.00x" in text(rows)
+    assert "15.00! 3.00x" in cells(text(rows))
 
 
 def test_refusal_is_no_fault() -> None:
@@ -100,7 +99,7 @@ def test_placement_is_compared_where_ours_was_not_measured() -> None:
     rows = (row("ours-global", took(20.0)), row("ours-l2", took(10.0)), row("eager", took(15.0)))
     (found,) = compare(rows).values()
     assert (found.variant, found.speedup) == ("ours-l2", 1.5)
-    assert "1.50x eager (ours-l2)" in text(rows)
+    assert "1.50x eager (ours-l2)" in cells(text(rows))
 
 
 def test_one_kernel_of_ours_needs_no_column_for_the_fastest() -> None:

@@ -28,7 +28,8 @@ _ALIASES = {"compile-max": "autotune", "ours-two-kernels": "ours-global"}
 class Setting:
     """How every workload is measured: the product of variants, cache states and protocols."""
 
-    #: Keys of `VARIANTS`; the next two are keys of `L2` and `PROTOCOLS`.
+    #: Keys of `VARIANTS`, or empty for what there is of each workload; the next two are keys of
+    #: `L2` and `PROTOCOLS`.
     variants: tuple[str, ...]
     l2: tuple[str, ...] = ("cold",)
     protocols: tuple[str, ...] = ("graph",)
@@ -37,12 +38,13 @@ class Setting:
     calls: int = CALLS
 
 
-def setting(variants: str, l2: str, protocols: str, repeats: int, calls: int) -> Setting:
+def setting(variants: str | None, l2: str, protocols: str, repeats: int, calls: int) -> Setting:
     """Read the options that say how to measure; names in a text are separated by commas.
 
-    An unknown name is refused, with the closest known one.
+    No `variants` are those that say most of each workload, see `usual`. An unknown name is refused,
+    with the closest known one.
     """
-    named = _names("--variants", variants, (*VARIANTS, *_ALIASES))
+    named = _names("--variants", variants, (*VARIANTS, *_ALIASES)) if variants is not None else ()
     return Setting(
         tuple(dict.fromkeys(_ALIASES.get(each, each) for each in named)),
         _names("--l2", l2, L2),
@@ -63,11 +65,17 @@ def plan(workloads: Sequence[str], rows: str, how: Setting) -> tuple[Planned, ..
     for label, spec in select(workloads, _rows(rows)):
         for l2 in how.l2:
             for protocol in how.protocols:
-                for variant in how.variants:
+                for variant in how.variants or usual(spec):
                     job = Job(str(spec), variant, l2, protocol, how.repeats, how.calls)
                     for each in _planned(label, spec, job):
                         found.setdefault(each.job, each)
     return tuple(found.values())
+
+
+def usual(spec: WorkloadSpec | CascadeSpec | ModelSpec) -> tuple[str, ...]:
+    """Ours and its baselines; of gated networks also that with gate and up apart."""
+    apart = ("eager-apart",) if isinstance(spec, WorkloadSpec) and spec.gated else ()
+    return ("ours", "eager", *apart, "compile", "autotune")
 
 
 def _planned(label: str, spec: WorkloadSpec | CascadeSpec | ModelSpec, job: Job) -> list[Planned]:

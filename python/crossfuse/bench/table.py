@@ -265,7 +265,7 @@ def _cell(row: Row | None) -> Text:
     if row.timing.microseconds is None or row.ratio is None:
         return Text(row.timing.status, style="red" if row.timing.fault else "yellow")
     mark = "!" if row.timing.fault else ""
-    return Text(f"{row.timing.microseconds:.2f}{mark} {row.ratio:.2f}x")
+    return Text(f"{row.timing.microseconds:.2f}{mark}\n{row.ratio:.2f}x")
 
 
 def _verdict(found: Comparison | None) -> Text:
@@ -275,7 +275,7 @@ def _verdict(found: Comparison | None) -> Text:
         return Text("")
     style = "green" if found.speedup >= 1 else "red"
     own = "" if found.variant == OURS else f" ({found.variant})"
-    return Text(f"{found.speedup:.2f}x {found.baseline}{own}", style=style)
+    return Text(f"{found.speedup:.2f}x\n{found.baseline}{own}", style=style)
 
 
 def _fastest(rows: Iterable[Row | None]) -> Text:
