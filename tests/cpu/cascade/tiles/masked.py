@@ -31,6 +31,8 @@ class Masked:
         Queries see keys of their own document only.
     table : bool
         A tensor says which query sees which key.
+    padding : bool
+        A tensor says which keys are seen.
     bias : bool
         A tensor is added to the scores.
     """
@@ -48,6 +50,7 @@ class Masked:
     lengths: bool = False
     documents: bool = False
     table: bool = False
+    padding: bool = False
     bias: bool = False
     dtype: str = "bfloat16"
 
@@ -72,6 +75,7 @@ class Masked:
             "row_document": (self.documents, ((self.rows,), "int32")),
             "key_document": (self.documents, ((self.keys,), "int32")),
             "seen": (self.table, ((self.rows, self.keys), "bool")),
+            "filled": (self.padding, ((self.keys,), "bool")),
             "bias": (self.bias, ((self.rows, self.keys), self.dtype)),
         }
         return found | {name: each for name, (used, each) in further.items() if used}
@@ -135,6 +139,8 @@ def _conditions(case: Masked, given: Any, h: Any, i: Any, key: Any) -> list[Any]
         found.append(_equal(given["row_document"][i], given["key_document"][key]))
     if case.table:
         found.append(given["seen"][i, key])
+    if case.padding:
+        found.append(given["filled"][key])
     return found
 
 

@@ -116,13 +116,14 @@ class Consumer:
 
     def _begin(self) -> None:
         """Write the first tile of keys, without sums beside it."""
+        asked = self.elements.ask(self._at())
         self.queries.wait_full()
         self.keys.wait_full()
         self.multiplier.score(self.queries.stage, self.keys.stage)
         await_batches(0)
         self.multiplier.hold_scores()
         self._scored()
-        self.elements.run(self.rows, self._at())
+        self.elements.run(self.rows, asked)
         self.elements.pack(self._at())
 
     def _scored(self) -> None:
@@ -156,6 +157,7 @@ class Consumer:
 
     def _multiply(self) -> None:
         """Multiply the scores of the current tile beside the sums of the one before."""
+        asked = self.elements.ask(self._at())
         self.keys.wait_full()
         self.ping_pong.take()
         self.multiplier.hold_sums()
@@ -166,7 +168,7 @@ class Consumer:
         await_batches(1)
         self.multiplier.hold_scores()
         self._scored()
-        self.elements.run(self.rows, self._at())
+        self.elements.run(self.rows, asked)
         self.multiplier.hold_scores()
         self._pin()
         self._added()
@@ -335,6 +337,7 @@ class Scorer:
 
     def _tile(self) -> None:
         """Write the scores of a tile of keys, their weights, and all that is made of rows."""
+        asked = self.elements.ask(self._at())
         self.keys.wait_full()
         self.product.score(self.queries.stage, self.keys.stage)
         await_batches(0)
@@ -342,7 +345,7 @@ class Scorer:
         if not self.program.shares_tile:
             self._release(self.keys.stage)
         self.keys.advance()
-        self.elements.run(self.rows, self._at())
+        self.elements.run(self.rows, asked)
         pin_sums(self.body, self.rows)
         self.elements.pack(self._at())
         self.handoff.await_read()

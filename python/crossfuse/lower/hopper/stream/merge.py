@@ -139,8 +139,8 @@ class Unit:
             each: registers(str(each.name), 2 * ahead, "float32")
             for each in (*self.mailbox.of_rows[::2], self.mailbox.of_elements)
         }
-        # Nothing here asks for the first row of a warpgroup.
-        lanes = Lanes((self.row, self.row), self.column, 0)
+        # Nothing here asks for the first row of a warpgroup, or for a lane.
+        lanes = Lanes((self.row, self.row), self.column, 0, 0)
         self.values = Values(program, lanes, places, self._of_row, self._of_element)
 
     def _of_row(self, buffer: Any, half: int) -> Any:

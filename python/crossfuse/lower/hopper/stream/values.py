@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +12,15 @@ from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP_ROWS
 from crossfuse.lower.hopper.epilogue.elements import as_float, round_pair
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS
-from crossfuse.lower.hopper.statements import Coordinates, Variable, let, registers, run, when
+from crossfuse.lower.hopper.statements import (
+    Coordinates,
+    Variable,
+    branches,
+    let,
+    registers,
+    run,
+    when,
+)
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.common_subexpressions import positive_factor
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
@@ -44,6 +54,8 @@ class Lanes:
     column: Any
     #: First row of the warpgroup.
     base: Any
+    #: Number of the thread in its warp.
+    lane: Any
 
     @staticmethod
     def of(where: Coordinates, warpgroup: Any) -> Lanes:
@@ -51,7 +63,7 @@ class Lanes:
         base = let("first_row", warpgroup * WARPGROUP_ROWS)
         row = base + (where.warp * WARP_ROWS + where.lane // 4)
         column = let("lane_column", where.lane % 4 * 2)
-        return Lanes((let("row", row), let("row_below", row + 8)), column, base)
+        return Lanes((let("row", row), let("row_below", row + 8)), column, base, where.lane)
 
 
 def half_of(register: int) -> int:
@@ -62,6 +74,30 @@ def half_of(register: int) -> int:
 def column_of(register: int) -> int:
     """Column of a register, counted from the thread's first."""
     return register // 4 * 8 + register % 2
+
+
+# Flags of keys, such as a mask of padding, which are the same for all rows.
+#
+# A thread that loaded those of its columns by itself would load a byte for each of them: that took
+# a third of the time of attention of one token. So the threads of a warp load a flag each, of 32
+# neighbouring keys, and vote: each keeps the word, and tests bits of it.
+
+#: Keys of a word: threads of a warp.
+_VOTERS = 32
+_VOTE = """\
+__device__ __forceinline__ unsigned crossfuse_vote(bool flag) {
+  return __ballot_sync(0xffffffffu, flag);
+}
+"""
+_ALL = ir.script.uint32(0xFFFFFFFF)
+_COMPARISONS = (ir.tirx.EQ, ir.tirx.NE, ir.tirx.LT, ir.tirx.LE, ir.tirx.GT, ir.tirx.GE)
+#: Expressions that may be true or false.
+_FLAGS = (ir.TensorLoad, ir.tirx.And, ir.tirx.Or, ir.tirx.Not, *_COMPARISONS)
+
+
+def _vote(flag: Any) -> Any:
+    """Flags of 32 keys, one of each thread."""
+    return ir.cuda_func_call("crossfuse_vote", flag, source_code=_VOTE, return_type="uint32")
 
 
 @dataclass
@@ -78,6 +114,9 @@ class Values:
     elements: Callable[[Any, int], Any]
     _floats: dict[tuple[int, str], Any] = field(default_factory=dict)
     _named: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
+    #: Expressions, the same with flags named, and what was loaded of each of these.
+    _asked: list[tuple[Any, Any, dict[Any, list[Any]]]] = field(default_factory=list)
+    _flags: dict[Any, list[Any]] = field(default_factory=dict)
 
     @staticmethod
     def of_sums(
@@ -104,6 +143,58 @@ class Values:
 
         return _replace_row_parts(value, self.program, name)
 
+    def ask_flags(self, value: Any) -> None:
+        """Load what tensors say of keys alone, yes or no, in an expression of elements."""
+        keys, asked = self.program.tile[1], {}
+
+        def name(part: Any, mutator: Any) -> Any:
+            if not self._is_flag(part):
+                return mutator.default_mutate(part)
+            var = ir.tirx.Var("flag", "bool")
+            asked[var] = [self._flag(part, each) for each in range(0, keys, _VOTERS)]
+            return var
+
+        if keys % _VOTERS == 0:
+            self._asked.append((value, ir.mutate(value, *((kind, name) for kind in _FLAGS)), asked))
+
+    def where_flags(self, value: Any, write: Callable[[Any], None]) -> None:
+        """Write something of an expression whose flags, if it has any, were asked for as bits.
+
+        Most tiles have all of them: these get what is left of the expression then.
+        """
+        found = [each for each in self._asked if each[0].same_as(value) and each[2]]
+        if not found:
+            write(value)
+            return
+        _, named, asked = found[0]
+        votes = [let("vote", _vote(each)) for flags in asked.values() for each in flags]
+        words = iter([let("flags", each >> self.lanes.column.astype("uint32")) for each in votes])
+        self._flags |= {var: [next(words) for _ in flags] for var, flags in asked.items()}
+        everywhere = ir.substitute(named, dict.fromkeys(asked, ir.tirx.IntImm("bool", 1)))
+        with branches(functools.reduce(operator.and_, votes) == _ALL) as (all_, some):
+            with all_:
+                write(ir.sym.Analyzer().simplify(everywhere))
+            with some:
+                write(named)
+
+    def _is_flag(self, part: Any) -> bool:
+        """Whether an expression is true or false of a key, whatever the row, by what is loaded."""
+        if str(part.ty) != "bool" or ir.mentions(part, self.program.row):
+            return False
+        loads = ir.nodes(part, ir.TensorLoad)
+        stored = all(ir.is_global(each.source) for each in loads)
+        return stored and any(ir.mentions(each, self.program.key) for each in loads)
+
+    def _flag(self, part: Any, first: int) -> Any:
+        """That of this thread's key among 32."""
+        key = self.lanes.lane + first
+        return let("flag", self._translate(part, 0, 0, {self.program.key: key}))
+
+    def _bit(self, words: list[Any], register: int) -> Any:
+        """The flag of a register's column."""
+        word, bit = divmod(column_of(register), _VOTERS)
+        return (words[word] & ir.script.uint32(1 << bit)) != ir.script.uint32(0)
+
     def of_row(self, value: Any, half: int) -> Any:
         """An expression of a row."""
         return self._translate(value, half, 2 * half, {self.program.row: self.lanes.rows[half]})
@@ -121,6 +212,7 @@ class Values:
             self.program.row: self.lanes.rows[half],
             self.program.key: column,
             self.program.column: column,
+            **{var: self._bit(words, register) for var, words in self._flags.items()},
         }
         return self._translate(self._with_floats(value, register), half, register, known)
 
@@ -305,13 +397,21 @@ class Elements:
         """Expressions of the elements and of the rows' values."""
         return Values(self.program, lanes, places, rows.register, self.register)
 
+    def ask(self, values: Values) -> Values:
+        """Load what steps need of memory, while the product of the tile is on its way."""
+        for step in self.program.steps:
+            chosen = step.kind is Kind.MASK and inequality(step.value, self.program) is None
+            if chosen or step.kind is Kind.TILE:
+                values.ask_flags(step.value)
+        return values
+
     def run(self, rows: RowState, values: Values) -> None:
-        """Do everything that is done to a tile, but for its weights."""
+        """Do everything that is done to a tile, but for its weights; `values` were asked for."""
         for step in self.program.steps:
             if step.kind is Kind.ROW:
                 rows.run(step, values)
             elif step.kind is Kind.TILE:
-                values.store(self._array(step.target), step.value, self.plan.scores)
+                self._tile(step, values)
             elif step.kind is Kind.MASK:
                 self._mask(step, values)
             else:
@@ -325,12 +425,16 @@ class Elements:
             low, high = (values.of_element(value, 2 * word + each) for each in range(2))
             round_pair(self.words[word], self.program.dtype, low, high)
 
+    def _tile(self, step: Step, values: Values) -> None:
+        """Compute each element."""
+        elements, count = self._array(step.target), self.plan.scores
+        values.where_flags(step.value, lambda value: values.store(elements, value, count))
+
     def _mask(self, step: Step, values: Values) -> None:
         """Replace elements where a condition does not hold, in tiles that may have such."""
         found = inequality(step.value, self.program)
         if found is None:
-            for register in range(self.plan.scores):
-                self._choose(step, register, values.of_element(step.value, register))
+            values.where_flags(step.value, lambda value: self._choose_all(step, value, values))
             return
         least = let("least", self._least(found, values))
         with when(least < 0):
@@ -341,6 +445,10 @@ class Elements:
             for register in range(self.plan.scores):
                 step_of_column = -found.key * column_of(register)
                 self._choose(step, register, firsts[half_of(register)] >= step_of_column)
+
+    def _choose_all(self, step: Step, condition: Any, values: Values) -> None:
+        for register in range(self.plan.scores):
+            self._choose(step, register, values.of_element(condition, register))
 
     def _least(self, found: Affine, values: Values) -> Any:
         """The margin of a condition where it is least among the warpgroup's elements."""
