@@ -135,7 +135,7 @@ def check_combiner(sch: Any, rule: str, where: str, block: Any) -> None:
 def check_reduction_loop(
     sch: Any, rule: str, where: str, block: Any, loop: Any, *, bind: str
 ) -> None:
-    """Refuse a loop that no reduction axis of the block is made of; `bind` takes loops over outputs."""
+    """Refuse a loop of no reduction axis of the block; `bind` takes those over outputs."""
     variable = sch.get(loop).loop_var
     users = [each for each, value in bindings(sch, block) if binds(variable, value)]
     if not users or not all(is_reduction(each) for each in users):

@@ -48,7 +48,7 @@ def gathered(
     W: T.Buffer((2, 64, 32), "float32"),
     Y: T.Buffer((2, 16, 32), "float32"),
 ):
-    """A product whose columns of the right operand lie in two GPUs, and rows of the left one too."""
+    """A product with columns of the right operand and rows of the left one in two GPUs."""
     for g, i, j, k in T.grid(2, 16, 32, 64):
         with T.sblock("Y"):
             vg, vi, vj, vk = T.axis.remap("SSSR", [g, i, j, k])

@@ -1,4 +1,4 @@
-"""`rank_bind`, `rank_reduce` and `rank_gather`: what they make, their traces, and what that computes."""
+"""`rank_bind`, `rank_reduce` and `rank_gather`: what they make, traces, what it computes."""
 
 from __future__ import annotations
 
