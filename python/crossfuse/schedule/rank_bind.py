@@ -28,8 +28,8 @@ def rank_bind(sch: AnySchedule, loop: Any) -> None:
         for g in parallel(2):                    # crossfuse.rank_bound = 1
             for i, j: C[g, i, j] = f(A[g, i, j]) # in GPU g, which has A[g] and C[g]
 
-    Each nest is a kernel, with loops inside that are bound to its CTAs and threads; several nests may
-    be bound, one behind the other. Nests that are not bound run in every GPU. Recorded as
+    Each nest is a kernel, with loops inside that are bound to its CTAs and threads; several nests
+    may be bound, one behind the other. Nests that are not bound run in every GPU. Recorded as
     ``parallel`` and ``annotate``, so a trace replays it in stock TVM.
 
     Parameters

@@ -148,7 +148,7 @@ def _scatter(sch: Any, chain: Chain, cluster: int, tiles: Tiles) -> None:
     _bind_grid(sch, row_tile, column_tile)
     partial = sch.dsm_reduce(product, rank)
     _, _, _, rest, row, column = sch.get_loops(partial)
-    _multiply(sch, partial, row, column, rest, tiles)
+    multiply(sch, partial, row, column, rest, tiles)
     _, _, _, element, ranks = sch.get_loops(product)
     _, y, x = sch.split(element, [None, tiles.threads_y, tiles.threads_x])
     bind_threads(sch, y, x)
@@ -174,7 +174,7 @@ def _all_exchange(sch: Any, chain: Chain, cluster: int, tiles: Tiles) -> None:
     sch.reorder(row_tile, column_tile, rank, rest, row, column)
     partial = sch.dsm_reduce(product, rank, scatter=False)
     _, _, _, row, column, rest = sch.get_loops(partial)
-    _multiply(sch, partial, row, column, rest, tiles)
+    multiply(sch, partial, row, column, rest, tiles)
     *_, ranks, row, column = sch.get_loops(product)
     _, y, x = sch.split(sch.fuse(row, column), [None, tiles.threads_y, tiles.threads_x])
     sch.reorder(y, x, ranks)
@@ -182,7 +182,7 @@ def _all_exchange(sch: Any, chain: Chain, cluster: int, tiles: Tiles) -> None:
     sch.decompose_reduction(product, ranks)
 
 
-def _multiply(sch: Any, partial: Any, row: Any, column: Any, depth: Any, tiles: Tiles) -> None:
+def multiply(sch: Any, partial: Any, row: Any, column: Any, depth: Any, tiles: Tiles) -> None:
     """Schedule one CTA's share of the product: threads over the tile, operands staged.
 
     Its sums are in registers.
