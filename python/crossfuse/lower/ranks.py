@@ -14,6 +14,7 @@ from crossfuse.files import packaged_text
 from crossfuse.lower.image import BufferSpec, KernelImage
 from crossfuse.lower.kernel import root_of
 from crossfuse.lower.refusal import refuse
+from crossfuse.lower.slabs import unused
 from crossfuse.lower.tree import Access, accesses, analyzer, sites
 from crossfuse.markers import (
     MAX_RANKS,
@@ -299,17 +300,20 @@ class _OneRank:
 
     def __post_init__(self) -> None:
         self.rank = ir.tirx.decl_buffer([1], "int32", RANK)
-        row = window_row(self.ranks.count + 2, "uint32")
-        self.arrivals = ir.tirx.decl_buffer([self.ranks.count, row], "uint32", ARRIVALS)
+        row = window_row(self.ranks.count + 2, "int32")
+        self.arrivals = ir.tirx.decl_buffer([self.ranks.count, row], "int32", ARRIVALS)
         for buffer in self.ranks.own:
             shape = list(buffer.ty.shape)[1:] or [1]
             self.slices[buffer] = ir.tirx.decl_buffer(
                 shape, buffer.ty.dtype, buffer.name, scope=buffer.scope()
             )
+        taken = {str(each.name) for each in self.func.params}
         for buffer in self.ranks.peers:
+            name = unused(re.sub(r"\W", "_", str(buffer.name)), taken)
+            taken.add(name)
             count, *rest = (int(each) for each in buffer.ty.shape)
             row = window_row(prod(rest), str(buffer.ty.dtype))
-            self.windows[buffer] = ir.tirx.decl_buffer([count, row], buffer.ty.dtype, buffer.name)
+            self.windows[buffer] = ir.tirx.decl_buffer([count, row], buffer.ty.dtype, name)
 
     def run(self) -> Any:
         body = ir.mutate(
@@ -450,8 +454,8 @@ def with_windows(image: KernelImage) -> KernelImage:
     windows = [replace(e, output=True, ranks=e.shape[0]) for e in image.buffers[first:]]
     text = image.cuda
     for each in windows:
-        name = re.escape(re.sub(r"\W", "_", each.name))
-        text = re.sub(rf"(?:const )?(\w+\s*\*) __restrict__ ({name}(?:_ptr)?\b)", r"\1 \2", text)
+        pointer = rf"(?:const )?(\w+\s*\*) __restrict__ ({each.name}(?:_ptr)?\b)"
+        text = re.sub(pointer, r"\1 \2", text)
     return replace(image, cuda=text, buffers=(*image.buffers[:first], *windows))
 
 

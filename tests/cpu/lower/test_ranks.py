@@ -21,7 +21,7 @@ def test_own_buffers_are_slices_and_peers_are_windows() -> None:
         ("C", (8, 32), True, 0),
         ("crossfuse_rank", (1,), False, 0),
         ("crossfuse_arrivals", (2, row), True, 2),
-        ("C.rf_global.peer", (2, row), True, 2),
+        ("C_rf_global_peer", (2, row), True, 2),
     ]
 
 
@@ -47,7 +47,7 @@ def test_peers_memory_is_neither_constant_nor_ones_own() -> None:
     text = lower(scheduled("all-reduce")).image.cuda
     heads = re.findall(r"__global__[^;{]*\{", text)
     assert all(re.search(r"[(,] *float\* C_rf_global_peer_ptr[,)]", each) for each in heads)
-    assert all("uint* crossfuse_arrivals_ptr" in each for each in heads)
+    assert all("int* crossfuse_arrivals_ptr" in each for each in heads)
     assert "__restrict__ A_ptr" in heads[0]
 
 

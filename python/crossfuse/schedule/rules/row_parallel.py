@@ -60,7 +60,7 @@ def schedule_row_parallel(func: AnyFunction, *, tiles: Tiles | None = None) -> A
         shared_bytes=lambda each: (each.rows + each.width) * each.depth * _WIDE,
     )
     _multiply(sch, partial, chosen)
-    _add(sch, product, result, rows * columns)
+    _add(sch, product, result, columns)
     return sch
 
 
@@ -75,17 +75,18 @@ def _multiply(sch: Any, partial: Any, tiles: Tiles) -> None:
     multiply(sch, partial, row, column, k, tiles)
 
 
-def _add(sch: Any, product: Any, result: Any, elements: int) -> None:
+def _add(sch: Any, product: Any, result: Any, columns: int) -> None:
     """Schedule the sums of all GPUs' products, which every GPU makes."""
-    vector = largest_divisor(elements, _VECTOR)
-    threads = largest_divisor(elements // vector, _ADDERS)
-    flat = sch.fuse(*sch.get_loops(result))
-    cta, thread, element = sch.split(flat, [None, threads, vector])
+    vector = largest_divisor(columns, _VECTOR)
+    row, column = sch.get_loops(result)
+    factors = [None, largest_divisor(columns // vector, _ADDERS), vector]
+    cta, thread, element = sch.split(column, factors)
+    sch.bind(row, "blockIdx.y")
     sch.bind(cta, "blockIdx.x")
     sch.bind(thread, "threadIdx.x")
     sch.vectorize(element)
     sch.set_scope(product, 0, "local")
     sch.compute_at(product, thread, preserve_unit_loops=True)
-    *_, ranks, row, column = sch.get_loops(product)
-    sch.vectorize(sch.fuse(row, column))
+    *_, ranks, _, element = sch.get_loops(product)
+    sch.vectorize(element)
     sch.decompose_reduction(product, ranks)
