@@ -36,8 +36,8 @@ class Ranks:
 
     #: GPUs of the group.
     count: int
-    #: Buffers of which each GPU has the slice of its rank.
-    own: frozenset[Any]
+    #: Buffers of which each GPU has the slice of its rank, and which of their indices that is.
+    own: dict[Any, int]
     #: Buffers of which each GPU holds a slab that all may read.
     peers: tuple[Any, ...]
 
@@ -46,9 +46,10 @@ class Ranks:
 class _Uses:
     """How a buffer is indexed, by the first use of each kind."""
 
-    own: Access | None = None
+    #: Position of the index that is the rank, where there is one.
+    own: int | None = None
     other: Access | None = None
-    #: The rank is in an index, but does not make the first one.
+    #: The rank is in an index, but does not make that one.
     mixed: Access | None = None
     stored: Access | None = None
 
@@ -65,9 +66,9 @@ def read_ranks(func: Any) -> Ranks:
             _check_slabs(func, buffer, each, count)
         else:
             _check_owner(func, buffer, each, count)
-    _check_nests(func, peers)
-    own = {each for each, found in uses.items() if found.own is not None and each not in peers}
-    return Ranks(count, frozenset(own), tuple(peers))
+    _check_nests(func, peers, count)
+    own = {e: found.own for e, found in uses.items() if found.own is not None and e not in peers}
+    return Ranks(count, own, tuple(peers))
 
 
 def _count(func: Any) -> int:
@@ -121,12 +122,29 @@ def _indices(access: Access) -> list[Any]:
     return [known.simplify(ir.substitute(each, values)) for each in access.indices or ()]
 
 
-def _is_own(access: Access) -> bool:
-    """Whether the first index of an access is the rank of the GPU that makes it."""
+def _own_axis(access: Access, count: int) -> int | None:
+    """Position of the index that is the rank of the GPU that makes an access, or None.
+
+    In global memory it is the first one. In that of a CTA a primitive may have put others in front.
+    """
     loop, indices = _rank_loop(access), _indices(access)
-    if loop is None or not indices:
-        return False
-    return bool(analyzer(access.loops).can_prove_equal(indices[0], loop.loop_var))
+    if loop is None:
+        return None
+    known, shape = analyzer(access.loops), access.buffer.ty.shape
+    last = 1 if _is_global(access.buffer) else len(indices)
+    return next(
+        (
+            axis
+            for axis, each in enumerate(indices[:last])
+            if ir.constant(shape[axis]) == count and known.can_prove_equal(each, loop.loop_var)
+        ),
+        None,
+    )
+
+
+def _is_global(buffer: Any) -> bool:
+    """Whether a buffer is in some GPU's global memory."""
+    return str(buffer.scope()).split(".")[0] == "global"
 
 
 def _note(uses: _Uses, access: Access, count: int) -> None:
@@ -140,9 +158,9 @@ def _note(uses: _Uses, access: Access, count: int) -> None:
             instead="copy elements by a block of loops",
         )
     loop, indices = _rank_loop(access), _indices(access)
-    slices = bool(indices) and ir.constant(access.buffer.ty.shape[0]) == count
-    if slices and _is_own(access):
-        uses.own = uses.own or access
+    axis = _own_axis(access, count)
+    if axis is not None and uses.own in (None, axis):
+        uses.own = axis
         return
     uses.other = uses.other or access
     if access.write:
@@ -201,8 +219,7 @@ def _check_owner(func: Any, buffer: Any, uses: _Uses, count: int) -> None:
             instead="give the buffer the rank as its first dimension",
         )
     stored = uses.stored
-    shared = ir.is_global(buffer) or any(each.same_as(buffer) for each in func.params)
-    if stored is not None and shared and _rank_loop(stored) is not None:
+    if stored is not None and _is_global(buffer) and _rank_loop(stored) is not None:
         raise refuse(
             RULE,
             where,
@@ -213,13 +230,13 @@ def _check_owner(func: Any, buffer: Any, uses: _Uses, count: int) -> None:
         )
 
 
-def _check_nests(func: Any, peers: Sequence[Any]) -> None:
+def _check_nests(func: Any, peers: Sequence[Any], count: int) -> None:
     """Check that no kernel fills slabs and reads others: a barrier of ranks stands between two."""
     for nest in ir.sequence(root_of(func).block.body):
         uses = [each for each in accesses(nest) if each.buffer in peers]
         filled = [each.buffer for each in uses if each.write]
         for access in uses:
-            if access.buffer in filled and not _is_own(access):
+            if access.buffer in filled and _own_axis(access, count) is None:
                 raise refuse(
                     RULE,
                     f"buffer '{access.buffer.name}'",
@@ -302,8 +319,8 @@ class _OneRank:
         self.rank = ir.tirx.decl_buffer([1], "int32", RANK)
         row = window_row(self.ranks.count + 2, "int32")
         self.arrivals = ir.tirx.decl_buffer([self.ranks.count, row], "int32", ARRIVALS)
-        for buffer in self.ranks.own:
-            shape = list(buffer.ty.shape)[1:] or [1]
+        for buffer, axis in self.ranks.own.items():
+            shape = _without(buffer.ty.shape, axis) or [1]
             self.slices[buffer] = ir.tirx.decl_buffer(
                 shape, buffer.ty.dtype, buffer.name, scope=buffer.scope()
             )
@@ -335,9 +352,11 @@ class _OneRank:
         return ir.substitute(loop.body, {loop.loop_var: rank.astype(str(loop.loop_var.ty))})
 
     def _place(self, buffer: Any, indices: Any, mutator: Any) -> tuple[Any, list[Any]]:
-        first, *rest = [mutator.mutate(each) for each in indices]
+        indices = [mutator.mutate(each) for each in indices]
         if buffer in self.slices:
-            return self.slices[buffer], rest or [ir.tirx.IntImm("int32", 0)]
+            place = _without(indices, self.ranks.own[buffer])
+            return self.slices[buffer], place or [ir.tirx.IntImm("int32", 0)]
+        first, *rest = indices
         return self.windows[buffer], [first, row_major(rest, list(buffer.ty.shape)[1:])]
 
     def _is_changed(self, buffer: Any) -> bool:
@@ -366,11 +385,12 @@ class _OneRank:
         """Annotations of a block, with axes of what it writes counted without the rank."""
         notes = dict(block.annotations)
         padded = notes.pop(_ALIGN, ())
-        stored = [each.source in self.slices for each in block.writes]
+        own = self.ranks.own
+        ranks = [own.get(each.source, len(each.source.ty.shape)) for each in block.writes]
         kept = [
-            [index, axis - stored[index], *rest]
+            [index, axis - (axis > ranks[index]), *rest]
             for index, axis, *rest in ([int(n) for n in each] for each in padded)
-            if axis >= stored[index]
+            if axis != ranks[index]
         ]
         return {**notes, _ALIGN: kept} if kept else notes
 
@@ -378,12 +398,17 @@ class _OneRank:
         buffer = region.source
         if not self._is_changed(buffer):
             return region
-        first, *rest = region.region
         whole = ir.tvm.ir.Range.from_min_extent
         if buffer in self.slices:
+            rest = _without(region.region, self.ranks.own[buffer])
             return ir.tirx.BufferRegion(self.slices[buffer], rest or [whole(0, 1)])
+        first = region.region[0]
         window = self.windows[buffer]
         return ir.tirx.BufferRegion(window, [first, whole(0, window.ty.shape[1])])
+
+
+def _without(items: Any, axis: int) -> list[Any]:
+    return [each for place, each in enumerate(items) if place != axis]
 
 
 # Barriers of ranks.

@@ -8,9 +8,15 @@ from functools import cache
 
 import numpy as np
 import pytest
+from tvm.s_tir import Schedule
 
-from cpu.schedule.ranks import CASES, operands, scheduled
-from crossfuse.emulate.cuda import change_argument, drop_call, emulate_ranks
+from cpu.schedule.ranks import CASES, all_reduced, bind_nest, operands, scheduled
+from crossfuse.emulate.cuda import (
+    change_argument,
+    drop_call,
+    emulate_ranks,
+    remove_cluster_barrier,
+)
 from crossfuse.emulate.llvm import run_sequential
 from crossfuse.errors import ArtefactRefused, CheckFailed
 from crossfuse.lower.extract import lower
@@ -49,6 +55,41 @@ def test_numbers_of_ranks(ranks: int) -> None:
     report.raise_if_wrong()
     exact = np.einsum("gik,gkj->ij", *(each.astype("float64") for each in values.values()))
     np.testing.assert_allclose(report.outputs["out"][ranks - 1], exact, rtol=1e-4, atol=1e-5)
+
+
+def clustered() -> KernelImage:
+    """An all-reduce whose partial products are split again, over clusters in each GPU."""
+    sch = Schedule(all_reduced)
+    block = sch.get_sblock("C")
+    partial = sch.rank_reduce(block, sch.get_loops(block)[-2])
+    ranks, i, j, k = sch.get_loops(partial)
+    row_tile, row = sch.split(i, [None, 8])
+    column_tile, column = sch.split(j, [None, 16])
+    share, rest = sch.split(k, [4, None])
+    sch.reorder(ranks, row_tile, column_tile, share, rest, row, column)
+    sch.bind(row_tile, "blockIdx.y")
+    sch.bind(column_tile, "blockIdx.x")
+    parts = sch.dsm_reduce(partial, share)
+    *_, rest, row, column = sch.get_loops(parts)
+    chunk, thread = sch.split(sch.fuse(row, column), [None, 32])
+    sch.reorder(thread, chunk, rest)
+    sch.bind(thread, "threadIdx.x")
+    thread = sch.get_loops(partial)[4]
+    sch.bind(thread, "threadIdx.x")
+    store = sch.cache_write(partial, 0, "local")
+    sch.reverse_compute_at(store, thread, preserve_unit_loops=True)
+    bind_nest(sch, block)
+    return lower(sch).image
+
+
+def test_clusters_in_each_gpu() -> None:
+    image, values = clustered(), operands(all_reduced)
+    report = emulate_ranks(image, values)
+    report.raise_if_wrong()
+    (expected,) = run_sequential(all_reduced, values).outputs.values()
+    np.testing.assert_allclose(report.outputs["C"][1], expected, rtol=1e-4, atol=1e-5)
+    for faulty in (remove_cluster_barrier(image), drop_call(image, AWAIT, 1)):
+        assert not emulate_ranks(faulty, values).ok
 
 
 def reworded(old: str, new: str) -> Callable[[KernelImage], KernelImage]:
