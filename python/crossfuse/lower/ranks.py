@@ -9,7 +9,6 @@ from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.blocks.access import row_major
 from crossfuse.files import packaged_text
 from crossfuse.lower.image import BufferSpec, KernelImage
 from crossfuse.lower.kernel import root_of
@@ -330,7 +329,10 @@ class _OneRank:
             taken.add(name)
             count, *rest = (int(each) for each in buffer.ty.shape)
             row = window_row(prod(rest), str(buffer.ty.dtype))
-            self.windows[buffer] = ir.tirx.decl_buffer([count, row], buffer.ty.dtype, name)
+            strides = [row, *(prod(rest[axis + 1 :]) for axis in range(len(rest)))]
+            self.windows[buffer] = ir.tirx.decl_buffer(
+                [count, *rest], buffer.ty.dtype, name, strides=strides, layout=None
+            )
 
     def run(self) -> Any:
         body = ir.mutate(
@@ -356,8 +358,7 @@ class _OneRank:
         if buffer in self.slices:
             place = _without(indices, self.ranks.own[buffer])
             return self.slices[buffer], place or [ir.tirx.IntImm("int32", 0)]
-        first, *rest = indices
-        return self.windows[buffer], [first, row_major(rest, list(buffer.ty.shape)[1:])]
+        return self.windows[buffer], indices
 
     def _is_changed(self, buffer: Any) -> bool:
         return buffer in self.slices or buffer in self.windows
@@ -402,9 +403,7 @@ class _OneRank:
         if buffer in self.slices:
             rest = _without(region.region, self.ranks.own[buffer])
             return ir.tirx.BufferRegion(self.slices[buffer], rest or [whole(0, 1)])
-        first = region.region[0]
-        window = self.windows[buffer]
-        return ir.tirx.BufferRegion(window, [first, whole(0, window.ty.shape[1])])
+        return ir.tirx.BufferRegion(self.windows[buffer], region.region)
 
 
 def _without(items: Any, axis: int) -> list[Any]:
@@ -476,12 +475,19 @@ def with_windows(image: KernelImage) -> KernelImage:
     """
     names = [each.name for each in image.buffers]
     first = names.index(ARRIVALS)
-    windows = [replace(e, output=True, ranks=e.shape[0]) for e in image.buffers[first:]]
+    windows = [_window(each) for each in image.buffers[first:]]
     text = image.cuda
     for each in windows:
         pointer = rf"(?:const )?(\w+\s*\*) __restrict__ ({each.name}(?:_ptr)?\b)"
         text = re.sub(pointer, r"\1 \2", text)
     return replace(image, cuda=text, buffers=(*image.buffers[:first], *windows))
+
+
+def _window(buffer: BufferSpec) -> BufferSpec:
+    """A buffer of slabs with all that lies between them."""
+    count, *rest = buffer.shape
+    shape = (count, window_row(prod(rest), buffer.dtype))
+    return replace(buffer, shape=shape, output=True, ranks=count)
 
 
 def peers_of(image: KernelImage) -> tuple[BufferSpec, ...]:
