@@ -26,6 +26,11 @@ DSM_COPY = "crossfuse.dsm_copy"
 #: Stores from all warps, each as soon as it has its rows; or one bulk copy to each peer.
 DSM_COPIES = ("stores", "bulk")
 
+#: Loop annotation of `rank_bind`; the value is 1.
+RANK_BOUND = "crossfuse.rank_bound"
+#: Storage scope of a buffer whose leading dimension is the rank of a GPU: slab r lives in GPU r.
+PEER_SCOPE = "global.peer"
+
 #: Loop annotation: the loop runs as a pipeline of asynchronous tile loads and wgmma; the value is
 #: the number of stages in shared memory, 0 for as many as fit.
 STAGES = "crossfuse.stages"
@@ -107,6 +112,8 @@ AXES = ("x", "y", "z")
 NAIVE_TAGS = tuple(f"clusterCtaIdx.{axis}" for axis in AXES)
 
 MAX_CLUSTER = 16
+#: GPUs that share NVLink in one host, of an HGX H100 board.
+MAX_RANKS = 8
 DSM_DTYPES = (
     "float16",
     "bfloat16",
@@ -121,6 +128,21 @@ def cluster_axis(loop: Any) -> str | None:
     """Axis of a cluster-bound ``For``, or None."""
     value = loop.annotations.get(CLUSTER_AXIS)
     return None if value is None else str(value)
+
+
+def is_rank_bound(loop: Any) -> bool:
+    """Whether a ``For`` is bound to the GPUs of a group."""
+    return RANK_BOUND in loop.annotations
+
+
+def spans_ranks(func: Any) -> bool:
+    """Whether a PrimFunc says what several GPUs compute together."""
+    from crossfuse import _tvm as ir
+
+    blocks = ir.nodes(func.body, ir.SBlock)
+    return any(map(is_rank_bound, ir.nodes(func.body, ir.For))) or any(
+        buffer.scope() == PEER_SCOPE for each in blocks for buffer in each.alloc_buffers
+    )
 
 
 def thread_tag(loop: Any) -> str:

@@ -27,10 +27,11 @@ from crossfuse.lower.keep_nans import keep_nans
 from crossfuse.lower.padded_rows import with_padding
 from crossfuse.lower.pipeline import cluster_passes, host_passes
 from crossfuse.lower.place_shared_memory import SHARED_MEMORY, size_in_bytes
+from crossfuse.lower.ranks import of_one_rank, with_windows
 from crossfuse.lower.refusal import refusals, refuse
 from crossfuse.lower.tree import accesses, coordinate, is_call, sites
 from crossfuse.lower.verify.structure import check_grid_stage, check_structure, takes_fewer_rows
-from crossfuse.markers import ROWS, is_tile_program, starts_early, unpadded_shapes
+from crossfuse.markers import ROWS, is_tile_program, spans_ranks, starts_early, unpadded_shapes
 
 # Checks of the image: kernels use its own buffers only, and stay within the limits of the device.
 
@@ -189,14 +190,19 @@ def lower(
     is anything that `crossfuse.hardware.device` takes. `timeline` has kernels of the Hopper
     pipeline record when they did what, in one more output each. `early` has each kernel start
     before the one before it is over, in this function or another: for functions that are called one
-    behind the other; so do functions marked by `crossfuse.lower.image.starting_early`. Refused if
+    behind the other; so do functions marked by `crossfuse.lower.image.starting_early`. Of a
+    function over several GPUs it is what one of them runs, see `crossfuse.lower.ranks`. Refused if
     the function has no correct cluster kernel, or none that fits the device.
     """
     register()
     function = keep_nans(only_function(func))
     if early and not starts_early(function):
         function = starting_early(function)
-    lowered = _lowered(function, device(target), name, timeline)
+    across = spans_ranks(function)
+    mine = of_one_rank(function) if across else function
+    lowered = _lowered(mine, device(target), name, timeline)
+    if across:
+        lowered = replace(lowered, image=with_windows(lowered.image))
     if shapes := unpadded_shapes(function):
         lowered = replace(lowered, image=with_padding(lowered.image, shapes))
     if not starts_early(function):

@@ -35,6 +35,8 @@ class BufferSpec:
     #: Whether the first extent counts rows of which a call may have fewer; the same number in all
     #: such buffers of a call.
     rows: bool = False
+    #: GPUs in whose memory it lies, a row of it in each; 0 for a buffer of one GPU alone.
+    ranks: Count = 0
 
     def with_rows(self, count: int) -> BufferSpec:
         """The same buffer with another number of rows, if it has any."""

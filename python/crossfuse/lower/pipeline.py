@@ -20,6 +20,7 @@ from crossfuse.lower.lower_cluster import bound_registers, launch_clusters, lowe
 from crossfuse.lower.lower_merges import lower_merges
 from crossfuse.lower.pack_registers import order_loads, pack_registers
 from crossfuse.lower.place_shared_memory import place_shared_memory
+from crossfuse.lower.ranks import check_one_gpu, meet_ranks
 from crossfuse.lower.side_by_side import side_by_side
 from crossfuse.lower.slabs import is_barrier, is_sync, lower_dsm_access, storage_rewrite_elsewhere
 from crossfuse.lower.tree import is_call
@@ -173,6 +174,7 @@ def block_passes() -> list[Any]:
         s.InjectSoftwarePipeline(),
         s.TransformMmaBufferLayout(),
         s.LowerOpaqueBlock(),
+        meet_ranks(),
     ]
 
 
@@ -255,6 +257,8 @@ def make_pipeline(stock: Callable[[], Pipeline]) -> Pipeline:
     @ir.tvm.transform.module_pass(opt_level=0, name="crossfuse.Pipeline")
     def run(mod: Any, _ctx: Any) -> Any:
         funcs = [each for each in mod.functions.values() if isinstance(each, ir.PrimFunc)]
+        for each in funcs:
+            check_one_gpu(each)
         if not any(is_cluster_function(each) or noted_attributes(each) for each in funcs):
             return stock_pass(mod)
         config = ir.tvm.transform.PassContext.current().config

@@ -19,6 +19,7 @@ from crossfuse.runtime.nvcc import (
     find_host_compiler,
     find_nvcc,
 )
+from crossfuse.runtime.peers import PeerGroup, PeerKernel
 from crossfuse.runtime.resources import ResourceUsage
 
 __all__ = [
@@ -33,6 +34,8 @@ __all__ = [
     "Manifest",
     "ModelArtefact",
     "NvccInfo",
+    "PeerGroup",
+    "PeerKernel",
     "ResourceUsage",
     "build_library",
     "build_object",

@@ -119,8 +119,9 @@ _REFUSAL = re.compile(
 )
 
 
-class _DLTensor(ctypes.Structure):
-    # The C layout of dlpack.h.
+class DLTensor(ctypes.Structure):
+    """The C layout of a tensor in dlpack.h."""
+
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("device_type", ctypes.c_int32),
@@ -133,6 +134,24 @@ class _DLTensor(ctypes.Structure):
         ("strides", ctypes.POINTER(ctypes.c_int64)),
         ("byte_offset", ctypes.c_uint64),
     )
+
+
+class DLManagedTensor(ctypes.Structure):
+    """The C layout of a tensor that somebody owns, in dlpack.h."""
+
+    _fields_ = (
+        ("tensor", DLTensor),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    )
+
+
+def capsule_of(managed: DLManagedTensor) -> Any:
+    """What a framework takes for a tensor; `managed` has to outlive it."""
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype = ctypes.py_object
+    new.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    return new(ctypes.addressof(managed), b"dltensor", None)
 
 
 #: Behind the name of a kernel: the same as the first of a chain, see `LoadedKernel.as_first`.
@@ -320,12 +339,12 @@ def call_library(function: Any, *arguments: Any) -> Any:
     raise refusal
 
 
-def _dl_tensor(array: Any) -> _DLTensor:
+def _dl_tensor(array: Any) -> DLTensor:
     """Describe a numpy array, of bfloat16 and fp8 too, which numpy's own DLPack export refuses."""
     code, bits = DTYPES[array.dtype.name]
     extents = ctypes.c_int64 * array.ndim
     strides = (stride // array.itemsize for stride in array.strides)
-    return _DLTensor(
+    return DLTensor(
         data=array.ctypes.data,
         device_type=1,
         ndim=array.ndim,

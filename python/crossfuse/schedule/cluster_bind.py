@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.blocks.scheduled import binds, constant_extent, is_reduction, name_of
+from crossfuse.blocks.scheduled import constant_extent, name_of
 from crossfuse.calls import AnySchedule, checked
-from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.markers import CLUSTER_AXIS, cluster_axis, thread_tag
+from crossfuse.markers import CLUSTER_AXIS
 from crossfuse.schedule.primitive import (
     check_agreement,
     check_axis,
     check_extent,
     check_loop,
     check_not_within,
+    check_spatial,
+    check_unbound,
     refusing,
 )
 
@@ -78,8 +79,15 @@ def cluster_bind(sch: AnySchedule, loop: Any, axis: str = "x") -> None:
     check_axis(RULE, where, axis)
     extent = constant_extent(sch, RULE, loop)
     check_extent(RULE, where, extent)
-    _check_unbound(sch, loop, where)
-    _check_spatial(sch, loop, where)
+    check_unbound(sch, RULE, where, loop)
+    check_spatial(
+        sch,
+        RULE,
+        where,
+        loop,
+        instead="for a reduction loop call dsm_reduce, which makes one partial result a CTA and "
+        "combines them",
+    )
     check_agreement(sch, RULE, where, loop, axis, extent)
     _check_nesting(sch, loop, where, axis)
     with refusing(
@@ -90,44 +98,6 @@ def cluster_bind(sch: AnySchedule, loop: Any, axis: str = "x") -> None:
     ):
         sch.parallel(loop)
     sch.annotate(loop, CLUSTER_AXIS, axis)
-
-
-def _check_unbound(sch: Any, loop: Any, where: str) -> None:
-    node = sch.get(loop)
-    if int(node.kind) != int(ir.ForKind.SERIAL):
-        axis = cluster_axis(node)
-        bound = thread_tag(node) or (f"cluster axis {axis}" if axis else "")
-        state = f"bound to {bound}" if bound else ir.ForKind(int(node.kind)).name.lower()
-        raise refuse(
-            ScheduleRefused,
-            RULE,
-            where,
-            found=f"a loop that is already {state}",
-            limit="a serial loop",
-            instead="split the loop and bind one of the parts",
-        )
-
-
-def _check_spatial(sch: Any, loop: Any, where: str) -> None:
-    node = sch.get(loop)
-    found: list[str] = []
-
-    def visit(realize: Any) -> None:
-        pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
-        if any(is_reduction(each) and binds(node.loop_var, value) for each, value in pairs):
-            found.append(str(realize.block.name_hint))
-
-    ir.walk(node.body, (ir.SBlockRealize, visit))
-    if found:
-        raise refuse(
-            ScheduleRefused,
-            RULE,
-            where,
-            found=f"a reduction loop of block '{found[0]}'",
-            limit="a data-parallel loop",
-            instead="bind a loop over output elements; for a reduction loop call dsm_reduce, which "
-            "makes one partial result a CTA and combines them",
-        )
 
 
 def _check_nesting(sch: Any, loop: Any, where: str, axis: str) -> None:

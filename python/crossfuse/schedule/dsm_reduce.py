@@ -10,7 +10,6 @@ from crossfuse import _tvm as ir
 from crossfuse.blocks.scheduled import (
     bindings,
     binds,
-    combiner,
     constant_extent,
     function,
     is_reduction,
@@ -33,9 +32,11 @@ from crossfuse.schedule.primitive import (
     check_agreement,
     check_axis,
     check_block,
+    check_combiner,
     check_dtype,
     check_loop,
     check_not_within,
+    check_reduction_loop,
     check_slab,
     is_sampled_tile,
     refusing,
@@ -100,8 +101,8 @@ def read_reduction(sch: Any, rule: str, block: Any, loop: Any, axis: str) -> Red
     loops, depth = position(sch, rule, block, loop)
     where = f"{name_of(sch, block)}, {name_of(sch, loop)}"
     check_axis(rule, where, axis)
-    _check_combiner(sch, rule, where, block)
-    _check_reduction_loop(sch, rule, where, block, loop)
+    check_combiner(sch, rule, where, block)
+    check_reduction_loop(sch, rule, where, block, loop, bind="cluster_bind")
     count = _check_extent(sch, rule, where, loop)
     _check_outside(sch, rule, where, block, loops[:depth])
     check_not_within(rule, where, [sch.get(each) for each in loops[:depth]], axis)
@@ -119,33 +120,6 @@ def read_reduction(sch: Any, rule: str, block: Any, loop: Any, axis: str) -> Red
         output=_is_output(sch, block),
         exact=_is_exact(sch, block),
     )
-
-
-def _check_combiner(sch: Any, rule: str, where: str, block: Any) -> None:
-    if combiner(sch, block) is None:
-        raise refuse(
-            ScheduleRefused,
-            rule,
-            where,
-            found="a block without one initialised sum, product, max or min",
-            limit="a reduction by sum, product, max or min that is not decomposed",
-            instead="call dsm_reduce on the reduction block itself, before decompose_reduction",
-        )
-
-
-def _check_reduction_loop(sch: Any, rule: str, where: str, block: Any, loop: Any) -> None:
-    variable = sch.get(loop).loop_var
-    users = [each for each, value in bindings(sch, block) if binds(variable, value)]
-    if not users or not all(is_reduction(each) for each in users):
-        raise refuse(
-            ScheduleRefused,
-            rule,
-            where,
-            found="a loop over output elements" if users else "a loop that the block does not use",
-            limit="a reduction loop",
-            instead="split a reduction loop of the block and pass the part that becomes the rank; "
-            "for a loop over output elements use cluster_bind",
-        )
 
 
 def _check_extent(sch: Any, rule: str, where: str, loop: Any) -> int:

@@ -21,6 +21,9 @@ PRIMITIVES = {
     "dsm_shuffle": "crossfuse.schedule.dsm_shuffle",
     "grid_stage": "crossfuse.schedule.grid_stage",
     "accept_fewer_rows": "crossfuse.schedule.accept_fewer_rows",
+    "rank_bind": "crossfuse.schedule.rank_bind",
+    "rank_reduce": "crossfuse.schedule.rank_reduce",
+    "rank_gather": "crossfuse.schedule.rank_gather",
     "verify_cluster": "crossfuse.schedule.verify_cluster",
     "cluster_layout": "crossfuse.schedule.cluster_layout",
 }

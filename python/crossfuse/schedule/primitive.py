@@ -11,11 +11,14 @@ from typing import Any, TypeVar
 from crossfuse import _tvm as ir
 from crossfuse.blocks.scheduled import (
     ClusterLoop,
+    bindings,
     binds,
     cluster_loops,
+    combiner,
     constant_extent,
     function,
     in_loops,
+    is_reduction,
     name_of,
     position,
     span,
@@ -23,7 +26,14 @@ from crossfuse.blocks.scheduled import (
 )
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import MAX_SHARED_BYTES
-from crossfuse.markers import AXES, DSM_DTYPES, MAX_CLUSTER, cluster_axis
+from crossfuse.markers import (
+    AXES,
+    DSM_DTYPES,
+    MAX_CLUSTER,
+    cluster_axis,
+    is_rank_bound,
+    thread_tag,
+)
 
 # Checks of the arguments of primitives: live blocks and loops of this schedule.
 
@@ -63,6 +73,81 @@ def _missing(sch: Any, item: Any, kind: str) -> str:
     except ValueError:
         return f"a {kind} that no longer exists"
     return ""
+
+
+# Checks of loops that become CTAs or GPUs, and of reductions that are split over them.
+
+
+def check_unbound(sch: Any, rule: str, where: str, loop: Any) -> None:
+    """Refuse a loop that is bound, unrolled or parallel already."""
+    node = sch.get(loop)
+    if int(node.kind) == int(ir.ForKind.SERIAL):
+        return
+    axis = cluster_axis(node)
+    bound = thread_tag(node) or (f"cluster axis {axis}" if axis else "")
+    bound = "the ranks" if is_rank_bound(node) else bound
+    state = f"bound to {bound}" if bound else ir.ForKind(int(node.kind)).name.lower()
+    raise refuse(
+        ScheduleRefused,
+        rule,
+        where,
+        found=f"a loop that is already {state}",
+        limit="a serial loop",
+        instead="split the loop and bind one of the parts",
+    )
+
+
+def check_spatial(sch: Any, rule: str, where: str, loop: Any, *, instead: str) -> None:
+    """Refuse a reduction loop; `instead` says what to call for one."""
+    node = sch.get(loop)
+    found: list[str] = []
+
+    def visit(realize: Any) -> None:
+        pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
+        if any(is_reduction(each) and binds(node.loop_var, value) for each, value in pairs):
+            found.append(str(realize.block.name_hint))
+
+    ir.walk(node.body, (ir.SBlockRealize, visit))
+    if found:
+        raise refuse(
+            ScheduleRefused,
+            rule,
+            where,
+            found=f"a reduction loop of block '{found[0]}'",
+            limit="a data-parallel loop",
+            instead=f"bind a loop over output elements; {instead}",
+        )
+
+
+def check_combiner(sch: Any, rule: str, where: str, block: Any) -> None:
+    """Refuse a block that is no reduction whose parts can be combined."""
+    if combiner(sch, block) is None:
+        raise refuse(
+            ScheduleRefused,
+            rule,
+            where,
+            found="a block without one initialised sum, product, max or min",
+            limit="a reduction by sum, product, max or min that is not decomposed",
+            instead=f"call {rule} on the reduction block itself, before decompose_reduction",
+        )
+
+
+def check_reduction_loop(
+    sch: Any, rule: str, where: str, block: Any, loop: Any, *, bind: str
+) -> None:
+    """Refuse a loop of no reduction axis of the block; `bind` takes those over outputs."""
+    variable = sch.get(loop).loop_var
+    users = [each for each, value in bindings(sch, block) if binds(variable, value)]
+    if not users or not all(is_reduction(each) for each in users):
+        raise refuse(
+            ScheduleRefused,
+            rule,
+            where,
+            found="a loop over output elements" if users else "a loop that the block does not use",
+            limit="a reduction loop",
+            instead="split a reduction loop of the block and pass the part that becomes the rank; "
+            f"for a loop over output elements use {bind}",
+        )
 
 
 # Rehearsal: a primitive either does all of its work or leaves the schedule as it was.

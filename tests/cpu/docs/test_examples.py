@@ -52,6 +52,7 @@ SLOW = frozenset(
 WITHOUT = {
     "crossfuse.compiler.time_kernel": "it times calls on a GPU",
     "crossfuse.meta_schedule.runner.GpuRunner": "its process measures on a GPU",
+    "crossfuse.runtime.PeerKernel": "several GPUs run it",
 }
 
 

@@ -207,6 +207,7 @@ def test_pass_list_is_that_of_stock_tvm_and_ours(monkeypatch: pytest.MonkeyPatch
         "crossfuse.LowerMerges",
         "crossfuse.VerifyOwnership",
         "crossfuse.LowerCluster",
+        "crossfuse.MeetRanks",
         "crossfuse.HideIndices",
         "crossfuse.ShowIndices",
         "crossfuse.LowerDsmAccess",

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import numpy as np
 import tvm_ffi
 
-from crossfuse.runtime.kernel import _dl_tensor, _DLTensor
+from crossfuse.runtime.kernel import DLManagedTensor, _dl_tensor, capsule_of
 
 KDL_CUDA = 2
-
-
-class _Managed(ctypes.Structure):
-    # DLManagedTensor of dlpack.h.
-    _fields_ = (
-        ("tensor", _DLTensor),
-        ("context", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-    )
 
 
 class _Exporter:
@@ -29,16 +19,13 @@ class _Exporter:
         tensor = _dl_tensor(array)
         tensor.device_type, tensor.device_id = KDL_CUDA, device
         self.keep = (array, tensor)
-        self.managed = _Managed(tensor, None, None)
+        self.managed = DLManagedTensor(tensor, None, None)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return KDL_CUDA, self.managed.tensor.device_id
 
     def __dlpack__(self, **options: object) -> Any:
-        new = ctypes.pythonapi.PyCapsule_New
-        new.restype = ctypes.py_object
-        new.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-        return new(ctypes.addressof(self.managed), b"dltensor", None)
+        return capsule_of(self.managed)
 
 
 _alive: list[_Exporter] = []

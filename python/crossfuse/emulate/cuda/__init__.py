@@ -11,6 +11,7 @@ from crossfuse.emulate.cuda.faults import (
     remove_cluster_barrier,
     wrong_rank,
 )
+from crossfuse.emulate.cuda.ranks import emulate_ranks
 from crossfuse.emulate.cuda.run import EmulationReport, Finding, emulate
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "drop_call",
     "early_exit",
     "emulate",
+    "emulate_ranks",
     "recycle_slab",
     "remove_cluster_barrier",
     "wrong_rank",

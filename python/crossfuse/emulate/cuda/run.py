@@ -7,7 +7,7 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +189,8 @@ _NO_MEANS = 3
 _ROW_COUNT = -1000000
 # What the runtime calls a buffer that is zero at first and kept; inputs are 0 and outputs are 1.
 _STATE = 2
+# What it calls one that kernels write for each other alone.
+_WINDOW = 3
 # What orders accesses by more than barriers of CTAs and clusters, which the runtime counts.
 _ORDERS_BY_CLOCKS = ("mbarrier.", "cp.async.bulk", "wgmma.", "fence.proxy", "bar.arrive")
 # Records of the runtime that say nothing of a fault.
@@ -272,7 +274,15 @@ def emulate(
     (True, True)
     """
     start = time.perf_counter()
-    program = prepare(image, arguments, cache)
+    report = examine(prepare(image, arguments, cache), seed, orders, max_findings, timeout_s)
+    return replace(report, seconds=time.perf_counter() - start)
+
+
+def examine(
+    program: Program, seed: int, orders: int, max_findings: int, timeout_s: float
+) -> EmulationReport:
+    """Run a compiled program as `emulate` does."""
+    start = time.perf_counter()
     limit = max_findings + _SPARE_FINDINGS
     records, runs = program.run(seed, max(orders, 1), limit, timeout_s)
     image = program.image
@@ -292,6 +302,8 @@ class Program:
     inputs: Mapping[str, np.ndarray]
     translation: Translation
     executable: Path
+    #: Of each launch, the stream in which it follows others; empty if all follow each other.
+    streams: tuple[int, ...] = ()
 
     def run(
         self,
@@ -307,7 +319,8 @@ class Program:
         """
         settings = (seed, orders, limit, max(1, round(timeout_s)))
         with scratch() as directory:
-            _write_job(directory, self.image, self.translation, self.inputs, settings)
+            job = (self.image, self.translation, self.inputs, settings, self.streams)
+            _write_job(directory, *job)
             records = _execute(self.executable, directory, timeout_s, environment)
             runs = (_read_outputs(directory, self.image, order) for order in range(orders))
             return records, tuple(runs)
@@ -332,24 +345,27 @@ def _write_job(
     translation: Translation,
     inputs: Mapping[str, np.ndarray],
     settings: tuple[int, ...],
+    streams: tuple[int, ...],
 ) -> None:
     position = {buffer.name: index for index, buffer in enumerate(image.memory)}
     known = position | {ROW_COUNT: _ROW_COUNT}
-    words = [*settings, int(image.unordered), len(image.memory), len(image.launches)]
+    words = [*settings, int(image.unordered), max(streams, default=0) + 1]
+    words += [len(image.memory), len(image.launches)]
     lines = [" ".join(map(str, words))]
     state = {buffer.name for buffer in image.state}
     clocked = any(each in image.cuda for each in _ORDERS_BY_CLOCKS)
     for index, buffer in enumerate(image.memory):
         item = numpy_dtype(buffer.dtype).itemsize
         elements = int(np.prod(buffer.shape, dtype=np.int64))
-        role = _STATE if buffer.name in state else int(buffer.output)
+        role = _WINDOW if buffer.ranks else int(buffer.output)
+        role = _STATE if buffer.name in state else role
         lines.append(f"{buffer.name} {role} {elements * item} {item}")
         if role == 0:
             inputs[buffer.name].tofile(directory / f"input_{index}.bin")
-    for launch in image.launches:
+    for launch, stream in zip(image.launches, streams or [0] * len(image.launches), strict=True):
         kernel = translation.symbols.index(launch.symbol)
         numbers = [kernel, *map(int, (launch.cooperative, launch.helps, launch.early, clocked))]
-        numbers.append(image.rows or 0)
+        numbers += [image.rows or 0, stream]
         numbers += [*launch.grid, *launch.block, *launch.cluster]
         numbers += [launch.dynamic_shared_bytes, len(launch.arguments)]
         maps = [each.name for each in launch.tensor_maps]

@@ -64,6 +64,9 @@ def _check_store(access: Access, shared_by: tuple[str, ...], everywhere: dict[st
     known = analyzer(access.loops)
     written = [ir.substitute(index, fixed) for index in access.indices or ()]
     indices = [known.simplify(index) for index in written]
+    # What no loop changes, such as the rank of the GPU, tells no two stores apart.
+    around = {each.loop_var for each in access.loops}
+    indices = [index for index in indices if not around.isdisjoint(ir.variables(index))]
     used = {var for index in indices for var in ir.variables(index)}
     for loop in parallel:
         if loop.loop_var not in used:

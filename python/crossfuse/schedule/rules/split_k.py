@@ -59,14 +59,21 @@ def schedule_split_k(
     install()
     sch = ir.Schedule(func)
     chain = read_product(sch, "split_k")
-    chosen = _choose(tiles or Tiles(), chain, cluster, scatter)
+    extents = (chain.m, chain.n, chain.k)
+    chosen = choose_split_tiles(tiles or Tiles(), extents, cluster, scatter=scatter)
     sch_rule = _scatter if scatter else _all_exchange
     sch_rule(sch, chain, cluster, chosen)
     return sch
 
 
-def _choose(given: Tiles, chain: Chain, cluster: int, scatter: bool) -> Tiles:
-    """Tiles that divide over the CTAs, so that every thread of a slice has an element."""
+def choose_split_tiles(
+    given: Tiles, extents: tuple[int, int, int], cluster: int, *, scatter: bool = True
+) -> Tiles:
+    """Tiles that divide over the CTAs, so that every thread of a slice has an element.
+
+    `extents` are rows, columns and what is summed over.
+    """
+    rows, columns, summed = extents
     if not 1 <= cluster <= MAX_CLUSTER:
         raise refuse(
             ScheduleRefused,
@@ -76,7 +83,7 @@ def _choose(given: Tiles, chain: Chain, cluster: int, scatter: bool) -> Tiles:
             limit=f"1 to {MAX_CLUSTER} CTAs",
             instead=f"pass a cluster size of at most {MAX_CLUSTER}",
         )
-    rows, width = _tile_shape(given, chain, cluster, scatter)
+    rows, width = _tile_shape(given, rows, columns, cluster, scatter)
     share = rows * width // cluster
     threads_x = given.threads_x or largest_divisor(gcd(width, share), 64)
     threads_y = given.threads_y or largest_divisor(gcd(rows, share // threads_x), 16)
@@ -89,13 +96,13 @@ def _choose(given: Tiles, chain: Chain, cluster: int, scatter: bool) -> Tiles:
             limit="threads that divide each CTA's share of the tile",
             instead="leave threads_x and threads_y out to have them chosen",
         )
-    depth = given.depth or staged_depth(-(-chain.k // cluster))
+    depth = given.depth or staged_depth(-(-summed // cluster))
     tiles = Tiles(rows, threads_x, threads_y, width // threads_x, depth)
     check_tiles(tiles, widths=(width,), depth=depth)
     return tiles
 
 
-def _tile_shape(given: Tiles, chain: Chain, cluster: int, scatter: bool) -> tuple[int, int]:
+def _tile_shape(given: Tiles, m: int, n: int, cluster: int, scatter: bool) -> tuple[int, int]:
     """Rows and columns of a tile whose elements divide over the CTAs.
 
     After an all-exchange each CTA stores whole rows or whole columns of the tile.
@@ -105,19 +112,19 @@ def _tile_shape(given: Tiles, chain: Chain, cluster: int, scatter: bool) -> tupl
         parts = (rows * width,) if scatter else (rows, width)
         return any(each % cluster == 0 for each in parts)
 
-    rows = given.rows or min(16, chain.m)
+    rows = given.rows or min(16, m)
     most = 64 if rows > 4 else 256
-    width = largest_divisor(chain.n, most)
-    width = width if 2 * width >= min(most, chain.n) else min(most, chain.n)
-    if not divides(rows, width) and not given.rows and chain.m >= cluster:
-        rows = cluster * max(1, min(16, chain.m) // cluster)
-    if not divides(rows, width) and chain.n >= cluster:
+    width = largest_divisor(n, most)
+    width = width if 2 * width >= min(most, n) else min(most, n)
+    if not divides(rows, width) and not given.rows and m >= cluster:
+        rows = cluster * max(1, min(16, m) // cluster)
+    if not divides(rows, width) and n >= cluster:
         width = cluster * max(1, width // cluster)
-    if not divides(rows, width) or rows > chain.m:
+    if not divides(rows, width) or rows > m:
         raise refuse(
             ScheduleRefused,
             "tiles",
-            f"product of {chain.m} rows and {chain.n} columns",
+            f"product of {m} rows and {n} columns",
             found=f"a tile of {rows} x {width} elements for {cluster} CTAs",
             limit="a tile within the product whose elements divide over the CTAs"
             + ("" if scatter else ", by rows or by columns"),
@@ -148,7 +155,7 @@ def _scatter(sch: Any, chain: Chain, cluster: int, tiles: Tiles) -> None:
     _bind_grid(sch, row_tile, column_tile)
     partial = sch.dsm_reduce(product, rank)
     _, _, _, rest, row, column = sch.get_loops(partial)
-    _multiply(sch, partial, row, column, rest, tiles)
+    multiply(sch, partial, row, column, rest, tiles)
     _, _, _, element, ranks = sch.get_loops(product)
     _, y, x = sch.split(element, [None, tiles.threads_y, tiles.threads_x])
     bind_threads(sch, y, x)
@@ -174,7 +181,7 @@ def _all_exchange(sch: Any, chain: Chain, cluster: int, tiles: Tiles) -> None:
     sch.reorder(row_tile, column_tile, rank, rest, row, column)
     partial = sch.dsm_reduce(product, rank, scatter=False)
     _, _, _, row, column, rest = sch.get_loops(partial)
-    _multiply(sch, partial, row, column, rest, tiles)
+    multiply(sch, partial, row, column, rest, tiles)
     *_, ranks, row, column = sch.get_loops(product)
     _, y, x = sch.split(sch.fuse(row, column), [None, tiles.threads_y, tiles.threads_x])
     sch.reorder(y, x, ranks)
@@ -182,7 +189,7 @@ def _all_exchange(sch: Any, chain: Chain, cluster: int, tiles: Tiles) -> None:
     sch.decompose_reduction(product, ranks)
 
 
-def _multiply(sch: Any, partial: Any, row: Any, column: Any, depth: Any, tiles: Tiles) -> None:
+def multiply(sch: Any, partial: Any, row: Any, column: Any, depth: Any, tiles: Tiles) -> None:
     """Schedule one CTA's share of the product: threads over the tile, operands staged.
 
     Its sums are in registers.

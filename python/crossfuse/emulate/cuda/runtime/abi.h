@@ -38,7 +38,7 @@ enum CrossfuseOrder : int {
 };
 
 // For which threads it does: the order of emu::Scope.
-enum CrossfuseScope : int { CROSSFUSE_CTA, CROSSFUSE_CLUSTER, CROSSFUSE_GPU };
+enum CrossfuseScope : int { CROSSFUSE_CTA, CROSSFUSE_CLUSTER, CROSSFUSE_GPU, CROSSFUSE_SYS };
 
 // Which memory a fence is about.
 enum CrossfuseSpace : int { CROSSFUSE_ALL, CROSSFUSE_SHARED, CROSSFUSE_GLOBAL };

@@ -62,7 +62,9 @@ bool is_own(const Access& access, const Thread& now) {
 }
 
 bool includes(Scope scope, const Cta& from, const Cta& to) {
-  return scope == Scope::kGpu || from.window == to.window ||
+  if (scope == Scope::kSystem) return true;
+  const bool same_gpu = stream_of(from) == stream_of(to);
+  return (scope == Scope::kGpu && same_gpu) || from.window == to.window ||
          (scope == Scope::kCluster && from.cluster == to.cluster);
 }
 }  // namespace

@@ -36,7 +36,7 @@ struct Clock {
 };
 
 // Which threads a release or an acquire is about (PTX ISA, memory consistency model, scope).
-enum class Scope : uint8_t { kCta, kCluster, kGpu };
+enum class Scope : uint8_t { kCta, kCluster, kGpu, kSystem };
 
 // What was published at a place (a flag, an mbarrier), by whom and for whom.
 class Signal {

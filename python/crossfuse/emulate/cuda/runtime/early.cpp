@@ -48,6 +48,7 @@ void check_waits(const Grid& grid) {
 
 bool is_launch_over(const Grid& before, const Thread& now) {
   const Grid& own = *now.cta->cluster->grid;
+  if (before.launch.stream != own.launch.stream) return false;
   return before.number < own.number && before.is_over() &&
          (now.clock.launches || !own.launch.early);
 }
@@ -55,7 +56,9 @@ bool is_launch_over(const Grid& before, const Thread& now) {
 bool may_begin(const Grid& grid) {
   if (grid.number == 0) return true;
   const auto own = device.grids.begin() + grid.number;
-  auto is_over = [](const Grid* each) { return each->is_over(); };
+  auto is_over = [&](const Grid* each) {
+    return each->launch.stream != grid.launch.stream || each->is_over();
+  };
   if (!grid.launch.early) return std::all_of(device.grids.begin(), own, is_over);
   const Grid& before = **(own - 1);
   return before.begun && before.letting == before.clusters * before.launch.ctas();

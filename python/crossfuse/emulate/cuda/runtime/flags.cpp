@@ -31,9 +31,11 @@ void poll(const uint32_t* flag, Site site) {
   self.flag = flag;
 }
 
-// What threads of a launch that released a flag published.
+// What threads of a launch that released a flag published; or of all launches, where some run in other GPUs.
 std::map<std::pair<unsigned, const void*>, Signal> flags;
-std::pair<unsigned, const void*> key_of(const void* flag) { return {device.grid->number, flag}; }
+std::pair<unsigned, const void*> key_of(const void* flag) {
+  return {device.streams ? 0 : device.grid->number, flag};
+}
 
 Clock published() {
   Clock clock;

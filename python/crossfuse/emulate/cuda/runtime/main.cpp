@@ -21,6 +21,7 @@ struct Job {
   uint64_t seed = 0;
   unsigned orders = 1, limit = 1, seconds = 0;
   unsigned unordered = 0;  // whether outputs may differ between orders
+  unsigned streams = 1;
   std::vector<Launch> launches;
 };
 
@@ -52,8 +53,8 @@ Launch read_launch(FILE* file) {
   Launch launch;
   unsigned count = 0;
   int cooperative = 0, helps = 0, early = 0, clocked = 0;
-  if (fscanf(file, "%d %d %d %d %d %d", &launch.kernel, &cooperative, &helps, &early, &clocked,
-             &launch.rows) != 6) {
+  if (fscanf(file, "%d %d %d %d %d %d %d", &launch.kernel, &cooperative, &helps, &early, &clocked,
+             &launch.rows, &launch.stream) != 7) {
     fail("bad job: launch");
   }
   launch.cooperative = cooperative || helps;
@@ -81,8 +82,8 @@ Job read_job() {
   if (!file) fail("no job.txt");
   Job job;
   unsigned count = 0, launches = 0;
-  if (fscanf(file, "%" SCNu64 " %u %u %u %u %u %u", &job.seed, &job.orders, &job.limit,
-             &job.seconds, &job.unordered, &count, &launches) != 7) {
+  if (fscanf(file, "%" SCNu64 " %u %u %u %u %u %u %u", &job.seed, &job.orders, &job.limit,
+             &job.seconds, &job.unordered, &job.streams, &count, &launches) != 8) {
     fail("bad job: settings");
   }
   buffers.resize(count);
@@ -154,8 +155,11 @@ void run_once(const Job& job, unsigned order) {
   random_source.seed(job.seed * 1000003u + order);
   clear_buffers_shadow();
   for (Buffer& buffer : buffers) {
-    if (buffer.role == Role::kOutput) memset(buffer.region.base, kPoison, buffer.bytes);
+    const bool poisoned = buffer.role == Role::kOutput || buffer.role == Role::kWindow;
+    if (poisoned) memset(buffer.region.base, kPoison, buffer.bytes);
   }
+  device.streams = job.streams > 1;
+  if (device.streams) return run_chain(job.launches, crossfuse_kernels, order % 2 == 0);
   if (runs_as_chain(job, order)) {
     return run_chain(job.launches, crossfuse_kernels, order % 4 == 1 || order % 4 == 2);
   }

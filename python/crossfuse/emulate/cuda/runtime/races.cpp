@@ -5,6 +5,10 @@ namespace emu {
 namespace {
 // What would have ordered two accesses.
 const char* missing_between(const Access& before, const Access& now, bool shared) {
+  if (start_of(before).grid->launch.stream != start_of(now).grid->launch.stream) {
+    return "they run in different GPUs: no release and acquire of a flag lie between, at the scope of the "
+           "system";
+  }
   if (start_of(before).grid != start_of(now).grid) {
     return "their launches may run at the same time: no griddepcontrol.wait lies between";
   }

@@ -17,7 +17,9 @@ inline bool clocks_order(const Access& e, const Thread& now, Due due) {
 // accesses, clocks do: in global memory of a cooperative launch, and by mbarriers.
 inline bool ordered(const Access& e, const Thread& now, bool shared, Due due = Due::kVisible) {
   if (e.cluster < device.first_cluster) return true;
-  if (start_of(e).grid != device.grid) return is_launch_over(*start_of(e).grid, now);
+  const Grid& other = *start_of(e).grid;
+  const bool follows = other.launch.stream == device.grid->launch.stream;
+  if (&other != device.grid && follows) return is_launch_over(other, now);
   if (device.grid->launch.cooperative && !shared) return clocks_order(e, now, due);
   if (e.cluster != now.cta->cluster->id) return false;
   if (e.agent >= static_cast<unsigned>(Agent::kFills)) return clocks_order(e, now, due);

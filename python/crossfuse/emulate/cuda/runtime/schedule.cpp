@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <ucontext.h>
 
@@ -177,13 +178,16 @@ std::vector<uint32_t> shuffled(size_t clusters) {
   return order;
 }
 
-// Lets the next launch of a chain begin, if it may, at once or some time later. False if none begins.
+// Lets the next launch of a chain begin, or of one of its streams, if it may, at once or some time later.
+// False if none begins.
 bool begin_next(bool at_once) {
-  auto waits = [](const Grid* each) { return !each->begun; };
-  auto next = std::find_if(device.grids.begin(), device.grids.end(), waits);
-  if (next == device.grids.end() || !may_begin(**next)) return false;
+  auto begins = [](const Grid* each) { return !each->begun && may_begin(*each); };
+  std::vector<Grid*> next;  // at most one of each stream
+  std::copy_if(device.grids.begin(), device.grids.end(), std::back_inserter(next), begins);
+  if (next.empty()) return false;
   if (!at_once && random_source() % hesitation) return false;
-  begin(**next, shuffled((*next)->clusters).data());
+  Grid& grid = *next[next.size() > 1 ? random_source() % next.size() : 0];
+  begin(grid, shuffled(grid.clusters).data());
   return true;
 }
 

@@ -185,6 +185,7 @@ struct Launch {
   bool cooperative = false, helps = false, alone = false;
   bool clocked = false;      // more than barriers orders accesses: clocks run
   bool early = false;        // may start before the launch before it is over
+  int stream = 0;            // of a job with several of them, each a GPU's: launches of one follow each other
   CrossfuseIndex grid{}, block{}, cluster{};
   size_t dynamic_bytes = 0;
   int rows = 0;  // of this call, where there may be fewer
@@ -194,8 +195,9 @@ struct Launch {
   unsigned ctas() const { return cluster.x * cluster.y * cluster.z; }
 };
 
-// What the emulation fills a buffer with, and what it does with it afterwards.
-enum class Role : int { kInput, kOutput, kState };
+// What the emulation fills a buffer with, and what it does with it afterwards. Windows are what launches
+// write for each other alone: nobody asks what they hold in the end, or whether all of it was written.
+enum class Role : int { kInput, kOutput, kState, kWindow };
 
 struct Buffer {
   std::string name;
@@ -233,6 +235,7 @@ struct Started {
 
 // Everything of the clusters that run now, and of the launches they belong to.
 struct Device {
+  bool streams = false;        // the job has several: flags are seen by the launches of all
   Grid* grid = nullptr;        // of the running thread, or of what else is looked at
   std::vector<Grid*> grids;    // all that run at the same time: one, or those of a chain
   uint32_t first_cluster = 1;  // clusters below it belong to finished launches
@@ -263,6 +266,7 @@ inline CtaRange ctas_of(const Grid& grid) {
   Cta* first = device.ctas.data() + grid.first_window;
   return {first, first + grid.clusters * grid.launch.ctas()};
 }
+inline int stream_of(const Cta& cta) { return cta.cluster->grid->launch.stream; }
 inline const Started& start_of(const Access& access) {
   return device.started[access.cluster - device.first_cluster];
 }

@@ -1,0 +1,155 @@
+"""Windows over the memory of several GPUs, and what groups refuse; the driver is a stand-in."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from crossfuse.errors import ArtefactRefused, EnvironmentRefused
+from crossfuse.lower.extract import lower
+from crossfuse.runtime import PeerGroup, build_library, load
+from crossfuse.runtime.peers import PeerKernel, Window, check_reach
+from crossfuse.schedule.rules.row_parallel import schedule_row_parallel
+from crossfuse.workload import row_parallel
+
+BASE, ROW = 1 << 40, 2 << 20
+
+
+class FakeDriver:
+    """Notes the calls that it gets; one of them may fail."""
+
+    def __init__(self, failing: str = "") -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.failing = failing
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> int:
+            values = [getattr(each, "value", None) for each in arguments]
+            if name == "cuMemAddressReserve":
+                arguments[0]._obj.value = BASE
+            elif name == "cuMemCreate":
+                values[2] = arguments[2]._obj.location.id
+                arguments[0]._obj.value = len(self.calls)
+            elif name == "cuMemSetAccess":
+                values[2] = [each.location.id for each in arguments[2]]
+            self.calls.append((name, *values))
+            return 2 if name == self.failing else 0
+
+        return call
+
+    def of(self, name: str) -> list[tuple[Any, ...]]:
+        return [values for called, *values in self.calls if called == name]
+
+
+def test_row_of_each_rank_lies_in_its_gpu_and_all_reach_it() -> None:
+    driver = FakeDriver()
+    window = Window(driver, (3, 1), ROW)
+    assert window.address == BASE
+    assert [(size, device) for _, size, device, _ in driver.of("cuMemCreate")] == [
+        (ROW, 3),
+        (ROW, 1),
+    ]
+    assert [place for place, *_ in driver.of("cuMemMap")] == [BASE, BASE + ROW]
+    assert driver.of("cuMemSetAccess") == [[BASE, 2 * ROW, [3, 1], 2]]
+    window.close()
+    window.close()
+    assert driver.of("cuMemUnmap") == [[BASE, 2 * ROW]]
+    assert driver.of("cuMemAddressFree") == [[BASE, 2 * ROW]]
+    assert len(driver.of("cuMemRelease")) == 2
+
+
+def test_ranks_may_share_a_gpu() -> None:
+    driver = FakeDriver()
+    Window(driver, (0, 0, 0), ROW)
+    assert driver.of("cuMemSetAccess") == [[BASE, 3 * ROW, [0], 1]]
+
+
+@pytest.mark.parametrize("failing", ["cuMemCreate", "cuMemMap", "cuMemSetAccess"])
+def test_nothing_is_left_of_a_window_that_fails(failing: str) -> None:
+    driver = FakeDriver(failing)
+    with pytest.raises(EnvironmentRefused) as caught:
+        Window(driver, (0, 1), ROW)
+    assert str(caught.value) == (
+        f"cuda-driver: {failing}: found CUresult 2; limit: GPUs that reach each other's memory, "
+        "with as much of it free as the windows need. Instead: take GPUs of one host that NVLink "
+        "connects (nvidia-smi topo -m), or free memory."
+    )
+    made = len(driver.of("cuMemCreate")) - (failing == "cuMemCreate")
+    assert len(driver.of("cuMemRelease")) == made
+    assert len(driver.of("cuMemUnmap")) == (failing == "cuMemSetAccess")
+    assert len(driver.of("cuMemAddressFree")) == 1
+
+
+@pytest.mark.parametrize(
+    ("able", "missing"), [({2}, "atomic operations"), ({3}, "loads and stores"), (set(), "loads")]
+)
+def test_gpus_that_do_not_reach_each_other(able: set[int], missing: str) -> None:
+    def ask(value: Any, attribute: int, _device: int, peer: int) -> int:
+        value._obj.value = int(peer == 0 or attribute in able)
+        return 0
+
+    driver = SimpleNamespace(cuDeviceGetP2PAttribute=ask)
+    with pytest.raises(EnvironmentRefused) as caught:
+        check_reach(driver, (0, 1))
+    assert f"peer-group: GPU 0: found no {missing}" in str(caught.value)
+    check_reach(driver, (0, 0))
+
+
+def test_layouts_are_those_of_the_driver() -> None:
+    from crossfuse.runtime import peers
+
+    assert ctypes.sizeof(peers._Properties) == 32
+    assert ctypes.sizeof(peers._Access) == 12
+
+
+def test_no_gpu() -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(EnvironmentRefused) as caught:
+        PeerGroup([0, 1])
+    assert str(caught.value) == (
+        "peer-group: GPUs 0, 1: found 0 GPUs that torch sees; limit: the index of such a GPU for "
+        "each rank. Instead: run it where there are as many GPUs, or let ranks share one."
+    )
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    func = row_parallel(m=4, k=64, n=32, ranks=2, dtype="float32")
+    folder = tmp_path_factory.mktemp("ranks")
+    made = build_library(lower(schedule_row_parallel(func)).image, Path(folder))
+    return load(made.shared_object, check_device=False)
+
+
+def test_a_library_says_what_spans_gpus(kernel: Any) -> None:
+    assert {each.name: each.ranks for each in kernel.buffers} == {
+        **{"A": 0, "B": 0, "out": 0, "crossfuse_rank": 0},
+        **{"crossfuse_arrivals": 2, "product_rf_global_peer": 2},
+    }
+
+
+def test_group_of_another_size(kernel: Any) -> None:
+    group = SimpleNamespace(devices=(0, 1, 2), deadline=1.0)
+    with pytest.raises(ArtefactRefused) as caught:
+        PeerGroup.join(group, kernel)  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        "peer-group: main: found a function over 2 GPUs; limit: 3 ranks, as the group has. "
+        "Instead: make a group of that many GPUs, or load another kernel."
+    )
+
+
+def test_tensors_of_each_rank(kernel: Any) -> None:
+    ranked = object.__new__(PeerKernel)
+    ranked._kernel, ranked.devices, ranked._streams = kernel, (0, 1), []
+    assert [each.name for each in ranked.buffers] == ["A", "B", "out"]
+    with pytest.raises(ArtefactRefused) as caught:
+        ranked([None], [None, None], [None, None])
+    assert str(caught.value) == (
+        "argument-ranks: argument 'A' of main: found 1 tensors; limit: 2, one of each rank. "
+        "Instead: pass the ranks' tensors as a list."
+    )
