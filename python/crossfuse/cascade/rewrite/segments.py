@@ -8,6 +8,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+import sympy
+
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Slot, guarded, new, old, value
 from crossfuse.cascade.rewrite.context import StreamContext, Tiling, at, finished
@@ -86,10 +88,12 @@ class Residence:
             for_lanes(stream.elements, stream.lanes, lambda i: _assign(kept(i), tile(i)))
 
     def take(self, stream: Stream, place: Sequence[Any], into: Any) -> None:
-        """Statements: copy a vector of elements that stayed in registers, as it was loaded.
+        """Statements: copy a vector of elements that were held, as it was loaded.
 
-        Else nvcc holds the numbers that one sweep made of them for the next: twice as many
-        registers, and half as many CTAs. See `crossfuse.lower.pack_registers`.
+        Else nvcc holds the numbers that one sweep made of registers for the next: twice as many
+        registers, and half as many CTAs (see `crossfuse.lower.pack_registers`). From shared memory
+        it loads 16-bit numbers one by one, 16 bytes apart, so that four threads of a warp meet in a
+        bank: 32 turns of the memory for a vector that takes four.
         """
         kept = self.element(stream, place)
         packed = row_of(into, 0)
@@ -379,7 +383,7 @@ class Outputs:
     """Writes the stores of one thread, at a place: row, CTA and thread.
 
     `state` is the finished state of the row; `before` that of the thread before states merged,
-    needed where contributions are used again.
+    needed where contributions are used again; `known` has invariants that were loaded before.
     """
 
     def __init__(
@@ -389,12 +393,14 @@ class Outputs:
         residence: Residence,
         state: Mapping[str, Any],
         before: Mapping[str, Any] = MappingProxyType({}),
+        known: Mapping[sympy.Symbol, Any] = MappingProxyType({}),
     ) -> None:
         self.context = context
         self.place = place
         self.residence = residence
         self.rows = context.at_row(place[0])
-        self.values = finished(context, context.invariants(self.rows), state)
+        self.known = known
+        self.values = finished(context, {**context.invariants(self.rows), **known}, state)
         for slot in context.slots if before else ():
             self.values.values[old(slot.name)] = before[numbers(slot, context.dtype)[0].name]
         derived = context.derivation
@@ -458,8 +464,9 @@ class _OutputTile(ThreadTile):
             for each in self.context.emitted
             if self.residence.buffer(each) is None
         }
-        kept = self.residence.buffers if self.residence.where == "registers" else {}
-        self.copied = {each: self.buffer(each, f"packed_{self.number}", 1) for each in kept}
+        self.copied = {
+            each: self.buffer(each, f"packed_{self.number}", 1) for each in self.residence.buffers
+        }
 
     def run(self) -> None:
         for stream, buffer in self.loaded.items():
@@ -478,13 +485,11 @@ class _OutputTile(ThreadTile):
                 self.store(output, staged[output.name], step)
 
     def tiles(self, step: Any) -> dict[Stream, Tile]:
-        place = self.at(step)
-        found = {each: self.residence.element(each, place) for each in self.residence.buffers}
-        found |= {each: row_of(buffer, 0) for each, buffer in self.copied.items()}
+        found = {each: row_of(buffer, 0) for each, buffer in self.copied.items()}
         return found | {each: row_of(buffer, step) for each, buffer in self.loaded.items()}
 
     def lane(self, step: Any, lane: Any, staged: Mapping[str, Any]) -> None:
-        symbols = self.symbols(self.tiles(step), step, lane)
+        symbols = {**self.symbols(self.tiles(step), step, lane), **self.outputs.known}
         for slot, symbol in self.context.reused.items():
             symbols[symbol] = self.residence.reused[slot][(*self.at(step), lane)]
         values = Definitions({**self.outputs.values.values, **symbols}, self.context.dtype)

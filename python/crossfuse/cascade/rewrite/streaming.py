@@ -119,7 +119,12 @@ class _Writer:
         self.slots = context.slots
         self.ctas, self.threads = context.mapping.cluster, context.mapping.threads
         self.residence = Residence(context)
-        self.segments = self._state("segment", (context.row_count, self.ctas, self.threads))
+        threads = (context.row_count, self.ctas, self.threads)
+        self.segments = self._state("segment", threads)
+        self.known = {
+            each: held(f"{each.name}_of_row", threads, str(context.site.reads[each].ty))
+            for each in context.awaited
+        }
         self.merged = self._state(
             "cta", (context.row_count,) if self.ctas == 1 else (self.ctas, context.row_count)
         )
@@ -127,7 +132,7 @@ class _Writer:
         self.final: dict[str, Any] = {}
         if self.ctas > 1:
             self.inbox = self._state("inbox", (self.ctas, context.row_count, self.ctas))
-            self.final = self._state("final", (context.row_count, self.ctas, self.threads))
+            self.final = self._state("final", threads)
 
     def _state(self, name: str, shape: tuple[int, ...]) -> dict[str, Any]:
         return {
@@ -165,12 +170,20 @@ class _Writer:
         with ir.script.sblock("segment"):
             place = self._place(row, cta, thread)
             # Stated, because the block reads back what it keeps for outputs.
-            ir.script.reads(*[_whole(each.buffer) for each in self.context.swept])
+            invariants = self.context.invariants(self.context.at_row(place[0]))
+            awaited = {each: invariants[each] for each in self.known}
+            ir.script.reads(
+                *[_whole(each.buffer) for each in self.context.swept],
+                *[_whole(each.source) for each in awaited.values()],
+            )
             ir.script.writes(
                 *[each[place] for each in self.segments.values()],
+                *[each[place] for each in self.known.values()],
                 *[self._kept(each, place) for each in self.residence.buffers.values()],
                 *[self._kept(each, place) for each in self.residence.reused.values()],
             )
+            for symbol, load in awaited.items():
+                ir.script.buffer_store(self.known[symbol], load, list(place))
             Segment(self.context, place, self.residence).run(self.segments)
 
     def _kept(self, buffer: Any, place: tuple[Any, Any, Any]) -> Any:
@@ -235,7 +248,8 @@ class _Writer:
             index = place if self.ctas > 1 else (place[0],)
             state = {name: buffer[index] for name, buffer in held_in.items()}
             before = {name: buffer[place] for name, buffer in self.segments.items()}
-            Outputs(self.context, place, self.residence, state, before).run()
+            known = {symbol: buffer[place] for symbol, buffer in self.known.items()}
+            Outputs(self.context, place, self.residence, state, before, known).run()
 
 
 def _whole(buffer: Any) -> Any:

@@ -68,6 +68,11 @@ def operations(expressions: Iterable[sympy.Expr], elements: Iterable[sympy.Symbo
     return sum(_count(each, moving) for each in set(_parts(expressions, moving)))
 
 
+def chooses(expressions: Iterable[sympy.Expr], elements: Iterable[sympy.Symbol]) -> bool:
+    """Whether each element is told from others by a condition, such as a label."""
+    return any(isinstance(each, sympy.Piecewise) for each in _parts(expressions, set(elements)))
+
+
 def _parts(expressions: Iterable[sympy.Expr], moving: set[sympy.Symbol]) -> list[sympy.Basic]:
     """Parts of expressions that change along the axis, but for conditions."""
     found: list[sympy.Basic] = []
@@ -152,6 +157,8 @@ class Work:
     reused: int = 0
     #: Operations of an element that these spare.
     spared: int = 0
+    #: Whether outputs over the axis choose by element.
+    chosen: bool = False
     #: Numbers of the state.
     slots: int = 2
     #: Instructions of an element on the special-function units.
@@ -200,6 +207,7 @@ def work_of(site: Site, derivation: Derivation) -> Work:
         unpacked=any(_is_packed(each) for each in swept),
         reused=vector * len(reused),
         spared=max(0, operations(given, elements) - left),
+        chosen=chooses(given, elements),
         slots=sum(len(numbers(each, context.dtype)) for each in derivation.slots),
         # What outputs compute again is computed in a second sweep.
         exponentials=exponentials(taken, elements) + exponentials(given, elements),

@@ -13,6 +13,8 @@ from crossfuse.schedule.install import install
 #: Blocks of a streaming function, in program order, and those that only clusters have.
 BLOCKS = ("segment", "merge", "push", "fold", "outputs")
 OF_CLUSTERS = ("push", "fold")
+#: Dimensions of a number of each thread: row, CTA, thread.
+_OF_THREAD = 3
 
 
 @checked
@@ -73,8 +75,9 @@ def bind_stream(sch: Any, tiles: StreamTiles) -> None:
 def _place(sch: Any, blocks: dict[str, Any], tiles: StreamTiles) -> None:
     """Put states into registers, messages between CTAs into slabs, elements where they stay."""
     states = len(sch.get(blocks["merge"]).writes)
-    for number in range(len(sch.get(blocks["segment"]).writes)):
-        kept = number >= states and tiles.resident == "shared"
+    for number, written in enumerate(sch.get(blocks["segment"]).writes):
+        # Elements have a step and a place in it beside row, CTA and thread.
+        kept = len(written.region) > _OF_THREAD and tiles.resident == "shared"
         shared = DSM_SCOPE if tiles.cluster > 1 else "shared.dyn"
         sch.set_scope(blocks["segment"], number, shared if kept else "local")
     for number in range(states):
