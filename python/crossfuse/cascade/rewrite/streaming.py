@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 from typing import Any
 
@@ -73,18 +74,24 @@ def streaming(site: Site, derivation: Derivation, tiles: StreamTiles | None = No
     ['x', 'y']
     """
     sizes = tiles or StreamTiles()
-    _check(site, derivation)
+    check_stream(site, derivation)
     sizes.check(prod(int(site.extents[each]) for each in site.rows))
     with ir.IRBuilder() as builder, ir.script.prim_func(s_tir=True):
-        ir.script.func_name(symbol_of(site.function))
-        ir.script.func_attr({FAST: 1} | ({RESIDENT_CTAS: sizes.ctas} if sizes.ctas else {}))
-        for each in site.function.params:
-            ir.script.arg(str(each.name), each)
-        _Writer(stream_context(site, derivation, sizes)).run()
+        begin(site, sizes, site.function.params)
+        StreamWriter(stream_context(site, derivation, sizes)).run()
     return builder.get()
 
 
-def _check(site: Site, derivation: Derivation) -> None:
+def begin(site: Site, sizes: StreamTiles, parameters: Iterable[Any]) -> None:
+    """Statements: what a function of a stream has before its body."""
+    ir.script.func_name(symbol_of(site.function))
+    ir.script.func_attr({FAST: 1} | ({RESIDENT_CTAS: sizes.ctas} if sizes.ctas else {}))
+    for each in parameters:
+        ir.script.arg(str(each.name), each)
+
+
+def check_stream(site: Site, derivation: Derivation) -> None:
+    """Refuse cascades that are no stream of threads."""
     check_merges(derivation.slots)
     for name, stage in site.stages.items():
         if stage.columns:
@@ -113,7 +120,9 @@ def _check(site: Site, derivation: Derivation) -> None:
         )
 
 
-class _Writer:
+class StreamWriter:
+    """Writes the blocks of a stream."""
+
     def __init__(self, context: StreamContext) -> None:
         self.context = context
         self.slots = context.slots
@@ -128,6 +137,8 @@ class _Writer:
         self.merged = self._state(
             "cta", (context.row_count,) if self.ctas == 1 else (self.ctas, context.row_count)
         )
+        #: Outputs over the axis that stay with the threads.
+        self.terms: dict[str, Any] = {}
         self.inbox: dict[str, Any] = {}
         self.final: dict[str, Any] = {}
         if self.ctas > 1:
@@ -142,15 +153,21 @@ class _Writer:
         }
 
     def run(self) -> None:
+        """Statements: all rows."""
         with loop("row", self.context.row_count) as row:
-            self._nest(row, self._segment)
-            self._nest(row, self._merge)
-            if self.ctas > 1:
-                self._nest(row, self._push)
-                self._nest(row, self._fold)
-            self._nest(row, self._outputs)
+            self.take_in(row)
 
-    def _nest(self, row: Any, block: Any) -> None:
+    def take_in(self, row: Any) -> None:
+        """Statements: one row."""
+        self.nest(row, self._segment)
+        self.nest(row, self._merge)
+        if self.ctas > 1:
+            self.nest(row, self._push)
+            self.nest(row, self._fold)
+        self.nest(row, self._outputs)
+
+    def nest(self, row: Any, block: Any) -> None:
+        """Statements: a block of each thread of a row's CTAs."""
         if self.ctas == 1:
             with loop("thread", self.threads) as thread:
                 block(row, 0, thread)
@@ -249,7 +266,7 @@ class _Writer:
             state = {name: buffer[index] for name, buffer in held_in.items()}
             before = {name: buffer[place] for name, buffer in self.segments.items()}
             known = {symbol: buffer[place] for symbol, buffer in self.known.items()}
-            Outputs(self.context, place, self.residence, state, before, known).run()
+            Outputs(self.context, place, self.residence, state, before, known, self.terms).run()
 
 
 def _whole(buffer: Any) -> Any:

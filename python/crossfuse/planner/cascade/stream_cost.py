@@ -6,7 +6,7 @@
            + merge + clusters + barrier + shared
 
 Where outputs over the axis wait for the state, so do all elements of a CTA: what it loads and what
-it computes follow each other, and the maximum is a smooth one (`_with_outputs`).
+it computes follow each other, and the maximum is a smooth one (`with_outputs`).
 
 Constants were fitted to streams on H100s and H200s (CUDA graph, cold L2, medians of 15; most are in
 cascade-candidates-h100.jsonl, rows-candidates-h100.jsonl and rows-candidates-h200.jsonl of
@@ -38,7 +38,7 @@ _MAX_REGISTERS, _UNIT, _REGISTER = 255, 8, 4
 #: Vectors that are loaded or unpacked at once behind a wait for peers.
 _AT_ONCE = 2
 #: Shared memory that each CTA takes beyond its own, in bytes.
-_RESERVED = 1024
+RESERVED = 1024
 
 
 def registers(work: Work, tiles: StreamTiles, least: bool = False) -> int:
@@ -94,13 +94,13 @@ def ctas(work: Work, tiles: StreamTiles, device: Device) -> int:
     if registers(work, tiles, least=True) * MARGIN > limit:
         return 0
     need = min(registers(work, tiles), limit)
-    shared = shared_bytes(work, tiles) + _RESERVED
-    if shared - _RESERVED > device.max_shared_bytes:
+    shared = shared_bytes(work, tiles) + RESERVED
+    if shared - RESERVED > device.max_shared_bytes:
         return 0
     return min(
         SM_THREADS // threads,
         device.registers // (-(-need // _UNIT) * _UNIT * threads),
-        (device.max_shared_bytes + _RESERVED) // shared,
+        (device.max_shared_bytes + RESERVED) // shared,
         SM_CTAS,
     )
 
@@ -191,7 +191,7 @@ def stream_estimate(work: Work, tiles: StreamTiles, device: Device, rates: Rates
     """Estimate a stream of threads with tiles that fit: see `ctas`."""
     waves = waves_of(work, tiles, device)
     if work.outputs:
-        return _with_outputs(work, tiles, waves, device, rates)
+        return with_outputs(work, tiles, waves, device, rates)
     idle = IDLE + IDLE_OF_WARP * tiles.threads * tiles.rows / WARP
     together = min(waves.side, -(-waves.groups * tiles.cluster // device.sms))
     busy = {
@@ -214,7 +214,7 @@ def stream_estimate(work: Work, tiles: StreamTiles, device: Device, rates: Rates
     return Estimate({name: time for name, time in terms.items() if time}, busy)
 
 
-def _with_outputs(
+def with_outputs(
     work: Work, tiles: StreamTiles, waves: Waves, device: Device, rates: Rates
 ) -> Estimate:
     """Estimate a stream with outputs over the axis."""
