@@ -163,7 +163,9 @@ MIXED = 0.0685
 #: Microseconds of a batch of loads behind the first.
 BATCH = 0.287
 #: Part of shared memory's time that shows: 1.2 fits an H200; an H100, whose memory is slower, hides
-#: all of it in softmaxes, and is told up to 12 % too much.
+#: all of it in softmaxes, and is told up to 12 % too much. Kernels that were measured loaded 16-bit
+#: elements one by one, which takes eight times as long as by vectors: what takes vectors was not
+#: timed yet, but for float32 (a residual of 2048 x 32768: 381 us on an H200, estimated 393).
 SHOWN = 1.0
 #: Microseconds in which a multiprocessor begins a CTA: 16384 rows of 4 KiB take 48 us by one CTA
 #: each, and 34 by CTAs of two rows or eight.

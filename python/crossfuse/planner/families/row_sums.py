@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import product
-from math import log2
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from crossfuse.cascade.rewrite.tiles import SummingTiles
@@ -42,8 +41,6 @@ _THREADS = (64, 128, 256, 512, 1024)
 _UNROLLS = (1, 2, 4)
 #: CTAs that an SM is to hold.
 _SIDES = (1, 2, 3, 4, 6, 8)
-#: Threads of the most usual CTA.
-_THREADS_OF_CTA = 256
 #: Bytes of a sum.
 _SUM = 4
 #: Bytes of a thread in flight at most, and registers of a thread with any.
@@ -99,8 +96,8 @@ class RowSums(CascadeFamily[SummingTiles]):
         return Estimate(terms, found.busy)
 
     def preference(self, time: float, tiles: SummingTiles) -> tuple[float, ...]:
-        """Order tiles of equal times: many CTAs of an SM, then the largest."""
-        return (-tiles.ctas, abs(log2(tiles.threads / _THREADS_OF_CTA)), tiles.unroll)
+        """Order tiles of equal times: many threads of an SM, which have few sums each."""
+        return (-tiles.ctas * tiles.threads, tiles.unroll, -tiles.ctas)
 
     def moved(self, tiles: SummingTiles, device: Device) -> dict[str, int]:
         """Bytes that both kernels move by level."""
