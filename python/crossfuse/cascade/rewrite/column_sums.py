@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.autodiff.write import write_function
 from crossfuse.blocks.read import Block, read_blocks
+from crossfuse.blocks.write import write_function
 from crossfuse.errors import PlanRefused
 
 
@@ -84,11 +84,11 @@ def column_sums(func: Any) -> ColumnSums | None:
 
 def _sums(blocks: Sequence[Block]) -> tuple[Block, ...]:
     """Sums of columns of what the rows' reductions read, and of what is read beside it."""
-    columns = {block: found for block in blocks if (found := _by_column(block))}
+    columns = {block: of for block in blocks if (of := _by_column(block))}
     known = _read(each for each in blocks if each.combine and each not in columns)
     # Any product of a row and a matrix is a sum of columns, but of a tensor of its own.
     found: set[Block] = set()
-    while more := {each for each, of in columns.items() if of & known} - found:
+    while more := {each for each in columns if columns[each] & known} - found:
         found |= more
         known |= set().union(*(columns[each] for each in more))
     return tuple(each for each in blocks if each in found)
