@@ -55,24 +55,8 @@ def summing(site: Site, derivation: Derivation, tiles: SummingTiles) -> Any:
             for thread:  PARTIAL[group, column] = SUMS[group, thread, ...]
         for column:  sums over groups, and what is made of them
 
-    Parameters
-    ----------
-    site : Site
-        The cascade of the rows, with `Site.sums`.
-    derivation : Derivation
-        How it streams.
-    tiles : SummingTiles
-        Sizes.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        Sequential, with the parameters of the whole function; `schedule_summing` binds it.
-
-    Raises
-    ------
-    CascadeRefused
-        If the sizes do not fit, or the cascade is no stream.
+    It is sequential, with the parameters of the whole function; `schedule_summing` binds it.
+    Refused are sizes that do not fit, and a cascade that is no stream.
     """
     check_stream(site, derivation)
     tiles.check(prod(int(site.extents[each]) for each in site.rows))

@@ -30,6 +30,20 @@ def schedule_summing(func: AnyFunction, tiles: SummingTiles) -> Any:
     -------
     tvm.s_tir.Schedule
         The schedule, with its trace.
+
+    Examples
+    --------
+    >>> from crossfuse.autodiff import gradients
+    >>> from crossfuse.cascade.algebra import derive
+    >>> from crossfuse.cascade.rewrite.rows_first import sites_of
+    >>> from crossfuse.cascade.rewrite.summing import summing
+    >>> from crossfuse.workload import cascade_build, cascades
+    >>> forward = cascade_build.prim_func(cascades.parse("rmsnorm:rows=8,cols=512"))
+    >>> (site,) = sites_of(gradients(forward, wrt=["x", "weight"]).function)
+    >>> tiles = SummingTiles(threads=32, unroll=1, groups=4)
+    >>> sch = schedule_summing(summing(site, derive(site.cascade), tiles), tiles)
+    >>> [int(sch.get(each).extent) for each in sch.get_loops(sch.get_sblock("segment"))]
+    [4, 2, 32]
     """
     install()
     sch = ir.Schedule(func)
