@@ -57,7 +57,8 @@ def column_sums(func: Any) -> ColumnSums | None:
     """Cut a function where rows are added up, or return None.
 
     The function is unscheduled, with one block for each operator. None if it is not of such blocks,
-    or if no sum is over the leading dimensions of a tensor whose rows another reduction takes in.
+    or if no sum is over the leading dimensions of a tensor whose rows another reduction takes in,
+    and waits for what these make of a row: sums of both kinds side by side are two cascades.
     """
     try:
         blocks = read_blocks(func)
@@ -65,6 +66,9 @@ def column_sums(func: Any) -> ColumnSums | None:
         return None
     sums = _sums(blocks)
     if not sums or len(set(map(_shape, sums))) > 1:
+        return None
+    made = set(_buffers(each for each in blocks if each not in sums))
+    if not made & _read(sums):
         return None
     after = _after(blocks, sums)
     first = [_as_terms(each) if each in sums else each for each in blocks if each not in after]
