@@ -68,6 +68,10 @@ ROWS = "crossfuse.rows"
 #: From one row up to as many as the function has.
 ROW_COUNTS = ("at most",)
 
+#: Attribute of a function of several kernels: names of buffers, separated by commas, that one
+#: stores in global memory for another. They are allocated by the function.
+WORKSPACES = "crossfuse.workspaces"
+
 #: Annotation of the root block: inputs have padded rows, and callers pass shorter ones, of the
 #: shapes that are the value, such as "16,65;65,131".
 UNPADDED = "crossfuse.unpadded"
@@ -232,6 +236,12 @@ def starts_early(func: Any) -> bool:
 def constant_parameters(func: Any) -> tuple[str, ...]:
     """Parameters of such a function that no kernel writes which may still be running."""
     text = str(func.attrs[EARLY]) if starts_early(func) else ""
+    return tuple(each for each in text.split(",") if each)
+
+
+def workspace_names(func: Any) -> tuple[str, ...]:
+    """Buffers of a function that pass from one of its kernels to another."""
+    text = str((func.attrs or {}).get(WORKSPACES, ""))
     return tuple(each for each in text.split(",") if each)
 
 

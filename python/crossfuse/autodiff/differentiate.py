@@ -12,8 +12,8 @@ from crossfuse.autodiff.program import Program, is_selecting, read_program
 from crossfuse.autodiff.refusal import refused
 from crossfuse.autodiff.reverse import Reverse, dtype_of
 from crossfuse.autodiff.simplify import simplified
-from crossfuse.autodiff.write import write_function
 from crossfuse.blocks.read import Block
+from crossfuse.blocks.write import write_function
 from crossfuse.calls import AnyFunction, checked
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -116,16 +116,3 @@ class Writer:
             return self._variables[atom]
         node = ir.tirx.FloorDiv if isinstance(atom, Quotient) else ir.tirx.FloorMod
         return node(self.number(atom.dividend), self._constant(atom.divisor))
-
-
-def substituted(expressions: Sequence[Any], values: Mapping[Any, Any]) -> list[Any]:
-    """Expressions with others in the place of variables, whatever the width of these."""
-    images = {var: _as_wide(value, str(var.ty)) for var, value in values.items()}
-    return [ir.substitute(each, images) for each in expressions]
-
-
-def _as_wide(value: Any, dtype: str) -> Any:
-    if str(value.ty) == dtype:
-        return value
-    number = ir.constant(value)
-    return ir.tirx.Cast(dtype, value) if number is None else ir.tirx.IntImm(dtype, number)

@@ -79,6 +79,8 @@ class Site:
         name of its block; such a block reduces another axis, once for each element.
     after : crossfuse.cascade.rewrite.rows_first.RowsFirst | None
         The function that this one was cut from, with the product that follows; None of a whole.
+    sums : crossfuse.cascade.rewrite.column_sums.ColumnSums | None
+        The same of a function that adds some of the outputs up over the rows.
 
     Examples
     --------
@@ -101,6 +103,13 @@ class Site:
     outputs: tuple[OutputSite, ...]
     producers: Mapping[sympy.Symbol, str]
     after: Any = None
+    sums: Any = None
+
+    @property
+    def stored(self) -> tuple[OutputSite, ...]:
+        """Outputs that are not added up over the rows instead."""
+        summed = () if self.sums is None else self.sums.terms
+        return tuple(each for each in self.outputs if each.name not in summed)
 
     @property
     def has_products(self) -> bool:

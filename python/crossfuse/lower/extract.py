@@ -31,7 +31,14 @@ from crossfuse.lower.ranks import of_one_rank, with_windows
 from crossfuse.lower.refusal import refusals, refuse
 from crossfuse.lower.tree import accesses, coordinate, is_call, sites
 from crossfuse.lower.verify.structure import check_grid_stage, check_structure, takes_fewer_rows
-from crossfuse.markers import ROWS, is_tile_program, spans_ranks, starts_early, unpadded_shapes
+from crossfuse.markers import (
+    ROWS,
+    is_tile_program,
+    spans_ranks,
+    starts_early,
+    unpadded_shapes,
+    workspace_names,
+)
 
 # Checks of the image: kernels use its own buffers only, and stay within the limits of the device.
 
@@ -227,10 +234,19 @@ def _lowered(function: Any, spec: Device, name: str, timeline: bool) -> Lowered:
         kernels = kernels_of(module)
         cuda = _generate(module, kernels)
     launches = tuple(launch_of(symbol, kernel) for symbol, kernel in kernels)
-    image = KernelImage(name, cuda, buffers, launches)
+    image = KernelImage(name, cuda, buffers, launches, _workspaces(function))
     check_image(image)
     check_device(image, placements, spec)
     return Lowered(image, placements)
+
+
+def _workspaces(function: Any) -> tuple[BufferSpec, ...]:
+    """Buffers that the function names as such, and allocates."""
+    named = workspace_names(function)
+    own = [each for each in function.body.block.alloc_buffers if str(each.name) in named]
+    return tuple(
+        BufferSpec(str(e.name), tuple(map(int, e.ty.shape)), str(e.ty.dtype), True) for e in own
+    )
 
 
 def _check_untimed(timeline: bool, name: str) -> None:

@@ -38,6 +38,7 @@ WORKS = {
     "variance": Work(1024, 262144, slots=4, operations=7, **FLOAT32),
     "variance, few rows": Work(64, 1048576, slots=4, operations=7, **FLOAT32),
     "inertia": Work(1024, 65536, 4, 16, fetched=64, swept=16, slots=8, operations=26),
+    "gradient of cross entropy": Work(8192, 131072, chosen=True, **_REUSED, **_OUT, **BFLOAT16),
 }
 #: Microseconds on an H100 SXM: CUDA graph, cold L2, medians. Threads x unroll, cluster, residence.
 #: Without outputs of benchmarks/results/cascade-candidates-h100.jsonl, both of inertia of
@@ -114,6 +115,15 @@ REGISTERS = {
     "RMS norm": {"256x8_c2_registers": 60, "512x8_c1_registers": 96},
     "variance": {"256x8_c1_none": 51, "512x4_c1_none": 36},
     "inertia": {"256x2_c1_none": 63},
+    "gradient of cross entropy": {
+        "256x8_c8_registers": 127,
+        "256x8_c8_none": 127,
+        "128x8_c16_registers": 95,
+        "256x4_c16_registers": 63,
+        "512x4_c8_registers": 63,
+        "256x8_c4_shared": 80,
+        "256x8_c1_none": 80,
+    },
 }
 
 

@@ -160,8 +160,8 @@ def test_families_of_chains_are_refused() -> None:
     with pytest.raises(PlanRefused) as caught:
         plan_cascade(SOFTMAX, only=("l2",))
     assert str(caught.value) == (
-        "plan: only: found 'l2'; limit: stream, tiles, rows, rows_chain, attention_out, eager of a "
-        "cascade. "
+        "plan: only: found 'l2'; limit: stream, tiles, rows, rows_chain, attention_out, row_sums, "
+        "eager of a cascade. "
         "Instead: name some of these families."
     )
     with pytest.raises(PlanRefused) as caught:

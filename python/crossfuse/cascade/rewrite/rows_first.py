@@ -18,6 +18,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.blocks.scheduled import is_reduction
 from crossfuse.cascade.detect import detect
+from crossfuse.cascade.rewrite.column_sums import column_sums
 from crossfuse.cascade.rewrite.tiles import refused, tiles_refused
 from crossfuse.cascade.site import Site
 
@@ -369,7 +370,7 @@ def sites_of(func: Any) -> tuple[Site, ...]:
 
     Products behind a cascade reduce what other reductions make, which is no cascade of theirs: of
     attention and its output product that of attention is found, of rows in front of a chain of
-    products those of the rows.
+    products those of the rows, of rows that are added up too those of the rows.
     """
     parts = attention_first(func)
     if parts is not None:
@@ -377,4 +378,7 @@ def sites_of(func: Any) -> tuple[Site, ...]:
     parts = rows_before_chain(func)
     if parts is not None:
         return tuple(replace(each, function=func) for each in detect(parts.rows))
+    sums = column_sums(func)
+    if sums is not None:
+        return tuple(replace(each, sums=sums) for each in detect(sums.rows))
     return detect(func)

@@ -8,6 +8,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+import sympy
+
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Slot, guarded, new, old, value
 from crossfuse.cascade.rewrite.context import StreamContext, Tiling, at, finished
@@ -86,10 +88,12 @@ class Residence:
             for_lanes(stream.elements, stream.lanes, lambda i: _assign(kept(i), tile(i)))
 
     def take(self, stream: Stream, place: Sequence[Any], into: Any) -> None:
-        """Statements: copy a vector of elements that stayed in registers, as it was loaded.
+        """Statements: copy a vector of elements that were held, as it was loaded.
 
-        Else nvcc holds the numbers that one sweep made of them for the next: twice as many
-        registers, and half as many CTAs. See `crossfuse.lower.pack_registers`.
+        Else nvcc holds the numbers that one sweep made of registers for the next: twice as many
+        registers, and half as many CTAs (see `crossfuse.lower.pack_registers`). From shared memory
+        it loads 16-bit numbers one by one, 16 bytes apart, so that four threads of a warp meet in a
+        bank: 32 turns of the memory for a vector that takes four.
         """
         kept = self.element(stream, place)
         packed = row_of(into, 0)
@@ -117,9 +121,14 @@ def for_lanes(count: int, lanes: int, move: Callable[[Any], None]) -> None:
 Place = tuple[Any, Any, Any]
 
 
-def each_tile(residence: Residence, write: Callable[[Tiling, Any, int], None]) -> None:
-    """Statements for all tiles of a thread: `write` gets kind, first step, and number of kind."""
-    kind = "unroll" if residence.where == "registers" else "serial"
+def each_tile(
+    residence: Residence, write: Callable[[Tiling, Any, int], None], of_tile: bool = False
+) -> None:
+    """Statements for all tiles of a thread: `write` gets kind, first step, and number of kind.
+
+    Loops are unrolled where registers are `of_tile`, one for each tile, as those of residence are.
+    """
+    kind = "unroll" if of_tile or residence.where == "registers" else "serial"
     for number, tiling in enumerate(residence.context.mapping.tilings):
         with steps(f"tile_{number}", tiling.count, kind) as tile:
             write(tiling, tiling.first + tile * tiling.steps, number)
@@ -379,7 +388,8 @@ class Outputs:
     """Writes the stores of one thread, at a place: row, CTA and thread.
 
     `state` is the finished state of the row; `before` that of the thread before states merged,
-    needed where contributions are used again.
+    needed where contributions are used again; `known` has invariants that were loaded before.
+    Outputs over the axis that `terms` names go to these registers of the thread.
     """
 
     def __init__(
@@ -389,12 +399,16 @@ class Outputs:
         residence: Residence,
         state: Mapping[str, Any],
         before: Mapping[str, Any] = MappingProxyType({}),
+        known: Mapping[sympy.Symbol, Any] = MappingProxyType({}),
+        terms: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.context = context
+        self.terms = terms
         self.place = place
         self.residence = residence
         self.rows = context.at_row(place[0])
-        self.values = finished(context, context.invariants(self.rows), state)
+        self.known = known
+        self.values = finished(context, {**context.invariants(self.rows), **known}, state)
         for slot in context.slots if before else ():
             self.values.values[old(slot.name)] = before[numbers(slot, context.dtype)[0].name]
         derived = context.derivation
@@ -416,7 +430,8 @@ class Outputs:
             rows = [derived.rows[each.name] for each in self.along]
             parts = share(rows, self.context.moving, derived.slots)
             self.values.define(parts.fixed)
-            each_tile(self.residence, lambda *tile: _OutputTile(self, parts, *tile).run())
+            of_tile = bool(self.terms)
+            each_tile(self.residence, lambda *tile: _OutputTile(self, parts, *tile).run(), of_tile)
 
     def result(self, output: OutputSite) -> None:
         """Statements: store a result of a row; one for each rank if it has columns."""
@@ -458,45 +473,71 @@ class _OutputTile(ThreadTile):
             for each in self.context.emitted
             if self.residence.buffer(each) is None
         }
-        kept = self.residence.buffers if self.residence.where == "registers" else {}
-        self.copied = {each: self.buffer(each, f"packed_{self.number}", 1) for each in kept}
+        self.copied = {
+            each: self.buffer(each, f"packed_{self.number}", 1) for each in self.residence.buffers
+        }
 
     def run(self) -> None:
         for stream, buffer in self.loaded.items():
             self.load(stream, partial(row_of, buffer))
-        shape = (self.context.mapping.vector,)
-        staged = {
-            each.name: held(f"{each.name}_out_{self.number}", shape, each.dtype, "local")
+        kept = self.outputs.terms
+        made = [
+            _Kept(self, kept[each.name]) if each.name in kept else _Stored(self, each)
             for each in self.outputs.along
-        }
+        ]
         with self.each_step() as step:
             for stream, buffer in self.copied.items():
                 self.residence.take(stream, self.at(step), buffer)
             with loop("lane", self.context.mapping.vector, "unroll") as lane:
-                self.lane(step, lane, staged)
-            for output in self.outputs.along:
-                self.store(output, staged[output.name], step)
+                self.lane(step, lane, made)
+            for each in made:
+                each.store(step)
 
     def tiles(self, step: Any) -> dict[Stream, Tile]:
-        place = self.at(step)
-        found = {each: self.residence.element(each, place) for each in self.residence.buffers}
-        found |= {each: row_of(buffer, 0) for each, buffer in self.copied.items()}
+        found = {each: row_of(buffer, 0) for each, buffer in self.copied.items()}
         return found | {each: row_of(buffer, step) for each, buffer in self.loaded.items()}
 
-    def lane(self, step: Any, lane: Any, staged: Mapping[str, Any]) -> None:
-        symbols = self.symbols(self.tiles(step), step, lane)
+    def lane(self, step: Any, lane: Any, made: Sequence[_Stored | _Kept]) -> None:
+        symbols = {**self.symbols(self.tiles(step), step, lane), **self.outputs.known}
         for slot, symbol in self.context.reused.items():
             symbols[symbol] = self.residence.reused[slot][(*self.at(step), lane)]
         values = Definitions({**self.outputs.values.values, **symbols}, self.context.dtype)
-        for output, each in zip(self.outputs.along, values.all(self.parts), strict=True):
-            ir.script.buffer_store(staged[output.name], each.astype(output.dtype), [lane])
+        for output, each in zip(made, values.all(self.parts), strict=True):
+            output.put(each, step, lane)
 
-    def store(self, output: OutputSite, staged: Any, step: Any) -> None:
-        vector = self.context.mapping.vector
+
+class _Stored:
+    """An output along the axis that a tile stores: by vectors, from registers."""
+
+    def __init__(self, tile: _OutputTile, output: OutputSite) -> None:
+        self.tile = tile
+        self.output = output
+        shape = (tile.context.mapping.vector,)
+        self.staged = held(f"{output.name}_out_{tile.number}", shape, output.dtype, "local")
+
+    def put(self, value: Any, step: Any, lane: Any) -> None:
+        ir.script.buffer_store(self.staged, value.astype(self.output.dtype), [lane])
+
+    def store(self, step: Any) -> None:
+        vector = self.tile.context.mapping.vector
 
         def put(number: Any) -> None:
-            where = {**self.rows, self.context.site.axis: self.element(step, number)}
-            indices = [at(each, where) for each in output.indices]
-            ir.script.buffer_store(output.buffer, staged[number], indices)
+            where = {**self.tile.rows, self.tile.context.site.axis: self.tile.element(step, number)}
+            indices = [at(each, where) for each in self.output.indices]
+            ir.script.buffer_store(self.output.buffer, self.staged[number], indices)
 
-        for_lanes(vector, min(vector, BYTES // item_bytes(output.dtype)), put)
+        for_lanes(vector, min(vector, BYTES // item_bytes(self.output.dtype)), put)
+
+
+class _Kept:
+    """One that stays in registers of the thread, until rows are added up."""
+
+    def __init__(self, tile: _OutputTile, buffer: Any) -> None:
+        self.tile = tile
+        self.buffer = buffer
+
+    def put(self, value: Any, step: Any, lane: Any) -> None:
+        ir.script.buffer_store(self.buffer, value, [*self.tile.at(step), lane])
+
+    def store(self, step: Any) -> None:
+        """Nothing: each element is where it stays."""

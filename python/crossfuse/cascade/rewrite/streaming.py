@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 from typing import Any
 
@@ -73,18 +74,24 @@ def streaming(site: Site, derivation: Derivation, tiles: StreamTiles | None = No
     ['x', 'y']
     """
     sizes = tiles or StreamTiles()
-    _check(site, derivation)
+    check_stream(site, derivation)
     sizes.check(prod(int(site.extents[each]) for each in site.rows))
     with ir.IRBuilder() as builder, ir.script.prim_func(s_tir=True):
-        ir.script.func_name(symbol_of(site.function))
-        ir.script.func_attr({FAST: 1} | ({RESIDENT_CTAS: sizes.ctas} if sizes.ctas else {}))
-        for each in site.function.params:
-            ir.script.arg(str(each.name), each)
-        _Writer(stream_context(site, derivation, sizes)).run()
+        begin(site, sizes, site.function.params)
+        StreamWriter(stream_context(site, derivation, sizes)).run()
     return builder.get()
 
 
-def _check(site: Site, derivation: Derivation) -> None:
+def begin(site: Site, sizes: StreamTiles, parameters: Iterable[Any]) -> None:
+    """Statements: what a function of a stream has before its body."""
+    ir.script.func_name(symbol_of(site.function))
+    ir.script.func_attr({FAST: 1} | ({RESIDENT_CTAS: sizes.ctas} if sizes.ctas else {}))
+    for each in parameters:
+        ir.script.arg(str(each.name), each)
+
+
+def check_stream(site: Site, derivation: Derivation) -> None:
+    """Refuse cascades that are no stream of threads."""
     check_merges(derivation.slots)
     for name, stage in site.stages.items():
         if stage.columns:
@@ -113,21 +120,30 @@ def _check(site: Site, derivation: Derivation) -> None:
         )
 
 
-class _Writer:
+class StreamWriter:
+    """Writes the blocks of a stream."""
+
     def __init__(self, context: StreamContext) -> None:
         self.context = context
         self.slots = context.slots
         self.ctas, self.threads = context.mapping.cluster, context.mapping.threads
         self.residence = Residence(context)
-        self.segments = self._state("segment", (context.row_count, self.ctas, self.threads))
+        threads = (context.row_count, self.ctas, self.threads)
+        self.segments = self._state("segment", threads)
+        self.known = {
+            each: held(f"{each.name}_of_row", threads, str(context.site.reads[each].ty))
+            for each in context.awaited
+        }
         self.merged = self._state(
             "cta", (context.row_count,) if self.ctas == 1 else (self.ctas, context.row_count)
         )
+        #: Outputs over the axis that stay with the threads.
+        self.terms: dict[str, Any] = {}
         self.inbox: dict[str, Any] = {}
         self.final: dict[str, Any] = {}
         if self.ctas > 1:
             self.inbox = self._state("inbox", (self.ctas, context.row_count, self.ctas))
-            self.final = self._state("final", (context.row_count, self.ctas, self.threads))
+            self.final = self._state("final", threads)
 
     def _state(self, name: str, shape: tuple[int, ...]) -> dict[str, Any]:
         return {
@@ -137,15 +153,21 @@ class _Writer:
         }
 
     def run(self) -> None:
+        """Statements: all rows."""
         with loop("row", self.context.row_count) as row:
-            self._nest(row, self._segment)
-            self._nest(row, self._merge)
-            if self.ctas > 1:
-                self._nest(row, self._push)
-                self._nest(row, self._fold)
-            self._nest(row, self._outputs)
+            self.take_in(row)
 
-    def _nest(self, row: Any, block: Any) -> None:
+    def take_in(self, row: Any) -> None:
+        """Statements: one row."""
+        self.nest(row, self._segment)
+        self.nest(row, self._merge)
+        if self.ctas > 1:
+            self.nest(row, self._push)
+            self.nest(row, self._fold)
+        self.nest(row, self._outputs)
+
+    def nest(self, row: Any, block: Any) -> None:
+        """Statements: a block of each thread of a row's CTAs."""
         if self.ctas == 1:
             with loop("thread", self.threads) as thread:
                 block(row, 0, thread)
@@ -165,12 +187,20 @@ class _Writer:
         with ir.script.sblock("segment"):
             place = self._place(row, cta, thread)
             # Stated, because the block reads back what it keeps for outputs.
-            ir.script.reads(*[_whole(each.buffer) for each in self.context.swept])
+            invariants = self.context.invariants(self.context.at_row(place[0]))
+            awaited = {each: invariants[each] for each in self.known}
+            ir.script.reads(
+                *[_whole(each.buffer) for each in self.context.swept],
+                *[_whole(each.source) for each in awaited.values()],
+            )
             ir.script.writes(
                 *[each[place] for each in self.segments.values()],
+                *[each[place] for each in self.known.values()],
                 *[self._kept(each, place) for each in self.residence.buffers.values()],
                 *[self._kept(each, place) for each in self.residence.reused.values()],
             )
+            for symbol, load in awaited.items():
+                ir.script.buffer_store(self.known[symbol], load, list(place))
             Segment(self.context, place, self.residence).run(self.segments)
 
     def _kept(self, buffer: Any, place: tuple[Any, Any, Any]) -> Any:
@@ -235,7 +265,8 @@ class _Writer:
             index = place if self.ctas > 1 else (place[0],)
             state = {name: buffer[index] for name, buffer in held_in.items()}
             before = {name: buffer[place] for name, buffer in self.segments.items()}
-            Outputs(self.context, place, self.residence, state, before).run()
+            known = {symbol: buffer[place] for symbol, buffer in self.known.items()}
+            Outputs(self.context, place, self.residence, state, before, known, self.terms).run()
 
 
 def _whole(buffer: Any) -> Any:

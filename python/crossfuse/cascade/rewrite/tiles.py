@@ -86,6 +86,38 @@ class StreamTiles:
             raise refused("tiles, resident", repr(self.resident), limit, "pass one of these")
 
 
+@checked
+@dataclass(frozen=True)
+class SummingTiles:
+    """Sizes of a stream that adds rows up: a CTA has one row after another.
+
+    Its elements stay in shared memory: registers hold sums of all columns of a thread.
+    """
+
+    #: As of `StreamTiles`; a row has one CTA, and a thread the same elements of all rows.
+    threads: Tile = 512
+    unroll: Tile = 2
+    ctas: Count = 0
+    #: CTAs, each of as many rows; a divisor of the number of rows.
+    groups: Tile = 1
+
+    @property
+    def stream(self) -> StreamTiles:
+        """Sizes of the stream of a row."""
+        return StreamTiles(self.threads, 0, self.unroll, 1, 1, "shared", self.ctas)
+
+    def check(self, rows: int) -> None:
+        """Refuse sizes that no kernel of some rows can have."""
+        self.stream.check(rows)
+        if rows % self.groups:
+            raise refused(
+                "tiles, groups",
+                f"{self.groups} groups of {rows} rows",
+                "a divisor of the number of rows",
+                "pass groups=1",
+            )
+
+
 # A stream over tiles.
 
 #: Most columns that one warpgroup accumulates for its rows.

@@ -68,6 +68,11 @@ def operations(expressions: Iterable[sympy.Expr], elements: Iterable[sympy.Symbo
     return sum(_count(each, moving) for each in set(_parts(expressions, moving)))
 
 
+def chooses(expressions: Iterable[sympy.Expr], elements: Iterable[sympy.Symbol]) -> bool:
+    """Whether each element is told from others by a condition, such as a label."""
+    return any(isinstance(each, sympy.Piecewise) for each in _parts(expressions, set(elements)))
+
+
 def _parts(expressions: Iterable[sympy.Expr], moving: set[sympy.Symbol]) -> list[sympy.Basic]:
     """Parts of expressions that change along the axis, but for conditions."""
     found: list[sympy.Basic] = []
@@ -152,6 +157,10 @@ class Work:
     reused: int = 0
     #: Operations of an element that these spare.
     spared: int = 0
+    #: Whether outputs over the axis choose by element.
+    chosen: bool = False
+    #: Registers of a vector of what is added up over rows, from one row to the next.
+    summed: int = 0
     #: Numbers of the state.
     slots: int = 2
     #: Instructions of an element on the special-function units.
@@ -161,8 +170,8 @@ class Work:
 
     @property
     def outputs(self) -> bool:
-        """Whether there are outputs over the axis."""
-        return self.written > 0
+        """Whether there are outputs over the axis, stored or added up."""
+        return self.written > 0 or self.summed > 0
 
 
 def work_of(site: Site, derivation: Derivation) -> Work:
@@ -184,7 +193,7 @@ def work_of(site: Site, derivation: Derivation) -> Work:
     given = list(derivation.rows.values())
     shorter, reused = reusing(derivation)
     left = operations(list(shorter.rows.values()), (*elements, *reused.values()))
-    along = [each for each in site.outputs if each.name in derivation.rows]
+    along = [each for each in site.stored if each.name in derivation.rows]
     return Work(
         context.row_count,
         context.length,
@@ -200,6 +209,8 @@ def work_of(site: Site, derivation: Derivation) -> Work:
         unpacked=any(_is_packed(each) for each in swept),
         reused=vector * len(reused),
         spared=max(0, operations(given, elements) - left),
+        chosen=chooses(given, elements),
+        summed=vector * (len(site.outputs) - len(site.stored)),
         slots=sum(len(numbers(each, context.dtype)) for each in derivation.slots),
         # What outputs compute again is computed in a second sweep.
         exponentials=exponentials(taken, elements) + exponentials(given, elements),
@@ -438,7 +449,7 @@ class _Counter:
             for name in levels[level]:
                 if name not in plain:
                     found += self._multiplied(name)
-        return found + self._outputs()
+        return found + self._outputs() + self._sums()
 
     def _made(self, symbol: sympy.Symbol) -> Pass:
         """The product that makes an element; its result has the type of its operands."""
@@ -473,12 +484,22 @@ class _Counter:
 
     def _outputs(self) -> list[Pass]:
         rows = self.site.cascade.rows
-        if not rows:
+        along = [each for each in self.site.stored if each.name in rows]
+        if not along:
             return []
-        used = set().union(*(each.free_symbols for each in rows.values()))
-        along = [each for each in self.site.outputs if each.name in rows]
+        used = set().union(*(rows[each.name].free_symbols for each in along))
         written = sum(_bytes(each.buffer) for each in along)
         return [Pass(", ".join(each.name for each in along), self._read(used), written)]
+
+    def _sums(self) -> list[Pass]:
+        """The kernel that adds up over rows."""
+        if self.site.sums is None:
+            return []
+        rows = self.site.cascade.rows
+        used = set().union(*(rows[name].free_symbols for name in self.site.sums.terms))
+        made = self.site.sums.sums
+        written = 4 * self.length * len(made)
+        return [Pass(", ".join(str(e.buffer.name) for e in made), self._read(used), written)]
 
     def _read(self, symbols: Iterable[sympy.Symbol]) -> int:
         """Bytes of the tensors that symbols are read from, each once."""

@@ -109,6 +109,8 @@ class CascadeShape:
     product: RowsProduct | None = None
     #: The product of what it makes; None where nothing follows.
     after: OutputProduct | None = None
+    #: Sums of each column over the rows, beside what rows make.
+    sums: int = 0
 
     @property
     def rows_products(self) -> int:
@@ -130,6 +132,9 @@ def cascade_shape(site: Site, derivation: Derivation, name: str = "cascade") -> 
         after = _output_product(site.after.product)
         passes = (*passes_of(site), _pass_of(after))
         return CascadeShape(name, count(site, derivation), passes, after=after)
+    if site.sums is not None:
+        sums = len(site.sums.sums)
+        return CascadeShape(name, count(site, derivation), passes_of(site), sums=sums)
     of = rows_product_of if site.has_products else rows_chain_of
     product = of(site.function)
     passes = product.passes if product is not None and product.is_chain else passes_of(site)

@@ -6,7 +6,7 @@
            + merge + clusters + barrier + shared
 
 Where outputs over the axis wait for the state, so do all elements of a CTA: what it loads and what
-it computes follow each other, and the maximum is a smooth one (`_with_outputs`).
+it computes follow each other, and the maximum is a smooth one (`with_outputs`).
 
 Constants were fitted to streams on H100s and H200s (CUDA graph, cold L2, medians of 15; most are in
 cascade-candidates-h100.jsonl, rows-candidates-h100.jsonl and rows-candidates-h200.jsonl of
@@ -34,11 +34,11 @@ from crossfuse.planner.cost.terms import Estimate
 #: Registers beyond those of data and of a state of four numbers, and how many more than estimated
 #: a kernel may need; with more than the limit it would spill.
 BASE, MARGIN = 16, 1.2
-_MAX_REGISTERS, _UNIT = 255, 8
+_MAX_REGISTERS, _UNIT, _REGISTER = 255, 8, 4
 #: Vectors that are loaded or unpacked at once behind a wait for peers.
 _AT_ONCE = 2
 #: Shared memory that each CTA takes beyond its own, in bytes.
-_RESERVED = 1024
+RESERVED = 1024
 
 
 def registers(work: Work, tiles: StreamTiles, least: bool = False) -> int:
@@ -48,8 +48,9 @@ def registers(work: Work, tiles: StreamTiles, least: bool = False) -> int:
     unless something stands between what it moves: in clusters CTAs wait for each other there.
     """
     kept = work.held * steps(work, tiles) if tiles.resident == "registers" else 0
+    around = BASE + 2 * max(0, work.slots - 4) + _ahead(work, tiles)
     if kept and work.reused and steps(work, tiles) <= tiles.unroll:
-        return BASE + 2 * max(0, work.slots - 4) + work.reused * steps(work, tiles)
+        return around + work.reused * steps(work, tiles)
     # Under conditions nvcc unpacks what is kept in front of the wait.
     waits = bool(kept) and tiles.cluster > 1 and not ragged(work, tiles)
     beside = work.swept - (work.held if kept else 0)
@@ -60,7 +61,20 @@ def registers(work: Work, tiles: StreamTiles, least: bool = False) -> int:
         sweep += 0 if least or waits else kept
     loaded = work.emitted - (work.held if tiles.resident != "none" else 0)
     emit = kept + at_once * loaded if work.outputs else 0
-    return BASE + 2 * max(0, work.slots - 4) + max(sweep, emit)
+    return around + max(sweep, emit)
+
+
+def _ahead(work: Work, tiles: StreamTiles) -> int:
+    """Registers of results that wait to be stored.
+
+    Where results choose and all elements of a thread are taken in at once, nvcc asks for many
+    conditions before it stores the first result. Of the gradient of cross entropy threads with 64
+    elements take 127 registers in CTAs of 256, 95 in CTAs of 128, those with 32 take 63: as if half
+    of the results waited.
+    """
+    if not work.chosen or steps(work, tiles) > tiles.unroll:
+        return 0
+    return steps(work, tiles) * work.vector * work.written // (2 * _REGISTER)
 
 
 def ragged(work: Work, tiles: StreamTiles) -> bool:
@@ -80,13 +94,13 @@ def ctas(work: Work, tiles: StreamTiles, device: Device) -> int:
     if registers(work, tiles, least=True) * MARGIN > limit:
         return 0
     need = min(registers(work, tiles), limit)
-    shared = shared_bytes(work, tiles) + _RESERVED
-    if shared - _RESERVED > device.max_shared_bytes:
+    shared = shared_bytes(work, tiles) + RESERVED
+    if shared - RESERVED > device.max_shared_bytes:
         return 0
     return min(
         SM_THREADS // threads,
         device.registers // (-(-need // _UNIT) * _UNIT * threads),
-        (device.max_shared_bytes + _RESERVED) // shared,
+        (device.max_shared_bytes + RESERVED) // shared,
         SM_CTAS,
     )
 
@@ -149,7 +163,9 @@ MIXED = 0.0685
 #: Microseconds of a batch of loads behind the first.
 BATCH = 0.287
 #: Part of shared memory's time that shows: 1.2 fits an H200; an H100, whose memory is slower, hides
-#: all of it in softmaxes, and is told up to 12 % too much.
+#: all of it in softmaxes, and is told up to 12 % too much. Kernels that were measured loaded 16-bit
+#: elements one by one, which takes eight times as long as by vectors: what takes vectors was not
+#: timed yet, but for float32 (a residual of 2048 x 32768: 381 us on an H200, estimated 393).
 SHOWN = 1.0
 #: Microseconds in which a multiprocessor begins a CTA: 16384 rows of 4 KiB take 48 us by one CTA
 #: each, and 34 by CTAs of two rows or eight.
@@ -177,7 +193,7 @@ def stream_estimate(work: Work, tiles: StreamTiles, device: Device, rates: Rates
     """Estimate a stream of threads with tiles that fit: see `ctas`."""
     waves = waves_of(work, tiles, device)
     if work.outputs:
-        return _with_outputs(work, tiles, waves, device, rates)
+        return with_outputs(work, tiles, waves, device, rates)
     idle = IDLE + IDLE_OF_WARP * tiles.threads * tiles.rows / WARP
     together = min(waves.side, -(-waves.groups * tiles.cluster // device.sms))
     busy = {
@@ -200,7 +216,7 @@ def stream_estimate(work: Work, tiles: StreamTiles, device: Device, rates: Rates
     return Estimate({name: time for name, time in terms.items() if time}, busy)
 
 
-def _with_outputs(
+def with_outputs(
     work: Work, tiles: StreamTiles, waves: Waves, device: Device, rates: Rates
 ) -> Estimate:
     """Estimate a stream with outputs over the axis."""

@@ -10,5 +10,7 @@ from __future__ import annotations
 STREAM, TILES, ROWS, ROWS_CHAIN = "stream", "tiles", "rows", "rows_chain"
 #: A stream of tiles, and the product of what it makes, in one kernel.
 ATTENTION_OUT = "attention_out"
+#: A stream of threads whose rows are added up, and a kernel that adds the sums of CTAs.
+ROW_SUMS = "row_sums"
 #: Not to fuse: a library's kernels one after another, which have no tiles of ours.
 EAGER = "eager"

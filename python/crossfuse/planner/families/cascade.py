@@ -75,6 +75,8 @@ class CascadeFamily(ABC, Generic[T]):
     #: Products that load the rows which they make, and whether one follows a stream of tiles.
     of_rows: ClassVar[int] = 0
     followed: ClassVar[bool] = False
+    #: Whether rows are added up.
+    adds_rows: ClassVar[bool] = False
     #: Fields of the tiles that are searched, the others being chosen with them; and those of them
     #: that a crossover takes from the other parent.
     axes: ClassVar[tuple[str, ...]]
@@ -96,6 +98,7 @@ class CascadeFamily(ABC, Generic[T]):
     def matches(cls, shape: CascadeShape) -> bool:
         """Whether there may be kernels of a cascade."""
         behind = shape.rows_products == cls.of_rows and (shape.after is not None) == cls.followed
+        behind = behind and bool(shape.sums) == cls.adds_rows
         return behind and isinstance(shape.work, cls.streams)
 
     @abstractmethod

@@ -15,6 +15,7 @@ from crossfuse.planner.families import dsm, phases, registers, skinny, tiled
 from crossfuse.planner.families.attention_out import AttentionOut
 from crossfuse.planner.families.cascade import CascadeFamily
 from crossfuse.planner.families.family import ChainFamily
+from crossfuse.planner.families.row_sums import RowSums
 from crossfuse.planner.families.rows import Rows
 from crossfuse.planner.families.rows_chain import RowsChain
 from crossfuse.planner.families.stream import Stream
@@ -44,7 +45,7 @@ FAMILIES: Mapping[str, ChainFamily] = MappingProxyType(
 
 #: Of cascades, by name.
 CASCADE_FAMILIES: Mapping[str, type[CascadeFamily[Any]]] = MappingProxyType(
-    {each.name: each for each in (Stream, Tiles, Rows, RowsChain, AttentionOut)}
+    {each.name: each for each in (Stream, Tiles, Rows, RowsChain, AttentionOut, RowSums)}
 )
 #: Where the states of a cascade are, as `crossfuse.compile` names it: one CTA makes them; those of
 #: a cluster merge; a second kernel merges them.

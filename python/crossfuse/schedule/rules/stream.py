@@ -13,6 +13,8 @@ from crossfuse.schedule.install import install
 #: Blocks of a streaming function, in program order, and those that only clusters have.
 BLOCKS = ("segment", "merge", "push", "fold", "outputs")
 OF_CLUSTERS = ("push", "fold")
+#: Dimensions of a number of each thread: row, CTA, thread.
+_OF_THREAD = 3
 
 
 @checked
@@ -50,13 +52,13 @@ def schedule_stream(func: AnyFunction, tiles: StreamTiles) -> Any:
     return sch
 
 
-def bind_stream(sch: Any, tiles: StreamTiles) -> None:
+def bind_stream(sch: Any, tiles: StreamTiles, prefix: str = "") -> None:
     """Bind the blocks of a stream written with these sizes, alone in their function or not.
 
-    See `schedule_stream`.
+    See `schedule_stream`. Names of blocks may begin with a `prefix`.
     """
     names = [each for each in BLOCKS if each not in OF_CLUSTERS or tiles.cluster > 1]
-    blocks = {name: sch.get_sblock(name) for name in names}
+    blocks = {name: sch.get_sblock(f"{prefix}{name}") for name in names}
     row = sch.get_loops(blocks["segment"])[0]
     if tiles.rows > 1:
         row, side = sch.split(row, [None, tiles.rows])
@@ -67,14 +69,15 @@ def bind_stream(sch: Any, tiles: StreamTiles) -> None:
         if tiles.cluster > 1:
             sch.cluster_bind(loops.pop(0))
         sch.bind(loops[0], "threadIdx.x")
-    _place(sch, blocks, tiles)
+    place_stream(sch, blocks, tiles)
 
 
-def _place(sch: Any, blocks: dict[str, Any], tiles: StreamTiles) -> None:
+def place_stream(sch: Any, blocks: dict[str, Any], tiles: StreamTiles) -> None:
     """Put states into registers, messages between CTAs into slabs, elements where they stay."""
     states = len(sch.get(blocks["merge"]).writes)
-    for number in range(len(sch.get(blocks["segment"]).writes)):
-        kept = number >= states and tiles.resident == "shared"
+    for number, written in enumerate(sch.get(blocks["segment"]).writes):
+        # Elements have a step and a place in it beside row, CTA and thread.
+        kept = len(written.region) > _OF_THREAD and tiles.resident == "shared"
         shared = DSM_SCOPE if tiles.cluster > 1 else "shared.dyn"
         sch.set_scope(blocks["segment"], number, shared if kept else "local")
     for number in range(states):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from tvm.ir import assert_structural_equal
 from tvm.script import tirx as T
 
 from cpu.cascade.rewrite.cases import scheduled, stream_of
+from crossfuse.autodiff.workloads import function_of
 from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.streaming import streaming
@@ -19,7 +21,7 @@ from crossfuse.planner.cascade.plan import ranked_cascade
 from crossfuse.runtime.nvcc import compile_cubin
 from crossfuse.schedule.rules.stream import schedule_stream
 from crossfuse.workload.cascade_build import prim_func
-from crossfuse.workload.cascades import resolve
+from crossfuse.workload.cascades import parse, resolve
 
 LOG2E = T.float32(1.4426950408889634)
 
@@ -169,6 +171,29 @@ def test_nvcc_compiles_without_spills(
     assert (usage.complaints, usage.stack_bytes) == ((), 0)
     # As many CTAs as the multiprocessor's registers hold at 256 threads: two or more.
     assert usage.registers <= 128
+
+
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize("name", ["softmax", "layer_norm"])
+def test_elements_come_from_shared_memory_as_vectors(name: str, cluster: int) -> None:
+    """16-bit elements one by one meet in banks: eight times as long as vectors."""
+    tiles = StreamTiles(32, unroll=1, cluster=cluster, resident="shared")
+    text: str = lower(scheduled(name, 2, 1024, tiles, "bfloat16")).image.cuda
+    assert not re.search(r"\(nv_bfloat16\*\)\w+_ptr\)\[", text)
+    # One CTA has an array of vectors, a cluster takes them out of a slab.
+    vectors = r"extern __shared__ .* uint4 \w+\[\]|uint4 \w+ = \*\(uint4\*\)\(\(\(nv_bfloat16\*\)"
+    assert re.search(vectors, text)
+
+
+def test_what_outputs_load_of_a_row_comes_before_its_elements() -> None:
+    """Behind what threads exchange it would cost each CTA the latency of memory."""
+    (site,) = detect(function_of(parse("cross_entropy:rows=2,cols=512,grad")))
+    tiles = StreamTiles(32, unroll=2, resident="registers")
+    schedule = schedule_stream(streaming(site, derive(site.cascade), tiles), tiles)
+    text: str = lower(schedule).image.cuda
+    merged = text.index("__shfl_xor_sync")
+    for name in ("labels_ptr[", "d_loss_ptr["):
+        assert 0 < text.rindex(name) < merged, name
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from typing import Any
 from tvm import te
 
 from crossfuse import _tvm as ir
-from crossfuse.autodiff.indices import substituted
 from crossfuse.blocks.read import Block
 
 _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
@@ -71,3 +70,16 @@ def _reduced(block: Block, value: Any, axes: Sequence[Any]) -> Any:
     operator = _OPERATORS[block.combine]
     reduce = te.comm_reducer(operator, lambda dtype: block.initial, block.combine)
     return reduce(value, axis=axes) if axes else operator(block.initial, value)
+
+
+def substituted(expressions: Sequence[Any], values: Mapping[Any, Any]) -> list[Any]:
+    """Expressions with others in the place of variables, whatever the width of these."""
+    images = {var: _as_wide(value, str(var.ty)) for var, value in values.items()}
+    return [ir.substitute(each, images) for each in expressions]
+
+
+def _as_wide(value: Any, dtype: str) -> Any:
+    if str(value.ty) == dtype:
+        return value
+    number = ir.constant(value)
+    return ir.tirx.Cast(dtype, value) if number is None else ir.tirx.IntImm(dtype, number)
