@@ -48,6 +48,7 @@ def timed(way: Way) -> Any:
     [
         "gated_ffn:M=4,K=64,N=32,L=16,act=gelu,weights=nk",
         "gemm_chain:M=4,K=64,N=32,L=16,act=relu,bias=first+last",
+        "gated_gemm:M=4,K=64,N=32,bias=last",
         "softmax:rows=4,cols=64",
         "cross_entropy:rows=4,cols=64",
         "rmsnorm_gemm:tokens=4,K=64,N=32",

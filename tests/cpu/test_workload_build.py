@@ -226,6 +226,7 @@ TEXTS = [
     ),
     "gemm:M=6,K=33,N=7,dtype=bf16,act=gelu,bias=last,scale=last,residual=out",
     "gemm:M=6,K=33,N=7,dtype=f32,combine=max,bias=last,scale=last",
+    "gated_gemm:M=6,K=33,N=7,dtype=bf16,act=gelu,bias=last,scale=last,residual=out",
     "gemm_chain:M=8,K=16,N=32,L=8,dtype=bf16,out=f32",
     "gemm:M=3,K=9,N=4,dtype=f16,act=exp(min(x,1))+sqrt(abs(x))",
 ]

@@ -15,9 +15,18 @@ TYPES = "float16, bfloat16, float32, float8_e4m3fn, float8_e5m2"
 
 SPECS = {
     "gated_fnn:M=1": "workload-kind: kind: found 'gated_fnn'; "
-    "limit: one of gated_ffn, gemm_chain, gemm, conv_chain. Instead: write 'gated_ffn'.",
+    "limit: one of gated_ffn, gemm_chain, gemm, gated_gemm, conv_chain. "
+    "Instead: write 'gated_ffn'.",
+    "gated_gemm:M=1,K=2": "workload-extent: gated_gemm: found no N; limit: the extents M, K, N. "
+    "Instead: add N=128 or the extents you mean.",
+    "gated_gemm:M=1,K=2,N=3,L=4": "workload-extent: gated_gemm:L: found 4; limit: M, K and N, "
+    "because gated_gemm has no second product. Instead: leave L out, or write kind gated_ffn.",
+    "gated_gemm:M=1,K=2,N=3,bias=first+last": "workload-bias: gated_gemm:bias: found first+last; "
+    "limit: last, because gated_gemm has products of one operand. "
+    "Instead: write bias=last, or kind gated_ffn.",
     "matmul:M=1": "workload-kind: kind: found 'matmul'; "
-    "limit: one of gated_ffn, gemm_chain, gemm, conv_chain. Instead: choose one of these.",
+    "limit: one of gated_ffn, gemm_chain, gemm, gated_gemm, conv_chain. "
+    "Instead: choose one of these.",
     "gemm:M=1,K=2": "workload-extent: gemm: found no N; limit: the extents M, K, N. "
     "Instead: add N=128 or the extents you mean.",
     "gemm_chain:dtype=f16": "workload-extent: gemm_chain: found no M, K, N, L; limit: the extents "

@@ -10,7 +10,7 @@ import pytest
 from crossfuse import compiler
 from crossfuse.bench import ours, variants, worker
 from crossfuse.bench.job import OF_MODELS, OWN
-from crossfuse.errors import LoweringRefused, ScheduleRefused, refuse
+from crossfuse.errors import LoweringRefused, ScheduleRefused, WorkloadRefused, refuse
 from crossfuse.measure.job import Job, Request
 from crossfuse.runtime.resources import ResourceUsage
 from crossfuse.workload import parse
@@ -68,6 +68,14 @@ def test_separate_kernels_are_single_products(asked: list[dict[str, Any]]) -> No
     assert [each["spec"].partition(":")[0] for each in asked] == ["gemm"] * 3
     assert all("placement" not in each for each in asked)
     assert len(made.resources) == 3
+
+
+def test_separate_kernels_of_gate_and_up(asked: list[dict[str, Any]]) -> None:
+    variants.make("unfused", parse("gated_gemm:M=8,K=64,N=96,bias=last"), "cpu")
+    due = "gemm:M=8,K=64,N=96,dtype=bfloat16,act=silu,weights=nk,bias=last"
+    assert [each["spec"] for each in asked] == [due, due.replace(",act=silu", "")]
+    with pytest.raises(WorkloadRefused, match="limit: a residual behind a product"):
+        variants.make("unfused", parse("gated_gemm:M=8,K=64,N=96,residual=in"), "cpu")
 
 
 @pytest.mark.parametrize("family", [ScheduleRefused, LoweringRefused])

@@ -105,6 +105,7 @@ def test_adversarial_inputs_are_finite_and_separate_kernels_pass(kind: str, dtyp
 EPILOGUES = (
     "gemm:M=24,K=96,N=40,dtype=bf16,act=gelu,bias=last,scale=last,residual=out",
     "gemm:M=24,K=96,N=40,dtype=e4m3,out=f32,bias=last,scale=last,residual=in",
+    "gated_gemm:M=24,K=96,N=40,dtype=f16,bias=last,scale=last,residual=out",
     "gemm_chain:M=24,K=96,N=64,L=40,dtype=f16,bias=first+last,scale=last,residual=out",
     "gated_ffn:M=24,K=96,N=64,L=40,dtype=bf16,bias=first,scale=first,residual=out",
 )

@@ -13,20 +13,21 @@ from crossfuse.errors import WorkloadRefused
 from crossfuse.workload import WorkloadSpec, parse
 from crossfuse.workload.dtypes import FLOAT_TYPES
 from crossfuse.workload.expression import NAMED
-from crossfuse.workload.spec import COMBINERS, LAYOUTS, PRODUCTS, RESIDUALS
+from crossfuse.workload.spec import COMBINERS, LAYOUTS, PRODUCTS, RESIDUALS, SINGLE
 
 EXAMPLE = "gated_ffn:M=128,K=4096,N=11008,L=4096,dtype=bfloat16,act=silu"
 
 
 @st.composite
 def specs(draw: st.DrawFn) -> WorkloadSpec:
-    kind = draw(st.sampled_from(("gated_ffn", "gemm_chain", "gemm")))
+    kind = draw(st.sampled_from(("gated_ffn", "gemm_chain", "gemm", "gated_gemm")))
+    single = kind in SINGLE
     extent = st.integers(1, 40000)
     types = st.sampled_from(sorted(FLOAT_TYPES))
     values = {name: draw(extent) for name in ("M", "K", "N")}
     values |= {"combine": draw(st.sampled_from(COMBINERS))} if kind == "gemm" else {}
-    places = PRODUCTS if kind != "gemm" else ("first", "last")
-    values |= {"L": draw(extent)} if kind != "gemm" else {}
+    places = ("first", "last") if single else PRODUCTS
+    values |= {} if single else {"L": draw(extent)}
     return WorkloadSpec(
         kind,
         **values,
@@ -56,6 +57,7 @@ def test_the_example_is_canonical() -> None:
         ("gated_ffn:M=1,K=2,N=3,L=4", "silu", "nk", "bfloat16"),
         ("gemm_chain:M=1,K=2,N=3,L=4,dtype=f16", "relu", "kn", "float16"),
         ("gemm:M=1,K=2,N=3,dtype=e4m3,out=f32", "identity", "kn", "float32"),
+        ("gated_gemm:M=1,K=2,N=3", "silu", "nk", "bfloat16"),
     ],
 )
 def test_defaults_depend_on_the_kind(text: str, act: str, weights: str, out: str) -> None:

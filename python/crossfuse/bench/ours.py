@@ -90,7 +90,8 @@ def norm_then_chain(spec: CascadeSpec) -> Variant:
 def unfused(spec: WorkloadSpec, device: str) -> Variant:
     """Each product a kernel of ours with its activation, one after another; the gating is torch's.
 
-    Single products and convolutions are refused, and what a product has no kernel for.
+    Single products and convolutions are refused, a residual behind gate and up, and what a product
+    has no kernel for.
     """
     import torch
 
@@ -98,24 +99,28 @@ def unfused(spec: WorkloadSpec, device: str) -> Variant:
         raise no_such("unfused", spec, "a workload of two products", "leave unfused out")
     if isinstance(spec, ConvChainSpec):
         raise no_such("unfused", spec, "a chain of matrix products", "measure ours-global")
-    first, beside, second = _products(spec)
-    gate, down = _kernel(first, device), _kernel(second, device)
-    up = None if beside is None else _kernel(beside, device)
+    if spec.residual and not spec.L:
+        raise no_such("unfused", spec, "a residual behind a product", "leave unfused out")
+    first, *others = _products(spec)
+    gate = _kernel(first, device)
+    up, down = (None if each is None else _kernel(each, device) for each in others)
     names = [each.name for each in spec.operands[1:]]
     suffix = "_gate" if spec.gated else ""
     # Where each kernel finds its inputs, after its left operand, among the tensors of a set.
     own_gate = _inputs(first, names, "B" + suffix, "0" + suffix)
-    own_up = _inputs(beside, names, "B_up", "0_up") if beside is not None else []
-    own_down = _inputs(second, names, "D", "1")
+    beside, second = others
+    own_up = [] if beside is None else _inputs(beside, names, "B_up", "0_up")
+    own_down = [] if second is None else _inputs(second, names, "D", "1")
 
     def call(a: Any, *tensors: Any) -> Any:
         hidden = gate.call(a, *(tensors[each] for each in own_gate))
         if up is not None:
             torch.mul(hidden, up.call(a, *(tensors[each] for each in own_up)), out=hidden)
-        return down.call(hidden, *(tensors[each] for each in own_down))
+        return hidden if down is None else down.call(hidden, *(tensors[e] for e in own_down))
 
-    resources = (*gate.resources, *down.resources, *(up.resources if up is not None else ()))
-    return Variant(call, f"{gate.note}; {down.note}", resources)
+    every = [each for each in (gate, down, up) if each is not None]
+    resources = tuple(one for each in every for one in each.resources)
+    return Variant(call, "; ".join(each.note for each in every[:2]), resources)
 
 
 def _inputs(part: WorkloadSpec, names: list[str], weight: str, number: str) -> list[int]:
@@ -180,22 +185,25 @@ def compile_kernel(
     return compiler.compile(spec, target=target, directory=directory, **options)
 
 
-def _products(spec: WorkloadSpec) -> tuple[WorkloadSpec, WorkloadSpec | None, WorkloadSpec]:
-    """The products of a chain as workloads: gate, up (of a gated one), and down."""
+def _products(spec: WorkloadSpec) -> tuple[WorkloadSpec, WorkloadSpec | None, WorkloadSpec | None]:
+    """The products of a chain as workloads: gate, up (of a gated one), and down (of a chain)."""
     bias, scale = (
         {place: "last" if place in each.split("+") else "" for place in ("first", "last")}
         for each in (spec.bias, spec.scale)
     )
+    place = "first" if spec.L else "last"
     gate = replace(
         spec,
         kind="gemm",
         L=0,
         out=spec.dtype,
-        bias=bias["first"],
-        scale=scale["first"],
+        bias=bias[place],
+        scale=scale[place],
         residual="",
     )
     up = replace(gate, act="identity") if spec.gated else None
+    if not spec.L:
+        return gate, up, None
     down = replace(
         spec,
         kind="gemm",

@@ -96,17 +96,19 @@ def eager(spec: WorkloadSpec, *, together: bool) -> Variant:
         return lambda x, tensors: _finished(spec, dtype, x, *(_take(tensors, each) for each in at))
 
     act = (lambda x: x) if spec.act == "identity" else activation(spec.act)
-    *first, last = map(product, spec.products)
+    every = [product(each) for each in spec.products]
     residual = place.get("residual")
 
+    def activated(a: Any, tensors: tuple[Any, ...]) -> Any:
+        gate = every[0](a, tensors)
+        if not spec.gated:
+            return act(gate)
+        gate, up = gate.chunk(2, dim=-1) if joined else (gate, every[1](a, tensors))
+        return act(gate) * up
+
     def call(a: Any, *tensors: Any) -> Any:
-        if joined:
-            gate, up = first[0](a, tensors).chunk(2, dim=-1)
-            output = last(act(gate) * up, tensors)
-        elif spec.gated:
-            output = last(act(first[0](a, tensors)) * first[1](a, tensors), tensors)
-        else:
-            output = last(act(first[0](a, tensors)), tensors) if first else act(last(a, tensors))
+        output = activated(a, tensors)
+        output = every[-1](output, tensors) if spec.L else output
         return output if residual is None else output + tensors[residual]
 
     if joined:

@@ -125,7 +125,7 @@ def read_layers(sch: Any) -> Chain:
     """
     epilogue = _only(sch, list(sch.get_output_blocks("root")))
     products = _producers(sch, epilogue)
-    if len(products) != 1 or combiner(sch, products[0]) is None or reduces(sch, epilogue):
+    if not _is_last(sch, products) or reduces(sch, epilogue):
         raise _refuse(sch, epilogue, "an output that is not an elementwise function of one product")
     found = [_layer(sch, products, epilogue)]
     while before := _producers(sch, products[0]):
@@ -147,6 +147,17 @@ def read_layers(sch: Any) -> Chain:
     blocks = [product for each in found for product in each.products]
     further = _further(sch, [each.epilogue for each in found], blocks)
     return Chain(tuple(found), _extents(sch, products[0])[0], *stored, further)
+
+
+def _is_last(sch: Any, products: list[Any]) -> bool:
+    """Whether an output may be made of products: of one, or of gate and up of an input."""
+    if len(products) == 1:
+        return combiner(sch, products[0]) is not None
+    operands = [sch.get(each).reads[0].source for each in products if combiner(sch, each)]
+    if len(products) != 2 or len(operands) != 2 or any(_producers(sch, each) for each in products):
+        return False
+    first, second = (_extents(sch, each) for each in products)
+    return first == second and operands[0].same_as(operands[1])
 
 
 def _layer(sch: Any, products: list[Any], epilogue: Any) -> Layer:
@@ -207,6 +218,22 @@ def read_two_products(sch: Any, rule: str) -> Chain:
 
 def read_product(sch: Any, rule: str) -> Chain:
     """As `read_chain`, but two products raise `ScheduleRefused` in the name of `rule`."""
+    chain = _read_layer(sch, rule)
+    if len(chain.first) > 1:
+        raise refuse(
+            ScheduleRefused,
+            "rule",
+            f"{rule}, {name_of(sch, chain.epilogue)}",
+            found="an output of two products, gate and up",
+            limit="one matrix product",
+            instead="use schedule_skinny, which takes at most eight rows, or compute what follows "
+            "gate and up by a kernel of its own",
+        )
+    return chain
+
+
+def _read_layer(sch: Any, rule: str) -> Chain:
+    """As `read_chain`, but a second layer raises `ScheduleRefused` in the name of `rule`."""
     chain = read_chain(sch)
     if chain.second is not None:
         raise refuse(
@@ -221,13 +248,13 @@ def read_product(sch: Any, rule: str) -> Chain:
 
 
 def read_products(sch: Any, rule: str) -> tuple[Chain, ...]:
-    """One product, or several of one operand, each of which an output of its own is made of.
+    """One product or gate and up, or several of one operand, of which each has its own output.
 
     Others raise `ScheduleRefused`, in the name of `rule` where they are a chain.
     """
     outputs = list(sch.get_output_blocks("root"))
     if len(outputs) == 1:
-        return (read_product(sch, rule),)
+        return (_read_layer(sch, rule),)
     chains = tuple(_alone(sch, each) for each in outputs)
     first, *others = (sch.get(each.first[0]).reads[0].source for each in chains)
     for chain, left in zip(chains[1:], others, strict=True):

@@ -11,6 +11,7 @@ from crossfuse import _tvm as ir
 from crossfuse.calls import checked
 from crossfuse.hardware import Device, device
 from crossfuse.relax.calls import is_rest
+from crossfuse.relax.chains.gated import GatedFewRows
 from crossfuse.relax.chains.kernels import ChainKernels
 from crossfuse.relax.chains.kinds import Chains, GroupKind, MadeChains, MadeRows
 from crossfuse.relax.choice import choose
@@ -113,7 +114,9 @@ class FuseChains:
     the one that saves most is taken. Of symbolic rows a product is taken too whose rows a norm, a
     softmax or a quantiser makes, which nothing else reads; of static rows `FuseCascades` takes
     these. A norm in front of two layers, which nothing else reads, becomes a part of their kernel
-    where that saves more. Everything else stays as it is.
+    where that saves more. Two products of the same rows, at most eight, which meet element by
+    element as gate and up do, are one kernel where the layer behind them is none with them.
+    Everything else stays as it is.
 
     Parameters
     ----------
@@ -145,7 +148,8 @@ class FuseChains:
     ----------
     outcomes : tuple[ChainOutcome, ...]
         What became of each pair of layers of the last module, in order, and of each with what makes
-        its rows; then of each product of symbolic rows that more than element-wise operators make.
+        its rows; of gate and up of few rows; then of each product of symbolic rows that more than
+        element-wise operators make.
 
     Examples
     --------
@@ -188,7 +192,7 @@ class FuseChains:
         tvm.IRModule
             With calls of the kernels.
         """
-        made, self.outcomes = self._fused(clean(mod), Chains(), MadeChains())
+        made, self.outcomes = self._fused(clean(mod), Chains(), MadeChains(), GatedFewRows())
         if self.bins:
             made, outcomes = self._fused(made, MadeRows())
             self.outcomes += outcomes

@@ -56,7 +56,7 @@ class Match:
     rows: int
     #: The input A, a parameter.
     left: Var
-    #: In order; the last one has one product.
+    #: In order; the last one has one product, unless it is the only one.
     layers: tuple[Layer, ...]
 
     @property
@@ -127,14 +127,16 @@ def match_chain(graph: Graph) -> Match:
     return _matched(graph, _arranged(graph, products, feeds), weights)
 
 
-def match_product(graph: Graph) -> Match:
-    """Find the only product of a graph, as `match_chain` finds layers of them."""
+def match_layer(graph: Graph, count: int) -> Match:
+    """Find the only layer of a graph, of so many products, as `match_chain` finds several."""
     products = [each.var for each in graph.nodes if each.operator == PRODUCT]
-    if len(products) != 1:
-        found, limit = f"{len(products)} matrix products", "one, then element-wise operators"
-        raise refused("main", found, limit, "outline the chain that they are")
-    (product,) = products
-    return _matched(graph, [(product,)], {product: _weight(graph, product)})
+    used = graph.reach(graph.output, products)[1]
+    layer = tuple(each for each in used if each in products)
+    if len(products) != count or len(layer) != count:
+        limit = f"{('one', 'two of one operand')[count - 1]}, then element-wise operators"
+        found, instead = f"{len(products)} matrix products", "outline the chain that they are"
+        raise refused("main", found, limit, instead)
+    return _matched(graph, [layer], {each: _weight(graph, each) for each in layer})
 
 
 def _matched(graph: Graph, found: list[tuple[Var, ...]], weights: dict[Var, Weight]) -> Match:
@@ -193,8 +195,8 @@ def _check_layer(graph: Graph, layer: tuple[Var, ...], feeds: dict[Var, list[Var
 
 def _check_used_once(graph: Graph, layers: list[tuple[Var, ...]]) -> None:
     """Refuse an intermediate that is read by anything but the next layer."""
-    earlier, (last,) = [p for each in layers[:-1] for p in each], layers[-1]
-    inner, leaves = graph.reach(graph.output, [*earlier, last])
+    earlier, last = [p for each in layers[:-1] for p in each], layers[-1]
+    inner, leaves = graph.reach(graph.output, [*earlier, *last])
     if not any(leaf in earlier for leaf in leaves):
         return
     known = set(earlier)
@@ -202,7 +204,7 @@ def _check_used_once(graph: Graph, layers: list[tuple[Var, ...]]) -> None:
         known |= set(graph.reach(graph.makers[layer[0]].value.args[0], earlier)[0])
     after = [v for v in inner if v not in known]
     readers = (v for v in after if known.intersection(graph.arguments(v)))
-    reader = next(readers, last)
+    reader = next(readers, last[0])
     place = "second" if len(layers) == 2 else "next"
     found = f"an intermediate used twice, by the {place} product and by {graph.operator(reader)}"
     advice = "keep that use out of the graph, or leave the model unfused"

@@ -12,7 +12,7 @@ from tvm.ir import GenericConst, Var
 from crossfuse.markers import unpadded_shapes
 from crossfuse.relax.elementwise import Leaf, Region, read_region
 from crossfuse.relax.graph import Graph
-from crossfuse.relax.match import Match, match_chain, match_product, read_model
+from crossfuse.relax.match import Match, match_chain, match_layer, read_model
 from crossfuse.relax.operators import dtype_of, refused, shape_of
 from crossfuse.workload.build import Form, Layer, Product, aligned, emit
 from crossfuse.workload.dtypes import FLOAT_TYPES, Operand
@@ -196,7 +196,16 @@ def outline_product(mod: tvm.IRModule) -> Outlined:
     N and L are both the columns of the product.
     """
     graph = read_model(mod)
-    return _written(graph, match_product(graph))
+    return _written(graph, match_layer(graph, 1))
+
+
+def outline_gated(mod: tvm.IRModule) -> Outlined:
+    """Turn a model of what is made of two products of one operand into one function.
+
+    As `outline_product` does one.
+    """
+    graph = read_model(mod)
+    return _written(graph, match_layer(graph, 2))
 
 
 def _written(graph: Graph, match: Match) -> Outlined:
@@ -251,7 +260,7 @@ def _outlined(
         found, limit = f"the shape {list(shape)}", f"{match.rows} rows as in the input"
         raise refused("the output", found, limit, "reshape the output outside the graph")
     gated = len(match.layers[0].products) == 2
-    plain = "gated_ffn" if gated else "gemm_chain"
+    single, double = ("gated_gemm", "gated_ffn") if gated else ("gemm", "gemm_chain")
     return Outlined(
         func=emit(form),
         arguments=arguments,
@@ -266,7 +275,7 @@ def _outlined(
         middle="; ".join(each.text for each in regions[:-1]),
         epilogue=regions[-1].text,
         form=form,
-        kind="layers" if form.inner else plain if form.second else "gemm",
+        kind="layers" if form.inner else double if form.second else single,
     )
 
 
@@ -283,7 +292,7 @@ def _weight_names(match: Match) -> list[str]:
     if len(match.layers) > 2:
         return [each.replace("gemm", "B") for each in of_products]
     if len(match.layers) == 1:
-        return ["B"]
+        return [each.replace("gemm0", "B") for each in of_products]
     return [*(each.replace("gemm0", "B") for each in of_products[:-1]), "D"]
 
 

@@ -17,6 +17,7 @@ from crossfuse.cache import package_hash
 from crossfuse.hardware import Device
 from crossfuse.measure.timer import Timer
 from crossfuse.relax.calls import Equal, with_early_starts
+from crossfuse.relax.chains.gated import GatedFewRows
 from crossfuse.relax.chains.groups import Group
 from crossfuse.relax.chains.kernels import ChainKernels
 from crossfuse.relax.chains.kinds import Chains, GroupKind, MadeChains
@@ -69,7 +70,8 @@ def fuse_graph(
     timed = None if timer is None else measuring(timer, mode, module.graph, translation)
     where, always = (target, sequential), options.always
     weights = _weights(module, translation)
-    kinds = (Chains(), MadeChains(), *((FewRows(),) if options.products else ()))
+    few = (FewRows(), GatedFewRows()) if options.products else ()
+    kinds = (Chains(), MadeChains(), *few)
     kernels = TorchKernels(translation, target, options.bins, timed, weights, kinds)
     chains = in_torch(choose("main", graph, kernels, always), translation.names)
     static = [each for each in chains.replacements if not each.bins]

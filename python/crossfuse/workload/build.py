@@ -86,9 +86,9 @@ class Form:
     first: tuple[Product, ...]
     #: Makes the intermediate from the first products, in A's type. None exactly when `second` is.
     middle: Elementwise | None
-    #: The product of the intermediate; None when there is only one product.
+    #: The product of the intermediate; None when there are only products of A.
     second: Product | None
-    #: Makes the output from the last product.
+    #: Makes the output from the last product, or from gate and up where these are all.
     epilogue: Elementwise
     #: Further operands of `middle` and `epilogue`: scales, biases, residuals.
     extras: tuple[Operand, ...]
@@ -147,17 +147,16 @@ def form_of(spec: WorkloadSpec | LayersSpec) -> Form:
         return form_of_layers(spec)
     a, *others = spec.operands
     weights, extras = others[: len(spec.products)], tuple(others[len(spec.products) :])
-    *first, last = (
+    *first, last = every = [
         Product(name, weight, spec.weights, spec.combine)
         for name, weight in zip(spec.products, weights, strict=True)
-    )
-    if spec.kind == "gemm":
-        single = _with_residual(spec, _activated(spec, last.name))
-        return Form(a, (last,), None, None, single, extras, spec.out)
-    gate, *up = (each.name for each in first)
+    ]
+    gate, *up = (each.name for each in (first if spec.L else every))
     middle = _activated(spec, gate)
     if up:
         middle = _multiplied(middle, _finished(spec, *up))
+    if not spec.L:
+        return Form(a, tuple(every), None, None, _with_residual(spec, middle), extras, spec.out)
     epilogue = _with_residual(spec, _finished(spec, last.name))
     window = spec.k1 if isinstance(spec, ConvChainSpec) else 0
     return Form(a, tuple(first), middle, last, epilogue, extras, spec.out, window)
@@ -202,11 +201,11 @@ def emit(form: Form) -> tirx.PrimFunc:
     3. ``gemm1``: float32 [M, L] reduced over N, reading ``hidden`` through a cast;
     4. ``out``: the epilogue in float32, cast to the output type.
 
-    With one product, 2 and 3 are absent and ``out`` reads the product. With inner layers, their
-    products and ``hidden1``, ``hidden2`` and so on stand between 2 and 3. With a window, a block
-    ``windows`` [M, K] comes first, which reads the images at the pixels of each row's window and is
-    0 beyond them; the product reads it in the place of A. A schedule computes it where it stages
-    the operand.
+    Without a second product, 2 and 3 are absent and ``out`` reads the first ones. With inner
+    layers, their products and ``hidden1``, ``hidden2`` and so on stand between 2 and 3. With a
+    window, a block ``windows`` [M, K] comes first, which reads the images at the pixels of each
+    row's window and is 0 beyond them; the product reads it in the place of A. A schedule computes
+    it where it stages the operand.
 
     Parameters are A, weights in the order of the products, extras, output.
     """

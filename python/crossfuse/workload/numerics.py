@@ -46,9 +46,9 @@ class Stages:
 
     #: Results of the first products with scale and bias, [M, N]; gate and up for a gated FFN.
     first: tuple[np.ndarray, ...]
-    #: [M, N]: after activation and gating. For ``gemm`` the output.
+    #: [M, N]: after activation and gating. Without a second product the output.
     hidden: np.ndarray
-    #: [M, L], or [M, N] for ``gemm``.
+    #: [M, L], or [M, N] without a second product.
     output: np.ndarray
 
 
@@ -173,9 +173,12 @@ def _run(
             return Stages((sums,), output, output)
         firsts = tuple(
             between(finish(spec, name, a @ matrix, values))
-            for name, matrix in zip(first, matrices[:-1], strict=True)
+            for name, matrix in zip(first if spec.L else spec.products, matrices, strict=False)
         )
         hidden = between(activate(spec, firsts[0]))
+        if not spec.L:
+            output = with_residual(hidden * firsts[1])
+            return Stages(firsts, output, output)
         if spec.gated:
             hidden = between(hidden * firsts[1])
         output = with_residual(finish(spec, final, hidden @ matrices[-1], values))

@@ -13,7 +13,9 @@ from crossfuse.workload import expression
 from crossfuse.workload.dtypes import Operand, float_type
 from crossfuse.workload.refusal import check_elements, check_extent, one_of, refused
 
-KINDS = ("gated_ffn", "gemm_chain", "gemm", "conv_chain")
+KINDS = ("gated_ffn", "gemm_chain", "gemm", "gated_gemm", "conv_chain")
+#: Kinds without a second product.
+SINGLE = ("gemm", "gated_gemm")
 LAYOUTS = ("kn", "nk")
 COMBINERS = ("sum", "prod", "max", "min")
 DIMS = ("M", "K", "N", "L")
@@ -28,9 +30,16 @@ _DEFAULT_ACT = {
     "gated_ffn": "silu",
     "gemm_chain": "relu",
     "gemm": "identity",
+    "gated_gemm": "silu",
     "conv_chain": "relu",
 }
-_DEFAULT_WEIGHTS = {"gated_ffn": "nk", "gemm_chain": "kn", "gemm": "kn", "conv_chain": "nk"}
+_DEFAULT_WEIGHTS = {
+    "gated_ffn": "nk",
+    "gemm_chain": "kn",
+    "gemm": "kn",
+    "gated_gemm": "nk",
+    "conv_chain": "nk",
+}
 
 
 @checked
@@ -39,35 +48,37 @@ class WorkloadSpec:
     """A chain of matrix products over row-major matrices, accumulated in float32.
 
     ``gemm``: E[M,N] = act(combine over k of A[M,k] * B[k,N]).
+    ``gated_gemm``: E[M,N] = act(A @ B_gate) * (A @ B_up), the first half of a gated FFN.
     ``gemm_chain``: C[M,N] = act(A[M,K] @ B[K,N]); E[M,L] = C[M,N] @ D[N,L].
     ``gated_ffn``: C = act(A @ B_gate) * (A @ B_up); E = C @ D.
 
     A product P with a scale and a bias is ``P * scale[0] + bias[n]``, gate and up each with their
     own, before the activation. A residual is added to E last of all, after the activation of a
-    ``gemm``. All of this is in float32, in which nothing is rounded before E.
+    ``gemm`` and the product of a ``gated_gemm``. All of this is in float32, in which nothing is
+    rounded before E.
 
     Attributes
     ----------
     kind : str
         One of `kinds`.
     M, K, N, L : int
-        Extents; L is 0 for ``gemm``, which has no second product.
+        Extents; L is 0 for ``gemm`` and ``gated_gemm``, which have no second product.
     dtype : str
         Type of the inputs and of the intermediate C, ``"bfloat16"`` unless given.
     act : str
         Activation: a name of `crossfuse.workload.expression.NAMED` or an expression in x;
-        ``silu`` for gated_ffn, ``relu`` for gemm_chain and ``identity`` for gemm unless given.
+        ``silu`` for gated kinds, ``relu`` for gemm_chain and ``identity`` for gemm unless given.
     weights : str
         Layout of every weight: ``"kn"`` row-major [K, N], or ``"nk"``, the [N, K] of
-        ``torch.nn.Linear``; ``"nk"`` for gated_ffn and ``"kn"`` for the others unless given.
+        ``torch.nn.Linear``; ``"nk"`` for gated kinds and ``"kn"`` for the others unless given.
     out : str
         Type of the output, `dtype` unless given.
     combine : str
         The reduction of ``gemm``, one of `COMBINERS`.
     bias : str
         Products that a bias is added to: ``"first"`` (of a gated FFN gate and up), ``"last"``,
-        ``"first+last"``, or empty; the one product of ``gemm`` is its last. Rows of `dtype`, of
-        bfloat16 where `dtype` has 8 bits.
+        ``"first+last"``, or empty; the one product of ``gemm`` is its last, and so are both of
+        ``gated_gemm``. Rows of `dtype`, of bfloat16 where `dtype` has 8 bits.
     scale : str
         Products that a float32 number, a tensor of one element, multiplies; as for `bias`.
     residual : str
@@ -87,7 +98,7 @@ class WorkloadSpec:
     """
 
     #: What `kind` may be.
-    kinds: ClassVar[tuple[str, ...]] = KINDS[:3]
+    kinds: ClassVar[tuple[str, ...]] = KINDS[:4]
 
     kind: str
     M: int
@@ -131,7 +142,7 @@ class WorkloadSpec:
     @property
     def gated(self) -> bool:
         """Whether the first layer is a gate and an up projection."""
-        return self.kind == "gated_ffn"
+        return self.kind in ("gated_ffn", "gated_gemm")
 
     @property
     def products(self) -> tuple[str, ...]:
@@ -177,23 +188,29 @@ class WorkloadSpec:
             "combine": "sum",
         }
         plain |= dict.fromkeys(("bias", "scale", "residual"), "")
-        plain |= {"act": "identity", "L": 0} if self.kind == "gemm" else {}
+        plain |= {"L": 0} if self.kind in SINGLE else {}
+        plain |= {"act": "identity"} if self.kind == "gemm" else {}
         names = [each.name for each in fields(self) if each.name != "kind"]
         pairs = ((name, getattr(self, name)) for name in names)
         body = ",".join(f"{name}={value}" for name, value in pairs if plain.get(name) != value)
         return f"{self.kind}:{body}"
 
 
+def dims_of(kind: str) -> tuple[str, ...]:
+    """Extents that a spec of a kind must have."""
+    return DIMS[:3] if kind in SINGLE else DIMS
+
+
 def _check_extents(spec: WorkloadSpec) -> None:
-    if spec.kind == "gemm" and spec.L:
+    if spec.kind in SINGLE and spec.L:
         raise refused(
             "workload-extent",
-            "gemm:L",
+            f"{spec.kind}:L",
             str(spec.L),
-            "M, K and N, because gemm has no second product",
-            "leave L out, or write kind gemm_chain",
+            f"M, K and N, because {spec.kind} has no second product",
+            f"leave L out, or write kind {'gated_ffn' if spec.gated else 'gemm_chain'}",
         )
-    for name in DIMS if spec.kind != "gemm" else DIMS[:3]:
+    for name in dims_of(spec.kind):
         check_extent(spec.kind, name, getattr(spec, name), 128)
     products = {"MxN": spec.M * spec.N, "MxL": spec.M * spec.L, "MxK": spec.M * spec.K}
     products |= {"KxN": spec.K * spec.N, "NxL": spec.N * spec.L}
@@ -207,7 +224,7 @@ def _check_extents(spec: WorkloadSpec) -> None:
 def _canonical(spec: WorkloadSpec, name: str) -> str:
     """The canonical spelling of which products have a bias or scale (`name`); empty for none.
 
-    It is one of `PRODUCTS`, ``"last"`` for the only product of a gemm; others raise
+    It is one of `PRODUCTS`, ``"last"`` for all products of one operand alone; others raise
     `WorkloadRefused`.
     """
     value = str(getattr(spec, name))
@@ -215,15 +232,16 @@ def _canonical(spec: WorkloadSpec, name: str) -> str:
         return value
     value = {"last+first": "first+last"}.get(value, value)
     one_of(name, value, PRODUCTS)
-    if spec.kind != "gemm":
+    if spec.kind not in SINGLE:
         return value
     if value == "first+last":
+        has = "products of one operand" if spec.gated else "one product"
         raise refused(
             f"workload-{name}",
-            f"gemm:{name}",
+            f"{spec.kind}:{name}",
             value,
-            "last, because gemm has one product",
-            f"write {name}=last, or kind gemm_chain",
+            f"last, because {spec.kind} has {has}",
+            f"write {name}=last, or kind {'gated_ffn' if spec.gated else 'gemm_chain'}",
         )
     return "last"
 
@@ -244,7 +262,7 @@ def affine(spec: WorkloadSpec, product: str) -> tuple[str, str]:
 
     Of ``"gemm0_gate"`` they are ``("scale0_gate", "bias0_gate")``.
     """
-    place = "last" if product == spec.products[-1] else "first"
+    place = "first" if spec.L and product != spec.products[-1] else "last"
     scale, bias = (
         product.replace("gemm", name) if place in getattr(spec, name).split("+") else ""
         for name in ("scale", "bias")

@@ -26,7 +26,7 @@ from crossfuse.files import packaged_text
 from crossfuse.workload import conv_chain
 from crossfuse.workload.dtypes import closest
 from crossfuse.workload.refusal import check_given, one_of, read_fields, refused
-from crossfuse.workload.spec import DIMS, KINDS, WorkloadSpec
+from crossfuse.workload.spec import DIMS, KINDS, WorkloadSpec, dims_of
 
 #: What may stand before an equals sign.
 KEYS = tuple(field.name for field in fields(WorkloadSpec) if field.name != "kind")
@@ -41,9 +41,9 @@ def parse(text: str) -> WorkloadSpec:
     ----------
     text : str
         Such as ``"gemm_chain:M=128,K=768,N=3072,L=768,dtype=float16,act=relu,bias=first"``. The
-        kind is ``gemm``, ``gemm_chain``, ``gated_ffn`` or ``conv_chain``; extents count elements,
-        and other keys are fields of `WorkloadSpec`. Commas inside parentheses belong to the
-        activation.
+        kind is ``gemm``, ``gated_gemm``, ``gemm_chain``, ``gated_ffn`` or ``conv_chain``; extents
+        count elements, and other keys are fields of `WorkloadSpec`. Commas inside parentheses
+        belong to the activation.
 
     Returns
     -------
@@ -105,8 +105,7 @@ def from_options(kind: str, options: dict[str, str]) -> WorkloadSpec:
     """Make a spec of a kind from text values by key, as in ``{"M": "128"}``; refuses as `parse`."""
     if kind == conv_chain.KIND:
         return conv_chain.from_options(options)
-    needed = DIMS if kind != "gemm" else DIMS[:3]
-    check_given(kind, needed, options, 128)
+    check_given(kind, dims_of(kind), options, 128)
     return WorkloadSpec(kind, **read_fields(kind, WorkloadSpec, options))
 
 

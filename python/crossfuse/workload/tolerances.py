@@ -150,21 +150,27 @@ def _unavoidable(
     """
     values = {name: inputs[name].astype(np.float64) for name in spec.inputs}
     a, weights = np.abs(left(spec, values)), [np.abs(each) for each in _weights(spec, values)]
-    *first, last = spec.products
+    last, first = spec.products[-1], spec.products[: -1 if spec.L else None]
     if spec.kind == "gemm":
         own = a @ weights[0] if spec.combine == "sum" else None
         size, shift = _finished(spec, last, exact.first[0], own, spec.K, values)
         noise = _activation_error(spec, exact.first[0], shift)
         size = np.maximum(np.abs(activate(spec, exact.first[0])), size)
         return _with_residual(spec, exact, values, noise, np.zeros_like(noise), size)
-    shifts = [
-        _finished(spec, name, result, a @ matrix, spec.K, values)[1]
-        for name, result, matrix in zip(first, exact.first, weights[:-1], strict=True)
-    ]
+    sizes, shifts = zip(
+        *(
+            _finished(spec, name, result, a @ matrix, spec.K, values)
+            for name, result, matrix in zip(first, exact.first, weights, strict=False)
+        ),
+        strict=True,
+    )
     hidden = _activation_error(spec, exact.first[0], shifts[0])
     if spec.gated:
         gate, up = np.abs(activate(spec, exact.first[0])), np.abs(exact.first[1])
         hidden = hidden * (up + shifts[1]) + gate * shifts[1]
+    if not spec.L:
+        size = np.maximum(gate, sizes[0]) * np.maximum(up, sizes[1])
+        return _with_residual(spec, exact, values, hidden, np.zeros_like(hidden), size)
     down, kind = weights[-1], float_type(spec.dtype)
     factor, output = _factor(spec, last, values), exact.output - values.get("residual", 0.0)
     size, own = _finished(spec, last, output, np.abs(exact.hidden) @ down, spec.N, values)

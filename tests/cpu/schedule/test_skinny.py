@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,13 +20,18 @@ from crossfuse.errors import ScheduleRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
 from crossfuse.schedule.rules.skinny import SkinnyTiles, schedule_skinny
-from crossfuse.workload import check, parse, prim_func, random_inputs
-from crossfuse.workload.build import emit_products, form_of
+from crossfuse.schedule.rules.split_k import schedule_split_k
+from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
+from crossfuse.workload import adversarial_inputs, check, parse, prim_func, random_inputs
+from crossfuse.workload.build import emit, emit_products, form_of
 
 CASES = [
     ("gemm:M=1,K=512,N=64,weights=nk", SkinnyTiles(32, 1, 8, 2)),
     ("gemm:M=3,K=512,N=64,weights=nk,act=silu,bias=last,residual=in", SkinnyTiles(8, 2, 32, 4)),
     ("gemm:M=8,K=256,N=96,weights=nk,dtype=float16,out=float32", SkinnyTiles(16, 4, 8, 1)),
+    ("gated_gemm:M=1,K=512,N=64", SkinnyTiles(32, 1, 8, 2)),
+    ("gated_gemm:M=3,K=512,N=64,act=gelu,bias=last,residual=in", SkinnyTiles(8, 2, 32, 4)),
+    ("gated_gemm:M=8,K=256,N=96,act=gelu_tanh,dtype=float16,out=float32", SkinnyTiles(16, 2, 8, 1)),
 ]
 
 
@@ -51,6 +58,46 @@ def test_weights_are_asked_for_first_and_together() -> None:
     assert vectors == ["B", "B", "A", "A"]
 
 
+def test_weights_of_gate_and_up_are_asked_for_before_either_is_used() -> None:
+    sch = schedule_skinny(prim_func(parse(CASES[3][0])), tiles=SkinnyTiles(32, 1, 8, 2))
+    image = lower(sch, "nvidia-h200").image
+    (launch,) = image.launches
+    assert launch.grid[0] == 8
+    body = image.cuda[image.cuda.rindex("__launch_bounds__") :]
+    vectors = re.findall(r"\*\(uint4\*\)\((A|B_gate|B_up)_ptr", body)
+    # The compiler loads the rows once: both loads are of the same elements.
+    assert vectors == ["B_gate", "B_gate", "B_up", "B_up", "A", "A", "A", "A"]
+
+
+@pytest.mark.parametrize("which", ["large", "zero_rows", "constant_rows", "alternating"])
+def test_gate_and_up_are_right_on_nasty_rows(which: str) -> None:
+    spec = parse("gated_gemm:M=3,K=512,N=64,bias=last")
+    inputs = dict(adversarial_inputs(spec))[which]
+    sch = schedule_skinny(prim_func(spec), tiles=SkinnyTiles(16, 2, 8, 2))
+    for report in (run_sequential(sch.mod["main"], inputs), emulated(sch, inputs)):
+        report.raise_if_wrong()
+        assert check(spec, inputs, report.outputs["out"]).worst <= 1
+
+
+def emulated(sch: Any, inputs: Any) -> Any:
+    return emulate(lower(sch, "nvidia-h200").image, inputs)
+
+
+def test_gate_and_up_of_other_layouts_are_refused() -> None:
+    form = form_of(parse("gated_gemm:M=2,K=512,N=512"))
+    gate, up = form.first
+    mixed = emit(replace(form, first=(gate, replace(up, layout="kn"))))
+    with pytest.raises(ScheduleRefused, match="weights of which one is stored as \\[k, n\\]"):
+        schedule_skinny(mixed, tiles=SkinnyTiles(32, 1, 8, 2))
+
+
+@pytest.mark.parametrize("rule", [schedule_tiled_gemm, partial(schedule_split_k, cluster=1)])
+def test_rules_of_one_product_refuse_gate_and_up(rule: Any) -> None:
+    said = "found an output of two products, gate and up; limit: one matrix product"
+    with pytest.raises(ScheduleRefused, match=said):
+        rule(prim_func(parse("gated_gemm:M=2,K=512,N=64")))
+
+
 @pytest.mark.parametrize(
     ("wanted", "family"),
     [(Wanted(), "skinny"), (Wanted(rule="tensor"), "gemm"), (Wanted(fewer_rows=True), "gemm")],
@@ -62,8 +109,9 @@ def test_compile_takes_it_where_no_pipeline_is_asked_for(wanted: Wanted, family:
     assert first.plan.family == family
 
 
-def test_the_trace_is_replayed() -> None:
-    func = prim_func(parse("gemm:M=2,K=512,N=64,weights=nk"))
+@pytest.mark.parametrize("kind", ["gemm", "gated_gemm"])
+def test_the_trace_is_replayed(kind: str) -> None:
+    func = prim_func(parse(f"{kind}:M=2,K=512,N=64,weights=nk"))
     sch = schedule_skinny(func, tiles=SkinnyTiles(32, 1, 8, 2))
     again = ir.Schedule(func)
     sch.trace.apply_to_schedule(again, remove_postproc=False)
@@ -74,7 +122,7 @@ def test_the_trace_is_replayed() -> None:
     ("text", "tiles", "said"),
     [
         ("gemm:M=9,K=512,N=64,weights=nk", SkinnyTiles(32, 1, 8, 2), "not: at most 8 rows"),
-        ("gemm:M=1,K=512,N=64,weights=kn", SkinnyTiles(32, 1, 8, 2), "not: one product of weights"),
+        ("gemm:M=1,K=512,N=64,weights=kn", SkinnyTiles(32, 1, 8, 2), "not: weights of 16 bits, st"),
         ("gemm:M=1,K=512,N=60,weights=nk", SkinnyTiles(32, 1, 8, 2), "not: CTAs divide the col"),
         ("gemm:M=1,K=520,N=64,weights=nk", SkinnyTiles(32, 1, 8, 2), "not: steps divide the red"),
         ("gemm:M=1,K=520,N=60,weights=nk", SkinnyTiles(), "no tiles that divide it"),

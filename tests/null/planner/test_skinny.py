@@ -98,6 +98,49 @@ def test_tiles_are_read_as_they_are_written() -> None:
     assert FAMILIES["skinny"].read(tiles).tiles() == tiles
 
 
+# Gate and up, and what is made of both.
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_gate_and_up_are_planned_and_explained(rows: int) -> None:
+    text = f"gated_gemm:M={rows},K=2048,N=8192"
+    found = plan(parse(text), "nvidia-h200", only=("skinny", "eager"))
+    assert found.family == "skinny"
+    assert found.kernels[0].ctas * found.tiles["columns"] * found.tiles["groups"] == 8192
+    (apart,) = found.runners
+    product = plan(parse(f"gemm:M={rows},K=2048,N=8192,weights=nk"), "nvidia-h200", only=("eager",))
+    assert apart.microseconds == pytest.approx(2 * product.microseconds)
+    assert "through L2 into registers" in explain(found).text()
+
+
+def test_a_second_weight_takes_what_as_many_more_columns_take() -> None:
+    target = device("nvidia-h200")
+    pair = shape_of(chain_of(parse("gated_gemm:M=2,K=2048,N=8192,act=identity")))
+    wide = shape_of(chain_of(parse("gemm:M=2,K=2048,N=16384,weights=nk")))
+    one, other = SkinnyKernel(32, 1, 8, 8), SkinnyKernel(32, 2, 8, 8)
+    assert one.registers(pair) == other.registers(wide)
+    assert one.memories(pair, target) == other.memories(wide, target)
+    times = (
+        estimate(tiles, each, target, rates_of(target)).terms
+        for tiles, each in ((one, pair), (other, wide))
+    )
+    assert next(times) == pytest.approx(next(times))
+
+
+def test_registers_hold_columns_of_both_weights() -> None:
+    pair = shape_of(chain_of(parse("gated_gemm:M=1,K=2048,N=8192")))
+    said = "not: 128 registers of a thread for sums and loads"
+    assert SkinnyKernel(32, 2, 8, 8).broken(pair) == said
+    assert not SkinnyKernel(32, 1, 8, 8).broken(pair)
+
+
+@pytest.mark.parametrize("family", [each for each in FAMILIES if each != "skinny"])
+def test_no_other_family_has_kernels_of_gate_and_up(family: str) -> None:
+    due = "has no kernels of (gate and up without a product of both|two products|one product)"
+    with pytest.raises(PlanRefused, match=f"{family} {due}"):
+        plan(parse("gated_gemm:M=4,K=2048,N=8192"), "nvidia-h200", only=(family,))
+
+
 def shape(rows: int, columns: int) -> Shape:
     return shape_of(matrix_chain(rows, (2048, columns)))
 

@@ -167,8 +167,9 @@ def chain_of(spec: WorkloadSpec | LayersSpec) -> Chain:
     Parameters
     ----------
     spec : WorkloadSpec | LayersSpec
-        A product, a chain of two, a gated FFN, two convolutions, or a row of layers. The first
-        convolution is the product of its windows, k1 * k1 * IC elements a row, and its weights.
+        A product, gate and up, a chain of two, a gated FFN, two convolutions, or a row of layers.
+        The first convolution is the product of its windows, k1 * k1 * IC elements a row, and its
+        weights.
 
     Returns
     -------

@@ -71,6 +71,8 @@ class ChainFamily:
     longer: bool = False
     #: Rows of chains that it has kernels of, at most; 0 for any number.
     most_rows: int = 0
+    #: Whether the output may be made of two products of one operand, gate and up.
+    pairs: bool = False
 
     @property
     def name(self) -> str:
@@ -94,7 +96,10 @@ class ChainFamily:
         if self.longer:
             return self.products <= len(shape.layers)
         of_layers = self.products == len(shape.layers) and not shape.chain
-        return of_layers and not self._too_many_rows(shape)
+        return of_layers and not self._too_many_rows(shape) and not self._ends_in_pair(shape)
+
+    def _ends_in_pair(self, shape: Shape) -> bool:
+        return not self.pairs and shape.layers[-1].products > 1
 
     def _too_many_rows(self, shape: Shape) -> bool:
         return bool(self.most_rows) and shape.m > self.most_rows
@@ -178,6 +183,8 @@ class ChainFamily:
         """Say why there are no tiles that fit: the rule after which none were left."""
         if self._too_many_rows(shape):
             return f"{self.name} has kernels of at most {self.most_rows} rows"
+        if self._ends_in_pair(shape):
+            return f"{self.name} has no kernels of gate and up without a product of both"
         if not self.matches(shape):
             count = len(shape.layers)
             what = ("one product", "two products")[count - 1] if count < 3 else f"{count} layers"

@@ -1,4 +1,7 @@
-"""Family ``skinny``: one product of few rows, by plain multiply-adds without shared memory.
+"""Family ``skinny``: products of few rows, by plain multiply-adds without shared memory.
+
+One product, or gate and up and what is made of both: to a thread the columns of a second weight
+are more columns to sum.
 
 The tiles of `crossfuse.schedule.rules.skinny`. All that matters of such a product is that memory
 always has loads to answer: threads keep some in their registers, and several CTAs stand on an SM,
@@ -81,7 +84,7 @@ class SkinnyKernel(TileKernel):
     own_start: ClassVar[tuple[float, float] | None] = _START
     #: Threads that share a column of the output.
     lanes: Count
-    #: Columns that they sum at the same time.
+    #: Columns that they sum at the same time, of each weight.
     columns: Count
     #: Groups of such threads in a CTA.
     groups: Count
@@ -129,8 +132,12 @@ class SkinnyKernel(TileKernel):
 
     def registers(self, shape: Shape) -> Count:
         """Registers of a thread at least: sums, weights, a vector of each row, addresses."""
-        sums, weights = shape.m * self.columns, 4 * self.columns * self.loads
-        return _BESIDE + sums + weights + 4 * shape.m
+        weights = 4 * self.columns * shape.products * self.loads
+        return _BESIDE + self.sums(shape) + weights + 4 * shape.m
+
+    def sums(self, shape: Shape) -> Count:
+        """Sums of a thread."""
+        return shape.m * self.columns * shape.products
 
     def together(self, shape: Shape) -> Count:
         """CTAs that find room on an SM; ptxas loads all rows of a step ahead if it may."""
@@ -143,20 +150,23 @@ class SkinnyKernel(TileKernel):
         """The only phase, whose tiles pass from memory to registers."""
         row = self.depth * shape.item
         steps, tiles = ceil_div(shape.k, self.depth), ceil_div(shape.n, self.width)
-        made = shape.m * self.width * 4
         return (
             Phase(
                 shape.m,
                 self.width,
-                1,
+                shape.products,
                 self.depth,
                 steps,
                 tiles,
                 shape.m * row,
-                self.width * row,
-                boxes=made,
+                self.width * shape.products * row,
+                boxes=self._made(shape),
             ),
         )
+
+    def _made(self, shape: Shape) -> Count:
+        """Bytes of the sums of a tile."""
+        return shape.m * self.width * shape.products * 4
 
     def clusters(self, shape: Shape, device: Device) -> tuple[Count, ...]:
         """CTAs of the launch: one for each tile."""
@@ -170,8 +180,8 @@ class SkinnyKernel(TileKernel):
             TileRule("rows", f"at most {ROWS} rows", shape.m <= ROWS),
             TileRule(
                 "weights",
-                "one product of weights of 16 bits, stored as [n, k]",
-                shape.products == 1 and shape.item == 2 and shape.k_major,
+                "weights of 16 bits, stored as [n, k]",
+                shape.item == 2 and shape.k_major,
             ),
             TileRule("threads", f"{fewest} to {most} threads", threads),
             TileRule("columns", "CTAs divide the columns", shape.n % self.width == 0),
@@ -190,7 +200,7 @@ class SkinnyKernel(TileKernel):
 
     def memories(self, shape: Shape, device: Device) -> tuple[Memory, ...]:
         """Shared memory: sums of a tile, and no ring."""
-        return (Memory(0, 0, shape.m * self.width * 4, True),)
+        return (Memory(0, 0, self._made(shape), True),)
 
     def resources(self, shape: Shape, device: Device) -> tuple[Resources, ...]:
         """Resources of the kernel, of one candidate."""
@@ -203,7 +213,7 @@ class SkinnyKernel(TileKernel):
                 int(room.size),
                 0,
                 0,
-                int(shape.m * self.columns),
+                int(self.sums(shape)),
                 min(int(ctas), device.sms),
             ),
         )
@@ -237,14 +247,15 @@ class SkinnyKernel(TileKernel):
 
     def _step(self, shape: Shape, clock: int, waiting: float) -> Share:
         """Time of a step of one warp alone: its loads, and sums that wait for one another."""
-        sums = np.maximum(_CHAINED, shape.m * self.columns)
+        sums = np.maximum(_CHAINED, self.sums(shape))
         return waiting + self.loads * VECTOR * sums / clock
 
     def _instructions(self, shape: Shape, phase: Phase) -> Share:
         """Instructions of all threads of a CTA for a tile, but for loads."""
-        weights = self.width * phase.steps * self.depth
-        converted = (1 + shape.m / self.columns) * _CONVERT
-        sums = shape.m * self.width * self.lanes * (1 + np.log2(self.lanes)) * _SHUFFLE
+        columns = self.width * shape.products
+        weights = columns * phase.steps * self.depth
+        converted = (1 + shape.m / (self.columns * shape.products)) * _CONVERT
+        sums = shape.m * columns * self.lanes * (1 + np.log2(self.lanes)) * _SHUFFLE
         return weights * (shape.m + converted) + sums
 
     def spend(self, work: Work, clock: Clock) -> None:
@@ -252,7 +263,7 @@ class SkinnyKernel(TileKernel):
         (phase,), (fresh,) = self.phases(work.shape), work.shape.weight_bytes
         found = self.own_streams(phase, work.load(fresh), work.shape, work.rates, work.device)
         clock.loop(found, 0.0)
-        sums = work.shape.m * self.columns * np.log2(self.lanes)
+        sums = self.sums(work.shape) * np.log2(self.lanes)
         clock.add("epilogue", _SHUFFLED * sums / work.device.clock_mhz)
 
     def tile_of(self, phase: int, cta: int) -> tuple[int, int, int]:
@@ -261,7 +272,7 @@ class SkinnyKernel(TileKernel):
 
     def intermediate(self, shape: Shape, size: int, device: Device) -> tuple[str, str]:
         """There is none."""
-        raise AssertionError("a single product has no intermediate")
+        raise AssertionError("products of an input alone have no intermediate")
 
     def stored_bytes(self, shape: Shape) -> int:
         """Nothing passes through L2."""
@@ -294,10 +305,11 @@ def best_tiles(*shapes: Shape, target: Device | None = None) -> SkinnyKernel | N
 
 FAMILY = ChainFamily(
     SkinnyKernel,
-    "one product of few rows, weights straight to registers",
+    "products of one operand of few rows, weights straight to registers",
     products=1,
     rule="skinny.schedule_skinny",
     tiles={"tiles": "skinny.SkinnyTiles"},
     counts=False,
     most_rows=ROWS,
+    pairs=True,
 )

@@ -99,10 +99,13 @@ class Shape:
 
     @property
     def separate(self) -> Count:
-        """Kernels of a library that compute it: one for each product and each activation."""
+        """Kernels of a library that compute it: one for each product and each activation between.
+
+        What follows the last product is not counted, nor what follows gate and up alone.
+        """
         # Of gate and up: one product of both weights, an activation and a multiplication.
         if not self.chain:
-            return choose(self.l > 0, 2 + self.products, 1)
+            return choose(self.l > 0, 2 + self.products, self.products)
         return 1 + sum(1 + each.products for each in self.chain[:-1])
 
 

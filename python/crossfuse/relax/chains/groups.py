@@ -30,10 +30,10 @@ LONGEST = 8
 class Group:
     """Layers of products, or one of made rows, with what is computed between and after."""
 
-    #: Products of each layer, in order; the last one has one, and is alone where the rows are made
-    #: otherwise.
+    #: Products of each layer, in order; the last one has one, but for gate and up alone, and is the
+    #: only layer where the rows are made otherwise.
     layers: tuple[tuple[Var, ...], ...]
-    #: Bindings up to the last product, `views` among them, in order.
+    #: Bindings up to the result of the layers, `views` among them, in order.
     before: tuple[Var, ...]
     #: Transpositions, casts and reshapes of weights, reshapes of the input: kernels do them on
     #: loading, so that others may read these values too.
@@ -46,6 +46,11 @@ class Group:
         """All products, layer by layer."""
         return tuple(product for layer in self.layers for product in layer)
 
+    @property
+    def result(self) -> Var:
+        """What its layers make, which `after` follows."""
+        return self.products[-1]
+
     def outputs(self, graph: Graph) -> Iterator[tuple[Var, tuple[Var, ...]]]:
         """Results that the group could have, and the bindings that make each, the last one first.
 
@@ -53,7 +58,7 @@ class Group:
         through it, at what would not be there.
         """
         for count in range(len(self.after), -1, -1):
-            output = (*self.products, *self.after[:count])[-1]
+            output = (self.result, *self.after[:count])[-1]
             if graph.operator(output) not in RESHAPES:
                 yield output, self.after[:count]
 

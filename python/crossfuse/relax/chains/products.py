@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 from tvm.ir import Var
 
@@ -40,6 +40,8 @@ class FewRows(Chains):
     """A product of few static rows, with the element-wise operators behind it."""
 
     name = "few_rows"
+    #: What it has kernels of, for refusals.
+    text: ClassVar[str] = "a single product"
 
     def find(self, graph: Graph) -> Iterator[Group]:
         """See `GroupKind`."""
@@ -62,7 +64,7 @@ class FewRows(Chains):
         ours = [each for each in found if each.family == FAMILY.name]
         if not ours:
             shape = shape_of(found[0].chain, k_major=found[0].k_major)
-            what = f"a single product of {shape.text}, {FAMILY.why_none(shape, target)}"
+            what = f"{self.text} of {shape.text}, {FAMILY.why_none(shape, target)}"
             raise refused("main", what, f"products of family '{FAMILY.name}'", _INSTEAD)
         best, eager = ours[0], first.pop(EAGER)
         del first[FAMILY.name]
@@ -93,16 +95,16 @@ def find_products(graph: Graph) -> Iterator[Group]:
             continue
         left, right = graph.arguments(variable)
         of_weight = tuple(views_of_weight(graph, right))
-        if not _is_of_few_rows(graph, variable, of_weight):
+        if not is_of_few_rows(graph, variable, of_weight):
             continue
-        views = frozenset((*of_weight, *_views_of_rows(graph, left)))
+        views = frozenset((*of_weight, *views_of_rows(graph, left)))
         inside = {*views, variable}
         before = tuple(each for each in graph.makers if each in inside)
         after = tuple(after_product(graph, variable, before))
         yield Group(((variable,),), before, views, after)
 
 
-def _views_of_rows(graph: Graph, value: Any) -> Iterator[Any]:
+def views_of_rows(graph: Graph, value: Any) -> Iterator[Any]:
     """Reshapes of rows, the last one first; one that joins heads to rows is none of these."""
     while graph.operator(value) in RESHAPES:
         source = graph.arguments(value)[0]
@@ -112,7 +114,7 @@ def _views_of_rows(graph: Graph, value: Any) -> Iterator[Any]:
         value = source
 
 
-def _is_of_few_rows(graph: Graph, product: Var, views: Collection[Var]) -> bool:
+def is_of_few_rows(graph: Graph, product: Var, views: Collection[Var]) -> bool:
     """Whether a product has few rows, and multiplies them by a matrix that nothing computes.
 
     `views` are the operators between the matrix and the product.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.blocks.chain import Chain, read_products
+from crossfuse.blocks.chain import Chain, is_k_major, read_products
 from crossfuse.blocks.scheduled import name_of
 from crossfuse.calls import AnyFunction, checked
 from crossfuse.errors import ScheduleRefused, refuse
@@ -17,15 +17,19 @@ from crossfuse.planner.kernels.shape import Shape, shape_of_blocks
 from crossfuse.schedule.install import install
 from crossfuse.schema import Tile
 
+#: Where a block is put among those of a loop: as far in front as its operands allow.
+_FIRST = -2
+
 
 @checked
 @dataclass(frozen=True)
 class SkinnyTiles:
-    """How a product of few rows is divided over threads. Zero in all of them means: choose.
+    """How products of few rows are divided over threads. Zero in all of them means: choose.
 
     `lanes` are neighbouring threads that share a column of the output (8, 16 or 32), `columns`
-    those that such a group sums at the same time, `groups` the groups of a CTA, and `loads` the
-    loads of 16 bytes of each column that a thread has on their way at the same time.
+    those that such a group sums at the same time, of gate and up each, `groups` the groups of a
+    CTA, and `loads` the loads of 16 bytes of each column that a thread has on their way at the same
+    time.
     """
 
     lanes: Tile = 0
@@ -45,7 +49,8 @@ def schedule_skinny(
 ) -> Any:
     """Schedule a product of at most eight rows, which is as fast as memory delivers its weights.
 
-    Of several products of one operand, each with a result of its own, such as those that make
+    Of gate and up, of which one output is made, a thread sums the same columns at the same time. Of
+    several products of one operand, each with a result of its own, such as those that make
     queries, keys and values, each has CTAs of its own in one launch.
 
     Each thread loads its part of some rows of the weights into registers, and multiplies it by all
@@ -62,8 +67,8 @@ def schedule_skinny(
     Parameters
     ----------
     func : tvm.tirx.PrimFunc
-        A canonical product, see `crossfuse.workload.prim_func`, or several of one operand, see
-        `crossfuse.workload.build.emit_products`; of weights stored as [n, k].
+        A canonical product, or gate and up, see `crossfuse.workload.prim_func`, or several products
+        of one operand, see `crossfuse.workload.build.emit_products`; of weights stored as [n, k].
     tiles : SkinnyTiles | None
         How it is divided; None leaves it to the planner.
     constant_weights : bool
@@ -77,7 +82,7 @@ def schedule_skinny(
     Raises
     ------
     ScheduleRefused
-        If the function is neither, or the tiles do not divide a product.
+        If the function is none of these, or the tiles do not divide a product.
 
     Examples
     --------
@@ -119,6 +124,8 @@ def _check_tiles(sch: Any, chain: Chain, shape: Shape, kernel: SkinnyKernel | No
     # Windows of images are no rows that vectors are loaded of.
     plain = not sch.get_producers(chain.first[0])
     broken = None if kernel is None else kernel.broken(shape)
+    if not broken and not all(is_k_major(sch, each, 0) for each in chain.first):
+        broken = "with weights of which one is stored as [k, n]"
     if kernel is None or broken or not plain:
         raise refuse(
             ScheduleRefused,
@@ -132,23 +139,45 @@ def _check_tiles(sch: Any, chain: Chain, shape: Shape, kernel: SkinnyKernel | No
 
 
 def _bind(sch: Any, chain: Chain, tiles: SkinnyKernel) -> None:
-    (product,) = chain.first
+    partials = [_summed_by_lanes(sch, each, tiles) for each in chain.first]
+    if len(partials) > 1:
+        _side_by_side(sch, chain, partials)
+    grid, group, lane, step, load, element, *_ = sch.get_loops(partials[0])
+    sch.bind(grid, "blockIdx.x")
+    sch.bind(group, "threadIdx.y")
+    sch.bind(lane, "threadIdx.x")
+    for partial in partials:
+        sch.set_scope(partial, 0, "local")
+    for product in chain.first:
+        _add_lanes(sch, product, group)
+    _load(sch, partials, step, load)
+    for partial in partials:
+        sch.decompose_reduction(partial, step)
+    for loop in (load, element):
+        sch.unroll(loop)
+    for partial in partials:
+        *_, i, column = sch.get_loops(partial)
+        sch.unroll(i)
+        sch.unroll(column)
+    _store(sch, chain, grid, tiles)
+
+
+def _summed_by_lanes(sch: Any, product: Any, tiles: SkinnyKernel) -> Any:
+    """Divide the loops of a product; the block that sums what each thread of a group loads."""
     i, j, k = sch.get_loops(product)
     grid, group, column = sch.split(j, [None, tiles.groups, tiles.columns])
     step, load, lane, element = sch.split(k, [None, tiles.loads, tiles.lanes, VECTOR])
     sch.reorder(grid, group, lane, step, load, element, i, column)
-    sch.bind(grid, "blockIdx.x")
-    partial = sch.rfactor(lane, 0)
-    grid, group, lane, step, load, element, i, column = sch.get_loops(partial)
-    sch.bind(group, "threadIdx.y")
-    sch.bind(lane, "threadIdx.x")
-    sch.set_scope(partial, 0, "local")
-    _add_lanes(sch, product, group)
-    _load(sch, partial, step, load)
-    sch.decompose_reduction(partial, step)
-    for loop in (load, element, i, column):
-        sch.unroll(loop)
-    _store(sch, chain, grid, tiles)
+    return sch.rfactor(lane, 0)
+
+
+def _side_by_side(sch: Any, chain: Chain, partials: Sequence[Any]) -> None:
+    """Let each thread sum columns of all products, element by element of the reduction."""
+    # The sums of lanes follow both: their nest may not stand between those that are merged.
+    at = sch.get_loops(chain.epilogue)[0]
+    for product in chain.first:
+        sch.compute_at(product, at, preserve_unit_loops=True)
+    sch.merge(*(sch.get_loops(each)[5] for each in partials))
 
 
 def _add_lanes(sch: Any, product: Any, group: Any) -> None:
@@ -160,20 +189,27 @@ def _add_lanes(sch: Any, product: Any, group: Any) -> None:
     sch.set_scope(product, 0, "shared.dyn")
 
 
-def _load(sch: Any, partial: Any, step: Any, load: Any) -> None:
+def _load(sch: Any, partials: Sequence[Any], step: Any, load: Any) -> None:
     """Load weights of a step, all of them before any is used, and rows of the left operand.
 
     Registers are indexed by the iterators of the product, of which those of threads take no room.
     """
-    weights = sch.reindex_cache_read(
-        partial, 1, "local", lambda lane, i, j, step, load, e: (j, step, load, lane, e)
-    )
-    left = sch.reindex_cache_read(
-        partial, 0, "local", lambda lane, i, j, step, load, e: (i, step, load, lane, e)
-    )
-    for block, at in ((weights, step), (left, load)):
-        around = len(sch.get_loops(partial)) - (4 if block is weights else 3)
-        sch.compute_at(block, at, preserve_unit_loops=True)
+    every = [
+        sch.reindex_cache_read(
+            each, 1, "local", lambda lane, i, j, step, load, e: (j, step, load, lane, e)
+        )
+        for each in partials
+    ]
+    lefts = [
+        sch.reindex_cache_read(
+            each, 0, "local", lambda lane, i, j, step, load, e: (i, step, load, lane, e)
+        )
+        for each in partials
+    ]
+    # Each is put in front of those before it: the last one first, so that gate is loaded first.
+    for block, at in (*((e, step) for e in every[::-1]), *((e, load) for e in lefts[::-1])):
+        around = 4 if at is step else 5
+        sch.compute_at(block, at, preserve_unit_loops=True, index=_FIRST)
         *rows, vector = list(sch.get_loops(block))[around:]
         sch.vectorize(vector)
         for loop in rows:
