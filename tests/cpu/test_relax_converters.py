@@ -177,6 +177,15 @@ class Last(nn.Module):
         return state, cell, self.gated(x)[1], *torch.meshgrid(x[0, 0], x[0, 0, :2], indexing="xy")
 
 
+@pytest.mark.parametrize("trains", [False, True])
+def test_batch_norms_by_both_statistics(trains: bool) -> None:
+    x, mean, variance = 3 + torch.randn(4, 5, 6), torch.randn(5), torch.rand(5)
+    module = Every([lambda x, m, v: F.batch_norm(x, m.clone(), v.clone(), training=trains)])
+    found = compile_model(module.eval(), (x, mean, variance), runs_on="llvm")(x, mean, variance)
+    (due,) = module(x, mean, variance)
+    torch.testing.assert_close(found, due)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*_flat_weights.*:UserWarning")
 def test_each_of_several_results() -> None:

@@ -18,7 +18,9 @@ _DIVISOR = 6
 
 def _batch_norm(node: fx.Node, importer: Any) -> Any:
     """Batch norm; TVM's takes the momentum for epsilon, the training flag for the momentum."""
-    x, weight, bias, mean, variance, _, momentum, epsilon, *_ = importer.retrieve_args(node)
+    x, weight, bias, mean, variance, trains, momentum, epsilon, *_ = importer.retrieve_args(node)
+    if trains or mean is None:
+        raise NotImplementedError("a batch norm of the batch's own statistics")
     ones, zeros = relax.op.ones_like(mean), relax.op.zeros_like(mean)
     made = relax.op.nn.batch_norm(
         x,
