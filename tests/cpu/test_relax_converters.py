@@ -8,10 +8,15 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+from tvm import relax  # noqa: E402
+
 nn, F = torch.nn, torch.nn.functional
 
 from crossfuse import compile_model  # noqa: E402
 from crossfuse.errors import RefusedError  # noqa: E402
+from crossfuse.relax import import_torch  # noqa: E402
+from crossfuse.relax.operators import LEGAL  # noqa: E402
+from relax_models import run  # noqa: E402
 
 pytestmark = [
     pytest.mark.cpu,
@@ -87,6 +92,116 @@ def test_operators_are_torchs(functions: list[Callable[..., Any]]) -> None:
         torch.testing.assert_close(
             one, other, equal_nan=True, msg=lambda m, text=text: f"{text}: {m}", **near
         )
+
+
+def crossed(x: Any, i: Any, **options: Any) -> Any:
+    """Cross entropy of rows, and of columns as positions of an image."""
+    labels = i.clamp(max=2)
+    options = {"ignore_index": 1, **options}
+    return (
+        F.cross_entropy(x, labels[:, 0], **options),
+        F.cross_entropy(x[None], labels[:1], weight=x[:, 0].abs(), **options),
+    )
+
+
+def unfused(module: Any, *given: Any) -> Any:
+    """Results of a model without any kernel of ours, as tensors."""
+    imported = import_torch(module, given)
+    mod = relax.transform.LegalizeOps(LEGAL)(imported.mod)
+    inputs = [*(each.numpy() for each in given), *imported.params.values()]
+    return [torch.from_numpy(each) for each in run(mod, inputs)]
+
+
+#: Of x [3, 8] and indices of 0 to 7 [3, 8]: options that TVM's importer leaves out.
+LOSSES: list[Callable[..., Any]] = [
+    lambda x, i: crossed(x, i, label_smoothing=0.2),
+    lambda x, i: crossed(x, i, reduction="sum"),
+    lambda x, i: crossed(x, i, reduction="none"),
+    lambda x, i: F.cross_entropy(x, i[:, 0] * 0 - 100),
+]
+
+
+@pytest.mark.slow
+def test_losses_have_their_options() -> None:
+    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    i = torch.arange(24).reshape(3, 8) % 8
+    module = Every(LOSSES).eval()
+    for got, due in zip(unfused(module, x, i), module(x, i), strict=True):
+        torch.testing.assert_close(got, due, equal_nan=True)
+
+
+#: Numbers of each kind.
+KINDS = torch.tensor([0, 1e-20, -1e-4, 0.3, -2, 7.5, 1e9, -1e30, INF, -INF, torch.nan])
+EDGES: list[Callable[..., Any]] = [
+    lambda x: (x != 0, x != x.flip(0), torch.where(x != 3, x, 5)),
+    lambda x: (torch.tanh(x), torch.atanh(x.clamp(-0.9, 0.9)), F.softshrink(x), F.selu(x)),
+    lambda x: (x % 3, torch.remainder(x, -0.1), x * 0, 0.0 * x),
+    lambda x: (torch.copysign(x.abs(), -x.flip(0)), torch.signbit(x)),
+]
+
+
+def test_infinities_nan_and_numbers_of_any_size() -> None:
+    module = Every(EDGES).eval()
+    found = compile_model(module, (KINDS,), runs_on="llvm")(KINDS)
+    for place, (got, due) in enumerate(zip(found, module(KINDS), strict=True)):
+        text = f"result {place}"
+        torch.testing.assert_close(
+            got, due, atol=0, rtol=1e-6, equal_nan=True, msg=lambda m, text=text: f"{text}: {m}"
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_quotients_and_remainders_are_exact(dtype: torch.dtype) -> None:
+    """The quotient of 1 and a tenth is rounded to 10, though a tenth is a bit more than that."""
+    x = (torch.arange(-40, 60) * 0.1).to(dtype)
+    y = torch.full_like(x, 0.1)
+
+    class Quotients(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return x // y, torch.div(x, -y, rounding_mode="floor"), x % y, torch.remainder(x, -y)
+
+    module = Quotients().eval()
+    for got, due in zip(unfused(module, x, y), module(x, y), strict=True):
+        assert torch.equal(got, due)
+
+
+class Last(nn.Module):
+    """States and cells, of which TVM's importer made the outputs, and of which grids another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.long, self.gated = nn.LSTM(6, 5), nn.GRU(6, 5)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        _, (state, cell) = self.long(x)
+        return state, cell, self.gated(x)[1], *torch.meshgrid(x[0, 0], x[0, 0, :2], indexing="xy")
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_batch_norms_by_both_statistics(trains: bool) -> None:
+    x, mean, variance = 3 + torch.randn(4, 5, 6), torch.randn(5), torch.rand(5)
+    module = Every([lambda x, m, v: F.batch_norm(x, m.clone(), v.clone(), training=trains)])
+    found = compile_model(module.eval(), (x, mean, variance), runs_on="llvm")(x, mean, variance)
+    (due,) = module(x, mean, variance)
+    torch.testing.assert_close(found, due)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*_flat_weights.*:UserWarning")
+def test_each_of_several_results() -> None:
+    torch.manual_seed(0)
+    module, x = Last().eval(), torch.randn(1, 2, 6)  # one step: all of one shape
+    for got, due in zip(unfused(module, x), module(x), strict=True):
+        torch.testing.assert_close(got, due)
+
+
+def test_long_sums_that_tvm_has() -> None:
+    """One after the other, 65536 times 0.1 were off by 0.02 of 6553.6."""
+    x = torch.stack([torch.full((1 << 16,), 0.1), torch.linspace(-1, 3, 1 << 16)])
+    module = Every([lambda x: (x.sum(-1), x.abs().log().mean(-1), x @ x.T)]).eval()
+    found = compile_model(module, (x,), runs_on="llvm")(x)
+    for got, due in zip(found, module(x.double()), strict=True):
+        torch.testing.assert_close(got.double(), due, rtol=3e-7, atol=0)
 
 
 #: Of an image [1, 8, 4, 4]: what TVM does not know, or not with these arguments.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.scheduled import is_reduction
+from crossfuse.emulate.float_operators import as_on_gpu
 from crossfuse.emulate.llvm import run_serial
 from crossfuse.emulate.widen import converted, rebuilt, retyped, widen
 from crossfuse.errors import WorkloadRefused, refuse
@@ -131,7 +132,7 @@ def _quick(function: Any) -> Any:
 
     Every sum keeps the order in which the function takes it.
     """
-    sch = ir.Schedule(widen(keep_nans(function)))
+    sch = ir.Schedule(as_on_gpu(widen(keep_nans(function))))
     for handle in sch.get_child_blocks(sch.get_sblock("root")):
         # What is no plain nest runs as it stands.
         with suppress(ir.ScheduleError):

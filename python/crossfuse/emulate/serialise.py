@@ -7,6 +7,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.scheduled import combiner_of, is_reduction
+from crossfuse.emulate.float_operators import as_on_gpu
 from crossfuse.emulate.merge_pairs import merged_in_pairs
 from crossfuse.emulate.widen import converted, widen
 from crossfuse.lower.extract import buffer_specs, only_function
@@ -95,7 +96,7 @@ def serialise(func: Any, *, backwards: bool = False) -> Any:
     if unpadded_shapes(function):
         specs = buffer_specs(function)
         function = of_shapes(function, specs, [each.shape for each in specs], beyond=0.0)
-    function = widen(keep_nans(function))
+    function = as_on_gpu(widen(keep_nans(function)))
     function = ir.with_body(function, merged_in_pairs(function.body))
     plain = _global_buffers(function.body)
 

@@ -69,6 +69,8 @@ def serial_kernels(mod: Any) -> Any:
     To be built for LLVM, so that the model runs without a GPU. The functions are those that
     `crossfuse.relax.FuseChains` or `FuseCascades` scheduled; the given module is not changed.
     """
+    from crossfuse.emulate.exact_sums import exact_sums
+    from crossfuse.emulate.float_operators import as_on_gpu
     from crossfuse.emulate.serialise import in_block, of_shapes, serialise
     from crossfuse.lower.extract import buffer_specs
     from crossfuse.lower.verify.structure import takes_fewer_rows
@@ -78,7 +80,8 @@ def serial_kernels(mod: Any) -> Any:
         if not isinstance(func, ir.PrimFunc):
             continue
         if SCHEDULED not in (func.attrs or {}):
-            plain.update_func(name, ir.mutate(func, (ir.AttrStmt, _without_scope)))
+            whole = ir.mutate(func, (ir.AttrStmt, _without_scope))
+            plain.update_func(name, as_on_gpu(exact_sums(whole)))
         else:
             serial = serialise(func).with_attr("global_symbol", name.name_hint)
             if takes_fewer_rows(func):

@@ -47,8 +47,12 @@ def _call(text: str, *tensors: Any) -> Any:
         found = _operator(call["operator"])(
             *_read(call["args"], given), **_read(call["kwargs"], given)
         )
-    several = isinstance(found, (tuple, list))
-    made = [tvm.runtime.from_dlpack(each.contiguous()) for each in (found if several else (found,))]
+        several = isinstance(found, (tuple, list))
+        results = list(found) if several else [found]
+        # Models that were stored by earlier releases name no types.
+        for place, dtype in enumerate(call.get("types", ())):
+            results[place] = results[place].to(getattr(torch, dtype))
+        made = [tvm.runtime.from_dlpack(each.contiguous()) for each in results]
     return made if several else made[0]
 
 

@@ -337,8 +337,9 @@ def test_sharing_keeps_comparisons_with_infinity() -> None:
         (sympy.gamma(X), r"function gamma: found gamma\(x\); limit: sums, products"),
         (sympy.Piecewise((X, X > 0)), r"Piecewise: .*end it with \(value, True\)"),
         (X + sympy.I, r"number: found I; limit: real numbers"),
+        (sympy.Piecewise((1, X > 0), (sympy.zoo, True)), r"number: found zoo; limit: real"),
     ],
-    ids=["symbol", "function", "case", "complex"],
+    ids=["symbol", "function", "case", "complex", "by zero"],
 )
 def test_what_tvm_cannot_say_is_refused(expression: sympy.Expr, message: str) -> None:
     with pytest.raises(CascadeRefused, match=message):

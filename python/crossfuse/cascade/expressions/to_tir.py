@@ -115,7 +115,8 @@ class _Writer:
         return value
 
     def number(self, number: sympy.Expr) -> Any:
-        if number in (UNBOUNDED, -UNBOUNDED) or number.is_infinite:
+        signed = number.is_extended_real  # a quotient by 0 is infinite, and has no sign
+        if number in (UNBOUNDED, -UNBOUNDED) or (signed and number.is_infinite):
             return ir.tirx.const(float("inf" if number > 0 else "-inf"), self.dtype)
         if not number.is_real:
             raise refused("number", number, "real numbers and infinities", "leave it out")

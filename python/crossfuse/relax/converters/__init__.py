@@ -10,6 +10,7 @@ from crossfuse.relax.converters.arithmetic import ACTIVATIONS, ARITHMETIC
 from crossfuse.relax.converters.gradients import GRADIENTS
 from crossfuse.relax.converters.layers import LAYERS
 from crossfuse.relax.converters.places import PLACES
+from crossfuse.relax.converters.remainders import REMAINDERS
 
 #: By the name of the operator, as ``from_exported_program`` takes them.
-CONVERTERS = {**ARITHMETIC, **ACTIVATIONS, **GRADIENTS, **LAYERS, **PLACES}
+CONVERTERS = {**ARITHMETIC, **ACTIVATIONS, **GRADIENTS, **LAYERS, **PLACES, **REMAINDERS}

@@ -45,9 +45,19 @@ def _binary(
             scaled = relax.op.multiply(right, relax.const(alpha, dtype))
             right = importer.block_builder.emit(scaled)
         made = of_truths if dtype == "bool" and of_truths is not None else operator
+        if operator is relax.op.multiply and "float" in dtype and 0 in node.args[:2]:
+            return _no_times(left if isinstance(node.args[0], fx.Node) else right, importer)
         return importer.block_builder.emit(made(left, right))
 
     return convert
+
+
+def _no_times(x: Any, importer: Any) -> Any:
+    """A tensor times 0: NaN of infinities and NaN, where TVM's simplifier takes all for 0."""
+    emit = importer.block_builder.emit
+    wide = x if "64" in str(x.ty.dtype) else emit(relax.op.astype(x, "float32"))
+    finite = emit(relax.op.isfinite(wide))
+    return emit(relax.op.where(finite, *(filled(x, each, importer) for each in (0.0, math.nan))))
 
 
 def _multiply_add(node: fx.Node, importer: Any) -> Any:
@@ -265,6 +275,12 @@ class Floats:
         far = self(op.subtract, self(op.exp, x), 1)
         return self._chosen(x, _SMALL["expm1"], near, far)
 
+    def atanh(self, x: Any) -> Any:
+        """``log1p(2x / (1 - x)) / 2``; TVM's is a logarithm of a number near one."""
+        op = relax.op
+        ratio = self(op.divide, self(op.multiply, x, 2), self(op.subtract, 1, x))
+        return self(op.multiply, self.log1p(ratio), 0.5)
+
     def _chosen(self, x: Any, bound: float, near: Any, far: Any) -> Any:
         small = self(relax.op.less, self(relax.op.abs, x), bound)
         return self(relax.op.where, small, near, far)
@@ -358,6 +374,10 @@ def _celu(node: fx.Node, importer: Any) -> Any:
     return _exponential(node, importer, alpha, 1, 1 / alpha)
 
 
+#: Scale and slope of ``selu``, as its authors and torch have them.
+_SELU, _SELU_SLOPE = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
+
+
 def _exponential(node: fx.Node, importer: Any, below: float, above: float, inner: float) -> Any:
     """``above * x`` for positive numbers, ``below * (exp(inner * x) - 1)`` for others."""
     dtype, emit = result_type(node), importer.block_builder.emit
@@ -388,8 +408,11 @@ ACTIVATIONS = {
     **dict.fromkeys(("hardswish.default", "hardswish_.default"), _hardswish),
     "elu.default": _elu,
     "celu.default": _celu,
+    "selu.default": partial(_exponential, below=_SELU * _SELU_SLOPE, above=_SELU, inner=1.0),
+    "softshrink.default": _decomposed,
     "mish.default": _mish,
     "log1p.default": partial(_wide, function=Floats.log1p),
     "expm1.default": partial(_wide, function=Floats.expm1),
+    "atanh.default": partial(_wide, function=Floats.atanh),
     "softplus.default": _softplus,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from operator import getitem
 from typing import Any
 
 import torch
@@ -22,14 +23,16 @@ def by_torch(node: fx.Node, importer: Any) -> Any:
     known.
     """
     tensors: list[Any] = []
+    results = node.meta["val"]
+    several = isinstance(results, (tuple, list))
+    types = [_type(each, node) for each in (results if several else (results,))]
     call = {
         "operator": str(node.target),
         "args": _written(node.args, tensors, importer),
         "kwargs": _written(dict(node.kwargs), tensors, importer),
+        # What torch foretells is not always what it makes: of a sign bit floats, and makes flags.
+        "types": [str(each.dtype) for each in types],
     }
-    results = node.meta["val"]
-    several = isinstance(results, (tuple, list))
-    types = [_type(each, node) for each in (results if several else (results,))]
     made = relax.op.call_pure_packed(
         NAME,
         StringImm(json.dumps(call)),
@@ -88,19 +91,37 @@ def _checked(converter: Callable[..., Any], refused: dict[Any, Exception]) -> Ca
 
     def checked_value(node: fx.Node, importer: Any) -> Any:
         value = converter(node, importer)
-        expected = node.meta.get("val")
-        if isinstance(expected, torch.Tensor) and not _is(value, expected):
-            text = f"{node.target} as {value.ty}"
-            shape = ", ".join(map(str, expected.shape))
-            raise NotImplementedError(f"{text}, where torch makes [{shape}] of {expected.dtype}")
+        made = getattr(value, "ty", None)
+        if isinstance(made, relax.TensorType) and (later := _later_results(node)):
+            raise NotImplementedError(f"{node.target}, of which result {later[0]} is not made")
+        for kind, expected in _pairs(made, node.meta.get("val")):
+            if isinstance(expected, torch.Tensor) and not _is(kind, expected):
+                text = f"{node.target} as {kind}"
+                shape = ", ".join(map(str, expected.shape))
+                due = f"[{shape}] of {expected.dtype}"
+                raise NotImplementedError(f"{text}, where torch makes {due}")
         return value
 
     return convert
 
 
-def _is(value: Any, expected: torch.Tensor) -> bool:
-    """Whether a value has the expected type and shape, as far as both are known."""
-    kind = getattr(value, "ty", None)
+def _later_results(node: fx.Node) -> list[int]:
+    """The results behind the first one that others read."""
+    if not isinstance(node.meta.get("val"), (tuple, list)):
+        return []
+    places = (each.args[1] for each in node.users if each.target is getitem)
+    return sorted(int(each) for each in places if each != 0)
+
+
+def _pairs(kind: Any, expected: Any) -> list[tuple[Any, Any]]:
+    """The type of each result beside what torch recorded."""
+    if isinstance(kind, relax.TupleType) and isinstance(expected, (tuple, list)):
+        return list(zip(kind.fields, expected, strict=False))
+    return [(kind, expected)]
+
+
+def _is(kind: Any, expected: torch.Tensor) -> bool:
+    """Whether a type is the expected one, as far as both are known."""
     if not isinstance(kind, relax.TensorType):
         return True  # several results, or a tensor that stands for a number
     extents = getattr(kind.shape, "values", None)

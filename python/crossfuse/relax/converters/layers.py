@@ -18,7 +18,9 @@ _DIVISOR = 6
 
 def _batch_norm(node: fx.Node, importer: Any) -> Any:
     """Batch norm; TVM's takes the momentum for epsilon, the training flag for the momentum."""
-    x, weight, bias, mean, variance, _, momentum, epsilon, *_ = importer.retrieve_args(node)
+    x, weight, bias, mean, variance, trains, momentum, epsilon, *_ = importer.retrieve_args(node)
+    if trains or mean is None:
+        raise NotImplementedError("a batch norm of the batch's own statistics")
     ones, zeros = relax.op.ones_like(mean), relax.op.zeros_like(mean)
     made = relax.op.nn.batch_norm(
         x,
@@ -119,6 +121,27 @@ def _smooth_resize(node: fx.Node, _importer: Any) -> Any:
     raise NotImplementedError(f"{node.target}, of which TVM leaves the smoothing out")
 
 
+def _trained_batch_norm(node: fx.Node, _importer: Any) -> Any:
+    raise NotImplementedError(f"{node.target}, of whose results TVM makes the first alone")
+
+
+def _pad(node: fx.Node, importer: Any) -> Any:
+    """A pad; TVM's own takes elements of wrong places where it cuts edges off."""
+    mode, widths = argument(node, 2, "mode", "constant"), node.args[1]
+    if mode != "constant" and any(isinstance(each, int) and each < 0 for each in widths):
+        raise NotImplementedError(f"a pad of mode {mode} that cuts edges off")
+    return tvm_own(node, importer)
+
+
+def _cross_entropy(node: fx.Node, _importer: Any) -> Any:
+    """Left to its parts: TVM's reads reduction, ignored label and smoothing by name alone.
+
+    Export gives them by position. Its classes are the last axis, and not the second, and it loads
+    the element of an ignored label, which is in front of the tensor.
+    """
+    raise NotImplementedError(f"{node.target}, whose options TVM leaves out")
+
+
 # Products, casts and reshapes.
 #
 # TVM's converters declare every product float32, so that a bias or a second layer in a 2-byte type
@@ -172,6 +195,9 @@ LAYERS = {
     "avg_pool2d.default": _average_pool,
     "upsample_nearest2d.vec": _nearest,
     "_upsample_bilinear2d_aa.default": _smooth_resize,
+    "cross_entropy_loss.default": _cross_entropy,
+    "_native_batch_norm_legit_functional.default": _trained_batch_norm,
+    "pad.default": _pad,
     "linear.default": _plain(relax.op.linear),
     "conv2d.default": _convolution,
     "addmm.default": _addmm,
