@@ -16,8 +16,8 @@ import numpy as np
 
 from crossfuse.bench import variants
 from crossfuse.bench.floor import weight_bytes
+from crossfuse.bench.job import Variant, pack_apart
 from crossfuse.bench.ours import loaded, returning
-from crossfuse.bench.variant import Variant, pack_apart
 from crossfuse.errors import CheckFailed
 from crossfuse.measure.job import Given
 from crossfuse.measure.timing import TimingConditions, copies_needed

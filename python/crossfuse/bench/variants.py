@@ -7,9 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from crossfuse.bench.job import COMPILE_MODES, OWN
+from crossfuse.bench.job import COMPILE_MODES, OWN, Variant, no_such
 from crossfuse.bench.ours import fused, fused_cascade, norm_then_chain, unfused
-from crossfuse.bench.variant import Variant, no_such
 from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.conv_chain import ConvChainSpec
 from crossfuse.workload.spec import WorkloadSpec, affine
