@@ -8,7 +8,7 @@ from typing import Any
 from crossfuse.bench.job import COMPILE_MODES, no_such
 from crossfuse.workload import cascade_spec
 from crossfuse.workload.cascade_spec import EPSILON, LARGEST_QUANTISED, LEAST_MAGNITUDE, CascadeSpec
-from crossfuse.workload.gradient_spec import RowsGradient
+from crossfuse.workload.cascades import RowsGradient
 
 #: Takes the inputs in order, gives the output or outputs.
 Formula = Callable[..., Any]
@@ -190,7 +190,7 @@ def _norm_ffn(spec: cascade_spec.NormFfn, x: Any, gamma: Any, *given: Any) -> An
 
     from crossfuse.workload.torch_modules import activation
 
-    act = (lambda x: x) if spec.act == "identity" else activation(spec.act)
+    act = activation(spec.act)
     if isinstance(spec, cascade_spec.LayerNormFfn):
         rows = layer_norm(x, (spec.K,), gamma, given[0], EPSILON)
     else:
@@ -252,7 +252,6 @@ _GRADIENTS: dict[type[CascadeSpec], Callable[..., Any]] = {
     cascade_spec.RmsNorm: _norm_gradient,
     cascade_spec.Variance: _variance_gradient,
 }
-
 
 _PLAIN: dict[type[CascadeSpec], Formula] = {
     cascade_spec.Softmax: _softmax,

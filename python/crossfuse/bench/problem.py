@@ -22,12 +22,11 @@ from crossfuse.errors import CheckFailed
 from crossfuse.measure.job import Given
 from crossfuse.measure.timing import TimingConditions, copies_needed
 from crossfuse.npz import read_arrays
-from crossfuse.workload.accuracy import judge
 from crossfuse.workload.dtypes import FLOAT_TYPES
 from crossfuse.workload.inputs import random_inputs
 from crossfuse.workload.spec import WorkloadSpec
 from crossfuse.workload.suites import parse
-from crossfuse.workload.tolerances import Tolerance, tolerance
+from crossfuse.workload.tolerances import Tolerance, judge, tolerance
 
 if TYPE_CHECKING:
     from crossfuse.runtime import LoadedKernel

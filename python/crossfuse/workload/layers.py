@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
 
 from crossfuse.calls import checked
-from crossfuse.workload.dtypes import Operand, float_type
+from crossfuse.workload.dtypes import float_type
 from crossfuse.workload.expression import canonical
 from crossfuse.workload.refusal import (
     check_elements,
@@ -20,9 +19,6 @@ from crossfuse.workload.refusal import (
 )
 from crossfuse.workload.spec import WorkloadSpec
 from crossfuse.workload.suites import pairs, resolve
-
-if TYPE_CHECKING:
-    from crossfuse.workload.build import Elementwise, Form
 
 KIND = "layers"
 _KEYS = ("M", "widths", "dtype", "act", "bias", "residual", "weights", "out")
@@ -136,47 +132,3 @@ def names_layers(text: str) -> bool:
 def resolve_chain(text: str) -> WorkloadSpec | LayersSpec:
     """Read a chain of products of any length; see `crossfuse.workload.suites.resolve`."""
     return parse_layers(text) if names_layers(text) else resolve(text)
-
-
-def form_of_layers(spec: LayersSpec) -> Form:
-    """The form of a row of layers: A, weights W0, W1 and so on, biases, the residual."""
-    from crossfuse.workload.build import Form, Layer, Product
-
-    products, extras, elements = [], [], []
-    last = len(spec.widths) - 2
-    for number, (depth, width) in enumerate(pairwise(spec.widths)):
-        shape = (width, depth) if spec.weights == "nk" else (depth, width)
-        weight = Operand(f"W{number}", shape, spec.dtype)
-        products.append(Product(f"gemm{number}", weight, spec.weights))
-        bias = f"bias{number}" if spec.bias else ""
-        extras += [Operand(bias, (width,), spec.dtype)] if bias else []
-        residual = "residual" if spec.residual and number == last else ""
-        act = spec.act if number < last else "identity"
-        elements.append(_element(f"gemm{number}", bias, act, residual))
-    if spec.residual:
-        extras.append(Operand("residual", (spec.M, spec.widths[-1]), spec.dtype))
-    inner = zip(products[1:-1], elements[1:-1], strict=True)
-    return Form(
-        Operand("A", (spec.M, spec.widths[0]), spec.dtype),
-        (products[0],),
-        elements[0],
-        products[-1],
-        elements[-1],
-        tuple(extras),
-        spec.out,
-        inner=tuple(Layer((product,), element) for product, element in inner),
-    )
-
-
-def _element(product: str, bias: str, act: str, residual: str) -> Elementwise:
-    def element(tensors: Any, i: Any, j: Any) -> Any:
-        from crossfuse.workload.build import TIR
-        from crossfuse.workload.expression import evaluate
-
-        value = tensors[product](i, j)
-        if bias:
-            value = value + tensors[bias](j).astype("float32")
-        value = evaluate(act, value, TIR)
-        return value + tensors[residual](i, j).astype("float32") if residual else value
-
-    return element
