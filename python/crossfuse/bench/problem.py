@@ -19,9 +19,9 @@ from crossfuse.bench.floor import weight_bytes
 from crossfuse.bench.job import Variant, pack_apart
 from crossfuse.bench.ours import loaded, returning
 from crossfuse.errors import CheckFailed
+from crossfuse.files import read_arrays
 from crossfuse.measure.job import Given
 from crossfuse.measure.timing import TimingConditions, copies_needed
-from crossfuse.npz import read_arrays
 from crossfuse.workload.dtypes import FLOAT_TYPES
 from crossfuse.workload.inputs import random_inputs
 from crossfuse.workload.spec import WorkloadSpec
