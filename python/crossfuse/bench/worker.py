@@ -288,16 +288,11 @@ def _arranged(
 
 def _within(how: TimingConditions, call: Callable[[], Any], device: str) -> TimingConditions:
     """Conditions with so few calls between two timestamps that slow ones do not take minutes."""
-    import torch
+    from crossfuse.measure.timing import elapsed
 
     if device != "cuda":
         return how
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    call()
-    end.record()
-    torch.cuda.synchronize()
-    calls = int(_LONGEST_STEP / max(start.elapsed_time(end), 1e-3))
+    calls = int(_LONGEST_STEP / max(elapsed(call), 1e-3))
     return replace(how, calls=max(1, min(how.calls, calls)))
 
 

@@ -114,18 +114,14 @@ def measure(
 
     Records are lines of results.jsonl in the folder.
     """
-    from crossfuse.bench.environment import record as environment
-    from crossfuse.bench.environment import require_gpu
+    from crossfuse.bench.environment import measured_gpu
     from crossfuse.meta_schedule.build import Conditions, cores
     from crossfuse.meta_schedule.bundle import measure_bundle, open_bundle
     from crossfuse.meta_schedule.records import Progress
 
     bundle = open_bundle(folder)
-    require_gpu()
-    gpu = environment()["gpu"].get("name", "")
-    how = Conditions(
-        timeout=timeout, build_timeout=build_timeout, builders=jobs or max(1, cores() - 1), gpu=gpu
-    )
+    builders, gpu = jobs or max(1, cores() - 1), measured_gpu()
+    how = Conditions(timeout=timeout, build_timeout=build_timeout, builders=builders, gpu=gpu)
     with Progress(len(bundle.missing())) as progress:
         try:
             measure_bundle(bundle, how, progress.add, budget or None)
