@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -104,7 +103,7 @@ def _measure(
     from crossfuse.bench.models import compile_models
     from crossfuse.bench.run import build_ahead, run
     from crossfuse.bench.table import document, plot, progress, require_matplotlib
-    from crossfuse.files import write_atomically
+    from crossfuse.files import write_json
     from crossfuse.hardware import device
 
     require_gpu()
@@ -121,8 +120,7 @@ def _measure(
         rows.append(row)
         typer.echo(progress(row, len(rows), len(jobs)), err=True)
         if out is not None:
-            text = json.dumps(document(rows, environment), indent=1) + "\n"
-            write_atomically(out, text.encode())
+            write_json(out, document(rows, environment))
 
     run(jobs, timeout, report=keep, count=count if counters else None)
     if picture is not None:

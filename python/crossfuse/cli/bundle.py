@@ -144,17 +144,15 @@ def collect(
 ) -> None:
     """Read the records that came back, and store them."""
     from crossfuse.meta_schedule.bundle import open_bundle
-    from crossfuse.meta_schedule.records import append, read_records
+    from crossfuse.meta_schedule.records import append, read_records, unknown
 
     bundle = open_bundle(folder)
     found = read_records(bundle.results)
     for text in found.broken:
         print_error(f"left out: {text}")
     if out is not None:
-        known = {(each.candidate.id, each.job, each.gpu) for each in read_records(out).records}
-        for each in found.records:
-            if (each.candidate.id, each.job, each.gpu) not in known:
-                append(out, each)
+        for each in unknown(found.records, out):
+            append(out, each)
     if work_dir is not None:
         from crossfuse.meta_schedule.database import commit, open_database
 
