@@ -13,8 +13,7 @@ from crossfuse.errors import WorkloadRefused
 from crossfuse.hardware import device
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.extract.chain import chain_from
-from crossfuse.workload import prim_func
-from crossfuse.workload.layers import LayersSpec, parse_layers
+from crossfuse.workload import LayersSpec, parse_layers, prim_func
 from crossfuse.workload.tolerances import judge
 
 TEXT = "layers:M=40,widths=64x128x96x64,dtype=float16,act=gelu,bias=true,residual=true"

@@ -20,8 +20,7 @@ from crossfuse.markers import UNPADDED, UNPADDED_COLUMNS
 from crossfuse.workload.conv_chain import ConvChainSpec
 from crossfuse.workload.dtypes import Operand, float_type
 from crossfuse.workload.expression import Algebra, evaluate
-from crossfuse.workload.layers import LayersSpec
-from crossfuse.workload.spec import WorkloadSpec, affine
+from crossfuse.workload.spec import LayersSpec, WorkloadSpec, affine
 
 # Gets the tensors by name and the two indices; returns a float32 expression.
 Elementwise = Callable[[Mapping[str, te.Tensor], Any, Any], Any]
