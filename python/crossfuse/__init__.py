@@ -6,6 +6,8 @@ loads neither TVM nor torch, which find it by `crossfuse._discovery` when they a
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -39,7 +41,30 @@ _HOME = {
 # A package that is called like a function, see its `__call__`.
 _CALLED = "schedule"
 
-__all__ = sorted([*_HOME, _CALLED])
+
+def lazy_names(
+    package: str, homes: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """A package's ``__getattr__``, ``__dir__`` and ``__all__``, for modules that load on first use.
+
+    `package` is the package's ``__name__``; `homes` gives for each public name the module below the
+    package that defines it.
+    """
+
+    def load(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{package}.{homes[name]}"), name)
+        # Found directly the next time; a module of the same name would stand there else.
+        setattr(sys.modules[package], name, value)
+        return value
+
+    names = sorted(homes)
+    return load, lambda: names, names
+
+
+_load, _, _names = lazy_names(__name__, _HOME)
+__all__ = sorted([*_names, _CALLED])
 
 check_versions()
 offer()
@@ -52,11 +77,7 @@ def __getattr__(name: str) -> Any:
         from crossfuse.importers import GONE
 
         raise AttributeError(GONE)
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+    return _load(name)
 
 
 def __dir__() -> list[str]:

@@ -14,8 +14,8 @@ from crossfuse.schema import typed
 
 torch = pytest.importorskip("torch")
 
+from crossfuse.bench.job import Variant  # noqa: E402
 from crossfuse.bench.problem import DrawnProblem  # noqa: E402
-from crossfuse.bench.variant import Variant  # noqa: E402
 from crossfuse.bench.worker import Session  # noqa: E402
 from crossfuse.measure import timing  # noqa: E402
 from crossfuse.measure.job import GRAPH, LIBRARY, PROGRAM, SPEC, Given, Request, Timing, Way  # noqa: E402  # noqa: E402

@@ -13,9 +13,8 @@ from crossfuse.errors import WorkloadRefused
 from crossfuse.hardware import device
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.extract.chain import chain_from
-from crossfuse.workload import prim_func
-from crossfuse.workload.accuracy import judge
-from crossfuse.workload.layers import LayersSpec, parse_layers
+from crossfuse.workload import LayersSpec, parse_layers, prim_func
+from crossfuse.workload.tolerances import judge
 
 TEXT = "layers:M=40,widths=64x128x96x64,dtype=float16,act=gelu,bias=true,residual=true"
 ODD = "layers:M=17,widths=41x59x27x30,dtype=float16,bias=true"

@@ -16,9 +16,8 @@ from crossfuse.relax import Outlined, import_torch  # noqa: E402
 from crossfuse.relax.outline import outline  # noqa: E402
 from crossfuse.runtime.tensors import to_numpy  # noqa: E402
 from crossfuse.workload import chain_module, gated_ffn_module  # noqa: E402
-from crossfuse.workload.accuracy import judge  # noqa: E402
 from crossfuse.workload.dtypes import float_type  # noqa: E402
-from crossfuse.workload.tolerances import make_tolerance  # noqa: E402
+from crossfuse.workload.tolerances import judge, make_tolerance  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 F32_UNIT = 2.0**-24

@@ -15,7 +15,6 @@ from crossfuse.errors import ScheduleRefused
 from crossfuse.hardware import device
 from crossfuse.planner.kernels.shape import shape_of_blocks
 from crossfuse.planner.plan import plan
-from crossfuse.schedule.install import install
 from crossfuse.schedule.records import trace_json
 from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
 from crossfuse.schedule.rules.parted_tiles import ClusterTiles
@@ -75,14 +74,12 @@ def fits_on_h100(tiles: ClusterTiles, chain: Chain) -> bool:
 
 
 def chosen(name: str, **given: int) -> ClusterTiles:
-    install()
     sch = ir.Schedule(prim_func(resolve(name)))
     return ClusterTiles(**given).complete(sch, read_chain(sch), H100)
 
 
 def test_slices_in_ring_order_are_whole_steps() -> None:
     """Weights as [n, k] come in rows of 128 bytes; as [k, n] in rows of any number."""
-    install()
     spec = parse("gemm_chain:M=64,K=64,N=384,L=64,dtype=bfloat16,weights=nk")
     chain = read_chain(ir.Schedule(prim_func(spec)))
     whole = ClusterTiles(64, 4, 1, multiple=64)
@@ -98,7 +95,6 @@ def test_slices_in_ring_order_are_whole_steps() -> None:
 
 
 def test_clusters_that_do_not_fit_at_once_take_turns() -> None:
-    install()
     spec = parse("gemm_chain:M=2048,K=32,N=512,L=256,dtype=bfloat16")
     chain = read_chain(ir.Schedule(prim_func(spec)))
     alone, split = ClusterTiles(64, 8, 1), ClusterTiles(64, 8, 2)
@@ -120,7 +116,6 @@ def test_clusters_that_do_not_fit_at_once_take_turns() -> None:
     ],
 )
 def test_what_fits(rows: int, cluster: int, parts: int, fits: bool, divides: bool) -> None:
-    install()
     chain = read_chain(ir.Schedule(prim_func(parse(FFN.replace("gated_ffn", "gemm_chain")))))
     tiles = ClusterTiles(rows, cluster, parts)
     assert fits_on_h100(tiles, chain) == fits
@@ -129,7 +124,6 @@ def test_what_fits(rows: int, cluster: int, parts: int, fits: bool, divides: boo
 
 def test_slices_beyond_a_width_are_zero() -> None:
     """The columns of 520 are no multiple of what a cluster of any size makes."""
-    install()
     for width, pads in ((512, False), (520, True)):
         spec = parse(f"gemm_chain:M=128,K=416,N={width},L=256,dtype=bfloat16")
         sch = schedule_clustered_ffn(prim_func(spec), tiles=ClusterTiles(64, 8, 1))

@@ -15,7 +15,6 @@ from crossfuse.blocks.chain import Chain, read_chain
 from crossfuse.hardware import device
 from crossfuse.planner.kernels.shape import shape_of_blocks
 from crossfuse.planner.plan import plan
-from crossfuse.schedule.install import install
 from crossfuse.schedule.records import trace_json
 from crossfuse.schedule.rules.parted_tiles import RegisterTiles
 from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
@@ -75,7 +74,6 @@ def fits_on_h100(tiles: RegisterTiles, chain: Chain) -> bool:
 
 
 def chosen(name: str, **given: int) -> tuple[RegisterTiles, Chain]:
-    install()
     sch = ir.Schedule(prim_func(resolve(name)))
     chain = read_chain(sch)
     return RegisterTiles(**given).complete(sch, chain, H100), chain
@@ -95,7 +93,6 @@ def chosen(name: str, **given: int) -> tuple[RegisterTiles, Chain]:
     ],
 )
 def test_what_fits(rows: int, columns: int, parts: int, fits: bool) -> None:
-    install()
     chain = read_chain(ir.Schedule(prim_func(parse(FFN.replace("gated_ffn", "gemm_chain")))))
     assert fits_on_h100(RegisterTiles(rows, columns, parts, 1), chain) == fits
 
@@ -112,14 +109,12 @@ def test_what_fits(rows: int, columns: int, parts: int, fits: bool) -> None:
     ],
 )
 def test_what_fits_a_cluster(m: int, columns: int, parts: int, cluster: int, fits: bool) -> None:
-    install()
     spec = parse(f"gemm_chain:M={m},K=64,N=256,L=64,dtype=bfloat16")
     chain = read_chain(ir.Schedule(prim_func(spec)))
     assert fits_on_h100(RegisterTiles(64, columns, parts, cluster), chain) == fits
 
 
 def test_ctas_that_wait_for_sums_run_at_once() -> None:
-    install()
     spec = parse("gemm_chain:M=8192,K=64,N=256,L=64,dtype=bfloat16")
     chain = read_chain(ir.Schedule(prim_func(spec)))
     assert RegisterTiles(64, 32, 1, 1).kernel.tile_count(shape_of_blocks(chain)) == 256

@@ -14,7 +14,6 @@ from crossfuse.emulate.llvm import run_sequential
 from crossfuse.errors import ArtefactRefused, LoweringRefused, ScheduleRefused
 from crossfuse.lower.extract import lower
 from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
-from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.split_k import schedule_split_k
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
@@ -172,7 +171,6 @@ def test_a_row_that_is_read_as_a_whole_has_all_rows() -> None:
 
 
 def test_a_second_call() -> None:
-    install()
     schedule = ir.Schedule(with_itself())
     schedule.accept_fewer_rows()
     with pytest.raises(ScheduleRefused) as caught:

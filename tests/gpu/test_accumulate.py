@@ -11,8 +11,7 @@ import crossfuse
 from cpu.hopper.accumulation import scheduled_by
 from crossfuse import workload
 from crossfuse.schedule.rules.parted_tiles import ClusterTiles, RegisterTiles
-from crossfuse.workload.accuracy import judge
-from crossfuse.workload.tolerances import tolerance
+from crossfuse.workload.tolerances import judge, tolerance
 from gpu.streams import replayed_on_two_streams
 from gpu.test_cluster_kernels import REPEATS, run_repeatedly
 

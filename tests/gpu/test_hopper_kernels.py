@@ -10,7 +10,6 @@ import crossfuse
 from crossfuse import _tvm as ir
 from crossfuse import workload
 from crossfuse.blocks.chain import read_product
-from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
 from crossfuse.schedule.rules.parted_tiles import ClusterTiles, RegisterTiles
 from crossfuse.schedule.rules.pipelined import bind_split
@@ -165,7 +164,6 @@ def test_product(name: str, tmp_path: Path) -> None:
 def test_a_reduction_split_over_a_cluster_of_one(tmp_path: Path) -> None:
     """The CTA sends its sums to itself."""
     spec = workload.parse("gemm:M=64,N=256,K=512,dtype=bfloat16,weights=nk")
-    install()
     schedule = ir.Schedule(workload.prim_func(spec))
     chain = read_product(schedule, "split over 1")
     tiles = TensorTiles(split=1).complete(schedule, chain)

@@ -8,9 +8,8 @@ import pytest
 
 import crossfuse
 from crossfuse.emulate.reference import draw, limits, parameters
-from crossfuse.workload import prim_func
-from crossfuse.workload.accuracy import judge
-from crossfuse.workload.layers import parse_layers
+from crossfuse.workload import parse_layers, prim_func
+from crossfuse.workload.tolerances import judge
 
 pytest.importorskip("torch")
 

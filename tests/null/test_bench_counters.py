@@ -11,13 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from crossfuse.bench import counted, variants
+from crossfuse.bench import counters, variants
 from crossfuse.bench import models as ways
 from crossfuse.bench.counters import MEMORY, METRICS, count
-from crossfuse.bench.job import Counters, Job, Planned, Row, Timing
+from crossfuse.bench.job import Counters, Job, Planned, Row, Timing, Variant
 from crossfuse.bench.run import run
 from crossfuse.bench.table import progress, report
-from crossfuse.bench.variant import Variant
 from crossfuse.measure import timing
 from crossfuse.schema import typed
 from null.ncu_logs import DENIED, LOG
@@ -98,8 +97,6 @@ def test_program_that_hangs_is_killed(tmp_path: Path) -> None:
 
 
 def test_missing_profiler_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from crossfuse.bench import counters
-
     monkeypatch.setattr(counters, "_candidates", lambda: iter([tmp_path / "ncu"]))
     found = count(JOB, 30)
     assert found.status == "refused"
@@ -125,8 +122,8 @@ def test_one_computation_is_marked(
     monkeypatch.setattr(variants, "make", lambda name, spec, device: made)
     monkeypatch.setattr(ways, "way", lambda name, built: (note("call"), ""))
     job = JOB if kind == "chain" else replace(JOB, spec="model:bert-base,layers=1,reduce=12")
-    counted.compute_once(replace(job, l2=l2), "cpu")
-    warm = ["call"] * counted.WARMUPS
+    counters.compute_once(replace(job, l2=l2), "cpu")
+    warm = ["call"] * counters.WARMUPS
     assert events == [*warm, *flushed, "wait", "start", "call", "wait", "stop"]
 
 

@@ -11,9 +11,8 @@ import pytest
 
 from crossfuse.bench import variants, worker
 from crossfuse.bench.cascades import CascadeProblem
-from crossfuse.bench.job import OURS_EAGER, OWN
+from crossfuse.bench.job import OURS_EAGER, OWN, Variant
 from crossfuse.bench.problem import make_problem
-from crossfuse.bench.variant import Variant
 from crossfuse.errors import Refusal, WorkloadRefused
 from crossfuse.measure import timing
 from crossfuse.measure.job import Job, Request, Timing

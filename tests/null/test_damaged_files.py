@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from crossfuse.bench.job import Job, Timing
 from crossfuse.errors import RefusedError
+from crossfuse.files import read_arrays
 from crossfuse.hardware import device
 from crossfuse.meta_schedule.build import Build
 from crossfuse.meta_schedule.bundle import open_bundle
 from crossfuse.meta_schedule.candidate import Candidate, read_candidates
 from crossfuse.meta_schedule.records import Record, append, read_records
-from crossfuse.npz import read_arrays
 from crossfuse.planner.calibration import record as calibration
 from crossfuse.planner.cascade.plan import CascadePlan, plan_cascade
 from crossfuse.planner.cost.rates import rates_of_file

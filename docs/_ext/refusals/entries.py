@@ -38,7 +38,7 @@ TASKS = {
     "Lowering a schedule": ("crossfuse.lower",),
     "Lowering tiles to TMA and wgmma": ("crossfuse.lower.hopper",),
     "Lowering a stream of tiles": ("crossfuse.lower.hopper.stream",),
-    "Checking a kernel": ("crossfuse.emulate", "crossfuse.workload.accuracy"),
+    "Checking a kernel": ("crossfuse.emulate", "crossfuse.workload.tolerances"),
     "Loading and calling a kernel": ("crossfuse.runtime",),
     "Tuning": ("crossfuse.meta_schedule", "crossfuse.planner.tune"),
     "Measuring": ("crossfuse.bench", "crossfuse.measure"),

@@ -5,7 +5,7 @@ Names are loaded when first used, so that importing the package needs no TVM.
 
 from __future__ import annotations
 
-from crossfuse._lazy import lazy_names
+from crossfuse import lazy_names
 
 _HOME = {"Gradients": "differentiate", "gradients": "differentiate"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse.workload.cascade_spec import CascadeSpec
-from crossfuse.workload.gradient_spec import RowsGradient
+from crossfuse.workload.cascades import RowsGradient
 
 
 def function_of(spec: CascadeSpec) -> Any:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from crossfuse.bench.gradient_torch import gradient
-from crossfuse.bench.job import COMPILE_MODES
-from crossfuse.bench.variant import no_such
+from crossfuse.bench.job import COMPILE_MODES, no_such
 from crossfuse.workload import cascade_spec
 from crossfuse.workload.cascade_spec import EPSILON, LARGEST_QUANTISED, LEAST_MAGNITUDE, CascadeSpec
-from crossfuse.workload.gradient_spec import RowsGradient
+from crossfuse.workload.cascades import RowsGradient
 
 #: Takes the inputs in order, gives the output or outputs.
 Formula = Callable[..., Any]
@@ -192,7 +190,7 @@ def _norm_ffn(spec: cascade_spec.NormFfn, x: Any, gamma: Any, *given: Any) -> An
 
     from crossfuse.workload.torch_modules import activation
 
-    act = (lambda x: x) if spec.act == "identity" else activation(spec.act)
+    act = activation(spec.act)
     if isinstance(spec, cascade_spec.LayerNormFfn):
         rows = layer_norm(x, (spec.K,), gamma, given[0], EPSILON)
     else:
@@ -203,6 +201,57 @@ def _norm_ffn(spec: cascade_spec.NormFfn, x: Any, gamma: Any, *given: Any) -> An
     out = linear(hidden * up[0] if up else hidden, down)
     return out + x if spec.residual else out
 
+
+# Gradients of rows, written out so that ``torch.compile`` sees them alone: through autograd,
+# what computes the function itself would be timed with it.
+
+
+def gradient(spec: RowsGradient, *values: Any) -> Any:
+    """The gradient by rows, in float32 and then of their type."""
+    rows, *others = (each.float() if each.is_floating_point() else each for each in values)
+    return _GRADIENTS[type(spec.of)](spec.of, rows, *others).to(values[0].dtype)
+
+
+def _softmax_gradient(of: CascadeSpec, x: Any, given: Any) -> Any:
+    y = x.softmax(-1)
+    return y * (given - (y * given).sum(-1, keepdim=True))
+
+
+def _log_softmax_gradient(of: CascadeSpec, x: Any, given: Any) -> Any:
+    return given - x.softmax(-1) * given.sum(-1, keepdim=True)
+
+
+def _cross_entropy_gradient(of: CascadeSpec, x: Any, labels: Any, given: Any) -> Any:
+    import torch
+
+    places = torch.arange(x.shape[-1], device=x.device)
+    return (x.softmax(-1) - (places == labels[:, None]).float()) * given[:, None]
+
+
+def _norm_gradient(of: cascade_spec.Norm, x: Any, *others: Any) -> Any:
+    weight, *stored, given = others[1:] if of.residual else others
+    x = x + others[0] if of.residual else x
+    centred = isinstance(of, cascade_spec.LayerNorm)
+    x = x - x.mean(-1, keepdim=True) if centred else x
+    scale = (x.square().mean(-1, keepdim=True) + EPSILON).rsqrt()
+    unit, by_unit = x * scale, given * weight
+    found = by_unit - unit * (by_unit * unit).mean(-1, keepdim=True)
+    found = found - by_unit.mean(-1, keepdim=True) if centred else found
+    return sum(stored, scale * found)
+
+
+def _variance_gradient(of: cascade_spec.Variance, x: Any, given: Any) -> Any:
+    return 2 / of.cols * (x - x.mean(-1, keepdim=True)) * given[:, None]
+
+
+_GRADIENTS: dict[type[CascadeSpec], Callable[..., Any]] = {
+    cascade_spec.Softmax: _softmax_gradient,
+    cascade_spec.LogSoftmax: _log_softmax_gradient,
+    cascade_spec.CrossEntropy: _cross_entropy_gradient,
+    cascade_spec.LayerNorm: _norm_gradient,
+    cascade_spec.RmsNorm: _norm_gradient,
+    cascade_spec.Variance: _variance_gradient,
+}
 
 _PLAIN: dict[type[CascadeSpec], Formula] = {
     cascade_spec.Softmax: _softmax,

@@ -13,8 +13,8 @@ import numpy as np
 from crossfuse import hardware
 from crossfuse.bench import variants
 from crossfuse.bench.floor import Floor, roofs_of
+from crossfuse.bench.job import Variant
 from crossfuse.bench.problem import Bound, Problem
-from crossfuse.bench.variant import Variant
 from crossfuse.errors import CheckFailed
 from crossfuse.measure.timing import TimingConditions, copies_needed
 from crossfuse.workload import cascade_spec

@@ -1,4 +1,7 @@
-"""Memory traffic of a job, read by Nsight Compute from another run of it."""
+"""Memory traffic of a job, read by Nsight Compute from another run of it.
+
+``python -m crossfuse.bench.counters JOB`` is that run: one computation between marks.
+"""
 
 from __future__ import annotations
 
@@ -150,7 +153,7 @@ TO_SM, L2 = "l1tex__m_xbar2l1tex_read_bytes.sum", "lts__t_bytes.sum"
 MEMORY = (READ, WRITE, DURATION)
 METRICS = (*MEMORY, TO_SM, L2)
 #: Takes the file of a job, and marks one computation for the profiler.
-PROGRAM = (sys.executable, "-m", "crossfuse.bench.counted")
+PROGRAM = (sys.executable, "-m", "crossfuse.bench.counters")
 _TAIL = 600
 
 
@@ -238,3 +241,51 @@ def _counters(found: Readings) -> Counters:
         found.kernels,
         found.passes,
     )
+
+
+# The run that is counted.
+
+#: Calls before the one that counts; compilers and autotuners have run by then.
+WARMUPS = 3
+
+
+def main() -> None:
+    """Run the job whose file is named on the command line; a refusal goes to standard error."""
+    from crossfuse.files import read_text
+    from crossfuse.schema import read
+
+    job = read(Job, read_text(Path(sys.argv[1])))
+    try:
+        compute_once(job)
+    except RefusedError as error:
+        sys.exit(str(error))
+
+
+def compute_once(job: Job, device: str = "cuda") -> None:
+    """Warm up, bring the L2 cache into the job's state, and compute once between profiler marks.
+
+    Nothing is checked: the worker has done that.
+    """
+    import torch
+
+    from crossfuse.bench.worker import problem_of
+    from crossfuse.measure.timing import flusher
+
+    problem = problem_of(job.spec, checked=False)
+    with torch.no_grad():
+        one_set = replace(job.how, l2="hot")
+        variant = problem.variant(job.variant, device)
+        call = problem.bind(variant, one_set, device).calls[0]
+        for _ in range(WARMUPS):
+            call()
+        if job.l2 == "cold":
+            flusher(device)()
+        torch.cuda.synchronize()
+        torch.cuda.profiler.start()
+        call()
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -28,6 +28,13 @@ def require_gpu() -> None:
         )
 
 
+def measured_gpu() -> str:
+    """Name of the GPU that kernels are measured on, where `require_gpu` finds one."""
+    require_gpu()
+    name: str = record()["gpu"].get("name", "")
+    return name
+
+
 def require_hopper() -> None:
     """Refuse a machine without a Hopper GPU to calibrate."""
     if found := _not_hopper():

@@ -1,12 +1,17 @@
-"""Variants of a workload by name, planned jobs, and rows of outcomes."""
+"""Variants of a workload, by name and as one way to compute it; planned jobs, rows of outcomes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from crossfuse.errors import RefusedError, WorkloadRefused, refuse
 from crossfuse.measure.job import Job, Timing
 from crossfuse.planner.families.registry import FAMILIES
+
+if TYPE_CHECKING:
+    from crossfuse.runtime.resources import ResourceUsage
 
 OURS = "ours"
 #: Of models: our kernels, and torch eager for all else.
@@ -57,6 +62,42 @@ PROTOCOLS = {
     "graph": "replayed from a CUDA graph",
     "stream": "launched one by one, no CUDA graph: the paper's protocol",
 }
+
+
+def pack_apart(weights: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Copy every weight as it is, also its strides, in the order of the mapping."""
+    import torch
+
+    return tuple(
+        torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=each.device).copy_(
+            each
+        )
+        for each in weights.values()
+    )
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to compute a workload on torch tensors."""
+
+    #: Launches the computation on the current stream: ``call(A, *tensors of a set)``, of a cascade
+    #: ``call(*inputs)``, gives the output or outputs, which a later call may overwrite.
+    call: Callable[..., Any]
+    #: What is run, for the record.
+    note: str = ""
+    #: What ptxas said of each kernel of ours; empty for a baseline.
+    resources: tuple[ResourceUsage, ...] = ()
+    #: Makes of the weights by name the tensors of one set, as `call` takes them.
+    pack: Callable[[Mapping[str, Any]], tuple[Any, ...]] = pack_apart
+    #: Weights of its own, which `call` takes after all inputs.
+    weights: tuple[Any, ...] = ()
+    #: Whether it is launched one by one where no CUDA graph takes it.
+    streams: bool = False
+
+
+def no_such(name: str, spec: object, limit: str, instead: str) -> RefusedError:
+    """Build the refusal of a variant that a workload does not have, to be raised."""
+    return refuse(WorkloadRefused, "bench", name, found=str(spec), limit=limit, instead=instead)
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,11 @@ from crossfuse.bench.job import (
     OURS_EAGER,
     Planned,
     Row,
+    Variant,
+    no_such,
 )
 from crossfuse.bench.problem import Bound, Problem, judged
 from crossfuse.bench.run import in_processes
-from crossfuse.bench.variant import Variant, no_such
 from crossfuse.hardware import device
 from crossfuse.measure.job import Job
 from crossfuse.models.spec import Convolutions, ModelSpec, Widths, names_one, parse

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from crossfuse import hardware
-from crossfuse.bench.job import OF_MODELS, OURS, OWN
-from crossfuse.bench.variant import Variant, no_such
+from crossfuse.bench.job import OF_MODELS, OURS, OWN, Variant, no_such
 from crossfuse.planner.families.registry import STATE_PLACES
 from crossfuse.workload.cascade_spec import (
     CascadeSpec,

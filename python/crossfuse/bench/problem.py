@@ -16,18 +16,17 @@ import numpy as np
 
 from crossfuse.bench import variants
 from crossfuse.bench.floor import weight_bytes
+from crossfuse.bench.job import Variant, pack_apart
 from crossfuse.bench.ours import loaded, returning
-from crossfuse.bench.variant import Variant, pack_apart
 from crossfuse.errors import CheckFailed
+from crossfuse.files import read_arrays
 from crossfuse.measure.job import Given
 from crossfuse.measure.timing import TimingConditions, copies_needed
-from crossfuse.npz import read_arrays
-from crossfuse.workload.accuracy import judge
 from crossfuse.workload.dtypes import FLOAT_TYPES
 from crossfuse.workload.inputs import random_inputs
 from crossfuse.workload.spec import WorkloadSpec
 from crossfuse.workload.suites import parse
-from crossfuse.workload.tolerances import Tolerance, tolerance
+from crossfuse.workload.tolerances import Tolerance, judge, tolerance
 
 if TYPE_CHECKING:
     from crossfuse.runtime import LoadedKernel

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from crossfuse.bench.variant import pack_apart
+from crossfuse.bench.job import pack_apart
 from crossfuse.workload.spec import WorkloadSpec
 
 if TYPE_CHECKING:

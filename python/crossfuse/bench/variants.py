@@ -7,9 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from crossfuse.bench.job import COMPILE_MODES, OWN
+from crossfuse.bench.job import COMPILE_MODES, OWN, Variant, no_such
 from crossfuse.bench.ours import fused, fused_cascade, norm_then_chain, unfused
-from crossfuse.bench.variant import Variant, no_such
 from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.conv_chain import ConvChainSpec
 from crossfuse.workload.spec import WorkloadSpec, affine
@@ -28,7 +27,7 @@ def eager_chain(spec: ConvChainSpec) -> Variant:
     """
     from crossfuse.workload.torch_modules import activation
 
-    act = (lambda x: x) if spec.act == "identity" else activation(spec.act)
+    act = activation(spec.act)
     windows = {"B": (spec.N, spec.k1, spec.k1, spec.IC), "D": (spec.L, 1, 1, spec.N)}
     names = [each.name for each in spec.operands[1:]]
 
@@ -95,7 +94,7 @@ def eager(spec: WorkloadSpec, *, together: bool) -> Variant:
         at = place[_joined(weight) if joined else weight], place.get(scale), place.get(bias)
         return lambda x, tensors: _finished(spec, dtype, x, *(_take(tensors, each) for each in at))
 
-    act = (lambda x: x) if spec.act == "identity" else activation(spec.act)
+    act = activation(spec.act)
     every = [product(each) for each in spec.products]
     residual = place.get("residual")
 
@@ -191,7 +190,7 @@ def scaled_mm(name: str, spec: WorkloadSpec, device: str, *, fast: bool) -> Vari
     _check(name, spec)
     one = torch.ones((), dtype=torch.float32, device=device)
     out = getattr(torch, spec.out)
-    act = None if spec.act == "identity" else activation(spec.act)
+    act = activation(spec.act)
 
     def pack(weights: Mapping[str, Any]) -> tuple[Any, ...]:
         stored = weights["B"]
@@ -208,12 +207,12 @@ def scaled_mm(name: str, spec: WorkloadSpec, device: str, *, fast: bool) -> Vari
         product = torch._scaled_mm(
             a, b.t(), scale_a=scale, scale_b=one, bias=bias, out_dtype=out, use_fast_accum=fast
         )
-        product = product if act is None else act(product)
+        product = act(product)
         return product if residual is None else product + residual
 
     note = f"torch._scaled_mm, scales of {'the workload' if spec.scale else 'one'}, "
     note += ("fast" if fast else "float32") + " accumulation"
-    return Variant(call, note + ("" if act is None else f", then {spec.act}"), pack=pack)
+    return Variant(call, note + ("" if spec.act == "identity" else f", then {spec.act}"), pack=pack)
 
 
 def _check(name: str, spec: WorkloadSpec) -> None:

@@ -21,11 +21,10 @@ from typing import Any, TypeVar
 from crossfuse.bench import environment
 from crossfuse.bench.cascades import CascadeProblem
 from crossfuse.bench.functions import function_problem, is_function
-from crossfuse.bench.job import OWN
+from crossfuse.bench.job import OWN, Variant
 from crossfuse.bench.models import ModelProblem
 from crossfuse.bench.ours import compile_kernel, kernels
 from crossfuse.bench.problem import DrawnProblem, Problem, make_problem
-from crossfuse.bench.variant import Variant
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import device as find_device
 from crossfuse.measure.job import LIBRARY, PROGRAM, SPEC, Job, Request, Timing, Way
@@ -289,16 +288,11 @@ def _arranged(
 
 def _within(how: TimingConditions, call: Callable[[], Any], device: str) -> TimingConditions:
     """Conditions with so few calls between two timestamps that slow ones do not take minutes."""
-    import torch
+    from crossfuse.measure.timing import elapsed
 
     if device != "cuda":
         return how
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    call()
-    end.record()
-    torch.cuda.synchronize()
-    calls = int(_LONGEST_STEP / max(start.elapsed_time(end), 1e-3))
+    calls = int(_LONGEST_STEP / max(elapsed(call), 1e-3))
     return replace(how, calls=max(1, min(how.calls, calls)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -143,10 +143,16 @@ def read_layers(sch: Any) -> Chain:
         behind = _extents(sch, last)
         if any(_extents(sch, p) != made for p in products) or behind[::2] != (rows, columns):
             raise _refuse(sch, last, "products whose extents do not follow from one another")
-    stored = _stored(sch, products[0], epilogue)
-    blocks = [product for each in found for product in each.products]
-    further = _further(sch, [each.epilogue for each in found], blocks)
-    return Chain(tuple(found), _extents(sch, products[0])[0], *stored, further)
+    return _chain(sch, found)
+
+
+def _chain(sch: Any, layers: Sequence[Layer]) -> Chain:
+    """A chain of layers, with what the planner counts of it."""
+    first, epilogue = layers[0].products[0], layers[-1].epilogue
+    products = [product for each in layers for product in each.products]
+    further = _further(sch, [each.epilogue for each in layers], products)
+    rows, *_ = _extents(sch, first)
+    return Chain(tuple(layers), rows, *_stored(sch, first, epilogue), further)
 
 
 def _is_last(sch: Any, products: list[Any]) -> bool:
@@ -273,9 +279,7 @@ def _alone(sch: Any, epilogue: Any) -> Chain:
     if before := _producers(sch, products[0]):
         found = f"a product of what {name_of(sch, before[0])} makes"
         raise _refuse(sch, products[0], found, "products of an input")
-    layer = _layer(sch, products, epilogue)
-    stored, further = _stored(sch, products[0], epilogue), _further(sch, [epilogue], products)
-    return Chain((layer,), _extents(sch, products[0])[0], *stored, further)
+    return _chain(sch, [_layer(sch, products, epilogue)])
 
 
 def read_last_product(sch: Any) -> Chain:
@@ -294,9 +298,7 @@ def read_last_product(sch: Any) -> Chain:
     products = [each for each in _producers(sch, epilogue) if reduces(sch, each)]
     if len(products) != 1:
         raise _refuse(sch, epilogue, f"an output of {len(products)} products")
-    layer = _layer(sch, products, epilogue)
-    stored, further = _stored(sch, products[0], epilogue), _further(sch, [epilogue], products)
-    return Chain((layer,), _extents(sch, products[0])[0], *stored, further)
+    return _chain(sch, [_layer(sch, products, epilogue)])
 
 
 def _only(sch: Any, outputs: list[Any]) -> Any:

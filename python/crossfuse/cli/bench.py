@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from crossfuse.cli.kernel import Repeats
-from crossfuse.cli.output import LONGEST, MOST, JsonFlag, finite, print_json, print_rich
+from crossfuse.cli.output import LONGEST, MOST, JsonFlag, finite, show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,29 +78,16 @@ def bench(
 ) -> None:
     """Time our kernel and its baselines in one run; exit code 1 if a job is wrong or breaks."""
     from crossfuse.bench.plan import plan, setting
+    from crossfuse.bench.table import planned_table, report
 
     jobs = plan(workloads, m, setting(variants, l2, protocol, repeats, calls))
     if dry_run:
-        _show_plan(jobs, as_json)
+        show(as_json, {"jobs": [each.to_json() for each in jobs]}, planned_table(jobs))
         return
     rows, found = _measure(jobs, timeout, out, picture, counters, build_jobs)
-    if as_json:
-        print_json(found)
-    else:
-        from crossfuse.bench.table import report
-
-        print_rich(*report(rows))
+    show(as_json, found, *report(rows))
     if not found["ok"]:
         raise typer.Exit(1)
-
-
-def _show_plan(jobs: Sequence[Planned], as_json: bool) -> None:
-    from crossfuse.bench.table import planned_table
-
-    if as_json:
-        print_json({"jobs": [each.to_json() for each in jobs]})
-    else:
-        print_rich(planned_table(jobs))
 
 
 def _measure(
@@ -118,7 +104,7 @@ def _measure(
     from crossfuse.bench.models import compile_models
     from crossfuse.bench.run import build_ahead, run
     from crossfuse.bench.table import document, plot, progress, require_matplotlib
-    from crossfuse.files import write_atomically
+    from crossfuse.files import write_json
     from crossfuse.hardware import device
 
     require_gpu()
@@ -135,8 +121,7 @@ def _measure(
         rows.append(row)
         typer.echo(progress(row, len(rows), len(jobs)), err=True)
         if out is not None:
-            text = json.dumps(document(rows, environment), indent=1) + "\n"
-            write_atomically(out, text.encode())
+            write_json(out, document(rows, environment))
 
     run(jobs, timeout, report=keep, count=count if counters else None)
     if picture is not None:

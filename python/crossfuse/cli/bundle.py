@@ -114,18 +114,14 @@ def measure(
 
     Records are lines of results.jsonl in the folder.
     """
-    from crossfuse.bench.environment import record as environment
-    from crossfuse.bench.environment import require_gpu
+    from crossfuse.bench.environment import measured_gpu
     from crossfuse.meta_schedule.build import Conditions, cores
     from crossfuse.meta_schedule.bundle import measure_bundle, open_bundle
     from crossfuse.meta_schedule.records import Progress
 
     bundle = open_bundle(folder)
-    require_gpu()
-    gpu = environment()["gpu"].get("name", "")
-    how = Conditions(
-        timeout=timeout, build_timeout=build_timeout, builders=jobs or max(1, cores() - 1), gpu=gpu
-    )
+    builders, gpu = jobs or max(1, cores() - 1), measured_gpu()
+    how = Conditions(timeout=timeout, build_timeout=build_timeout, builders=builders, gpu=gpu)
     with Progress(len(bundle.missing())) as progress:
         try:
             measure_bundle(bundle, how, progress.add, budget or None)
@@ -148,17 +144,15 @@ def collect(
 ) -> None:
     """Read the records that came back, and store them."""
     from crossfuse.meta_schedule.bundle import open_bundle
-    from crossfuse.meta_schedule.records import append, read_records
+    from crossfuse.meta_schedule.records import append, read_records, unknown
 
     bundle = open_bundle(folder)
     found = read_records(bundle.results)
     for text in found.broken:
         print_error(f"left out: {text}")
     if out is not None:
-        known = {(each.candidate.id, each.job, each.gpu) for each in read_records(out).records}
-        for each in found.records:
-            if (each.candidate.id, each.job, each.gpu) not in known:
-                append(out, each)
+        for each in unknown(found.records, out):
+            append(out, each)
     if work_dir is not None:
         from crossfuse.meta_schedule.database import commit, open_database
 

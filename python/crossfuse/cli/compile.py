@@ -18,7 +18,7 @@ from crossfuse.cli.kernel import (
     Workload,
     render,
 )
-from crossfuse.cli.output import JsonFlag, print_json, print_rich
+from crossfuse.cli.output import JsonFlag, show
 
 
 def compile_workload(
@@ -59,7 +59,4 @@ def compile_workload(
         measure=measure,
     )
     report = make_report(compiled)
-    if as_json:
-        print_json(report.to_json())
-    else:
-        print_rich(*render(report, schedule=False))
+    show(as_json, report.to_json(), *render(report, schedule=False))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from crossfuse.cli.kernel import OUTPUT, Output, Target, render
-from crossfuse.cli.output import JsonFlag, print_json, print_rich
+from crossfuse.cli.output import JsonFlag, show
 from crossfuse.errors import EnvironmentRefused
 
 ROWS, HIDDEN, INTERMEDIATE = 32, 256, 512
@@ -41,9 +41,6 @@ def demo(
     except EnvironmentRefused:
         timing = None
     report = make_report(compiled, found, timing)
-    if as_json:
-        print_json(report.to_json())
-    else:
-        print_rich(*render(report))
+    show(as_json, report.to_json(), *render(report))
     if not report.ok:
         raise typer.Exit(1)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from crossfuse.cli.output import JsonFlag, print_json, print_rich
+from crossfuse.cli.output import JsonFlag, show, table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,23 +21,16 @@ def doctor(as_json: JsonFlag = False) -> None:
     from crossfuse.doctor import collect
 
     report = collect()
-    if as_json:
-        print_json(report.to_json())
-    else:
-        print_rich(_table(report))
+    show(as_json, report.to_json(), _table(report))
     if not report.ok:
         raise typer.Exit(1)
 
 
 def _table(report: Report) -> Table:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=f"crossfuse {report.version}", title_justify="left")
-    for heading in ("check", "status", "found", "what to do"):
-        table.add_column(heading, overflow="fold")
-    for check in report.checks:
-        status = Text(check.status, style=_STYLES[check.status])
-        # Text, because rich reads the brackets of a plain string as markup.
-        table.add_row(check.name, status, Text(check.found), Text(check.instead))
-    return table
+    rows = (
+        (each.name, Text(each.status, style=_STYLES[each.status]), each.found, each.instead)
+        for each in report.checks
+    )
+    return table(f"crossfuse {report.version}", ("check", "status", "found", "what to do"), rows)

@@ -16,7 +16,7 @@ from crossfuse.cli.kernel import (
     Workload,
     verdicts,
 )
-from crossfuse.cli.output import MOST, JsonFlag, print_json, print_rich
+from crossfuse.cli.output import MOST, JsonFlag, show
 from crossfuse.errors import WorkloadRefused, refuse
 
 #: Runs of a function's blocks that the CPU checkers do in about two minutes, of chains (nearly all
@@ -61,18 +61,12 @@ def emulate(
     )
     found = check(compiled, seed=seed, gpu=False)
     ok = all(each.status != "failed" for each in found)
-    if as_json:
-        image = compiled.lowered.image
-        launches = [asdict(each) for each in image.launches]
-        print_json(
-            {
-                "ok": ok,
-                "workload": source.summary,
-                "launches": launches,
-                "verdicts": [*map(asdict, found)],
-            }
-        )
-    else:
-        print_rich(source.summary, verdicts(found))
+    value = {
+        "ok": ok,
+        "workload": source.summary,
+        "launches": [*map(asdict, compiled.lowered.image.launches)],
+        "verdicts": [*map(asdict, found)],
+    }
+    show(as_json, value, source.summary, verdicts(found))
     if not ok:
         raise typer.Exit(1)

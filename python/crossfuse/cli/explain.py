@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from crossfuse.cli.kernel import Target, Workload
-from crossfuse.cli.output import MOST, JsonFlag, print_json, print_rich
+from crossfuse.cli.output import MOST, JsonFlag, show
 
 _Only = Annotated[
     str,
@@ -66,10 +66,7 @@ def explain(
         from crossfuse.files import write_atomically
 
         write_atomically(svg, found.svg().encode())
-    if as_json:
-        print_json({**value, **found.to_json()})
-    else:
-        print_rich(workload, *parts, *found.render())
+    show(as_json, {**value, **found.to_json()}, workload, *parts, *found.render())
 
 
 def _derived(workload: str) -> tuple[dict[str, Any], list[Any]]:

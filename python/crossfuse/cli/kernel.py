@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crossfuse.cli.output import LONGEST, MOST, finite
+from crossfuse.cli.output import LONGEST, MOST, finite, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -103,48 +103,39 @@ def render(report: KernelReport, *, schedule: bool = True) -> list[RenderableTyp
 
 def verdicts(found: tuple[Verdict, ...]) -> Table:
     """Outcomes of checks as a table."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(title="checks", title_justify="left")
-    for heading in ("check", "verdict", "detail", "seconds"):
-        table.add_column(heading, overflow="fold")
-    for each in found:
-        status = Text(each.status, style=_STYLES[each.status])
-        table.add_row(each.name, status, Text(each.detail), f"{each.seconds:.1f}")
-    return table
+    rows = (
+        (
+            each.name,
+            Text(each.status, style=_STYLES[each.status]),
+            each.detail,
+            f"{each.seconds:.1f}",
+        )
+        for each in found
+    )
+    return table("checks", ("check", "verdict", "detail", "seconds"), rows)
 
 
 def _launches(report: KernelReport) -> Table:
-    from rich.table import Table
-
-    table = Table(title=f"launches on {report.target}", title_justify="left")
-    for heading in ("kernel", "grid", "cluster", "threads", "registers", "spilled", "barriers"):
-        table.add_column(heading)
+    headings = ("kernel", "grid", "cluster", "threads", "registers", "spilled", "barriers")
+    rows = []
     for launch, usage in zip(report.launches, report.resources, strict=True):
         spilled = usage["spill_store_bytes"] + usage["spill_load_bytes"]
-        shapes = [" x ".join(map(str, launch[key])) for key in ("grid", "cluster", "block")]
-        numbers = [str(usage["registers"]), f"{spilled} B", str(report.barriers)]
-        table.add_row(launch["symbol"], *shapes, *numbers)
-    return table
+        shapes = (" x ".join(map(str, launch[key])) for key in ("grid", "cluster", "block"))
+        numbers = (str(usage["registers"]), f"{spilled} B", str(report.barriers))
+        rows.append((launch["symbol"], *shapes, *numbers))
+    return table(f"launches on {report.target}", headings, rows)
 
 
 def _shared(report: KernelReport) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    share = 100 * report.shared_total / report.shared_limit
-    table = Table(
-        title=f"shared memory of a CTA: {report.shared_total} of {report.shared_limit} bytes "
-        f"({share:.0f} %)",
-        title_justify="left",
+    total, limit = report.shared_total, report.shared_limit
+    title = f"shared memory of a CTA: {total} of {limit} bytes ({100 * total / limit:.0f} %)"
+    rows = (
+        (each["name"], f"{each['offset']}", f"{each['size']}", f"{each['first']} to {each['last']}")
+        for each in report.shared_memory
     )
-    for heading in ("buffer", "offset", "bytes", "barrier intervals"):
-        table.add_column(heading)
-    for each in report.shared_memory:
-        used = f"{each['first']} to {each['last']}"
-        table.add_row(Text(each["name"]), str(each["offset"]), str(each["size"]), used)
-    return table
+    return table(title, ("buffer", "offset", "bytes", "barrier intervals"), rows)
 
 
 def _timing(report: KernelReport) -> str:

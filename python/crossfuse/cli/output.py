@@ -14,7 +14,11 @@ from crossfuse.errors import RefusedError
 from crossfuse.files import file_refused
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
 
 REFUSED_EXIT_CODE = 2
 _JSON = "crossfuse.json"
@@ -68,6 +72,27 @@ class RefusingGroup(TyperGroup):
                 print_json({"refused": asdict(error.refusal)})
             print_error(str(error))
             raise typer.Exit(REFUSED_EXIT_CODE) from raised
+
+
+def show(as_json: bool, value: Any, *renderables: RenderableType) -> None:
+    """Print what a command found: a value for a script, or the same for a person."""
+    if as_json:
+        print_json(value)
+    else:
+        print_rich(*renderables)
+
+
+def table(title: str, headings: Iterable[str], rows: Iterable[Iterable[str | Text]]) -> Table:
+    """Build a table under its title, whose texts are not read as markup."""
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(title=title, title_justify="left")
+    for heading in headings:
+        made.add_column(heading, overflow="fold")
+    for row in rows:
+        made.add_row(*(Text(each) if isinstance(each, str) else each for each in row))
+    return made
 
 
 def print_json(value: Any) -> None:

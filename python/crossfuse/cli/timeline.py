@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from crossfuse.cli.kernel import Placement, Target, Workload
-from crossfuse.cli.output import MOST, JsonFlag, print_json, print_rich
+from crossfuse.cli.output import MOST, JsonFlag, show, table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,20 +32,19 @@ def timeline(
     spec = resolve(workload)
     spec = replace(spec, M=m) if m else spec
     found = measure_timeline(spec, target, placement)
-    if as_json:
-        print_json({"workload": str(spec), "kernels": [asdict(each) for each in found]})
-    else:
-        print_rich(str(spec), *map(_table, found))
+    value = {"workload": str(spec), "kernels": [asdict(each) for each in found]}
+    show(as_json, value, str(spec), *map(_table, found))
 
 
 def _table(kernel: KernelTimeline) -> Table:
-    from rich.table import Table
-
     gap = "" if kernel.gap is None else f", {kernel.gap:.1f} us after the kernel before"
-    table = Table(title=f"{kernel.kernel}{gap}; microseconds", title_justify="left")
-    for heading in ("event", "first CTA", "median", "last CTA", "CTAs"):
-        table.add_column(heading)
-    for each in kernel.events:
-        times = (f"{value:.1f}" for value in (each.first, each.median, each.last))
-        table.add_row(each.name, *times, str(each.ctas))
-    return table
+    headings = ("event", "first CTA", "median", "last CTA", "CTAs")
+    rows = (
+        (
+            each.name,
+            *(f"{time:.1f}" for time in (each.first, each.median, each.last)),
+            f"{each.ctas}",
+        )
+        for each in kernel.events
+    )
+    return table(f"{kernel.kernel}{gap}; microseconds", headings, rows)

@@ -63,8 +63,7 @@ def tune(
     Ctrl-C keeps everything measured; the same command goes on with it. Without a trial the planner
     chooses.
     """
-    from crossfuse.bench.environment import record as environment
-    from crossfuse.bench.environment import require_gpu
+    from crossfuse.bench.environment import measured_gpu
     from crossfuse.hardware import device
     from crossfuse.meta_schedule.build import Conditions, cores
     from crossfuse.meta_schedule.tune import open_tuning
@@ -72,8 +71,7 @@ def tune(
 
     spec, gpu = resolve_any(workload), ""
     if trials and runner is Where.local and not rpc:
-        require_gpu()
-        gpu = environment()["gpu"].get("name", "")
+        gpu = measured_gpu()
     how = Conditions(device(target).name, timeout=timeout, builders=jobs or cores(), gpu=gpu)
     if rpc:
         _check_chain(spec)

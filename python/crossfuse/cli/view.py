@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from crossfuse.cli.kernel import Target
-from crossfuse.cli.output import JsonFlag, print_json, print_rich
+from crossfuse.cli.output import JsonFlag, show
 
 
 def view(
@@ -37,10 +37,8 @@ def view(
     kernels = _measured(measured) if measured else ()
     text = view_page(source, target, workload=workload, measured=kernels)
     write_atomically(out, text.encode())
-    if as_json:
-        print_json({"page": str(out), "bytes": len(text.encode())})
-    else:
-        print_rich(f"{out}: open it in a browser; it needs no network")
+    found = {"page": str(out), "bytes": len(text.encode())}
+    show(as_json, found, f"{out}: open it in a browser; it needs no network")
 
 
 def _measured(path: Path) -> Any:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.errors import WorkloadRefused
-from crossfuse.workload.accuracy import Accuracy, judge
 from crossfuse.workload.cascade_spec import CascadeSpec
-from crossfuse.workload.tolerances import Tolerance, plain_tolerance, tolerance
+from crossfuse.workload.tolerances import Accuracy, Tolerance, judge, plain_tolerance, tolerance
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from crossfuse.calls import checked
 from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.workload.cascade_spec import CascadeSpec
-from crossfuse.workload.layers import KIND as LAYERS
-from crossfuse.workload.layers import LayersSpec, names_layers, parse_layers
-from crossfuse.workload.spec import WorkloadSpec
+from crossfuse.workload.spec import LAYERS, LayersSpec, WorkloadSpec
+from crossfuse.workload.suites import names_layers, parse_layers
 
 if TYPE_CHECKING:
     from crossfuse.relax.outline import Outlined

@@ -252,21 +252,16 @@ def _shown(func: Any) -> Any:
 def _changed(func: Any, change: Any) -> Any:
     """A function with `change` applied to all indices; the same object if none differs."""
 
-    def load(node: Any, mutator: Any) -> Any:
+    def access(node: Any, mutator: Any) -> Any:
         node = mutator.default_mutate(node)
         indices = [change(each) for each in node.indices]
         if _same(indices, node.indices):
             return node
+        if isinstance(node, ir.BufferStore):
+            return ir.BufferStore(node.buffer, node.value, indices)
         return ir.tirx.BufferLoad(node.source, indices)
 
-    def store(node: Any, mutator: Any) -> Any:
-        node = mutator.default_mutate(node)
-        indices = [change(each) for each in node.indices]
-        if _same(indices, node.indices):
-            return node
-        return ir.BufferStore(node.buffer, node.value, indices)
-
-    body = ir.mutate(func.body, (ir.TensorLoad, load), (ir.BufferStore, store))
+    body = ir.mutate(func.body, (ir.TensorLoad, access), (ir.BufferStore, access))
     return func if body.same_as(func.body) else ir.with_body(func, body)
 
 

@@ -155,13 +155,21 @@ def measure(how: TimingConditions, timed: Sequence[Step], device: str = "cuda") 
         if how.protocol == "stream":
             # Launching is part of what this protocol times: begin with an idle GPU.
             torch.cuda.synchronize()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        step.run()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / step.calls)
+        times.append(elapsed(step.run) * 1e3 / step.calls)
     return times[WARMUPS:]
+
+
+def elapsed(run: Callable[[], Any]) -> float:
+    """Milliseconds that a call takes on the GPU."""
+    import torch
+
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    run()
+    end.record()
+    torch.cuda.synchronize()
+    found: float = start.elapsed_time(end)
+    return found
 
 
 def _heat(step: Step) -> None:

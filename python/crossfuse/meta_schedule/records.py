@@ -56,6 +56,11 @@ class Record:
     gpu: str = ""
 
     @property
+    def key(self) -> tuple[str, Job, str]:
+        """What was measured, how and where: of records with the same one the last one counts."""
+        return self.candidate.id, self.job, self.gpu
+
+    @property
     def status(self) -> str:
         """One of `crossfuse.measure.job.STATUSES`, after ``build-`` where nothing was built."""
         return f"build-{self.build.status}" if self.timing is None else self.timing.status
@@ -205,8 +210,14 @@ def read_records(path: Path) -> Found:
         except Damaged as error:
             broken.append(f"{path}, line {number}: {error}")
             continue
-        records[found.candidate.id, found.job, found.gpu] = found
+        records[found.key] = found
     return Found(tuple(records.values()), tuple(broken))
+
+
+def unknown(records: Iterable[Record], path: Path) -> list[Record]:
+    """Records that a file does not have yet."""
+    known = {each.key for each in read_records(path).records}
+    return [each for each in records if each.key not in known]
 
 
 def fastest(records: Iterable[Record]) -> dict[str, Record]:

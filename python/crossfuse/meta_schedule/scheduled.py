@@ -65,9 +65,7 @@ def replayable(candidate: Candidate, target: Device) -> Any:
 
 def _replayed(candidate: Candidate, func: Any) -> Any:
     from crossfuse import _tvm as ir
-    from crossfuse.schedule.install import install
 
-    install()
     sch = ir.Schedule(func)
     ir.s_tir.schedule.Trace.apply_json_to_schedule(list(candidate.trace), sch)
     return sch

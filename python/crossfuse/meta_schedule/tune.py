@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from crossfuse.errors import ArtefactRefused, refuse
-from crossfuse.files import read_text, write_atomically
+from crossfuse.files import read_text, write_atomically, write_json
 from crossfuse.hardware import device
 from crossfuse.meta_schedule.build import Conditions
 from crossfuse.meta_schedule.bundle import measure_all, over
 from crossfuse.meta_schedule.candidate import Candidate
-from crossfuse.meta_schedule.records import Found, Record, append, read_records
+from crossfuse.meta_schedule.records import Found, Record, append, read_records, unknown
 from crossfuse.meta_schedule.scheduled import candidate_at, kernels_of
 from crossfuse.planner.tune.cost_model import CostModel, require_xgboost
 from crossfuse.planner.tune.strategy import Strategy, make_strategy
@@ -121,13 +121,9 @@ class Tuning:
 
     def collect(self) -> int:
         """Take the records that came back in the bundle; returns how many are new."""
-        there = read_records(self.records).records
-        known = {(each.candidate.id, each.job, each.gpu) for each in there}
         found = read_records(self.bundle / "results.jsonl")
         self.broken += found.broken
-        fresh = [
-            each for each in found.records if (each.candidate.id, each.job, each.gpu) not in known
-        ]
+        fresh = unknown(found.records, self.records)
         for each in fresh:
             self.take(each)
         self.learn(fresh)
@@ -191,7 +187,7 @@ def _check(folder: Path, spec: WorkloadSpec | CascadeSpec, target: str) -> None:
     path = folder / "tuning.json"
     wanted = {"version": VERSION, "workload": str(spec), "target": device(target).name}
     if not path.is_file():
-        write_atomically(path, (json.dumps(wanted, indent=1) + "\n").encode())
+        write_json(path, wanted)
         return
     try:
         there = parse(read_text(path))

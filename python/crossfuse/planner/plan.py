@@ -212,20 +212,19 @@ def in_order(plans: Sequence[Plan], *, fused: bool) -> list[Plan]:
 
 def _padded(workload: Any) -> Any:
     """Function on padded operands that a spec is compiled as, if it is."""
-    from crossfuse.workload.layers import resolve_chain
+    from crossfuse.workload.suites import resolve_chain
 
-    return aligned_function(resolve_chain(workload) if isinstance(workload, str) else workload)
+    return aligned_function(resolve_chain(workload))
 
 
 def _read_workload(workload: Any, k_major: bool) -> tuple[Chain, bool]:
     """Read a chain, and whether its weights are stored as [n, k]."""
     if isinstance(workload, Chain):
         return workload, k_major
-    if isinstance(workload, str):
-        from crossfuse.workload.layers import resolve_chain
+    from crossfuse.workload.suites import resolve_chain
 
-        workload = resolve_chain(workload)
-    return chain_of(workload), workload.weights == "nk"
+    spec = resolve_chain(workload)
+    return chain_of(spec), spec.weights == "nk"
 
 
 def _none_fits(
@@ -301,8 +300,7 @@ _COPIED = 0.6
 
 def aligned_function(spec: Any) -> Any:
     """Function of a chain's spec on padded operands; None where TMA copies its rows as they are."""
-    from crossfuse.workload.layers import LayersSpec
-    from crossfuse.workload.spec import WorkloadSpec
+    from crossfuse.workload.spec import LayersSpec, WorkloadSpec
 
     if isinstance(spec, LayersSpec):
         widths = (*spec.widths[:-1], *(spec.widths[-1:] if spec.weights == "kn" else ()))

@@ -6,7 +6,7 @@ The function `crossfuse.relax.outline.outline` keeps its module's name free, hen
 
 from __future__ import annotations
 
-from crossfuse._lazy import lazy_names
+from crossfuse import lazy_names
 
 _HOME = {
     "Argument": "outline",

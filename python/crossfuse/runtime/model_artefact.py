@@ -19,8 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 from crossfuse.calls import checked
 from crossfuse.errors import EnvironmentRefused, RefusedError, refuse
-from crossfuse.files import on_disk, read_bytes, scratch, sha256, write_atomically, writing
-from crossfuse.npz import read_arrays
+from crossfuse.files import (
+    on_disk,
+    read_arrays,
+    read_bytes,
+    scratch,
+    sha256,
+    write_atomically,
+    writing,
+)
 from crossfuse.runtime.load import check_room, gpu_limits, open_library
 from crossfuse.runtime.manifest import RELEASES, releases
 from crossfuse.runtime.model_record import (

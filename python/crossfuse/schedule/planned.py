@@ -58,10 +58,10 @@ def schedule_workload(workload: Any, plan: Plan, *, constant_weights: bool = Fal
     """
     from crossfuse import _tvm as ir
     from crossfuse.workload import prim_func
-    from crossfuse.workload.layers import resolve_chain
+    from crossfuse.workload.suites import resolve_chain
 
     if not isinstance(workload, ir.PrimFunc):
-        spec = resolve_chain(workload) if isinstance(workload, str) else workload
+        spec = resolve_chain(workload)
         padded = aligned_function(spec)
         workload = padded if padded is not None and is_of(plan, padded) else prim_func(spec)
     return schedule_planned(workload, plan, constant_weights=constant_weights)

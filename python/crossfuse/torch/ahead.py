@@ -26,7 +26,7 @@ from crossfuse.calls import checked
 from crossfuse.files import scratch
 from crossfuse.schema import parse
 from crossfuse.torch.backend import Backend
-from crossfuse.torch.graph_key import Untold
+from crossfuse.torch.graph_cache import Untold
 from crossfuse.torch.module_key import Identities, module_key, sources, unchanged
 
 _KIND = "ahead"

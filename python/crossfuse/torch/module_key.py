@@ -24,7 +24,7 @@ import torch
 from crossfuse._compat import installed_version
 from crossfuse.cache import content_key
 from crossfuse.hardware import Device
-from crossfuse.torch.graph_key import Untold, argument_words, environment, value_words
+from crossfuse.torch.graph_cache import Untold, argument_words, environment, value_words
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
 

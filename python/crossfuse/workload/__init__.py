@@ -5,7 +5,7 @@ Names are loaded when first used, so that reading specs needs neither TVM nor to
 
 from __future__ import annotations
 
-from crossfuse._lazy import lazy_names
+from crossfuse import lazy_names
 
 _HOME = {
     "WorkloadSpec": "spec",
@@ -20,13 +20,13 @@ _HOME = {
     "adversarial_inputs": "inputs",
     "reference": "numerics",
     "unfused": "numerics",
-    "Accuracy": "accuracy",
+    "Accuracy": "tolerances",
     "Tolerance": "tolerances",
-    "check": "accuracy",
+    "check": "tolerances",
     "tolerance": "tolerances",
     "ConvChainSpec": "conv_chain",
-    "LayersSpec": "layers",
-    "parse_layers": "layers",
+    "LayersSpec": "spec",
+    "parse_layers": "suites",
     "chain_module": "torch_modules",
     "conv_module": "torch_modules",
     "gated_ffn_module": "torch_modules",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from tvm import te, tirx
@@ -19,8 +20,7 @@ from crossfuse.markers import UNPADDED, UNPADDED_COLUMNS
 from crossfuse.workload.conv_chain import ConvChainSpec
 from crossfuse.workload.dtypes import Operand, float_type
 from crossfuse.workload.expression import Algebra, evaluate
-from crossfuse.workload.layers import LayersSpec, form_of_layers
-from crossfuse.workload.spec import WorkloadSpec, affine
+from crossfuse.workload.spec import LayersSpec, WorkloadSpec, affine
 
 # Gets the tensors by name and the two indices; returns a float32 expression.
 Elementwise = Callable[[Mapping[str, te.Tensor], Any, Any], Any]
@@ -144,27 +144,55 @@ def prim_func(spec: WorkloadSpec | LayersSpec) -> tirx.PrimFunc:
 def form_of(spec: WorkloadSpec | LayersSpec) -> Form:
     """The form of a workload, with operands in the order of the spec's inputs."""
     if isinstance(spec, LayersSpec):
-        return form_of_layers(spec)
+        return _of_layers(spec)
     a, *others = spec.operands
     weights, extras = others[: len(spec.products)], tuple(others[len(spec.products) :])
     *first, last = every = [
         Product(name, weight, spec.weights, spec.combine)
         for name, weight in zip(spec.products, weights, strict=True)
     ]
-    gate, *up = (each.name for each in (first if spec.L else every))
-    middle = _activated(spec, gate)
-    if up:
-        middle = _multiplied(middle, _finished(spec, *up))
+    elements = [_finished(each, *affine(spec, each)) for each in spec.products]
+    middle = _activated(spec.act, elements[0])
+    if spec.gated:
+        middle = _multiplied(middle, elements[1])
+    epilogue = elements[-1] if spec.L else middle
+    if spec.residual:
+        epilogue = _with_residual(epilogue)
     if not spec.L:
-        return Form(a, tuple(every), None, None, _with_residual(spec, middle), extras, spec.out)
-    epilogue = _with_residual(spec, _finished(spec, last.name))
+        return Form(a, tuple(every), None, None, epilogue, extras, spec.out)
     window = spec.k1 if isinstance(spec, ConvChainSpec) else 0
     return Form(a, tuple(first), middle, last, epilogue, extras, spec.out, window)
 
 
-def _finished(spec: WorkloadSpec, product: str) -> Elementwise:
-    """The element of a product with its scale and its bias."""
-    scale, bias = affine(spec, product)
+def _of_layers(spec: LayersSpec) -> Form:
+    """The form of a row of layers: A, weights W0, W1 and so on, biases, the residual."""
+    products, extras, elements = [], [], []
+    for number, (depth, width) in enumerate(pairwise(spec.widths)):
+        name, bias = f"gemm{number}", f"bias{number}" if spec.bias else ""
+        shape = (width, depth) if spec.weights == "nk" else (depth, width)
+        products.append(Product(name, Operand(f"W{number}", shape, spec.dtype), spec.weights))
+        extras += [Operand(bias, (width,), spec.dtype)] if bias else []
+        elements.append(_finished(name, bias=bias))
+    *others, epilogue = elements
+    if spec.residual:
+        epilogue = _with_residual(epilogue)
+        extras.append(Operand("residual", (spec.M, spec.widths[-1]), spec.dtype))
+    first, *activated = (_activated(spec.act, each) for each in others)
+    inner = zip(products[1:-1], activated, strict=True)
+    return Form(
+        Operand("A", (spec.M, spec.widths[0]), spec.dtype),
+        (products[0],),
+        first,
+        products[-1],
+        epilogue,
+        tuple(extras),
+        spec.out,
+        inner=tuple(Layer((product,), element) for product, element in inner),
+    )
+
+
+def _finished(product: str, scale: str = "", bias: str = "") -> Elementwise:
+    """The element of a product with its scale and its bias, if these have names."""
 
     def element(tensors: Mapping[str, te.Tensor], i: Any, j: Any) -> Any:
         value = tensors[product](i, j)
@@ -175,18 +203,15 @@ def _finished(spec: WorkloadSpec, product: str) -> Elementwise:
     return element
 
 
-def _activated(spec: WorkloadSpec, product: str) -> Elementwise:
-    finished = _finished(spec, product)
-    return lambda tensors, i, j: evaluate(spec.act, finished(tensors, i, j), TIR)
+def _activated(act: str, value: Elementwise) -> Elementwise:
+    return lambda tensors, i, j: evaluate(act, value(tensors, i, j), TIR)
 
 
 def _multiplied(left: Elementwise, right: Elementwise) -> Elementwise:
     return lambda tensors, i, j: left(tensors, i, j) * right(tensors, i, j)
 
 
-def _with_residual(spec: WorkloadSpec, value: Elementwise) -> Elementwise:
-    if not spec.residual:
-        return value
+def _with_residual(value: Elementwise) -> Elementwise:
     return lambda tensors, i, j: value(tensors, i, j) + _cast(tensors["residual"](i, j), "float32")
 
 

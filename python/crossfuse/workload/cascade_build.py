@@ -19,8 +19,8 @@ from crossfuse.workload.cascade_spec import (
     QUANTISED,
     CascadeSpec,
 )
+from crossfuse.workload.cascades import RowsGradient
 from crossfuse.workload.expression import evaluate
-from crossfuse.workload.gradient_spec import RowsGradient
 from crossfuse.workload.refusal import refused
 
 # Top-k as plain reductions.

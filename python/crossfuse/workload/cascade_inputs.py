@@ -9,11 +9,10 @@ import numpy as np
 
 from crossfuse.errors import CheckFailed, refuse
 from crossfuse.workload import cascade_spec
-from crossfuse.workload.accuracy import Accuracy, judge
 from crossfuse.workload.cascade_numerics import Arrays, below_maximum, reference, run, unfused
 from crossfuse.workload.cascade_spec import QUANTISED, CascadeSpec
 from crossfuse.workload.dtypes import FLOAT_TYPES, float_type, stored
-from crossfuse.workload.tolerances import plain_tolerance
+from crossfuse.workload.tolerances import Accuracy, judge, plain_tolerance
 
 # Inputs to check cascades with: random ones, and ones that break careless kernels.
 

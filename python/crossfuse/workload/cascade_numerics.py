@@ -14,10 +14,9 @@ from crossfuse.workload.cascade_spec import (
     QUANTISED,
     CascadeSpec,
 )
+from crossfuse.workload.cascades import RowsGradient
 from crossfuse.workload.dtypes import float_type, stored
 from crossfuse.workload.expression import evaluate
-from crossfuse.workload.gradient_numerics import gradient
-from crossfuse.workload.gradient_spec import RowsGradient
 from crossfuse.workload.numerics import NUMPY, check_operands
 
 #: Arrays by name.
@@ -79,12 +78,12 @@ def below_maximum(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return power, power.sum(axis=-1, keepdims=True)
 
 
-def _softmax(spec: cascade_spec.Softmax, values: Values, rounded: Rounding) -> Values:
+def _softmax(spec: CascadeSpec, values: Values, rounded: Rounding) -> Values:
     power, total = below_maximum(values[0])
     return [power / total]
 
 
-def _log_softmax(spec: cascade_spec.LogSoftmax, values: Values, rounded: Rounding) -> Values:
+def _log_softmax(spec: CascadeSpec, values: Values, rounded: Rounding) -> Values:
     _power, total = below_maximum(values[0])
     return [values[0] - values[0].max(axis=1, keepdims=True) - np.log(total)]
 
@@ -96,8 +95,12 @@ def _cross_entropy(spec: cascade_spec.CrossEntropy, values: Values, rounded: Rou
     return [(x.max(axis=1, keepdims=True) + np.log(total) - label)[:, 0]]
 
 
+def _mean(x: np.ndarray) -> np.ndarray:
+    return x.mean(axis=1, keepdims=True)
+
+
 def _deviations(x: np.ndarray) -> np.ndarray:
-    return x - x.mean(axis=1, keepdims=True)
+    return x - _mean(x)
 
 
 def _summed(spec: cascade_spec.Norm, values: Values, rounded: Rounding) -> np.ndarray:
@@ -107,8 +110,7 @@ def _summed(spec: cascade_spec.Norm, values: Values, rounded: Rounding) -> np.nd
 
 def _unit(x: np.ndarray) -> np.ndarray:
     """Rows divided by the roots of their mean squares."""
-    mean = (x * x).mean(axis=1, keepdims=True)
-    return x / np.sqrt(mean + x.dtype.type(EPSILON))
+    return x / np.sqrt(_mean(x * x) + x.dtype.type(EPSILON))
 
 
 def _layernorm(spec: cascade_spec.LayerNorm, values: Values, rounded: Rounding) -> Values:
@@ -198,6 +200,65 @@ def _norm_ffn(spec: cascade_spec.NormFfn, values: Values, rounded: Rounding) -> 
     out = hidden @ down.T
     return [rounded(out, spec.dtype) + x if spec.residual else out]
 
+
+# Gradients of rows, written out by hand: what derived ones are compared with.
+
+
+def gradient(spec: RowsGradient, values: Values, rounded: Rounding) -> Values:
+    """The gradient by rows of a cascade, of values in the order of the spec's operands.
+
+    As of separate kernels, it reads what the function has stored: the softmax, its logarithm, the
+    sum with a residual.
+    """
+    return [_GRADIENTS[type(spec.of)](spec.of, values, rounded)]
+
+
+def _softmax_gradient(of: CascadeSpec, values: Values, rounded: Rounding) -> np.ndarray:
+    x, given = values
+    y = rounded(_softmax(of, [x], rounded)[0], of.out)
+    return y * (given - (y * given).sum(axis=1, keepdims=True))
+
+
+def _log_softmax_gradient(of: CascadeSpec, values: Values, rounded: Rounding) -> np.ndarray:
+    x, given = values
+    y = rounded(_log_softmax(of, [x], rounded)[0], of.out)
+    return given - np.exp(y) * given.sum(axis=1, keepdims=True)
+
+
+def _cross_entropy_gradient(of: CascadeSpec, values: Values, rounded: Rounding) -> np.ndarray:
+    x, labels, given = values
+    y = np.exp(rounded(_log_softmax(of, [x], rounded)[0], of.dtype))
+    y[np.arange(len(y)), labels.astype(np.int64)] -= 1
+    return y * given[:, None]
+
+
+def _norm_gradient(of: cascade_spec.Norm, values: Values, rounded: Rounding) -> np.ndarray:
+    """Of rows that are divided by a deviation; of a layer norm also moved, which leaves no mean."""
+    x = _summed(of, values, rounded)
+    weight, *stored, given = values[1 + of.residual :]
+    if isinstance(of, cascade_spec.LayerNorm):
+        x = _deviations(x)
+    scale = 1 / np.sqrt(_mean(x * x) + x.dtype.type(EPSILON))
+    unit, by_unit = x * scale, given * weight
+    found = by_unit - unit * _mean(by_unit * unit)
+    if isinstance(of, cascade_spec.LayerNorm):
+        found = found - _mean(by_unit)
+    return sum(stored, start=scale * found)
+
+
+def _variance_gradient(of: cascade_spec.Variance, values: Values, rounded: Rounding) -> np.ndarray:
+    x, given = values
+    return x.dtype.type(2 / of.cols) * _deviations(x) * given[:, None]
+
+
+_GRADIENTS: dict[type[CascadeSpec], Callable[..., np.ndarray]] = {
+    cascade_spec.Softmax: _softmax_gradient,
+    cascade_spec.LogSoftmax: _log_softmax_gradient,
+    cascade_spec.CrossEntropy: _cross_entropy_gradient,
+    cascade_spec.LayerNorm: _norm_gradient,
+    cascade_spec.RmsNorm: _norm_gradient,
+    cascade_spec.Variance: _variance_gradient,
+}
 
 _RULES: dict[type[CascadeSpec], Callable[..., Values]] = {
     cascade_spec.Softmax: _softmax,

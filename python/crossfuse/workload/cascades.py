@@ -20,21 +20,97 @@ layernorm_ffn:tokens=16,K=768,N=3072,gated=false,act=gelu
 rmsnorm:rows=4096,cols=16384,grad
 ```
 
-A flag alone is true. ``grad`` asks for the gradient by the rows, see
-`crossfuse.workload.gradient_spec.RowsGradient`.
+A flag alone is true. ``grad`` asks for the gradient by the rows, see `RowsGradient`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
+from typing import ClassVar
 
-from crossfuse.workload import cascade_spec, gradient_spec, suites
+from crossfuse.workload import cascade_spec, suites
 from crossfuse.workload.cascade_spec import CascadeSpec, value_text
+from crossfuse.workload.dtypes import Operand
 from crossfuse.workload.refusal import check_given, one_of, read_fields, read_flag, refused
 from crossfuse.workload.spec import KINDS as CHAINS
 from crossfuse.workload.spec import WorkloadSpec
 from crossfuse.workload.suites import pairs
+
+# Gradients of cascades of rows.
+
+#: The key of specs that asks for the gradient.
+GRADIENT = "grad"
+#: What has a gradient that is a cascade of rows again, with parameters that it does not read: those
+#: that are only added.
+_DERIVED: Mapping[type[CascadeSpec], tuple[str, ...]] = {
+    cascade_spec.Softmax: (),
+    cascade_spec.LogSoftmax: (),
+    cascade_spec.CrossEntropy: (),
+    cascade_spec.LayerNorm: ("bias",),
+    cascade_spec.RmsNorm: (),
+    cascade_spec.Variance: (),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsGradient(CascadeSpec):
+    """The gradient of a cascade by its rows ``x``, from gradients of its outputs.
+
+    It takes what the cascade takes, but for parameters that are only added, then ``d_`` and the
+    name of each output; it gives ``d_x``. That of a residual is the same one. Types are those of
+    what they are gradients of.
+    """
+
+    kind: ClassVar[str] = "gradient"
+
+    #: What is differentiated.
+    of: CascadeSpec
+
+    def __post_init__(self) -> None:
+        if type(self.of) not in _DERIVED:
+            where, found = f"{self.of.kind}:{GRADIENT}", f"the gradient of {self.of.kind}"
+            limit = f"gradients of {', '.join(each.kind for each in _DERIVED)}"
+            instead = "differentiate its function by crossfuse.autodiff.gradients, and compile that"
+            raise refused("workload-grad", where, found, limit, instead)
+        object.__setattr__(self, "dtype", self.of.dtype)
+        object.__setattr__(self, "out", self.of.dtype)
+        super().__post_init__()
+
+    @property
+    def masked(self) -> bool:  # type: ignore[override]
+        """Whether rows may have -inf in them."""
+        return self.of.masked
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """What the cascade takes and its gradient reads, and gradients of outputs."""
+        added = _DERIVED[type(self.of)]
+        read = (each for each in self.of.operands if each.name not in added)
+        given = (Operand(f"d_{each.name}", each.shape, each.dtype) for each in self.of.outputs)
+        return (*read, *given)
+
+    @property
+    def outputs(self) -> tuple[Operand, ...]:
+        """The gradient of the rows."""
+        rows = self.of.operands[0]
+        return (Operand(f"d_{rows.name}", rows.shape, rows.dtype),)
+
+    @property
+    def count(self) -> int:
+        """Rows, which do not depend on each other."""
+        return self.of.count
+
+    def with_count(self, count: int) -> RowsGradient:
+        """The same gradient of another number of rows."""
+        return RowsGradient(of=self.of.with_count(count))
+
+    def __str__(self) -> str:
+        """The cascade's text, and that its gradient is meant."""
+        return f"{self.of},{GRADIENT}=true"
+
+
+# Cascades as text.
 
 _CLASSES: tuple[type[CascadeSpec], ...] = (
     cascade_spec.Attention,
@@ -114,8 +190,8 @@ def resolve(text: str) -> CascadeSpec:
 
 def _options(kind: str, body: str) -> dict[str, str]:
     spelt, known = _SPELLINGS.get(kind, {}), fields(_OF_KIND[kind])
-    keys = (*(each.name for each in known), *spelt, gradient_spec.KEY)
-    flags = (*(each.name for each in known if each.type == "bool"), gradient_spec.KEY)
+    keys = (*(each.name for each in known), *spelt, GRADIENT)
+    flags = (*(each.name for each in known if each.type == "bool"), GRADIENT)
     found = pairs(kind, body, keys, flags)
     return {spelt.get(key, key): value for key, value in found.items()}
 
@@ -124,9 +200,9 @@ def _from_options(kind: str, options: Mapping[str, str]) -> CascadeSpec:
     made = _OF_KIND[kind]
     needed = [each.name for each in fields(made) if each.default is MISSING]
     check_given(kind, needed, options, 16)
-    own = {name: text for name, text in options.items() if name != gradient_spec.KEY}
+    own = {name: text for name, text in options.items() if name != GRADIENT}
     spec = made(**read_fields(kind, made, own))
-    asked = options.get(gradient_spec.KEY, "false")
-    if not read_flag(kind, gradient_spec.KEY, asked):
+    asked = options.get(GRADIENT, "false")
+    if not read_flag(kind, GRADIENT, asked):
         return spec
-    return gradient_spec.RowsGradient(of=spec)
+    return RowsGradient(of=spec)

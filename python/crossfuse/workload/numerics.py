@@ -155,7 +155,7 @@ def _run(
     last: Callable[[np.ndarray], np.ndarray],
 ) -> Stages:
     """Compute in the type `work`; `between` and `last` round what leaves an operator."""
-    check_inputs(spec, inputs)
+    check_operands(spec.operands, inputs)
     values = {name: inputs[name].astype(work) for name in spec.inputs}
     matrices = [weight(spec, values[each.name]) for each in spec.weight_operands]
     a, (*first, final) = left(spec, values), spec.products
@@ -209,13 +209,8 @@ def _combined(spec: WorkloadSpec, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return result
 
 
-def check_inputs(spec: WorkloadSpec, inputs: Mapping[str, np.ndarray]) -> None:
-    """Raise `CheckFailed` for the first input that is missing, superfluous, or not as specified."""
-    check_operands(spec.operands, inputs)
-
-
 def check_operands(operands: Sequence[Operand], inputs: Mapping[str, np.ndarray]) -> None:
-    """Raise `CheckFailed` unless arrays are those of operands; see `check_inputs`."""
+    """Raise `CheckFailed` for the first array that is missing, superfluous, or not as specified."""
     due = {each.name: f"{each.dtype}{list(each.shape)}" for each in operands}
     there = {name: f"{array.dtype}{list(array.shape)}" for name, array in inputs.items()}
     for name in sorted({*due, *there}):

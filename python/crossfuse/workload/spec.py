@@ -1,4 +1,4 @@
-"""The computation of a workload as a value; `crossfuse.workload.suites` reads it from text.
+"""Chains of products as values; `crossfuse.workload.suites` reads them from text.
 
 `crossfuse.workload.conv_chain` adds chains of convolutions.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import ClassVar
 
 from crossfuse.calls import checked
@@ -288,3 +289,73 @@ def further_operands(spec: WorkloadSpec) -> tuple[Operand, ...]:
         dtype = spec.out if spec.residual == "out" else spec.dtype
         found.append(Operand("residual", spec.output, dtype))
     return tuple(found)
+
+
+#: What texts of rows of layers begin with.
+LAYERS = "layers"
+
+
+@dataclass(frozen=True)
+class LayersSpec:
+    """Layers ``x = act(x @ W + b)``, the last of which has no activation.
+
+    Attributes
+    ----------
+    M : int
+        Rows.
+    widths : tuple[int, ...]
+        Columns of the input, then of what each layer makes; three or more.
+    dtype, out : str
+        Of all operands and intermediates, and of the output, which is `dtype` if empty.
+    act : str
+        Expression in x that all layers but the last apply, or the name of one.
+    bias : bool
+        Whether each layer adds a bias.
+    residual : bool
+        Whether a matrix is added to the output.
+    weights : str
+        ``"nk"`` or ``"kn"``, how weights are stored.
+
+    Raises
+    ------
+    WorkloadRefused
+        For extents that are no positive integers, fewer than two layers, and unknown words.
+
+    Examples
+    --------
+    >>> spec = LayersSpec(128, (768, 3072, 3072, 768))
+    >>> str(spec)
+    'layers:M=128,widths=768x3072x3072x768,dtype=bfloat16,act=relu,weights=nk'
+    """
+
+    M: int
+    widths: tuple[int, ...]
+    dtype: str = "bfloat16"
+    act: str = "relu"
+    bias: bool = False
+    residual: bool = False
+    weights: str = "nk"
+    out: str = ""
+
+    def __post_init__(self) -> None:
+        check_extent(LAYERS, "M", self.M, 128)
+        if len(self.widths) < 3:
+            found = f"{len(self.widths)} widths"
+            limit = "the columns of the input and of what two layers or more make"
+            raise refused("workload-extent", f"{LAYERS}:widths", found, limit, "write gemm, say")
+        for width in self.widths:
+            check_extent(LAYERS, "widths", width, 768)
+        for size in (self.M * max(self.widths), *(n * k for k, n in pairwise(self.widths))):
+            check_elements(LAYERS, "widths", size, "take fewer rows or columns")
+        one_of(f"{LAYERS}:weights", self.weights, ("nk", "kn"))
+        object.__setattr__(self, "act", expression.canonical(self.act))
+        object.__setattr__(self, "dtype", float_type(self.dtype).name)
+        object.__setattr__(self, "out", float_type(self.out or self.dtype, "out").name)
+
+    def __str__(self) -> str:
+        widths = "x".join(map(str, self.widths))
+        text = f"{LAYERS}:M={self.M},widths={widths},dtype={self.dtype},act={self.act}"
+        flags = ("bias", "residual")
+        text += "".join(f",{name}=true" for name in flags if getattr(self, name))
+        out = f",out={self.out}" if self.out != self.dtype else ""
+        return f"{text},weights={self.weights}{out}"

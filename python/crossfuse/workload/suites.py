@@ -6,6 +6,7 @@ gemm_chain:M=128,K=768,N=3072,L=768,dtype=float16,act=relu,bias=first+last,resid
 gemm:M=256,K=1024,N=512,dtype=float32,combine=max
 gemm:M=256,K=1024,N=512,dtype=float8_e4m3fn,out=bfloat16,scale=last,bias=last
 S3:M=128
+layers:M=128,widths=768x3072x3072x768
 ```
 
 `crossfuse.workload.conv_chain` has those of convolutions.
@@ -25,8 +26,8 @@ from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.files import packaged_text
 from crossfuse.workload import conv_chain
 from crossfuse.workload.dtypes import closest
-from crossfuse.workload.refusal import check_given, one_of, read_fields, refused
-from crossfuse.workload.spec import DIMS, KINDS, WorkloadSpec, dims_of
+from crossfuse.workload.refusal import check_given, one_of, read_extent, read_fields, refused
+from crossfuse.workload.spec import DIMS, KINDS, LAYERS, LayersSpec, WorkloadSpec, dims_of
 
 #: What may stand before an equals sign.
 KEYS = tuple(field.name for field in fields(WorkloadSpec) if field.name != "kind")
@@ -262,6 +263,51 @@ def resolve(text: str) -> WorkloadSpec:
     if head in _entries():
         return _with_options(_entries()[head], options)
     return parse(text) if ":" in text else lookup(head)
+
+
+@checked
+def parse_layers(text: str) -> LayersSpec:
+    """Read a spec from ``layers:key=value,...``.
+
+    Parameters
+    ----------
+    text : str
+        With fields of `LayersSpec` as keys; widths have ``x`` between them.
+
+    Returns
+    -------
+    LayersSpec
+        The value; ``parse_layers(str(spec)) == spec``.
+
+    Raises
+    ------
+    WorkloadRefused
+        For unknown keys, and what `LayersSpec` refuses.
+
+    Examples
+    --------
+    >>> parse_layers("layers:M=16,widths=64x128x128x64,bias=true").widths
+    (64, 128, 128, 64)
+    """
+    _, _, body = text.strip().partition(":")
+    options = pairs(LAYERS, body, tuple(each.name for each in fields(LayersSpec)))
+    check_given(LAYERS, ("M", "widths"), options, 128)
+    values = read_fields(LAYERS, LayersSpec, options)
+    widths = options["widths"].split("x")
+    values["widths"] = tuple(read_extent(LAYERS, "widths", each) for each in widths)
+    return LayersSpec(**values)
+
+
+def names_layers(text: str) -> bool:
+    """Whether a text is meant to be a row of layers."""
+    return text.partition(":")[0].strip() == LAYERS
+
+
+def resolve_chain(workload: Any) -> Any:
+    """Read a chain of products of any length as `resolve` does; a spec is given back."""
+    if not isinstance(workload, str):
+        return workload
+    return parse_layers(workload) if names_layers(workload) else resolve(workload)
 
 
 def name_of(spec: WorkloadSpec) -> str:

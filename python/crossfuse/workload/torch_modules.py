@@ -185,6 +185,7 @@ def activation(act: str) -> Any:
     from crossfuse.workload.expression import Algebra, canonical, evaluate
 
     own = {
+        "identity": lambda x: x,
         "relu": torch.relu,
         "silu": torch.nn.functional.silu,
         "gelu": torch.nn.functional.gelu,

@@ -10,8 +10,7 @@ import pytest
 from crossfuse.emulate.reference import draw, in_float64, limits, parameters
 from crossfuse.errors import CheckFailed, WorkloadRefused
 from crossfuse.workload import prim_func, resolve
-from crossfuse.workload.accuracy import judge
-from crossfuse.workload.tolerances import tolerance
+from crossfuse.workload.tolerances import judge, tolerance
 
 pytest.importorskip("tvm")
 

@@ -29,8 +29,8 @@ from crossfuse.runtime.nvcc import compile_cubin
 from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
 from crossfuse.schedule.rules.phases import ChainTiles, PhaseTiles, schedule_phases
 from crossfuse.schema import Damaged
-from crossfuse.workload.accuracy import judge
 from crossfuse.workload.build import Layer, emit
+from crossfuse.workload.tolerances import judge
 
 H100 = device("nvidia-h100")
 

@@ -12,13 +12,11 @@ from tvm.s_tir.schedule import Trace
 from cpu.schedule.kernels import scaled_matmul
 from cpu.schedule.steps import assert_same
 from crossfuse.markers import ROWS, marked_blocks
-from crossfuse.schedule.install import install
 from crossfuse.schedule.records import trace_json
 
 
 def marked(before: bool) -> Any:
     """A schedule with another primitive before or after the call."""
-    install()
     sch = Schedule(scaled_matmul)
     if before:
         assert sch.accept_fewer_rows() is None

@@ -30,7 +30,7 @@ from crossfuse.torch import (  # noqa: E402
     inductor,
     inductor_artifact,
 )
-from crossfuse.torch.graph_key import Untold  # noqa: E402
+from crossfuse.torch.graph_cache import Untold  # noqa: E402
 from crossfuse.torch.module_key import module_key, word  # noqa: E402
 
 pytestmark = [

@@ -26,7 +26,7 @@ from crossfuse.hardware import device  # noqa: E402
 from crossfuse.lower.extract import lower  # noqa: E402
 from crossfuse.torch import Backend, Report, reports  # noqa: E402
 from crossfuse.torch.translate import translate  # noqa: E402
-from crossfuse.workload.accuracy import judge  # noqa: E402
+from crossfuse.workload.tolerances import judge  # noqa: E402
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("fresh_dynamo")]
 

@@ -21,7 +21,7 @@ from crossfuse.relax.chains.kernels import ChainKernels  # noqa: E402
 from crossfuse.relax.graph import Graph, read_graph  # noqa: E402
 from crossfuse.torch import Backend, Report, reports  # noqa: E402
 from crossfuse.torch.translate import translate  # noqa: E402
-from crossfuse.workload.accuracy import judge  # noqa: E402
+from crossfuse.workload.tolerances import judge  # noqa: E402
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("fresh_dynamo")]
 

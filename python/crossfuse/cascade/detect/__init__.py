@@ -9,6 +9,6 @@ elements, and no part of the cascade.
 
 from __future__ import annotations
 
-from crossfuse._lazy import lazy_names
+from crossfuse import lazy_names
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, {"detect": "sites"})

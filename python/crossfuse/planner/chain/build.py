@@ -11,8 +11,7 @@ from crossfuse.planner.chain.spec import Chain, Dim, Product, Reduction, Tensor,
 from crossfuse.workload.conv_chain import ConvChainSpec
 from crossfuse.workload.dtypes import float_type
 from crossfuse.workload.expression import function_cycles
-from crossfuse.workload.layers import LayersSpec
-from crossfuse.workload.spec import WorkloadSpec, affine, further_operands
+from crossfuse.workload.spec import LayersSpec, WorkloadSpec, affine, further_operands
 
 # Chains assembled from their products, with one scheme of names.
 #

@@ -115,6 +115,10 @@ class Strategy(ABC):
 _TRUST = 1.0
 #: What a failure counts as, as the logarithm of a time: e times as long.
 _FAILURE = -1.0
+#: T at first, and its factor from one proposal to the next.
+_TEMPERATURE, _COOLING = 0.05, 0.97
+#: Chances of a direction at random, and of a new start.
+_CURIOSITY, _RESTART = 0.15, 0.25
 
 
 class Annealing(Strategy):
@@ -122,27 +126,15 @@ class Annealing(Strategy):
 
     As FlexTensor does (Zheng et al., ASPLOS 2020, section 5.1): a starting point is drawn from all
     that were measured, with probability exp(-(t - best) / (best T)), and the direction that is
-    expected to gain most is taken, or with probability `curiosity` one at random; T falls by the
-    factor `cooling` with each proposal. With probability `restart`, the best point by the estimate
-    of those that are left starts anew instead. The gain of a direction is learned from
-    measurements: here a table of mean gains (logarithms of times before and after) for each family,
-    field and way, that begins with what the model expects of the step.
+    expected to gain most is taken, or now and then one at random; T falls with each proposal.
+    Sometimes the best point by the estimate of those that are left starts anew instead. The gain of
+    a direction is learned from measurements: here a table of mean gains (logarithms of times before
+    and after) for each family, field and way, that begins with what the model expects of the step.
     """
 
-    def __init__(
-        self,
-        space: Space,
-        model: CostModel | None = None,
-        seed: int = 0,
-        *,
-        temperature: float = 0.05,
-        cooling: float = 0.97,
-        curiosity: float = 0.15,
-        restart: float = 0.25,
-    ) -> None:
+    def __init__(self, space: Space, model: CostModel | None = None, seed: int = 0) -> None:
         super().__init__(space, model, seed)
-        self._temperature, self._cooling, self._curiosity = temperature, cooling, curiosity
-        self._restart = restart
+        self._temperature = _TEMPERATURE
         self._gains: dict[Move, tuple[float, int]] = {}
         self._from: dict[int, tuple[int, Move]] = {}
 
@@ -155,12 +147,12 @@ class Annealing(Strategy):
         for _ in range(8 * count):
             if len(taken) == count:
                 return
-            if self.rng.random() < self._restart:
+            if self.rng.random() < _RESTART:
                 fresh = self._fresh(taken)
                 taken |= set(fresh)
                 yield from fresh
                 continue
-            self._temperature *= self._cooling
+            self._temperature *= _COOLING
             start = self._start()
             step = None if start is None else self._step(start, taken)
             if start is None or step is None:
@@ -209,7 +201,7 @@ class Annealing(Strategy):
         ]
         if not steps:
             return None
-        if self.rng.random() < self._curiosity:
+        if self.rng.random() < _CURIOSITY:
             return steps[int(self.rng.integers(len(steps)))]
         times = self.predict([start, *(to for _, to in steps)])
         gains = np.log(times[0] / times[1:])
@@ -222,28 +214,18 @@ class Annealing(Strategy):
 #: Share of proposals that are drawn at random from the better part of the estimate's ranking.
 _STRAY = 0.1
 _BETTER = 0.05
+#: Points that live, and how often they have children.
+_POPULATION, _GENERATIONS = 48, 4
 
 
 class Evolution(Strategy):
     """Mutations and crossovers of what was measured and of what is predicted to be fast.
 
-    The first proposals are the best of each family by the estimate. Then a `population` of the
-    fastest points measured and the best by the model lives through some `generations`, the fittest
+    The first proposals are the best of each family by the estimate. Then a population of the
+    fastest points measured and the best by the model lives through some generations, the fittest
     by the model staying. Of the proposals about half are the fittest of all, and half those next to
     what was measured to be fastest, so that a model that is wrong does not lead all of them astray.
     """
-
-    def __init__(
-        self,
-        space: Space,
-        model: CostModel | None = None,
-        seed: int = 0,
-        *,
-        population: int = 48,
-        generations: int = 4,
-    ) -> None:
-        super().__init__(space, model, seed)
-        self._population, self._generations = population, generations
 
     def choose(self, count: int) -> Iterable[int]:
         """See `Strategy`."""
@@ -263,17 +245,17 @@ class Evolution(Strategy):
         return {to for each in self._elite(count) for to in self.space.moves(each).values()}
 
     def _evolved(self) -> set[int]:
-        elite = self._elite(self._population // 3)
-        ranked = [int(each) for each in self.space.order[: self._population]]
-        strays = self._strays(self._population // 3)
-        living = list(dict.fromkeys([*elite, *ranked, *strays]))[: 2 * self._population]
+        elite = self._elite(_POPULATION // 3)
+        ranked = [int(each) for each in self.space.order[:_POPULATION]]
+        strays = self._strays(_POPULATION // 3)
+        living = list(dict.fromkeys([*elite, *ranked, *strays]))[: 2 * _POPULATION]
         seen = set(living)
-        for _ in range(self._generations):
-            children = {self._child(living, elite) for _ in range(self._population)}
+        for _ in range(_GENERATIONS):
+            children = {self._child(living, elite) for _ in range(_POPULATION)}
             seen |= children
             pool = sorted({*living, *children})
             times = self.predict(pool)
-            living = [pool[each] for each in np.argsort(times, kind="stable")[: self._population]]
+            living = [pool[each] for each in np.argsort(times, kind="stable")[:_POPULATION]]
         return seen
 
     def _child(self, living: list[int], elite: list[int]) -> int:

@@ -6,8 +6,7 @@ Each is a function of a node and the importer. TVM's own ignore arguments of som
 
 from __future__ import annotations
 
-from crossfuse.relax.converters.arithmetic import ACTIVATIONS, ARITHMETIC
-from crossfuse.relax.converters.gradients import GRADIENTS
+from crossfuse.relax.converters.arithmetic import ACTIVATIONS, ARITHMETIC, GRADIENTS
 from crossfuse.relax.converters.layers import LAYERS
 from crossfuse.relax.converters.places import PLACES
 from crossfuse.relax.converters.remainders import REMAINDERS

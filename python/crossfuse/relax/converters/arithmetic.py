@@ -286,11 +286,12 @@ class Floats:
         return self(relax.op.where, small, near, far)
 
 
-def _wide(node: fx.Node, importer: Any, function: Callable[[Floats, Any], Any]) -> Any:
-    """A function of a node's first operand, in float32 at least and rounded once."""
+def _wide(node: fx.Node, importer: Any, function: Callable[..., Any], operands: int = 1) -> Any:
+    """A function of a node's first operands, in float32 at least and rounded once."""
     dtype = result_type(node)
     wide = dtype if dtype in WIDE else "float32"
-    made = function(Floats(importer, wide), operand(node.args[0], importer, wide))
+    given = [operand(each, importer, wide) for each in node.args[:operands]]
+    made = function(Floats(importer, wide), *given)
     return made if wide == dtype else importer.block_builder.emit(relax.op.astype(made, dtype))
 
 
@@ -321,16 +322,9 @@ def _mish(node: fx.Node, importer: Any) -> Any:
     return _wide(node, importer, function)
 
 
-def _clamp(node: fx.Node, importer: Any) -> Any:
-    return _between(node, importer, argument(node, 1, "min"), argument(node, 2, "max"))
-
-
-def _clamp_min(node: fx.Node, importer: Any) -> Any:
-    return _between(node, importer, argument(node, 1, "min"), None)
-
-
-def _clamp_max(node: fx.Node, importer: Any) -> Any:
-    return _between(node, importer, None, argument(node, 1, "max"))
+def _clamp(node: fx.Node, importer: Any, names: tuple[str, ...] = ("min", "max")) -> Any:
+    given = {name: argument(node, place, name) for place, name in enumerate(names, 1)}
+    return _between(node, importer, given.get("min"), given.get("max"))
 
 
 def _hardtanh(node: fx.Node, importer: Any) -> Any:
@@ -400,8 +394,8 @@ def _exponential(node: fx.Node, importer: Any, below: float, above: float, inner
 #: By the name of the operator.
 ACTIVATIONS = {
     **dict.fromkeys(("clamp.default", "clamp.Tensor"), _clamp),
-    **dict.fromkeys(("clamp_min.default", "clamp_min.Tensor"), _clamp_min),
-    **dict.fromkeys(("clamp_max.default", "clamp_max.Tensor"), _clamp_max),
+    **dict.fromkeys(("clamp_min.default", "clamp_min.Tensor"), partial(_clamp, names=("min",))),
+    **dict.fromkeys(("clamp_max.default", "clamp_max.Tensor"), partial(_clamp, names=("max",))),
     **dict.fromkeys(("hardtanh.default", "hardtanh_.default"), _hardtanh),
     **dict.fromkeys(("relu6.default", "relu6_.default"), partial(_between, least=0, most=6)),
     "hardsigmoid.default": _hard,
@@ -415,4 +409,79 @@ ACTIVATIONS = {
     "expm1.default": partial(_wide, function=Floats.expm1),
     "atanh.default": partial(_wide, function=Floats.atanh),
     "softplus.default": _softplus,
+}
+
+
+# Gradients of activations, which graphs of backward passes have as operators. Inductor decomposes
+# them before we see them; without it they stand as they are.
+
+
+def _gradient(slope: Callable[[Floats, Any], Any]) -> Any:
+    """A converter: the gradient of the result times a slope of what the activation read or made."""
+
+    def function(floats: Floats, grad: Any, x: Any) -> Any:
+        return floats(relax.op.multiply, grad, slope(floats, x))
+
+    return partial(_wide, function=function, operands=2)
+
+
+def _sigmoid_slope(floats: Floats, made: Any) -> Any:
+    return floats(relax.op.multiply, made, floats(relax.op.subtract, 1, made))
+
+
+def _tanh_slope(floats: Floats, made: Any) -> Any:
+    return floats(relax.op.subtract, 1, floats(relax.op.multiply, made, made))
+
+
+def _silu_slope(floats: Floats, x: Any) -> Any:
+    op, sigmoid = relax.op, floats(relax.op.sigmoid, x)
+    left = floats(op.multiply, x, floats(op.subtract, 1, sigmoid))
+    return floats(op.multiply, sigmoid, floats(op.add, left, 1))
+
+
+def _gelu_gradient(node: fx.Node, importer: Any) -> Any:
+    approximate = argument(node, 2, "approximate", "none")
+    slope = _gelu_tanh_slope if approximate == "tanh" else _gelu_slope
+    return _gradient(slope)(node, importer)
+
+
+def _gelu_slope(floats: Floats, x: Any) -> Any:
+    """``P(x) + x p(x)`` of the normal distribution and its density."""
+    op, square = relax.op, floats(relax.op.multiply, x, x)
+    erf = floats(op.erf, floats(op.multiply, x, math.sqrt(0.5)))
+    whole = floats(op.multiply, floats(op.add, erf, 1), 0.5)
+    bell = floats(op.exp, floats(op.multiply, square, -0.5))
+    density = floats(op.multiply, bell, 1 / math.sqrt(2 * math.pi))
+    return floats(op.add, whole, floats(op.multiply, x, density))
+
+
+def _gelu_tanh_slope(floats: Floats, x: Any) -> Any:
+    """``(1 + t) / 2 + x (1 - t * t) u' / 2`` where ``t = tanh(u)`` and ``u = a x + b x^3``."""
+    op, square = relax.op, floats(relax.op.multiply, x, x)
+    a = math.sqrt(2 / math.pi)
+    b = 0.044715 * a
+    inner = floats(op.multiply, x, floats(op.add, floats(op.multiply, square, b), a))
+    tanh = floats(op.tanh, inner)
+    slope = floats(op.add, floats(op.multiply, square, 3 * b), a)
+    curve = floats(op.subtract, 1, floats(op.multiply, tanh, tanh))
+    second = floats(op.multiply, x, floats(op.multiply, curve, slope))
+    both = floats(op.add, floats(op.add, tanh, 1), second)
+    return floats(op.multiply, both, 0.5)
+
+
+def _threshold(node: fx.Node, importer: Any) -> Any:
+    """The gradient of ``relu`` and ``threshold``; it passes where x is NaN."""
+    emit = importer.block_builder.emit
+    grad, x = importer.env[node.args[0]], importer.env[node.args[1]]
+    below = emit(relax.op.less_equal(x, operand(node.args[2], importer, str(x.ty.dtype))))
+    return emit(relax.op.where(below, filled(grad, 0, importer), grad))
+
+
+#: By the name of the operator.
+GRADIENTS = {
+    "sigmoid_backward.default": _gradient(_sigmoid_slope),
+    "tanh_backward.default": _gradient(_tanh_slope),
+    "silu_backward.default": _gradient(_silu_slope),
+    "gelu_backward.default": _gelu_gradient,
+    "threshold_backward.default": _threshold,
 }

@@ -13,7 +13,6 @@ from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.planner.families import ATTENTION_OUT
 from crossfuse.planner.families.attention_out import AttentionOutTiles
-from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.cascade_tiles import bind_tiles
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_gemm import bind_product
@@ -84,7 +83,6 @@ def schedule_attention_out(
     >>> [str(each.name) for each in sch.mod["main"].params]
     ['q', 'k', 'v', 'weight', 'residual', 'out']
     """
-    install()
     sizes = stream or CascadeTiles()
     _check(parts.rows.params[-1], sizes)
     sch = ir.Schedule(attended(parts, tiled(site, derivation, sizes)))

@@ -12,7 +12,6 @@ from crossfuse.cascade.rewrite.tiled.tiled import MERGE, TILE, tiled
 from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.cascade.site import Site
 from crossfuse.markers import STAGES, STREAM
-from crossfuse.schedule.install import install
 
 
 @checked
@@ -95,7 +94,6 @@ def schedule_tiled(func: AnyFunction, tiles: CascadeTiles) -> Any:
     >>> len(sch.get_loops(sch.get_sblock("tile")))
     2
     """
-    install()
     sch = ir.Schedule(func)
     bind_tiles(sch, tiles)
     return sch

@@ -13,7 +13,6 @@ from crossfuse.calls import AnyFunction, checked
 from crossfuse.hardware import Device, device
 from crossfuse.markers import DSM_COPY
 from crossfuse.planner.families.dsm import SLICE
-from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.parted_tiles import ClusterTiles
 from crossfuse.schedule.rules.pipelined import (
     by_part,
@@ -99,7 +98,6 @@ def schedule_clustered_ffn(
     >>> schedule_clustered_ffn(func, tiles=ClusterTiles(cluster=4)).cluster_layout().axes
     (('x', 4),)
     """
-    install()
     sch = ir.Schedule(func)
     chain = read_two_products(sch, "clustered_ffn")
     index = read_of(sch, chain.second, chain.middle)

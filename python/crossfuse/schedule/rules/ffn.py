@@ -14,7 +14,6 @@ from crossfuse.blocks.chain import Chain, read_chain
 from crossfuse.blocks.scheduled import position, read_of
 from crossfuse.calls import AnyFunction, ClusterSize, checked
 from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.tiles import (
     Tiles,
     bind_threads,
@@ -60,7 +59,6 @@ def schedule_ffn(
     >>> sch.cluster_layout().axes
     (('x', 4),)
     """
-    install()
     sch = ir.Schedule(func)
     chain = read_chain(sch)
     _check_cluster(chain, cluster)

@@ -23,7 +23,6 @@ from crossfuse.planner.families.phases import (
 )
 from crossfuse.planner.kernels.arrays import count, flags, select
 from crossfuse.planner.kernels.shape import shape_of_blocks
-from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.pipelined import bind_split, grouped, place_products
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles, row_bytes_depth
 from crossfuse.schema import Damaged, Tile, typed
@@ -113,7 +112,6 @@ def schedule_phases(
     >>> "crossfuse.grid_stage" in schedule_phases(func, tiles=tiles).mod.script()
     True
     """
-    install()
     sch = ir.Schedule(func)
     chain = read_layers(sch)
     chosen = _completed(sch, chain, tiles or ChainTiles(), device(target), staged)

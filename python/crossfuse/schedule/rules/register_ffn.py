@@ -9,7 +9,6 @@ from crossfuse.blocks.chain import Chain, read_two_products
 from crossfuse.blocks.scheduled import read_of
 from crossfuse.calls import AnyFunction, checked
 from crossfuse.hardware import Device, device
-from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.parted_tiles import RegisterTiles
 from crossfuse.schedule.rules.pipelined import (
     by_part,
@@ -85,7 +84,6 @@ def schedule_register_ffn(
     >>> "crossfuse.stages" in schedule_register_ffn(func).mod.script()
     True
     """
-    install()
     sch = ir.Schedule(func)
     chain = read_two_products(sch, "register_ffn")
     chosen = (tiles or RegisterTiles()).complete(sch, chain, device(target), several=unordered)

@@ -19,7 +19,6 @@ from crossfuse.planner.families import ROWS_CHAIN
 from crossfuse.planner.families.rows_chain import RowsChainTiles
 from crossfuse.planner.families.tiled import StagedKernel
 from crossfuse.planner.kernels.shape import shape_of_blocks
-from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.rows_gemm import multiplying_warpgroups, row_tiles
 from crossfuse.schedule.rules.stream import bind_stream
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
@@ -95,7 +94,6 @@ def schedule_rows_chain(
     >>> [str(each.name) for each in sch.mod["main"].params]
     ['x', 'gamma', 'gate', 'up', 'down', 'out']
     """
-    install()
     on = device(target)
     chosen = _complete(parts, first or TensorTiles(), second or TensorTiles(), on)
     sizes = stream or row_tiles(site, derivation, _warpgroups(parts, *chosen, on))

@@ -21,7 +21,6 @@ from crossfuse.planner.families.rows import RowsTiles
 from crossfuse.planner.families.tiled import GemmKernel
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.shape import Shape, shape_of_blocks
-from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.stream import bind_stream
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_gemm import bind_product
@@ -107,7 +106,6 @@ def schedule_rows_gemm(
     >>> [str(each.name) for each in sch.mod["main"].params]
     ['x', 'gamma', 'weight', 'out']
     """
-    install()
     if chunk:
         return _by_chunks(parts, row_chunks(parts, site, derivation, chunk), tiles)
     sizes = stream or row_tiles(site, derivation, _warpgroups(parts.product, tiles, target))

@@ -10,7 +10,6 @@ from crossfuse.blocks.chain import Chain, read_product
 from crossfuse.calls import AnyFunction, ClusterSize, checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.markers import MAX_CLUSTER
-from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.tiles import (
     Tiles,
     bind_threads,
@@ -56,7 +55,6 @@ def schedule_split_k(
     >>> sch.cluster_layout().axes
     (('x', 4),)
     """
-    install()
     sch = ir.Schedule(func)
     chain = read_product(sch, "split_k")
     extents = (chain.m, chain.n, chain.k)

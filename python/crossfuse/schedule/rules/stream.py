@@ -8,7 +8,6 @@ from crossfuse import _tvm as ir
 from crossfuse.calls import AnyFunction, checked
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.markers import DSM_SCOPE
-from crossfuse.schedule.install import install
 
 #: Blocks of a streaming function, in program order, and those that only clusters have.
 BLOCKS = ("segment", "merge", "push", "fold", "outputs")
@@ -46,7 +45,6 @@ def schedule_stream(func: AnyFunction, tiles: StreamTiles) -> Any:
     >>> int(sch.get(row).extent), str(sch.get(threads).thread_binding.thread_tag)
     (4, 'threadIdx.x')
     """
-    install()
     sch = ir.Schedule(func)
     bind_stream(sch, tiles)
     return sch

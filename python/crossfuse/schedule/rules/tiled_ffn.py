@@ -11,7 +11,6 @@ from crossfuse.calls import AnyFunction, checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.markers import PAIRED
-from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.pipelined import bind_rows, bind_split, place_products
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 
@@ -75,7 +74,6 @@ def schedule_tiled_ffn(
     >>> "crossfuse.stages" in schedule_tiled_ffn(func).mod.script()
     True
     """
-    install()
     sch = ir.Schedule(func)
     chain = read_two_products(sch, "tiled_ffn")
     tiles = (first or TensorTiles(), second or TensorTiles())

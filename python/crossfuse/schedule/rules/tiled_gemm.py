@@ -9,7 +9,6 @@ from crossfuse.blocks.chain import Chain, read_product
 from crossfuse.blocks.scheduled import name_of
 from crossfuse.calls import AnyFunction, checked
 from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.pipelined import bind_epilogue, bind_rows, bind_split
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 
@@ -57,7 +56,6 @@ def schedule_tiled_gemm(
     >>> "crossfuse.stages" in sch.mod.script()
     True
     """
-    install()
     sch = ir.Schedule(func)
     bind_product(sch, read_product(sch, "tiled_gemm"), tiles, constant_weights)
     return sch

@@ -12,8 +12,7 @@ from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.emulate.cuda import emulate
 from crossfuse.lower.extract import lower
 from crossfuse.schedule.planned import schedule_cascade_of
-from crossfuse.workload.accuracy import judge
-from crossfuse.workload.tolerances import plain_tolerance
+from crossfuse.workload.tolerances import judge, plain_tolerance
 
 ROWS, LENGTH = 32, 257
 

@@ -45,7 +45,26 @@ def _barrier(at: Giver | _GatherPart, gather: Gather, owner: Any) -> Any:
     return at.body.memory.barrier("gather_barriers", number)
 
 
-class Giver(Ending):
+class _Packing(Ending):
+    """Rounds a warpgroup's sums, 16 columns of them after the other, as a left operand of wgmma."""
+
+    def __init__(self, sums: TileSums, width: int) -> None:
+        super().__init__(sums)
+        self.fragment = Fragment(self.plan, self.where, self.accumulators)
+        groups = tuple((first, min(GROUP, width - first)) for first in range(0, width, GROUP))
+        self.further = Ahead(self.fragment, groups, self.warmup)
+
+    def ahead(self, values: Mapping[Any, Any]) -> None:
+        """Prefetch further operands of the tile that `values` place."""
+        self.further.start(*self._first(values))
+
+    def _first(self, values: Mapping[Any, Any]) -> tuple[Any, Any]:
+        """Row and column of this warpgroup's first element."""
+        row, column = self.origin(values)
+        return row + self.warpgroup * WARPGROUP_ROWS, column
+
+
+class Giver(_Packing):
     """Sends a warpgroup's part of a slice to the same warpgroup of all CTAs of the cluster.
 
     Each warp stores its 16 rows in its own CTA's shared memory by stmatrix, and sends them from
@@ -59,31 +78,21 @@ class Giver(Ending):
     """
 
     def __init__(self, sums: TileSums) -> None:
-        super().__init__(sums)
-        gather = self.plan.program.gives
+        gather = sums.phase.program.gives
         assert gather is not None
         self.gather = gather
-        self.buffer = self.body.memory.region("gathered")
-        self.fragment = Fragment(self.plan, self.where, self.accumulators)
         # A slice has whole steps of the product that reads it, maybe more than the tile makes.
-        self.made = min(gather.width, self.plan.columns)
-        groups = tuple(
-            (first, min(GROUP, self.made - first)) for first in range(0, self.made, GROUP)
-        )
-        self.further = Ahead(self.fragment, groups, self.warmup)
+        self.made = min(gather.width, sums.phase.columns)
+        super().__init__(sums, self.made)
+        self.buffer = self.body.memory.region("gathered")
         self.rank = self.where.places[gather.place.var]
 
-    def ahead(self, values: Mapping[Any, Any]) -> None:
-        """Prefetch what the slice's epilogue reads besides its sums; `values` place the slice."""
-        self.further.start(*self._first(values))
-
-    def _first(self, values: Mapping[Any, Any]) -> tuple[Any, Any]:
-        """Row and column of this warpgroup's first element."""
+    def origin(self, values: Mapping[Any, Any]) -> tuple[Any, Any]:
+        """Row and column of the first element of the slice that `values` place."""
         contraction = self.plan.program.contraction
         # The expression is written in columns of the product.
-        origin = contraction.result(contraction.left.buffer).origin
-        row, column = (at(each, values) for each in origin)
-        return row + self.warpgroup * WARPGROUP_ROWS, column
+        row, column = contraction.result(contraction.left.buffer).origin
+        return at(row, values), at(column, values)
 
     def end(self, values: Mapping[Any, Any], leave: Callable[[], None] | None) -> None:
         """Make a slice from the sums, and send it; `values` place the slice."""
@@ -277,7 +286,7 @@ class Gathering(Feature):
 # An intermediate that stays in registers, as the left operand of the next product.
 
 
-class Keeper(Ending):
+class Keeper(_Packing):
     """Rounds a warpgroup's sums to the left operand of its next product, in registers.
 
     ::
@@ -291,21 +300,8 @@ class Keeper(Ending):
     """
 
     def __init__(self, sums: TileSums, kept: Any) -> None:
-        super().__init__(sums)
-        self.kept = kept
-        self.fragment = Fragment(self.plan, self.where, self.accumulators)
-        self.width = self.plan.program.store.tile.shape[1]
-        groups = tuple((first, GROUP) for first in range(0, self.width, GROUP))
-        self.further = Ahead(self.fragment, groups, self.warmup)
-
-    def ahead(self, values: Mapping[Any, Any]) -> None:
-        """Prefetch further operands of the tile that `values` place."""
-        self.further.start(*self._first(values))
-
-    def _first(self, values: Mapping[Any, Any]) -> tuple[Any, Any]:
-        """Row and column of this warpgroup's first element."""
-        row, column = self.origin(values)
-        return row + self.warpgroup * WARPGROUP_ROWS, column
+        self.kept, self.width = kept, sums.phase.program.store.tile.shape[1]
+        super().__init__(sums, self.width)
 
     def end(self, values: Mapping[Any, Any], leave: Callable[[], None] | None) -> None:
         """Round the tile that `values` place."""

@@ -56,13 +56,13 @@ class Statement:
     @cached_property
     def target(self) -> Access:
         """Where it stores to."""
-        return self._access(self.buffer, self.body.indices)
+        return self.access(self.buffer, self.body.indices)
 
     @cached_property
     def loads(self) -> tuple[Access, ...]:
         """What it loads from buffers on the chip."""
         return tuple(
-            self._access(each.source, each.indices)
+            self.access(each.source, each.indices)
             for each in self.loaded
             if not ir.is_global(each.source)
         )
@@ -88,7 +88,7 @@ class Statement:
         """The operand of a product that is a buffer; None if none is."""
         found = (each for each in factors(self.body) if each.source.same_as(buffer))
         load = next(found, None)
-        return None if load is None else self._access(load.source, load.indices)
+        return None if load is None else self.access(load.source, load.indices)
 
     @property
     def operands(self) -> tuple[Any, ...]:
@@ -107,7 +107,8 @@ class Statement:
                     return kind, term
         return None
 
-    def _access(self, buffer: Any, indices: Any) -> Access:
+    def access(self, buffer: Any, indices: Any) -> Access:
+        """Elements of a buffer at indices, by the loops of the nest."""
         found = [self.nest.along(buffer, each) for each in indices]
         loops = tuple(None if loop is None else loop.loop_var for _, loop in found)
         return Access(buffer, tuple(first for first, _ in found), loops)
@@ -236,10 +237,7 @@ def read_load(statement: Statement, roles: Roles, axis: Axis, stored: int) -> Bo
     load = copied(
         statement, lambda each: axis is Axis.ROW and _has_rows(statement, each, roles, stored)
     )
-    found = statement.nest.along
-    places = [found(load.source, each) for each in load.indices]
-    loops = tuple(None if loop is None else loop.loop_var for _, loop in places)
-    access = Access(load.source, tuple(first for first, _ in places), loops)
+    access = statement.access(load.source, load.indices)
     if _order(access, roles) != _order(statement.target, roles):
         raise refuse_stream(
             statement.where, "a tile that is transposed as it is loaded", "a copy of a box"
