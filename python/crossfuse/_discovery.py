@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -87,27 +86,40 @@ _Around = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 class _Waiting(MetaPathFinder):
-    """Finder that wraps one module's loader, so that the module is loaded in a context."""
+    """Finder that wraps one module's loader, so that the module is loaded in a context.
+
+    It stays until the module is loaded: many ask for a spec only to know whether a package is
+    there.
+    """
 
     def __init__(self, name: str, around: _Around) -> None:
         self.name, self._around = name, around
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
-        """The spec that other finders give, with a loader that enters the context."""
+        """The spec of the finders behind this one, with a loader that enters the context."""
         if name != self.name:
             return None
-        sys.meta_path.remove(self)
-        spec = find_spec(name)
+        behind = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        found = (each.find_spec(name, path, target) for each in behind)
+        spec = next((each for each in found if each is not None), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loading(spec, spec.loader, self._around)
+            spec.loader = _Loading(spec, spec.loader, self)
         return spec
+
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """What the module is loaded in; nobody waits for it any more."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        with self._around():
+            yield
 
 
 class _Loading(Loader):
     """Loader that delegates to a module's own loader, in a context."""
 
-    def __init__(self, spec: ModuleSpec, loader: Loader, around: _Around) -> None:
-        self._spec, self._loader, self._around = spec, loader, around
+    def __init__(self, spec: ModuleSpec, loader: Loader, waiting: _Waiting) -> None:
+        self._spec, self._loader, self._waiting = spec, loader, waiting
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """The module that the wrapped loader creates."""
@@ -116,5 +128,5 @@ class _Loading(Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Execute the module under its own loader, put back because resources look it up."""
         self._spec.loader = module.__loader__ = self._loader
-        with self._around():
+        with self._waiting.loading():
             self._loader.exec_module(module)

@@ -198,7 +198,7 @@ def test_unknown_source_is_refused() -> None:
     ("kind", "advice"), [("matmull", "choose one"), ("sofmax", "write 'softmax'"), ("layer", "")]
 )
 def test_unknown_kinds_are_told_all_that_compile(kind: str, advice: str) -> None:
-    limit = "gated_ffn, gemm_chain, gemm, conv_chain, attention, .*, moment_of_inertia, layers"
+    limit = "gated_ffn, gemm_chain, gemm, gated_gemm, conv_chain, .*, moment_of_inertia, layers"
     with pytest.raises(
         WorkloadRefused, match=rf"found '{kind}'; limit: one of {limit}. .*{advice}"
     ):

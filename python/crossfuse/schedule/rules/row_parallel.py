@@ -7,7 +7,6 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.blocks.scheduled import function
 from crossfuse.calls import AnyFunction, ClusterSize, checked
-from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.split_k import choose_split_tiles, multiply
 from crossfuse.schedule.rules.tiles import Tiles, bind_threads, largest_divisor
 
@@ -51,7 +50,6 @@ def schedule_row_parallel(
     >>> [each.scope() for each in sch.get(sch.get_sblock("root")).alloc_buffers][:2]
     ['local', 'global.peer']
     """
-    install()
     sch = ir.Schedule(func)
     product, result = sch.get_sblock("product"), sch.get_sblock("out")
     *_, ranks, _ = sch.get_loops(product)

@@ -14,7 +14,6 @@ from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.markers import FAST, RESIDENT_CTAS, SIDE_BY_SIDE
 from crossfuse.planner.families.skinny import VECTOR, SkinnyKernel, best_tiles
 from crossfuse.planner.kernels.shape import Shape, shape_of_blocks
-from crossfuse.schedule.install import install
 from crossfuse.schema import Tile
 
 #: Where a block is put among those of a loop: as far in front as its operands allow.
@@ -91,7 +90,6 @@ def schedule_skinny(
     >>> "threadIdx.y" in sch.mod.script()
     True
     """
-    install()
     sch = ir.Schedule(func)
     chains = read_products(sch, "skinny")
     kernel = _chosen(sch, chains, tiles or SkinnyTiles())

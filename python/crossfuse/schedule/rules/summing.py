@@ -8,7 +8,6 @@ from crossfuse import _tvm as ir
 from crossfuse.calls import AnyFunction, checked
 from crossfuse.cascade.rewrite.summing import ADDED, added_tiles
 from crossfuse.cascade.rewrite.tiles import SummingTiles
-from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.stream import bind_stream, place_stream
 
 #: Blocks of the rows, in program order.
@@ -45,7 +44,6 @@ def schedule_summing(func: AnyFunction, tiles: SummingTiles) -> Any:
     >>> [int(sch.get(each).extent) for each in sch.get_loops(sch.get_sblock("segment"))]
     [4, 2, 32]
     """
-    install()
     sch = ir.Schedule(func)
     blocks = {name: sch.get_sblock(name) for name in BLOCKS}
     partial = sch.get(blocks["partial"]).writes
