@@ -33,6 +33,8 @@ class Masked:
         A tensor says which query sees which key.
     padding : bool
         A tensor says which keys are seen.
+    shift : int
+        How many keys before is what it says of one; the first keys are not seen.
     bias : bool
         A tensor is added to the scores.
     """
@@ -51,6 +53,7 @@ class Masked:
     documents: bool = False
     table: bool = False
     padding: bool = False
+    shift: int = 0
     bias: bool = False
     dtype: str = "bfloat16"
 
@@ -140,8 +143,16 @@ def _conditions(case: Masked, given: Any, h: Any, i: Any, key: Any) -> list[Any]
     if case.table:
         found.append(given["seen"][i, key])
     if case.padding:
-        found.append(given["filled"][key])
+        found.append(_filled(given["filled"], key, case.shift))
     return found
+
+
+def _filled(filled: Any, key: Any, shift: int) -> Any:
+    if not shift:
+        return filled[key]
+    if isinstance(key, np.ndarray):
+        return (key >= shift) & filled[np.maximum(key - shift, 0)]
+    return tirx.if_then_else(key >= shift, filled[key - shift], tirx.const(False, "bool"))
 
 
 def _same_block(key: Any, i: Any, size: int) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -16,6 +18,10 @@ pytestmark = pytest.mark.cpu
 ONE = Masked(heads=4, share=4, rows=1, keys=224, depth=64, padding=True)
 CASES = {
     "one token, a part of a tile": (ONE, {"elements": 64}),
+    "what is said of keys before, which the first do not have": (
+        replace(ONE, shift=5),
+        {"elements": 64},
+    ),
     "tiles that are no whole words": (ONE, {"elements": 48}),
     "two CTAs": (ONE, {"elements": 64, "cluster": 2, "merge": "dsm"}),
     "many rows, beside a table": (

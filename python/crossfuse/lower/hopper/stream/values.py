@@ -242,10 +242,11 @@ class Values:
         return ir.substitute(value, known)
 
     def _from_memory(self, load: Any) -> Any:
-        """A load of a parameter; beyond it, where nothing counts, of its last element."""
+        """A load of a parameter; beyond it, where nothing counts, of its first or last element."""
         bounded = ranges(self.program)
         indices = []
         for index, extent in zip(load.indices, load.source.ty.shape, strict=True):
+            index = index if bounded.can_prove(index >= 0) else ir.script.max(index, 0)
             inside = bounded.can_prove(index < extent)
             indices.append(index if inside else ir.script.min(index, extent - 1))
         return load.source[tuple(indices)]
