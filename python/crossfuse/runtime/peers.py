@@ -177,6 +177,7 @@ def check_reach(driver: Driver, devices: Sequence[int]) -> None:
 # Kernels that several GPUs run together.
 
 
+@checked
 class PeerGroup:
     """GPUs of one process that compute functions together.
 
@@ -186,7 +187,7 @@ class PeerGroup:
         Index of the GPU of each rank. One that comes several times runs these ranks side by side,
         which works where it has room for all of their CTAs.
     deadline : float
-        Seconds after which a kernel gives up waiting for another rank, up to 4 million.
+        Seconds after which a kernel gives up waiting for another rank, 2 million at most.
 
     Raises
     ------
@@ -207,7 +208,6 @@ class PeerGroup:
     >>> kernel.check()  # doctest: +SKIP
     """
 
-    @checked
     def __init__(self, devices: Sequence[int], *, deadline: Seconds = 10.0) -> None:
         import torch
 
@@ -262,8 +262,14 @@ class PeerGroup:
         return PeerKernel(kernel, self.devices, self.deadline, self._driver)
 
 
-#: Bits of a nanosecond count that the unit of deadlines leaves out, see ``device/ranks.cuh``.
-_DEADLINE_BITS = 20
+#: Bits of a nanosecond count that the unit of deadlines leaves out, see ``device/ranks.cuh``, and
+#: the largest number of such units, an int32.
+_DEADLINE_BITS, _LONGEST = 20, 2**31 - 1
+
+
+def deadline_units(seconds: float) -> int:
+    """A deadline as kernels count it; what they cannot count is the longest one."""
+    return min(int(seconds * 1e9) >> _DEADLINE_BITS, _LONGEST)
 
 
 class PeerKernel:
@@ -295,7 +301,7 @@ class PeerKernel:
             self.close()
             raise
         for rank, counts in enumerate(self._counts()):
-            counts[len(devices) + 1] = int(deadline * 1e9) >> _DEADLINE_BITS
+            counts[len(devices) + 1] = deadline_units(deadline)
             torch.cuda.synchronize(self.devices[rank])
 
     def _add(self, buffer: BufferSpec, driver: Driver) -> None:

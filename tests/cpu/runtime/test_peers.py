@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from crossfuse.errors import ArtefactRefused, EnvironmentRefused
+from crossfuse.errors import ArgumentRefused, ArtefactRefused, EnvironmentRefused
 from crossfuse.lower.extract import lower
 from crossfuse.runtime import PeerGroup, build_library, load
-from crossfuse.runtime.peers import PeerKernel, Window, check_reach
+from crossfuse.runtime.peers import PeerKernel, Window, check_reach, deadline_units
 from crossfuse.schedule.rules.row_parallel import schedule_row_parallel
 from crossfuse.workload import row_parallel
 
@@ -104,6 +104,17 @@ def test_layouts_are_those_of_the_driver() -> None:
 
     assert ctypes.sizeof(peers._Properties) == 32
     assert ctypes.sizeof(peers._Access) == 12
+
+
+def test_deadlines_are_what_an_int32_counts() -> None:
+    assert deadline_units(1.0) == 10**9 >> 20
+    assert deadline_units(1e7) == 2**31 - 1
+
+
+def test_what_are_no_gpus_is_refused_by_the_name_of_the_group() -> None:
+    with pytest.raises(ArgumentRefused) as caught:
+        PeerGroup("ab")
+    assert str(caught.value).startswith("argument: devices of PeerGroup: found 'ab'; limit: a list")
 
 
 def test_no_gpu() -> None:
