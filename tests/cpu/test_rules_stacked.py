@@ -20,8 +20,9 @@ H100 = device("nvidia-h100")
 
 
 def chain(m: int, n: int, k: int, width: int) -> Chain:
-    layers = Layer(("gate", "up"), None, n, k), Layer(("down",), None, width, n)
-    return Chain(layers, m, item=2, out=2, k_major=True, further=0)
+    first = Layer(("gate", "up"), None, n, k, "sum", (2, 2), 2, (), 0)
+    second = Layer(("down",), None, width, n, "sum", (2,), 2, (), 0)
+    return Chain((first, second), m, item=2, repeats=1, k_major=True)
 
 
 @pytest.mark.parametrize(

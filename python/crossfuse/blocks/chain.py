@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.blocks.scheduled import bindings, combiner, function, is_reduction, name_of, reduces
+from crossfuse.blocks.scheduled import (
+    bindings,
+    combiner,
+    function,
+    is_reduction,
+    name_of,
+    reduces,
+    written_buffer,
+)
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.workload.expression import CYCLES
 
@@ -41,6 +49,17 @@ def is_k_major(sch: Any, consumer: Any, index: int) -> bool:
 
 
 @dataclass(frozen=True)
+class Further:
+    """An input that an epilogue reads besides the sums: a scale, a bias, a residual."""
+
+    #: Whether each row of the result, and each column, has elements of its own.
+    parts: tuple[str, ...]
+    #: Bytes of an element, and elements.
+    item: int
+    elements: int
+
+
+@dataclass(frozen=True)
 class Layer:
     """Products of one operand, and what is made of them."""
 
@@ -51,8 +70,15 @@ class Layer:
     #: Columns of each product, and the extent that it sums over.
     columns: int
     depth: int
+    #: The reduction of the products: ``"sum"``, but for products of other algebras.
+    combine: str
+    #: Bytes of an element of the weights of each product, and of what is stored.
+    weights: tuple[int, ...]
+    item: int
+    #: In the order of the parameters.
+    further: tuple[Further, ...]
     #: Cycles of the epilogue's functions, see `function_cycles`.
-    functions: int = 0
+    functions: int
 
 
 @dataclass(frozen=True)
@@ -62,13 +88,12 @@ class Chain:
     layers: tuple[Layer, ...]
     #: Rows.
     m: int
-    #: Bytes of an element of the operands, and of the output.
+    #: Bytes of an element of the operands.
     item: int
-    out: int
+    #: Times that each stored element of the first left operand stands in it, as in windows.
+    repeats: int
     #: Whether weights are stored as [n, k].
     k_major: bool
-    #: Bytes that are read besides operands: scales, biases, a residual.
-    further: int
 
     @property
     def narrow(self) -> str:
@@ -148,11 +173,13 @@ def read_layers(sch: Any) -> Chain:
 
 def _chain(sch: Any, layers: Sequence[Layer]) -> Chain:
     """A chain of layers, with what the planner counts of it."""
-    first, epilogue = layers[0].products[0], layers[-1].epilogue
-    products = [product for each in layers for product in each.products]
-    further = _further(sch, [each.epilogue for each in layers], products)
-    rows, *_ = _extents(sch, first)
-    return Chain(tuple(layers), rows, *_stored(sch, first, epilogue), further)
+    first = layers[0].products[0]
+    rows, _, depth = _extents(sch, first)
+    left = sch.get(first).reads[0].source
+    views = [each for each in sch.get_producers(first) if written_buffer(sch, each).same_as(left)]
+    stored = sch.get(views[0]).reads[0].source if views and is_view(sch, views[0]) else left
+    repeats = max(rows * depth // _elements(stored), 1)
+    return Chain(tuple(layers), rows, _item(left), repeats, is_k_major(sch, first, 0))
 
 
 def _is_last(sch: Any, products: list[Any]) -> bool:
@@ -168,8 +195,19 @@ def _is_last(sch: Any, products: list[Any]) -> bool:
 
 def _layer(sch: Any, products: list[Any], epilogue: Any) -> Layer:
     _, columns, depth = _extents(sch, products[0])
-    functions = function_cycles(sch.get(epilogue).body)
-    return Layer(tuple(products), epilogue, columns, depth, functions)
+    blocks = [sch.get(each) for each in products]
+    stored = sch.get(epilogue)
+    return Layer(
+        tuple(products),
+        epilogue,
+        columns,
+        depth,
+        combiner(sch, products[0]) or "sum",
+        tuple(_item(read.source) for each in blocks for read in each.reads[1:2]),
+        _item(stored.writes[0].source),
+        _further(stored, [each.writes[0].source for each in blocks], function(sch).params),
+        function_cycles(stored.body),
+    )
 
 
 def function_cycles(value: Any) -> int:
@@ -314,23 +352,29 @@ def _producers(sch: Any, block: Any) -> list[Any]:
     return [each for each in sch.get_producers(block) if not is_view(sch, each)]
 
 
-def _stored(sch: Any, product: Any, epilogue: Any) -> tuple[int, int, bool]:
-    """Bytes of an operand's and of the output's elements, and whether weights lie as [n, k]."""
-    reads, (written,) = sch.get(product).reads, sch.get(epilogue).writes
-    item, out = (
-        int(ir.tvm.DataType(str(each.source.ty.dtype)).bits) // 8 for each in (reads[0], written)
-    )
-    return item, out, is_k_major(sch, product, 0)
+def _item(buffer: Any) -> int:
+    """Bytes of an element."""
+    return int(ir.tvm.DataType(str(buffer.ty.dtype)).bits) // 8
 
 
-def _further(sch: Any, elementwise: Iterable[Any], products: Iterable[Any]) -> int:
-    """Bytes that elementwise blocks read, except the sums of products."""
-    sums = {region.source for each in products for region in sch.get(each).writes}
-    read = {region.source for each in elementwise for region in sch.get(each).reads} - sums
-    return sum(
-        prod(map(int, each.ty.shape)) * int(ir.tvm.DataType(str(each.ty.dtype)).bits) // 8
-        for each in read
-    )
+def _elements(buffer: Any) -> int:
+    return prod(map(int, buffer.ty.shape))
+
+
+def _further(block: Any, sums: Sequence[Any], params: Sequence[Any]) -> tuple[Further, ...]:
+    """What an elementwise block reads except sums: inputs in their order, then what is computed."""
+    place = {each: number for number, each in enumerate(params)}
+    reads = {each.source: each for each in block.reads if each.source not in sums}
+    found = []
+    for buffer in sorted(reads, key=lambda each: place.get(each, len(place))):
+        followed = [var for each in reads[buffer].region for var in ir.variables(each.min)]
+        parts = tuple(
+            part
+            for part, own in zip(("row", "column"), block.iter_vars, strict=False)
+            if any(own.var.same_as(each) for each in followed)
+        )
+        found.append(Further(parts, _item(buffer), _elements(buffer)))
+    return tuple(found)
 
 
 def _extents(sch: Any, block: Any) -> tuple[int, int, int]:

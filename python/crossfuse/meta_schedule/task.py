@@ -11,13 +11,13 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.bench.functions import name_of, tag
-from crossfuse.blocks.scheduled import is_reduction
+from crossfuse.blocks.chain import read_layers
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
 from crossfuse.meta_schedule.database import FAILED_SECONDS
+from crossfuse.planner.chain.build import chain_of_blocks
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.cost.rates import rates_of
-from crossfuse.planner.extract.chain import chain_from
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.kernels.shape import shape_of
 from crossfuse.planner.plan import Plan, ranked
@@ -114,25 +114,10 @@ def task_of(func: Any, target: Device) -> Task:
     from crossfuse.lower.extract import only_function
 
     func = only_function(func)
-    chain = chain_from(func)
-    shape = shape_of(chain, k_major=is_k_major(func))
+    read = read_layers(ir.Schedule(func))
+    chain = chain_of_blocks(read)
+    shape = shape_of(chain, k_major=read.k_major)
     return Task(func, chain, space_of(shape, target, rates_of(target)))
-
-
-def is_k_major(func: Any) -> bool:
-    """Whether the first weights of a chain are stored as [n, k], contiguous along the reduction."""
-    sch = ir.Schedule(func)
-    for handle in sch.get_child_blocks(sch.get_sblock("root")):
-        block = sch.get(handle)
-        summed = [each.var for each in block.iter_vars if is_reduction(each)]
-        if not summed:
-            continue
-        column = block.writes[0].region[-1].min
-        for read in block.reads:
-            indices = [each.min for each in read.region]
-            if any(each.same_as(column) for each in indices):
-                return any(indices[-1].same_as(each) for each in summed)
-    return True
 
 
 class Tasks:

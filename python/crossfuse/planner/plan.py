@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from crossfuse.calls import AtLeastOne, checked
 from crossfuse.errors import PlanRefused, RefusedError, refuse
 from crossfuse.hardware import TMA_PITCH, Device, device
-from crossfuse.planner.chain.build import chain_of
+from crossfuse.planner.chain.build import chain_of, chain_of_blocks
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.choice import Choice, check_families, plain_numbers, runner_of
 from crossfuse.planner.cost.estimate import corrected, eager, fastest
@@ -168,10 +168,12 @@ def ranked(
     known = rates or rates_of(spec)
     padded = None if isinstance(workload, Chain) else _padded(workload)
     if padded is not None:
-        from crossfuse.planner.extract.chain import chain_from
+        from crossfuse import _tvm as ir
+        from crossfuse.blocks.chain import read_layers
 
         # What not to fuse takes is of rows without padding, and compared with that added.
-        chain, stored = chain_from(padded), _read_workload(workload, k_major)[1]
+        read = read_layers(ir.Schedule(padded))
+        chain, stored = chain_of_blocks(read), read.k_major
         plans = ranked(
             chain, spec, k_major=stored, only=only, rates=known, keep=keep, pipelined=pipelined
         )

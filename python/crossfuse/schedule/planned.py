@@ -11,6 +11,7 @@ from crossfuse.calls import checked
 from crossfuse.errors import CascadeRefused, ScheduleRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.markers import unpadded_shapes
+from crossfuse.planner.chain.build import chain_of_blocks
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.registry import CASCADE_FAMILIES, FAMILIES, families
@@ -105,9 +106,9 @@ def rank_function(
     which no kernel of ours fits. See `crossfuse.planner.plan.ranked`.
     """
     from crossfuse import _tvm as ir
-    from crossfuse.planner.extract.chain import chain_from
 
-    chain, k_major = chain_from(func), read_layers(ir.Schedule(func)).k_major
+    read = read_layers(ir.Schedule(func))
+    chain, k_major = chain_of_blocks(read), read.k_major
     shapes = unpadded_shapes(func)
     rank = partial(ranked, chain, target, k_major=k_major, keep=keep, pipelined=pipelined)
     # What not to fuse takes is of rows without padding.

@@ -21,7 +21,7 @@ from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
 from crossfuse.lower.hopper.plan.kernel import plan_kernel
 from crossfuse.lower.hopper.recover.function import recover
-from crossfuse.planner.extract.chain import chain_from
+from crossfuse.planner.chain.build import chain_of_blocks
 from crossfuse.planner.families.phases import LAUNCHES, PHASES
 from crossfuse.planner.kernels.arrays import count, select
 from crossfuse.planner.kernels.shape import shape_of_blocks
@@ -140,7 +140,7 @@ def test_functions_are_compiled(widths: tuple[int, ...], placement: str, kernels
     assert len(chosen.lowered.image.launches) == (kernels or len(chosen.option.plan.kernels))
     if not kernels:
         assert chosen.option.plan.family in ("phases", "launches")
-        assert chosen.option.plan.chain == chain_from(func)
+        assert chosen.option.plan.chain == chain_of_blocks(read_layers(ir.Schedule(func)))
 
 
 @pytest.mark.parametrize(

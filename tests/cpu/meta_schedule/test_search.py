@@ -18,7 +18,7 @@ from crossfuse.meta_schedule.database import workload_module
 from crossfuse.meta_schedule.fused_space import FusedSpace, MutateKernel, VerifyLowered
 from crossfuse.meta_schedule.plugs import plugs
 from crossfuse.meta_schedule.search import KernelCost, KernelFeatures
-from crossfuse.meta_schedule.task import Task, Tasks, is_k_major
+from crossfuse.meta_schedule.task import Task, Tasks, task_of
 from crossfuse.planner.tune.cost_model import NAMES, CostModel
 from crossfuse.schedule.records import note
 from crossfuse.workload import prim_func, resolve
@@ -178,7 +178,7 @@ def test_scores_and_features_of_candidates(tmp_path: Path) -> None:
 )
 def test_a_function_says_how_its_weights_lie(text: str) -> None:
     spec = resolve(text)
-    assert is_k_major(prim_func(spec)) == (spec.weights == "nk")
+    assert task_of(prim_func(spec), H100).space.shape.k_major == (spec.weights == "nk")
 
 
 def model_with_others(text: str = SPEC) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from crossfuse.cascade.rewrite.work import Pass, TileWork, Work
 from crossfuse.hardware import Device
+from crossfuse.planner.chain.build import chain_of_blocks
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.kernels.shape import Shape, shape_of
@@ -144,9 +145,9 @@ def cascade_shape(site: Site, derivation: Derivation, name: str = "cascade") -> 
 def _output_product(func: Any) -> OutputProduct:
     from crossfuse import _tvm as ir
     from crossfuse.blocks.chain import read_chain
-    from crossfuse.planner.extract.chain import chain_from
 
-    return OutputProduct(chain_from(func), read_chain(ir.Schedule(func)).k_major)
+    found = read_chain(ir.Schedule(func))
+    return OutputProduct(chain_of_blocks(found), found.k_major)
 
 
 def _pass_of(after: OutputProduct) -> Pass:
@@ -212,7 +213,6 @@ def _counted(parts: RowsFirst | None, *, chunks: bool) -> RowsProduct | None:
     from crossfuse.cascade.rewrite.streaming import streaming
     from crossfuse.cascade.rewrite.work import work_of
     from crossfuse.errors import CascadeRefused, PlanRefused, ScheduleRefused
-    from crossfuse.planner.extract.chain import chain_from
 
     if parts is None:
         return None
@@ -222,11 +222,11 @@ def _counted(parts: RowsFirst | None, *, chunks: bool) -> RowsProduct | None:
             return None
         derivation = derive(sites[0].cascade)
         streaming(sites[0], derivation)
-        k_major = read_chain(ir.Schedule(parts.product)).k_major
+        found = read_chain(ir.Schedule(parts.product))
         rows = work_of(sites[0], derivation)
         chunk = chunk_of(parts, sites[0], derivation) if chunks else 0
         splits = len(parts.passed) == 1
-        return RowsProduct(chain_from(parts.product), k_major, rows, chunk, splits)
+        return RowsProduct(chain_of_blocks(found), found.k_major, rows, chunk, splits)
     except (CascadeRefused, PlanRefused, ScheduleRefused):
         return None
 

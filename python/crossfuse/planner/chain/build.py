@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from crossfuse.calls import checked
+from crossfuse.errors import RefusedError
 from crossfuse.planner.chain.spec import Chain, Dim, Product, Reduction, Tensor, refused
 from crossfuse.workload.conv_chain import ConvChainSpec
 from crossfuse.workload.dtypes import float_type
 from crossfuse.workload.expression import function_cycles
 from crossfuse.workload.spec import LayersSpec, WorkloadSpec, affine, further_operands
+
+if TYPE_CHECKING:
+    from crossfuse.blocks import chain as blocks
 
 # Chains assembled from their products, with one scheme of names.
 #
@@ -190,8 +196,7 @@ def chain_of(spec: WorkloadSpec | LayersSpec) -> Chain:
     if isinstance(spec, LayersSpec):
         return _chain_of_layers(spec)
     if spec.combine != "sum":
-        limit = "sums of products of a left and a right operand"
-        raise refused("combine", spec.combine, limit, "leave it to kernels of threads")
+        raise _no_sum(spec.combine)
     widths = [spec.K, spec.N, spec.L] if spec.L else [spec.K, spec.N]
     return matrix_chain(
         spec.M,
@@ -203,6 +208,27 @@ def chain_of(spec: WorkloadSpec | LayersSpec) -> Chain:
         further=_operands_of_epilogue(spec),
         functions=[function_cycles(spec.act)],
     )
+
+
+def chain_of_blocks(found: blocks.Chain) -> Chain:
+    """Make the chain of a function whose blocks were read: `chain_of` of the spec that it is of."""
+    layers = []
+    for each in found.layers:
+        if each.combine != "sum":
+            raise _no_sum(each.combine)
+        sizes = {"row": found.m, "column": each.columns}
+        further = [
+            Further(e.parts, e.item, max(prod(sizes[part] for part in e.parts) // e.elements, 1))
+            for e in each.further
+        ]
+        weights = tuple(map(Operand, each.weights))
+        layers.append(Layer(each.columns, weights, each.item, tuple(further), (), each.functions))
+    return assemble(found.m, found.k, Operand(found.item, found.repeats), layers)
+
+
+def _no_sum(combine: str) -> RefusedError:
+    limit = "sums of products of a left and a right operand"
+    return refused("combine", combine, limit, "leave it to kernels of threads")
 
 
 def _chain_of_layers(spec: LayersSpec) -> Chain:

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import pairwise
 from operator import and_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import ROW_BYTES
+from crossfuse.planner.chain.build import chain_of_blocks
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.kernels.arrays import Count, Flag, ceil_div, choose
 
@@ -135,24 +136,26 @@ def shape_of(chain: Chain, *, k_major: bool = True) -> Shape:
     )
     first, last = chain.products[0], chain.products[-1]
     item, out = (chain.tensor(each).item for each in (first.left, last.output))
-    return _shape(extents[chain.rows[0]], layers, item, out, k_major, _further_bytes(chain))
-
-
-def shape_of_blocks(chain: blocks.Chain) -> Shape:
-    """Read the extents of a chain whose blocks are known."""
-    layers = tuple(
-        LayerShape(e.columns, e.depth, len(e.products), e.functions) for e in chain.layers
-    )
-    return _shape(chain.m, layers, chain.item, chain.out, chain.k_major, chain.further)
-
-
-def _shape(m: int, layers: tuple[LayerShape, ...], *others: Any) -> Shape:
-    first, second = layers[0], layers[1] if len(layers) > 1 else LayerShape(0, 0)
-    functions = first.functions, second.functions
+    one, two = layers[0], layers[1] if len(layers) > 1 else LayerShape(0, 0)
     known = Shape(
-        m, first.columns, first.depth, second.columns, first.products, *functions, *others
+        extents[chain.rows[0]],
+        one.columns,
+        one.depth,
+        two.columns,
+        one.products,
+        one.functions,
+        two.functions,
+        item,
+        out,
+        k_major,
+        _further_bytes(chain),
     )
     return replace(known, chain=layers) if layers != known.layers else known
+
+
+def shape_of_blocks(found: blocks.Chain) -> Shape:
+    """Read the extents of a chain whose blocks are known."""
+    return shape_of(chain_of_blocks(found), k_major=found.k_major)
 
 
 def _further_bytes(chain: Chain) -> int:
