@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import prod
 from typing import Any
 
 import tvm
@@ -155,6 +156,16 @@ def buffer_loads(*expressions: Any) -> list[Any]:
     """Loads of buffers in expressions."""
     loads = (load for each in expressions for load in nodes(each, TensorLoad))
     return [each for each in loads if is_buffer_var(each.source)]
+
+
+def item_bytes(dtype: Any) -> int:
+    """Bytes of an element in memory."""
+    return -(-int(tvm.DataType(str(dtype)).bits) // 8)
+
+
+def element_count(buffer: Any) -> int:
+    """Elements of a buffer of constant shape."""
+    return prod(map(int, buffer.ty.shape))
 
 
 def is_global(buffer: Any) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -178,8 +177,9 @@ def _chain(sch: Any, layers: Sequence[Layer]) -> Chain:
     left = sch.get(first).reads[0].source
     views = [each for each in sch.get_producers(first) if written_buffer(sch, each).same_as(left)]
     stored = sch.get(views[0]).reads[0].source if views and is_view(sch, views[0]) else left
-    repeats = max(rows * depth // _elements(stored), 1)
-    return Chain(tuple(layers), rows, _item(left), repeats, is_k_major(sch, first, 0))
+    repeats = max(rows * depth // ir.element_count(stored), 1)
+    item, k_major = ir.item_bytes(left.ty.dtype), is_k_major(sch, first, 0)
+    return Chain(tuple(layers), rows, item, repeats, k_major)
 
 
 def _is_last(sch: Any, products: list[Any]) -> bool:
@@ -203,8 +203,8 @@ def _layer(sch: Any, products: list[Any], epilogue: Any) -> Layer:
         columns,
         depth,
         combiner(sch, products[0]) or "sum",
-        tuple(_item(read.source) for each in blocks for read in each.reads[1:2]),
-        _item(stored.writes[0].source),
+        tuple(ir.item_bytes(read.source.ty.dtype) for each in blocks for read in each.reads[1:2]),
+        ir.item_bytes(stored.writes[0].source.ty.dtype),
         _further(stored, [each.writes[0].source for each in blocks], function(sch).params),
         function_cycles(stored.body),
     )
@@ -352,15 +352,6 @@ def _producers(sch: Any, block: Any) -> list[Any]:
     return [each for each in sch.get_producers(block) if not is_view(sch, each)]
 
 
-def _item(buffer: Any) -> int:
-    """Bytes of an element."""
-    return int(ir.tvm.DataType(str(buffer.ty.dtype)).bits) // 8
-
-
-def _elements(buffer: Any) -> int:
-    return prod(map(int, buffer.ty.shape))
-
-
 def _further(block: Any, sums: Sequence[Any], params: Sequence[Any]) -> tuple[Further, ...]:
     """What an elementwise block reads except sums: inputs in their order, then what is computed."""
     place = {each: number for number, each in enumerate(params)}
@@ -373,7 +364,7 @@ def _further(block: Any, sums: Sequence[Any], params: Sequence[Any]) -> tuple[Fu
             for part, own in zip(("row", "column"), block.iter_vars, strict=False)
             if any(own.var.same_as(each) for each in followed)
         )
-        found.append(Further(parts, _item(buffer), _elements(buffer)))
+        found.append(Further(parts, ir.item_bytes(buffer.ty.dtype), ir.element_count(buffer)))
     return tuple(found)
 
 

@@ -274,7 +274,7 @@ def check_one_gpu(func: Any) -> None:
 
 def window_row(elements: int, dtype: str) -> int:
     """Elements between the slabs of two ranks in a window of one address range."""
-    size = int(ir.tvm.DataType(dtype).bits) // 8
+    size = ir.item_bytes(dtype)
     return -(-elements * size // WINDOW_UNIT) * WINDOW_UNIT // size
 
 
@@ -488,8 +488,3 @@ def _window(buffer: BufferSpec) -> BufferSpec:
     count, *rest = buffer.shape
     shape = (count, window_row(prod(rest), buffer.dtype))
     return replace(buffer, shape=shape, output=True, ranks=count)
-
-
-def peers_of(image: KernelImage) -> tuple[BufferSpec, ...]:
-    """Buffers of an image that span the memory of several GPUs."""
-    return tuple(each for each in image.buffers if each.ranks)

@@ -206,7 +206,7 @@ def _slabs(buffer: Any, uses: list[SlabUse], shapes: dict[str, tuple[int, ...]])
         axis=slab_axis(uses) or "",
         count=count,
         shape=tuple(shape),
-        size=prod(shape) * (int(ir.tvm.DataType(dtype).bits) // 8),
+        size=prod(shape) * ir.item_bytes(dtype),
         writers=_names(uses, write=True),
         readers=_names(uses, write=False),
         exchange=_exchange(uses),

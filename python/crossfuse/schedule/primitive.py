@@ -424,7 +424,7 @@ def check_slab(sch: Any, rule: str, where: str, block: Any, rank: Any) -> None:
     dtype = str(written_buffer(sch, block).ty.dtype)
     # The leading extent is the rank's: one, in one iteration.
     extents = tile_extents(sch, block, rank)[1:]
-    size = prod(extents) * (int(ir.tvm.DataType(dtype).bits) // 8)
+    size = prod(extents) * ir.item_bytes(dtype)
     if size > MAX_SHARED_BYTES:
         raise refuse(
             ScheduleRefused,

@@ -36,7 +36,6 @@ from crossfuse.cascade.rewrite.scripting import (
     zero,
 )
 from crossfuse.cascade.rewrite.streams import BYTES, Stream, read_by
-from crossfuse.cascade.rewrite.work import item_bytes
 from crossfuse.cascade.site import OutputSite
 from crossfuse.cascade.spec import position
 
@@ -526,7 +525,7 @@ class _Stored:
             indices = [at(each, where) for each in self.output.indices]
             ir.script.buffer_store(self.output.buffer, self.staged[number], indices)
 
-        for_lanes(vector, min(vector, BYTES // item_bytes(self.output.dtype)), put)
+        for_lanes(vector, min(vector, BYTES // ir.item_bytes(self.output.dtype)), put)
 
 
 class _Kept:

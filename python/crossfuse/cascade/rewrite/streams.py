@@ -17,7 +17,6 @@ import sympy
 from crossfuse import _tvm as ir
 from crossfuse.blocks.access import row_major
 from crossfuse.cascade.detect.loads import mentions
-from crossfuse.cascade.rewrite.work import item_bytes
 from crossfuse.cascade.site import Site
 
 #: Bytes of a load.
@@ -103,7 +102,7 @@ def vector_of(site: Site, symbols: Iterable[sympy.Symbol]) -> int:
     It is a power of two that divides the axis.
     """
     loads = [each for symbol in symbols for each in _along(site, symbol)]
-    wide = max((BYTES // item_bytes(str(each.source.ty.dtype)) for each in loads), default=1)
+    wide = max((BYTES // ir.item_bytes(each.source.ty.dtype) for each in loads), default=1)
     return gcd(wide, site.extents[site.axis])
 
 
@@ -224,7 +223,7 @@ def _lanes(loads: tuple[Any, ...], site: Site, vector: int) -> int:
     )
     modular = known.modular_set(known.simplify(start))
     common = gcd(int(modular.coeff), int(modular.base), width * vector)
-    return gcd(common, BYTES // item_bytes(str(loads[0].source.ty.dtype)))
+    return gcd(common, BYTES // ir.item_bytes(loads[0].source.ty.dtype))
 
 
 def _step(load: Any, site: Site) -> int | None:

@@ -24,7 +24,6 @@ from crossfuse.cascade.rewrite.segments import for_lanes
 from crossfuse.cascade.rewrite.streaming import StreamWriter, begin, check_stream, streaming
 from crossfuse.cascade.rewrite.streams import BYTES
 from crossfuse.cascade.rewrite.tiles import StreamTiles, SummingTiles, refused
-from crossfuse.cascade.rewrite.work import item_bytes
 from crossfuse.cascade.site import Site
 from crossfuse.markers import WORKSPACES
 
@@ -184,7 +183,7 @@ class _SummingWriter(StreamWriter):
     def _store_vector(self, into: Any, sums: Any, group: Any, thread: Any, step: Any) -> None:
         mapping = self.context.mapping
         first = mapping.element(0, thread, step)
-        lanes = gcd(mapping.vector, BYTES // item_bytes(str(into.ty.dtype)))
+        lanes = gcd(mapping.vector, BYTES // ir.item_bytes(into.ty.dtype))
 
         def put(number: Any) -> None:
             ir.script.buffer_store(

@@ -29,7 +29,7 @@ def item_bytes(dtype: str) -> int:
     """Bytes of an element in memory."""
     from crossfuse import _tvm as ir
 
-    return max(1, int(ir.tvm.DataType(dtype).bits) // 8)
+    return ir.item_bytes(dtype)
 
 
 def _item(loads: Iterable[Any], otherwise: int) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import ROW_BYTES, WARPGROUP_ROWS
-from crossfuse.lower.hopper.plan.tiles import GROUP_REGISTERS, item_bytes
+from crossfuse.lower.hopper.plan.tiles import GROUP_REGISTERS
 from crossfuse.lower.hopper.statements import run
 from crossfuse.lower.hopper.wgmma import (
     CORE_BYTES,
@@ -109,7 +109,7 @@ class Descriptors:
     def __init__(self, region: Region, *, transposed: bool = False) -> None:
         self.region = region
         self.transposed = transposed
-        self.item = item_bytes(region.dtype)
+        self.item = ir.item_bytes(region.dtype)
         self.swizzle = self._swizzle()
         self.start = self._start()
         self.extent = region.shape[0 if transposed else 1]
@@ -187,7 +187,7 @@ class Registers:
 
     def __init__(self, region: Region) -> None:
         self.region = region
-        self.item = item = item_bytes(region.dtype)
+        self.item = item = ir.item_bytes(region.dtype)
         first, columns = ir.constant(region.origin[1]), region.extents[-1]
         whole = region.extents == (WARPGROUP_ROWS, columns) and columns * item % K_BYTES == 0
         if not whole or not region.has_layout(operand_layout(columns, region.dtype)):
@@ -281,7 +281,7 @@ def _read(call: Any) -> _Call:
         raise left.refuse(
             "a left operand stored as [k, m]", "[m, k]: the reduction inside", _INSTEAD
         )
-    if transposed[1] and item_bytes(right.dtype) != 2:
+    if transposed[1] and ir.item_bytes(right.dtype) != 2:
         raise right.refuse(
             f"a {right.dtype} operand stored as [k, n]", "operands of 8 bits as [n, k]", _INSTEAD
         )
@@ -296,8 +296,8 @@ def _read(call: Any) -> _Call:
 
 def _check_types(left: Region, right: Region) -> None:
     known = left.dtype in OPERAND_TYPES and right.dtype in OPERAND_TYPES
-    same = known and item_bytes(left.dtype) == item_bytes(right.dtype)
-    if not same or (left.dtype != right.dtype and item_bytes(left.dtype) == 2):
+    same = known and ir.item_bytes(left.dtype) == ir.item_bytes(right.dtype)
+    if not same or (left.dtype != right.dtype and ir.item_bytes(left.dtype) == 2):
         raise left.refuse(
             f"operands of {left.dtype} and {right.dtype}",
             f"one 16-bit type, or two of 8 bits, of {', '.join(OPERAND_TYPES)}",
@@ -331,7 +331,7 @@ def _check_extents(call: _Call) -> None:
     left, right = call.left.region, call.right.region
     rows, columns = left.shape[0], right.shape[1 if call.right.transposed else 0]
     depth = call.left.extent
-    steps = depth * item_bytes(left.dtype) % K_BYTES == 0
+    steps = depth * ir.item_bytes(left.dtype) % K_BYTES == 0
     if (rows, columns) != call.sums.shape or call.right.extent != depth or not steps:
         raise left.refuse(
             f"[{rows}, {depth}] by a right operand of {columns} columns and depth "
@@ -352,7 +352,7 @@ def _emit(call: _Call) -> Any:
         hold(sums, count)
         run(ir.script.ptx.wgmma.fence.sync.aligned())
         types = call.left.region.dtype, call.right.region.dtype
-        for part in range(call.left.extent * item_bytes(types[0]) // K_BYTES):
+        for part in range(call.left.extent * ir.item_bytes(types[0]) // K_BYTES):
             keep = call.accumulates if part == 0 else 1
             operand = left(part)
             multiply(

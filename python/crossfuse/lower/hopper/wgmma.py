@@ -143,7 +143,7 @@ def shared_layout(dtype: str, shape: Sequence[int], *, swizzled: bool = True) ->
     patterns.
     """
     *_, rows, columns = shape
-    span = columns * int(ir.tvm.DataType(dtype).bits) // 8
+    span = columns * ir.item_bytes(dtype)
     unit = ROW_BYTES if swizzled else CORE_BYTES
     if rows % 8 or span % unit:
         raise refuse(

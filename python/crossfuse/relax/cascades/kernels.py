@@ -340,15 +340,12 @@ def _read(program: Program, block: Any) -> int:
     found: dict[Any, int] = {}
     for load in program.loads(block):
         if load.buffer not in program.made or not load.buffer.same_as(block.buffer):
-            found[load.buffer] = min(_bytes(load.buffer), turns * _item(load.buffer))
+            item = ir.item_bytes(load.buffer.ty.dtype)
+            found[load.buffer] = min(_bytes(load.buffer), turns * item)
     return sum(found.values())
 
 
 def _bytes(buffer: Any) -> int:
     """Bytes of a tensor; 0 if its shape is not known."""
     extents = [ir.constant(each) for each in buffer.ty.shape]
-    return prod(each or 0 for each in extents) * _item(buffer)
-
-
-def _item(buffer: Any) -> int:
-    return -(-int(ir.tvm.DataType(str(buffer.ty.dtype)).bits) // 8)
+    return prod(each or 0 for each in extents) * ir.item_bytes(buffer.ty.dtype)

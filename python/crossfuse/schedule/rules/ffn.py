@@ -149,4 +149,4 @@ def _first(sch: Any, chain: Chain, tiles: Tiles) -> None:
 
 def _bytes(sch: Any, block: Any) -> int:
     """Size of an element of the block's output."""
-    return int(ir.tvm.DataType(str(sch.get(block).writes[0].source.ty.dtype)).bits) // 8
+    return ir.item_bytes(sch.get(block).writes[0].source.ty.dtype)

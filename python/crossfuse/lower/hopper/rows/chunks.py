@@ -28,7 +28,6 @@ from crossfuse.lower.hopper.rows.statements import (
     moved,
     number_of,
     quick,
-    size_of,
     without_stores,
 )
 from crossfuse.lower.hopper.statements import (
@@ -211,7 +210,7 @@ class _Rows:
 
     def _state(self, buffer: Any) -> Any:
         """Registers for what all rows of the warp have in a buffer."""
-        count = self.chunks.own * size_of(buffer)
+        count = self.chunks.own * ir.element_count(buffer)
         return registers(f"{buffer.name}_of_rows", count, str(buffer.ty.dtype))
 
     def emit(self) -> None:
@@ -350,7 +349,7 @@ class _Rows:
 
     def _own(self, statement: Any, number: int, inside: int) -> Any:
         """A statement of one of the warp's rows, with its state and its place in a batch."""
-        states = {old: _behind(new, number * size_of(old)) for old, new in self.states}
+        states = {old: _behind(new, number * ir.element_count(old)) for old, new in self.states}
         kept = {each.kept: _behind(each.kept, inside) for each in self.stores}
         return moved(statement, states | kept)
 

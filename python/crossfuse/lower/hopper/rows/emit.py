@@ -15,7 +15,7 @@ from crossfuse.lower.hopper.flags import FlagReader, Flags
 from crossfuse.lower.hopper.pipeline import Throttle
 from crossfuse.lower.hopper.rows.plan import FIRST_WARP
 from crossfuse.lower.hopper.rows.program import RowProgram
-from crossfuse.lower.hopper.rows.statements import moved, size_of
+from crossfuse.lower.hopper.rows.statements import moved
 from crossfuse.lower.hopper.statements import Coordinates, Variable, at, grid_places, let, run, when
 from crossfuse.planner.kernels.memory import Piece
 from crossfuse.planner.kernels.phase import ROW_WARPS
@@ -340,7 +340,7 @@ def staged(body: Body, rows: RowProgram, number: Any) -> list[Staged]:
     place = number * rows.state_places
     for each in rows.staged:
         found.append(Staged(each, body.memory.elements("row_states", str(each.ty.dtype)), place))
-        place = place + size_of(each)
+        place = place + ir.element_count(each)
     return found
 
 

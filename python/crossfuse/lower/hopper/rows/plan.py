@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from crossfuse import _tvm as ir
 from crossfuse.hardware import ROW_BYTES, TMA_PITCH
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.plan.tiles import item_bytes
 from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.hopper.rows.program import ChunkLoop
 from crossfuse.lower.hopper.statements import when
@@ -109,7 +108,7 @@ def plan_chunks(program: TileProgram) -> ChunkPlan | None:
             f"and steps of {left.shape[1]} elements",
         )
     exact = own * sharers * ROW_WARPS == tile and not program.has_tail(0)
-    item = item_bytes(str(loop.source.ty.dtype))
+    item = ir.item_bytes(loop.source.ty.dtype)
     return ChunkPlan(
         loop,
         share,
@@ -146,7 +145,7 @@ def _rows_of(loop: ChunkLoop, batch: int) -> TensorMap:
     rows = _described(loop.source, (BOX, batch))
     boxes = loop.size // BOX
     extents = (BOX, rows.extents[0] // BOX, rows.extents[1])
-    strides = (BOX * item_bytes(str(loop.source.ty.dtype)), *rows.strides)
+    strides = (BOX * ir.item_bytes(loop.source.ty.dtype), *rows.strides)
     return replace(
         rows, extents=extents, strides=strides, box=(BOX, boxes, batch), fetch=2 * ROW_BYTES
     )
@@ -155,7 +154,7 @@ def _rows_of(loop: ChunkLoop, batch: int) -> TensorMap:
 def _described(buffer: Any, box: tuple[int, int]) -> TensorMap:
     """A descriptor of boxes that lie in shared memory row by row."""
     rows, columns = (int(each) for each in buffer.ty.shape)
-    pitch = columns * item_bytes(str(buffer.ty.dtype))
+    pitch = columns * ir.item_bytes(buffer.ty.dtype)
     if pitch % TMA_PITCH:
         raise _refused(
             f"tensor '{buffer.name}'",
@@ -247,7 +246,7 @@ def plan_head(phase: PhasePlan, ctas: int, stages: int, number: int) -> HeadPlan
 def _words(rows: RowProgram, at_once: int) -> int:
     """Registers of a thread that makes rows side by side: what they share, it has once."""
     copies = [at_once if len(each.ty.shape) > 1 else 1 for each in rows.read]
-    sizes = [item_bytes(str(each.ty.dtype)) for each in rows.read]
+    sizes = [ir.item_bytes(each.ty.dtype) for each in rows.read]
     size = sum(n * size for n, size in zip(copies, sizes, strict=True))
     return rows.columns * size // (4 * rows.threads)
 

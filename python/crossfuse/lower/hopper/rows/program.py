@@ -9,7 +9,6 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP, WARPGROUP
-from crossfuse.lower.hopper.rows.statements import size_of
 
 # Which rows are raw elements times one number of the row: a product may begin before it is known.
 #
@@ -110,7 +109,7 @@ class _Found:
 
         def load(node: Any, mutator: Any) -> Any:
             node = mutator.default_mutate(node)
-            if str(node.source.scope()) != "local" or size_of(node.source) == 1:
+            if str(node.source.scope()) != "local" or ir.element_count(node.source) == 1:
                 return node
             made = [each for each in self.stores if each.buffer.same_as(node.source)]
             if len(made) != 1:
@@ -127,7 +126,9 @@ class _Found:
         """Whether all that a factor is of are single numbers in registers, the same for a row."""
         sources = [each.source for each in ir.buffer_loads(factor)]
         numbers = (
-            str(each.scope()) == "local" and size_of(each) == 1 and each not in self.changing
+            str(each.scope()) == "local"
+            and ir.element_count(each) == 1
+            and each not in self.changing
             for each in sources
         )
         return bool(sources) and all(numbers) and not _outside_loads(factor)
@@ -216,7 +217,7 @@ class RowProgram:
     @property
     def state_places(self) -> int:
         """Numbers that the warps of a warpgroup pass one another."""
-        return sum(map(size_of, self.staged))
+        return sum(map(ir.element_count, self.staged))
 
     @property
     def rows(self) -> int:

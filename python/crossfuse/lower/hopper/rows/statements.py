@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -122,12 +121,8 @@ def _is_common(store: Any, lane: Any) -> bool:
     if any(ir.mentions(each, lane) for each in parts):
         return False
     loads = ir.buffer_loads(*parts)
-    return all(str(e.source.scope()) == "local" and size_of(e.source) == 1 for e in loads)
-
-
-def size_of(buffer: Any) -> int:
-    """Elements of a buffer."""
-    return prod(map(int, buffer.ty.shape))
+    sources = [each.source for each in loads]
+    return all(str(e.scope()) == "local" and ir.element_count(e) == 1 for e in sources)
 
 
 def number_of(each: RowStore, lane: Any, batch: int) -> Any:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import ROW_BYTES, TMA_PITCH, WARPGROUP_ROWS, Device
-from crossfuse.lower.hopper.plan.tiles import item_bytes
 from crossfuse.lower.hopper.program.tile import identifier
 from crossfuse.lower.hopper.stream.program import Box, Kind, StreamProgram
 from crossfuse.lower.image import TensorMap
@@ -103,7 +102,7 @@ def _parts(program: StreamProgram) -> int:
 
 def _operand(name: str, box: Box, rows: int, width: int, height: int = 0) -> Operand:
     """How a tile is copied: dimensions of the tensor, columns and rows first."""
-    item = item_bytes(box.dtype)
+    item = ir.item_bytes(box.dtype)
     strides, stride = [], item
     for extent in reversed(box.shape):
         strides.append(stride)
