@@ -9,10 +9,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.program.tile import Tile
 from crossfuse.lower.hopper.program.tile_program import TileProgram
-from crossfuse.lower.hopper.rows.plan import ChunkPlan
-from crossfuse.lower.hopper.rows.program import RowProgram
 from crossfuse.lower.hopper.statements import Variable, let, run, when
-from crossfuse.lower.hopper.stream.program import Box
 from crossfuse.lower.image import BufferSpec
 from crossfuse.lower.refusal import refuse
 
@@ -44,15 +41,24 @@ class Flags:
         return self.parts * self.down * self.across
 
     @staticmethod
+    def of_tiles(
+        buffer: Any,
+        extents: tuple[int, ...],
+        tile: tuple[int, int],
+        raisers: int,
+        parts: int = 1,
+    ) -> Flags:
+        """Flags of the tiles of a matrix side by side, each of which `raisers` store parts of."""
+        down, across = (-(-extent // size) for extent, size in zip(extents, tile, strict=True))
+        return Flags(buffer, *tile, down, across, raisers, parts)
+
+    @staticmethod
     def of(program: TileProgram, raisers: int) -> Flags:
         """Flags of the tiles that a program stores.
 
         Refused if tiles do not start on multiples of their extents.
         """
         tile = program.store.tile
-        down, across = (
-            -(-extent // size) for extent, size in zip(tile.extents, tile.shape, strict=True)
-        )
         known = program.analyzer
         for origin, size in zip(tile.origin, tile.shape, strict=True):
             if not known.can_prove_equal(ir.tirx.floormod(origin, size), 0):
@@ -65,29 +71,7 @@ class Flags:
         # Clusters that add to one tile count at one flag.
         raisers *= max(program.store.adds, 1)
         parts = 1 if program.store.part is None else int(tile.buffer.ty.shape[0])
-        return Flags(tile.buffer, *tile.shape, down, across, raisers, parts)
-
-    @staticmethod
-    def of_rows(rows: RowProgram, tile: int) -> Flags:
-        """Flags of rows that are made one by one: a counter of rows for each `tile` of them."""
-        down = -(-rows.rows // tile)
-        return Flags(rows.buffer, tile, rows.columns, down, 1, tile)
-
-    @staticmethod
-    def of_chunks(rows: RowProgram, chunks: ChunkPlan) -> Flags:
-        """Flags of rows that are made chunk by chunk: a counter of CTAs for each tile's chunk."""
-        down = -(-rows.rows // chunks.tile)
-        loop = chunks.loop
-        return Flags(rows.buffer, chunks.tile, loop.size, down, loop.count, chunks.sharers)
-
-    @staticmethod
-    def of_box(box: Box, raisers: int) -> Flags:
-        """Flags of boxes of a matrix side by side, of which `raisers` warpgroups store a part."""
-        down, across = (
-            -(-extent // size)
-            for extent, size in zip(box.shape, (box.rows, box.columns), strict=True)
-        )
-        return Flags(box.buffer, box.rows, box.columns, down, across, raisers)
+        return Flags.of_tiles(tile.buffer, tile.extents, tile.shape, raisers, parts)
 
     def check_reader(self, tile: Tile, known: Any) -> None:
         """Refuse a left tile that needs more than one row of flags."""

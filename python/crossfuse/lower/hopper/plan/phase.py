@@ -369,7 +369,12 @@ def plan_phases(programs: tuple[TileProgram, ...]) -> tuple[PhasePlan, ...]:
 def _plan_rows(program: TileProgram, rows: RowProgram) -> PhasePlan:
     """Plan a phase that makes the rows of its left operand."""
     left, chunks = program.contraction.left, plan_chunks(program)
-    flags = Flags.of_rows(rows, left.shape[0]) if chunks is None else Flags.of_chunks(rows, chunks)
+    # Rows count one by one at the flag of their tile; of chunks, each CTA of those that share it.
+    columns, tile, raisers = rows.columns, (left.shape[0], rows.columns), left.shape[0]
+    if chunks is not None:
+        columns = chunks.loop.count * chunks.loop.size
+        tile, raisers = (chunks.tile, chunks.loop.size), chunks.sharers
+    flags = Flags.of_tiles(rows.buffer, (rows.rows, columns), tile, raisers)
     flags.check_reader(left, program.analyzer)
     phase = plan_phase(program, flags, chunks, registers_beside(rows, REGISTERS))
     check_row_room(phase)
@@ -391,7 +396,9 @@ def _plan_streamed(program: TileProgram, stream: StreamProgram) -> PhasePlan:
         )
     # Of CTAs that share keys each stores a slice of the columns.
     sharers = 1 if stream.split is None else stream.split.place.extent
-    flags = Flags.of_box(output, sharers * stream.tile[0] // WARPGROUP_ROWS)
+    raisers = sharers * stream.tile[0] // WARPGROUP_ROWS
+    box = (output.rows, output.columns)
+    flags = Flags.of_tiles(output.buffer, output.shape, box, raisers)
     flags.check_reader(left, program.analyzer)
     phase = plan_phase(program, flags)
     found = (stream.tile[0], stream.cluster_size)
