@@ -13,11 +13,12 @@ from cpu.hopper.checkers import emulated
 from crossfuse.compiler import read_source
 from crossfuse.compiler.choose import options_of
 from crossfuse.emulate.llvm import run_sequential
-from crossfuse.errors import LoweringRefused, ScheduleRefused
+from crossfuse.errors import LoweringRefused, PlanRefused, ScheduleRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import buffer_specs, lower
 from crossfuse.markers import unpadded_shapes
 from crossfuse.planner.choice import not_fusing
+from crossfuse.planner.plan import ranked
 from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
 from crossfuse.schedule.planned import rank_function
 from crossfuse.workload import adversarial_inputs, check, parse, random_inputs
@@ -183,6 +184,14 @@ def test_cublas_is_slower_too(extents: str) -> None:
 
 
 UNALIGNED = "gemm_chain:M=40,K=65,N=131,L=65,dtype=bfloat16,weights=nk"
+
+
+def test_a_plan_of_a_kernel_that_does_not_fit_is_refused() -> None:
+    """As of operands that need no padding."""
+    for text in (UNALIGNED, UNALIGNED.replace("65", "64").replace("131", "128")):
+        assert [each.family for each in ranked(text, only=("gemm", "eager"))] == ["eager"]
+        with pytest.raises(PlanRefused, match="found gemm has no kernels of two products"):
+            ranked(text, only=("gemm", "eager"), fused=True)
 
 
 @pytest.mark.slow

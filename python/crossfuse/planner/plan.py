@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.calls import AtLeastOne, checked
@@ -23,10 +24,11 @@ from crossfuse.planner.families.family import ChainFamily
 from crossfuse.planner.families.registry import FAMILIES, families
 from crossfuse.planner.kernels.arrays import count, select
 from crossfuse.planner.kernels.kernel import TileKernel
-from crossfuse.planner.kernels.shape import Shape, shape_of
+from crossfuse.planner.kernels.shape import Shape, shape_of, shape_of_blocks
 from crossfuse.workload.dtypes import float_type
 
 if TYPE_CHECKING:
+    from crossfuse.blocks.chain import Chain as BlockChain
     from crossfuse.planner.cascade.plan import CascadePlan
     from crossfuse.planner.explain.explanation import Explanation
 
@@ -168,16 +170,9 @@ def ranked(
     known = rates or rates_of(spec)
     padded = None if isinstance(workload, Chain) else _padded(workload)
     if padded is not None:
-        from crossfuse import _tvm as ir
-        from crossfuse.blocks.chain import read_layers
-
-        # What not to fuse takes is of rows without padding, and compared with that added.
-        read = read_layers(ir.Schedule(padded))
-        chain, stored = chain_of_blocks(read), read.k_major
-        plans = ranked(
-            chain, spec, k_major=stored, only=only, rates=known, keep=keep, pipelined=pipelined
+        return plans_of_function(
+            padded, spec, only=only, rates=known, keep=keep, fused=fused, pipelined=pipelined
         )
-        return in_order(with_copies(padded, plans, spec, known), fused=fused)
     chain, stored = _read_workload(workload, k_major)
     shape = shape_of(chain, k_major=stored)
     frame = Plan(chain, stored, spec.name, EAGER, {}, 0.0, {}, "", {})
@@ -319,17 +314,36 @@ def aligned_function(spec: Any) -> Any:
     return aligned(form_of(spec))
 
 
-def with_copies(func: Any, plans: list[Plan], target: Device, rates: Rates) -> list[Plan]:
+def plans_of_function(
+    func: Any, target: Device, *, fused: bool = False, **options: Any
+) -> list[Plan]:
+    """As `ranked`, of a canonical function; of padded operands with the time of their copies."""
+    from crossfuse import _tvm as ir
+    from crossfuse.blocks.chain import read_layers
+    from crossfuse.markers import unpadded_shapes
+
+    read, shapes = read_layers(ir.Schedule(func)), unpadded_shapes(func)
+    rank = partial(ranked, chain_of_blocks(read), target, k_major=read.k_major, **options)
+    # What not to fuse takes is of rows without padding, and compared with the copies added.
+    found = rank(fused=fused and not shapes)
+    if fused and all(each.family == EAGER for each in found):
+        # Says which rule leaves no tiles of each family.
+        found = rank(fused=True)
+    if not shapes:
+        return found
+    rates = options.get("rates") or rates_of(target)
+    return in_order(_with_copies(func, read, found, target, rates), fused=fused)
+
+
+def _with_copies(
+    func: Any, blocks: BlockChain, plans: list[Plan], target: Device, rates: Rates
+) -> list[Plan]:
     """Add the time of padding copies to plans of a function of padded inputs, in the same order.
 
     Not fusing takes what it takes of rows without padding.
     """
-    from crossfuse import _tvm as ir
-    from crossfuse.blocks.chain import read_layers
     from crossfuse.markers import unpadded_columns, unpadded_shapes
-    from crossfuse.planner.kernels.shape import shape_of_blocks
 
-    blocks = read_layers(ir.Schedule(func))
     shapes = unpadded_shapes(func)
     moved = 0
     for each, short in zip(func.params, shapes, strict=False):

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.blocks.chain import read_layers
 from crossfuse.calls import checked
 from crossfuse.errors import CascadeRefused, ScheduleRefused, refuse
 from crossfuse.hardware import Device
-from crossfuse.markers import unpadded_shapes
-from crossfuse.planner.chain.build import chain_of_blocks
-from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.registry import CASCADE_FAMILIES, FAMILIES, families
 from crossfuse.planner.kernels.shape import Shape, shape_of, shape_of_blocks
-from crossfuse.planner.plan import Plan, aligned_function, in_order, ranked, with_copies
+from crossfuse.planner.plan import Plan, aligned_function, plans_of_function
 
 if TYPE_CHECKING:
     from crossfuse.cascade.derivation import Derivation
@@ -105,22 +101,12 @@ def rank_function(
     kernels that are none of the Hopper pipeline. Refused is a function that is no chain, or for
     which no kernel of ours fits. See `crossfuse.planner.plan.ranked`.
     """
-    from crossfuse import _tvm as ir
-
-    read = read_layers(ir.Schedule(func))
-    chain, k_major = chain_of_blocks(read), read.k_major
-    shapes = unpadded_shapes(func)
-    rank = partial(ranked, chain, target, k_major=k_major, keep=keep, pipelined=pipelined)
-    # What not to fuse takes is of rows without padding.
-    found = rank(fused=fused and not shapes)
+    options = {"keep": keep, "pipelined": pipelined}
+    found = plans_of_function(func, target, fused=fused, **options)
     if all(each.family == EAGER for each in found):
         # Says which rule leaves no tiles of each family.
-        found = rank(fused=True)
-    return (
-        in_order(with_copies(func, found, target, rates_of(target)), fused=fused)
-        if shapes
-        else found
-    )
+        found = plans_of_function(func, target, fused=True, **options)
+    return found
 
 
 def schedule_planned(func: Any, plan: Plan, *, constant_weights: bool = False) -> Any:
