@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm import te, tirx
 
-from cpu.planner.kernels import half, product, tensor
+from cpu.study.kernels import half, product, tensor
 
 
 def plain(x: te.Tensor, w: te.Tensor) -> te.Tensor:

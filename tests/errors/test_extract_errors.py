@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from crossfuse.errors import PlanRefused
-from crossfuse.planner.extract.chain import chain_from
 from crossfuse.workload import parse, prim_func
 from errors import extract_cases as cases
 from errors import extract_scripts as scripts
 from errors.tile_programs import named
+from study.extract.chain import chain_from
 
 BUILT = {
     "gather": (

@@ -92,9 +92,7 @@ class _Simplifier:
             known = zero_like(made.value)
         if known is not None:
             domain = {each: made.domain[each] for each in made.coordinates}
-            made = replace(
-                made, summed=(), domain=domain, value=known, combine="", initial=None, strides=()
-            )
+            made = replace(made, summed=(), domain=domain, value=known, combine="", initial=None)
         if made is not block or self._reads_changed(made):
             self._changed.add(made.buffer)
         if not made.combine and is_number(made.value, 0):

@@ -142,20 +142,6 @@ def extent_of(names: Iterable[Any], domain: Domain) -> int:
     return prod(domain[each] for each in names)
 
 
-def reached(indices: Sequence[Any], shape: Sequence[int], domain: Domain) -> int:
-    """The most elements of a buffer that an access can reach.
-
-    That is its box, from the least to the largest index of each dimension within the buffer, or one
-    for each iteration where these are fewer. Windows that overlap fill their box.
-    """
-    known, box = analyzer(domain), 1
-    for index, extent in zip(indices, shape, strict=True):
-        bound = known.const_int_bound(index)
-        least, most = max(int(bound.min_value), 0), min(int(bound.max_value), extent - 1)
-        box *= max(most - least + 1, 1)
-    return min(box, extent_of(variables(indices), domain))
-
-
 def row_major(indices: Sequence[Any], shape: Any) -> Any:
     """Linear position of an index in a row-major buffer of the given shape."""
     offset: Any = ir.tirx.IntImm("int32", 0)

@@ -41,9 +41,6 @@ class Block:
     value: Any
     #: ``"sum"``, ``"product"``, ``"max"`` or ``"min"``; empty if the block is element-wise.
     combine: str
-    #: For each dimension of the buffer, the strides of the coordinates that make it up; empty where
-    #: each has one coordinate. See `crossfuse.planner.extract.reads`.
-    strides: tuple[tuple[int, ...], ...] = ()
     #: What a reduction starts from; None if the block is element-wise.
     initial: Any = None
 

@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import sys
-import crossfuse.planner.chain.build, crossfuse.planner.extract.chain
+import crossfuse.planner.chain.build
 import crossfuse.planner.plan, crossfuse.planner.explain.explanation
 found = crossfuse.planner.plan.plan("gemm:M=16,K=64,N=64").explain()
 found.text(), found.svg(), found.to_json()

@@ -50,11 +50,16 @@ def _note(cuts: dict[Any, set[int]], node: Any) -> None:
         cuts.setdefault(inner.a, set()).add(size)
 
 
-def taken_apart(block: Block, strides: Mapping[Any, Sequence[int]]) -> Block:
-    """Rewrite a block over the parts of its loops, given the strides of `radices`.
+@dataclass(frozen=True, eq=False)
+class Apart(Block):
+    """A block with a coordinate for each part of its loops."""
 
-    It gets a coordinate for each part; `Block.strides` says how they make up the buffer's.
-    """
+    #: For each dimension of the buffer, the strides of the coordinates that make it up.
+    strides: tuple[tuple[int, ...], ...] = ()
+
+
+def taken_apart(block: Block, strides: Mapping[Any, Sequence[int]]) -> Apart:
+    """Rewrite a block over the parts of its loops, given the strides of `radices`."""
     values: dict[Any, Any] = {}
     domain: dict[Any, int] = {}
     parts: dict[Any, list[Any]] = {}
@@ -67,19 +72,22 @@ def taken_apart(block: Block, strides: Mapping[Any, Sequence[int]]) -> Block:
             values[var] = part * stride + values[var] if var in values else part * stride
             rest = stride
     (value,) = access.replaced([block.value], values, {})
-    return replace(
-        block,
-        coordinates=tuple(part for each in block.coordinates for part in parts[each]),
-        summed=tuple(part for each in block.summed for part in parts[each]),
-        domain=domain,
-        value=value,
+    return Apart(
+        block.name,
+        block.buffer,
+        tuple(part for each in block.coordinates for part in parts[each]),
+        tuple(part for each in block.summed for part in parts[each]),
+        domain,
+        value,
+        block.combine,
+        block.initial,
         strides=tuple(tuple(strides.get(each, (1,))) for each in block.coordinates),
     )
 
 
 def apart(block: Block, indices: Sequence[Any]) -> list[Any]:
     """Convert indices of a block's buffer to indices of its coordinates."""
-    if not block.strides:
+    if not isinstance(block, Apart):
         return list(indices)
     found = []
     extents = iter(block.domain[each] for each in block.coordinates)
@@ -89,6 +97,20 @@ def apart(block: Block, indices: Sequence[Any]) -> list[Any]:
             part = index // stride if stride > 1 else index
             found.append(part % extent if place else part)
     return found
+
+
+def reached(indices: Sequence[Any], shape: Sequence[int], domain: access.Domain) -> int:
+    """The most elements of a buffer that an access can reach.
+
+    That is its box, from the least to the largest index of each dimension within the buffer, or one
+    for each iteration where these are fewer. Windows that overlap fill their box.
+    """
+    known, box = access.analyzer(domain), 1
+    for index, extent in zip(indices, shape, strict=True):
+        bound = known.const_int_bound(index)
+        least, most = max(int(bound.min_value), 0), min(int(bound.max_value), extent - 1)
+        box *= max(most - least + 1, 1)
+    return min(box, access.extent_of(access.variables(indices), domain))
 
 
 #: What to do with a function that has more, or something else, in it.

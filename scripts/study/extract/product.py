@@ -10,13 +10,14 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.blocks import access
 from crossfuse.blocks.read import Block
-from crossfuse.planner.extract.reads import (
+from study.extract.reads import (
     OUTLINE,
     Factor,
     Program,
     Read,
     distinct,
     item_of_buffer,
+    reached,
     refused,
     variables_of,
 )
@@ -185,7 +186,7 @@ def _place(program: Program, read: Read) -> int:
 
 
 def _reached(program: Program, block: Block, read: Read) -> int:
-    return access.reached(read.indices, program.shape(read, block.where), block.domain)
+    return reached(read.indices, program.shape(read, block.where), block.domain)
 
 
 def _loops(block: Block, variables: Sequence[Any]) -> frozenset[Any]:

@@ -7,12 +7,12 @@ import os
 import numpy as np
 import pytest
 
-from cpu.planner.programs import random_program, shuffled
 from cpu.planner.texts import TEXTS
+from cpu.study.programs import random_program, shuffled
 from crossfuse.planner.chain.build import chain_of
-from crossfuse.planner.extract.chain import chain_from
 from crossfuse.workload import ids, lookup, parse, prim_func
 from crossfuse.workload.expression import NAMED
+from study.extract.chain import chain_from
 
 #: Random functions. Seeds 545, 605, 677 and 724 are refused: quotients that TVM leaves as they are.
 CASES = 40 * (10 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 1)

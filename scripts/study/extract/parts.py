@@ -12,8 +12,8 @@ from crossfuse import _tvm as ir
 from crossfuse.blocks import access
 from crossfuse.blocks.read import Block, read_blocks, shape_of
 from crossfuse.planner.chain.build import PARTS, Further, Reduced
-from crossfuse.planner.extract.product import Reader, Stage, is_product, mapped, products
-from crossfuse.planner.extract.reads import Program, Read, distinct, item_of_buffer, refused
+from study.extract.product import Reader, Stage, is_product, mapped, products
+from study.extract.reads import Program, Read, distinct, item_of_buffer, reached, refused
 
 # A function as blocks that read each other, with its inputs and its one output.
 
@@ -185,8 +185,8 @@ class Parts:
         """Bytes of an input's element, and how often each is repeated along `followed` parts."""
         elements = prod(self.sizes[each] for each in followed)
         shape = shape_of(read.buffer, self.stage.blocks[0].where)
-        reached = access.reached(read.indices, shape, self.stage.domain)
-        return item_of_buffer(read.buffer), max(elements // reached, 1)
+        within = reached(read.indices, shape, self.stage.domain)
+        return item_of_buffer(read.buffer), max(elements // within, 1)
 
     def further(self, program: Program, besides: Sequence[Read]) -> list[Further]:
         """Inputs of the product besides its operands, in the order of the parameters."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tvm
 
-from cpu.planner import kernels
+from cpu.study import kernels
 from crossfuse.errors import PlanRefused
 from crossfuse.planner.chain.build import (
     Further,
@@ -19,12 +19,12 @@ from crossfuse.planner.chain.build import (
     matrix_chain,
 )
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.extract.chain import chain_from
 from crossfuse.workload import parse, prim_func
 from crossfuse.workload.expression import CYCLES
 from study.dataflow.movement import Machine, movement
 from study.dataflow.schedules import kept, read_schedule
 from study.dataflow.tiling import Tiling
+from study.extract.chain import chain_from
 
 SOFTMAX = (Reduced("most", "max", ("column",)), Reduced("total", "sum", ("column",)))
 OWN, SHARED = Operand(2, batched=True), Operand(2)

@@ -10,9 +10,9 @@ from crossfuse.planner.chain.spec import Chain
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
-    from crossfuse.planner.extract.parts import Parts
-    from crossfuse.planner.extract.product import Stage
-    from crossfuse.planner.extract.reads import Program
+    from study.extract.parts import Parts
+    from study.extract.product import Stage
+    from study.extract.reads import Program
 
 
 def chain_from(func: PrimFunc) -> Chain:
@@ -32,14 +32,14 @@ def chain_from(func: PrimFunc) -> Chain:
     [('A', ('m', 'k')), ('B', ('n', 'k')), ('C', ('m', 'n')), ('D', ('l', 'n')), ('E', ('m', 'l'))]
     """
     from crossfuse.blocks.access import extent_of
-    from crossfuse.planner.extract.parts import (
+    from study.extract.parts import (
         Parts,
         batch_of,
         find_reductions,
         read_program,
         row_parts,
     )
-    from crossfuse.planner.extract.product import find_stages
+    from study.extract.product import find_stages
 
     program = read_program(func)
     stages = find_stages(program)
@@ -87,7 +87,7 @@ def _layer(program: Any, part: Parts, reduced: Any) -> Layer:
 def _functions(program: Program, stage: Stage) -> int:
     """Cycles of the functions of a product's results, wherever blocks apply them."""
     from crossfuse.blocks.chain import function_cycles
-    from crossfuse.planner.extract.product import products
+    from study.extract.product import products
 
     results = {each.buffer for each in stage.blocks}
     readers = (

@@ -1,0 +1,1 @@
+"""Chains read off functions that were written in any way; no plan uses it."""
