@@ -100,8 +100,10 @@ def run_sequential(
     True
     """
     function = only_function(func)
-    forwards, *others = (run_serial(each, function, arguments) for each in _orders(function))
-    agree = all(forwards[name].tobytes() == each[name].tobytes() for each in others for name in each)
+    forwards, *later = (run_serial(each, function, arguments) for each in _orders(function))
+    agree = all(
+        found[name].tobytes() == forwards[name].tobytes() for found in later for name in found
+    )
     return SequentialReport(forwards, agree)
 
 
