@@ -38,14 +38,15 @@ def _outer_frames(frame: FrameType | None, context: int = 1) -> list[inspect.Fra
 
     For every function of TVMScript, and every macro in one, TVM takes the whole stack and reads
     those of the third frame. For pytest's many frames they are sought among thousands of modules,
-    which took more than half of the time of parsing TVMScript.
+    which took more than half of the time of parsing TVMScript. A frame of no file, such as "<ast>",
+    has none, and was sought among all of them three times.
     """
     found: list[inspect.FrameInfo] = []
     while frame is not None:
-        if len(found) < 3:
+        code = frame.f_code
+        if len(found) < 3 and not code.co_filename.startswith("<"):
             information = tuple(inspect.getframeinfo(frame, context))
         else:
-            code = frame.f_code
             information = (code.co_filename, frame.f_lineno, code.co_name, None, None)
         found.append(inspect.FrameInfo(frame, *information))
         frame = frame.f_back

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+from syntax_trees import trees
+
 PACKAGE = Path(__file__).parents[2] / "python" / "crossfuse"
 #: TVM's and torch's ways in: what they register loads packages when that is used, so these may ask
 #: for them.
@@ -33,9 +35,8 @@ def imported(tree: ast.Module) -> Iterator[str]:
 def test_packages_import_one_another_one_way() -> None:
     """What two packages share wants a place below both: `blocks`, or a file such as `markers`."""
     needed: dict[str, set[str]] = {}
-    for path in PACKAGE.rglob("*.py"):
+    for path, tree in trees(PACKAGE):
         home = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        tree = ast.parse(path.read_text(encoding="utf-8"))
         needed.setdefault(home, set()).update({home_of(each) for each in imported(tree)})
     for each in ENTRIES:
         needed.pop(each)

@@ -12,6 +12,7 @@ import pytest
 
 from crossfuse import schema
 from crossfuse.schema import DEEPEST, Between, Damaged, Extent, FileName, parse, read, typed
+from syntax_trees import trees
 
 PACKAGE = Path(schema.__file__).parent
 
@@ -118,8 +119,8 @@ def test_versions_come_first() -> None:
 
 def test_there_is_one_reader_of_json() -> None:
     readers = []
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path, tree in trees(PACKAGE):
+        for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and ast.unparse(node) in ("json.load", "json.loads"):
                 readers.append(str(path.relative_to(PACKAGE)))
     assert readers == ["schema.py"]

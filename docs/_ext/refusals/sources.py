@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from syntax_trees import trees
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -64,10 +66,10 @@ def read_sources(root: Path) -> Sources:
         Folder of the package, such as ``python/crossfuse``.
     """
     modules = {}
-    for path in sorted(root.rglob("*.py")):
+    for path, tree in trees(root):
         parts = path.relative_to(root.parent).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        modules[name] = _read_module(name, ast.parse(path.read_text(encoding="utf-8")))
+        modules[name] = _read_module(name, tree)
     return Sources(modules)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from crossfuse.emulate import llvm
 from crossfuse.emulate.llvm import run_sequential
 from crossfuse.errors import CheckFailed
 
@@ -68,3 +69,21 @@ def test_planted_faults_are_found(tag: str, fault: str) -> None:
     A = np.random.default_rng(0).standard_normal((4, 32), np.float32)
     with pytest.raises(CheckFailed, match="other results when parallel loops run backwards"):
         run_sequential(summed(tag, fault), {"A": A}).raise_if_wrong()
+
+
+@pytest.mark.parametrize(("tag", "runs"), [("", 1), ("blockIdx.x", 2)])
+def test_what_has_one_order_runs_once(tag: str, runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Backwards it is the same function, whose second run would prove nothing."""
+    from tvm.s_tir import Schedule
+
+    from crossfuse.workload import parse, prim_func, random_inputs
+
+    spec = parse("gemm:M=4,K=8,N=4")
+    schedule = Schedule(prim_func(spec))
+    if tag:
+        (block, *_) = schedule.get_child_blocks(schedule.get_sblock("root"))
+        schedule.bind(schedule.get_loops(block)[0], tag)
+    run, serials = llvm.run_serial, []
+    monkeypatch.setattr(llvm, "run_serial", lambda *each: serials.append(each) or run(*each))
+    run_sequential(schedule, random_inputs(spec)).raise_if_wrong()
+    assert len(serials) == runs

@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
+from syntax_trees import trees
+
 PACKAGE = Path(__file__).parents[3] / "python" / "crossfuse"
 Function: TypeAlias = ast.FunctionDef
 _HEADING = re.compile(r"^(\w[\w ]*)\n-+$", re.M)
@@ -64,9 +66,9 @@ def refuses(node: ast.AST) -> bool:
 def definitions() -> dict[str, tuple[Function | ast.ClassDef, dict[str, str]]]:
     """Functions, classes and methods of all modules, with their sections if they have any."""
     found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path, tree in trees(PACKAGE):
         where = path.relative_to(PACKAGE).as_posix()
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in tree.body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
                 found[f"{where}: {node.name}"] = node
             for each in node.body if isinstance(node, ast.ClassDef) else ():

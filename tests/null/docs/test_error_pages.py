@@ -10,6 +10,7 @@ from pathlib import Path
 from crossfuse.emulate.cuda.run import KINDS
 from refusals import Entry, find_entries, write_page
 from refusals.entries import TASKS
+from syntax_trees import trees
 
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "python" / "crossfuse"
@@ -47,8 +48,8 @@ def test_every_rule_of_the_sources_is_on_the_page() -> None:
 def test_no_call_is_lost() -> None:
     """What a call allows, where it is written out, is told by an entry."""
     told = {part for each in entries() for part in each.limit.split(" | ")}
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path, tree in trees(PACKAGE):
+        for node in ast.walk(tree):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "refuse":
                 limits = [each.value for each in node.keywords if each.arg == "limit"]
                 if limits and isinstance(limits[0], ast.Constant):

@@ -114,6 +114,8 @@ def test_once_for_each_content_and_gpu() -> None:
 
 def test_other_processes_know() -> None:
     program = (
+        "from crossfuse._discovery import without_torch\n"
+        "without_torch()\n"
         "from null.measure.test_choice import *\n"
         "def never(way): raise SystemExit('asked')\n"
         "print(won(measured({'l2': 10.0, 'dsm': 8.0}, FakeTimer(never))))\n"

@@ -152,6 +152,8 @@ from pathlib import Path
 # Who runs the tests in the background has told all processes to ignore interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {here!r})
+from crossfuse._discovery import without_torch
+without_torch()  # which takes seconds to load, and is not asked for anything
 from null.meta_schedule.test_campaign import HOW
 from crossfuse.meta_schedule.bundle import measure_bundle, open_bundle
 def report(record):
