@@ -46,6 +46,8 @@ class Progress:
         self.moments: set[sympy.Symbol] = set()
         #: What results have in place of the values of moments.
         self.finished: dict[sympy.Basic, sympy.Expr] = {}
+        #: Other symbols of such slots, and what stands for the values themselves in results.
+        self.unfinished: dict[sympy.Basic, sympy.Dummy] = {}
 
     def results(self, term: sympy.Expr) -> list[sympy.Symbol]:
         """The results of earlier stages that a term uses."""
@@ -117,6 +119,17 @@ class Progress:
         merge = rescaling.merged((left(name), right(name)), self.state)
         carry = rescaling.moved(value(name), self.state)
         return self.state.add(name, SUM, brought, carry, merge, no_sign=nonnegative(g))
+
+    def about_rounded(self, kept: sympy.Expr) -> sympy.Expr:
+        """Slots of moments about their means as these are, rounded, in results too."""
+        slots = [each for each in kept.free_symbols & self.state.symbols]
+        finished = [e for e in slots if value(self.state.of(e).name) in self.finished]
+        others = {each: self.state.alias(self.state.of(each)) for each in finished}
+        kinds = {
+            each: sympy.Dummy(other.name, **other.assumptions0) for each, other in others.items()
+        }
+        self.unfinished |= {other: kinds[each] for each, other in others.items()}
+        return kept.xreplace(others)
 
     def count(self) -> sympy.Symbol:
         """The symbol of the slot that counts elements."""

@@ -22,6 +22,7 @@ from crossfuse.cascade.algebra.writing import written
 from crossfuse.cascade.derivation import Factor, Step, left, new, right, value
 from crossfuse.cascade.expressions.functions import (
     UNBOUNDED,
+    Abs,
     Compared,
     Fence,
     Unevaluated,
@@ -101,7 +102,7 @@ class ShiftedMoments:
         """
         progress, state = self.progress, self.progress.state
         weights = progress.cascade.stage(mean.weight)
-        size = progress.keep(state.fresh(f"{weights.name}_size"), SUM, sympy.Abs(weights.term))
+        size = progress.keep(state.fresh(f"{weights.name}_size"), SUM, Abs(weights.term))
         found = [
             each
             for each in progress.centres
