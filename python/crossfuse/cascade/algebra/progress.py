@@ -122,14 +122,13 @@ class Progress:
 
     def about_rounded(self, kept: sympy.Expr) -> sympy.Expr:
         """Slots of moments about their means as these are, rounded, in results too."""
-        slots = [each for each in kept.free_symbols & self.state.symbols]
-        finished = [e for e in slots if value(self.state.of(e).name) in self.finished]
-        others = {each: self.state.alias(self.state.of(each)) for each in finished}
-        kinds = {
-            each: sympy.Dummy(other.name, **other.assumptions0) for each, other in others.items()
-        }
-        self.unfinished |= {other: kinds[each] for each, other in others.items()}
-        return kept.xreplace(others)
+        for each in kept.free_symbols & self.state.symbols:
+            slot = self.state.of(each)
+            if value(slot.name) in self.finished:
+                other = self.state.alias(slot)
+                self.unfinished[other] = sympy.Dummy(slot.name, **other.assumptions0)
+                kept = kept.xreplace({each: other})
+        return kept
 
     def count(self) -> sympy.Symbol:
         """The symbol of the slot that counts elements."""

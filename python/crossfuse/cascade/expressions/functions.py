@@ -54,8 +54,8 @@ class magnitude(sympy.Function):
 class Abs(sympy.Abs):
     """An absolute value of what is written, in front of which stand factors of known sign.
 
-    Sympy's own takes signs out of sums below fences, which opens these, and writes sums over a common
-    denominator, which makes a large factor of an epsilon.
+    Sympy's own takes signs out of sums below fences, which opens these, and writes sums over a
+    common denominator, which makes a large factor of an epsilon.
     """
 
     @classmethod
