@@ -152,7 +152,7 @@ MORE: dict[str, Function] = {
     "fifth moment": lambda r: (scores(r.x) ** 5).mean(-1),
     "logarithms of sums of exponentials": lambda r: r.x.logsumexp(-1) - 2 * (r.x / 2).logsumexp(-1),
     "both ends": lambda r: r.x.logsumexp(-1) + (-r.x).logsumexp(-1),
-    "weights in exponents": lambda r: (r.x + r.w.log()).logsumexp(-1) - r.x.logsumexp(-1),
+    "weights in exponents": lambda r: (r.x + r.w.log()).logsumexp(-1),
     "Gini": lambda r: 1 - r.x.softmax(-1).square().sum(-1),
     "Tsallis": lambda r: (1 - (r.x.softmax(-1) ** 3).sum(-1)) / 2,
     "mean below a softmax": lambda r: r.x - total(r.x.softmax(-1) * r.x),

@@ -25,6 +25,8 @@ PLACES = tuple(
 )
 #: Elements that are all the same.
 LEVELS = (0.1, 100.3, 0.0)
+#: Results below this are made of probabilities that are.
+FAINT = 1e-20
 #: Orders of the elements, in which separate kernels may sum as well.
 ORDERS = 3
 NAMES = [
@@ -111,7 +113,9 @@ def test_as_exact_as_torch(name: str, dtype: Any) -> None:
             [errors(each, exact) for each in separate(model, given, name not in PLACED)]
         ).amax(0)
     size = errors(torch.zeros_like(exact), exact)
-    allowed = 2 * unfused + 4 * torch.finfo(dtype).eps * size + 1e-37
+    # A probability of e**-60 has the rounding of its exponent, which kernels multiply by log2(e).
+    units = torch.where(size < FAINT, 64, 4)
+    allowed = 2 * unfused + units * torch.finfo(dtype).eps * size + 1e-37
     # Where separate kernels have no digit there is nothing to hold to; nor where elements of 16
     # bits are all the same, by the luck of a rounding.
     held = torch.where(size == 0, dtype == torch.float32, unfused <= 0.3 * size)
