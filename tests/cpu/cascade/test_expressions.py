@@ -383,6 +383,9 @@ def test_a_choice_computes_both_sides_unless_one_loads_from_memory(scope: str, k
         lambda a, b, c: f32(3) * (a - b) + c,
         lambda a, b, c: ((a + b) - (b - c)) / f32(8),
         lambda a, b, c: c - (a - b) * f32(0.125),
+        lambda a, b, c: tirx.abs((b - a) / f32(8) + c),
+        lambda a, b, c: tirx.abs(f32(0.125) * ((a - b) - (a + c))),
+        lambda a, b, c: tirx.abs(a / (tirx.abs(b) + c)),
     ],
 )
 def test_additions_stay_in_their_order(sum_of: Callable[..., Any]) -> None:
@@ -393,6 +396,22 @@ def test_additions_stay_in_their_order(sum_of: Callable[..., Any]) -> None:
 
     data = points()
     data |= {name: data[name] + np.float32(1e4) for name in "xy"}
+    wanted = evaluated(lambda values: source(**values), data)
+    np.testing.assert_array_equal(evaluated(there_and_back(source, "float32"), data), wanted)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        lambda x, y, i, j, b: x + (f32(1) - b.astype("float32")) * f32(-1e9),
+        lambda x, y, i, j, b: x + (i - j).astype("float32") * f32(0.07),
+        lambda x, y, i, j, b: x * (f32(2) - b.astype("float32")) + y,
+        lambda x, y, i, j, b: (i.astype("float32") - f32(1e9)) + f32(1e9),
+    ],
+)
+def test_sums_of_whole_numbers_are_added_up_before_others(source: Callable[..., Any]) -> None:
+    """A mask as a number, or how far a key is: multiplied out, 1e9 takes all digits of a score."""
+    data = points()
     wanted = evaluated(lambda values: source(**values), data)
     np.testing.assert_array_equal(evaluated(there_and_back(source, "float32"), data), wanted)
 

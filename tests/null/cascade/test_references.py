@@ -8,6 +8,7 @@ import sympy
 
 from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.expressions.functions import (
+    Abs,
     Fence,
     cancelled,
     fenced_product,
@@ -157,6 +158,55 @@ def test_a_fence_says_what_is_added_first() -> None:
     assert settled(sympy.exp(Fence(a - b))) == sympy.exp(a - b)
     i, j = sympy.symbols("i j", integer=True)
     assert fenced_sum(i + j, sympy.Integer(1)) == i + j + 1
+    # Exact among each other, but not in front of anything else.
+    assert fenced_sum(i + j, a) == a + Fence(i + j)
+    assert fenced_product(sympy.Integer(3), i - j) == 3 * i - 3 * j
+    assert fenced_product(EPS, i - j) == EPS * Fence(i - j)
+    assert fenced_product(sympy.Integer(10**9), 1 - i) == 10**9 * Fence(1 - i)
+
+
+def test_a_magnitude_leaves_fences_and_small_numbers() -> None:
+    a, b, c = sympy.symbols("a b c", real=True)
+    p = sympy.Symbol("p", nonnegative=True)
+    apart = fenced_product(sympy.Rational(1, 10), fenced_sum(a - b, -c))
+    assert Abs(apart) == sympy.Rational(1, 10) * Abs(Fence(fenced_sum(a - b, -c)))
+    assert Abs(x / sympy.sqrt(p + EPS)) == Abs(x) / sympy.sqrt(p + EPS)
+    # As sympy's own where nothing is lost.
+    known = (x * p, x**2 * y, x**3, 1 / y, -3 * x, x - y, y - x, x * (y - x), x * sympy.exp(y))
+    for each in (*known, x / y**3, sympy.exp(x), sympy.Integer(-2), -p):
+        assert str(Abs(each)) == str(sympy.Abs(each))
+
+
+def scores(element: sympy.Expr, first: str, squares: str) -> tuple[list[Stage], sympy.Expr]:
+    """A layer norm: its two sums, and its rows."""
+    total = Stage(first, SUM, element)
+    apart = fenced_sum(element, -total.symbol / N)
+    square = Stage(squares, SUM, apart**2)
+    return [total, square], apart / sympy.sqrt(fenced_sum(square.symbol / N, EPS))
+
+
+@pytest.mark.parametrize(("about", "spread"), [(0, 1), (1e2, 1e-3), (1e4, 1e-3), (1e5, 1)])
+def test_a_layer_norm_of_a_layer_norm(about: float, spread: float) -> None:
+    """The second mean is what rounding left of the first: it is taken off once, not twice."""
+    inner, rows = scores(x, "S", "q")
+    outer, rows = scores(rows, "S2", "q2")
+    found = derive(Cascade((*inner, *outer), (x,), (N,), rows={"y": rows}, length=N))
+    drawn = about + spread * np.random.default_rng(8).standard_normal((8, 96))
+    single = {"x": drawn.astype(np.float32)}
+    exact = two_pass(found.cascade, {"x": single["x"].astype(np.float64)})["y"]
+    error = np.abs(merge_tree(found, single, [32] * 3, tile=16)["y"] - exact).max()
+    unfused = np.abs(two_pass(found.cascade, single)["y"] - exact).max()
+    assert error <= 2 * unfused + 8 * EPSILON
+
+
+@pytest.mark.parametrize("level", [0.1, 0.3, 100.3, 1e37])
+def test_equal_elements_are_their_mean(level: float) -> None:
+    """Also where nothing but rows takes distances from it; a sum of them is rounded."""
+    rows = {"plain": x - mean, "range": (x - mean) / fenced_sum(mx - mn, EPS)}
+    found = derive(Cascade((TOTAL, LEAST, MOST), (x,), (N,), rows=rows, length=N))
+    single = {"x": np.full((1, 100), level, np.float32)}
+    streamed = merge_tree(found, single, [32, 32, 36], tile=16)
+    assert not np.any(streamed["plain"]) and not np.any(streamed["range"])
 
 
 def test_conditions_of_rows_and_of_elements_are_sampled() -> None:

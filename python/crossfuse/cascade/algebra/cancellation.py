@@ -17,6 +17,7 @@ import sympy
 
 from crossfuse.cascade.algebra.separation import refused
 from crossfuse.cascade.derivation import Derivation
+from crossfuse.cascade.expressions.functions import Abs
 from crossfuse.cascade.spec import Cascade, Stage
 
 #: Makes a refusal of the stage, the kind of rows, the error there and the allowed error.
@@ -121,7 +122,7 @@ def _magnitudes(cascade: Cascade, name: str) -> Cascade:
     """The cascade up to one stage, which sums magnitudes: what rounding is relative to."""
 
     def changed(stage: Stage) -> Stage:
-        return replace(stage, term=sympy.Abs(stage.term)) if stage.name == name else stage
+        return replace(stage, term=Abs(stage.term)) if stage.name == name else stage
 
     end = 1 + [each.name for each in cascade.stages].index(name)
     stages = tuple(map(changed, cascade.stages[:end]))

@@ -20,9 +20,10 @@ from crossfuse.cascade.spec import Cascade, Stage
 
 
 def means(cascade: Cascade) -> dict[str, Mean]:
-    """Find the sums that later stages take distances from, by stage.
+    """Find the sums that distances are taken from, by stage.
 
-    A later stage depends on each by ``element - mean`` only.
+    A later stage depends on each by ``element - mean`` only, or rows take such distances: of equal
+    elements these are 0, where a sum divided by its length is rounded.
     """
     found: dict[str, Mean] = {}
     for stage in cascade.stages:
@@ -30,7 +31,7 @@ def means(cascade: Cascade) -> dict[str, Mean]:
             continue
         for mean in _candidates(cascade, stage):
             about = [each for each in cascade.stages if _is_used(cascade, each, stage, mean)]
-            if about:
+            if about or _is_subtracted(cascade, stage, mean):
                 found[stage.name] = replace(mean, visible=_is_visible(cascade, stage, about))
                 break
     return found | _again(cascade, found)
@@ -104,6 +105,16 @@ def _is_used(cascade: Cascade, later: Stage, stage: Stage, mean: Mean) -> bool:
     return found is not None and is_polynomial(found, distance)
 
 
+def _is_subtracted(cascade: Cascade, stage: Stage, mean: Mean) -> bool:
+    """Whether rows take distances from a mean of equal weights."""
+    if mean.weight or mean.scale != 1 or stage.monoid.name != "sum":
+        return False
+    symbol, distance = sympy.Dummy("mean", real=True), sympy.Dummy("distance", real=True)
+    rows = [each for each in cascade.rows.values() if stage.symbol in each.free_symbols]
+    terms = (each.xreplace({stage.symbol: cascade.length * symbol}) for each in rows)
+    return any(centred(each, symbol, mean.element, distance) is not None for each in terms)
+
+
 def _is_visible(cascade: Cascade, stage: Stage, about: Sequence[Stage]) -> bool:
     """Whether a mean shows up anywhere but in sums about it; see `Mean.visible`."""
     sums = {each.symbol for each in about}
@@ -148,6 +159,7 @@ def _derive(cascade: Cascade) -> Derivation:
     state, known = progress.state, progress.known
     given = {*cascade.elements, *cascade.invariants}
     sums = {value(each.name) for each in state.kept if each.monoid.name == "sum"}
+    unfinished = {each: value(state.of(of).name) for of, each in progress.unfinished.items()}
 
     def over_slots(
         wanted: Mapping[str, sympy.Expr], *, as_rows: bool = False
@@ -155,13 +167,14 @@ def _derive(cascade: Cascade) -> Derivation:
         found = {}
         for name, each in wanted.items():
             whole = progress.direct.get(each, cancelled(sympy.sympify(each).xreplace(known)))
+            whole = whole.xreplace(progress.unfinished)
             made = rescaled(joined(state.finished(joined(whole))))
             # Powers of quotients stay such: squares of elements or a divisor may be out of range.
             if as_rows:
                 made = ratios(shared_out(made, given))
             else:
                 made = averages(made, sums, cascade.length)
-            found[name] = made.xreplace(progress.finished)
+            found[name] = made.xreplace(progress.finished).xreplace(unfinished)
         return found
 
     stages = over_slots({each.name: each.symbol for each in cascade.stages})

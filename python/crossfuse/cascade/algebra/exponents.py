@@ -103,8 +103,8 @@ def rescaled(expression: sympy.Basic) -> sympy.Basic:
     if not expression.has(sympy.Pow):
         return expression
     if isinstance(expression, sympy.Abs):
-        # Evaluated, it would be brought over a common denominator again.
-        return sympy.Abs(rescaled(expression.args[0]), evaluate=False)
+        # Evaluated, sympy's own would be brought over a common denominator again.
+        return expression.func(rescaled(expression.args[0]), evaluate=False)
     if not isinstance(expression, sympy.Pow):
         return with_parts(expression, rescaled)
     base, power = map(rescaled, expression.args)

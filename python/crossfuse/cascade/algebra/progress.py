@@ -46,6 +46,8 @@ class Progress:
         self.moments: set[sympy.Symbol] = set()
         #: What results have in place of the values of moments.
         self.finished: dict[sympy.Basic, sympy.Expr] = {}
+        #: Other symbols of such slots, and what stands for the values themselves in results.
+        self.unfinished: dict[sympy.Basic, sympy.Dummy] = {}
 
     def results(self, term: sympy.Expr) -> list[sympy.Symbol]:
         """The results of earlier stages that a term uses."""
@@ -117,6 +119,16 @@ class Progress:
         merge = rescaling.merged((left(name), right(name)), self.state)
         carry = rescaling.moved(value(name), self.state)
         return self.state.add(name, SUM, brought, carry, merge, no_sign=nonnegative(g))
+
+    def about_rounded(self, kept: sympy.Expr) -> sympy.Expr:
+        """Slots of moments about their means as these are, rounded, in results too."""
+        for each in kept.free_symbols & self.state.symbols:
+            slot = self.state.of(each)
+            if value(slot.name) in self.finished:
+                other = self.state.alias(slot)
+                self.unfinished[other] = sympy.Dummy(slot.name, **other.assumptions0)
+                kept = kept.xreplace({each: other})
+        return kept
 
     def count(self) -> sympy.Symbol:
         """The symbol of the slot that counts elements."""

@@ -197,7 +197,7 @@ class _Parts:
 
     def magnitude(self, term: sympy.Expr) -> list[Product]:
         g, h = self.single(term.args[0], term)
-        return [(sympy.Abs(g), sympy.Abs(h))]
+        return [(term.func(g), term.func(h))]
 
     def logarithm(self, term: sympy.Expr) -> list[Product]:
         g, h = self.single(term.args[0], term)

@@ -22,6 +22,7 @@ from crossfuse.cascade.algebra.writing import written
 from crossfuse.cascade.derivation import Factor, Step, left, new, right, value
 from crossfuse.cascade.expressions.functions import (
     UNBOUNDED,
+    Abs,
     Compared,
     Fence,
     Unevaluated,
@@ -101,7 +102,7 @@ class ShiftedMoments:
         """
         progress, state = self.progress, self.progress.state
         weights = progress.cascade.stage(mean.weight)
-        size = progress.keep(state.fresh(f"{weights.name}_size"), SUM, sympy.Abs(weights.term))
+        size = progress.keep(state.fresh(f"{weights.name}_size"), SUM, Abs(weights.term))
         found = [
             each
             for each in progress.centres
@@ -260,9 +261,25 @@ class ShiftedMoments:
             merge = rescaling.merged(parts, state)
         symbol = state.add(name, SUM, brought, carry, merge, no_sign=made.even)
         self.progress.moments.add(symbol)
-        if all(each.rest is not None for each in centres):
+        if all(each.rest is not None for each in centres) and not self._is_seen(made):
             self.progress.finished[value(name)] = self._finished(made)
         return symbol
+
+    def _is_seen(self, made: _Moment) -> bool:
+        """Whether rows or results have the distances that a sum is linear in.
+
+        These are from means as they are rounded, and so is the sum: of a softmax's gradient, which
+        has both, what rounding adds to one is what it takes from the other. Sums of higher powers
+        change by squares of it.
+        """
+        if max(map(sum, made.lower), default=0) > 1:
+            return False
+        cascade, means = self.progress.cascade, {each.symbol for each in made.centres}
+        shown = set().union(
+            *(e.free_symbols for e in (*cascade.rows.values(), *cascade.results.values()))
+        )
+        found = (self.progress.known[each] for each in shown & self.progress.known.keys())
+        return any(each.free_symbols & means for each in found)
 
     def _finished(self, made: _Moment) -> sympy.Expr:
         """A moment when all is merged: about means that are not rounded, in results alone.

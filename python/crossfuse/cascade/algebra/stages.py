@@ -108,6 +108,7 @@ class Sums:
         factors: list[Factor] = []
         eager: list[sympy.Expr] = []
         hoisted: list[sympy.Expr] = []
+        rounded = self._corrects(found)
         for number, (g, h) in enumerate(self._placed(stage, found)):
             known = None if stage.cast else scores(progress, g, h)
             if known is not None:
@@ -121,6 +122,7 @@ class Sums:
                 continue
             part, rest = split(g, h, state, progress.elements, bool(stage.cast))
             kept = keep(progress.named(stage, number, len(found)), part, g)
+            kept = progress.about_rounded(kept) if rounded else kept
             total += kept * rest
             name = state.of(kept).name if kept in state.symbols else ""
             factors.append(Factor(progress.spelt(g), progress.spelt(h), name))
@@ -133,6 +135,16 @@ class Sums:
         names = (progress.names(eager), progress.names(hoisted))
         step = Step(stage.name, pair, tuple(factors), *names, correction, proof, tuple(notes))
         progress.done(stage, Fence(total), step)
+
+    def _corrects(self, found: Iterable[Product]) -> bool:
+        """Whether a sum says itself how far a mean is off, as the variance of a layer norm does.
+
+        Moments that are about the exact mean already would be corrected twice.
+        """
+        state = self.progress.state
+        rests = [state.of(each.rest) for each in self.progress.centres if each.rest is not None]
+        free = set().union(*(h.free_symbols for _, h in found)) & state.symbols
+        return any(state.of(each) in rests for each in free)
 
     def _signed(self, product: sympy.Expr) -> sympy.Expr:
         """A product with the known signs of distances from extremes."""

@@ -112,10 +112,14 @@ class State:
         """
         for each in self.kept:
             if each.monoid == monoid and each.contribution == contribution:
-                alias = sympy.Dummy(each.name, **each.symbol.assumptions0)
-                self._of[alias] = each
-                return alias
+                return self.alias(each)
         return None
+
+    def alias(self, kept: Kept) -> sympy.Symbol:
+        """Another symbol of a slot."""
+        symbol = sympy.Dummy(kept.name, **kept.symbol.assumptions0)
+        self._of[symbol] = kept
+        return symbol
 
     def fresh(self, wanted: str) -> str:
         """Take a free name like the wanted one."""

@@ -51,6 +51,43 @@ class magnitude(sympy.Function):
         return f"numpy.abs({printer._print(self.args[0])})"
 
 
+class Abs(sympy.Abs):
+    """An absolute value of what is written, in front of which stand factors of known sign.
+
+    Sympy's own takes signs out of sums below fences, which opens these, and writes sums over a
+    common denominator, which makes a large factor of an epsilon.
+    """
+
+    @classmethod
+    def eval(cls, x: sympy.Expr) -> sympy.Expr | None:
+        """Numbers are computed; what is known not to be negative is its own magnitude."""
+        x = sympy.sympify(x)
+        if x.is_number:
+            return sympy.Abs(x)
+        if x.is_extended_nonnegative or isinstance(x, sympy.exp):
+            return x
+        if x.is_extended_nonpositive:
+            return -x
+        if isinstance(x, sympy.Pow) and x.exp.is_integer:
+            return cls(x.base) ** x.exp
+        if isinstance(x, sympy.Mul):
+            return cls._of_product(x)
+        return cls(-x) if x.is_Add and x.could_extract_minus_sign() else None
+
+    @classmethod
+    def _of_product(cls, x: sympy.Mul) -> sympy.Expr:
+        known, unknown = [], []
+        for each in x.args:
+            below = each.is_Pow and each.exp.is_integer and each.exp.is_negative
+            base, power = (each.base, each.exp) if below else (each, 1)
+            if isinstance(cls(base), sympy.Abs):
+                unknown.append(-each if each.is_Add and each.could_extract_minus_sign() else each)
+            else:
+                known.append(cls(base) ** power)
+        inner = cls(sympy.Mul(*unknown), evaluate=False) if unknown else sympy.S.One
+        return sympy.Mul(*known, inner)
+
+
 class Unevaluated(sympy.UnevaluatedExpr):
     """A number that sympy leaves as it is, and knows to be one.
 
@@ -143,8 +180,8 @@ OF_OPERATOR: dict[str, Callable[..., sympy.Expr]] = {
     "sqrt": sympy.sqrt,
     "rsqrt": lambda x: 1 / sympy.sqrt(x),
     "pow": sympy.Pow,
-    "fabs": sympy.Abs,
-    "abs": sympy.Abs,
+    "fabs": Abs,
+    "abs": Abs,
     "tanh": sympy.tanh,
     "sinh": sympy.sinh,
     "cosh": sympy.cosh,
@@ -223,6 +260,10 @@ def refused(where: str, found: object, limit: str, instead: str) -> RefusedError
 # of clang); so it does with a sum that a number multiplies, which sympy would multiply out.
 
 
+#: From here on float32 has no longer all whole numbers.
+_WHOLE = 2**24
+
+
 class Fence(sympy.Expr):
     """A sum inside of a sum, or behind a number, that sympy leaves where it is.
 
@@ -260,18 +301,26 @@ for _assumption in (
 def fenced_sum(*addends: sympy.Expr) -> sympy.Expr:
     """A sum of addends each of which is added up first.
 
-    Sums among them get a fence; those of whole numbers none, which are exact in any order.
+    Sums among them get a fence, unless all is whole numbers, which are exact in any order.
     """
-    return sympy.Add(*(each if each.is_integer else Fence(each) for each in addends))
+    whole = all(map(_is_exact, addends))
+    return sympy.Add(*(each if whole else Fence(each) for each in addends))
 
 
 def fenced_product(left: sympy.Expr, right: sympy.Expr) -> sympy.Expr:
-    """A product in which no number is multiplied into a sum."""
+    """A product in which no number is multiplied into a sum, unless all is whole numbers."""
     if right.is_number:
         left, right = right, left
-    if left.is_number and not right.is_integer:
+    if left.is_number and not (_is_exact(left) and _is_exact(right)):
         return left * Fence(right)
     return left * right
+
+
+def _is_exact(expression: sympy.Expr) -> bool:
+    """Whether it is a whole number that float32 holds: `(1 - seen) * -1e9` is none."""
+    if not expression.is_integer:
+        return False
+    return all(abs(each) < _WHOLE for each in expression.atoms(sympy.Integer))
 
 
 def unopened(*factors: sympy.Expr) -> sympy.Expr:

@@ -86,6 +86,8 @@ class _Reader:
         if isinstance(node, ir.Call):
             return self.call(node)
         rule = _NUMBERS.get(type(node))
+        if "int" in str(node.ty):
+            rule = _WHOLE.get(type(node), rule)
         if rule is not None:
             if str(node.ty) in _WRAPPING and rule not in (sympy.Max, sympy.Min):
                 limit, instead = "numbers that do not wrap around", "convert the operands before"
@@ -224,6 +226,12 @@ _NUMBERS: dict[type, Callable[..., sympy.Expr]] = {
     ir.tirx.Min: sympy.Min,
     ir.tirx.FloorDiv: lambda a, b: sympy.floor(a / b),
     ir.tirx.FloorMod: sympy.Mod,
+}
+#: Sums and products of integers, which are exact in any order.
+_WHOLE: dict[type, Callable[..., sympy.Expr]] = {
+    ir.tirx.Add: lambda a, b: a + b,
+    ir.tirx.Sub: lambda a, b: a - b,
+    ir.tirx.Mul: lambda a, b: a * b,
 }
 _COMPARISONS: dict[type, Callable[..., sympy.Basic]] = {
     ir.tirx.EQ: sympy.Eq,

@@ -17,6 +17,7 @@ import sympy
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Slot, guarded, new, value
 from crossfuse.cascade.expressions.functions import (
+    Abs,
     Unevaluated,
     factored,
     opened,
@@ -106,7 +107,7 @@ def _is_moderate(below: sympy.Expr, symbols: frozenset[sympy.Symbol]) -> bool:
 
 def scale(below: sympy.Expr) -> sympy.Expr:
     """The power of two that a divisor and its dividend are multiplied by."""
-    size = sympy.Abs(below)
+    size = Abs(below)
     return sympy.Piecewise((_FACTOR, size < 1 / _LARGE), (1 / _FACTOR, size > _LARGE), (1, True))
 
 
