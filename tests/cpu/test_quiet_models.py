@@ -64,6 +64,15 @@ def test_words_of_a_table(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err == ""
 
 
+def test_a_norm_that_tvm_has_not_in_bfloat16(capfd: pytest.CaptureFixture[str]) -> None:
+    """It is looked at in float32."""
+    norm, x = nn.LayerNorm((4, 8)).bfloat16().eval(), torch.randn(2, 3, 4, 8).bfloat16()
+    with torch.no_grad():
+        fn = crossfuse.compile_model(norm, (x,), runs_on="llvm")
+        torch.testing.assert_close(fn(x), norm(x), rtol=0.01, atol=0.01)
+    assert "remaining blocks" not in capfd.readouterr().err
+
+
 class Cache(nn.Module):
     """Rows written into a cache of many more, and every third column of another tensor."""
 

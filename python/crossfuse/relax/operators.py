@@ -268,8 +268,9 @@ def _fault(call: Call) -> str | None:
 
 def _definition(call: Call) -> list[tirx.PrimFunc]:
     """Legalise one call in a module of its own; nothing if TVM has no definition."""
-    # Some operators are not defined in bfloat16, and move elements as little there as elsewhere.
-    return _legalised(call, wide=False) or _legalised(call, wide=True)
+    # Some operators are not defined in bfloat16, of which TVM says on standard error that it began
+    # one; all move elements as little there as in float32.
+    return _legalised(call, wide=True) or _legalised(call, wide=False)
 
 
 def _legalised(call: Call, wide: bool) -> list[tirx.PrimFunc]:
