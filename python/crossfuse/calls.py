@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import collections.abc
+import difflib
 import functools
 import inspect
 import math
@@ -36,9 +37,11 @@ Seconds = Annotated[float, Between(1e-3, 1e7)]
 
 @dataclass(frozen=True)
 class Named:
-    """Mark of parameters annotated with `Any`: names of the TVM classes that it stands for."""
+    """Mark of parameters annotated with `Any`: names of the classes that it stands for."""
 
     classes: tuple[str, ...]
+    #: What they are in words; empty names the classes.
+    words: str = ""
 
 
 AnySchedule = Annotated[Any, Named(("Schedule",))]
@@ -58,7 +61,8 @@ def checked(function: Any) -> Any:
 
     Classes that are not imported, such as those of torch and TVM, are recognised by name. Numbers
     may have a range, see `crossfuse.schema.Between`. What an argument cannot be raises
-    `ArgumentRefused`; missing or surplus arguments raise Python's own `TypeError`.
+    `ArgumentRefused`; missing or surplus arguments raise Python's own `TypeError`, with the name of
+    the function and of the parameter that may have been meant.
     """
     if inspect.isclass(function):
         # Of a dataclass Python writes the annotations itself; those of its fields are the same.
@@ -79,13 +83,23 @@ def _checked(function: Any, name: str, module: str) -> Any:
 
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:
-        given = signature.bind(*args, **named).arguments
+        try:
+            given = signature.bind(*args, **named).arguments
+        except TypeError as error:
+            raise TypeError(f"{name}() {error}{_meant(signature, named)}") from None
         for key, (fits, words) in tests().items():
             if key in given and not fits(given[key]):
                 raise _refused(name, key, given[key], words)
         return function(*args, **named)
 
     return call
+
+
+def _meant(signature: inspect.Signature, named: Mapping[str, Any]) -> str:
+    """The parameter next to the first name that is none, as later releases of Python say it."""
+    unknown = next((each for each in named if each not in signature.parameters), "")
+    near = difflib.get_close_matches(unknown, signature.parameters, n=1)
+    return f". Did you mean '{near[0]}'?" if near else ""
 
 
 def _refused(function: str, name: str, value: Any, words: str) -> Exception:
@@ -198,7 +212,8 @@ def _of_type(kind: Any) -> _Test | None:
     if get_origin(kind) is Annotated:
         plain, mark = get_args(kind)[:2]
         if isinstance(mark, Named):
-            return _of_name(*mark.classes)
+            fits, words = _of_name(*mark.classes)
+            return fits, mark.words or words
         return _between(_of_type(plain), mark)
     if kind is int:
         return _is_whole, "a whole number"

@@ -64,6 +64,32 @@ def test_words_of_a_table(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err == ""
 
 
+def test_a_norm_that_tvm_has_not_in_bfloat16(capfd: pytest.CaptureFixture[str]) -> None:
+    """It is looked at in float32."""
+    norm, x = nn.LayerNorm((4, 8)).bfloat16().eval(), torch.randn(2, 3, 4, 8).bfloat16()
+    with torch.no_grad():
+        fn = crossfuse.compile_model(norm, (x,), runs_on="llvm")
+        torch.testing.assert_close(fn(x), norm(x), rtol=0.01, atol=0.01)
+    assert "remaining blocks" not in capfd.readouterr().err
+
+
+class Cache(nn.Module):
+    """Rows written into a cache of many more, and every third column of another tensor."""
+
+    def forward(self, cache: torch.Tensor, rows: torch.Tensor, x: torch.Tensor) -> Any:
+        cache, x = cache.clone(), x.clone()
+        cache[3:5], x[:, 1:-1:3] = rows, rows.sum()
+        return cache * 2, x.relu()
+
+
+def test_a_few_rows_of_a_large_cache(capfd: pytest.CaptureFixture[str]) -> None:
+    """TVM's own reads the rows wherever the cache has some, far behind their end."""
+    given = (torch.zeros(1 << 20, 16), torch.randn(2, 16), torch.randn(6, 13))
+    fn = crossfuse.compile_model(Cache().eval(), given, runs_on="llvm")
+    torch.testing.assert_close(fn(*given), Cache()(*given))
+    assert capfd.readouterr().err == ""
+
+
 def test_an_operator_that_the_importer_fails_on(capfd: pytest.CaptureFixture[str]) -> None:
     """What is tried undecomposed first, and what is refused, ends what it began."""
     with pytest.raises(crossfuse.RefusedError, match="torch-import"):

@@ -151,6 +151,12 @@ MODELS: dict[str, tuple[Callable[..., Any], str]] = {
         "relax.astype: found float64; limit: at most float32, which sums are kept in. "
         "Instead: convert the model to float32 or less.",
     ),
+    "half": (
+        lambda t, m, x: m.b(m.a(x).half().float().relu()),
+        "relax.astype: found a cast to float16 between values of float32; limit: types that lose "
+        "no more than these, as only what is stored is rounded. "
+        "Instead: leave the model unfused, or round by arithmetic.",
+    ),
     "doubling": (
         lambda t, m, x: m.b(doubled(m.a(x), 14)),
         "main: found an expression that repeats its operands 4374 times or more; "

@@ -53,6 +53,24 @@ def test_activations_of_half_precision_round_once(build: Callable[..., Any]) -> 
     np.testing.assert_array_equal(run(legal(mod), [x])[0], due)
 
 
+def test_a_batch_norm_stays_half_precision() -> None:
+    """TVM alone makes float32 of it, by its epsilon, whatever the type says."""
+    shapes = ((8, 4, 6, 6), *((4,),) * 4)
+    legal = relax.transform.LegalizeOps()
+    mod = legal(
+        WideArithmetic()(
+            module(lambda *x: op.nn.batch_norm(*x, axis=1, training=False)[0], "float16", *shapes)
+        )
+    )
+    random = np.random.default_rng(0)
+    x, *rows = (random.uniform(0.5, 2, each).astype("float16") for each in shapes)
+    scale, shift, mean, variance = (each.astype("float64")[:, None, None] for each in rows)
+    exact = (x - mean) / np.sqrt(variance + 1e-5) * scale + shift
+    (made,) = run(mod, [x, *rows])
+    assert made.dtype == np.float16
+    np.testing.assert_allclose(made, exact, rtol=2e-3, atol=1e-4)
+
+
 LONG: dict[str, Callable[..., Any]] = {
     "sum": lambda x: op.sum(x, -1),
     "mean": lambda x: op.mean(x, -1),

@@ -120,6 +120,18 @@ def ones(*shape: int, dtype: Any = np.float32) -> np.ndarray:
             "argument-kind: argument 0 'A' of vector_add: found a float; limit: a tensor. Instead: "
             "pass a tensor that speaks DLPack.",
         ),
+        *(
+            (
+                (each, torch.ones(4, 128), torch.ones(4, 128)),
+                f"argument-kind: argument 0: found a {kind} tensor; limit: tensors whose elements "
+                "lie in memory as they are. Instead: pass a copy that has them, such as "
+                "tensor.to_dense().",
+            )
+            for kind, each in {
+                "meta": torch.ones(4, 128, device="meta"),
+                "sparse_coo": torch.ones(4, 128).to_sparse(),
+            }.items()
+        ),
         (
             (torch.ones(4, 128, dtype=torch.float16),) * 3,
             "argument-dtype: argument 0 'A' of vector_add: found float16; limit: float32. Instead: "

@@ -67,7 +67,7 @@ def test_without_a_gpu_it_is_refused() -> None:
     code, text, errors = invoke("S3", "--json")
     assert code == 2
     assert json.loads(text)["refused"]["found"] == "no CUDA device"
-    assert "--dry-run lists jobs and floors" in errors
+    assert "crossfuse bench --dry-run lists jobs and floors" in errors
 
 
 def test_unknown_variant_is_refused() -> None:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+import crossfuse
 from crossfuse.calls import AnySchedule, ClusterSize, Seconds, Seed, checked
-from crossfuse.errors import ArgumentRefused, RefusedError
+from crossfuse.errors import ArgumentRefused, RefusedError, WorkloadRefused
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "_ext"))
 from public_names import public_names
@@ -92,8 +93,27 @@ def test_what_they_do_not_allow(name: str) -> None:
 
 
 def test_python_says_itself_what_is_missing_or_too_much() -> None:
-    with pytest.raises(TypeError, match="unexpected keyword"):
-        called(other=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^called\(\) got an unexpected keyword argument 'zzz'$"):
+        called(zzz=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"compile\(\) .*'placment'\. Did you mean 'placement'\?"):
+        crossfuse.compile("S8", placment="l2")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"compile\(\) missing a required argument: 'source'"):
+        crossfuse.compile()  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("wrong", [3, None, b"S3", ["S3"]], ids=repr)
+def test_a_plan_of_no_workload(wrong: Any) -> None:
+    with pytest.raises(ArgumentRefused, match=r"workload of plan: .*id or text of a workload"):
+        crossfuse.plan(wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("sofmax:rows=8,cols=64", "softmax"), ("gemmm:M=8,K=8,N=8", "gemm")]
+)
+def test_a_plan_of_an_unknown_kind(wrong: str, right: str) -> None:
+    """The kind is looked at before its keys, and cascades are kinds too."""
+    with pytest.raises(WorkloadRefused, match=rf"workload-kind: .*write '{right}'"):
+        crossfuse.plan(wrong)
 
 
 #: Values that no parameter takes which is annotated with something; what has a default and is

@@ -24,7 +24,8 @@ def require_gpu() -> None:
             "this machine",
             found=found,
             limit="torch and a GPU of compute capability 9.0",
-            instead="run the command on such a machine; --dry-run lists jobs and floors on any",
+            instead="run the command on such a machine; crossfuse bench --dry-run lists jobs and "
+            "floors on any",
         )
 
 

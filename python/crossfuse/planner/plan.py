@@ -9,9 +9,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from crossfuse.calls import AtLeastOne, checked
+from crossfuse.calls import AtLeastOne, Named, checked
 from crossfuse.errors import PlanRefused, RefusedError, refuse
 from crossfuse.hardware import TMA_PITCH, Device, device
 from crossfuse.planner.chain.build import chain_of, chain_of_blocks
@@ -26,11 +26,20 @@ from crossfuse.planner.kernels.arrays import count, select
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.shape import Shape, shape_of, shape_of_blocks
 from crossfuse.workload.dtypes import float_type
+from crossfuse.workload.spec import LAYERS
 
 if TYPE_CHECKING:
     from crossfuse.blocks.chain import Chain as BlockChain
     from crossfuse.planner.cascade.plan import CascadePlan
     from crossfuse.planner.explain.explanation import Explanation
+
+AnyWorkload = Annotated[
+    Any,
+    Named(
+        ("str", "WorkloadSpec", "LayersSpec", "CascadeSpec", "Chain"),
+        "the id or text of a workload, its spec, or a chain",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -67,7 +76,7 @@ class Plan(Choice):
 
 @checked
 def plan(
-    workload: Any,
+    workload: AnyWorkload,
     target: str | Device | None = None,
     *,
     k_major: bool = True,
@@ -127,7 +136,7 @@ def is_cascade(workload: Any) -> bool:
 
 @checked
 def ranked(
-    workload: Any,
+    workload: AnyWorkload,
     target: str | Device | None = None,
     *,
     k_major: bool = True,
@@ -209,18 +218,24 @@ def in_order(plans: Sequence[Plan], *, fused: bool) -> list[Plan]:
 
 def _padded(workload: Any) -> Any:
     """Function on padded operands that a spec is compiled as, if it is."""
-    from crossfuse.workload.suites import resolve_chain
+    return aligned_function(_spec_of(workload))
 
-    return aligned_function(resolve_chain(workload))
+
+def _spec_of(workload: Any) -> Any:
+    """The spec of a chain; a text that names no kind of chain is held against all kinds."""
+    from crossfuse.workload.cascades import resolve_any
+    from crossfuse.workload.suites import names_layers, resolve_chain
+
+    if isinstance(workload, str) and not names_layers(workload):
+        return resolve_any(workload, (LAYERS,))
+    return resolve_chain(workload)
 
 
 def _read_workload(workload: Any, k_major: bool) -> tuple[Chain, bool]:
     """Read a chain, and whether its weights are stored as [n, k]."""
     if isinstance(workload, Chain):
         return workload, k_major
-    from crossfuse.workload.suites import resolve_chain
-
-    spec = resolve_chain(workload)
+    spec = _spec_of(workload)
     return chain_of(spec), spec.weights == "nk"
 
 

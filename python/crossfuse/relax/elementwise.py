@@ -35,7 +35,7 @@ from crossfuse.relax.operators import (
     shape_of,
 )
 from crossfuse.workload.build import Elementwise
-from crossfuse.workload.dtypes import FLOAT_TYPES, Operand
+from crossfuse.workload.dtypes import FLOAT_TYPES, Operand, loses
 
 _MOST_LOADS = 4096
 
@@ -69,8 +69,8 @@ def read_region(
 
     `target` is a matrix [rows, columns] once its leading extents are collapsed, `products` are
     leaves in float32, `named` names all leaves but numbers. Refused are broadcasts over part of the
-    rows, reshapes that mix rows and columns, operands of unsupported types, and expressions too
-    large to repeat.
+    rows, reshapes that mix rows and columns, operands of unsupported types, casts that lose more
+    than the model's own types do, and expressions too large to repeat.
     """
     inner, found = graph.reach(target, products)
     leaves = tuple(
@@ -83,6 +83,7 @@ def read_region(
         return Region(_load(leaf.operand.name), leaves, f"{leaf.operand.name}[i, j]")
     for value in inner:
         _check_reshape(graph, value, rows)
+        _check_cast(graph, value, _own_types(graph, target, products))
     shape = _collapse(shape_of(target, graph.operator(target)), rows, "the result")
     function = _Rebuild(graph, rows, leaves).function(inner, shape)
     _check_size(function)
@@ -93,6 +94,20 @@ def read_region(
         block, {n for n, leaf in zip(names, leaves, strict=True) if leaf.value in products}
     )
     return Region(_Expression(block, names), leaves, _text(block))
+
+
+def _own_types(graph: Graph, target: Any, products: tuple[Var, ...]) -> set[str]:
+    """Types of a region's result, of its products and of what they multiply."""
+    given = (each for product in products for each in graph.arguments(product))
+    return {dtype_of(each) for each in (target, *products, *given)}
+
+
+def _check_cast(graph: Graph, value: Any, own: set[str]) -> None:
+    """Refuse a cast that would be missed: nothing is rounded before the result is stored."""
+    if graph.operator(value) == CAST and loses(dtype_of(value), own):
+        found = f"a cast to {dtype_of(value)} between values of {', '.join(sorted(own))}"
+        limit = "types that lose no more than these, as only what is stored is rounded"
+        raise refused(CAST, found, limit, "leave the model unfused, or round by arithmetic")
 
 
 def _text(block: Any) -> str:

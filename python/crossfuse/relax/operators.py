@@ -41,6 +41,28 @@ def _gathered(data: Any, indices: Any, axis: int) -> Any:
     return te.compute(shape, read, name="T_take", tag=topi.tag.INJECTIVE)
 
 
+# ``relax.slice_scatter`` as one function that reads each element from where it is.
+#
+# TVM's own reads the part that is written at every place of the whole, beyond the part's end too,
+# and leaves out what it read there: a cache of many rows that is given a few ends the process.
+
+
+def _slice_scatter(builder: Any, call: Any) -> Any:
+    """Legalise ``relax.slice_scatter`` without reads beyond the part."""
+    axis = int(call.attrs.axis) % len(call.args[0].ty.shape.values)
+    return builder.call_te(_with_part, *call.args, axis, primfunc_name_hint="slice_scatter")
+
+
+def _with_part(whole: Any, part: Any, start: Any, end: Any, step: Any, axis: int) -> Any:
+    def element(*place: Any) -> Any:
+        ahead = place[axis] - start
+        inside = [ahead >= 0, place[axis] < end, tirx.floormod(ahead, step) == 0]
+        read = part(*place[:axis], tirx.floordiv(ahead, step), *place[axis + 1 :])
+        return tirx.if_then_else(tirx.all(*inside), read, whole(*place))
+
+    return te.compute(whole.shape, element, name="slice_scatter")
+
+
 # Small integer powers as products, for ``LegalizeOps``.
 #
 # A GPU computes a general power by a logarithm and an exponential, which is slower, and with the
@@ -152,6 +174,7 @@ LEGAL = {
     "relax.nn.group_norm": _group_norm,
     "relax.nn.instance_norm": _instance_norm,
     "relax.take": _take,
+    "relax.slice_scatter": _slice_scatter,
     "relax.power": _power,
     "relax.argmax": _place(topi.argmax),
     "relax.argmin": _place(topi.argmin),
@@ -245,8 +268,9 @@ def _fault(call: Call) -> str | None:
 
 def _definition(call: Call) -> list[tirx.PrimFunc]:
     """Legalise one call in a module of its own; nothing if TVM has no definition."""
-    # Some operators are not defined in bfloat16, and move elements as little there as elsewhere.
-    return _legalised(call, wide=False) or _legalised(call, wide=True)
+    # Some operators are not defined in bfloat16, of which TVM says on standard error that it began
+    # one; all move elements as little there as in float32.
+    return _legalised(call, wide=True) or _legalised(call, wide=False)
 
 
 def _legalised(call: Call, wide: bool) -> list[tirx.PrimFunc]:

@@ -95,6 +95,7 @@ _ACCUMULATED = (
     *("relax.cumsum", "relax.cumprod", "relax.einsum"),
     *("relax.nn.softmax", "relax.nn.log_softmax"),
     *("relax.nn.layer_norm", "relax.nn.group_norm", "relax.nn.instance_norm"),
+    "relax.nn.batch_norm",
     *(f"relax.nn.{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3)),
     *(f"relax.nn.conv{kind}" for kind in ("1d", "3d", "1d_transpose", "2d_transpose")),
 )

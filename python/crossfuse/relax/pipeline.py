@@ -70,6 +70,7 @@ def serial_kernels(mod: Any) -> Any:
     `crossfuse.relax.FuseChains` or `FuseCascades` scheduled; the given module is not changed.
     """
     from crossfuse.emulate.exact_sums import exact_sums
+    from crossfuse.emulate.few_bits import by_bits
     from crossfuse.emulate.float_operators import as_on_gpu
     from crossfuse.emulate.serialise import in_block, of_shapes, serialise
     from crossfuse.lower.extract import buffer_specs
@@ -81,9 +82,9 @@ def serial_kernels(mod: Any) -> Any:
             continue
         if SCHEDULED not in (func.attrs or {}):
             whole = ir.mutate(func, (ir.AttrStmt, _without_scope))
-            plain.update_func(name, as_on_gpu(exact_sums(whole)))
+            plain.update_func(name, as_on_gpu(by_bits(exact_sums(whole))))
         else:
-            serial = serialise(func).with_attr("global_symbol", name.name_hint)
+            serial = serialise(func, few_bits=by_bits).with_attr("global_symbol", name.name_hint)
             if takes_fewer_rows(func):
                 specs = buffer_specs(func)
                 # A row that needs another one, which is not there, shows it.

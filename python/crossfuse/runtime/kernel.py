@@ -13,6 +13,7 @@ from crossfuse.errors import ArtefactRefused, EnvironmentRefused, RefusedError, 
 from crossfuse.lower.image import BufferSpec
 from crossfuse.runtime.launcher import DTYPES
 from crossfuse.runtime.manifest import Manifest
+from crossfuse.runtime.tensors import is_torch
 from crossfuse.workload.dtypes import numpy_type
 
 # Calls that allocate their outputs, with the inputs' row count and in the inputs' place.
@@ -332,11 +333,34 @@ def call_library(function: Any, *arguments: Any) -> Any:
     except (RuntimeError, ValueError, TypeError) as error:
         match = _REFUSAL.fullmatch(str(error))
         if match is None:
+            _check_dense(arguments)
             raise
         environment = match["rule"].startswith("cuda-")
         family = EnvironmentRefused if environment else ArtefactRefused
         refusal: RefusedError = refuse(family, **match.groupdict())
     raise refusal
+
+
+def _check_dense(arguments: Sequence[Any]) -> None:
+    """Refuse tensors of torch that are no rows of elements in memory; asked once a call has failed.
+
+    DLPack, by which all tensors come in, has words of its own for each kind, with torch's stack.
+    """
+    for place, each in enumerate(arguments):
+        if not is_torch(each):
+            continue
+        kinds = {"meta": each.is_meta, "quantized": each.is_quantized}
+        kinds[str(each.layout).removeprefix("torch.")] = str(each.layout) != "torch.strided"
+        found = [kind for kind, is_one in kinds.items() if is_one]
+        if found:
+            raise refuse(
+                ArtefactRefused,
+                "argument-kind",
+                f"argument {place}",
+                found=f"a {found[0]} tensor",
+                limit="tensors whose elements lie in memory as they are",
+                instead="pass a copy that has them, such as tensor.to_dense()",
+            )
 
 
 def _dl_tensor(array: Any) -> DLTensor:

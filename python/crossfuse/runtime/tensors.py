@@ -25,7 +25,7 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """
     import torch
 
-    there = tensor.detach().cpu().contiguous()
+    there = tensor.detach().cpu().contiguous().resolve_neg()
     name = str(there.dtype).removeprefix("torch.")
     if _travels_as_bits(name):
         bits = there.view(torch.int16 if there.itemsize == 2 else torch.uint8)

@@ -36,6 +36,10 @@ class FloatType:
         """The numpy type."""
         return numpy_type(self.name)
 
+    def holds(self, other: FloatType) -> bool:
+        """Whether a cast from another type loses neither digits nor range."""
+        return self.unit <= other.unit and self.largest >= other.largest
+
 
 _TYPES = (
     FloatType("float16", 2, 2.0**-11, 65504.0, 2.0**-24, ("f16", "fp16", "half")),
@@ -55,6 +59,21 @@ def numpy_type(name: str) -> np.dtype:
 
 
 FLOAT_TYPES = {kind.name: kind for kind in _TYPES}
+
+
+def loses(dtype: str, own: Iterable[str]) -> bool:
+    """Whether a cast to a type loses digits or range that a model of some types of its own keeps.
+
+    A model of one type may be computed in more digits, and is the better for it: casts between are
+    left out. What goes through a type of less than any of its own was quantised or saturated on
+    purpose.
+    """
+    kinds = [FLOAT_TYPES[each] for each in own if each in FLOAT_TYPES]
+    if dtype not in FLOAT_TYPES or not kinds:
+        return False
+    return not any(FLOAT_TYPES[dtype].holds(each) for each in kinds)
+
+
 _BY_SPELLING = {spelling: kind for kind in _TYPES for spelling in (kind.name, *kind.aliases)}
 
 

@@ -71,10 +71,13 @@ def parse(text: str) -> WorkloadSpec:
 def split(text: str, kind: str = "") -> tuple[str, dict[str, str]]:
     """Split ``head:key=value,...``, whose colon and body may be missing, into head and options.
 
-    Values are not read, and keep their order. Keys are those of `kind`, by default of the head.
-    Pairs without ``=``, unknown keys and duplicate keys raise `WorkloadRefused`.
+    Values are not read, and keep their order. Keys are those of `kind`, by default of the head,
+    which has to be a kind then if there is a body. Pairs without ``=``, unknown kinds and keys, and
+    duplicate keys raise `WorkloadRefused`.
     """
     head, _, body = text.strip().partition(":")
+    if body and not kind:
+        one_of("kind", head.strip(), KINDS)
     keys = _KEYS_OF_KIND.get(kind or head.strip(), KEYS)
     return head.strip(), pairs(head, body, keys)
 

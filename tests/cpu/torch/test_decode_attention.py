@@ -70,6 +70,14 @@ def test_one_kernel_reads_the_cache_in_place(way: str, step: Step) -> None:
     assert report.fused == ("crossfuse_cascade_0",), report.text()
 
 
+def test_keys_that_are_the_values() -> None:
+    """One call of an operator that is given a tensor twice, of which the kernel takes one."""
+    given = [torch.randn(1, 2, rows, 64).bfloat16() for rows in (1, 256)]
+    attention = torch.nn.functional.scaled_dot_product_attention
+    report = check(lambda query, cache: attention(query, cache, cache), given, always=True)
+    assert report.fused == ("crossfuse_cascade_0",), report.text()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [0, 16])
 @pytest.mark.parametrize("added", [False, True], ids=["flags", "added"])

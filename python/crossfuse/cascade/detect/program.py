@@ -34,6 +34,11 @@ class Program:
     _loads: dict[Block, list[Load]] = field(default_factory=dict)
 
     @property
+    def types(self) -> frozenset[str]:
+        """Types of its parameters, which are what the model stores."""
+        return frozenset(str(each.ty.dtype) for each in (*self.inputs, *self.outputs))
+
+    @property
     def reductions(self) -> list[Block]:
         """Blocks that reduce, in program order."""
         found = {id(each): each for each in self.made.values() if each.combine}

@@ -16,7 +16,7 @@ from crossfuse.cascade.detect.group import Group, Member, elements, find_groups
 from crossfuse.cascade.detect.loads import SPLIT, Load, loads_of, moved, refused, same, variables_of
 from crossfuse.cascade.detect.program import Program, read_program
 from crossfuse.cascade.detect.selection import Selection
-from crossfuse.cascade.detect.terms import Reading, Symbols, with_length
+from crossfuse.cascade.detect.terms import Reading, Symbols, is_kept, with_length
 from crossfuse.cascade.expressions.to_sympy import number
 from crossfuse.cascade.site import OutputSite, Site, StageSite, check_exact
 from crossfuse.cascade.spec import Cascade, Monoid, Stage, topk
@@ -234,7 +234,9 @@ class _Builder:
         rows: dict[str, Any] = {}
         for output in self.outputs:
             value = output.value(self.program)
-            term = self._lengths(Reading(self.symbols, output.block, value, output.binding).term)
+            read = Reading(self.symbols, output.block, value, output.binding)
+            self._check_rounding(output, read.cast)
+            term = self._lengths(read.term)
             name = str(output.buffer.name)
             while name in made or name in rows:
                 name += "_"
@@ -288,6 +290,14 @@ class _Builder:
             where = f"{block.where}, buffer '{places.name}'"
             instead = "keep positions, and look up what they stand for"
             raise refused(where, f"places {block.place}", "positions on the axis", instead)
+
+    def _check_rounding(self, output: Output, cast: str) -> None:
+        """Refuse what is rounded and computed with before it is stored: no term says so."""
+        if cast and cast != str(output.buffer.ty.dtype) and is_kept(cast, self.program):
+            where = f"{output.block.where}, buffer '{output.buffer.name}'"
+            found = f"numbers that are rounded to {cast} and computed with"
+            limit = "types that lose no more than those of the tensors, or the type that is stored"
+            raise refused(where, found, limit, f"store {cast}, or round by arithmetic")
 
     def _lengths(self, term: Any) -> Any:
         sums = [s.symbol for s in self.symbols.stages.values() if s.monoid.name == "sum"]

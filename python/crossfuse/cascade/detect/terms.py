@@ -24,6 +24,7 @@ from crossfuse.cascade.detect.loads import (
 from crossfuse.cascade.detect.program import Program
 from crossfuse.cascade.expressions.to_sympy import narrows, to_sympy
 from crossfuse.cascade.spec import Stage
+from crossfuse.workload.dtypes import loses
 
 
 class Symbols:
@@ -121,7 +122,7 @@ class Symbols:
         return self._vars[var]
 
     def of_whole(self, value: Any) -> sympy.Symbol:
-        """The symbol of an element that is rounded to few bits before it is used."""
+        """The symbol of an element that is rounded before it is used."""
         for known, symbol in self._wholes:
             if ir.tvm_ffi.structural_equal(known, value):
                 return symbol
@@ -217,13 +218,19 @@ class Reading:
         return {each.symbol for each in self.symbols.stages.values()}
 
     def _whole(self, node: Any) -> sympy.Expr | None:
-        """The symbol of elements that are rounded to few bits before any result is used."""
+        """The symbol of elements whose rounding is kept, before any result is used."""
         if not isinstance(node, ir.tirx.Cast) or not narrows(str(node.value.ty), str(node.ty)):
             return None
         loads = loads_of(node)
         own = any(self.symbols.group.member(each.buffer) for each in loads)
-        few = int(ir.tvm.DataType(str(node.ty)).bits) < _KEPT_BITS
-        return self.symbols.of_whole(node) if few and loads and not own else None
+        kept = is_kept(str(node.ty), self.symbols.program)
+        return self.symbols.of_whole(node) if kept and loads and not own else None
+
+
+def is_kept(dtype: str, program: Program) -> bool:
+    """Whether numbers that are rounded to a type have to be rounded in a kernel too."""
+    few = int(ir.tvm.DataType(dtype).bits) < _KEPT_BITS
+    return few or loses(dtype, program.types)
 
 
 def with_length(

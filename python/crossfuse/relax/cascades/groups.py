@@ -62,8 +62,10 @@ class Growth:
 
     def function(self, unit: Unit) -> Any:
         """The calls of a unit as one function."""
-        if len(unit) == 1:
-            return next(iter(unit)).func
+        first = next(iter(unit))
+        # A call may give one tensor twice, or a number; its kernel takes `Graph.inputs`.
+        if len(unit) == 1 and first.reads == self.graph.inputs(unit):
+            return first.func
         return merged(self.graph, unit)
 
     def before(self, unit: Unit) -> int:
