@@ -45,7 +45,7 @@ class OneProcess:
 
     def __init__(self, devices: Sequence[int]) -> None:
         self.count = len(devices)
-        self.local = dict(enumerate(devices))
+        self.local: Mapping[int, int] = dict(enumerate(devices))
 
     def window(self, driver: Driver, row_bytes: int) -> Window:
         """See `Members.window`."""
@@ -73,7 +73,7 @@ class OneOfProcesses:
         self._timeout = timeout
         self.count = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
-        self.local = {self.rank: device}
+        self.local: Mapping[int, int] = {self.rank: device}
 
     def gather(self, value: Any) -> list[Any]:
         """What each rank has in the place of a value."""
