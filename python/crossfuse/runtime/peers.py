@@ -326,23 +326,7 @@ class PeerMemory:
         return self._members.local
 
     def join(self, kernel: LoadedKernel) -> PeerKernel:
-        """Give a kernel this memory.
-
-        Parameters
-        ----------
-        kernel : LoadedKernel
-            Of a function over as many ranks as the group has, whose slabs fit.
-
-        Returns
-        -------
-        PeerKernel
-            The callable.
-
-        Raises
-        ------
-        ArtefactRefused
-            If it is of another number of ranks, or its slabs are of other sizes.
-        """
+        """Give this memory to a kernel of as many ranks, whose slabs fit."""
         check_size(kernel, self._members.count)
         wanted = tuple(_row_bytes(each) for each in kernel.buffers if each.ranks)
         if wanted != self.row_bytes:
@@ -370,15 +354,8 @@ class PeerMemory:
     def check(self, name: str = "kernels of the group") -> None:
         """Wait for all GPUs, and refuse to go on if one of them waited for another in vain.
 
-        Parameters
-        ----------
-        name : str
-            What ran, in messages.
-
-        Raises
-        ------
-        EnvironmentRefused
-            If a rank was late: results are wrong since, and kernels have to be joined anew.
+        `name` is what ran, in messages. `EnvironmentRefused` is raised if a rank was late: results
+        are wrong since, and kernels have to be joined anew.
         """
         self.synchronize()
         for rank, counts in self._counts.items():
@@ -391,7 +368,7 @@ class PeerMemory:
                     found=f"no arrival of rank {late - 1} before the deadline",
                     limit="all ranks launched as often, within the deadline of the group",
                     instead="look for what ended or delayed that rank, and join the kernel to a "
-                    "group again; a larger deadline is an option of PeerGroup",
+                    "group again; a larger deadline is an option of what made the group",
                 )
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ def schedule_all_reduce(func: AnyFunction, *, threads: AtLeastOne | None = None)
     >>> from crossfuse.workload import all_reduce
     >>> sch = schedule_all_reduce(all_reduce(elements=4096, ranks=2))
     >>> [each.scope() for each in sch.get(sch.get_sblock("root")).alloc_buffers]
-    ['local', 'global.peer']
+    ['local', 'global.peer', 'local']
     """
     sch = ir.Schedule(func)
     total, result = sch.get_sblock("total"), sch.get_sblock("out")
