@@ -1,154 +1,21 @@
-"""Kernels of functions over several GPUs, and the memory that these share, in one process."""
+"""Kernels of functions over several GPUs, and the memory that these share."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 from crossfuse.calls import Seconds, checked
 from crossfuse.errors import ArtefactRefused, EnvironmentRefused, RefusedError, refuse
 from crossfuse.lower.image import BufferSpec
-from crossfuse.lower.ranks import ARRIVALS, RANK
-from crossfuse.runtime.kernel import DLManagedTensor, DLTensor, LoadedKernel, capsule_of
+from crossfuse.lower.ranks import RANK, WINDOW_UNIT, window_row
+from crossfuse.runtime.kernel import LoadedKernel
 from crossfuse.runtime.launcher import DTYPES
-
-# Windows: one range of addresses whose rows lie in the memory of different GPUs.
-
-_DEVICE, _PINNED, _READ_WRITE = 1, 1, 3  # CUmemLocationType, CUmemAllocationType, CUmemAccess_flags
-_CUDA = 2  # DLPack's kDLCUDA
-
-
-class _Location(ctypes.Structure):
-    # CUmemLocation of cuda.h.
-    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
-
-
-class _Properties(ctypes.Structure):
-    # CUmemAllocationProp of cuda.h.
-    _fields_ = (
-        ("type", ctypes.c_int),
-        ("handle_types", ctypes.c_int),
-        ("location", _Location),
-        ("metadata", ctypes.c_void_p),
-        ("flags", ctypes.c_uint64),
-    )
-
-
-class _Access(ctypes.Structure):
-    # CUmemAccessDesc of cuda.h.
-    _fields_ = (("location", _Location), ("flags", ctypes.c_int))
-
-
-class Driver(Protocol):
-    """What is called of the CUDA driver; each call returns a CUresult."""
-
-    def __getattr__(self, name: str) -> Callable[..., int]:
-        """A function of the driver by its name."""
-        ...
-
-
-class Window:
-    """Addresses of which row r lies in the memory of GPU ``devices[r]``; all GPUs reach all rows.
-
-    Ordinary loads and stores of a kernel go through NVLink where a row lies elsewhere (CUDA driver
-    API, virtual memory management).
-    """
-
-    def __init__(self, driver: Driver, devices: Sequence[int], row_bytes: int) -> None:
-        self._driver = driver
-        self._row_bytes = row_bytes
-        self._size = row_bytes * len(devices)
-        self._mapped = 0
-        address = ctypes.c_uint64()
-        size = ctypes.c_size_t(self._size)
-        self._call("cuMemAddressReserve", ctypes.byref(address), size, _long(0), _long(0), _long(0))
-        #: Of row 0.
-        self.address = int(address.value)
-        try:
-            for device in devices:
-                self._add_row(device)
-            self._open(tuple(dict.fromkeys(devices)))
-        except RefusedError:
-            self.close()
-            raise
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        check_driver(getattr(self._driver, name)(*arguments), name)
-
-    def _add_row(self, device: int) -> None:
-        properties = _Properties(_PINNED, 0, _Location(_DEVICE, device), None, 0)
-        memory, size = ctypes.c_uint64(), ctypes.c_size_t(self._row_bytes)
-        self._call("cuMemCreate", ctypes.byref(memory), size, ctypes.byref(properties), _long(0))
-        place = _long(self.address + self._mapped * self._row_bytes)
-        try:
-            self._call("cuMemMap", place, size, ctypes.c_size_t(0), memory, _long(0))
-            self._mapped += 1
-        finally:
-            # The mapping keeps the memory.
-            self._call("cuMemRelease", memory)
-
-    def _open(self, devices: tuple[int, ...]) -> None:
-        allowed = (_Access * len(devices))(
-            *(_Access(_Location(_DEVICE, each), _READ_WRITE) for each in devices)
-        )
-        size, count = ctypes.c_size_t(self._size), ctypes.c_size_t(len(devices))
-        self._call("cuMemSetAccess", _long(self.address), size, allowed, count)
-
-    def close(self) -> None:
-        """Give the memory back; no kernel may use it any more."""
-        if not self.address:
-            return
-        address, self.address = self.address, 0
-        if self._mapped:
-            size = ctypes.c_size_t(self._mapped * self._row_bytes)
-            self._call("cuMemUnmap", _long(address), size)
-        self._call("cuMemAddressFree", _long(address), ctypes.c_size_t(self._size))
-
-
-def _long(value: int) -> ctypes.c_uint64:
-    return ctypes.c_uint64(value)
-
-
-def check_driver(status: int, name: str) -> None:
-    """Refuse a call of the CUDA driver that failed."""
-    if status == 0:
-        return
-    raise refuse(
-        EnvironmentRefused,
-        "cuda-driver",
-        name,
-        found=f"CUresult {status}",
-        limit="GPUs that reach each other's memory, with as much of it free as the windows need",
-        instead="take GPUs of one host that NVLink connects (nvidia-smi topo -m), or free memory",
-    )
-
-
-def _tensor(address: int, buffer: BufferSpec, device: int) -> tuple[Any, Any]:
-    """A window as a torch tensor of one of its GPUs, and what must live as long as that does.
-
-    DLPack says which GPU: torch would ask the driver, which knows where row 0 lies.
-    """
-    import torch
-
-    code, bits = DTYPES[buffer.dtype]
-    shape = (ctypes.c_int64 * len(buffer.shape))(*buffer.shape)
-    managed = DLManagedTensor(
-        DLTensor(
-            data=address,
-            device_type=_CUDA,
-            device_id=device,
-            ndim=len(buffer.shape),
-            code=code,
-            bits=bits,
-            lanes=1,
-            shape=shape,
-        )
-    )
-    return torch.from_dlpack(capsule_of(managed)), (managed, shape)
-
+from crossfuse.runtime.members import Members, OneOfProcesses, OneProcess
+from crossfuse.runtime.windows import Driver, Window, window_tensor
 
 #: What two GPUs need of the way between them: CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED and
 #: _NATIVE_ATOMIC_SUPPORTED. Counts of arrivals are added up in peers' memory.
@@ -174,12 +41,9 @@ def check_reach(driver: Driver, devices: Sequence[int]) -> None:
             )
 
 
-# Kernels that several GPUs run together.
-
-
 @checked
 class PeerGroup:
-    """GPUs of one process that compute functions together.
+    """GPUs that compute functions together: those of this process, or one of each process.
 
     Parameters
     ----------
@@ -211,22 +75,100 @@ class PeerGroup:
     def __init__(self, devices: Sequence[int], *, deadline: Seconds = 10.0) -> None:
         import torch
 
-        self.devices = tuple(devices)
-        self.deadline = deadline
         available = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if not self.devices or not all(0 <= each < available for each in self.devices):
+        if not devices or not all(0 <= each < available for each in devices):
             raise refuse(
                 EnvironmentRefused,
                 "peer-group",
-                f"GPUs {', '.join(map(str, self.devices)) or 'none'}",
+                f"GPUs {', '.join(map(str, devices)) or 'none'}",
                 found=f"{available} GPUs that torch sees",
                 limit="the index of such a GPU for each rank",
                 instead="run it where there are as many GPUs, or let ranks share one",
             )
-        for device in dict.fromkeys(self.devices):
-            torch.zeros(1, device=f"cuda:{device}")  # starts CUDA there
+        self._begin(OneProcess(devices), deadline)
+        check_reach(self._driver, devices)
+
+    @classmethod
+    def from_process_group(cls, group: Any = None, *, deadline: Seconds = 600.0) -> PeerGroup:
+        """Make a group of processes, of which each has one GPU: its current one.
+
+        All processes of the group call it, and `join`, in the same order.
+
+        Parameters
+        ----------
+        group : torch.distributed.ProcessGroup | None
+            Processes of one host; None takes all.
+        deadline : float
+            Seconds after which a kernel gives up waiting for another rank. Processes that compile
+            get ready at different times.
+
+        Returns
+        -------
+        PeerGroup
+            Of as many ranks as the process group has, with the same numbers.
+
+        Raises
+        ------
+        EnvironmentRefused
+            If there is no process group or this process is not in it, in one process there is no
+            GPU, or GPUs are in several hosts or do not reach each other's memory.
+
+        Examples
+        --------
+        >>> group = PeerGroup.from_process_group()  # under torchrun  # doctest: +SKIP
+        >>> kernel = group.join(crossfuse.load("row_parallel.so"))  # doctest: +SKIP
+        >>> kernel.launch(group.rank, A, B, out)  # of this process  # doctest: +SKIP
+        """
+        import torch
+
+        check_process_group(group)
+        ready = torch.cuda.is_available()
+        device = torch.cuda.current_device() if ready else -1
+        members = OneOfProcesses(group, device, min(deadline, 60.0))
+        members.check_host()
+        made = cls.__new__(cls)
+
+        def begun() -> None:
+            if not ready:
+                raise refuse(
+                    EnvironmentRefused,
+                    "peer-group",
+                    f"rank {members.rank}",
+                    found="0 GPUs that torch sees",
+                    limit="a GPU of each rank",
+                    instead="run it where there are as many GPUs",
+                )
+            made._begin(members, deadline)
+
+        members.together(begun)
+        places = members.gather(str(torch.cuda.get_device_properties(device).uuid))
+        members.together(lambda: check_reach(made._driver, _seen(places)))
+        return made
+
+    def _begin(self, members: Members, deadline: float) -> None:
+        """Start CUDA on the GPUs of this process."""
+        import torch
+
+        self._members = members
+        self.deadline = deadline
+        for device in self.devices:
+            torch.zeros(1, device=f"cuda:{device}")
         self._driver: Driver = ctypes.CDLL("libcuda.so.1")
-        check_reach(self._driver, self.devices)
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """GPUs of the ranks that this process has."""
+        return tuple(self._members.local.values())
+
+    @property
+    def size(self) -> int:
+        """Ranks of all processes."""
+        return self._members.count
+
+    @property
+    def rank(self) -> int:
+        """The first rank that this process has: of a process group, its only one."""
+        return next(iter(self._members.local))
 
     def join(self, kernel: LoadedKernel) -> PeerKernel:
         """Give a kernel the memory that its GPUs share.
@@ -248,18 +190,78 @@ class PeerGroup:
         EnvironmentRefused
             If the memory cannot be had.
         """
-        counts = {each.ranks for each in kernel.buffers if each.ranks}
-        if counts != {len(self.devices)}:
-            found = f"a function over {max(counts)} GPUs" if counts else "a function of one GPU"
-            raise refuse(
-                ArtefactRefused,
-                "peer-group",
-                kernel.name,
-                found=found,
-                limit=f"{len(self.devices)} ranks, as the group has",
-                instead="make a group of that many GPUs, or load another kernel",
-            )
-        return PeerKernel(kernel, self.devices, self.deadline, self._driver)
+        check_size(kernel, self.size)
+        _, *slabs = (_row_bytes(each) for each in kernel.buffers if each.ranks)
+        return self.memory(*slabs).join(kernel)
+
+    def memory(self, *slabs: int) -> PeerMemory:
+        """Make memory that kernels which run one behind the other share.
+
+        Parameters
+        ----------
+        *slabs : int
+            Bytes of each buffer in peers' memory, of one rank.
+
+        Returns
+        -------
+        PeerMemory
+            Of this group.
+
+        Raises
+        ------
+        EnvironmentRefused
+            If the memory cannot be had.
+        """
+        return PeerMemory(self._members, slabs, self.deadline, self._driver)
+
+
+def check_process_group(group: Any) -> None:
+    """Refuse a process that is not in a process group."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        found, instead = "no process group", "call torch.distributed.init_process_group before"
+    elif dist.get_rank(group) < 0:
+        found, instead = "a process that is not in it", "call it in the processes of the group"
+    else:
+        return
+    raise refuse(
+        EnvironmentRefused,
+        "peer-group",
+        "process group",
+        found=found,
+        limit="a process of an initialised group",
+        instead=instead,
+    )
+
+
+def check_size(kernel: LoadedKernel, size: int) -> None:
+    """Refuse a kernel of another number of ranks than `size`."""
+    counts = {each.ranks for each in kernel.buffers if each.ranks}
+    if counts != {size}:
+        found = f"a function over {max(counts)} GPUs" if counts else "a function of one GPU"
+        raise refuse(
+            ArtefactRefused,
+            "peer-group",
+            kernel.name,
+            found=found,
+            limit=f"{size} ranks, as the group has",
+            instead="make a group of that many GPUs, or load another kernel",
+        )
+
+
+def _seen(places: Sequence[str]) -> list[int]:
+    """Indices of GPUs that this process sees, by their UUIDs; others cannot be asked about."""
+    import torch
+
+    count = torch.cuda.device_count()
+    known = {str(torch.cuda.get_device_properties(each).uuid): each for each in range(count)}
+    return [known[each] for each in places if each in known]
+
+
+def _row_bytes(buffer: BufferSpec) -> int:
+    """Bytes of a row of a window, as a kernel has it."""
+    return prod(buffer.shape[1:]) * DTYPES[buffer.dtype][1] // 8
 
 
 #: Bits of a nanosecond count that the unit of deadlines leaves out, see ``device/ranks.cuh``, and
@@ -272,55 +274,131 @@ def deadline_units(seconds: float) -> int:
     return min(int(seconds * 1e9) >> _DEADLINE_BITS, _LONGEST)
 
 
-class PeerKernel:
-    """A kernel of a function over ranks, with its windows; made by `PeerGroup.join`."""
+class PeerMemory:
+    """Counts of arrivals and slabs that kernels of a group share; made by `PeerGroup.memory`.
+
+    Its kernels are one sequence, the same in all ranks: they run in one stream of each GPU, or in
+    streams that wait for each other.
+    """
 
     def __init__(
-        self, kernel: LoadedKernel, devices: tuple[int, ...], deadline: float, driver: Driver
+        self, members: Members, slabs: Sequence[int], deadline: float, driver: Driver
     ) -> None:
-        import torch
-
-        self._kernel = kernel
-        self.devices = devices
-        places = [f"cuda:{each}" for each in devices]
-        self._ranks = [
-            torch.tensor([rank], dtype=torch.int32, device=place)
-            for rank, place in enumerate(places)
-        ]
-        shared = len(set(devices)) < len(devices)
-        self._streams = [torch.cuda.Stream(place) for place in places] if shared else []
+        self._members = members
+        counts = window_row(members.count + 2, "int32") * 4
+        #: Bytes of a rank's row in each window, that of the counts first.
+        self.row_bytes = (counts, *(_whole_units(each) for each in slabs))
         self._windows: list[Window] = []
         self._lent: list[Any] = []
-        #: Windows of each rank, in the order of the kernel's buffers.
-        self._peers: list[list[Any]] = [[] for _ in devices]
         try:
-            for buffer in kernel.buffers:
-                if buffer.ranks:
-                    self._add(buffer, driver)
+            for each in self.row_bytes:
+                self._windows.append(members.window(driver, each))
+            members.together(lambda: self._begin(deadline))
         except RefusedError:
             self.close()
             raise
-        for rank, counts in enumerate(self._counts()):
-            counts[len(devices) + 1] = deadline_units(deadline)
-            torch.cuda.synchronize(self.devices[rank])
 
-    def _add(self, buffer: BufferSpec, driver: Driver) -> None:
-        """Make a window, zero at first."""
-        _, bits = DTYPES[buffer.dtype]
-        row_bytes = prod(buffer.shape[1:]) * bits // 8
-        window = Window(driver, self.devices, row_bytes)
-        self._windows.append(window)
-        for rank, device in enumerate(self.devices):
-            tensor, lent = _tensor(window.address, buffer, device)
-            self._lent.append(lent)
-            self._peers[rank].append(tensor)
-            tensor[rank].zero_()
+    def _begin(self, deadline: float) -> None:
+        """Clear the own rows: nobody has arrived."""
+        import torch
 
-    def _counts(self) -> list[Any]:
-        """Counts of arrivals of each rank, in its own memory."""
-        names = [each.name for each in self._kernel.buffers if each.ranks]
-        place = names.index(ARRIVALS)
-        return [mine[place][rank] for rank, mine in enumerate(self._peers)]
+        #: The number of each rank that this process has, and its counts, in its own memory.
+        self.ranks: dict[int, Any] = {}
+        self._counts: dict[int, Any] = {}
+        for rank, device in self._members.local.items():
+            self.ranks[rank] = torch.tensor([rank], dtype=torch.int32, device=f"cuda:{device}")
+            for place, size in enumerate(self.row_bytes):
+                spec = BufferSpec("row", (self._members.count, size // 4), "int32", output=True)
+                own = self._tensor(place, spec, device)[rank]
+                own.zero_()
+                self._counts.setdefault(rank, own)
+            self._counts[rank][self._members.count + 1] = deadline_units(deadline)
+            torch.cuda.synchronize(device)
+
+    def _tensor(self, place: int, buffer: BufferSpec, device: int) -> Any:
+        tensor, lent = window_tensor(self._windows[place].address, buffer, device)
+        self._lent.append(lent)
+        return tensor
+
+    @property
+    def local(self) -> Mapping[int, int]:
+        """GPUs of the ranks that this process has, by rank."""
+        return self._members.local
+
+    def join(self, kernel: LoadedKernel) -> PeerKernel:
+        """Give this memory to a kernel of as many ranks, whose slabs fit."""
+        check_size(kernel, self._members.count)
+        wanted = tuple(_row_bytes(each) for each in kernel.buffers if each.ranks)
+        if wanted != self.row_bytes:
+            raise refuse(
+                ArtefactRefused,
+                "peer-memory",
+                kernel.name,
+                found=f"rows of {', '.join(map(str, wanted))} bytes",
+                limit=f"{', '.join(map(str, self.row_bytes))}, as this memory has",
+                instead="call PeerGroup.join, which makes memory of its own for a kernel",
+            )
+        return PeerKernel(kernel, self)
+
+    def windows(self, buffers: Sequence[BufferSpec], device: int) -> list[Any]:
+        """Windows as a kernel on a GPU takes them."""
+        return [self._tensor(*each, device) for each in enumerate(buffers)]
+
+    def synchronize(self) -> None:
+        """Wait for all GPUs of this process."""
+        import torch
+
+        for device in dict.fromkeys(self.local.values()):
+            torch.cuda.synchronize(device)
+
+    def check(self, name: str = "kernels of the group") -> None:
+        """Wait for all GPUs, and refuse to go on if one of them waited for another in vain.
+
+        `name` is what ran, in messages. `EnvironmentRefused` is raised if a rank was late: results
+        are wrong since, and kernels have to be joined anew.
+        """
+        self.synchronize()
+        for rank, counts in self._counts.items():
+            late = int(counts[self._members.count])
+            if late:
+                raise refuse(
+                    EnvironmentRefused,
+                    "peer-late",
+                    f"rank {rank} of {name}",
+                    found=f"no arrival of rank {late - 1} before the deadline",
+                    limit="all ranks launched as often, within the deadline of the group",
+                    instead="look for what ended or delayed that rank, and join the kernel to a "
+                    "group again; a larger deadline is an option of what made the group",
+                )
+
+    def close(self) -> None:
+        """Wait for all GPUs of this process and give its windows back."""
+        self.synchronize()
+        while self._windows:
+            self._windows.pop().close()
+
+
+def _whole_units(size: int) -> int:
+    return -(-size // WINDOW_UNIT) * WINDOW_UNIT
+
+
+class PeerKernel:
+    """A kernel of a function over ranks, with its windows; made by `PeerGroup.join`."""
+
+    def __init__(self, kernel: LoadedKernel, memory: PeerMemory) -> None:
+        import torch
+
+        self._kernel = kernel
+        self._memory = memory
+        self.devices = tuple(memory.local.values())
+        windows = [each for each in kernel.buffers if each.ranks]
+        #: What each rank is given beside its own tensors, in the order of the kernel's buffers.
+        self._given = {
+            rank: (memory.ranks[rank], *memory.windows(windows, device))
+            for rank, device in memory.local.items()
+        }
+        shared = len(set(self.devices)) < len(self.devices)
+        self._streams = [torch.cuda.Stream(each) for each in self.devices] if shared else []
 
     @property
     def buffers(self) -> tuple[BufferSpec, ...]:
@@ -336,7 +414,7 @@ class PeerKernel:
         Parameters
         ----------
         rank : int
-            Which GPU of the group.
+            Which GPU of the group; one of this process.
         *arguments : tensor
             Its inputs and outputs, on that GPU.
 
@@ -345,15 +423,15 @@ class PeerKernel:
         ArtefactRefused, EnvironmentRefused
             As `crossfuse.runtime.LoadedKernel`.
         """
-        self._kernel(*arguments, self._ranks[rank], *self._peers[rank])
+        self._kernel(*arguments, *self._given[rank])
 
     def __call__(self, *arguments: Sequence[Any]) -> None:
-        """Run all ranks, each on the current stream of its GPU; the call does not wait.
+        """Run all ranks of this process, each on the current stream of its GPU, without waiting.
 
         Parameters
         ----------
         *arguments : sequence of tensor
-            For each buffer, a tensor of each rank.
+            For each buffer, a tensor of each rank of this process.
 
         Raises
         ------
@@ -370,27 +448,27 @@ class PeerKernel:
                     limit=f"{len(self.devices)}, one of each rank",
                     instead="pass the ranks' tensors as a list",
                 )
-        for rank in range(len(self.devices)):
+        for place, rank in enumerate(self._given):
             with ExitStack() as scopes:
-                self._enter_stream(rank, scopes)
-                self.launch(rank, *(each[rank] for each in arguments))
+                self._enter_stream(place, scopes)
+                self.launch(rank, *(each[place] for each in arguments))
 
-    def _enter_stream(self, rank: int, scopes: ExitStack) -> None:
+    def _enter_stream(self, place: int, scopes: ExitStack) -> None:
         """Ranks that share a GPU run in streams of their own, behind and before its current one."""
         import torch
 
         if not self._streams:
             return
-        device = self.devices[rank]
-        current, own = torch.cuda.current_stream(device), self._streams[rank]
+        device = self.devices[place]
+        current, own = torch.cuda.current_stream(device), self._streams[place]
         own.wait_stream(current)
-        scopes.callback(lambda: self._join(rank, current))
+        scopes.callback(lambda: self._join(place, current))
         scopes.enter_context(torch.cuda.stream(own))
 
-    def _join(self, rank: int, current: Any) -> None:
+    def _join(self, place: int, current: Any) -> None:
         """The current stream waits for the ranks of its GPU once the last of them is launched."""
-        mine = [each for each, device in enumerate(self.devices) if device == self.devices[rank]]
-        if rank == mine[-1]:
+        mine = [each for each, device in enumerate(self.devices) if device == self.devices[place]]
+        if place == mine[-1]:
             for each in mine:
                 current.wait_stream(self._streams[each])
 
@@ -402,29 +480,8 @@ class PeerKernel:
         EnvironmentRefused
             If a rank was late: results are wrong since, and the kernel has to be joined anew.
         """
-        import torch
-
-        for device in dict.fromkeys(self.devices):
-            torch.cuda.synchronize(device)
-        for rank, counts in enumerate(self._counts()):
-            late = int(counts[len(self.devices)])
-            if late:
-                raise refuse(
-                    EnvironmentRefused,
-                    "peer-late",
-                    f"rank {rank} of {self._kernel.name}",
-                    found=f"no arrival of rank {late - 1} before the deadline",
-                    limit="all ranks launched as often, within the deadline of the group",
-                    instead="look for what ended or delayed that rank, and join the kernel to a "
-                    "group again; a larger deadline is an option of PeerGroup",
-                )
+        self._memory.check(self._kernel.name)
 
     def close(self) -> None:
-        """Wait for all GPUs and give the windows back."""
-        import torch
-
-        for device in dict.fromkeys(self.devices):
-            torch.cuda.synchronize(device)
-        self._peers = [[] for _ in self.devices]
-        while self._windows:
-            self._windows.pop().close()
+        """Wait for all GPUs and give the windows back, which others may share."""
+        self._memory.close()

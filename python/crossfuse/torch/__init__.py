@@ -10,9 +10,12 @@ from crossfuse import lazy_names
 _HOME = {
     "Ahead": "ahead",
     "Backend": "backend",
+    "Connection": "rank_sums",
     "Replaced": "mlps",
     "Report": "report",
+    "all_reduce": "rank_sums",
     "compile_ahead": "ahead",
+    "connect_ranks": "rank_sums",
     "crossfuse": "backend",
     "replace_mlp": "mlps",
     "reports": "report",

@@ -19,6 +19,7 @@ from crossfuse.hardware import Device, device, local_devices
 from crossfuse.measure.timer import Timer, timing
 from crossfuse.runtime.dispatch_table import BINS
 from crossfuse.torch.graph_cache import Record, graph_key, recall, remember
+from crossfuse.torch.rank_sums import connected, fuse_all_reduces, without_sums
 from crossfuse.torch.report import BACKWARD, FORWARD, Report, keep
 from crossfuse.torch.rewrite import is_frozen
 
@@ -181,6 +182,7 @@ class Backend:
             reason = f"its tensors are on {place}, and kernels need a GPU"
             return Report(reason=reason), None
         target, sequential = self.device_of(place), self.sequential(place)
+        sums = fuse_all_reduces(module, self, place)
         frozen = is_frozen(module)
         # Functions on the CPU are compiled each time.
         key = "" if sequential else graph_key(module.graph, target, (*self.choices, frozen))
@@ -196,6 +198,12 @@ class Backend:
             key = key if whole else ""
             if key:
                 remember(key, record)
+        if sums:
+            left = without_sums(record.report.untranslated)
+            outcomes = (*sums, *record.report.outcomes)
+            record = replace(
+                record, report=replace(record.report, outcomes=outcomes, untranslated=left)
+            )
         return record.report, record if key else None
 
     def _timer(
@@ -221,7 +229,10 @@ class Backend:
         """Options that decide what becomes of a graph of static shapes."""
         # What was measured holds for the GPUs that there are, and against who compiles the rest.
         against = (self.rest, *(each.name for each in find_gpus())) if self.measures else ()
-        return (self.always, self.cascades, self.mode, against, self.early, self.products)
+        return (
+            *(self.always, self.cascades, self.mode, against, self.early, self.products),
+            connected(),
+        )
 
     def runs_on(self, place: torch.device) -> bool:
         """Whether kernels run where tensors are.

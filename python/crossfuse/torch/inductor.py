@@ -261,5 +261,10 @@ def _dynamo_keeps() -> bool:
 
 
 def _called(graph: fx.Graph) -> list[str]:
-    ours = (each for each in graph.nodes if getattr(each.target, "namespace", "") == "crossfuse")
-    return [str(each.args[-1]) for each in ours]
+    ours = [each for each in graph.nodes if getattr(each.target, "namespace", "") == "crossfuse"]
+    return [str(each.args[-1]) for each in ours if _takes_kernel(each.target)]
+
+
+def _takes_kernel(operator: Any) -> bool:
+    """Whether an operator of ours is told the key of a kernel."""
+    return bool(operator._schema.arguments[-1].name == "kernel")

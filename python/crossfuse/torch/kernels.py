@@ -170,22 +170,27 @@ def define() -> registry.Library:
 
 @lru_cache(maxsize=1)
 def _defined() -> registry.Library:
+    from crossfuse.torch.rank_sums import fake_all_reduce, run_all_reduce
+
     made = registry.Library("crossfuse", "DEF")
     made.define("run(Tensor[] inputs, str kernel) -> Tensor")
     made.define("run_several(Tensor[] inputs, str kernel) -> Tensor[]")
     made.define("run_rows(Tensor[] inputs, SymInt[] sizes, str kernel) -> Tensor")
+    made.define("all_reduce(Tensor input, str group) -> Tensor")
     for device in ("CUDA", "CPU"):
         made.impl("run", _run, device)
         made.impl("run_several", _run_several, device)
         made.impl("run_rows", _run_rows, device)
+        made.impl("all_reduce", run_all_reduce, device)
     registry.register_fake("crossfuse::run", _fake, lib=made)
     registry.register_fake("crossfuse::run_several", _fake_several, lib=made)
     registry.register_fake("crossfuse::run_rows", _fake_rows, lib=made)
+    registry.register_fake("crossfuse::all_reduce", fake_all_reduce, lib=made)
     return made
 
 
 def _run(inputs: Sequence[torch.Tensor], key: str) -> torch.Tensor:
-    _check_gradients(inputs)
+    check_gradients(inputs)
     made: torch.Tensor = _known(key, _KEPT)[1](*inputs)
     return made
 
@@ -196,7 +201,7 @@ def _fake(inputs: Sequence[torch.Tensor], key: str) -> torch.Tensor:
 
 
 def _run_several(inputs: Sequence[torch.Tensor], key: str) -> list[torch.Tensor]:
-    _check_gradients(inputs)
+    check_gradients(inputs)
     return list(_known(key, _KEPT)[1](*inputs))
 
 
@@ -205,7 +210,7 @@ def _fake_several(inputs: Sequence[torch.Tensor], key: str) -> list[torch.Tensor
 
 
 def _run_rows(inputs: Sequence[torch.Tensor], sizes: Sequence[int], key: str) -> torch.Tensor:
-    _check_gradients(inputs)
+    check_gradients(inputs)
     return _known(key, _BINNED).run(inputs, sizes)
 
 
@@ -214,7 +219,7 @@ def _fake_rows(inputs: Sequence[torch.Tensor], sizes: Sequence[int], key: str) -
     return inputs[0].new_empty((kernel.rows(inputs[0]), kernel.width), dtype=kernel.dtype)
 
 
-def _check_gradients(inputs: Sequence[torch.Tensor]) -> None:
+def check_gradients(inputs: Sequence[torch.Tensor]) -> None:
     """Refuse a call whose gradients autograd would lose: graphs of training steps record none."""
     if torch.is_grad_enabled() and any(each.requires_grad for each in inputs):
         raise refuse(
@@ -282,6 +287,8 @@ def offer_kept(kernels: tuple[KeptKernel, ...], entries: Mapping[str, Entry] | N
     """
     from crossfuse.runtime import load
     from crossfuse.runtime.artefact import LIBRARIES, written
+
+    define()
 
     def kept(key: str, path: Path) -> Artefact | None:
         if entries is None:

@@ -15,6 +15,7 @@ _HOME = {
     "resolve": "suites",
     "sweep": "suites",
     "prim_func": "build",
+    "all_reduce": "rank_sum",
     "row_parallel": "row_parallel",
     "random_inputs": "inputs",
     "adversarial_inputs": "inputs",

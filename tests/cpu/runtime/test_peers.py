@@ -12,7 +12,9 @@ import pytest
 from crossfuse.errors import ArgumentRefused, ArtefactRefused, EnvironmentRefused
 from crossfuse.lower.extract import lower
 from crossfuse.runtime import PeerGroup, build_library, load
-from crossfuse.runtime.peers import PeerKernel, Window, check_reach, deadline_units
+from crossfuse.runtime.members import OneProcess
+from crossfuse.runtime.peers import PeerKernel, PeerMemory, check_reach, deadline_units
+from crossfuse.runtime.windows import Window
 from crossfuse.schedule.rules.row_parallel import schedule_row_parallel
 from crossfuse.workload import row_parallel
 
@@ -45,9 +47,13 @@ class FakeDriver:
         return [values for called, *values in self.calls if called == name]
 
 
+def window_of(driver: FakeDriver, *devices: int) -> Window:
+    return OneProcess(devices).window(driver, ROW)
+
+
 def test_row_of_each_rank_lies_in_its_gpu_and_all_reach_it() -> None:
     driver = FakeDriver()
-    window = Window(driver, (3, 1), ROW)
+    window = window_of(driver, 3, 1)
     assert window.address == BASE
     assert [(size, device) for _, size, device, _ in driver.of("cuMemCreate")] == [
         (ROW, 3),
@@ -64,7 +70,7 @@ def test_row_of_each_rank_lies_in_its_gpu_and_all_reach_it() -> None:
 
 def test_ranks_may_share_a_gpu() -> None:
     driver = FakeDriver()
-    Window(driver, (0, 0, 0), ROW)
+    window_of(driver, 0, 0, 0)
     assert driver.of("cuMemSetAccess") == [[BASE, 3 * ROW, [0], 1]]
 
 
@@ -72,7 +78,7 @@ def test_ranks_may_share_a_gpu() -> None:
 def test_nothing_is_left_of_a_window_that_fails(failing: str) -> None:
     driver = FakeDriver(failing)
     with pytest.raises(EnvironmentRefused) as caught:
-        Window(driver, (0, 1), ROW)
+        window_of(driver, 0, 1)
     assert str(caught.value) == (
         f"cuda-driver: {failing}: found CUresult 2; limit: GPUs that reach each other's memory, "
         "with as much of it free as the windows need. Instead: take GPUs of one host that NVLink "
@@ -100,10 +106,10 @@ def test_gpus_that_do_not_reach_each_other(able: set[int], missing: str) -> None
 
 
 def test_layouts_are_those_of_the_driver() -> None:
-    from crossfuse.runtime import peers
+    from crossfuse.runtime import windows
 
-    assert ctypes.sizeof(peers._Properties) == 32
-    assert ctypes.sizeof(peers._Access) == 12
+    assert ctypes.sizeof(windows._Properties) == 32
+    assert ctypes.sizeof(windows._Access) == 12
 
 
 def test_deadlines_are_what_an_int32_counts() -> None:
@@ -145,7 +151,7 @@ def test_a_library_says_what_spans_gpus(kernel: Any) -> None:
 
 
 def test_group_of_another_size(kernel: Any) -> None:
-    group = SimpleNamespace(devices=(0, 1, 2), deadline=1.0)
+    group = SimpleNamespace(size=3)
     with pytest.raises(ArtefactRefused) as caught:
         PeerGroup.join(group, kernel)  # type: ignore[arg-type]
     assert str(caught.value) == (
@@ -156,11 +162,43 @@ def test_group_of_another_size(kernel: Any) -> None:
 
 def test_tensors_of_each_rank(kernel: Any) -> None:
     ranked = object.__new__(PeerKernel)
-    ranked._kernel, ranked.devices, ranked._streams = kernel, (0, 1), []
+    ranked._kernel, ranked.devices = kernel, (0, 1)
     assert [each.name for each in ranked.buffers] == ["A", "B", "out"]
     with pytest.raises(ArtefactRefused) as caught:
         ranked([None], [None, None], [None, None])
     assert str(caught.value) == (
         "argument-ranks: argument 'A' of main: found 1 tensors; limit: 2, one of each rank. "
         "Instead: pass the ranks' tensors as a list."
+    )
+
+
+def test_slabs_of_other_sizes(kernel: Any) -> None:
+    memory = object.__new__(PeerMemory)
+    memory._members, memory.row_bytes = OneProcess((0, 1)), (ROW, 2 * ROW)
+    with pytest.raises(ArtefactRefused) as caught:
+        memory.join(kernel)
+    assert str(caught.value) == (
+        "peer-memory: main: found rows of 2097152, 2097152 bytes; limit: 2097152, 4194304, as this "
+        "memory has. Instead: call PeerGroup.join, which makes memory of its own for a kernel."
+    )
+
+
+def test_late_rank_is_named() -> None:
+    memory = object.__new__(PeerMemory)
+    memory._members, memory.synchronize = OneProcess((0, 1)), lambda: None  # type: ignore[method-assign]
+    memory._counts = {0: [5, 5, 0, 9], 1: [5, 5, 1, 9]}
+    with pytest.raises(EnvironmentRefused) as caught:
+        memory.check("sums")
+    assert str(caught.value).startswith(
+        "peer-late: rank 1 of sums: found no arrival of rank 0 before the deadline; limit:"
+    )
+
+
+def test_no_process_group() -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(EnvironmentRefused) as caught:
+        PeerGroup.from_process_group()
+    assert str(caught.value) == (
+        "peer-group: process group: found no process group; limit: a process of an initialised "
+        "group. Instead: call torch.distributed.init_process_group before."
     )

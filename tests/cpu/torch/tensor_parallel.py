@@ -1,0 +1,190 @@
+"""What ranks of a process group do in tests of tensor-parallel models; nobody has a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cpu.process_groups import main
+
+
+def told() -> dict[str, Any]:
+    """What became of the sums of the graph that was compiled last."""
+    from crossfuse.torch import reports
+
+    report = reports()[-1]
+    sums = [each for each in report.outcomes if each.products[0].startswith("all_reduce")]
+    return {
+        "names": [each.name for each in sums],
+        "texts": [each.text for each in sums],
+        "reason": report.reason,
+        "untranslated": [*report.untranslated],
+    }
+
+
+def layers() -> Any:
+    """A column-parallel layer and a row-parallel one, as torch's tensor parallelism has them."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Linear(128, 64)
+    ).eval()
+    x = torch.randn(4, 64)
+    expected = model(x).detach()
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    return parallelize_module(model, init_device_mesh("cpu", (2,)), plan), x, expected
+
+
+def compiled(**options: Any) -> dict[str, Any]:
+    """Whether compiled layers are right, and what was reported."""
+    import torch
+
+    from crossfuse.torch import Backend
+
+    torch._dynamo.reset()
+    model, x, expected = layers()
+    fn = torch.compile(model, backend=Backend(rest="eager", **options))
+    with torch.no_grad():
+        close = torch.allclose(fn(x), expected, atol=1e-5)
+    return {"close": close, **told()}
+
+
+def on_cpus() -> dict[str, Any]:
+    return compiled()
+
+
+def not_connected() -> dict[str, Any]:
+    return compiled(cpu="llvm")
+
+
+def connected() -> dict[str, Any]:
+    from crossfuse.torch import connect_ranks
+
+    assert connect_ranks() is connect_ranks()
+    return compiled(cpu="llvm")
+
+
+def _graph(run: Callable[[Any], Any], x: Any, **options: Any) -> dict[str, Any]:
+    """A function in a graph gives what it gives without one."""
+    import torch
+
+    from crossfuse.torch import Backend
+
+    torch._dynamo.reset()
+    fn = torch.compile(run, backend=Backend(rest="eager", cpu="llvm", **options))
+    with torch.no_grad():
+        return {"equal": torch.equal(fn(x), run(x)), **told()}
+
+
+def _summed(operation: str = "sum") -> Callable[[Any], Any]:
+    import torch.distributed as dist
+    from torch.distributed._functional_collectives import all_reduce
+
+    world = dist.group.WORLD
+    return lambda x: all_reduce(x * 2, operation, world) + 1
+
+
+def _given(*shape: int, dtype: str = "float32") -> Any:
+    import torch
+    import torch.distributed as dist
+
+    torch.manual_seed(dist.get_rank())
+    return torch.randn(*shape).to(getattr(torch, dtype))
+
+
+def bfloat16() -> dict[str, Any]:
+    return _graph(_summed(), _given(8, 48, dtype="bfloat16"))
+
+
+def many() -> dict[str, Any]:
+    return _graph(_summed(), _given(128, 1024))
+
+
+def many_anyway() -> dict[str, Any]:
+    return _graph(_summed(), _given(128, 1024), always=True)
+
+
+def more_than_a_slab() -> dict[str, Any]:
+    return _graph(_summed(), _given(513, 1024), always=True)
+
+
+def doubles() -> dict[str, Any]:
+    return _graph(_summed(), _given(16, dtype="float64"))
+
+
+def most() -> dict[str, Any]:
+    return _graph(_summed("max"), _given(16))
+
+
+def by_hand() -> list[bool]:
+    """Sums that kernels take, and those that torch does; of views too."""
+    import torch
+    import torch.distributed as dist
+
+    from crossfuse.torch import all_reduce
+
+    right = []
+    every = (_given(33), _given(4, 16).T, _given(5, dtype="float64"), _given(17)[1:], _given(0))
+    for given in every:
+        expected = given.clone()
+        dist.all_reduce(expected)
+        right.append(torch.equal(all_reduce(given), expected))
+    return right
+
+
+def gradients() -> str:
+    from crossfuse.errors import WorkloadRefused
+    from crossfuse.torch import all_reduce
+
+    try:
+        all_reduce(_given(4).requires_grad_())
+    except WorkloadRefused as error:
+        return str(error)
+    return "nothing"
+
+
+def one_rank() -> list[Any]:
+    """A group of this process alone is left as it is."""
+    import torch
+    import torch.distributed as dist
+
+    from crossfuse.torch import all_reduce, connect_ranks
+
+    groups = [dist.new_group([each]) for each in range(2)]
+    group = groups[dist.get_rank()]
+    connection = connect_ranks(group)
+    given = _given(8)
+    unfit = connection.unfit(given)
+    same = torch.equal(all_reduce(given, group), given)
+    connection.close()
+    return [same, unfit]
+
+
+def closed() -> list[Any]:
+    """A graph that calls kernels of a connection still sums when that is closed."""
+    import torch
+
+    from crossfuse.torch import Backend, connect_ranks
+
+    torch._dynamo.reset()
+    fn, x = torch.compile(_summed(), backend=Backend(rest="eager", cpu="llvm")), _given(16)
+    before = fn(x)
+    names = told()["names"]
+    connection = connect_ranks()
+    connection.check()
+    connection.close()
+    return [names, torch.equal(fn(x), before)]
+
+
+if __name__ == "__main__":
+    main(
+        *(on_cpus, not_connected, connected, bfloat16, many, many_anyway, more_than_a_slab),
+        *(doubles, most, by_hand, gradients, one_rank, closed),
+    )

@@ -1,0 +1,83 @@
+"""Tensor-parallel models in the torch backend: sums over ranks in two processes, without GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cpu.process_groups import answers
+
+pytest.importorskip("torch")
+
+SUM = "_c10d_functional.all_reduce.default"
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What all ranks answered alike."""
+    every = answers("cpu.torch.tensor_parallel", tmp_path_factory.mktemp("ranks"))
+    assert all(one == other for one, other in every.values())
+    return {name: one for name, (one, _) in every.items()}
+
+
+def test_graphs_of_cpus_stay_as_they_are(found: dict[str, Any]) -> None:
+    assert found["on_cpus"] == {
+        "close": True,
+        "names": [],
+        "texts": [],
+        "reason": "its tensors are on cpu, and kernels need a GPU",
+        "untranslated": [],
+    }
+
+
+def test_groups_that_are_not_connected_stay_as_they_are(found: dict[str, Any]) -> None:
+    left = found["not_connected"]
+    assert left["close"] and left["names"] == [""]
+    assert left["texts"] == [
+        "a sum over group '0', which crossfuse.torch.connect_ranks did not connect"
+    ]
+    assert SUM in left["untranslated"]
+
+
+def test_sum_behind_a_row_parallel_layer_becomes_a_kernel(found: dict[str, Any]) -> None:
+    assert found["connected"] == {
+        "close": True,
+        "names": ["all_reduce"],
+        "texts": ["a sum of 1024 bytes over 2 GPUs"],
+        "reason": "",
+        "untranslated": [],
+    }
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "text"),
+    [
+        ("bfloat16", "all_reduce", "a sum of 768 bytes over 2 GPUs"),
+        ("many", "", "NCCL is estimated to be faster for a sum of 524288 bytes over 2 GPUs"),
+        ("many_anyway", "all_reduce", "a sum of 524288 bytes over 2 GPUs"),
+        ("more_than_a_slab", "", "a sum of 2101248 bytes; limit: 2097152"),
+        ("doubles", "", "a sum of float64; limit: float16, bfloat16, float32"),
+        ("most", "", "the max over GPUs; limit: sums"),
+    ],
+)
+def test_what_kernels_sum_is_chosen(case: str, name: str, text: str, found: dict[str, Any]) -> None:
+    assert found[case]["equal"]
+    assert (found[case]["names"], found[case]["texts"]) == ([name], [text])
+    assert (SUM in found[case]["untranslated"]) == (not name and case != "doubles")
+
+
+def test_sums_by_hand(found: dict[str, Any]) -> None:
+    assert found["by_hand"] == [True] * 5
+
+
+def test_gradients_are_refused(found: dict[str, Any]) -> None:
+    assert "found a call that records gradients; limit: kernels" in found["gradients"]
+
+
+def test_group_of_one(found: dict[str, Any]) -> None:
+    assert found["one_rank"] == [True, "a sum over one GPU"]
+
+
+def test_graphs_survive_their_connection(found: dict[str, Any]) -> None:
+    assert found["closed"] == [["all_reduce"], True]
