@@ -14,7 +14,7 @@ from crossfuse.cascade.derivation import Derivation, Slot, guarded, new, value
 from crossfuse.cascade.detect.loads import mentions
 from crossfuse.cascade.detect.program import Program, read_program
 from crossfuse.cascade.rewrite.context import Context
-from crossfuse.cascade.rewrite.tiled.skipping import limited
+from crossfuse.cascade.rewrite.tiled.skipping import limited, masks_by
 from crossfuse.cascade.rewrite.tiled.steps import Statement, base_two, operands, steps
 from crossfuse.cascade.rewrite.tiles import CascadeTiles, tiles_refused
 from crossfuse.cascade.site import Site
@@ -129,6 +129,15 @@ class Rows:
         known = ir.sym.Analyzer()
         known.bind(self.group, ir.tvm.ir.Range(0, self.groups))
         return known.simplify(ir.substitute(expression, put))
+
+    def share(self, expression: Any) -> bool:
+        """Whether an expression is the same for all rows of a group."""
+        if self.group is None or not mentions([expression], self.var):
+            return not mentions([expression], self.var)
+        inside = ir.Var("inside", str(self.var.ty))
+        known = ir.ranged((self.group, 0, self.groups), (inside, 0, self.extent))
+        moved = ir.substitute(expression, {self.var: self.group * self.extent + inside})
+        return not mentions([known.simplify(moved)], inside)
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,6 +274,17 @@ class TileContext(Context):
     def steps(self) -> tuple[Statement, ...]:
         """Statements of a tile on the state."""
         return steps(self.slots, self.columned & set(self.site.cascade.elements))
+
+    @cached_property
+    def masks_by_key(self) -> bool:
+        """Whether memory says of elements, whatever the row of a tile, that they are masked."""
+
+        def reads(symbol: sympy.Symbol) -> bool:
+            read = self.read(symbol)
+            loads = () if read is None else ir.buffer_loads(read)
+            return any(mentions([each], self.site.axis) for each in loads) and self.rows.share(read)
+
+        return masks_by(self.slots, reads)
 
     def columns_of(self, slot: Slot) -> tuple[Any, ...]:
         """Loops over the columns of a slot."""
