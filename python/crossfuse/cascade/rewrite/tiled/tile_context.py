@@ -130,15 +130,6 @@ class Rows:
         known.bind(self.group, ir.tvm.ir.Range(0, self.groups))
         return known.simplify(ir.substitute(expression, put))
 
-    def share(self, expression: Any) -> bool:
-        """Whether an expression is the same for all rows of a group."""
-        if self.group is None or not mentions([expression], self.var):
-            return not mentions([expression], self.var)
-        inside = ir.Var("inside", str(self.var.ty))
-        known = ir.ranged((self.group, 0, self.groups), (inside, 0, self.extent))
-        moved = ir.substitute(expression, {self.var: self.group * self.extent + inside})
-        return not mentions([known.simplify(moved)], inside)
-
 
 @dataclass(frozen=True, eq=False)
 class Extent:
@@ -282,7 +273,8 @@ class TileContext(Context):
         def reads(symbol: sympy.Symbol) -> bool:
             read = self.read(symbol)
             loads = () if read is None else ir.buffer_loads(read)
-            return any(mentions([each], self.site.axis) for each in loads) and self.rows.share(read)
+            of_row = any(mentions([each], self.rows.var) for each in loads)
+            return not of_row and any(mentions([each], self.site.axis) for each in loads)
 
         return masks_by(self.slots, reads)
 

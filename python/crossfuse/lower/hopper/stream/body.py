@@ -11,13 +11,12 @@ from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.flags import PlacedFlags
 from crossfuse.lower.hopper.pipeline import Release, Ring, SharedMemory
 from crossfuse.lower.hopper.statements import Coordinates, at, when
-from crossfuse.lower.hopper.stream.key_flags import VOTERS
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
 from crossfuse.lower.hopper.stream.tiles import SeenTiles, Tiles
 from crossfuse.planner.kernels.memory import STAGE_BARRIERS
 
-#: Flags that a thread with 24 registers has on their way at once.
-_FEW_LOADS = 8
+#: Flags that a thread has on their way at once, and that one with 24 registers has.
+_LOADS, _FEW_LOADS = 32, 8
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class StreamBody:
         """The ring of values; that of keys if both are one tile."""
         return self.rings[-1]
 
-    def tiles(self, loads: int = VOTERS) -> Tiles:
+    def tiles(self, loads: int = _LOADS) -> Tiles:
         """A role's way through the tiles of the CTA.
 
         Of tiles that may be passed by, `loads` flags of a thread are on their way at once.
@@ -100,12 +99,12 @@ class StreamBody:
     def loading(self, warp: int) -> tuple[Any, Callable[[], Tiles]]:
         """Which threads of a warp load, and their way through the tiles.
 
-        The loading warps of several multiplying ones have few registers.
+        Beside several warpgroups that multiply they have few registers.
         """
         if self.plan.program.seen is None:
             return self.where.thread == warp * WARP, self.tiles
-        few = self.plan.adders or self.writer is not None
-        return self.where.warp == warp, lambda: self.tiles(_FEW_LOADS if few else VOTERS)
+        few = self.plan.consumers > 1 or self.writer is not None
+        return self.where.warp == warp, lambda: self.tiles(_FEW_LOADS if few else _LOADS)
 
     def raise_flag(self, places: dict[Any, Any]) -> None:
         """Signal that a warpgroup has stored its part of the tile at some places; by one thread."""
