@@ -12,8 +12,10 @@ import pytest
 from tvm import te, tirx
 
 from cpu.cascade.tiles.forms import scheduled
-from cpu.cascade.tiles.masked import Masked, function, inputs
+from cpu.cascade.tiles.masked import Masked, function, inputs, reference
+from cpu.hopper.attention import products
 from cpu.hopper.stream.test_stream_split import SMALL, judge
+from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.emulate.cuda import change_argument, emulate
 from crossfuse.lower.extract import lower
 from crossfuse.lower.hopper.stream.recover.function import recover_streams
@@ -144,6 +146,75 @@ def test_nothing_spills(cluster: int) -> None:
     tiles = {"elements": 128, "cluster": cluster}
     for usage in compile_cubin(kernel(case, tiles).cuda).resources:
         assert not usage.complaints, usage
+
+
+# A stream in the kernel of the product behind it.
+
+BESIDE = Masked(heads=2, share=2, rows=4, keys=224, depth=64, padding=True)
+
+
+def with_product() -> Any:
+    """Attention of one sequence, and a product of what its heads make side by side."""
+    heads, rows, keys, depth = BESIDE.heads, BESIDE.rows, BESIDE.keys, BESIDE.depth
+    q = te.placeholder((1, heads, rows, depth), "bfloat16", "q")
+    k, v = (te.placeholder((1, 1, keys, depth), "bfloat16", name) for name in "kv")
+    weight = te.placeholder((64, heads * depth), "bfloat16", "weight")
+    filled = te.placeholder((keys,), "bool", "filled")
+    lengths = {"d": depth, "j": keys, "e": keys, "o": keys, "c": heads * depth}
+    d, j, e, o, c = (te.reduce_axis((0, n), name) for name, n in lengths.items())
+
+    def wide(value: Any) -> Any:
+        return value.astype("float32")
+
+    def masked(b: Any, h: Any, i: Any, key: Any) -> Any:
+        return tirx.Select(filled[key], scores[b, h, i, key] * f32(BESIDE.scale), f32(-np.inf))
+
+    def score(b: Any, h: Any, i: Any, key: Any) -> Any:
+        return te.sum(wide(q[b, h, i, d]) * wide(k[b, 0, key, d]), axis=d)
+
+    def value(b: Any, h: Any, i: Any, n: Any) -> Any:
+        return te.sum(wide(half[b, h, i, o]) * wide(v[b, 0, o, n]), axis=o)
+
+    scores = te.compute((1, heads, rows, keys), score, "scores")
+    x = te.compute(scores.shape, masked, "x")
+    m = te.compute(x.shape[:3], lambda *at: te.max(x[(*at, j)], axis=j), "m")
+    p = te.compute(x.shape, lambda *at: tirx.exp(x(*at) - m(*at[:3])), "p")
+    s = te.compute(m.shape, lambda *at: te.sum(p[(*at, e)], axis=e), "s")
+    half = te.compute(p.shape, lambda *at: p(*at).astype("bfloat16"), "half")
+    total = te.compute(q.shape, value, "total")
+    made = te.compute(q.shape, lambda *at: (total(*at) / s(*at[:3])).astype("bfloat16"), "made")
+    beside = te.compute(
+        (rows, heads * depth), lambda i, n: made[0, n // depth, i, n % depth], "beside"
+    )
+    y = te.compute(
+        (rows, 64), lambda i, n: te.sum(wide(beside[i, c]) * wide(weight[n, c]), axis=c), "y"
+    )
+    out = te.compute(y.shape, lambda *at: y(*at).astype("bfloat16"), "out")
+    return te.create_prim_func([q, k, v, weight, filled, out])
+
+
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_beside_a_product(cluster: int) -> None:
+    tiles = CascadeTiles(rows=64, elements=32, cluster=cluster, merge="dsm")
+    schedule = products.scheduled(with_product(), tiles, cluster=cluster)
+    image = lower(schedule, replace(SMALL, sms=8)).image
+    assert "crossfuse_lowest" in image.cuda
+    given = inputs(BESIDE)
+    weight = np.random.default_rng(1).standard_normal((64, 128)).astype(given["q"].dtype)
+    for name, filled in masks(BESIDE, 32).items():
+        given["filled"] = filled
+        given_ = {each: given[each][None] for each in "qkv"}
+        report = emulate(image, given_ | {"weight": weight, "filled": filled}, orders=2)
+        report.raise_if_wrong()
+        found = report.outputs["out"]
+        assert all(each["out"].tobytes() == found.tobytes() for each in report.later)
+        exact, separate = (
+            np.concatenate([*reference(BESIDE, given, each)], -1) @ weight.astype(np.float64).T
+            for each in (np.float64, np.float32)
+        )
+        separate = separate.astype(weight.dtype).astype(np.float64)
+        error = np.linalg.norm(found.astype(np.float64) - exact)
+        assert error <= 2 * np.linalg.norm(separate - exact) + 1e-30, name
 
 
 # Which masks there are such tiles of.
