@@ -33,6 +33,8 @@ class Masked:
         A tensor says which query sees which key.
     padding : bool
         A tensor says which keys are seen.
+    apart : bool
+        It says so for each head.
     shift : int
         How many keys before is what it says of one; the first keys are not seen.
     bias : bool
@@ -53,6 +55,7 @@ class Masked:
     documents: bool = False
     table: bool = False
     padding: bool = False
+    apart: bool = False
     shift: int = 0
     bias: bool = False
     dtype: str = "bfloat16"
@@ -72,13 +75,14 @@ class Masked:
         kv = (self.heads // self.share, self.keys, self.depth)
         found = {"q": ((self.heads, self.rows, self.depth), self.dtype)}
         found |= {"k": (kv, self.dtype), "v": (kv, self.dtype)}
+        filled = (self.heads, self.keys) if self.apart else (self.keys,)
         further = {
             "slopes": (self.alibi, ((self.heads,), "float32")),
             "length": (self.lengths, ((self.heads,), "int32")),
             "row_document": (self.documents, ((self.rows,), "int32")),
             "key_document": (self.documents, ((self.keys,), "int32")),
             "seen": (self.table, ((self.rows, self.keys), "bool")),
-            "filled": (self.padding, ((self.keys,), "bool")),
+            "filled": (self.padding, (filled, "bool")),
             "bias": (self.bias, ((self.rows, self.keys), self.dtype)),
         }
         return found | {name: each for name, (used, each) in further.items() if used}
@@ -143,7 +147,8 @@ def _conditions(case: Masked, given: Any, h: Any, i: Any, key: Any) -> list[Any]
     if case.table:
         found.append(given["seen"][i, key])
     if case.padding:
-        found.append(_filled(given["filled"], key, case.shift))
+        filled = given["filled"]
+        found.append(filled[h, key] if case.apart else _filled(filled, key, case.shift))
     return found
 
 

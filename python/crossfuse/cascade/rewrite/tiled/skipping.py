@@ -7,7 +7,7 @@ is the bound of the tile. Other conditions bound nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import sympy
@@ -60,6 +60,17 @@ def _conditions(slots: tuple[Slot, ...]) -> list[sympy.Basic]:
         condition = choice.args[0][1]
         found |= set(condition.args) if isinstance(condition, sympy.And) else {condition}
     return sorted(found - {sympy.true}, key=sympy.default_sort_key)
+
+
+def masks_by(slots: Iterable[Slot], reads: Callable[[sympy.Symbol], bool]) -> bool:
+    """Whether a condition masks elements for all slots, over nothing but what `reads` says."""
+    state = tuple(slots)
+    return any(
+        condition.free_symbols
+        and all(map(reads, condition.free_symbols))
+        and all(is_silent(condition, each.contribution, each.monoid.identity) for each in state)
+        for condition in _conditions(state)
+    )
 
 
 def is_silent(condition: sympy.Basic, contribution: sympy.Expr, identity: sympy.Expr) -> bool:

@@ -261,3 +261,11 @@ def part_of(first: Any, count: Any, cta: Any, parts: int) -> tuple[Any, Any]:
     share = ir.tirx.floordiv(count + (parts - 1), parts)
     left_over = ir.tirx.max(ir.tirx.min(share, count - cta * share), whole(0))
     return known.simplify(first + cta * share), known.simplify(left_over)
+
+
+def dealt_to(first: Any, count: Any, cta: Any, parts: int) -> tuple[Any, Any]:
+    """The first of the tiles that a CTA has in turn with the others, and their number."""
+    known = ir.sym.Analyzer()
+    known.bind(cta, ir.tvm.ir.Range(0, parts))
+    number = ir.tirx.floordiv(count + (parts - 1) - cta, parts)
+    return known.simplify(first + cta), known.simplify(number)

@@ -14,7 +14,7 @@ from crossfuse.cascade.derivation import Derivation, Slot, guarded, new, value
 from crossfuse.cascade.detect.loads import mentions
 from crossfuse.cascade.detect.program import Program, read_program
 from crossfuse.cascade.rewrite.context import Context
-from crossfuse.cascade.rewrite.tiled.skipping import limited
+from crossfuse.cascade.rewrite.tiled.skipping import limited, masks_by
 from crossfuse.cascade.rewrite.tiled.steps import Statement, base_two, operands, steps
 from crossfuse.cascade.rewrite.tiles import CascadeTiles, tiles_refused
 from crossfuse.cascade.site import Site
@@ -265,6 +265,18 @@ class TileContext(Context):
     def steps(self) -> tuple[Statement, ...]:
         """Statements of a tile on the state."""
         return steps(self.slots, self.columned & set(self.site.cascade.elements))
+
+    @cached_property
+    def masks_by_key(self) -> bool:
+        """Whether memory says of elements, whatever the row of a tile, that they are masked."""
+
+        def reads(symbol: sympy.Symbol) -> bool:
+            read = self.read(symbol)
+            loads = () if read is None else ir.buffer_loads(read)
+            of_row = any(mentions([each], self.rows.var) for each in loads)
+            return not of_row and any(mentions([each], self.site.axis) for each in loads)
+
+        return masks_by(self.slots, reads)
 
     def columns_of(self, slot: Slot) -> tuple[Any, ...]:
         """Loops over the columns of a slot."""

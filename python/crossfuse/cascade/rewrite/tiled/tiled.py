@@ -17,7 +17,7 @@ from crossfuse.cascade.rewrite.phases import hoisted, is_risky, moderate
 from crossfuse.cascade.rewrite.scripting import loop, spatial, symbol_of
 from crossfuse.cascade.rewrite.tiled.block_builder import BlockBuilder, Local
 from crossfuse.cascade.rewrite.tiled.skipping import span
-from crossfuse.cascade.rewrite.tiled.state import Merge, Slabs, State, part_of
+from crossfuse.cascade.rewrite.tiled.state import Merge, Slabs, State, dealt_to, part_of
 from crossfuse.cascade.rewrite.tiled.steps import is_linear, rebuilt
 from crossfuse.cascade.rewrite.tiled.stream import Stream
 from crossfuse.cascade.rewrite.tiled.tile_context import (
@@ -278,10 +278,15 @@ class _Writer:
         self._axis(stream, whole(0))
         stream.begin()
         first, count = self._needed(stream, place)
-        if cta is not None:
+        stride = 1
+        if cta is not None and self.context.masks_by_key:
+            # A kernel passes by tiles that no row sees: all CTAs have as many that rows see.
+            stride = self.cluster
+            first, count = dealt_to(first, count, cta, self.cluster)
+        elif cta is not None:
             first, count = part_of(first, count, cta, self.cluster)
         with loop(STEPS, count) as t:
-            self._axis(stream, (first + t) * self.context.tiles.elements)
+            self._axis(stream, (first + t * stride) * self.context.tiles.elements)
             stream.step()
         self._axis(stream, whole(0))  # the only tile, where outputs go along the axis
         return stream

@@ -117,6 +117,7 @@ class Consumer:
     def _begin(self) -> None:
         """Write the first tile of keys, without sums beside it."""
         asked = self.elements.ask(self._at())
+        self.tiles.look_ahead()
         self.queries.wait_full()
         self.keys.wait_full()
         self.multiplier.score(self.queries.stage, self.keys.stage)
@@ -144,7 +145,7 @@ class Consumer:
                 self.queries.advance()
                 self.queries.wait_full()
             with next_:
-                self.tiles.block.set(self.tiles.block.value + 1)
+                self.tiles.step()
         self._multiply()
         with branches(is_new) as (first, next_):
             with first:
@@ -158,6 +159,7 @@ class Consumer:
     def _multiply(self) -> None:
         """Multiply the scores of the current tile beside the sums of the one before."""
         asked = self.elements.ask(self._at())
+        self.tiles.look_ahead()
         self.keys.wait_full()
         self.ping_pong.take()
         self.multiplier.hold_sums()
@@ -338,6 +340,7 @@ class Scorer:
     def _tile(self) -> None:
         """Write the scores of a tile of keys, their weights, and all that is made of rows."""
         asked = self.elements.ask(self._at())
+        self.tiles.look_ahead()
         self.keys.wait_full()
         self.product.score(self.queries.stage, self.keys.stage)
         await_batches(0)
@@ -393,6 +396,7 @@ class Adder:
     def _tile(self) -> None:
         """Add a tile of keys."""
         self.handoff.say_read()
+        self.tiles.look_ahead()
         self.handoff.await_there()
         if self.program.carries:
             with when(self.keep.value != ir.script.uint32(0)):

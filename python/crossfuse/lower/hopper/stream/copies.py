@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.hardware import WARP, WARPGROUP_ROWS
+from crossfuse.hardware import WARPGROUP_ROWS
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.epilogue.elements import as_float, round_pair, scatter
 from crossfuse.lower.hopper.pipeline import Cursor, load_name, store_name
 from crossfuse.lower.hopper.statements import Variable, at, registers, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.plan.memory import Operand, dimensions
+from crossfuse.lower.hopper.stream.tiles import Tiles
 from crossfuse.lower.hopper.stream.values import Lanes, RowState, Values
 
 # The loading roles: a thread for queries and keys, and one for values.
@@ -20,40 +22,51 @@ from crossfuse.lower.hopper.stream.values import Lanes, RowState, Values
 
 def emit_loading(body: StreamBody, warp: int = 0) -> None:
     """Write what two warps of the warpgroup that loads do, from number `warp` on."""
-    with when(body.where.thread == warp * WARP):
-        _emit_keys(body)
+    of_keys, tiles_of_keys = body.loading(warp)
+    with when(of_keys):
+        _emit_keys(body, tiles_of_keys)
     if not body.plan.program.shares_tile:
-        with when(body.where.thread == (warp + 1) * WARP):
-            values, tiles = Cursor(body.values), body.tiles()
+        of_values, tiles_of_values = body.loading(warp + 1)
+        with when(of_values):
+            values, tiles = Cursor(body.values), tiles_of_values()
             with tiles.all(), tiles.blocks():
-                _load(body, "values", body.plan.values, values, tiles.values)
+                _load(body, "values", body.plan.values, values, tiles)
+                tiles.look_ahead()
 
 
-def _emit_keys(body: StreamBody) -> None:
+def _emit_keys(body: StreamBody, tiles_of_keys: Callable[[], Tiles]) -> None:
     """Load the queries of each tile, and its keys."""
     plan = body.plan
     queries, keys = Cursor(body.queries), Cursor(body.keys)
-    tiles = body.tiles()
+    tiles = tiles_of_keys()
     asked = None if body.gate is None else Variable("tiles_of_keys", "int32", 0)
     with tiles.all():
         # Nobody waits for the queries of a part without keys.
         with nullcontext() if plan.program.split is None else when(tiles.has_block):
-            _load(body, "queries", plan.queries, queries, tiles.values)
+            _load(body, "queries", plan.queries, queries, tiles)
         with tiles.blocks():
-            _load(body, "keys", plan.keys, keys, tiles.values)
+            _load(body, "keys", plan.keys, keys, tiles)
             if asked is not None:
                 asked.set(asked.value + 1)
-                with when(asked.value == plan.stages):
+                with tiles.one_thread(), when(asked.value == plan.stages):
                     mbarrier.arrive(body.gate)
+            tiles.look_ahead()
     if asked is not None:  # of fewer keys than there are stages
-        with when(asked.value < plan.stages):
+        with tiles.one_thread(), when(asked.value < plan.stages):
             mbarrier.arrive(body.gate)
 
 
-def _load(
+def _load(body: StreamBody, name: str, operand: Operand, cursor: Cursor, tiles: Tiles) -> None:
+    """Fill a stage of the current tile once it is empty."""
+    with tiles.one_thread():
+        _fill(body, name, operand, cursor, tiles.values)
+    cursor.advance()
+
+
+def _fill(
     body: StreamBody, name: str, operand: Operand, cursor: Cursor, values: dict[Any, Any]
 ) -> None:
-    """Fill a stage once it is empty; CTAs of a cluster that share a tile multicast a part each."""
+    """Await a stage and fill it; CTAs of a cluster that share a tile multicast a part each."""
     cursor.wait_empty()
     full = cursor.ring.full(cursor.stage)
     mbarrier.expect(full, operand.size)
@@ -68,7 +81,6 @@ def _load(
         place = (copy * operand.map.box[0], row, *matrix)
         target = region(cursor.stage * operand.size + (copy * operand.pitch + inside))
         run(ir.script.ptx[load_name(len(place)) + suffix](target, descriptor, *place, full, *more))
-    cursor.advance()
 
 
 def coordinates(operand: Operand, values: dict[Any, Any]) -> list[Any]:

@@ -410,7 +410,7 @@ class SplitConsumer(Consumer):
             self.ping_pong.begin()
             self._begin()
             with ir.script.While(ir.script.Not(self.tiles.is_last_block)):
-                self.tiles.block.set(self.tiles.block.value + 1)
+                self.tiles.step()
                 self._multiply()
                 self._carry()
                 self.keep.set(ir.script.uint32(1))

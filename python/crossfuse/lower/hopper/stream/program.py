@@ -212,6 +212,9 @@ class StreamProgram(RowSteps):
     result: Any
     #: How CTAs share the keys; `column` is then that of a CTA's slice in `after` and `result`.
     split: Split | None = None
+    #: Whether rows see a key, an expression of the key and of places: tiles without any that they
+    #: see are passed by. None if all tiles are gone through.
+    seen: Any = None
 
     @property
     def shares_tile(self) -> bool:

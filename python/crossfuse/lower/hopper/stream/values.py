@@ -23,6 +23,7 @@ from crossfuse.lower.hopper.statements import (
 )
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.common_subexpressions import positive_factor
+from crossfuse.lower.hopper.stream.key_flags import VOTERS, load_within, vote, with_flags
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
 from crossfuse.lower.hopper.stream.program import (
     Affine,
@@ -76,28 +77,8 @@ def column_of(register: int) -> int:
     return register // 4 * 8 + register % 2
 
 
-# Flags of keys, such as a mask of padding, which are the same for all rows.
-#
-# A thread that loaded those of its columns by itself would load a byte for each of them: that took
-# a third of the time of attention of one token. So the threads of a warp load a flag each, of 32
-# neighbouring keys, and vote: each keeps the word, and tests bits of it.
-
-#: Keys of a word: threads of a warp.
-_VOTERS = 32
-_VOTE = """\
-__device__ __forceinline__ unsigned crossfuse_vote(bool flag) {
-  return __ballot_sync(0xffffffffu, flag);
-}
-"""
+#: A word of flags of keys that are all set.
 _ALL = ir.script.uint32(0xFFFFFFFF)
-_COMPARISONS = (ir.tirx.EQ, ir.tirx.NE, ir.tirx.LT, ir.tirx.LE, ir.tirx.GT, ir.tirx.GE)
-#: Expressions that may be true or false.
-_FLAGS = (ir.TensorLoad, ir.tirx.And, ir.tirx.Or, ir.tirx.Not, *_COMPARISONS)
-
-
-def _vote(flag: Any) -> Any:
-    """Flags of 32 keys, one of each thread."""
-    return ir.cuda_func_call("crossfuse_vote", flag, source_code=_VOTE, return_type="uint32")
 
 
 @dataclass
@@ -147,15 +128,13 @@ class Values:
         """Load what tensors say of keys alone, yes or no, in an expression of elements."""
         keys, asked = self.program.tile[1], {}
 
-        def name(part: Any, mutator: Any) -> Any:
-            if not self._is_flag(part):
-                return mutator.default_mutate(part)
+        def name(part: Any) -> Any:
             var = ir.tirx.Var("flag", "bool")
-            asked[var] = [self._flag(part, each) for each in range(0, keys, _VOTERS)]
+            asked[var] = [self._flag(part, each) for each in range(0, keys, VOTERS)]
             return var
 
-        if keys % _VOTERS == 0:
-            self._asked.append((value, ir.mutate(value, *((kind, name) for kind in _FLAGS)), asked))
+        if keys % VOTERS == 0:
+            self._asked.append((value, with_flags(value, self.program, name), asked))
 
     def where_flags(self, value: Any, write: Callable[[Any], None]) -> None:
         """Write something of an expression whose flags, if it has any, were asked for as bits.
@@ -167,7 +146,7 @@ class Values:
             write(value)
             return
         _, named, asked = found[0]
-        votes = [let("vote", _vote(each)) for flags in asked.values() for each in flags]
+        votes = [let("vote", vote(each)) for flags in asked.values() for each in flags]
         words = iter([let("flags", each >> self.lanes.column.astype("uint32")) for each in votes])
         self._flags |= {var: [next(words) for _ in flags] for var, flags in asked.items()}
         everywhere = ir.substitute(named, dict.fromkeys(asked, ir.tirx.IntImm("bool", 1)))
@@ -177,14 +156,6 @@ class Values:
             with some:
                 write(named)
 
-    def _is_flag(self, part: Any) -> bool:
-        """Whether an expression is true or false of a key, whatever the row, by what is loaded."""
-        if str(part.ty) != "bool" or ir.mentions(part, self.program.row):
-            return False
-        loads = ir.nodes(part, ir.TensorLoad)
-        stored = all(ir.is_global(each.source) for each in loads)
-        return stored and any(ir.mentions(each, self.program.key) for each in loads)
-
     def _flag(self, part: Any, first: int) -> Any:
         """That of this thread's key among 32."""
         key = self.lanes.lane + first
@@ -192,7 +163,7 @@ class Values:
 
     def _bit(self, words: list[Any], register: int) -> Any:
         """The flag of a register's column."""
-        word, bit = divmod(column_of(register), _VOTERS)
+        word, bit = divmod(column_of(register), VOTERS)
         return (words[word] & ir.script.uint32(1 << bit)) != ir.script.uint32(0)
 
     def of_row(self, value: Any, half: int) -> Any:
@@ -234,22 +205,12 @@ class Values:
 
         def load(node: Any, mutator: Any) -> Any:
             if ir.is_global(node.source):
-                return self._from_memory(mutator.default_mutate(node))
+                return load_within(mutator.default_mutate(node), self.program)
             row = self.rows(node.source, half)
             return self.elements(node.source, register) if row is None else row
 
         value = ir.mutate(value, (ir.TensorLoad, load))
         return ir.substitute(value, known)
-
-    def _from_memory(self, load: Any) -> Any:
-        """A load of a parameter; beyond it, where nothing counts, of its first or last element."""
-        bounded = ranges(self.program)
-        indices = []
-        for index, extent in zip(load.indices, load.source.ty.shape, strict=True):
-            index = index if bounded.can_prove(index >= 0) else ir.script.max(index, 0)
-            inside = bounded.can_prove(index < extent)
-            indices.append(index if inside else ir.script.min(index, extent - 1))
-        return load.source[tuple(indices)]
 
     def _with_floats(self, value: Any, register: int) -> Any:
         """Positions as numbers: converted once for each row, and counted on from there."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, ClassVar
 
@@ -22,6 +22,7 @@ from crossfuse.lower.hopper.stream.plan.memory import (
     plan_operands,
 )
 from crossfuse.lower.hopper.stream.program import Kind, Step, StreamProgram
+from crossfuse.lower.hopper.stream.seen_keys import seen_keys
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.memory import Arena
@@ -235,7 +236,7 @@ def plan_stream(program: StreamProgram, device: Device) -> StreamPlan:
 
     Refuses tiles that tensor cores, TMA, registers or shared memory cannot take.
     """
-    program = share_elements(program)
+    program = replace(share_elements(program), seen=seen_keys(program))
     _check_tile(program)
     operands = plan_operands(program)
     registers = plan_registers(program)

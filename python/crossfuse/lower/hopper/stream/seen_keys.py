@@ -1,0 +1,267 @@
+"""Which keys rows see, where memory says it of keys alone: tiles without any are passed by.
+
+Whether that changes nothing is read off the steps. With a flag of keys put to false they are
+folded, and have to leave the state of rows and the sums as they are: a maximum takes -inf, a sum
+zeros, weights are zeros, and factors are ``exp(m - m)``. Numbers of the state are taken to be
+finite; a row that has seen nothing has its first state, which corrections leave alone. What is
+masked may be anything, NaN too, as in the cascade itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.hardware import WARPGROUP_ROWS
+from crossfuse.lower.hopper.stream.key_flags import with_flags
+from crossfuse.lower.hopper.stream.program import Kind, Step, StreamProgram
+from crossfuse.lower.hopper.stream.recover.statements import branches_of
+
+
+def seen_keys(program: StreamProgram) -> Any:
+    """Whether rows see a key, an expression of the key alone; None if no tile is to be passed by.
+
+    Asked of tiles of 64 rows, the fewest: of one token, or a few, where memory is what counts.
+    Where there are more, products are, and none of them waits for flags.
+    """
+    first, end = program.stream.bounds
+    if end - first < 2 or program.tile[0] > WARPGROUP_ROWS:
+        return None
+    beside = program.beside
+    silent = [
+        seen
+        for flag in _flags(program)
+        for seen, value in ((flag, False), (ir.tirx.Not(flag), True))
+        if (beside is None or not ir.mentions(flag, beside.var))
+        and _leaves_state(program, flag, value)
+    ]
+    return ir.conjunction(silent) if silent else None
+
+
+def _flags(program: StreamProgram) -> list[Any]:
+    """The largest flags of keys in steps, each once."""
+    found: list[Any] = []
+
+    def note(flag: Any) -> Any:
+        if not any(ir.alike(flag, each) for each in found):
+            found.append(flag)
+        return flag
+
+    for step in program.all_steps:
+        with_flags(step.value, program, note)
+    return found
+
+
+def _leaves_state(program: StreamProgram, flag: Any, value: bool) -> bool:
+    """Whether a tile where a flag has the same value for all keys leaves the state as it is."""
+    dead = ir.tirx.IntImm("bool", value)
+
+    def put(each: Any) -> Any:
+        return with_flags(each, program, lambda part: dead if ir.alike(part, flag) else part)
+
+    known = _Known()
+    for step in (*program.all_steps, *program.carries):
+        known.run(step, put(step.value))
+    if known.number_of(program.weights.target) != 0:
+        return False
+    state = [*(each.target for each in program.before), program.sums]
+    read = _read_behind(program)
+    return all(map(known.is_kept, state)) and all(ir.among(each, state) for each in read)
+
+
+def _read_behind(program: StreamProgram) -> list[Any]:
+    """Buffers on the chip that are read when the stream is over, but for those made there."""
+    steps = program.after if program.split is None else program.split.slabs
+    values = [each.value for each in steps]
+    values += [program.result] if program.split is None else []
+    made = [each.target for each in steps]
+    loads = [each.source for value in values for each in ir.nodes(value, ir.TensorLoad)]
+    return [each for each in loads if not ir.is_global(each) and not ir.among(each, made)]
+
+
+class _Known:
+    """What steps have made of buffers; those without an entry are as the tile before left them."""
+
+    def __init__(self) -> None:
+        self._values: dict[Any, Any] = {}
+
+    def run(self, step: Step, value: Any) -> None:
+        """Take note of a step, with its value or what stands for that."""
+        value, target = self._folded(value), step.target
+        if step.kind in (Kind.ROW, Kind.TILE, Kind.CARRY):
+            self._values[target] = value
+        elif step.kind is Kind.MASK:
+            holds = ir.constant(value)
+            if holds is None:
+                self._values[target] = _unknown(step)
+            elif not holds:
+                self._values[target] = step.start
+        else:
+            silent = {Kind.TOP: -math.inf, Kind.SUM: 0.0}.get(step.kind)
+            if _number(value) is None or _number(value) != silent:
+                self._values[target] = _unknown(step)
+            elif step.start is not None:
+                self._values[target] = self._folded(step.start)
+
+    def is_kept(self, buffer: Any) -> bool:
+        """Whether a buffer is as the tile before left it."""
+        value = self._values.get(buffer)
+        same = isinstance(value, ir.TensorLoad) and value.source.same_as(buffer)
+        return value is None or same
+
+    def number_of(self, buffer: Any) -> float | None:
+        """The number that all elements of a buffer are; None if they may differ."""
+        value = self._values.get(buffer)
+        return None if value is None else _number(value)
+
+    def _folded(self, value: Any) -> Any:
+        def visit(node: Any, mutator: Any) -> Any:
+            if isinstance(node, ir.TensorLoad):
+                return self._values.get(node.source, node)
+            return _fold(mutator.default_mutate(node))
+
+        return ir.mutate(value, *((kind, visit) for kind in (ir.TensorLoad, ir.Call, *_RULES)))
+
+
+def _unknown(step: Step) -> Any:
+    return ir.tirx.Var(f"unknown_{step.name}", "float32")
+
+
+def _number(value: Any) -> float | None:
+    return float(value.value) if isinstance(value, ir.tirx.FloatImm) else None
+
+
+# Folding of float32, where what is no constant is a finite number.
+
+
+def _fold(node: Any) -> Any:
+    condition, chosen, other = branches_of(node)
+    if condition is not None:
+        holds = ir.constant(condition)
+        if holds is not None:
+            return chosen if holds else other
+        return other if _is_either(condition, chosen, other) else node
+    if isinstance(node, ir.Call):
+        return _fold_call(node)
+    found = _RULES[type(node)](node)
+    return node if found is None else found
+
+
+def _is_either(condition: Any, chosen: Any, other: Any) -> bool:
+    """Whether a choice is its second value either way: both are alike, or equal where it counts."""
+    if ir.alike(chosen, other):
+        return True
+    if not isinstance(condition, ir.tirx.EQ):
+        return False
+    sides = (condition.a, condition.b)
+    return all(any(ir.alike(each, side) for side in sides) for each in (chosen, other))
+
+
+def _fold_call(node: Any) -> Any:
+    function = _FUNCTIONS.get(str(getattr(node.op, "name", "")).rpartition(".")[2])
+    number = _number(node.args[0]) if function is not None else None
+    if function is None or number is None:
+        return node
+    return ir.tirx.FloatImm(str(node.ty), function(number))
+
+
+def _cast(node: Any) -> Any:
+    number = _number(node.value)
+    fits = number is not None and "float" in str(node.ty)
+    return ir.tirx.FloatImm(str(node.ty), number) if fits else None
+
+
+def _add(node: Any) -> Any:
+    for one, other in ((node.a, node.b), (node.b, node.a)):
+        number = _number(one)
+        if number == 0:
+            return other
+        if number is not None and math.isinf(number) and _is_finite(other):
+            return one
+    return None
+
+
+def _subtract(node: Any) -> Any:
+    number = _number(node.a)
+    if _is_finite(node.a) and ir.alike(node.a, node.b):
+        return ir.tirx.FloatImm(str(node.ty), 0.0)
+    if _number(node.b) == 0:
+        return node.a
+    infinite = number is not None and math.isinf(number)
+    return node.a if infinite and _is_finite(node.b) else None
+
+
+def _multiply(node: Any) -> Any:
+    for one, other in ((node.a, node.b), (node.b, node.a)):
+        number, factor = _number(one), _number(other)
+        if number == 1:
+            return other
+        if number == 0 and _is_finite(other):
+            return one
+        if number is not None and math.isinf(number) and factor is not None and factor > 0:
+            return one
+    return None
+
+
+def _maximum(node: Any) -> Any:
+    for one, other in ((node.a, node.b), (node.b, node.a)):
+        if _number(one) == -math.inf:
+            return other
+    return None
+
+
+def _equal(node: Any) -> Any:
+    for one, other in ((node.a, node.b), (node.b, node.a)):
+        number = _number(one)
+        if number is not None and math.isinf(number) and _is_finite(other):
+            return _truth(False)
+    return None
+
+
+def _both(node: Any) -> Any:
+    for one, other in ((node.a, node.b), (node.b, node.a)):
+        holds = ir.constant(one)
+        if holds is not None:
+            return other if holds else one
+    return None
+
+
+def _either(node: Any) -> Any:
+    for one, other in ((node.a, node.b), (node.b, node.a)):
+        holds = ir.constant(one)
+        if holds is not None:
+            return one if holds else other
+    return None
+
+
+def _not(node: Any) -> Any:
+    holds = ir.constant(node.a)
+    return None if holds is None else _truth(not holds)
+
+
+def _truth(value: bool) -> Any:
+    return ir.tirx.IntImm("bool", value)
+
+
+def _is_finite(value: Any) -> bool:
+    number = _number(value)
+    return str(value.ty).startswith(("float", "bfloat")) and (
+        number is None or math.isfinite(number)
+    )
+
+
+_FUNCTIONS: dict[str, Callable[[float], float]] = {"exp": math.exp, "exp2": math.exp2}
+_RULES: dict[type, Callable[[Any], Any]] = {
+    ir.tirx.Select: _fold,
+    ir.tirx.Cast: _cast,
+    ir.tirx.Add: _add,
+    ir.tirx.Sub: _subtract,
+    ir.tirx.Mul: _multiply,
+    ir.tirx.Max: _maximum,
+    ir.tirx.EQ: _equal,
+    ir.tirx.And: _both,
+    ir.tirx.Or: _either,
+    ir.tirx.Not: _not,
+}
