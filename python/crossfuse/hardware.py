@@ -23,6 +23,9 @@ TMA_PITCH = 16
 
 #: Threads of a warp, and of a warpgroup: the four warps that issue wgmma together.
 WARP, WARPGROUP = 32, 128
+#: How ``mma.m16n8k16`` spreads a fragment over a warp: groups of lanes that share a row of it,
+#: lanes of a group, and rows of the fragment (PTX ISA, matrix fragments).
+MMA_GROUPS, MMA_LANES, MMA_ROWS = 8, 4, 16
 #: Rows that a warpgroup multiplies, M of every wgmma, and so of each box that it stores.
 WARPGROUP_ROWS = 64
 #: Bytes of a row of a tile in shared memory: one pattern of the 128-byte swizzle. PTX ISA, tensor

@@ -111,6 +111,16 @@ RESIDENT_CTAS = "crossfuse.resident_ctas"
 #: `crossfuse.lower.side_by_side`.
 SIDE_BY_SIDE = "crossfuse.side_by_side"
 
+#: Annotation of loops: a warp multiplies by its tensor cores what stands in them. The value is what
+#: a loop counts, see `crossfuse.lower.warp_products`: columns and rows of the output, eight rows
+#: each, elements of the reduction, lanes whose sums are added up; or sums that become zero.
+WARP_PRODUCT = "crossfuse.warp_product"
+COLUMN, ROW, ROW_TILE, ELEMENT, LANE, ZERO = "column", "row", "rows", "element", "lane", "zero"
+
+#: Annotation of a loop: it loads what a kernel that starts early may ask for before it waits, where
+#: that is constant, see `crossfuse.lower.ask_ahead`.
+AHEAD = "crossfuse.ahead"
+
 AXES = ("x", "y", "z")
 #: Thread tags whose launch TVM gets wrong; `cluster_bind` is the cure.
 NAIVE_TAGS = tuple(f"clusterCtaIdx.{axis}" for axis in AXES)

@@ -9,6 +9,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse._autoload import register
 from crossfuse.hardware import Device, device, tvm_target
+from crossfuse.lower.ask_ahead import waits_itself
 from crossfuse.lower.hopper.generate import generate
 from crossfuse.lower.hopper.recover.function import row_tensors
 from crossfuse.lower.image import (
@@ -33,6 +34,7 @@ from crossfuse.lower.tree import accesses, coordinate, is_call, sites
 from crossfuse.lower.verify.structure import check_grid_stage, check_structure, takes_fewer_rows
 from crossfuse.markers import (
     ROWS,
+    constant_parameters,
     is_tile_program,
     spans_ranks,
     starts_early,
@@ -161,7 +163,13 @@ def launch_of(symbol: str, kernel: Any) -> Launch:
 
     arguments = tuple(str(each.name).removesuffix("_ptr") for each in kernel.params)
     return Launch(
-        symbol, dims("blockIdx"), dims("threadIdx"), dims("clusterCtaIdx"), sum(shared), arguments
+        symbol,
+        dims("blockIdx"),
+        dims("threadIdx"),
+        dims("clusterCtaIdx"),
+        sum(shared),
+        arguments,
+        early=waits_itself(kernel),
     )
 
 
@@ -214,7 +222,7 @@ def lower(
         lowered = replace(lowered, image=with_padding(lowered.image, shapes))
     if not starts_early(function):
         return lowered
-    return replace(lowered, image=start_early(lowered.image))
+    return replace(lowered, image=start_early(lowered.image, constant_parameters(function)))
 
 
 def _lowered(function: Any, spec: Device, name: str, timeline: bool) -> Lowered:

@@ -6,7 +6,7 @@ Emulators and the runtime read a `KernelImage`; neither needs the compiler that 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -215,24 +215,22 @@ def check_budget(plan: SharedMemoryPlan, limit: int = MAX_SHARED_BYTES) -> None:
 # wait before they touch global memory. Some thread waits in each, so that whoever waits for the end
 # of a kernel comes after all kernels before it.
 
-#: The call by which kernels of the Hopper pipeline let the next one begin.
-_LETS = "griddepcontrol_launch_dependents"
-_BEHIND = "crossfuse_behind_wait"
-# nvcc may make loads of constants from plain ones, and move them in front of a wait; but not in
-# front of what their address comes from: a zero that is known behind the wait is added to pointers.
+#: The call by which kernels wait behind loads of weights, see `crossfuse.lower.ask_ahead`.
+WAIT_BEHIND = "crossfuse_await_behind_loads"
+#: The calls by which kernels of the Hopper pipeline let the next one begin, and those that ask for
+#: weights first.
+_LETS = ("griddepcontrol_launch_dependents", WAIT_BEHIND)
 _HELPERS = """\
 __device__ __forceinline__ void crossfuse_let_next_begin() {
   asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
-__device__ __forceinline__ long long crossfuse_await_kernel_before() {
+__device__ __forceinline__ void crossfuse_await_kernel_before() {
   asm volatile("griddepcontrol.wait;" : : : "memory");
-  long long zero = 0;
-  asm volatile("" : "+l"(zero) : : "memory");
-  return zero;
 }
 """
 _KERNEL = 'extern "C" __global__'
-_POINTER = re.compile(r"\*\s*(?:__restrict__\s*)?(\w+)\s*$")
+_HEAD = re.compile(rf"{_KERNEL}[^;{{]*")
+_RESTRICT = re.compile(r"__restrict__ (?P<parameter>(?P<name>\w+?)(?:_ptr)?)\b")
 
 
 def starting_early(func: Any, constant: Sequence[str] = ()) -> Any:
@@ -258,9 +256,14 @@ def check_constant(func: Any, buffers: Sequence[BufferSpec]) -> None:
             )
 
 
-def start_early(image: KernelImage) -> KernelImage:
-    """The same function, each of whose kernels may start before the one before it is over."""
-    text = image.cuda
+def start_early(image: KernelImage, constant: Sequence[str] = ()) -> KernelImage:
+    """The same function, each of whose kernels may start before the one before it is over.
+
+    What no kernel writes, and so need not wait for any, is named in `constant`.
+    """
+    inputs = {each.name for each in image.buffers if not each.output} - set(constant)
+    between = {each.name for each in (*image.workspaces, *image.state)}
+    text = _ordered(image.cuda, inputs | between)
     for launch in {each.symbol: each for each in image.launches}.values():
         text = _begun(text, launch)
     first = text.index(_KERNEL)
@@ -271,16 +274,26 @@ def start_early(image: KernelImage) -> KernelImage:
     )
 
 
+def _ordered(text: str, read: Collection[str]) -> str:
+    """The text in which no load of what is `read` moves in front of a wait.
+
+    Of parameters that nothing else is said to point to, nvcc makes loads of constants, which both
+    it and ptxas put where they like.
+    """
+
+    def plain(parameter: re.Match[str]) -> str:
+        return parameter["parameter"] if parameter["name"] in read else parameter[0]
+
+    return _HEAD.sub(lambda head: _RESTRICT.sub(plain, head[0]), text)
+
+
 def _begun(text: str, launch: Launch) -> str:
     """The text with what a kernel lacks at its beginning."""
-    head = rf"{_KERNEL}[^;{{]*\b{re.escape(launch.symbol)}\s*\(([^;{{]*)\)\s*\{{\n"
+    head = rf"{_KERNEL}[^;{{]*\b{re.escape(launch.symbol)}\s*\([^;{{]*\)\s*\{{\n"
     kernel = re.search(head, text)
     assert kernel is not None, launch.symbol
     body = text[kernel.end() : text.index("\n}\n", kernel.end())]
-    lines = [] if _LETS in body else ["crossfuse_let_next_begin();"]
-    if not launch.early:
-        lines.append(f"const long long {_BEHIND} = crossfuse_await_kernel_before();")
-        pointers = map(_POINTER.search, kernel[1].split(","))
-        lines += [f"{each[1]} += {_BEHIND};" for each in pointers if each is not None]
+    lines = [] if any(each in body for each in _LETS) else ["crossfuse_let_next_begin();"]
+    lines += [] if launch.early else ["crossfuse_await_kernel_before();"]
     start = kernel.end()
     return text[:start] + "".join(f"  {each}\n" for each in lines) + text[start:]

@@ -13,6 +13,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.files import packaged_text
 from crossfuse.hardware import WARP
+from crossfuse.lower.ask_ahead import ask_ahead
 from crossfuse.lower.hidden_indices import distrust_equal_indices, flatten_buffers, trust_again
 from crossfuse.lower.keep_nans import keep_nans
 from crossfuse.lower.kernel import parts_of, read_kernel, root_of
@@ -26,6 +27,7 @@ from crossfuse.lower.slabs import is_barrier, is_sync, lower_dsm_access, storage
 from crossfuse.lower.tree import is_call
 from crossfuse.lower.verify.stores import check_global_memory, check_private_buffers
 from crossfuse.lower.verify.structure import check_structure, check_vectors, check_virtual_threads
+from crossfuse.lower.warp_products import multiply_by_warps
 from crossfuse.markers import FAST, is_cluster_function, noted_attributes, was_lowered
 
 
@@ -174,6 +176,8 @@ def block_passes() -> list[Any]:
         s.InjectSoftwarePipeline(),
         s.TransformMmaBufferLayout(),
         s.LowerOpaqueBlock(),
+        multiply_by_warps(),
+        ask_ahead(),
         meet_ranks(),
     ]
 

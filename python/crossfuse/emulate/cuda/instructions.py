@@ -60,6 +60,13 @@ def _multiply(match: re.Match[str], operands: list[str]) -> str:
     return f"crossfuse_emulate_{call}, {', '.join(registers)})"
 
 
+def _multiply_by_warp(match: re.Match[str], operands: list[str]) -> str:
+    """A product of a warp: sums, two rows of the left operand, one column of the right one."""
+    sums = ", ".join(f"&({each})" for each in operands[:4])
+    given = ", ".join(operands[4:])
+    return f"crossfuse_emulate_warp_multiply(CROSSFUSE_{_ELEMENTS[match['type']]}, {sums}, {given})"
+
+
 def _matrices(match: re.Match[str], operands: list[str]) -> str:
     registers = ", ".join(operands[1:])
     return (
@@ -88,6 +95,11 @@ TILE_INSTRUCTIONS: tuple[tuple[str, Translator], ...] = (
         r"cp(?P<adds>\.reduce)?\.async\.bulk\.tensor\.[2-5]d\.global\.shared::cta(?:\.add)?"
         r"\.tile\.bulk_group \[%0, \{[%\d, ]*\}\], \[%\d\];",
         _store_tile,
+    ),
+    (
+        r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.(?P<type>bf16|f16)\.(?P=type)\.f32 "
+        r"\{%0, %1, %2, %3\}, \{%4, %5, %6, %7\}, \{%8, %9\}, \{%0, %1, %2, %3\};",
+        _multiply_by_warp,
     ),
     (r"stmatrix\.sync\.aligned\.m8n8\.x(\d)\.shared\.b16 \[%0\], .*", _matrices),
     (

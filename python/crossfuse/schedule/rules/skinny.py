@@ -1,4 +1,4 @@
-"""Rule for one product of few rows, by plain multiply-adds on weights as they come from memory."""
+"""Rule for one product of few rows, whose weights pass from memory to tensor cores in registers."""
 
 from __future__ import annotations
 
@@ -11,57 +11,76 @@ from crossfuse.blocks.chain import Chain, is_k_major, read_products
 from crossfuse.blocks.scheduled import name_of
 from crossfuse.calls import AnyFunction, checked
 from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.markers import FAST, RESIDENT_CTAS, SIDE_BY_SIDE
-from crossfuse.planner.families.skinny import VECTOR, SkinnyKernel, best_tiles
+from crossfuse.hardware import MMA_LANES, WARP
+from crossfuse.markers import (
+    AHEAD,
+    COLUMN,
+    ELEMENT,
+    FAST,
+    LANE,
+    RESIDENT_CTAS,
+    ROW,
+    ROW_TILE,
+    SIDE_BY_SIDE,
+    WARP_PRODUCT,
+    ZERO,
+)
+from crossfuse.planner.families.skinny import ROWS, VECTOR, SkinnyKernel, best_tiles
 from crossfuse.planner.kernels.shape import Shape, shape_of_blocks
 from crossfuse.schema import Tile
 
 #: Where a block is put among those of a loop: as far in front as its operands allow.
 _FIRST = -2
+#: Loops around one that is put into the steps of the reduction.
+_AROUND = 4
+#: Rows of eight whose sums a thread has of a fragment.
+_PAIR = 2
 
 
 @checked
 @dataclass(frozen=True)
 class SkinnyTiles:
-    """How products of few rows are divided over threads. Zero in all of them means: choose.
+    """How products of few rows are divided over warps. Zero in all of them means: choose.
 
-    `lanes` are neighbouring threads that share a column of the output (8, 16 or 32), `columns`
-    those that such a group sums at the same time, of gate and up each, `groups` the groups of a
-    CTA, and `loads` the loads of 16 bytes of each column that a thread has on their way at the same
-    time.
+    `lanes` are neighbouring threads that share columns of the output (4, or 8 for at most 4 rows),
+    `warps` those of a CTA, which share the reduction, and `loads` the loads of 16 bytes of each
+    column that a thread has on their way at the same time. A CTA has 16 columns of the output.
     """
 
     lanes: Tile = 0
-    columns: Tile = 0
-    groups: Tile = 0
+    warps: Tile = 0
     loads: Tile = 0
 
     @property
     def complete(self) -> bool:
         """Whether nothing is left to choose."""
-        return all((self.lanes, self.columns, self.groups, self.loads))
+        return all((self.lanes, self.warps, self.loads))
 
 
 @checked
 def schedule_skinny(
     func: AnyFunction, *, tiles: SkinnyTiles | None = None, constant_weights: bool = False
 ) -> Any:
-    """Schedule a product of at most eight rows, which is as fast as memory delivers its weights.
+    """Schedule a product of at most 32 rows, which is as fast as memory delivers its weights.
 
-    Of gate and up, of which one output is made, a thread sums the same columns at the same time. Of
-    several products of one operand, each with a result of its own, such as those that make
+    Of gate and up, of which one output is made, a thread multiplies the same columns at the same
+    time. Of several products of one operand, each with a result of its own, such as those that make
     queries, keys and values, each has CTAs of its own in one launch.
 
-    Each thread loads its part of some rows of the weights into registers, and multiplies it by all
-    rows of the left operand; a group of threads then adds up its sums by shuffles::
+    Warps share the reduction. Each loads its part of some rows of the weights into registers, where
+    tensor cores multiply it by all rows of the left operand; sums of warps are added up in shared
+    memory::
 
-        for tile in blockIdx.x:                              # groups * columns of the output
-            for group in threadIdx.y, lane in threadIdx.x:
+        for tile in blockIdx.x:                              # 16 columns of the output
+            for warp in threadIdx.y, (group, lane) in threadIdx.x:
                 for step:
                     weights[columns, loads, 8] = ...         # registers, 16 bytes at a time
-                    for load: sums[m, columns] += x[m, 8] * weights[columns, load, 8]
-                products[m, columns] = sums of all lanes     # shared memory
-            out[m, tile] = epilogue(products)
+                    for load, column, row:                   # a lane: 8 elements of the reduction
+                        sums[lane, row, column] += x[row, 8] * weights[column, load, 8]
+                of_warp[row, column] = sums of all lanes     # shared memory
+            out[row, tile] = epilogue(sums of all warps)
+
+    The lowering makes instructions of tensor cores of `sums` and `of_warp`.
 
     Parameters
     ----------
@@ -97,7 +116,7 @@ def schedule_skinny(
         _bind(sch, chain, kernel)
     root = sch.get_sblock("root")
     # Else ptxas saves registers, and asks for weights one by one.
-    sch.annotate(root, RESIDENT_CTAS, kernel.least_resident)
+    sch.annotate(root, RESIDENT_CTAS, int(kernel.resident))
     sch.annotate(root, FAST, 1)
     if len(chains) > 1:
         sch.annotate(root, SIDE_BY_SIDE, 1)
@@ -108,7 +127,7 @@ def _chosen(sch: Any, chains: Sequence[Chain], given: SkinnyTiles) -> SkinnyKern
     """Take the tiles that are given, or those with the least estimated time; check them."""
     shapes = [shape_of_blocks(each) for each in chains]
     kernel = (
-        SkinnyKernel(given.lanes, given.columns, given.groups, given.loads)
+        SkinnyKernel(given.lanes, given.warps, given.loads)
         if given.complete
         else best_tiles(*shapes)
     )
@@ -130,94 +149,111 @@ def _check_tiles(sch: Any, chain: Chain, shape: Shape, kernel: SkinnyKernel | No
             "tiles",
             name_of(sch, chain.first[0]),
             found=f"{shape.text}, " + (broken or "no tiles that divide it, or a view of its rows"),
-            limit="at most 8 rows, weights stored as [n, k] of 16 bits, and tiles that divide "
-            "columns and reduction",
+            limit=f"at most {ROWS} rows, weights stored as [n, k] of 16 bits, and tiles that "
+            "divide columns and reduction",
             instead="leave all tiles out, or use schedule_tiled_gemm",
         )
 
 
 def _bind(sch: Any, chain: Chain, tiles: SkinnyKernel) -> None:
-    partials = [_summed_by_lanes(sch, each, tiles) for each in chain.first]
-    if len(partials) > 1:
-        _side_by_side(sch, chain, partials)
-    grid, group, lane, step, load, element, *_ = sch.get_loops(partials[0])
+    """Schedule the products of one output, and what is made of them."""
+    divided = [_divided(sch, each, tiles) for each in chain.first]
+    partials = [each for each, _ in divided]
+    if len(divided) > 1:
+        _in_one_loop(sch, chain, divided)
+    grid, warp, group, lane, step, load, *_ = sch.get_loops(partials[0])
     sch.bind(grid, "blockIdx.x")
-    sch.bind(group, "threadIdx.y")
-    sch.bind(lane, "threadIdx.x")
+    sch.bind(warp, "threadIdx.y")
+    sch.bind(sch.fuse(group, lane), "threadIdx.x")
+    sch.unroll(load)
+    for partial, of_warp in divided:
+        sch.set_scope(partial, 0, "warp")
+        _add_lanes(sch, of_warp, warp, tiles)
+    _load_weights(sch, partials, step)
     for partial in partials:
-        sch.set_scope(partial, 0, "local")
-    for product in chain.first:
-        _add_lanes(sch, product, group)
-    _load(sch, partials, step, load)
-    for partial in partials:
-        sch.decompose_reduction(partial, step)
-    for loop in (load, element):
-        sch.unroll(loop)
-    for partial in partials:
-        *_, i, column = sch.get_loops(partial)
-        sch.unroll(i)
-        sch.unroll(column)
+        first = sch.decompose_reduction(partial, step)
+        _mark(sch, first, ZERO, ZERO)
+        _mark(sch, partial, COLUMN, ROW, ELEMENT)
     _store(sch, chain, grid, tiles)
 
 
-def _summed_by_lanes(sch: Any, product: Any, tiles: SkinnyKernel) -> Any:
-    """Divide the loops of a product; the block that sums what each thread of a group loads."""
+def _divided(sch: Any, product: Any, tiles: SkinnyKernel) -> tuple[Any, Any]:
+    """Divide a product; the blocks that sum what a thread multiplies, and that of its warp."""
     i, j, k = sch.get_loops(product)
     grid, group, column = sch.split(j, [None, tiles.groups, tiles.columns])
-    step, load, lane, element = sch.split(k, [None, tiles.loads, tiles.lanes, VECTOR])
-    sch.reorder(grid, group, lane, step, load, element, i, column)
-    return sch.rfactor(lane, 0)
+    step, warp, load, lane, element = sch.split(
+        k, [None, tiles.warps, tiles.loads, tiles.lanes, VECTOR]
+    )
+    sch.reorder(grid, warp, lane, group, step, load, column, i, element)
+    partial = sch.rfactor(sch.fuse(warp, lane), 0)
+    _, threads, *_ = sch.get_loops(product)
+    warp, _ = sch.split(threads, [tiles.warps, tiles.lanes])
+    of_warp = sch.rfactor(warp, 0)
+    _, threads, group, *_ = sch.get_loops(partial)
+    warp, lane = sch.split(threads, [tiles.warps, tiles.lanes])
+    sch.reorder(group, lane)
+    return partial, of_warp
 
 
-def _side_by_side(sch: Any, chain: Chain, partials: Sequence[Any]) -> None:
-    """Let each thread sum columns of all products, element by element of the reduction."""
-    # The sums of lanes follow both: their nest may not stand between those that are merged.
+def _in_one_loop(sch: Any, chain: Chain, divided: Sequence[tuple[Any, Any]]) -> None:
+    """Let each warp sum columns of all products, step by step of the reduction."""
+    # The sums of lanes follow both: their nests may not stand between those that are merged.
     at = sch.get_loops(chain.epilogue)[0]
-    for product in chain.first:
+    for (_, of_warp), product in zip(divided, chain.first, strict=True):
         sch.compute_at(product, at, preserve_unit_loops=True)
-    sch.merge(*(sch.get_loops(each)[5] for each in partials))
+        sch.compute_at(of_warp, at, preserve_unit_loops=True)
+    sch.merge(*(sch.get_loops(partial)[5] for partial, _ in divided))
 
 
-def _add_lanes(sch: Any, product: Any, group: Any) -> None:
-    """Add up the sums of a group's threads, column by column, behind what makes them."""
-    sch.reverse_compute_at(product, group, preserve_unit_loops=True)
-    *_, lane, i, column = sch.get_loops(product)
-    sch.reorder(i, column, lane)
-    sch.bind(lane, "threadIdx.x")
-    sch.set_scope(product, 0, "shared.dyn")
+def _add_lanes(sch: Any, of_warp: Any, warp: Any, tiles: SkinnyKernel) -> None:
+    """Add up the sums of a warp's threads, each result where a tensor core leaves it."""
+    sch.reverse_compute_at(of_warp, warp, preserve_unit_loops=True)
+    *_, lane, i, j = sch.get_loops(of_warp)
+    # Of more lanes than a fragment has, which then add up their sums, each stores a row.
+    pair = _PAIR if tiles.lanes == MMA_LANES else 1
+    row_tile, lanes, row = sch.split(i, [None, tiles.lanes, pair])
+    group, column = sch.split(j, [tiles.groups, tiles.columns])
+    sch.reorder(group, lanes, row_tile, row, column, lane)
+    sch.bind(sch.fuse(group, lanes), "threadIdx.x")
+    sch.set_scope(of_warp, 0, "shared.dyn")
+    _mark(sch, of_warp, ROW_TILE, ROW, COLUMN, LANE)
 
 
-def _load(sch: Any, partials: Sequence[Any], step: Any, load: Any) -> None:
-    """Load weights of a step, all of them before any is used, and rows of the left operand.
+def _load_weights(sch: Any, partials: Sequence[Any], step: Any) -> None:
+    """Load weights of a step, all of them before any is used.
 
     Registers are indexed by the iterators of the product, of which those of threads take no room.
     """
-    every = [
-        sch.reindex_cache_read(
-            each, 1, "local", lambda lane, i, j, step, load, e: (j, step, load, lane, e)
-        )
-        for each in partials
-    ]
-    lefts = [
-        sch.reindex_cache_read(
-            each, 0, "local", lambda lane, i, j, step, load, e: (i, step, load, lane, e)
-        )
-        for each in partials
-    ]
     # Each is put in front of those before it: the last one first, so that gate is loaded first.
-    for block, at in (*((e, step) for e in every[::-1]), *((e, load) for e in lefts[::-1])):
-        around = 4 if at is step else 5
-        sch.compute_at(block, at, preserve_unit_loops=True, index=_FIRST)
-        *rows, vector = list(sch.get_loops(block))[around:]
+    for partial in reversed(partials):
+        block = sch.reindex_cache_read(
+            partial, 1, "local", lambda thread, i, j, step, load, e: (j, step, load, thread, e)
+        )
+        sch.compute_at(block, step, preserve_unit_loops=True, index=_FIRST)
+        *loops, vector = list(sch.get_loops(block))[_AROUND:]
         sch.vectorize(vector)
-        for loop in rows:
+        for loop in loops:
             sch.unroll(loop)
+        sch.annotate(loops[1], AHEAD, 1)
+
+
+def _mark(sch: Any, block: Any, *roles: str) -> None:
+    """Say what the innermost loops around a block are; the lowering multiplies by tensor cores."""
+    loops = list(sch.get_loops(block))
+    for loop, role in zip(loops[-len(roles) :], roles, strict=True):
+        sch.annotate(loop, WARP_PRODUCT, role)
 
 
 def _store(sch: Any, chain: Chain, grid: Any, tiles: SkinnyKernel) -> None:
-    """Let neighbouring threads store neighbouring columns, of one row after the other."""
+    """Let each thread add up the sums of all warps for what it stores, neighbours side by side."""
+    for product in chain.first:
+        sch.reverse_compute_at(product, grid, preserve_unit_loops=True)
     sch.reverse_compute_at(chain.epilogue, grid, preserve_unit_loops=True)
-    *_, columns = sch.get_loops(chain.epilogue)
-    _, y, x = sch.split(columns, [None, tiles.groups, tiles.lanes])
+    *_, i, j = sch.get_loops(chain.epilogue)
+    _, y, beside = sch.split(i, [None, tiles.warps, WARP // tiles.width])
+    x = sch.fuse(beside, j)
     sch.bind(y, "threadIdx.y")
     sch.bind(x, "threadIdx.x")
+    for product in chain.first:
+        sch.compute_at(product, x, preserve_unit_loops=True)
+        sch.set_scope(product, 0, "local")

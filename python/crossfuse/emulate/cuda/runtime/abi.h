@@ -73,6 +73,9 @@ void crossfuse_emulate_warp_sync(unsigned mask);
 unsigned long long crossfuse_emulate_warp_shuffle(unsigned mask, unsigned long long value,
                                                   unsigned source_lane);
 unsigned crossfuse_emulate_warp_ballot(unsigned mask, int predicate);
+void crossfuse_emulate_warp_multiply(int element, float* sum0, float* sum1, float* sum2, float* sum3,
+                                     unsigned low, unsigned low_behind, unsigned high,
+                                     unsigned high_behind, unsigned right, unsigned right_behind);
 unsigned crossfuse_emulate_active_mask();
 
 unsigned crossfuse_emulate_shared_address(const void* pointer);

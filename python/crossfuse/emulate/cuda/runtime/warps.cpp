@@ -1,6 +1,7 @@
 // Warp-wide operations: lanes named by a mask meet, exchange 64-bit words, and are ordered.
 #include <algorithm>
 
+#include "device/small_float.h"
 #include "findings.h"
 #include "guarantees.h"
 #include "schedule.h"
@@ -136,6 +137,39 @@ void crossfuse_emulate_warp_sync(unsigned mask) {
 unsigned long long crossfuse_emulate_warp_shuffle(unsigned mask, unsigned long long value,
                                                   unsigned source_lane) {
   return emu::meet(mask, value, CROSSFUSE_SITE, false)[source_lane % emu::kWarp];
+}
+
+// mma.m16n8k16, row by column: lane 4 * g + t has elements 2 * t, 2 * t + 1 and those 8 behind of rows
+// g and g + 8 of the left operand, of column g of the right one; and gets sums of both rows and
+// columns 2 * t, 2 * t + 1 (PTX ISA, matrix fragments).
+void crossfuse_emulate_warp_multiply(int element, float* sum0, float* sum1, float* sum2, float* sum3,
+                                     unsigned low, unsigned low_behind, unsigned high,
+                                     unsigned high_behind, unsigned right, unsigned right_behind) {
+  // Words of both rows, then those eight elements behind them.
+  const uint64_t given[] = {low | uint64_t(low_behind) << 32, high | uint64_t(high_behind) << 32,
+                            right | uint64_t(right_behind) << 32};
+  uint64_t words[3][emu::kWarp];
+  for (int i = 0; i < 3; ++i) {
+    const uint64_t* all = emu::meet(~0u, given[i], CROSSFUSE_SITE, false);
+    std::copy(all, all + emu::kWarp, words[i]);
+  }
+  auto decoded = [&](uint64_t word, unsigned at) {
+    using namespace crossfuse_emulated;
+    const auto bits = static_cast<uint16_t>(word >> 16 * at);
+    return element == CROSSFUSE_F16 ? decode<Half>(bits) : decode<Bfloat16>(bits);
+  };
+  const unsigned lane = emu::device.current->lane, group = lane / 4;
+  float* sums[] = {sum0, sum1, sum2, sum3};
+  for (unsigned i = 0; i < 4; ++i) {
+    const unsigned column = lane % 4 * 2 + i % 2;
+    for (unsigned half = 0; half < 2; ++half) {
+      for (unsigned t = 0; t < 4; ++t) {
+        const uint64_t left = words[half][group * 4 + t] >> 32 * (i / 2);
+        const uint64_t other = words[2][column * 4 + t] >> 32 * half;
+        for (unsigned at = 0; at < 2; ++at) *sums[i] += decoded(left, at) * decoded(other, at);
+      }
+    }
+  }
 }
 
 unsigned crossfuse_emulate_warp_ballot(unsigned mask, int predicate) {

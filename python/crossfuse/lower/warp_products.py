@@ -1,0 +1,289 @@
+"""The pass that gives products of a warp to its tensor cores.
+
+A schedule says who multiplies what as plain loops (`crossfuse.schedule.rules.skinny`): four lanes
+share a column of the weights, each multiplies eight neighbouring elements of it by those of every
+row, and the four sums are added up. That is what two ``mma.m16n8k16`` do: which elements of the
+reduction a lane holds is free, as long as both operands agree. So weights go from memory to
+registers, 16 bytes a load, and are an operand as they lie there; nothing passes through shared
+memory but sums of warps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.hardware import MMA_GROUPS, MMA_LANES
+from crossfuse.markers import COLUMN, ELEMENT, LANE, ROW, ROW_TILE, WARP_PRODUCT, ZERO
+
+#: Columns of the weights that a thread has in a fragment of 16, and its sums of eight rows.
+_COLUMNS, _SUMS = 2, 4
+
+
+def multiply_by_warps() -> Any:
+    """Pass: loops marked `WARP_PRODUCT` become instructions of tensor cores.
+
+    A thread keeps the sums that a fragment gives it, of two columns and two of eight rows, instead
+    of its share of those of every row::
+
+        for column in 2, row in rows, e in 8:       for e in 8: x[e] = A[lane // 4, ... + e]
+            sums[lane % 4, row, column] +=          mma(sums, weights[0], weights[1], x)
+                A[row, ... + e] * weights[column, e]
+
+        for row in 2, column in 2:                  for row in 2, column in 2:
+            for l in 4: of_warp[...] += sums[l, ...]    of_warp[...] = sums[2 * column + row]
+
+    Rows that the left operand does not have are read as its last one, and nobody uses their sums.
+    It runs on loops without blocks, before any is unrolled or vectorised.
+    """
+
+    def transform(func: Any) -> Any:
+        body = _Multiplied(func.body).body
+        return func if body.same_as(func.body) else ir.with_body(func, body)
+
+    return ir.prim_func_pass("MultiplyByWarps", transform)
+
+
+@dataclass(frozen=True, eq=False)
+class _Product:
+    """A nest that multiplies elements of some columns by those of all rows."""
+
+    #: Loops by what they count.
+    loops: Mapping[str, Any]
+    #: Buffer of the sums, and loads of both operands.
+    sums: Any
+    left: Any
+    weights: Any
+    #: The thread's registers for sums of all of its columns and rows.
+    registers: Any
+    #: Lanes that share a column. Of more than four, each four are a row of a fragment, and multiply
+    #: by columns of their own.
+    lanes: int
+
+    @property
+    def parts(self) -> int:
+        """Rows of a fragment that a column of the weights takes."""
+        return self.lanes // MMA_LANES
+
+    @property
+    def beside(self) -> int:
+        """Columns of a fragment for the rows of the left operand, of each part."""
+        return MMA_GROUPS // self.parts
+
+    @property
+    def columns(self) -> int:
+        """Columns of a thread."""
+        return int(self.loops[COLUMN].extent)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the left operand."""
+        return int(self.loops[ROW].extent)
+
+    @property
+    def row_tiles(self) -> int:
+        """Fragments that hold all rows."""
+        return -(-self.rows // self.beside)
+
+    def first(self, column: Any, row_tile: Any) -> Any:
+        """Register of the first sum of a fragment that holds a column and rows."""
+        return (column // _COLUMNS * self.row_tiles + row_tile) * _SUMS
+
+    @property
+    def count(self) -> int:
+        """Registers for all sums."""
+        return -(-self.columns // _COLUMNS) * self.row_tiles * _SUMS
+
+    def multiply(self, lane: Any) -> Any:
+        """Statements: load the rows of a lane, multiply each fragment of columns by them."""
+        kind = str(self.left.source.ty.dtype)
+        rows = ir.tirx.decl_buffer([self.row_tiles, _VECTOR], kind, "rows", scope="local")
+        statements = [ir.AllocBuffer(rows)]
+        statements += [self._load(rows, tile, lane) for tile in range(self.row_tiles)]
+        for column in range(0, self.columns, _COLUMNS):
+            # A thread of one column has it twice, and does not use the sums of the second.
+            pair = [self._weights(min(column + e, self.columns - 1)) for e in range(_COLUMNS)]
+            for tile in range(self.row_tiles):
+                sums = _address(self.registers, self.first(column, tile))
+                call = ir.cuda_func_call(
+                    f"crossfuse_multiply_{_NAMES[kind]}",
+                    sums,
+                    *pair,
+                    _address(rows, tile, 0),
+                    source_code=_SOURCE.format(name=_NAMES[kind]),
+                )
+                statements.append(ir.Evaluate(call))
+        return ir.SeqStmt(statements)
+
+    def _load(self, rows: Any, tile: int, lane: Any) -> Any:
+        """Load the vector that a lane multiplies, of its row and its part of the lanes."""
+        group = lane // MMA_LANES
+        row = ir.tirx.min(group % self.beside + tile * self.beside, self.rows - 1)
+        other = group // self.beside * MMA_LANES + lane % MMA_LANES
+        value = ir.substitute(self.left, {self.loops[ROW].loop_var: row, lane: other})
+        element = self.loops[ELEMENT]
+        store = ir.BufferStore(rows, value, [ir.tirx.IntImm("int32", tile), element.loop_var])
+        return ir.for_like(element, store, kind=ir.ForKind.VECTORIZED, annotations={})
+
+    def _weights(self, column: int) -> Any:
+        images = {self.loops[COLUMN].loop_var: column, self.loops[ELEMENT].loop_var: 0}
+        constants = {each: ir.tirx.IntImm("int32", image) for each, image in images.items()}
+        return _address(self.weights.source, *ir.substitute(self.weights, constants).indices)
+
+    def of_all_lanes(self, column: Any, lane: Any) -> tuple[list[Any], Any]:
+        """Statements that add up a column for all lanes, and the sum of the row that a lane has.
+
+        All lanes exchange sums of all rows, whatever each of them stores.
+        """
+        first = self.first(column, 0) + column % _COLUMNS * _COLUMNS
+        pair = [self.registers[first + each] for each in range(_COLUMNS)]
+        sums = ir.tirx.decl_buffer([self.rows], "float32", "of_all_lanes", scope="local")
+        rows = [ir.tirx.IntImm("int32", each) for each in range(self.rows)]
+        statements = [ir.AllocBuffer(sums)]
+        statements += [ir.BufferStore(sums, self._of_row(e, pair, lane), [e]) for e in rows]
+        found = sums[rows[0]]
+        for row in rows[1:]:
+            found = ir.tirx.Select(ir.tirx.EQ(lane % self.lanes, row), sums[row], found)
+        return statements, found
+
+    def _of_row(self, row: Any, pair: Sequence[Any], lane: Any) -> Any:
+        """Sum of a row: some lane of each part has that of the part."""
+        place = lane // MMA_LANES % self.parts * self.beside + row - lane % MMA_LANES * _COLUMNS
+        return ir.cuda_func_call(
+            f"crossfuse_add_{self.lanes}_lanes",
+            place,
+            *pair,
+            source_code=_ADD.format(lanes=self.lanes),
+            return_type="float32",
+        )
+
+    def zero(self) -> Any:
+        """Statement: no sum has anything yet."""
+        var = ir.Var("each", "int32")
+        store = ir.BufferStore(self.registers, ir.tirx.FloatImm("float32", 0), [var])
+        count = int(self.registers.ty.shape[0])
+        return ir.For(var, 0, count, ir.ForKind.UNROLLED, store)
+
+
+_VECTOR = 8
+_NAMES = {"bfloat16": "bf16", "float16": "f16"}
+#: The elements of 16 bytes are those of two instructions, four for each: which of the reduction
+#: they are is the same in both operands.
+_SOURCE = """\
+__device__ __forceinline__ void crossfuse_multiply_{name}(
+    float* sums, const void* even, const void* odd, const void* rows) {{
+  const uint4 a = *(const uint4*)even, b = *(const uint4*)odd, x = *(const uint4*)rows;
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32 "
+      "{{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a.x), "r"(b.x), "r"(a.y), "r"(b.y), "r"(x.x), "r"(x.y));
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32 "
+      "{{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a.z), "r"(b.z), "r"(a.w), "r"(b.w), "r"(x.z), "r"(x.w));
+}}
+"""
+
+
+#: Lanes that have none of two sums, at places 0 and 1, add nothing.
+_ADD = """\
+__device__ __forceinline__ float crossfuse_add_{lanes}_lanes(
+    int place, float first, float second) {{
+  float sum = place == 0 ? first : place == 1 ? second : 0.0f;
+  #pragma unroll
+  for (int lane = 1; lane < {lanes}; lane *= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, lane);
+  return sum;
+}}
+"""
+
+
+def _address(buffer: Any, *indices: Any) -> Any:
+    return ir.tirx.address_of(ir.tirx.BufferLoad(buffer, list(indices)))
+
+
+class _Multiplied:
+    """A body whose marked loops are instructions."""
+
+    def __init__(self, body: Any) -> None:
+        loops = ir.nodes(body, ir.For)
+        self.lanes = {
+            load.source: int(each.extent)
+            for each in loops
+            if _role(each) == LANE
+            for load in ir.buffer_loads(*(e.value for e in ir.nodes(each.body, ir.BufferStore)))
+        }
+        every = [self._product(each) for each in loops if _role(each) == COLUMN]
+        self.products = {each.sums: each for each in every if each is not None}
+        #: Threads of a warp, of the launch that is looked at.
+        self.lane: Any = None
+        #: Loops around a statement by what they count.
+        self.around: dict[str, Any] = {}
+        changes = (
+            (ir.AttrStmt, self._launch),
+            (ir.AllocBuffer, self._allocate),
+            (ir.For, self._loop),
+        )
+        self.body = ir.mutate(body, *changes) if self.products else body
+
+    def _launch(self, node: Any, mutator: Any) -> Any:
+        if str(node.attr_key) == "thread_extent" and str(node.node.thread_tag) == "threadIdx.x":
+            self.lane = node.node.var
+        return mutator.default_mutate(node)
+
+    def _allocate(self, node: Any, mutator: Any) -> Any:
+        product = self.products.get(node.buffer)
+        return ir.AllocBuffer(product.registers) if product else mutator.default_mutate(node)
+
+    def _loop(self, node: Any, mutator: Any) -> Any:
+        role = _role(node)
+        if role == ZERO:
+            (store,) = ir.nodes(node.body, ir.BufferStore)
+            return self.products[store.buffer].zero()
+        if role == COLUMN and (product := self._product(node)) is not None:
+            return self.products[product.sums].multiply(self.lane)
+        if role == LANE:
+            return self._add_up(node)
+        if role:
+            self.around[role] = node.loop_var
+        return mutator.default_mutate(node)
+
+    def _product(self, loop: Any) -> _Product | None:
+        """Read the nest below a loop over columns; None if it is that of other loops."""
+        loops = {_role(each): each for each in (loop, *ir.nodes(loop.body, ir.For))}
+        if ELEMENT not in loops:
+            return None
+        (store,) = ir.nodes(loop.body, ir.BufferStore)
+        factors = ir.buffer_loads(store.value.b)
+        (weights,) = (each for each in factors if str(each.source.scope()) == "local")
+        (left,) = (each for each in factors if each is not weights)
+        name, kind = f"{store.buffer.name}_sums", str(store.buffer.ty.dtype)
+        product = _Product(loops, store.buffer, left, weights, None, self.lanes[store.buffer])
+        registers = ir.tirx.decl_buffer([product.count], kind, name, scope="local")
+        return replace(product, registers=registers)
+
+    def _add_up(self, loop: Any) -> Any:
+        """The sum of all lanes: a tensor core added up those of each four."""
+        (update,) = (
+            each
+            for each in ir.nodes(loop.body, ir.BufferStore)
+            if isinstance(each.value, ir.tirx.Add)
+        )
+        product = self.products[update.value.b.source]
+        column = self.around[COLUMN]
+        if product.parts == 1:
+            first = product.first(column, self.around[ROW_TILE])
+            value = product.registers[first + column % _COLUMNS * _COLUMNS + self.around[ROW]]
+            before: list[Any] = []
+        else:
+            before, value = product.of_all_lanes(column, self.lane)
+        stored = ir.BufferStore(update.buffer, value, list(update.indices))
+        condition = getattr(loop.body, "condition", None)
+        if condition is not None and not ir.mentions(condition, loop.loop_var):
+            stored = ir.IfThenElse(condition, stored, None)
+        return ir.SeqStmt([*before, stored]) if before else stored
+
+
+def _role(loop: Any) -> str:
+    return str(loop.annotations.get(WARP_PRODUCT, ""))
