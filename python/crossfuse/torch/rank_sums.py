@@ -191,7 +191,18 @@ class Connection:
         return not self.unfit(tensor)
 
     def unfit(self, tensor: torch.Tensor) -> str:
-        """Why kernels do not sum a tensor, in words; empty if they do."""
+        """Say why kernels do not sum a tensor.
+
+        Parameters
+        ----------
+        tensor : torch.Tensor
+            As `fits` takes it.
+
+        Returns
+        -------
+        str
+            The reason in words, empty if they do.
+        """
         if self.size < 2:
             return "a sum over one GPU"
         if tensor.device != self.place:

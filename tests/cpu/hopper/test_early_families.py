@@ -114,7 +114,7 @@ def test_copies_of_odd_rows_are_waited_for() -> None:
     plain, early = (lower(schedule, early=each).image for each in (False, True))
     assert [each.early for each in plain.launches] == [False, False]
     assert [each.early for each in early.launches] == [True, True]
-    assert early.cuda.count("= crossfuse_await_kernel_before();") == 2
+    assert early.cuda.count("  crossfuse_await_kernel_before();") == 2
     inputs = random_inputs(spec)
     whole, given = chained(early, inputs)
     report = emulate(whole, given)

@@ -207,6 +207,8 @@ def test_pass_list_is_that_of_stock_tvm_and_ours(monkeypatch: pytest.MonkeyPatch
         "crossfuse.LowerMerges",
         "crossfuse.VerifyOwnership",
         "crossfuse.LowerCluster",
+        "crossfuse.MultiplyByWarps",
+        "crossfuse.AskAhead",
         "crossfuse.MeetRanks",
         "crossfuse.HideIndices",
         "crossfuse.ShowIndices",

@@ -99,7 +99,9 @@ CASES: dict[str, Case] = {
     "an intermediate that is a result": Case(
         is_result, (), "an intermediate that the model's results reads too"
     ),
-    "a softmax between": Case(between(lambda x: torch.softmax(x, -1)), (), "no two layers"),
+    "a softmax between": Case(
+        between(lambda x: torch.softmax(x, -1)), (), "found a single product of 16 x 32 x 64"
+    ),
     "float64": Case(
         between(torch.relu),
         (),
