@@ -47,7 +47,7 @@ def test_all_ranks_get_the_same_sum(ranks: int, elements: int, dtype: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("kilo", "ctas", "threads"), [(4, 4, 128), (64, 64, 128), (256, 64, 512), (1024, 256, 512)]
+    ("kilo", "ctas", "threads"), [(4, 2, 256), (64, 16, 512), (256, 64, 512), (1024, 128, 1024)]
 )
 def test_few_ctas_are_counted(kilo: int, ctas: int, threads: int) -> None:
     image = lower(schedule_all_reduce(all_reduce(elements=kilo << 10, ranks=2))).image

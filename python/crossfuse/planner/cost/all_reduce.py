@@ -8,11 +8,12 @@ from itertools import pairwise
 #: Bytes of each GPU's tensor, microseconds of our kernels, and of NCCL's: two H200, CUDA graphs
 #: (``benchmarks/results/ranks-h200.txt``).
 _TIMES = (
-    (8 << 10, 5.9, 10.4),
-    (32 << 10, 6.2, 9.8),
-    (128 << 10, 8.0, 10.0),
-    (512 << 10, 12.7, 12.6),
-    (1024 << 10, 15.7, 16.5),
+    (8 << 10, 5.4, 10.7),
+    (64 << 10, 5.6, 11.6),
+    (128 << 10, 6.3, 11.9),
+    (512 << 10, 8.7, 13.8),
+    (1024 << 10, 10.7, 18.5),
+    (2048 << 10, 15.4, 32.2),
 )
 
 
