@@ -15,30 +15,7 @@ from crossfuse.lower.ranks import RANK, WINDOW_UNIT, window_row
 from crossfuse.runtime.kernel import LoadedKernel
 from crossfuse.runtime.launcher import DTYPES
 from crossfuse.runtime.members import Members, OneOfProcesses, OneProcess
-from crossfuse.runtime.windows import Driver, Window, window_tensor
-
-#: What two GPUs need of the way between them: CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED and
-#: _NATIVE_ATOMIC_SUPPORTED. Counts of arrivals are added up in peers' memory.
-_ABILITIES = {2: "loads and stores", 3: "atomic operations"}
-
-
-def check_reach(driver: Driver, devices: Sequence[int]) -> None:
-    """Refuse GPUs of which one cannot use another's memory as kernels do."""
-    distinct = tuple(dict.fromkeys(devices))
-    for device, peer in ((one, other) for one in distinct for other in distinct if one != other):
-        for attribute, ability in _ABILITIES.items():
-            value = ctypes.c_int()
-            status = driver.cuDeviceGetP2PAttribute(ctypes.byref(value), attribute, device, peer)
-            if status == 0 and value.value:
-                continue
-            raise refuse(
-                EnvironmentRefused,
-                "peer-group",
-                f"GPU {device}",
-                found=f"no {ability} in the memory of GPU {peer}",
-                limit="GPUs that reach each other's memory, by atomic operations too",
-                instead="take GPUs of one host that NVLink connects (nvidia-smi topo -m)",
-            )
+from crossfuse.runtime.windows import Driver, Window, check_reach, window_tensor
 
 
 @checked

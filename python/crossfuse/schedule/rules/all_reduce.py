@@ -12,7 +12,7 @@ from crossfuse.schedule.rules.tiles import largest_divisor
 #: Bytes that a thread loads at a time.
 _LOAD = 16
 #: Threads of a CTA, and parts of 16 bytes up to which they are taken, measured on two H200. Each of
-#: the CTAs is counted in the memory of all peers, by an atomic operation on one word: there are few,
+#: the CTAs is counted in the memory of all peers, by an atomic operation on a word: there are few,
 #: and multiprocessors are left to other kernels that wait for peers.
 _THREADS = ((256, 1 << 12), (512, 1 << 15))
 _MOST_THREADS = 1024
