@@ -25,7 +25,7 @@ from crossfuse.workload.rank_sum import DTYPES
 if TYPE_CHECKING:
     from crossfuse.torch.backend import Backend
 
-#: Bytes of a slab, the unit of windows: more are NCCL's, which is faster long before.
+#: Bytes of a slab, the unit of windows: more are left to NCCL.
 SLAB = 2 << 20
 #: The runtime refuses arguments that begin elsewhere.
 _ALIGNED = 16
