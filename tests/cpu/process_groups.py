@@ -15,7 +15,22 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+from filelock import FileLock
+
 TESTS = Path(__file__).parents[1]
+
+
+def answers_once(module: str, factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """What each function of a module returns in each rank, asked once by all workers of a run."""
+    base = factory.getbasetemp()
+    folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    kept = folder / f"{module}.json"
+    with FileLock(f"{kept}.lock"):
+        if not kept.exists():
+            kept.write_text(json.dumps(answers(module, factory.mktemp("ranks"))))
+        found: dict[str, list[Any]] = json.loads(kept.read_text())
+    return found
 
 
 def answers(module: str, folder: Path, ranks: int = 2) -> dict[str, list[Any]]:

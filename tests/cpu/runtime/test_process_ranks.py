@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from cpu.process_groups import answers
+from cpu.process_groups import answers_once
 
 pytest.importorskip("torch")
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
-    return answers("cpu.runtime.process_ranks", tmp_path_factory.mktemp("ranks"), ranks=2)
+    return answers_once("cpu.runtime.process_ranks", tmp_path_factory)
 
 
 def test_all_processes_have_all_rows(found: dict[str, list[Any]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 from cpu.process_groups import main
 
@@ -104,7 +105,9 @@ def bfloat16() -> dict[str, Any]:
 
 
 def many() -> dict[str, Any]:
-    return _graph(_summed(), _given(128, 1024))
+    """As many GPUs have it, or links that are slower."""
+    with patch("crossfuse.planner.cost.all_reduce.nccl", lambda size: 0.0):
+        return _graph(_summed(), _given(128, 1024))
 
 
 def many_anyway() -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cpu.process_groups import answers
+from cpu.process_groups import answers_once
 
 pytest.importorskip("torch")
 
@@ -16,7 +16,7 @@ SUM = "_c10d_functional.all_reduce.default"
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What all ranks answered alike."""
-    every = answers("cpu.torch.tensor_parallel", tmp_path_factory.mktemp("ranks"))
+    every = answers_once("cpu.torch.tensor_parallel", tmp_path_factory)
     assert all(one == other for one, other in every.values())
     return {name: one for name, (one, _) in every.items()}
 

@@ -268,4 +268,7 @@ def dealt_to(first: Any, count: Any, cta: Any, parts: int) -> tuple[Any, Any]:
     known = ir.sym.Analyzer()
     known.bind(cta, ir.tvm.ir.Range(0, parts))
     number = ir.tirx.floordiv(count + (parts - 1) - cta, parts)
+    even = ir.constant(known.simplify(count))
+    if even is not None and even % parts == 0:  # the analyzer does not see that it is the same
+        number = whole(even // parts)
     return known.simplify(first + cta), known.simplify(number)
