@@ -270,7 +270,7 @@ def read_product(sch: Any, rule: str) -> Chain:
             f"{rule}, {name_of(sch, chain.epilogue)}",
             found="an output of two products, gate and up",
             limit="one matrix product",
-            instead="use schedule_skinny, which takes at most eight rows, or compute what follows "
+            instead="use schedule_skinny, which takes at most 32 rows, or compute what follows "
             "gate and up by a kernel of its own",
         )
     return chain

@@ -94,7 +94,7 @@ class _Product:
     @property
     def count(self) -> int:
         """Registers for all sums."""
-        return -(-self.columns // _COLUMNS) * self.row_tiles * _SUMS
+        return self.columns // _COLUMNS * self.row_tiles * _SUMS
 
     def multiply(self, lane: Any) -> Any:
         """Statements: load the rows of a lane, multiply each fragment of columns by them."""
@@ -103,8 +103,7 @@ class _Product:
         statements = [ir.AllocBuffer(rows)]
         statements += [self._load(rows, tile, lane) for tile in range(self.row_tiles)]
         for column in range(0, self.columns, _COLUMNS):
-            # A thread of one column has it twice, and does not use the sums of the second.
-            pair = [self._weights(min(column + e, self.columns - 1)) for e in range(_COLUMNS)]
+            pair = [self._weights(column + each) for each in range(_COLUMNS)]
             for tile in range(self.row_tiles):
                 sums = _address(self.registers, self.first(column, tile))
                 call = ir.cuda_func_call(

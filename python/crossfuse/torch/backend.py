@@ -56,7 +56,7 @@ class Backend:
         too.
     products : bool
         Whether single products of few rows by stored weights, as of a decoder that makes one token,
-        become kernels too, where plain multiply-adds are estimated to be faster than torch.
+        become kernels too, where these are estimated to be faster than torch.
     bins : tuple[int, ...]
         Where the number of rows is symbolic: rows that kernels are made for, at most. Calls of more
         rows are computed by torch.

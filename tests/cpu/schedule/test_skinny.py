@@ -7,13 +7,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 from tvm import te
 
 from crossfuse import _tvm as ir
 from crossfuse.compiler.choose import Wanted, options_of
 from crossfuse.compiler.source import read_source
-from crossfuse.emulate.cuda import emulate
+from crossfuse.emulate.cuda import drop_call, emulate
 from crossfuse.emulate.cuda.chain import Link, chain
 from crossfuse.emulate.llvm import run_sequential
 from crossfuse.emulate.reference import draw, parameters
@@ -180,8 +181,15 @@ def test_the_trace_is_replayed(kind: str) -> None:
         ("gemm:M=1,K=512,N=60,weights=nk", SkinnyTiles(8, 4, 2), "not: CTAs divide the col"),
         ("gemm:M=1,K=520,N=64,weights=nk", SkinnyTiles(8, 4, 2), "not: steps divide the red"),
         ("gemm:M=1,K=520,N=60,weights=nk", SkinnyTiles(), "no tiles that divide it"),
-        ("gemm:M=5,K=512,N=64,weights=nk", SkinnyTiles(8, 4, 1), "not: four lanes that share a c"),
+        (
+            "gemm:M=5,K=512,N=64,weights=nk",
+            SkinnyTiles(8, 4, 1),
+            "not: 4 lanes that share a column",
+        ),
         ("gemm:M=1,K=512,N=64,weights=nk", SkinnyTiles(8, 2, 4), "not: 8 loads of a thread at a "),
+        ("gemm:M=1,K=512,N=64,weights=nk", SkinnyTiles(16, 4, 1), "not: 4 lanes that share a col"),
+        ("gemm:M=1,K=768,N=64,weights=nk", SkinnyTiles(3, 4, 1), "not: 4 lanes that share a colu"),
+        ("gemm:M=1,K=4096,N=64,weights=nk", SkinnyTiles(8, 32, 1), "not: at most 16 warps"),
     ],
 )
 def test_what_it_cannot_divide_is_refused(text: str, tiles: SkinnyTiles, said: str) -> None:
@@ -266,3 +274,40 @@ def written(right: str) -> Any:
 def test_other_results_are_refused(right: str, said: str) -> None:
     with pytest.raises(ScheduleRefused, match=re.escape(said)):
         schedule_skinny(written(right))
+
+
+# Rows and columns beside each other in a fragment.
+
+
+@pytest.mark.parametrize(
+    ("rows", "tiles"),
+    [(3, SkinnyTiles(8, 4, 1)), (3, SkinnyTiles(4, 4, 2)), (11, SkinnyTiles(4, 4, 1))],
+)
+def test_what_is_not_finite_stays_in_its_row(rows: int, tiles: SkinnyTiles) -> None:
+    spec = parse(f"gemm:M={rows},K=512,N=32,weights=nk,out=float32")
+    image = lower(schedule_skinny(prim_func(spec), tiles=tiles), "nvidia-h200").image
+    inputs = random_inputs(spec)
+    due = emulate(image, inputs).outputs["out"]
+    broken = {**inputs, "A": inputs["A"].copy()}
+    broken["A"][1, ::2], broken["A"][1, 1::2] = float("inf"), float("nan")
+    got = emulate(image, broken).outputs["out"]
+    others = [row for row in range(rows) if row != 1]
+    assert (got[others] == due[others]).all() and np.isnan(got[1]).all()
+
+
+def test_sums_of_warps_wait_for_each_other() -> None:
+    spec = parse("gemm:M=3,K=512,N=32,weights=nk")
+    image = lower(schedule_skinny(prim_func(spec), tiles=SkinnyTiles(4, 4, 2)), "nvidia-h200").image
+    report = emulate(drop_call(image, "__syncthreads"), random_inputs(spec))
+    assert "race" in {each.kind for each in report.findings}
+
+
+def test_weights_of_several_products_are_asked_for_ahead() -> None:
+    every = specs(3, 96, 32)
+    func = schedule_skinny(emit_products([form_of(each) for each in every])).mod["main"]
+    names = [str(each.name) for each in func.params if str(each.name).startswith("B")]
+    image = lower(starting_early(func, names), "nvidia-h200").image
+    (launch,) = image.launches
+    assert launch.early and image.cuda.count("  crossfuse_await_behind_loads();") == len(every)
+    known = draw(parameters(func))
+    emulate(image, known).raise_if_wrong()

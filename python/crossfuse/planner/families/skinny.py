@@ -185,8 +185,14 @@ class SkinnyKernel(TileKernel):
             ),
             TileRule(
                 "lanes",
-                "four lanes that share a column, or room for all rows in a fragment",
-                (self.lanes == MMA_LANES) | (shape.m <= self.most_rows),
+                "4 lanes that share a column, or 8 of at most 4 rows",
+                (self.lanes == MMA_LANES)
+                | (self.lanes == 2 * MMA_LANES) & (shape.m <= self.most_rows),
+            ),
+            TileRule(
+                "warps",
+                f"at most {SM_REGISTERS // (_REGISTERS * WARP)} warps",
+                self.resident >= 1,
             ),
             TileRule(
                 "loads",

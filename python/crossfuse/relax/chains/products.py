@@ -1,7 +1,7 @@
-"""Single products of few rows by stored weights, which plain multiply-adds compute fastest.
+"""Single products of few rows by stored weights, which take as long as memory delivers these.
 
-A decoder that makes one token has one row, and each product of it takes as long as memory delivers
-the weight: there is nothing to fuse but what follows element by element.
+A decoder that makes one token has one row, and each product of it waits for its weight: there is
+nothing to fuse but what follows element by element.
 """
 
 from __future__ import annotations
