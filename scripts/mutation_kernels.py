@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
 from crossfuse.schedule.rules.parted_tiles import ClusterTiles, RegisterTiles
 from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
 from crossfuse.schedule.rules.rows_gemm import schedule_rows_gemm
+from crossfuse.schedule.rules.skinny import SkinnyTiles, schedule_skinny
 from crossfuse.schedule.rules.split_k import schedule_split_k
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
@@ -95,6 +97,10 @@ def _grid(first: TensorTiles, text: str) -> Kernel:
 
 #: By family: what makes a kernel.
 KERNELS: dict[str, Callable[[], Kernel]] = {
+    "skinny": lambda: _chain(
+        "gated_gemm:M=3,K=512,N=32,bias=last",
+        partial(schedule_skinny, tiles=SkinnyTiles(lanes=8, warps=4, loads=1)),
+    ),
     "threads": lambda: _chain("gemm:M=16,K=64,N=16", lambda f: schedule_split_k(f, cluster=4)),
     "product": lambda: _chain(
         "gemm:M=512,N=192,K=256,dtype=bfloat16,weights=nk",

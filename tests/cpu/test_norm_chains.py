@@ -53,16 +53,17 @@ def outcomes(module: nn.Module, *shape: int, always: bool = False) -> list[Any]:
     ("norm", "shape"), [(nn.RMSNorm, (16, 512)), (nn.LayerNorm, (4, 4, 512))], ids=str
 )
 def test_the_norm_is_taken_where_more_is_saved(norm: Any, shape: tuple[int, ...]) -> None:
-    chain, whole = outcomes(Block(512, 2048, norm), *shape)
+    chain, whole, layer = outcomes(Block(512, 2048, norm), *shape)
     assert (whole.name, whole.family) == ("crossfuse_rows_chain", "rows_chain")
     assert whole.microseconds < whole.eager_microseconds
-    assert chain.text == "a product of it is in crossfuse_rows_chain, and more is saved so"
-    assert chain.products == whole.products
+    assert chain.products == whole.products and layer.products == whole.products[:2]
+    for each in (chain, layer):
+        assert each.text == "a product of it is in crossfuse_rows_chain, and more is saved so"
 
 
 @pytest.mark.slow
 def test_a_small_chain_is_faster_in_registers() -> None:
-    chain, whole = outcomes(Block(256, 512), 16, 256)
+    chain, whole, *_ = outcomes(Block(256, 512), 16, 256)
     assert (chain.name, chain.family) == ("crossfuse_gated_ffn", "registers")
     assert whole.text == "a product of it is in crossfuse_gated_ffn, and more is saved so"
 
@@ -70,7 +71,7 @@ def test_a_small_chain_is_faster_in_registers() -> None:
 @pytest.mark.slow
 def test_a_norm_that_others_read_stays_apart() -> None:
     found = outcomes(Read(512, 2048), 16, 512)
-    assert [each.name for each in found] == ["crossfuse_gated_ffn"]
+    assert [each.name for each in found] == ["crossfuse_gated_ffn", ""]
 
 
 @pytest.mark.slow

@@ -76,3 +76,13 @@ import torch, tvm_ffi
 x = torch.arange(6.0).reshape(2, 3)
 assert torch.equal(tvm_ffi.get_global_func("testing.echo")(x), x)
 """)
+
+
+def test_a_graph_that_was_fused_before_needs_no_tvm() -> None:
+    """The backend's modules load it where a graph is new: its import takes a second."""
+    pytest.importorskip("torch")
+    run("""
+import sys
+import crossfuse.torch.backend
+assert not {"tvm", "crossfuse._tvm"} & set(sys.modules)
+""")

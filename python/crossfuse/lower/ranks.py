@@ -10,7 +10,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.files import packaged_text
-from crossfuse.lower.image import BufferSpec, KernelImage
+from crossfuse.lower.image import ARRIVALS, RANK, WINDOW_UNIT, BufferSpec, KernelImage
 from crossfuse.lower.kernel import root_of
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.slabs import unused
@@ -249,11 +249,6 @@ def _check_nests(func: Any, peers: Sequence[Any], count: int) -> None:
 
 # What one GPU runs.
 
-#: Parameters that `of_one_rank` adds: the rank, and the counts by which GPUs wait for each other.
-RANK, ARRIVALS = "crossfuse_rank", "crossfuse_arrivals"
-#: Bytes that a slab of a window is a multiple of: the unit in which CUDA maps memory of H100s
-#: (cuMemGetAllocationGranularity).
-WINDOW_UNIT = 2 << 20
 #: TVM's annotation of a block: for a written buffer and an axis, what its stride is a multiple of.
 _ALIGN = "buffer_dim_align"
 #: Attribute of a function: its kernels wait for other ranks; the value is the number of ranks.

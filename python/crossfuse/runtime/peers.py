@@ -10,8 +10,7 @@ from typing import Any
 
 from crossfuse.calls import Seconds, checked
 from crossfuse.errors import ArtefactRefused, EnvironmentRefused, RefusedError, refuse
-from crossfuse.lower.image import BufferSpec
-from crossfuse.lower.ranks import RANK, WINDOW_UNIT, window_row
+from crossfuse.lower.image import RANK, WINDOW_UNIT, BufferSpec
 from crossfuse.runtime.kernel import LoadedKernel
 from crossfuse.runtime.launcher import DTYPES
 from crossfuse.runtime.members import Members, OneOfProcesses, OneProcess
@@ -262,7 +261,7 @@ class PeerMemory:
         self, members: Members, slabs: Sequence[int], deadline: float, driver: Driver
     ) -> None:
         self._members = members
-        counts = window_row(members.count + 2, "int32") * 4
+        counts = _whole_units(4 * (members.count + 2))
         #: Bytes of a rank's row in each window, that of the counts first.
         self.row_bytes = (counts, *(_whole_units(each) for each in slabs))
         self._windows: list[Window] = []

@@ -9,7 +9,8 @@ import tvm
 
 from cpu.schedule.ranks import CASES, scheduled
 from crossfuse.lower.extract import lower
-from crossfuse.lower.ranks import WINDOW_UNIT, window_row
+from crossfuse.lower.image import WINDOW_UNIT
+from crossfuse.lower.ranks import window_row
 
 
 def test_own_buffers_are_slices_and_peers_are_windows() -> None:

@@ -85,15 +85,9 @@ def test_a_step_of_few_rows(shape: tuple[int, ...], bias: bool, dtype: Any) -> N
     torch.manual_seed(0)
     report = check(Step(bias), torch.randn(shape), dtype=dtype)
     found = [each for one in products_of(report) for each in one]
-    # The output product has 512 elements to sum, for which tensor cores are taken to be faster.
-    due = (
-        ["addmm", "mm", "mm_1", "mm_2", "mm_3"] if bias else ["mm", "mm_1", "mm_3", "mm_4", "mm_5"]
-    )
-    assert sorted(found) == sorted(due), report.text()
-    left = next(
-        each for each in report.outcomes if each.products == (("addmm_1",) if bias else ("mm_2",))
-    )
-    assert "whose fastest kernel of ours is of family 'gemm'" in left.text
+    biased = ["addmm", "addmm_1"] if bias else []
+    plain = ["mm", *(f"mm_{place}" for place in range(1, 6 - len(biased)))]
+    assert sorted(found) == [*biased, *plain], report.text()
 
 
 @pytest.mark.slow
@@ -301,8 +295,9 @@ def test_products_of_one_operand_are_one_kernel(shape: Any, options: Any) -> Non
     assert f"gemm:M={rows},K=2048,N=512 + 128 + 128,dtype=bfloat16 of one operand" in text
     names = [each.products for each in report.outcomes]
     assert names == [("addmm",), ("mm",), ("mm_1",), ("addmm", "mm", "mm_1")]
-    # As kernels of their own only the first of them pays.
-    assert [bool(each.microseconds) for each in report.outcomes] == [True, False, False, True]
+    *alone, together = report.outcomes
+    assert together.microseconds < sum(each.microseconds for each in alone)
+    assert together.microseconds < together.eager_microseconds
 
 
 @pytest.mark.slow

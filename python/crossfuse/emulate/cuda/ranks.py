@@ -14,8 +14,7 @@ from crossfuse.calls import AtLeastOne, Seconds, Seed, checked
 from crossfuse.emulate.cuda.arguments import numpy_dtype
 from crossfuse.emulate.cuda.run import EmulationReport, examine, prepare
 from crossfuse.errors import ArtefactRefused, CheckFailed, refuse
-from crossfuse.lower.image import BufferSpec, KernelImage, Launch
-from crossfuse.lower.ranks import ARRIVALS, RANK
+from crossfuse.lower.image import ARRIVALS, RANK, BufferSpec, KernelImage, Launch
 
 #: Of all launches together, each with all of its CTAs: what fits into the runtime's address space.
 _MAX_THREADS = 1 << 18

@@ -113,7 +113,7 @@ class ChainKernels:
         for kind, groups in zip(self._kinds, every, strict=True):
             owned = [with_own_operators(graph, group, ends) for group in groups]
             found = [self._candidate(graph, group, kind) for group in owned]
-            yield from (*map(kind.alone, found), *self._joined(graph, kind, found))
+            yield from (*found, *self._joined(graph, kind, found))
 
     def _joined(
         self, graph: Graph, kind: GroupKind, found: Sequence[Candidate]

@@ -24,7 +24,6 @@ from crossfuse.planner.families.registry import CASCADE_FAMILIES
 from crossfuse.planner.plan import Plan
 from crossfuse.relax.calls import read_calls
 from crossfuse.relax.chains.groups import Group, find_chains, find_made_chains, find_made_rows
-from crossfuse.relax.choice import Candidate
 from crossfuse.relax.graph import Graph, read_graph
 from crossfuse.relax.merge import merged
 from crossfuse.relax.operators import LEGAL, PRODUCT, refused
@@ -58,10 +57,6 @@ class GroupKind(ABC):
     def check_rows(self, function: Any, rows: Any) -> None:
         """Refuse a group of symbolic rows in which symbols are more than a number of rows."""
         check_symbols(function, rows)
-
-    def alone(self, candidate: Candidate) -> Candidate:
-        """A group as it may be taken by itself: as it was found, or with a reason against it."""
-        return candidate
 
     def joined(self, graph: Graph, found: Sequence[Any], target: Device) -> Iterator[Any]:
         """Groups that one kernel may compute together, of those that were planned; none."""

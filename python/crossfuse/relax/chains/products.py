@@ -25,7 +25,6 @@ from crossfuse.relax.chains.groups import Group, after_product, views_of_weight
 from crossfuse.relax.chains.kinds import Chains
 from crossfuse.relax.chains.planned import PlannedChain
 from crossfuse.relax.chains.together import PlannedTogether, joined
-from crossfuse.relax.choice import Candidate
 from crossfuse.relax.graph import Graph
 from crossfuse.relax.operators import PRODUCT, RESHAPES, refused
 from crossfuse.relax.outline import Outlined, outline_product
@@ -58,34 +57,16 @@ class FewRows(Chains):
         return joined(graph, found, target)
 
     def ranked(self, func: Any, target: Device) -> Sequence[Plan]:
-        """See `GroupKind`; other kernels of ours are runners alone, see `alone`."""
+        """See `GroupKind`; large tiles for tensor cores are left to a library."""
         found = rank_function(func, target, keep=FEW)
-        first = {each.family: each for each in reversed(found)}
         ours = [each for each in found if each.family == FAMILY.name]
         if not ours:
             shape = shape_of(found[0].chain, k_major=found[0].k_major)
             what = f"{self.text} of {shape.text}, {FAMILY.why_none(shape, target)}"
             raise refused("main", what, f"products of family '{FAMILY.name}'", _INSTEAD)
-        best, eager = ours[0], first.pop(EAGER)
-        del first[FAMILY.name]
-        runners = tuple(runner_of(each, best) for each in first.values())
-        return [replace(best, runners=runners), *ours[1:], eager]
-
-    def alone(self, candidate: Candidate) -> Candidate:
-        """See `GroupKind`; a product that tensor cores are estimated to be faster for stays.
-
-        A library has such kernels too, and estimates do not tell them from ours; measurements do.
-        """
-        planned = candidate.planned
-        if planned is None or planned.words:
-            return candidate
-        rivals = (e for e in planned.ours.runners if e.microseconds < planned.ours.microseconds)
-        rival = next(rivals, None)
-        if rival is None:
-            return candidate
-        what = f"a single product whose fastest kernel of ours is of family '{rival.family}'"
-        limit = f"those of family '{FAMILY.name}': few rows, and large weights"
-        return replace(candidate, planned=None, reason=str(refused("main", what, limit, _INSTEAD)))
+        eager = next(each for each in found if each.family == EAGER)
+        first = replace(ours[0], runners=(runner_of(eager, ours[0]),))
+        return [first, *ours[1:], eager]
 
 
 def find_products(graph: Graph) -> Iterator[Group]:
