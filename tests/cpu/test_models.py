@@ -26,7 +26,10 @@ GATED, PLAIN = "crossfuse_gated_ffn", "crossfuse_gemm_chain"
 #: Of at most 16 and 8 tokens; cases of a night tell of chains alone.
 ATTENTION, TOGETHER = "crossfuse_cascade_", "crossfuse_gemms"
 CASES = [
-    ("llama-3.2-1b,layers=1,tokens=1,cache=16,reduce=16", [GATED, TOGETHER, ATTENTION]),
+    (
+        "llama-3.2-1b,layers=1,tokens=1,cache=16,reduce=16",
+        [GATED, "crossfuse_gemm", TOGETHER, ATTENTION],
+    ),
     (
         "gpt2-small,layers=1,tokens=8,reduce=12,dtype=float16,head=true",
         [PLAIN, TOGETHER, ATTENTION],

@@ -16,6 +16,7 @@ from crossfuse.cascade.expressions.functions import (
     OF_FUNCTION,
     OF_OPERATOR,
     Fence,
+    Unevaluated,
     rint,
     round_away,
     shared,
@@ -101,7 +102,7 @@ PLAIN = [
     sympy.Mod(X, Y),
     sympy.Piecewise((1, sympy.Eq(B, 0)), (X, True)),
     sympy.pi * X + sympy.E,
-    sympy.UnevaluatedExpr(X / Y) ** 2,
+    Unevaluated(X / Y) ** 2,
 ]
 
 

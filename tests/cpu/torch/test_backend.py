@@ -63,7 +63,7 @@ def check(
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_layer(dtype: str) -> None:
-    report = check(Layer(), torch.randn(2, 8, D), dtype=getattr(torch, dtype))
+    report = check(Layer(), torch.randn(2, 24, D), dtype=getattr(torch, dtype))
     assert report.fused == ("crossfuse_gated_ffn", "crossfuse_gemm_chain")
     assert "crossfuse_gated_ffn, about" in report.text()
 
@@ -135,7 +135,7 @@ def test_an_intermediate_that_torch_needs_is_left() -> None:
         hidden = F.relu(m.expand(x))
         return m.contract(hidden) + torch.special.i0(hidden).sum()
 
-    report = check(Function(forward), torch.randn(16, D))
+    report = check(Function(forward), torch.randn(48, D))
     assert report.fused == () and report.untranslated == ("aten.i0.default",)
     text = " ".join(report.text().split())
     assert "found an intermediate that the model's results reads too" in text

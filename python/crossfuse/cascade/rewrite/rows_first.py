@@ -246,9 +246,9 @@ def attention_first(func: Any) -> RowsFirst | None:
     rest = [e for n, e in enumerate(nests) if n not in needed and n not in copying]
     others = frozenset().union(*(each.reads for each in rest))
     # Attention reduces to more than a number for each row, and nobody else reads what it makes.
-    wide = max((each.wide for each in first if each.reduced), default=0)
+    wide = any(e.reduced and e.spatial == _DIMENSIONS and e.columns > 1 for e in first)
     made = frozenset().union(*(each.writes for each in first))
-    if wide < len(source.ty.shape) - 1 or (made | frozenset(copies[:-1])) & others:
+    if not wide or (made | frozenset(copies[:-1])) & others:
         return None
     if sum(bool(each.reduced) for each in rest) != 1:
         return None

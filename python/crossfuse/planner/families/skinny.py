@@ -48,6 +48,8 @@ _LOAD_BYTES = 16
 ROWS = 32
 #: Registers of a thread at most, so that two CTAs of 256 threads stand on an SM.
 _REGISTERS = 128
+#: Warps that were not timed, and what others sum over in a step at least.
+_FEWEST, _TIMED = 2, 4 * MMA_LANES * VECTOR
 #: Loads of weights that a thread has on their way: more leave no room on an SM for the CTAs of a
 #: kernel that starts early, and gain nothing.
 _MOST_LOADS = 8
@@ -195,6 +197,11 @@ class SkinnyKernel(TileKernel):
                 self.resident >= 1,
             ),
             TileRule(
+                "few warps",
+                "2 warps only of a reduction that 4 do not divide",
+                (self.warps > _FEWEST) | (shape.k % _TIMED != 0),
+            ),
+            TileRule(
                 "loads",
                 f"{_MOST_LOADS} loads of a thread at a time",
                 self.columns * shape.products * self.loads <= _MOST_LOADS,
@@ -277,7 +284,7 @@ class SkinnyKernel(TileKernel):
         return 0
 
 
-_LANES, _WARPS, _LOADS = (4.0, 8.0), (4.0, 8.0, 16.0), (1.0, 2.0, 4.0)
+_LANES, _WARPS, _LOADS = (4.0, 8.0), (float(_FEWEST), 4.0, 8.0, 16.0), (1.0, 2.0, 4.0)
 
 
 def together(shapes: Sequence[Shape]) -> Shape:
