@@ -69,7 +69,13 @@ def theirs(module: Any, inputs: Any) -> Any:
     return compile_fx.compile_fx(module, inputs, inner_compile=inner, config_patches=patches)
 
 
-OURS = Backend(cpu="build", target="nvidia-h100", always=True, mode=TUNED)
+OURS = Backend(
+    cpu="build",
+    target="nvidia-h100",
+    always=True,
+    mode=TUNED,
+    products=False,  # chains alone
+)
 
 
 def trace(function: Any, *shapes: tuple[int, ...], backend: Any = OURS, **options: Any) -> None:
