@@ -52,7 +52,7 @@ class _Product:
 
     #: Loops by what they count.
     loops: Mapping[str, Any]
-    #: Buffer of the sums, and loads of both operands.
+    #: Buffer of the sums, an element of the left operand, and a load of the weights.
     sums: Any
     left: Any
     weights: Any
@@ -98,10 +98,11 @@ class _Product:
 
     def multiply(self, lane: Any) -> Any:
         """Statements: load the rows of a lane, multiply each fragment of columns by them."""
-        kind = str(self.left.source.ty.dtype)
+        kind = str(self.weights.source.ty.dtype)
         rows = ir.tirx.decl_buffer([self.row_tiles, _VECTOR], kind, "rows", scope="local")
         statements = [ir.AllocBuffer(rows)]
-        statements += [self._load(rows, tile, lane) for tile in range(self.row_tiles)]
+        for tile in range(self.row_tiles):
+            statements += self._load(rows, tile, lane)
         for column in range(0, self.columns, _COLUMNS):
             pair = [self._weights(column + each) for each in range(_COLUMNS)]
             for tile in range(self.row_tiles):
@@ -116,15 +117,34 @@ class _Product:
                 statements.append(ir.Evaluate(call))
         return ir.SeqStmt(statements)
 
-    def _load(self, rows: Any, tile: int, lane: Any) -> Any:
-        """Load the vector that a lane multiplies, of its row and its part of the lanes."""
+    def _load(self, rows: Any, tile: int, lane: Any) -> list[Any]:
+        """Load the vector that a lane multiplies, of its row and its part of the lanes.
+
+        Where elements are made of others, these are loaded, and the vector is made of them.
+        """
         group = lane // MMA_LANES
         row = ir.tirx.min(group % self.beside + tile * self.beside, self.rows - 1)
         other = group // self.beside * MMA_LANES + lane % MMA_LANES
         value = ir.substitute(self.left, {self.loops[ROW].loop_var: row, lane: other})
         element = self.loops[ELEMENT]
-        store = ir.BufferStore(rows, value, [ir.tirx.IntImm("int32", tile), element.loop_var])
-        return ir.for_like(element, store, kind=ir.ForKind.VECTORIZED, annotations={})
+        place = [ir.tirx.IntImm("int32", tile), element.loop_var]
+
+        def by_element(kind: Any, store: Any) -> Any:
+            return ir.for_like(element, store, kind=kind, annotations={})
+
+        statements: list[Any] = []
+        if not isinstance(value, ir.TensorLoad):
+            loads = ir.buffer_loads(value)
+            vectors = [_vector(each) for each in loads]
+            for vector, each in zip(vectors, loads, strict=True):
+                stored = ir.BufferStore(vector, each, [element.loop_var])
+                statements += [ir.AllocBuffer(vector), by_element(ir.ForKind.VECTORIZED, stored)]
+            loaded = dict(zip(loads, vectors, strict=True))
+            value = ir.mutate(
+                value, (ir.TensorLoad, lambda load, _: loaded[load][element.loop_var])
+            )
+        kind = ir.ForKind.UNROLLED if statements else ir.ForKind.VECTORIZED
+        return [*statements, by_element(kind, ir.BufferStore(rows, value, place))]
 
     def _weights(self, column: int) -> Any:
         images = {self.loops[COLUMN].loop_var: column, self.loops[ELEMENT].loop_var: 0}
@@ -198,6 +218,21 @@ __device__ __forceinline__ float crossfuse_add_{lanes}_lanes(
 """
 
 
+_ADD_WARP = """\
+__device__ __forceinline__ float crossfuse_add_warp(float sum) {
+  #pragma unroll
+  for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, lane);
+  return sum;
+}
+"""
+
+
+def _vector(load: Any) -> Any:
+    """Registers for what a lane loads of a tensor at once."""
+    dtype = str(load.source.ty.dtype)
+    return ir.tirx.decl_buffer([_VECTOR], dtype, f"{load.source.name}_vector", scope="local")
+
+
 def _address(buffer: Any, *indices: Any) -> Any:
     return ir.tirx.address_of(ir.tirx.BufferLoad(buffer, list(indices)))
 
@@ -215,6 +250,12 @@ class _Multiplied:
         }
         every = [self._product(each) for each in loops if _role(each) == COLUMN]
         self.products = {each.sums: each for each in every if each is not None}
+        #: Registers in the place of other buffers that have an element for each lane.
+        self.registers = {
+            each: ir.tirx.decl_buffer([1], str(each.ty.dtype), f"{each.name}_own", scope="local")
+            for each in self.lanes
+            if str(each.scope()) == "warp" and each not in self.products
+        }
         #: Threads of a warp, of the launch that is looked at.
         self.lane: Any = None
         #: Loops around a statement by what they count.
@@ -225,6 +266,10 @@ class _Multiplied:
             (ir.For, self._loop),
         )
         self.body = ir.mutate(body, *changes) if self.products else body
+        if self.registers:
+            self.body = ir.mutate(
+                self.body, (ir.BufferStore, self._store), (ir.TensorLoad, self._own)
+            )
 
     def _launch(self, node: Any, mutator: Any) -> Any:
         if str(node.attr_key) == "thread_extent" and str(node.node.thread_tag) == "threadIdx.x":
@@ -233,7 +278,17 @@ class _Multiplied:
 
     def _allocate(self, node: Any, mutator: Any) -> Any:
         product = self.products.get(node.buffer)
-        return ir.AllocBuffer(product.registers) if product else mutator.default_mutate(node)
+        registers = product.registers if product else self.registers.get(node.buffer)
+        return mutator.default_mutate(node) if registers is None else ir.AllocBuffer(registers)
+
+    def _store(self, node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        own = self.registers.get(node.buffer)
+        return node if own is None else ir.BufferStore(own, node.value, [0])
+
+    def _own(self, node: Any, mutator: Any) -> Any:
+        own = self.registers.get(node.source)
+        return mutator.default_mutate(node) if own is None else own[0]
 
     def _loop(self, node: Any, mutator: Any) -> Any:
         role = _role(node)
@@ -254,9 +309,7 @@ class _Multiplied:
         if ELEMENT not in loops:
             return None
         (store,) = ir.nodes(loop.body, ir.BufferStore)
-        factors = ir.buffer_loads(store.value.b)
-        (weights,) = (each for each in factors if str(each.source.scope()) == "local")
-        (left,) = (each for each in factors if each is not weights)
+        left, weights = (each.value for each in (store.value.b.a, store.value.b.b))  # of casts
         name, kind = f"{store.buffer.name}_sums", str(store.buffer.ty.dtype)
         product = _Product(loops, store.buffer, left, weights, None, self.lanes[store.buffer])
         registers = ir.tirx.decl_buffer([product.count], kind, name, scope="local")
@@ -269,6 +322,9 @@ class _Multiplied:
             for each in ir.nodes(loop.body, ir.BufferStore)
             if isinstance(each.value, ir.tirx.Add)
         )
+        condition = getattr(loop.body, "condition", None)
+        if (own := self.registers.get(update.value.b.source)) is not None:
+            return _of_warp(own, update, self.lane, condition)
         product = self.products[update.value.b.source]
         column = self.around[COLUMN]
         if product.parts == 1:
@@ -278,10 +334,20 @@ class _Multiplied:
         else:
             before, value = product.of_all_lanes(column, self.lane)
         stored = ir.BufferStore(update.buffer, value, list(update.indices))
-        condition = getattr(loop.body, "condition", None)
         if condition is not None and not ir.mentions(condition, loop.loop_var):
             stored = ir.IfThenElse(condition, stored, None)
         return ir.SeqStmt([*before, stored]) if before else stored
+
+
+def _of_warp(own: Any, update: Any, lane: Any, condition: Any) -> Any:
+    """Add up what the lanes of a warp have in a register each; the first one stores the sum."""
+    call = ir.cuda_func_call(
+        "crossfuse_add_warp", own[0], source_code=_ADD_WARP, return_type="float32"
+    )
+    first = ir.tirx.EQ(lane, ir.tirx.IntImm("int32", 0))
+    stored = ir.BufferStore(update.buffer, own[0], list(update.indices))
+    whole = ir.SeqStmt([ir.BufferStore(own, call, [0]), ir.IfThenElse(first, stored, None)])
+    return whole if condition is None else ir.IfThenElse(condition, whole, None)
 
 
 def _role(loop: Any) -> str:
