@@ -105,8 +105,8 @@ class Chain:
     repeats: int
     #: Whether weights are stored as [n, k].
     k_major: bool
-    #: Blocks that make the rows that the first products multiply of the input's, element by element,
-    #: and sums over rows of the input that an epilogue reads. Most functions have neither.
+    #: Blocks that make the rows which the first products multiply, element by element of the
+    #: input's, and sums over rows of the input that an epilogue reads. Most functions have neither.
     rows: tuple[Any, ...] = ()
     row_sums: tuple[Any, ...] = ()
 
@@ -332,12 +332,18 @@ def read_products(sch: Any, rule: str) -> tuple[Chain, ...]:
     if len(outputs) == 1:
         return (_read_layer(sch, rule, rows=True),)
     chains = tuple(_alone(sch, each) for each in outputs)
-    first, *others = (sch.get((*e.rows, e.first[0])[0]).reads[0].source for e in chains)
+    first, *others = (_rows_of(sch, each) for each in chains)
     for chain, left in zip(chains[1:], others, strict=True):
         if not left.same_as(first):
             found = f"products of '{first.name}' and of '{left.name}'"
             raise _refuse(sch, chain.first[0], found, "products of one operand")
     return chains
+
+
+def _rows_of(sch: Any, chain: Chain) -> Any:
+    """The matrix whose rows products multiply, or make what they multiply of."""
+    reads = [each.source for each in sch.get((*chain.rows, *chain.first)[0]).reads]
+    return next(each for each in reads if len(each.ty.shape) == _MATRIX)
 
 
 def _alone(sch: Any, epilogue: Any) -> Chain:
@@ -417,6 +423,7 @@ def _extents(sch: Any, block: Any) -> tuple[int, int, int]:
     return spatial[0], spatial[1], reduced[0]
 
 
+_MATRIX = 2
 #: What rules of one product or two take, and what is read at all.
 _PAIR = "one matrix product, or two with one elementwise block between them"
 _LAYERS = "matrix products behind one another, each with one elementwise block behind it"

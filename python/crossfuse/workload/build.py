@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -103,9 +102,7 @@ class Scaled:
 
         return te.compute((left.shape[0],), total, name=f"{ROW_SUM}{end}")
 
-    def rows(
-        self, tensors: Mapping[str, te.Tensor], left: te.Tensor, end: str = ""
-    ) -> te.Tensor:
+    def rows(self, tensors: Mapping[str, te.Tensor], left: te.Tensor, end: str = "") -> te.Tensor:
         """The left operand, which a schedule computes where it loads A."""
         return _elementwise(left.shape, left.dtype, self.element, tensors, f"{ROWS}{end}")
 
@@ -274,8 +271,8 @@ def emit(form: Form) -> tirx.PrimFunc:
     layers, their products and ``hidden1``, ``hidden2`` and so on stand between 2 and 3. With a
     window, a block ``windows`` [M, K] comes first, which reads the images at the pixels of each
     row's window and is 0 beyond them; the product reads it in the place of A. A schedule computes
-    it where it stages the operand. With scaled rows, blocks ``row_sum`` [M] and ``rows`` [M, K] come
-    first: products read the latter, and what follows them multiplies by the factors.
+    it where it stages the operand. With scaled rows, blocks ``row_sum`` [M] and ``rows`` [M, K]
+    come first: products read the latter, and what follows them multiplies by the factors.
 
     Parameters are A, weights in the order of the products, extras, output.
     """
@@ -301,13 +298,13 @@ def _first_products(
     form: Form, tensors: dict[str, Any], left: te.Tensor, end: str = ""
 ) -> te.Tensor:
     """Multiply A, by names with an `end`; epilogues find the products in `tensors`, scaled."""
-    behind: Callable[[te.Tensor], Any] = lambda product: product
+    row_sum, rows = None, left
     if form.scaled is not None:
-        behind = partial(form.scaled.behind, row_sum=form.scaled.row_sum(tensors, left, end))
-        left = form.scaled.rows(tensors, left, end)
+        row_sum = form.scaled.row_sum(tensors, left, end)
+        rows = form.scaled.rows(tensors, left, end)
     for each in form.first:
-        made = _multiply(left, tensors, replace(each, name=f"{each.name}{end}"))
-        tensors[each.name] = behind(made)
+        made = _multiply(rows, tensors, replace(each, name=f"{each.name}{end}"))
+        tensors[each.name] = form.scaled.behind(made, row_sum) if form.scaled else made
     return made
 
 

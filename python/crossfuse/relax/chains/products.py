@@ -28,6 +28,7 @@ from crossfuse.relax.chains.together import PlannedTogether, joined
 from crossfuse.relax.graph import Graph
 from crossfuse.relax.operators import PRODUCT, RESHAPES, refused
 from crossfuse.relax.outline import Outlined, outline_product
+from crossfuse.relax.scaled_rows import scaled_rows
 from crossfuse.relax.symbols import extents_of, is_symbolic, same_extents
 from crossfuse.schedule.planned import rank_function
 
@@ -78,11 +79,32 @@ def find_products(graph: Graph) -> Iterator[Group]:
         of_weight = tuple(views_of_weight(graph, right))
         if not is_of_few_rows(graph, variable, of_weight):
             continue
-        views = frozenset((*of_weight, *views_of_rows(graph, left)))
+        views = frozenset((*of_weight, *made_of_rows(graph, left)))
         inside = {*views, variable}
         before = tuple(each for each in graph.makers if each in inside)
         after = tuple(after_product(graph, variable, before))
         yield Group(((variable,),), before, views, after)
+
+
+def made_of_rows(graph: Graph, left: Any) -> Iterator[Any]:
+    """What kernels do to rows on loading: reshapes, and what scales them by a sum, as a norm does.
+
+    See `crossfuse.relax.scaled_rows`.
+    """
+    yield from views_of_rows(graph, left)
+    scaled = scaled_rows(graph, viewed_rows(graph, left))
+    if scaled is not None:
+        yield from scaled.inner
+        source = scaled.source
+        while graph.is_exact_cast(source):
+            yield source
+            (source,) = graph.arguments(source)
+
+
+def viewed_rows(graph: Graph, left: Any) -> Any:
+    """What the left operand of a product is a reshape of."""
+    *_, last = (None, *views_of_rows(graph, left))
+    return left if last is None else graph.arguments(last)[0]
 
 
 def views_of_rows(graph: Graph, value: Any) -> Iterator[Any]:

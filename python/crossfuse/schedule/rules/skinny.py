@@ -223,9 +223,7 @@ def _add_lanes(sch: Any, of_warp: Any, warp: Any, tiles: SkinnyKernel) -> None:
     _mark(sch, of_warp, ROW_TILE, ROW, COLUMN, LANE)
 
 
-def _load_weights(
-    sch: Any, partials: Sequence[Any], weights: Sequence[Any], step: Any
-) -> None:
+def _load_weights(sch: Any, partials: Sequence[Any], weights: Sequence[Any], step: Any) -> None:
     """Load weights of a step, all of them before any is used.
 
     Registers are indexed by the iterators of the product, of which those of threads take no room.
@@ -233,7 +231,10 @@ def _load_weights(
     # Each is put in front of those before it: the last one first, so that gate is loaded first.
     for partial, buffer in zip(reversed(partials), reversed(weights), strict=True):
         block = sch.reindex_cache_read(
-            partial, read_index(sch, partial, buffer), "local", lambda thread, i, j, step, load, e: (j, step, load, thread, e)
+            partial,
+            read_index(sch, partial, buffer),
+            "local",
+            lambda thread, i, j, step, load, e: (j, step, load, thread, e),
         )
         sch.compute_at(block, step, preserve_unit_loops=True, index=_FIRST)
         *loops, vector = list(sch.get_loops(block))[_AROUND:]
@@ -279,9 +280,7 @@ def _store(sch: Any, chain: Chain, grid: Any, tiles: SkinnyKernel) -> None:
         _sum_rows(sch, each, chain.m, grid, x, tiles)
 
 
-def _sum_rows(
-    sch: Any, row_sum: Any, rows: int, grid: Any, x: Any, tiles: SkinnyKernel
-) -> None:
+def _sum_rows(sch: Any, row_sum: Any, rows: int, grid: Any, x: Any, tiles: SkinnyKernel) -> None:
     """Sum rows of the input in each CTA, once the products have brought them to the SM's cache.
 
     A row has a warp, or several of fewer rows than warps.
