@@ -158,10 +158,10 @@ class Chain:
         return self.layers[1].columns if self.layers[1:] else 0
 
 
-def read_layers(sch: Any, *, rows: bool = False) -> Chain:
+def read_layers(sch: Any, *, makes_rows: bool = False) -> Chain:
     """Find the layers of a function of products, with one elementwise block behind each.
 
-    Any other function raises `ScheduleRefused`; `rows` lets it make rows of the input's.
+    Any other function raises `ScheduleRefused`; `makes_rows` lets it make rows of the input's.
     """
     epilogue = _only(sch, list(sch.get_output_blocks("root")))
     products = _producers(sch, epilogue)
@@ -183,14 +183,14 @@ def read_layers(sch: Any, *, rows: bool = False) -> Chain:
         behind = _extents(sch, last)
         if any(_extents(sch, p) != made for p in products) or behind[::2] != (rows, columns):
             raise _refuse(sch, last, "products whose extents do not follow from one another")
-    return _checked(sch, _chain(sch, found), rows)
+    return _checked(sch, _chain(sch, found), makes_rows)
 
 
-def _checked(sch: Any, chain: Chain, rows: bool) -> Chain:
+def _checked(sch: Any, chain: Chain, makes_rows: bool) -> Chain:
     """A chain that was read, if a rule that knows rows of the input computes what it has."""
     every = chain.rows + chain.row_sums
     odd = [each for each in every if reduces(sch, each) != (each in chain.row_sums)]
-    if not rows or len(chain.layers) > 1 or len(chain.rows) > 1:
+    if not makes_rows or len(chain.layers) > 1 or len(chain.rows) > 1:
         odd = [*every]
     if odd:
         raise _refuse(sch, odd[0], "an operand that is made of the input's rows")
@@ -307,9 +307,9 @@ def read_product(sch: Any, rule: str) -> Chain:
     return chain
 
 
-def _read_layer(sch: Any, rule: str, *, rows: bool = False) -> Chain:
+def _read_layer(sch: Any, rule: str, *, makes_rows: bool = False) -> Chain:
     """As `read_layers`, but a second layer raises `ScheduleRefused` in the name of `rule`."""
-    chain = read_layers(sch, rows=rows)
+    chain = read_layers(sch, makes_rows=makes_rows)
     if chain.second is not None:
         raise refuse(
             ScheduleRefused,
@@ -330,7 +330,7 @@ def read_products(sch: Any, rule: str) -> tuple[Chain, ...]:
     """
     outputs = list(sch.get_output_blocks("root"))
     if len(outputs) == 1:
-        return (_read_layer(sch, rule, rows=True),)
+        return (_read_layer(sch, rule, makes_rows=True),)
     chains = tuple(_alone(sch, each) for each in outputs)
     first, *others = (_rows_of(sch, each) for each in chains)
     for chain, left in zip(chains[1:], others, strict=True):

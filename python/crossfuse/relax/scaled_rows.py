@@ -80,7 +80,8 @@ def scaled_rows(graph: Graph, rows: Any) -> ScaledRows | None:
     if rows not in graph.makers or dtype_of(rows) != "bfloat16":
         return None
     shape = shape_of(rows, "rows")
-    pending, inner = {rows}, set()
+    pending: set[Any] = {rows}
+    inner: set[Any] = set()
     while pending and len(inner) < _MOST:
         value = max(pending, key=lambda each: _place(graph, each))
         if len(pending) == 1 and any(graph.operator(each) in SUMS for each in inner):

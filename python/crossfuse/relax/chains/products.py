@@ -28,7 +28,7 @@ from crossfuse.relax.chains.together import PlannedTogether, joined
 from crossfuse.relax.graph import Graph
 from crossfuse.relax.operators import PRODUCT, RESHAPES, refused
 from crossfuse.relax.outline import Outlined, outline_product
-from crossfuse.relax.scaled_rows import scaled_rows
+from crossfuse.relax.scaled_rows import ScaledRows, scaled_rows
 from crossfuse.relax.symbols import extents_of, is_symbolic, same_extents
 from crossfuse.schedule.planned import rank_function
 
@@ -50,6 +50,12 @@ class FewRows(Chains):
     def outlined(self, static: Any) -> Outlined:
         """See `GroupKind`."""
         return outline_product(static)
+
+    def apart(self, graph: Graph, group: Group) -> float:
+        """See `GroupKind`; products of the same rows share the norm that makes these."""
+        rows = viewed_rows(graph, graph.arguments(group.products[0])[0])
+        shared = len(tuple(readers_of_rows(graph, rows)))
+        return len(group.products) / shared if made_inside(graph, rows) else 0.0
 
     def joined(
         self, graph: Graph, found: Sequence[PlannedChain], target: Device
@@ -92,13 +98,30 @@ def made_of_rows(graph: Graph, left: Any) -> Iterator[Any]:
     See `crossfuse.relax.scaled_rows`.
     """
     yield from views_of_rows(graph, left)
-    scaled = scaled_rows(graph, viewed_rows(graph, left))
+    scaled = made_inside(graph, viewed_rows(graph, left))
     if scaled is not None:
         yield from scaled.inner
         source = scaled.source
         while graph.is_exact_cast(source):
             yield source
             (source,) = graph.arguments(source)
+
+
+def made_inside(graph: Graph, rows: Any) -> ScaledRows | None:
+    """How kernels make rows themselves; None where they do not, or where others read these too."""
+    readers = (graph.operator(each) for each in readers_of_rows(graph, rows))
+    return scaled_rows(graph, rows) if all(each == PRODUCT for each in readers) else None
+
+
+def readers_of_rows(graph: Graph, rows: Any) -> Iterator[Any]:
+    """What reads rows, or reshapes of them: nodes' variables, and `None` of the model's results."""
+    if rows in graph.results:
+        yield None
+    for node in graph.readers.get(rows, ()):
+        if node.operator in RESHAPES:
+            yield from readers_of_rows(graph, node.var)
+        else:
+            yield node.var
 
 
 def viewed_rows(graph: Graph, left: Any) -> Any:
