@@ -54,10 +54,11 @@ class ScaledRows:
         mean = graph.operator(self.total) == "relax.mean"
         share = 1 / shape_of(summed, "the rows")[-1] if mean else 1.0
 
-        def of_sum(total: Any) -> Any:
+        def scaled(product: Any, total: Any) -> Any:
             value = total * tirx.const(share, "float32") if mean else total
             made = factor.function({_TOTAL: lambda *_: value}, 0, 0)
-            return tirx.const(1, "float32") / made if self.divides else made
+            # The reciprocal of a denormal number would be infinite.
+            return product / made if self.divides else made * product
 
         def unscaled(tensors: Mapping[str, Any], i: Any, k: Any) -> Any:
             one = tirx.const(1, "float32")
@@ -65,7 +66,7 @@ class ScaledRows:
 
         leaves = {each.operand.name: each for each in (*term.leaves, *element.leaves)}
         leaves.pop(_FACTOR, None)
-        return Scaled(term.function, unscaled, of_sum), tuple(leaves.values())
+        return Scaled(term.function, unscaled, scaled), tuple(leaves.values())
 
 
 _FACTOR, _TOTAL = "factor", "total"
@@ -113,17 +114,25 @@ def _is_sum(graph: Graph, value: Any, shape: tuple[int, ...]) -> bool:
 
 def _checked(graph: Graph, rows: Any, source: Any, inner: set[Any]) -> ScaledRows | None:
     """What was found, if there is one sum, and rows are made by one factor that follows from it."""
+    shape = shape_of(rows, "rows")
     made = tuple(each for each in graph.makers if each in inner)
     totals = [each for each in made if graph.operator(each) in SUMS]
-    width = shape_of(rows, "rows")[-1]
-    narrow = [e for e in made if shape_of(e, "rows")[-1] != width]
-    read = {a for e in made if e not in narrow for a in graph.arguments(e) if a in narrow}
-    if len(totals) != 1 or len(read) != 1:
+    narrow = [each for each in made if shape_of(each, "rows") != shape]
+    read = {a for each in made if each not in narrow for a in graph.arguments(each) if a in narrow}
+    if len(totals) != 1 or len(read) != 1 or shape_of(source, "rows") != shape:
         return None
     (factor,) = read
     power = _power(graph, rows, factor)
-    found = ScaledRows(rows, source, made, totals[0], factor, power == -1)
-    return found if power else None
+    stored: Any = source
+    casts: list[Any] = []
+    while graph.is_exact_cast(stored):
+        casts.insert(0, stored)
+        (stored,) = graph.arguments(stored)
+    # Rows are read as they are stored, in the type of the product.
+    reads = source in graph.reach(rows, (factor, source))[1]
+    if not power or not reads or dtype_of(stored) != dtype_of(rows):
+        return None
+    return ScaledRows(rows, stored, (*casts, *made), totals[0], factor, power == -1)
 
 
 def _power(graph: Graph, value: Any, factor: Any) -> int:

@@ -88,8 +88,8 @@ class Scaled:
     term: Elementwise
     #: An element of the left operand but for the factor; it is rounded to A's type.
     element: Elementwise
-    #: The factor, from the sum.
-    factor: Callable[[Any], Any]
+    #: What epilogues read, from an element of the product and the sum of its row.
+    scale: Callable[[Any, Any], Any]
 
     def row_sum(
         self, tensors: Mapping[str, te.Tensor], left: te.Tensor, end: str = ""
@@ -107,8 +107,8 @@ class Scaled:
         return _elementwise(left.shape, left.dtype, self.element, tensors, f"{ROWS}{end}")
 
     def behind(self, product: te.Tensor, row_sum: te.Tensor) -> Callable[[Any, Any], Any]:
-        """The product as the epilogue reads it: scaled. Sums are read, and made, first."""
-        return lambda i, j: self.factor(row_sum(i)) * product(i, j)
+        """The product as the epilogue reads it."""
+        return lambda i, j: self.scale(product(i, j), row_sum(i))
 
 
 #: Names of the blocks that `Scaled` adds.
@@ -291,7 +291,19 @@ def emit(form: Form) -> tirx.PrimFunc:
             hidden = _elementwise(last.shape, *made)
         last = tensors[form.second.name] = _multiply(hidden, tensors, form.second)
     output = _elementwise(last.shape, form.out, form.epilogue, tensors, "out")
-    return te.create_prim_func([*parameters, output])
+    made = te.create_prim_func([*parameters, output])
+    return made if form.scaled is None else _sums_first(made)
+
+
+def _sums_first(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Put sums of rows in front of all else, which schedules bring into one loop."""
+    from crossfuse import _tvm as ir
+
+    root = func.body.block
+    names = {each: str(ir.nodes(each, ir.SBlock)[0].name_hint) for each in root.body.seq}
+    order = sorted(root.body.seq, key=lambda each: not names[each].startswith(ROW_SUM))
+    realize = ir.SBlockRealize([], func.body.predicate, ir.block_like(root, body=ir.SeqStmt(order)))
+    return ir.with_body(func, realize)
 
 
 def _first_products(
@@ -327,7 +339,8 @@ def emit_products(forms: Sequence[Form]) -> tirx.PrimFunc:
         result = _first_products(form, tensors, shared, f"_{number}")
         element = (result.shape, form.out, form.epilogue, tensors, f"out_{number}")
         made.append(_elementwise(*element))
-    return te.create_prim_func([*given, *made])
+    func = te.create_prim_func([*given, *made])
+    return _sums_first(func) if any(each.scaled for each in forms) else func
 
 
 def _windows(images: te.Tensor, k: int) -> te.Tensor:

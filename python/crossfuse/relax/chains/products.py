@@ -101,10 +101,6 @@ def made_of_rows(graph: Graph, left: Any) -> Iterator[Any]:
     scaled = made_inside(graph, viewed_rows(graph, left))
     if scaled is not None:
         yield from scaled.inner
-        source = scaled.source
-        while graph.is_exact_cast(source):
-            yield source
-            (source,) = graph.arguments(source)
 
 
 def made_inside(graph: Graph, rows: Any) -> ScaledRows | None:
