@@ -96,13 +96,29 @@ class _Product:
         """Registers for all sums."""
         return self.columns // _COLUMNS * self.row_tiles * _SUMS
 
-    def multiply(self, lane: Any) -> Any:
-        """Statements: load the rows of a lane, multiply each fragment of columns by them."""
+    @property
+    def makes_rows(self) -> bool:
+        """Whether elements of the left operand are made of others, and not just loaded."""
+        return not isinstance(self.left, ir.TensorLoad)
+
+    def has_rows_of(self, other: _Product) -> bool:
+        """Whether the left operand is that of another product, in loops of its own."""
+        images = {self.loops[each].loop_var: other.loops[each].loop_var for each in (ROW, ELEMENT)}
+        return ir.alike(ir.substitute(self.left, images), other.left)
+
+    def load(self, lane: Any) -> tuple[Any, list[Any]]:
+        """Registers for the rows of a lane, and statements that load these."""
         kind = str(self.weights.source.ty.dtype)
         rows = ir.tirx.decl_buffer([self.row_tiles, _VECTOR], kind, "rows", scope="local")
         statements = [ir.AllocBuffer(rows)]
         for tile in range(self.row_tiles):
             statements += self._load(rows, tile, lane)
+        return rows, statements
+
+    def multiply(self, rows: Any) -> list[Any]:
+        """Statements that multiply each fragment of columns by rows in registers."""
+        kind = str(self.weights.source.ty.dtype)
+        statements = []
         for column in range(0, self.columns, _COLUMNS):
             pair = [self._weights(column + each) for each in range(_COLUMNS)]
             for tile in range(self.row_tiles):
@@ -115,7 +131,7 @@ class _Product:
                     source_code=_SOURCE.format(name=_NAMES[kind]),
                 )
                 statements.append(ir.Evaluate(call))
-        return ir.SeqStmt(statements)
+        return statements
 
     def _load(self, rows: Any, tile: int, lane: Any) -> list[Any]:
         """Load the vector that a lane multiplies, of its row and its part of the lanes.
@@ -132,19 +148,21 @@ class _Product:
         def by_element(kind: Any, store: Any) -> Any:
             return ir.for_like(element, store, kind=kind, annotations={})
 
+        if isinstance(value, ir.TensorLoad):
+            return [by_element(ir.ForKind.VECTORIZED, ir.BufferStore(rows, value, place))]
+        loads = ir.buffer_loads(value)
+        vectors = [_vector(each) for each in loads]
         statements: list[Any] = []
-        if not isinstance(value, ir.TensorLoad):
-            loads = ir.buffer_loads(value)
-            vectors = [_vector(each) for each in loads]
-            for vector, each in zip(vectors, loads, strict=True):
-                stored = ir.BufferStore(vector, each, [element.loop_var])
-                statements += [ir.AllocBuffer(vector), by_element(ir.ForKind.VECTORIZED, stored)]
-            loaded = dict(zip(loads, vectors, strict=True))
-            value = ir.mutate(
-                value, (ir.TensorLoad, lambda load, _: loaded[load][element.loop_var])
-            )
-        kind = ir.ForKind.UNROLLED if statements else ir.ForKind.VECTORIZED
-        return [*statements, by_element(kind, ir.BufferStore(rows, value, place))]
+        for vector, each in zip(vectors, loads, strict=True):
+            stored = ir.BufferStore(vector, each, [element.loop_var])
+            statements += [ir.AllocBuffer(vector), by_element(ir.ForKind.VECTORIZED, stored)]
+        if _is_rounded_product(value):
+            made = _address(rows, tile, 0)
+            return [*statements, _product_of(made, *(_address(each, 0) for each in vectors))]
+        of = dict(zip(loads, vectors, strict=True))
+        value = ir.mutate(value, (ir.TensorLoad, lambda load, _: of[load][element.loop_var]))
+        stored = ir.BufferStore(rows, value, place)
+        return [*statements, by_element(ir.ForKind.UNROLLED, stored)]
 
     def _weights(self, column: int) -> Any:
         images = {self.loops[COLUMN].loop_var: column, self.loops[ELEMENT].loop_var: 0}
@@ -227,6 +245,38 @@ __device__ __forceinline__ float crossfuse_add_warp(float sum) {
 """
 
 
+#: As exact as in float32: a product of two elements of bfloat16 has all its bits there, and is
+#: rounded once. Half as many instructions let nvcc unroll the loop, and so load ahead.
+_ELEMENTS = """\
+__device__ __forceinline__ void crossfuse_multiply_elements(
+    void* made, const void* one, const void* other) {
+  #pragma unroll
+  for (int pair = 0; pair < 4; ++pair) {
+    ((nv_bfloat162*)made)[pair] =
+        __hmul2(((const nv_bfloat162*)one)[pair], ((const nv_bfloat162*)other)[pair]);
+  }
+}
+"""
+
+
+def _is_rounded_product(value: Any) -> bool:
+    """Whether a value is the product of two loaded elements of bfloat16, rounded to it again."""
+    if not isinstance(value, ir.tirx.Cast) or not isinstance(value.value, ir.tirx.Mul):
+        return False
+    factors = (value.value.a, value.value.b)
+    return str(value.ty) == "bfloat16" and all(
+        isinstance(each, ir.tirx.Cast)
+        and isinstance(each.value, ir.TensorLoad)
+        and str(each.value.ty) == "bfloat16"
+        for each in factors
+    )
+
+
+def _product_of(*addresses: Any) -> Any:
+    name = "crossfuse_multiply_elements"
+    return ir.Evaluate(ir.cuda_func_call(name, *addresses, source_code=_ELEMENTS))
+
+
 def _vector(load: Any) -> Any:
     """Registers for what a lane loads of a tensor at once."""
     dtype = str(load.source.ty.dtype)
@@ -264,6 +314,7 @@ class _Multiplied:
             (ir.AttrStmt, self._launch),
             (ir.AllocBuffer, self._allocate),
             (ir.For, self._loop),
+            (ir.SeqStmt, self._sequence),
         )
         self.body = ir.mutate(body, *changes) if self.products else body
         if self.registers:
@@ -296,12 +347,31 @@ class _Multiplied:
             (store,) = ir.nodes(node.body, ir.BufferStore)
             return self.products[store.buffer].zero()
         if role == COLUMN and (product := self._product(node)) is not None:
-            return self.products[product.sums].multiply(self.lane)
+            return self._multiplied([self.products[product.sums]])
         if role == LANE:
             return self._add_up(node)
         if role:
             self.around[role] = node.loop_var
         return mutator.default_mutate(node)
+
+    def _sequence(self, node: Any, mutator: Any) -> Any:
+        """Products side by side, such as gate and up: those of the same rows make these once."""
+        loops = [each for each in node.seq if isinstance(each, ir.For)]
+        read = [self._product(each) for each in loops if _role(each) == COLUMN]
+        if len(read) < max(2, len(node.seq)) or not all(each and each.makes_rows for each in read):
+            return mutator.default_mutate(node)
+        return self._multiplied([self.products[each.sums] for each in read if each])
+
+    def _multiplied(self, products: Sequence[_Product]) -> Any:
+        """Products in the place of their nests."""
+        statements: list[Any] = []
+        first, rows = products[0], None
+        for each in products:
+            if rows is None or not each.has_rows_of(first):
+                rows, loads = each.load(self.lane)
+                statements += loads
+            statements += each.multiply(rows)
+        return ir.SeqStmt(statements)
 
     def _product(self, loop: Any) -> _Product | None:
         """Read the nest below a loop over columns; None if it is that of other loops."""
