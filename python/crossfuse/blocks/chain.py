@@ -39,6 +39,18 @@ def is_view(sch: Any, block: Any) -> bool:
     return isinstance(value, ir.TensorLoad)
 
 
+def _of_inputs(sch: Any, consumer: Any) -> list[Any]:
+    """Blocks that make what a block reads of rows of inputs: rows again, or sums over them."""
+
+    def is_of_inputs(block: Any) -> bool:
+        if sch.get_producers(block) or not isinstance(sch.get(block).body, ir.BufferStore):
+            return False
+        spatial = [var for var, _ in bindings(sch, block) if not is_reduction(var)]
+        return len(spatial) == (1 if reduces(sch, block) else 2) and not is_view(sch, block)
+
+    return [each for each in sch.get_producers(consumer) if is_of_inputs(each)]
+
+
 def is_k_major(sch: Any, consumer: Any, index: int) -> bool:
     """Whether the weights that a block multiplies its read `index` by are stored as [n, k]."""
     weights = sch.get(consumer).reads[1 - index]
@@ -93,6 +105,10 @@ class Chain:
     repeats: int
     #: Whether weights are stored as [n, k].
     k_major: bool
+    #: Blocks that make the rows which the first products multiply, element by element of the
+    #: input's, and sums over rows of the input that an epilogue reads. Most functions have neither.
+    rows: tuple[Any, ...] = ()
+    row_sums: tuple[Any, ...] = ()
 
     @property
     def narrow(self) -> str:
@@ -142,10 +158,10 @@ class Chain:
         return self.layers[1].columns if self.layers[1:] else 0
 
 
-def read_layers(sch: Any) -> Chain:
+def read_layers(sch: Any, *, makes_rows: bool = False) -> Chain:
     """Find the layers of a function of products, with one elementwise block behind each.
 
-    Any other function raises `ScheduleRefused`.
+    Any other function raises `ScheduleRefused`; `makes_rows` lets it make rows of the input's.
     """
     epilogue = _only(sch, list(sch.get_output_blocks("root")))
     products = _producers(sch, epilogue)
@@ -167,7 +183,18 @@ def read_layers(sch: Any) -> Chain:
         behind = _extents(sch, last)
         if any(_extents(sch, p) != made for p in products) or behind[::2] != (rows, columns):
             raise _refuse(sch, last, "products whose extents do not follow from one another")
-    return _chain(sch, found)
+    return _checked(sch, _chain(sch, found), makes_rows)
+
+
+def _checked(sch: Any, chain: Chain, makes_rows: bool) -> Chain:
+    """A chain that was read, if a rule that knows rows of the input computes what it has."""
+    every = chain.rows + chain.row_sums
+    odd = [each for each in every if reduces(sch, each) != (each in chain.row_sums)]
+    if not makes_rows or len(chain.layers) > 1 or len(chain.rows) > 1:
+        odd = [*every]
+    if odd:
+        raise _refuse(sch, odd[0], "an operand that is made of the input's rows")
+    return chain
 
 
 def _chain(sch: Any, layers: Sequence[Layer]) -> Chain:
@@ -179,7 +206,10 @@ def _chain(sch: Any, layers: Sequence[Layer]) -> Chain:
     stored = sch.get(views[0]).reads[0].source if views and is_view(sch, views[0]) else left
     repeats = max(rows * depth // ir.element_count(stored), 1)
     item, k_major = ir.item_bytes(left.ty.dtype), is_k_major(sch, first, 0)
-    return Chain(tuple(layers), rows, item, repeats, k_major)
+    # Gate and up read the same ones.
+    made = {name_of(sch, e): e for p in layers[0].products for e in _of_inputs(sch, p)}
+    sums = tuple(each for layer in layers for each in _of_inputs(sch, layer.epilogue))
+    return Chain(tuple(layers), rows, item, repeats, k_major, tuple(made.values()), sums)
 
 
 def _is_last(sch: Any, products: list[Any]) -> bool:
@@ -196,6 +226,7 @@ def _is_last(sch: Any, products: list[Any]) -> bool:
 def _layer(sch: Any, products: list[Any], epilogue: Any) -> Layer:
     _, columns, depth = _extents(sch, products[0])
     blocks = [sch.get(each) for each in products]
+    computed = [written_buffer(sch, e) for e in (*products, *_of_inputs(sch, epilogue))]
     stored = sch.get(epilogue)
     return Layer(
         tuple(products),
@@ -205,7 +236,7 @@ def _layer(sch: Any, products: list[Any], epilogue: Any) -> Layer:
         combiner(sch, products[0]) or "sum",
         tuple(ir.item_bytes(read.source.ty.dtype) for each in blocks for read in each.reads[1:2]),
         ir.item_bytes(stored.writes[0].source.ty.dtype),
-        _further(stored, [each.writes[0].source for each in blocks], function(sch).params),
+        _further(stored, computed, function(sch).params),
         function_cycles(stored.body),
     )
 
@@ -276,9 +307,9 @@ def read_product(sch: Any, rule: str) -> Chain:
     return chain
 
 
-def _read_layer(sch: Any, rule: str) -> Chain:
-    """As `read_chain`, but a second layer raises `ScheduleRefused` in the name of `rule`."""
-    chain = read_chain(sch)
+def _read_layer(sch: Any, rule: str, *, makes_rows: bool = False) -> Chain:
+    """As `read_layers`, but a second layer raises `ScheduleRefused` in the name of `rule`."""
+    chain = read_layers(sch, makes_rows=makes_rows)
     if chain.second is not None:
         raise refuse(
             ScheduleRefused,
@@ -294,18 +325,25 @@ def _read_layer(sch: Any, rule: str) -> Chain:
 def read_products(sch: Any, rule: str) -> tuple[Chain, ...]:
     """One product or gate and up, or several of one operand, of which each has its own output.
 
-    Others raise `ScheduleRefused`, in the name of `rule` where they are a chain.
+    Each may make its rows of the operand's. Others raise `ScheduleRefused`, in the name of `rule`
+    where they are a chain.
     """
     outputs = list(sch.get_output_blocks("root"))
     if len(outputs) == 1:
-        return (_read_layer(sch, rule),)
+        return (_read_layer(sch, rule, makes_rows=True),)
     chains = tuple(_alone(sch, each) for each in outputs)
-    first, *others = (sch.get(each.first[0]).reads[0].source for each in chains)
+    first, *others = (_rows_of(sch, each) for each in chains)
     for chain, left in zip(chains[1:], others, strict=True):
         if not left.same_as(first):
             found = f"products of '{first.name}' and of '{left.name}'"
             raise _refuse(sch, chain.first[0], found, "products of one operand")
     return chains
+
+
+def _rows_of(sch: Any, chain: Chain) -> Any:
+    """The matrix whose rows products multiply, or make what they multiply of."""
+    reads = [each.source for each in sch.get((*chain.rows, *chain.first)[0]).reads]
+    return next(each for each in reads if len(each.ty.shape) == _MATRIX)
 
 
 def _alone(sch: Any, epilogue: Any) -> Chain:
@@ -317,7 +355,7 @@ def _alone(sch: Any, epilogue: Any) -> Chain:
     if before := _producers(sch, products[0]):
         found = f"a product of what {name_of(sch, before[0])} makes"
         raise _refuse(sch, products[0], found, "products of an input")
-    return _chain(sch, [_layer(sch, products, epilogue)])
+    return _checked(sch, _chain(sch, [_layer(sch, products, epilogue)]), True)
 
 
 def read_last_product(sch: Any) -> Chain:
@@ -348,8 +386,13 @@ def _only(sch: Any, outputs: list[Any]) -> Any:
 
 
 def _producers(sch: Any, block: Any) -> list[Any]:
-    """Blocks that compute what a block reads, without views of inputs, which compute nothing."""
-    return [each for each in sch.get_producers(block) if not is_view(sch, each)]
+    """Blocks that compute what a block reads, without what they need of rows of the input.
+
+    These are views of inputs, which compute nothing, and what stands in `Chain.rows`.
+    """
+    left_out = {name_of(sch, each) for each in _of_inputs(sch, block)}
+    every = (each for each in sch.get_producers(block) if not is_view(sch, each))
+    return [each for each in every if name_of(sch, each) not in left_out]
 
 
 def _further(block: Any, sums: Sequence[Any], params: Sequence[Any]) -> tuple[Further, ...]:
@@ -380,6 +423,7 @@ def _extents(sch: Any, block: Any) -> tuple[int, int, int]:
     return spatial[0], spatial[1], reduced[0]
 
 
+_MATRIX = 2
 #: What rules of one product or two take, and what is read at all.
 _PAIR = "one matrix product, or two with one elementwise block between them"
 _LAYERS = "matrix products behind one another, each with one elementwise block behind it"

@@ -52,7 +52,7 @@ class _Product:
 
     #: Loops by what they count.
     loops: Mapping[str, Any]
-    #: Buffer of the sums, and loads of both operands.
+    #: Buffer of the sums, an element of the left operand, and a load of the weights.
     sums: Any
     left: Any
     weights: Any
@@ -96,12 +96,29 @@ class _Product:
         """Registers for all sums."""
         return self.columns // _COLUMNS * self.row_tiles * _SUMS
 
-    def multiply(self, lane: Any) -> Any:
-        """Statements: load the rows of a lane, multiply each fragment of columns by them."""
-        kind = str(self.left.source.ty.dtype)
+    @property
+    def makes_rows(self) -> bool:
+        """Whether elements of the left operand are made of others, and not just loaded."""
+        return not isinstance(self.left, ir.TensorLoad)
+
+    def has_rows_of(self, other: _Product) -> bool:
+        """Whether the left operand is that of another product, in loops of its own."""
+        images = {self.loops[each].loop_var: other.loops[each].loop_var for each in (ROW, ELEMENT)}
+        return ir.alike(ir.substitute(self.left, images), other.left)
+
+    def load(self, lane: Any) -> tuple[Any, list[Any]]:
+        """Registers for the rows of a lane, and statements that load these."""
+        kind = str(self.weights.source.ty.dtype)
         rows = ir.tirx.decl_buffer([self.row_tiles, _VECTOR], kind, "rows", scope="local")
         statements = [ir.AllocBuffer(rows)]
-        statements += [self._load(rows, tile, lane) for tile in range(self.row_tiles)]
+        for tile in range(self.row_tiles):
+            statements += self._load(rows, tile, lane)
+        return rows, statements
+
+    def multiply(self, rows: Any) -> list[Any]:
+        """Statements that multiply each fragment of columns by rows in registers."""
+        kind = str(self.weights.source.ty.dtype)
+        statements = []
         for column in range(0, self.columns, _COLUMNS):
             pair = [self._weights(column + each) for each in range(_COLUMNS)]
             for tile in range(self.row_tiles):
@@ -114,17 +131,38 @@ class _Product:
                     source_code=_SOURCE.format(name=_NAMES[kind]),
                 )
                 statements.append(ir.Evaluate(call))
-        return ir.SeqStmt(statements)
+        return statements
 
-    def _load(self, rows: Any, tile: int, lane: Any) -> Any:
-        """Load the vector that a lane multiplies, of its row and its part of the lanes."""
+    def _load(self, rows: Any, tile: int, lane: Any) -> list[Any]:
+        """Load the vector that a lane multiplies, of its row and its part of the lanes.
+
+        Where elements are made of others, these are loaded, and the vector is made of them.
+        """
         group = lane // MMA_LANES
         row = ir.tirx.min(group % self.beside + tile * self.beside, self.rows - 1)
         other = group // self.beside * MMA_LANES + lane % MMA_LANES
         value = ir.substitute(self.left, {self.loops[ROW].loop_var: row, lane: other})
         element = self.loops[ELEMENT]
-        store = ir.BufferStore(rows, value, [ir.tirx.IntImm("int32", tile), element.loop_var])
-        return ir.for_like(element, store, kind=ir.ForKind.VECTORIZED, annotations={})
+        place = [ir.tirx.IntImm("int32", tile), element.loop_var]
+
+        def by_element(kind: Any, store: Any) -> Any:
+            return ir.for_like(element, store, kind=kind, annotations={})
+
+        if isinstance(value, ir.TensorLoad):
+            return [by_element(ir.ForKind.VECTORIZED, ir.BufferStore(rows, value, place))]
+        loads = ir.buffer_loads(value)
+        vectors = [_vector(each) for each in loads]
+        statements: list[Any] = []
+        for vector, each in zip(vectors, loads, strict=True):
+            stored = ir.BufferStore(vector, each, [element.loop_var])
+            statements += [ir.AllocBuffer(vector), by_element(ir.ForKind.VECTORIZED, stored)]
+        if _is_rounded_product(value):
+            made = _address(rows, tile, 0)
+            return [*statements, _product_of(made, *(_address(each, 0) for each in vectors))]
+        of = dict(zip(loads, vectors, strict=True))
+        value = ir.mutate(value, (ir.TensorLoad, lambda load, _: of[load][element.loop_var]))
+        stored = ir.BufferStore(rows, value, place)
+        return [*statements, by_element(ir.ForKind.UNROLLED, stored)]
 
     def _weights(self, column: int) -> Any:
         images = {self.loops[COLUMN].loop_var: column, self.loops[ELEMENT].loop_var: 0}
@@ -198,6 +236,53 @@ __device__ __forceinline__ float crossfuse_add_{lanes}_lanes(
 """
 
 
+_ADD_WARP = """\
+__device__ __forceinline__ float crossfuse_add_warp(float sum) {
+  #pragma unroll
+  for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, lane);
+  return sum;
+}
+"""
+
+
+#: As exact as in float32: a product of two elements of bfloat16 has all its bits there, and is
+#: rounded once. Half as many instructions let nvcc unroll the loop, and so load ahead.
+_ELEMENTS = """\
+__device__ __forceinline__ void crossfuse_multiply_elements(
+    void* made, const void* one, const void* other) {
+  #pragma unroll
+  for (int pair = 0; pair < 4; ++pair) {
+    ((nv_bfloat162*)made)[pair] =
+        __hmul2(((const nv_bfloat162*)one)[pair], ((const nv_bfloat162*)other)[pair]);
+  }
+}
+"""
+
+
+def _is_rounded_product(value: Any) -> bool:
+    """Whether a value is the product of two loaded elements of bfloat16, rounded to it again."""
+    if not isinstance(value, ir.tirx.Cast) or not isinstance(value.value, ir.tirx.Mul):
+        return False
+    factors = (value.value.a, value.value.b)
+    return str(value.ty) == "bfloat16" and all(
+        isinstance(each, ir.tirx.Cast)
+        and isinstance(each.value, ir.TensorLoad)
+        and str(each.value.ty) == "bfloat16"
+        for each in factors
+    )
+
+
+def _product_of(*addresses: Any) -> Any:
+    name = "crossfuse_multiply_elements"
+    return ir.Evaluate(ir.cuda_func_call(name, *addresses, source_code=_ELEMENTS))
+
+
+def _vector(load: Any) -> Any:
+    """Registers for what a lane loads of a tensor at once."""
+    dtype = str(load.source.ty.dtype)
+    return ir.tirx.decl_buffer([_VECTOR], dtype, f"{load.source.name}_vector", scope="local")
+
+
 def _address(buffer: Any, *indices: Any) -> Any:
     return ir.tirx.address_of(ir.tirx.BufferLoad(buffer, list(indices)))
 
@@ -215,6 +300,12 @@ class _Multiplied:
         }
         every = [self._product(each) for each in loops if _role(each) == COLUMN]
         self.products = {each.sums: each for each in every if each is not None}
+        #: Registers in the place of other buffers that have an element for each lane.
+        self.registers = {
+            each: ir.tirx.decl_buffer([1], str(each.ty.dtype), f"{each.name}_own", scope="local")
+            for each in self.lanes
+            if str(each.scope()) == "warp" and each not in self.products
+        }
         #: Threads of a warp, of the launch that is looked at.
         self.lane: Any = None
         #: Loops around a statement by what they count.
@@ -223,8 +314,13 @@ class _Multiplied:
             (ir.AttrStmt, self._launch),
             (ir.AllocBuffer, self._allocate),
             (ir.For, self._loop),
+            (ir.SeqStmt, self._sequence),
         )
         self.body = ir.mutate(body, *changes) if self.products else body
+        if self.registers:
+            self.body = ir.mutate(
+                self.body, (ir.BufferStore, self._store), (ir.TensorLoad, self._own)
+            )
 
     def _launch(self, node: Any, mutator: Any) -> Any:
         if str(node.attr_key) == "thread_extent" and str(node.node.thread_tag) == "threadIdx.x":
@@ -233,7 +329,17 @@ class _Multiplied:
 
     def _allocate(self, node: Any, mutator: Any) -> Any:
         product = self.products.get(node.buffer)
-        return ir.AllocBuffer(product.registers) if product else mutator.default_mutate(node)
+        registers = product.registers if product else self.registers.get(node.buffer)
+        return mutator.default_mutate(node) if registers is None else ir.AllocBuffer(registers)
+
+    def _store(self, node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        own = self.registers.get(node.buffer)
+        return node if own is None else ir.BufferStore(own, node.value, [0])
+
+    def _own(self, node: Any, mutator: Any) -> Any:
+        own = self.registers.get(node.source)
+        return mutator.default_mutate(node) if own is None else own[0]
 
     def _loop(self, node: Any, mutator: Any) -> Any:
         role = _role(node)
@@ -241,12 +347,31 @@ class _Multiplied:
             (store,) = ir.nodes(node.body, ir.BufferStore)
             return self.products[store.buffer].zero()
         if role == COLUMN and (product := self._product(node)) is not None:
-            return self.products[product.sums].multiply(self.lane)
+            return self._multiplied([self.products[product.sums]])
         if role == LANE:
             return self._add_up(node)
         if role:
             self.around[role] = node.loop_var
         return mutator.default_mutate(node)
+
+    def _sequence(self, node: Any, mutator: Any) -> Any:
+        """Products side by side, such as gate and up: those of the same rows make these once."""
+        loops = [each for each in node.seq if isinstance(each, ir.For)]
+        read = [self._product(each) for each in loops if _role(each) == COLUMN]
+        if len(read) < max(2, len(node.seq)) or not all(each and each.makes_rows for each in read):
+            return mutator.default_mutate(node)
+        return self._multiplied([self.products[each.sums] for each in read if each])
+
+    def _multiplied(self, products: Sequence[_Product]) -> Any:
+        """Products in the place of their nests."""
+        statements: list[Any] = []
+        first, rows = products[0], None
+        for each in products:
+            if rows is None or not each.has_rows_of(first):
+                rows, loads = each.load(self.lane)
+                statements += loads
+            statements += each.multiply(rows)
+        return ir.SeqStmt(statements)
 
     def _product(self, loop: Any) -> _Product | None:
         """Read the nest below a loop over columns; None if it is that of other loops."""
@@ -254,9 +379,7 @@ class _Multiplied:
         if ELEMENT not in loops:
             return None
         (store,) = ir.nodes(loop.body, ir.BufferStore)
-        factors = ir.buffer_loads(store.value.b)
-        (weights,) = (each for each in factors if str(each.source.scope()) == "local")
-        (left,) = (each for each in factors if each is not weights)
+        left, weights = (each.value for each in (store.value.b.a, store.value.b.b))  # of casts
         name, kind = f"{store.buffer.name}_sums", str(store.buffer.ty.dtype)
         product = _Product(loops, store.buffer, left, weights, None, self.lanes[store.buffer])
         registers = ir.tirx.decl_buffer([product.count], kind, name, scope="local")
@@ -269,6 +392,9 @@ class _Multiplied:
             for each in ir.nodes(loop.body, ir.BufferStore)
             if isinstance(each.value, ir.tirx.Add)
         )
+        condition = getattr(loop.body, "condition", None)
+        if (own := self.registers.get(update.value.b.source)) is not None:
+            return _of_warp(own, update, self.lane, condition)
         product = self.products[update.value.b.source]
         column = self.around[COLUMN]
         if product.parts == 1:
@@ -278,10 +404,20 @@ class _Multiplied:
         else:
             before, value = product.of_all_lanes(column, self.lane)
         stored = ir.BufferStore(update.buffer, value, list(update.indices))
-        condition = getattr(loop.body, "condition", None)
         if condition is not None and not ir.mentions(condition, loop.loop_var):
             stored = ir.IfThenElse(condition, stored, None)
         return ir.SeqStmt([*before, stored]) if before else stored
+
+
+def _of_warp(own: Any, update: Any, lane: Any, condition: Any) -> Any:
+    """Add up what the lanes of a warp have in a register each; the first one stores the sum."""
+    call = ir.cuda_func_call(
+        "crossfuse_add_warp", own[0], source_code=_ADD_WARP, return_type="float32"
+    )
+    first = ir.tirx.EQ(lane, ir.tirx.IntImm("int32", 0))
+    stored = ir.BufferStore(update.buffer, own[0], list(update.indices))
+    whole = ir.SeqStmt([ir.BufferStore(own, call, [0]), ir.IfThenElse(first, stored, None)])
+    return whole if condition is None else ir.IfThenElse(condition, whole, None)
 
 
 def _role(loop: Any) -> str:

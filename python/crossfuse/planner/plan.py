@@ -337,7 +337,7 @@ def plans_of_function(
     from crossfuse.blocks.chain import read_layers
     from crossfuse.markers import unpadded_shapes
 
-    read, shapes = read_layers(ir.Schedule(func)), unpadded_shapes(func)
+    read, shapes = read_layers(ir.Schedule(func), makes_rows=True), unpadded_shapes(func)
     rank = partial(ranked, chain_of_blocks(read), target, k_major=read.k_major, **options)
     # What not to fuse takes is of rows without padding, and compared with the copies added.
     found = rank(fused=fused and not shapes)

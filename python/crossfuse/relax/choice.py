@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tvm.ir import Var
@@ -40,6 +40,8 @@ class PlannedGroup:
     given: tuple[Var, ...]
     #: One line on the group, for reports.
     summary: str
+    #: Estimated microseconds of separate kernels that plans do not know of, such as of a norm.
+    apart: float = field(default=0.0, kw_only=True)
 
     @property
     def outputs(self) -> tuple[Var, ...]:
@@ -66,7 +68,7 @@ class PlannedGroup:
     def eager(self) -> float:
         """Estimated microseconds of not fusing."""
         every: list[Plan | CascadePlan | Runner] = [*self.plans, *self.plans[0].runners]
-        return next(each.microseconds for each in every if each.family == EAGER)
+        return self.apart + next(each.microseconds for each in every if each.family == EAGER)
 
     @property
     def times(self) -> tuple[float, float]:

@@ -63,16 +63,22 @@ class Region:
 
 
 def read_region(
-    graph: Graph, target: Any, named: Mapping[Any, str], products: tuple[Var, ...], rows: int
+    graph: Graph,
+    target: Any,
+    named: Mapping[Any, str],
+    products: tuple[Var, ...],
+    rows: int,
+    stops: tuple[Var, ...] = (),
 ) -> Region:
     """Turn the operators that make a value into one expression.
 
     `target` is a matrix [rows, columns] once its leading extents are collapsed, `products` are
-    leaves in float32, `named` names all leaves but numbers. Refused are broadcasts over part of the
+    leaves in float32, `stops` other leaves that operators make, `named` names all leaves but
+    numbers. Refused are broadcasts over part of the
     rows, reshapes that mix rows and columns, operands of unsupported types, casts that lose more
     than the model's own types do, and expressions too large to repeat.
     """
-    inner, found = graph.reach(target, products)
+    inner, found = graph.reach(target, (*products, *stops))
     leaves = tuple(
         _leaf(value, named[value], value in products, rows)
         for value in found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from crossfuse.relax.operators import (
     refused,
     shape_of,
 )
+from crossfuse.relax.scaled_rows import SUMS, ScaledRows, scaled_rows
 from crossfuse.workload.dtypes import FLOAT_TYPES
 
 _LAYERS = "A @ B or A @ B_gate and A @ B_up, then element-wise, then @ D, and so on"
@@ -58,6 +60,8 @@ class Match:
     left: Var
     #: In order; the last one has one product, unless it is the only one.
     layers: tuple[Layer, ...]
+    #: How the rows of a single layer are made of the input's; None where they are the input's.
+    scaled: ScaledRows | None = None
 
     @property
     def products(self) -> tuple[Var, ...]:
@@ -70,12 +74,12 @@ class Match:
         return tuple(weight for each in self.layers for weight in each.weights)
 
 
-def read_model(mod: tvm.IRModule) -> Graph:
+def read_model(mod: tvm.IRModule, *, sums: bool = False) -> Graph:
     """Read the main function of a model, or its only Relax function, which has one result.
 
     Dead and repeated bindings are dropped. Refused are control flow, several results, dynamic
     shapes, float64, and operators that are neither matrix products nor element-wise, casts,
-    transpositions and reshapes.
+    transpositions and reshapes; `sums` lets it have those of rows.
     """
     functions = {g.name_hint: f for g, f in mod.functions_items() if isinstance(f, relax.Function)}
     name = "main" if "main" in functions else next(iter(functions), "")
@@ -90,7 +94,7 @@ def read_model(mod: tvm.IRModule) -> Graph:
         shape_of(function.body.body, "the output")
         raise refused("main", "no operator", "two matrix products", "leave the model as it is")
     for node in graph.nodes:
-        _check_values(graph, node)
+        _check_values(graph, node, (*SUMS, *_KNOWN) if sums else _KNOWN)
     return graph
 
 
@@ -104,8 +108,12 @@ def _check_bound(node: Node) -> None:
     shape_of(node.var, operator(node.value))
 
 
-def _check_values(graph: Graph, node: Node) -> None:
-    if node.operator not in {PRODUCT, CAST, TRANSPOSE, *RESHAPES}:
+#: Operators that are looked at elsewhere.
+_KNOWN = (PRODUCT, CAST, TRANSPOSE, *RESHAPES)
+
+
+def _check_values(graph: Graph, node: Node, known: Collection[str]) -> None:
+    if node.operator not in known:
         check_elementwise(node.value)
     for value in (node.var, *graph.arguments(node.var)):
         if dtype_of(value) == "float64":
@@ -143,13 +151,15 @@ def _matched(graph: Graph, found: list[tuple[Var, ...]], weights: dict[Var, Weig
     """The parts of layers whose products are known; refuses what kernels do not compute."""
     _check_used_once(graph, found)
     lefts = [_operand(graph, each) for each in found]
-    left = _input(graph, found[0], lefts[0])
+    scaled = scaled_rows(graph, lefts[0]) if len(found) == 1 else None
+    source = lefts[0] if scaled is None else _stored(graph, scaled.source, found[0][0])
+    left = _input(graph, found[0], source)
     made = (*lefts[1:], graph.output)
     layers = tuple(
         Layer(each, tuple(weights[p] for p in each), result)
         for each, result in zip(found, made, strict=True)
     )
-    match = Match(_rows(left), left, layers)
+    match = Match(_rows(left), left, layers, scaled)
     _check_types(match)
     return match
 

@@ -195,7 +195,7 @@ def outline_product(mod: tvm.IRModule) -> Outlined:
 
     N and L are both the columns of the product.
     """
-    graph = read_model(mod)
+    graph = read_model(mod, sums=True)
     return _written(graph, match_layer(graph, 1))
 
 
@@ -204,7 +204,7 @@ def outline_gated(mod: tvm.IRModule) -> Outlined:
 
     As `outline_product` does one.
     """
-    graph = read_model(mod)
+    graph = read_model(mod, sums=True)
     return _written(graph, match_layer(graph, 2))
 
 
@@ -218,7 +218,8 @@ def _written(graph: Graph, match: Match) -> Outlined:
         Leaf(each.value, Operand(name, shape_of(each.value, name), dtype_of(each.value)))
         for name, each in zip(_weight_names(match), match.weights, strict=True)
     )
-    extras = _extras(match, regions)
+    scaled, leaves = match.scaled.read(graph, named, match.rows) if match.scaled else (None, ())
+    extras = _extras(match, regions, leaves)
     out = dtype_of(graph.output)
     if out not in FLOAT_TYPES:
         raise refused("the output", out, ", ".join(FLOAT_TYPES), "cast the output outside")
@@ -242,6 +243,7 @@ def _written(graph: Graph, match: Match) -> Outlined:
             Layer(tuple(each), region.function)
             for each, region in zip(inner, regions[1:-1], strict=True)
         ),
+        scaled=scaled,
     )
     arguments = tuple(_argument(graph, leaf) for leaf in (left, *weights, *extras))
     return _outlined(graph, match, form, arguments, regions)
@@ -301,8 +303,11 @@ def _names(graph: Graph, match: Match, fixed: dict[Any, str]) -> dict[Any, str]:
     hidden = {f"hidden{number}" for number in range(1, len(match.layers) - 1)}
     taken = {*fixed.values(), *_WEIGHTS, *_weight_names(match), "hidden", *hidden, "out"}
     named = dict(fixed)
-    for layer in match.layers:
-        for value in graph.reach(layer.made, layer.products)[1]:
+    made = [(layer.made, layer.products) for layer in match.layers]
+    if match.scaled is not None:
+        made.append((match.scaled.rows, ()))
+    for target, stops in made:
+        for value in graph.reach(target, stops)[1]:
             if value not in named:
                 name = "constant" if isinstance(value, GenericConst) else str(value.name)
                 candidates = (name, *(f"{name}_{i}" for i in range(1, len(taken) + 1)))
@@ -311,12 +316,12 @@ def _names(graph: Graph, match: Match, fixed: dict[Any, str]) -> dict[Any, str]:
     return named
 
 
-def _extras(match: Match, regions: Sequence[Region]) -> tuple[Leaf, ...]:
-    """Operands of the element-wise regions besides the products and A, each once."""
+def _extras(match: Match, regions: Sequence[Region], of_rows: Sequence[Leaf]) -> tuple[Leaf, ...]:
+    """Operands of the element-wise regions, and of rows, besides the products and A, each once."""
     given = (*match.products, match.left)
     found: dict[str, Leaf] = {}
-    for region in regions:
-        for leaf in region.leaves:
+    for leaves in (*(each.leaves for each in regions), of_rows):
+        for leaf in leaves:
             if not any(leaf.value.same_as(value) for value in given):
                 found[leaf.operand.name] = leaf
     return tuple(found.values())

@@ -73,7 +73,10 @@ def _differ(func: Any, plan: Plan) -> tuple[list[str], Shape, Shape]:
     """Extents in which function and plan differ, and the shapes of both."""
     from crossfuse import _tvm as ir
 
-    found, wanted = shape_of_blocks(read_layers(ir.Schedule(func))), shape_of(plan.chain)
+    found, wanted = (
+        shape_of_blocks(read_layers(ir.Schedule(func), makes_rows=True)),
+        shape_of(plan.chain),
+    )
     return [e for e in _EXTENTS if getattr(found, e) != getattr(wanted, e)], found, wanted
 
 

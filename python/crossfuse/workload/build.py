@@ -77,6 +77,45 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Scaled:
+    """Rows of the left operand made of A's, each by a factor that follows from a sum over the row.
+
+    An RMS norm makes such rows. Its factor is taken out of the product, whose rows are scaled
+    instead: elements can be multiplied before the sum is known.
+    """
+
+    #: What is summed over the elements of a row of A.
+    term: Elementwise
+    #: An element of the left operand but for the factor; it is rounded to A's type.
+    element: Elementwise
+    #: What epilogues read, from an element of the product and the sum of its row.
+    scale: Callable[[Any, Any], Any]
+
+    def row_sum(
+        self, tensors: Mapping[str, te.Tensor], left: te.Tensor, end: str = ""
+    ) -> te.Tensor:
+        """The sums, one a row."""
+        k = te.reduce_axis((0, left.shape[1]), "k")
+
+        def total(i: Any) -> Any:
+            return te.sum(self.term(tensors, i, k), axis=k)
+
+        return te.compute((left.shape[0],), total, name=f"{ROW_SUM}{end}")
+
+    def rows(self, tensors: Mapping[str, te.Tensor], left: te.Tensor, end: str = "") -> te.Tensor:
+        """The left operand, which a schedule computes where it loads A."""
+        return _elementwise(left.shape, left.dtype, self.element, tensors, f"{ROWS}{end}")
+
+    def behind(self, product: te.Tensor, row_sum: te.Tensor) -> Callable[[Any, Any], Any]:
+        """The product as the epilogue reads it."""
+        return lambda i, j: self.scale(product(i, j), row_sum(i))
+
+
+#: Names of the blocks that `Scaled` adds.
+ROW_SUM, ROWS = "row_sum", "rows"
+
+
+@dataclass(frozen=True)
 class Form:
     """The choices that the canonical form leaves open."""
 
@@ -98,6 +137,8 @@ class Form:
     window: int = 0
     #: Layers between the first products and `second`, if there are more than two in all.
     inner: tuple[Layer, ...] = ()
+    #: How the rows of one layer are made of A's; None where they are A's.
+    scaled: Scaled | None = None
 
     @property
     def products(self) -> tuple[Product, ...]:
@@ -230,7 +271,8 @@ def emit(form: Form) -> tirx.PrimFunc:
     layers, their products and ``hidden1``, ``hidden2`` and so on stand between 2 and 3. With a
     window, a block ``windows`` [M, K] comes first, which reads the images at the pixels of each
     row's window and is 0 beyond them; the product reads it in the place of A. A schedule computes
-    it where it stages the operand.
+    it where it stages the operand. With scaled rows, blocks ``row_sum`` [M] and ``rows`` [M, K]
+    come first: products read the latter, and what follows them multiplies by the factors.
 
     Parameters are A, weights in the order of the products, extras, output.
     """
@@ -239,9 +281,7 @@ def emit(form: Form) -> tirx.PrimFunc:
     left = tensors[form.left.name]
     if form.window:
         left = _windows(left, form.window)
-    for product in form.first:
-        tensors[product.name] = _multiply(left, tensors, product)
-    last = tensors[form.first[0].name]
+    last = _first_products(form, tensors, left)
     if form.second and form.middle:
         hidden = _elementwise(last.shape, form.left.dtype, form.middle, tensors, "hidden")
         for number, layer in enumerate(form.inner, 1):
@@ -251,7 +291,33 @@ def emit(form: Form) -> tirx.PrimFunc:
             hidden = _elementwise(last.shape, *made)
         last = tensors[form.second.name] = _multiply(hidden, tensors, form.second)
     output = _elementwise(last.shape, form.out, form.epilogue, tensors, "out")
-    return te.create_prim_func([*parameters, output])
+    made = te.create_prim_func([*parameters, output])
+    return made if form.scaled is None else _sums_first(made)
+
+
+def _sums_first(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Put sums of rows in front of all else, which schedules bring into one loop."""
+    from crossfuse import _tvm as ir
+
+    root = func.body.block
+    names = {each: str(ir.nodes(each, ir.SBlock)[0].name_hint) for each in root.body.seq}
+    order = sorted(root.body.seq, key=lambda each: not names[each].startswith(ROW_SUM))
+    realize = ir.SBlockRealize([], func.body.predicate, ir.block_like(root, body=ir.SeqStmt(order)))
+    return ir.with_body(func, realize)
+
+
+def _first_products(
+    form: Form, tensors: dict[str, Any], left: te.Tensor, end: str = ""
+) -> te.Tensor:
+    """Multiply A, by names with an `end`; epilogues find the products in `tensors`, scaled."""
+    row_sum, rows = None, left
+    if form.scaled is not None:
+        row_sum = form.scaled.row_sum(tensors, left, end)
+        rows = form.scaled.rows(tensors, left, end)
+    for each in form.first:
+        made = _multiply(rows, tensors, replace(each, name=f"{each.name}{end}"))
+        tensors[each.name] = form.scaled.behind(made, row_sum) if form.scaled else made
+    return made
 
 
 def emit_products(forms: Sequence[Form]) -> tirx.PrimFunc:
@@ -270,12 +336,11 @@ def emit_products(forms: Sequence[Form]) -> tirx.PrimFunc:
         for each in form.operands[1:]:
             tensors[each.name] = te.placeholder(each.shape, each.dtype, f"{each.name}_{number}")
             given.append(tensors[each.name])
-        (product,) = form.first
-        named = replace(product, name=f"{product.name}_{number}")
-        result = tensors[product.name] = _multiply(shared, tensors, named)
+        result = _first_products(form, tensors, shared, f"_{number}")
         element = (result.shape, form.out, form.epilogue, tensors, f"out_{number}")
         made.append(_elementwise(*element))
-    return te.create_prim_func([*given, *made])
+    func = te.create_prim_func([*given, *made])
+    return _sums_first(func) if any(each.scaled for each in forms) else func
 
 
 def _windows(images: te.Tensor, k: int) -> te.Tensor:
@@ -343,7 +408,7 @@ def aligned(form: Form, stored: Container[str] = ()) -> tirx.PrimFunc | None:
     inner = form.columns[1:] if form.second else ()
     # A further operand of one column may be of an intermediate that has one, or the same for all.
     unclear = 1 in inner and bool(form.extras)
-    if form.window or item > 2 or unclear or form.first[0].combine != "sum":
+    if form.window or form.scaled or item > 2 or unclear or form.first[0].combine != "sum":
         return None
     step = TMA_PITCH // item
     left = _wide(form.left, step)

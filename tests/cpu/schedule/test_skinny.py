@@ -268,7 +268,7 @@ def written(right: str) -> Any:
     ("right", "said"),
     [
         ("other", "found products of 'A' and of 'B'; limit: products of one operand"),
-        ("made", "found a product of what block 'between' makes; limit: products of an input"),
+        ("made", "found products of 'A' and of 'B'; limit: products of one operand"),
         ("none", "found an output that is not an elementwise function of one product"),
     ],
 )

@@ -15,7 +15,7 @@ from tvm.ir import Var
 
 from crossfuse.hardware import Device
 from crossfuse.relax.chains.groups import Group, after_product, views_of_weight
-from crossfuse.relax.chains.products import FewRows, is_of_few_rows, views_of_rows
+from crossfuse.relax.chains.products import FewRows, is_of_few_rows, made_of_rows, viewed_rows
 from crossfuse.relax.graph import Graph
 from crossfuse.relax.operators import PRODUCT
 from crossfuse.relax.outline import Outlined, outline_gated
@@ -74,7 +74,8 @@ def find_gated(graph: Graph) -> Iterator[GatedGroup]:
 def _are_alike(graph: Graph, products: frozenset[Var]) -> bool:
     """Whether products have the same few rows and extents, and weights that are stored."""
     first, second = products
-    if not _rows(graph, first).same_as(_rows(graph, second)):
+    lefts = [graph.arguments(each)[0] for each in products]
+    if not viewed_rows(graph, lefts[0]).same_as(viewed_rows(graph, lefts[1])):
         return False
     weights = [graph.arguments(each)[1] for each in products]
     shapes = [each.ty.shape.values for each in (first, second)]
@@ -84,20 +85,13 @@ def _are_alike(graph: Graph, products: frozenset[Var]) -> bool:
     )
 
 
-def _rows(graph: Graph, product: Var) -> Any:
-    """What the left operand of a product views."""
-    left = graph.arguments(product)[0]
-    *_, last = (None, *views_of_rows(graph, left))
-    return left if last is None else graph.arguments(last)[0]
-
-
 def _group(graph: Graph, meeting: Var, made_of: dict[Any, frozenset[Var]]) -> GatedGroup:
     products = tuple(each for each in graph.makers if each in made_of[meeting])
     operands = [graph.arguments(each) for each in products]
     views = frozenset(
         view
         for left, right in operands
-        for view in (*views_of_rows(graph, left), *views_of_weight(graph, right))
+        for view in (*made_of_rows(graph, left), *views_of_weight(graph, right))
     )
     reached = graph.reach(meeting, products)[0]
     inside = {*views, *products, *(each for each in reached if made_of.get(each))}

@@ -139,10 +139,11 @@ class ChainKernels:
                 planned = self.planned(graph, group, kind)
         except RefusedError as error:
             return Candidate(names, None, str(error))
-        behind = 0.0
+        behind, kernel = 0.0, rates_of(self.target).fitted.eager_kernel
         # What was measured has all of a group.
-        if not planned.words and is_left_operand(graph, planned.output):
-            behind = rates_of(self.target).fitted.eager_kernel
+        if not planned.words:
+            planned = replace(planned, apart=kind.apart(graph, group) * kernel)
+            behind = kernel if is_left_operand(graph, planned.output) else 0.0
         return Candidate(names, planned, parts=parts, behind=behind)
 
     def planned(self, graph: Graph, group: Group, kind: GroupKind) -> PlannedChain:

@@ -58,6 +58,10 @@ class GroupKind(ABC):
         """Refuse a group of symbolic rows in which symbols are more than a number of rows."""
         check_symbols(function, rows)
 
+    def apart(self, graph: Graph, group: Group) -> float:
+        """Kernels that a group takes the place of beside those of its products: shares of them."""
+        return 0.0
+
     def joined(self, graph: Graph, found: Sequence[Any], target: Device) -> Iterator[Any]:
         """Groups that one kernel may compute together, of those that were planned; none."""
         yield from ()

@@ -28,6 +28,7 @@ from crossfuse.relax.chains.together import PlannedTogether, joined
 from crossfuse.relax.graph import Graph
 from crossfuse.relax.operators import PRODUCT, RESHAPES, refused
 from crossfuse.relax.outline import Outlined, outline_product
+from crossfuse.relax.scaled_rows import ScaledRows, scaled_rows
 from crossfuse.relax.symbols import extents_of, is_symbolic, same_extents
 from crossfuse.schedule.planned import rank_function
 
@@ -49,6 +50,12 @@ class FewRows(Chains):
     def outlined(self, static: Any) -> Outlined:
         """See `GroupKind`."""
         return outline_product(static)
+
+    def apart(self, graph: Graph, group: Group) -> float:
+        """See `GroupKind`; products of the same rows share the norm that makes these."""
+        rows = viewed_rows(graph, graph.arguments(group.products[0])[0])
+        shared = len(tuple(readers_of_rows(graph, rows)))
+        return len(group.products) / shared if made_inside(graph, rows) else 0.0
 
     def joined(
         self, graph: Graph, found: Sequence[PlannedChain], target: Device
@@ -78,11 +85,45 @@ def find_products(graph: Graph) -> Iterator[Group]:
         of_weight = tuple(views_of_weight(graph, right))
         if not is_of_few_rows(graph, variable, of_weight):
             continue
-        views = frozenset((*of_weight, *views_of_rows(graph, left)))
+        views = frozenset((*of_weight, *made_of_rows(graph, left)))
         inside = {*views, variable}
         before = tuple(each for each in graph.makers if each in inside)
         after = tuple(after_product(graph, variable, before))
         yield Group(((variable,),), before, views, after)
+
+
+def made_of_rows(graph: Graph, left: Any) -> Iterator[Any]:
+    """What kernels do to rows on loading: reshapes, and what scales them by a sum, as a norm does.
+
+    See `crossfuse.relax.scaled_rows`.
+    """
+    yield from views_of_rows(graph, left)
+    scaled = made_inside(graph, viewed_rows(graph, left))
+    if scaled is not None:
+        yield from scaled.inner
+
+
+def made_inside(graph: Graph, rows: Any) -> ScaledRows | None:
+    """How kernels make rows themselves; None where they do not, or where others read these too."""
+    readers = (graph.operator(each) for each in readers_of_rows(graph, rows))
+    return scaled_rows(graph, rows) if all(each == PRODUCT for each in readers) else None
+
+
+def readers_of_rows(graph: Graph, rows: Any) -> Iterator[Any]:
+    """What reads rows, or reshapes of them: nodes' variables, and `None` of the model's results."""
+    if rows in graph.results:
+        yield None
+    for node in graph.readers.get(rows, ()):
+        if node.operator in RESHAPES:
+            yield from readers_of_rows(graph, node.var)
+        else:
+            yield node.var
+
+
+def viewed_rows(graph: Graph, left: Any) -> Any:
+    """What the left operand of a product is a reshape of."""
+    *_, last = (None, *views_of_rows(graph, left))
+    return left if last is None else graph.arguments(last)[0]
 
 
 def views_of_rows(graph: Graph, value: Any) -> Iterator[Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.chain import Chain, is_k_major, read_products
-from crossfuse.blocks.scheduled import name_of
+from crossfuse.blocks.scheduled import name_of, read_index
 from crossfuse.calls import AnyFunction, checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import MMA_LANES, WARP
@@ -139,7 +140,7 @@ def _chosen(sch: Any, chains: Sequence[Chain], given: SkinnyTiles) -> SkinnyKern
 
 def _check_tiles(sch: Any, chain: Chain, shape: Shape, kernel: SkinnyKernel | None) -> None:
     # Windows of images are no rows that vectors are loaded of.
-    plain = not sch.get_producers(chain.first[0])
+    plain = len(sch.get_producers(chain.first[0])) == len(chain.rows)
     broken = None if kernel is None else kernel.broken(shape)
     if not broken and not all(is_k_major(sch, each, 0) for each in chain.first):
         broken = "with weights of which one is stored as [k, n]"
@@ -157,19 +158,22 @@ def _check_tiles(sch: Any, chain: Chain, shape: Shape, kernel: SkinnyKernel | No
 
 def _bind(sch: Any, chain: Chain, tiles: SkinnyKernel) -> None:
     """Schedule the products of one output, and what is made of them."""
+    weights = [sch.get(each).reads[1].source for each in chain.first]
+    for each in chain.rows:
+        sch.compute_inline(each)
     divided = [_divided(sch, each, tiles) for each in chain.first]
     partials = [each for each, _ in divided]
     if len(divided) > 1:
         _in_one_loop(sch, chain, divided)
     grid, warp, group, lane, step, load, *_ = sch.get_loops(partials[0])
-    sch.bind(grid, "blockIdx.x")
     sch.bind(warp, "threadIdx.y")
     sch.bind(sch.fuse(group, lane), "threadIdx.x")
     sch.unroll(load)
     for partial, of_warp in divided:
         sch.set_scope(partial, 0, "warp")
         _add_lanes(sch, of_warp, warp, tiles)
-    _load_weights(sch, partials, step)
+    grid = _with_epilogue(sch, chain, grid, tiles)
+    _load_weights(sch, partials, weights, step)
     for partial in partials:
         first = sch.decompose_reduction(partial, step)
         _mark(sch, first, ZERO, ZERO)
@@ -219,15 +223,18 @@ def _add_lanes(sch: Any, of_warp: Any, warp: Any, tiles: SkinnyKernel) -> None:
     _mark(sch, of_warp, ROW_TILE, ROW, COLUMN, LANE)
 
 
-def _load_weights(sch: Any, partials: Sequence[Any], step: Any) -> None:
+def _load_weights(sch: Any, partials: Sequence[Any], weights: Sequence[Any], step: Any) -> None:
     """Load weights of a step, all of them before any is used.
 
     Registers are indexed by the iterators of the product, of which those of threads take no room.
     """
     # Each is put in front of those before it: the last one first, so that gate is loaded first.
-    for partial in reversed(partials):
+    for partial, buffer in zip(reversed(partials), reversed(weights), strict=True):
         block = sch.reindex_cache_read(
-            partial, 1, "local", lambda thread, i, j, step, load, e: (j, step, load, thread, e)
+            partial,
+            read_index(sch, partial, buffer),
+            "local",
+            lambda thread, i, j, step, load, e: (j, step, load, thread, e),
         )
         sch.compute_at(block, step, preserve_unit_loops=True, index=_FIRST)
         *loops, vector = list(sch.get_loops(block))[_AROUND:]
@@ -244,11 +251,23 @@ def _mark(sch: Any, block: Any, *roles: str) -> None:
         sch.annotate(loop, WARP_PRODUCT, role)
 
 
-def _store(sch: Any, chain: Chain, grid: Any, tiles: SkinnyKernel) -> None:
-    """Let each thread add up the sums of all warps for what it stores, neighbours side by side."""
+def _with_epilogue(sch: Any, chain: Chain, grid: Any, tiles: SkinnyKernel) -> Any:
+    """Bring what follows the sums of warps into the loop over CTAs; its new variable.
+
+    The epilogue is not computed there by a primitive: sums of rows that it reads are not yet there.
+    """
     for product in chain.first:
         sch.reverse_compute_at(product, grid, preserve_unit_loops=True)
-    sch.reverse_compute_at(chain.epilogue, grid, preserve_unit_loops=True)
+    i, j = sch.get_loops(chain.epilogue)
+    tile, j = sch.split(j, [None, tiles.width])
+    sch.reorder(tile, i, j)
+    grid = sch.merge(grid, tile)
+    sch.bind(grid, "blockIdx.x")
+    return grid
+
+
+def _store(sch: Any, chain: Chain, grid: Any, tiles: SkinnyKernel) -> None:
+    """Let each thread add up the sums of all warps for what it stores, neighbours side by side."""
     *_, i, j = sch.get_loops(chain.epilogue)
     _, y, beside = sch.split(i, [None, tiles.warps, WARP // tiles.width])
     x = sch.fuse(beside, j)
@@ -257,3 +276,44 @@ def _store(sch: Any, chain: Chain, grid: Any, tiles: SkinnyKernel) -> None:
     for product in chain.first:
         sch.compute_at(product, x, preserve_unit_loops=True)
         sch.set_scope(product, 0, "local")
+    for each in chain.row_sums:
+        _sum_rows(sch, each, chain.m, grid, x, tiles)
+
+
+def _sum_rows(sch: Any, row_sum: Any, rows: int, grid: Any, x: Any, tiles: SkinnyKernel) -> None:
+    """Sum rows of the input in each CTA, once the products have brought them to the SM's cache.
+
+    A row has a warp, or several of fewer rows than warps.
+    """
+    # No split leaves a rest: `rfactor` forgets its conditions (TVM 0.27).
+    i, k = sch.get_loops(row_sum)
+    depth = int(sch.get(k).extent)
+    apart = int(tiles.warps) // min(1 << (rows - 1).bit_length(), int(tiles.warps))
+    parts = gcd(apart, depth // WARP)
+    vector = gcd(VECTOR, depth // (WARP * parts))
+    together = int(tiles.warps) // parts
+    step, part, lane, element = sch.split(k, [None, parts, WARP, vector])
+    sch.reorder(part, lane, i, step, element)
+    of_lane = sch.rfactor(sch.fuse(part, lane), 0)
+    part, _ = sch.split(sch.get_loops(row_sum)[0], [None, WARP])
+    of_part = sch.rfactor(part, 0)
+    sch.compute_at(row_sum, x, preserve_unit_loops=True)
+    sch.set_scope(row_sum, 0, "local")
+    sch.compute_at(of_part, grid, preserve_unit_loops=True)
+    sch.set_scope(of_part, 0, "shared.dyn")
+    *_, part, lane, i = sch.get_loops(of_part)
+    turn, row = sch.split(i, [None, together])
+    sch.reorder(turn, row, part, lane)
+    warp = sch.fuse(row, part)
+    sch.bind(warp, "threadIdx.y")
+    sch.annotate(lane, WARP_PRODUCT, LANE)
+    sch.compute_at(of_lane, warp, preserve_unit_loops=True)
+    sch.set_scope(of_lane, 0, "warp")
+    _, _, _, lane, _, step, element = sch.get_loops(of_lane)
+    sch.bind(lane, "threadIdx.x")
+    for read in range(len(sch.get(of_lane).reads)):
+        loaded = sch.cache_read(of_lane, read, "local", [of_lane])
+        sch.compute_at(loaded, step, preserve_unit_loops=True)
+        sch.vectorize(sch.get_loops(loaded)[-1])
+    sch.unroll(element)
+    sch.decompose_reduction(of_lane, step)
