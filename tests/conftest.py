@@ -155,6 +155,8 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    # Beside programs of thousands of nodes, the interpreter's own 700 new objects are soon made.
+    gc.set_threshold(20_000, 10, 10)
     gc.enable()
 
 

@@ -259,9 +259,10 @@ class Trees:
             node = first + at
             less = rows.take(self.feature.take(node) + row) < self.threshold.take(node)
             at = 2 * at + 2 - less
-        leaves = self.leaf.take(tree * (nodes + 1) + at - nodes)
-        # In the order of the trees, however many rows there are: a sum would take pairs of one row.
-        return np.add.accumulate(leaves, axis=0, dtype=np.float64)[-1]
+        leaves = self.leaf.take(tree * (nodes + 1) + at - nodes).astype(np.float64)
+        # In the order of the trees, however many rows there are. numpy sums by pairs along the
+        # fastest axis alone, which of one row is that of the trees.
+        return leaves.sum(axis=0) if len(rows) > 1 else np.add.accumulate(leaves)[-1]
 
     def text(self) -> str:
         """Format as JSON, with a tree on each line."""
