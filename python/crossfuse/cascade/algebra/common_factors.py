@@ -11,7 +11,7 @@ from collections.abc import Set
 
 import sympy
 
-from crossfuse.cascade.expressions.functions import Fence
+from crossfuse.cascade.expressions.functions import Fence, unopened
 
 
 def shared_out(expression: sympy.Expr, given: Set[sympy.Basic]) -> sympy.Expr:
@@ -21,6 +21,8 @@ def shared_out(expression: sympy.Expr, given: Set[sympy.Basic]) -> sympy.Expr:
     """
     if isinstance(expression, Fence):
         return Fence(shared_out(expression.args[0], given))
+    if isinstance(expression, sympy.Mul):
+        return unopened(*(shared_out(each, given) for each in expression.args))
     if not isinstance(expression, sympy.Add):
         return expression
     # A fenced sum that becomes a product needs no fence, and is an addend like others.
