@@ -73,7 +73,7 @@ def _without(product: sympy.Expr, shared: _Powers) -> sympy.Expr:
     for each in sympy.Mul.make_args(product):
         base, power = _power(each)
         left.append(base ** (power - shared[base]) if base in shared else each)
-    return sympy.Mul(*left)
+    return unopened(*left)
 
 
 def _shared(several: list[_Powers]) -> _Powers:
