@@ -264,7 +264,8 @@ def fraction(product: sympy.Expr) -> tuple[list[sympy.Expr], list[sympy.Expr]]:
             below.append(base**-exponent)
         else:
             below += [base] * -int(exponent)
-    return above, below
+    # Lengths last: what an infinity divides is 0, but for what was infinite by then.
+    return above, sorted(below, key=lambda each: bool(each.is_integer))
 
 
 def refused(where: str, found: object, limit: str, instead: str) -> RefusedError:

@@ -68,9 +68,10 @@ def _printer() -> Any:
         def _print_Mul(self, expr: Any) -> str:
             _, below = fraction(expr)
             again = [each for each in below if below.count(each) > 1]
-            rest = expr * sympy.Mul(*again)
-            found = self.parenthesize(rest, PRECEDENCE["Mul"]) if again else super()._print_Mul(expr)
-            return found + "".join(f"/({self._print(each)})" for each in again)
+            if not again:
+                return str(super()._print_Mul(expr))
+            found = self.parenthesize(expr * sympy.Mul(*again), PRECEDENCE["Mul"])
+            return str(found) + "".join(f"/({self._print(each)})" for each in again)
 
         def _print_And(self, expr: Any) -> str:
             return self._pairs("logical_and", expr)

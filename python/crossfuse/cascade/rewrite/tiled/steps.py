@@ -6,16 +6,16 @@ where it has changed already.
 
 Exponentials are to the base of two, with the factor folded into other constants: the hardware has
 ``exp2`` alone, and ``exp(scale*x - m)`` is ``2**(scale*log2(e)*x - m2)`` if the maximum ``m2`` is
-of ``scale*log2(e)*x``, so that no multiplication is left over. Where one is left over anyway, as of a
-mask that is added, it stands behind the difference, ``2**(log2(e)*(scale*x + mask - m))``: a mask of
-the least number of its type would be infinite otherwise, and rows all of it be rows of nothing.
+of ``scale*log2(e)*x``, so that no multiplication is left over. Where one is left over anyway, as
+of a mask that is added, it stands behind the difference, ``2**(log2(e)*(scale*x + mask - m))``: a
+mask that is the least number of its type would be infinite, and rows of it alone rows of nothing.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -331,6 +331,15 @@ class _Updates(ABC):
             self.found.append(Factor(symbol, expression))
         return self.factors[expression]
 
+    def once(self, expression: sympy.Expr, changing: Collection[sympy.Symbol]) -> sympy.Expr:
+        """An expression whose parts without what changes from column to column are factors."""
+        fixed, expression = hoisted(expression, changing, self.slots)
+        named: dict[sympy.Symbol, sympy.Symbol] = {}
+        for symbol, each in fixed:
+            named[symbol] = self.factor(each.xreplace(named))
+            expression = expression.xreplace({symbol: named[symbol]})
+        return expression
+
     def meant(
         self,
         expression: sympy.Expr,
@@ -394,13 +403,16 @@ class _Steps(_Updates):
                 rest = node(*(each for each in expression.args if each != base))
                 if own not in rest.free_symbols and self.is_of_row(rest):
                     return Carry(slot, node(own, self.factor(rest)))
-        return Carry(slot, expression)
+        return Carry(slot, self.once(expression, {own, *self.columned()}))
 
     def is_of_row(self, expression: sympy.Expr) -> bool:
         """Whether an expression, and no symbol alone, is one number a row."""
+        return not expression.is_Symbol and not expression.free_symbols & self.columned()
+
+    def columned(self) -> frozenset[sympy.Symbol]:
+        """What changes from column to column."""
         names = [each.name for each in self.slots if self.is_columned(each)]
-        columned = {form(name) for name in names for form in (value, new, old)} | self.columns
-        return not expression.is_Symbol and not expression.free_symbols & columned
+        return self.columns.union(form(name) for name in names for form in (value, new, old))
 
 
 class _MergeSteps(_Updates):
@@ -411,13 +423,7 @@ class _MergeSteps(_Updates):
         return [] if slot.merge is None else [slot.merge]
 
     def update(self, slot: Slot) -> None:
-        expression = None if slot.merge is None else self.once(slot, self.meant(slot.merge))
+        expression = None
+        if slot.merge is not None:
+            expression = self.once(self.meant(slot.merge), {left(slot.name), right(slot.name)})
         self.found.append(Combine(slot, expression))
-
-    def once(self, slot: Slot, merge: sympy.Expr) -> sympy.Expr:
-        fixed, expression = hoisted(merge, [left(slot.name), right(slot.name)], self.slots)
-        named: dict[sympy.Symbol, sympy.Symbol] = {}
-        for symbol, each in fixed:
-            named[symbol] = self.factor(each.xreplace(named))
-            expression = expression.xreplace({symbol: named[symbol]})
-        return expression
