@@ -165,5 +165,8 @@ def test_an_infinite_divisor_makes_0_of_what_it_divides() -> None:
     above, below = fraction(x * w * r / (N * v**2))
     assert above == [r, w, x]
     assert below == [v, v, N]
+    above, below = fraction(x * r / v ** sympy.Rational(5, 2))
+    assert set(above) == {r, x, 1 / sympy.sqrt(v)}
+    assert below == [v, v]
     assert fraction(x / (7 * v**9))[1] == [v**9]
     assert fraction(sympy.exp(x - v) / 2)[1] == []

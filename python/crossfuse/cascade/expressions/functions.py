@@ -245,8 +245,8 @@ def factored(expression: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
     return factor, sympy.Add(*(each / factor for each in addends))
 
 
-#: Largest power of a divisor that divides one time after another.
-_DIVIDES_AGAIN = 4
+#: Largest power of a divisor that divides one time after another, and the denominator of roots.
+_DIVIDES_AGAIN, _HALVES = 4, 2
 
 
 def fraction(product: sympy.Expr) -> tuple[list[sympy.Expr], list[sympy.Expr]]:
@@ -258,6 +258,10 @@ def fraction(product: sympy.Expr) -> tuple[list[sympy.Expr], list[sympy.Expr]]:
     above, below = [], []
     for each in product.as_ordered_factors():
         base, exponent = each.as_base_exp()
+        if exponent.is_Rational and exponent.q == _HALVES and exponent < -1:
+            # A root, and whole powers of what it is of.
+            above.append(base**-sympy.S.Half)
+            exponent += sympy.S.Half
         if not (isinstance(each, sympy.Pow) and exponent.is_Integer and exponent < 0):
             above.append(each)
         elif base.is_number or exponent < -_DIVIDES_AGAIN:
