@@ -193,3 +193,75 @@ MORE: dict[str, Function] = {
 FUNCTIONS = QUICK | MORE
 #: Of those what depends on where elements lie, not on what they are.
 PLACED = frozenset(("preference", "focal", "smoothed cross entropy"))
+
+
+def labels(x: Any, targets: Any) -> Any:
+    """The divergence from targets that may be 0."""
+    return F.kl_div(x.log_softmax(-1), targets, reduction="none").sum(-1)
+
+
+def groups(x: Any, change: Callable[[Any], Any]) -> Any:
+    """Something of each quarter of the rows."""
+    return change(x.reshape(len(x), 4, -1)).reshape(x.shape)
+
+
+def quantized(x: Any, most: float = 127) -> Any:
+    scale = largest(x.abs()) / most + 1e-12
+    return torch.round(x / scale) * scale
+
+
+def shares(x: Any) -> Any:
+    """Of what is above the largest less 1."""
+    found = F.relu(x - largest(x) + 1)
+    return found / total(found)
+
+
+#: Whose gradients are tested too: those that had faults; w is 1 at a label and 0 elsewhere.
+TRAINED_QUICK: dict[str, Function] = {
+    "by the largest magnitude": lambda r: r.x / largest(r.x.abs()),
+    "divergence from a label": lambda r: labels(r.x, r.w),
+    "softmax of a layer norm": lambda r: F.layer_norm(r.x, r.x.shape[-1:]).softmax(-1),
+    "softmax of standard scores": lambda r: (
+        (r.x - mean(r.x)) * torch.rsqrt(r.x.var(-1, keepdim=True, correction=0) + 1e-5)
+    ).softmax(-1),
+    "correlation": lambda r: (
+        ((r.x - mean(r.x)) * (r.y - mean(r.y))).mean(-1)
+        / ((r.x - mean(r.x)) ** 2).mean(-1).mul(((r.y - mean(r.y)) ** 2).mean(-1)).add(1e-8).sqrt()
+    ),
+}
+#: Others.
+TRAINED: dict[str, Function] = TRAINED_QUICK | {
+    "smoothed labels": lambda r: F.cross_entropy(r.x, r.at, label_smoothing=0.1, reduction="none"),
+    "distillation": lambda r: divergence(r.y / 2, r.x / 2) * 4,
+    "contrast by a temperature": lambda r: (r.x / 0.07).logsumexp(-1) - (r.x / 0.07)[:, 0],
+    "by the length": lambda r: r.x / (r.x.norm(dim=-1, keepdim=True) + 1e-6),
+    "by the sum of magnitudes": lambda r: r.x / total(r.x.abs()).clamp(min=1e-12),
+    "capped": lambda r: (30 * torch.tanh(r.x / 30)).softmax(-1),
+    "masked softmax": lambda r: r.x.masked_fill(~r.seen, -torch.inf).softmax(-1),
+    "masked variance": lambda r: (
+        torch.where(r.seen, r.x - total(torch.where(r.seen, r.x, 0)) / total(1.0 * r.seen), 0)
+        .square()
+        .sum(-1)
+    ),
+    "root mean squares of groups": lambda r: groups(r.x, root_mean_square),
+    "standard scores of groups": lambda r: groups(r.x, scores),
+    "quantized": lambda r: quantized(r.x),
+    "range": lambda r: (r.x - least(r.x)) / (largest(r.x) - least(r.x) + 1e-6),
+    "squared normaliser": lambda r: r.x.logsumexp(-1).square(),
+    "router by sigmoids": lambda r: torch.sigmoid(r.x) / (total(torch.sigmoid(r.x)) + 1e-9),
+    "norm of a gated": lambda r: root_mean_square(F.silu(r.x) * r.y),
+    "gated norm": lambda r: root_mean_square(r.x) * torch.sigmoid(r.y),
+    "shares": lambda r: shares(r.x),
+    "cubic norm": lambda r: r.x / (mean(r.x.abs() ** 3) + 1e-6) ** (1 / 3),
+    "noisy": lambda r: ((r.x - (r.v + 1e-9).log()) / 0.5).softmax(-1),
+    "one against all": lambda r: 1 - picked(r.x, r.at) - r.x.softmax(-1)[:, 0],
+    "triplets": lambda r: F.relu(
+        (r.x - r.y).square().sum(-1).sqrt() - (r.x - r.v).square().sum(-1).sqrt() + 1
+    ),
+    "scaled to a length": lambda r: r.x * (9.8 / r.x.norm(dim=-1, keepdim=True).clamp(min=1e-5)),
+    "weighted exponentials": lambda r: (
+        ((r.x - largest(r.x)).exp() * r.v).sum(-1).log() + r.x.amax(-1)
+    ),
+    "distance from equal shares": lambda r: -r.x.log_softmax(-1).mean(-1),
+    "mean distance": lambda r: (r.x - mean(r.x)).abs().mean(-1),
+}

@@ -67,3 +67,25 @@ def test_operators_of_torch_and_products_behind_norms_are_left() -> None:
     given = [torch.randn(HEADS) for _ in range(3)]
     assert check(F.scaled_dot_product_attention, *given, always=True).outcomes == ()
     assert check(norm, torch.randn(64, 128), torch.randn(128, 128), always=True).outcomes == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("queries", [32, 1])
+@pytest.mark.parametrize("least", [torch.finfo(torch.bfloat16).min, -1e9, -torch.inf])
+def test_rows_all_of_whose_keys_are_masked(least: float, queries: int) -> None:
+    """Of a number they are the mean of all values, as in torch; of an infinity 0, not NaN."""
+
+    def forward(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        return torch.softmax(q @ k.transpose(-1, -2) * D**-0.5 + mask, -1) @ v
+
+    keys = 64
+    given = [torch.randn(2, rows, D).bfloat16() for rows in (queries, keys, keys)]
+    seen = torch.rand(2, queries, keys) < 0.5
+    seen[0] = False
+    mask = torch.zeros(seen.shape, dtype=torch.bfloat16).masked_fill(~seen, least)
+    with torch.no_grad():
+        backend = Backend(rest="eager", cpu="llvm", always=True)
+        got = torch.compile(forward, backend=backend)(*given, mask)
+        due = forward(*given, mask).nan_to_num(nan=0)
+    assert reports()[-1].fused == ("crossfuse_cascade_0",)
+    torch.testing.assert_close(got, due, rtol=2e-2, atol=2e-2)

@@ -25,6 +25,10 @@ GIVEN = {x, d}
         # Elements alone are no factor to take out, nor powers of different signs.
         (x * d + x**2, x * d + x**2),
         (d * s + x / s, d * s + x / s),
+        # Inside of products too, where numbers are not multiplied in.
+        (v * Fence(d * e / s - r * e / s**2) + x, v * e / s * (d - r / s) + x),
+        (x + 3 * Fence(s * v - r * v), x + 3 * Fence(s * v - r * v)),
+        (3 * Fence(x - s) / v - r / v, (3 * Fence(x - s) - r) / v),
         (x - s, x - s),
         (x * s, x * s),
     ],

@@ -8,6 +8,7 @@ import sympy
 
 from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.algebra.exponents import rescaled
+from crossfuse.cascade.expressions.functions import fraction
 from crossfuse.cascade.run import merge_tree, two_pass
 from crossfuse.cascade.spec import MAX, MIN, PROD, SUM, Cascade, Stage
 from crossfuse.errors import CascadeRefused
@@ -144,3 +145,28 @@ def test_exponentials_in_a_choice_by_a_result_stay_in_range(otherwise: sympy.Exp
     assert np.isfinite(wanted).all()
     found = merge_tree(derivation, data, [9, 0, 23])["o"]
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e30, 1e-30, 1e18, 1e-36])
+@pytest.mark.parametrize("power", [1, 2, 3])
+def test_a_power_of_a_divisor_divides_in_turns(scale: float, power: int) -> None:
+    """As a gradient by a largest magnitude: what is divided is in range, its powers are not."""
+    found = derive(of(w * x**power / a ** (power + 1), LARGEST))
+    data = scale * np.random.default_rng(2).standard_normal((3, 96))
+    given = {"x": data.astype(np.float32), "w": np.ones((3, 96), np.float32)}
+    exact = two_pass(found.cascade, {k: v.astype(np.float64) for k, v in given.items()})["t"]
+    got = merge_tree(found, given, [32, 33, 31], tile=8)["t"]
+    np.testing.assert_allclose(got, exact, rtol=1e-4, atol=1e-37)
+
+
+def test_an_infinite_divisor_makes_0_of_what_it_divides() -> None:
+    """Before a length divides, which may be too late: of an infinite variance gradients are 0."""
+    r, v = sympy.symbols("r v", real=True)
+    above, below = fraction(x * w * r / (N * v**2))
+    assert above == [r, w, x]
+    assert below == [v, v, N]
+    above, below = fraction(x * r / v ** sympy.Rational(5, 2))
+    assert set(above) == {r, x, 1 / sympy.sqrt(v)}
+    assert below == [v, v]
+    assert fraction(x / (7 * v**9))[1] == [v**9]
+    assert fraction(sympy.exp(x - v) / 2)[1] == []

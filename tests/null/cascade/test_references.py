@@ -242,3 +242,52 @@ def test_a_softmax_of_distances_from_the_mean_needs_no_mean(spread: float) -> No
     exact = two_pass(found.cascade, {"x": single["x"].astype(np.float64)})["y"]
     error = np.abs(merge_tree(found, single, [20, 57], tile=16)["y"] - exact).max()
     assert error <= 4 * EPSILON
+
+
+def test_weights_of_distances_are_not_multiplied_out() -> None:
+    """Of a gradient of a softmax of standard scores: both ``exp(x - c)`` and ``x - c``."""
+    c, p = sympy.symbols("c p", real=True)
+    largest = Stage("m", MAX, p * (x - c))
+    weight = sympy.exp(p * (x - c) - largest.symbol)
+    mass = Stage("s", SUM, weight)
+    moment = Stage("d", SUM, weight * y / mass.symbol)
+    pulled = weight / mass.symbol * (y - moment.symbol)
+    stages = (largest, mass, moment, Stage("t", SUM, pulled * (x - c) * p))
+    found = derive(Cascade(stages, (x, y), (c, p)))
+    rng = np.random.default_rng(3)
+    rows = {"x": 1e4 + rng.standard_normal((6, 96)), "y": rng.standard_normal((6, 96))}
+    rows |= {"c": rows["x"].mean(axis=1), "p": rng.uniform(0.5, 1, 6)}
+    single = {name: each.astype(np.float32) for name, each in rows.items()}
+    exact = two_pass(found.cascade, {k: v.astype(np.float64) for k, v in single.items()})["t"]
+    error = np.abs(merge_tree(found, single, [32] * 3, tile=8)["t"] - exact).max()
+    unfused = np.abs(two_pass(found.cascade, single)["t"] - exact).max()
+    assert error <= 2 * unfused + 8 * EPSILON * np.abs(exact).max()
+
+
+def test_exponentials_below_an_extreme_that_is_rounded_are_refused() -> None:
+    """The largest of w*x is rounded as far as x is from 0, not as far as its distance is."""
+    r = sympy.Symbol("r", real=True)
+    largest = Stage("m", MAX, r * (x - mean))
+    mass = Stage("t", SUM, sympy.exp(r * (x - mean) - largest.symbol))
+    with pytest.raises(CascadeRefused, match="a sum split into parts that cancel") as caught:
+        derive(Cascade((TOTAL, largest, mass), (x,), (N, r), length=N))
+    assert (caught.value.refusal.rule, caught.value.refusal.where) == (
+        "cascade-cancels",
+        "stage t",
+    )
+    plain = Stage("t", SUM, sympy.exp((x - mean) - Stage("m", MAX, x - mean).symbol))
+    assert derive(Cascade((TOTAL, Stage("m", MAX, x - mean), plain), (x,), (N,), length=N)).exact
+
+
+def test_masks_within_masks_are_not_divided_by() -> None:
+    shown = sympy.Ne(w, 0)
+    total = Stage("S", SUM, sympy.Piecewise((x, shown), (0, True)))
+    inner = sympy.Piecewise((x - mn * total.symbol, shown), (0, True))
+    term = -sympy.Piecewise((2 * y * inner, shown), (0, True))
+    found = derive(Cascade((LEAST, total, Stage("t", SUM, term)), (x, w, y)))
+    assert not any(each.contribution.has(sympy.zoo, sympy.nan) for each in found.slots)
+    rng = np.random.default_rng(8)
+    data = {name: rng.uniform(0.5, 1, (3, 48)) for name in "xyw"}
+    data["w"][:, ::3] = 0
+    due = two_pass(found.cascade, data)["t"]
+    np.testing.assert_allclose(merge_tree(found, data, [16] * 3, tile=4)["t"], due, rtol=1e-9)

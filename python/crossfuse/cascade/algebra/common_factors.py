@@ -11,26 +11,31 @@ from collections.abc import Set
 
 import sympy
 
-from crossfuse.cascade.expressions.functions import Fence
+from crossfuse.cascade.expressions.functions import Fence, unopened
 
 
-def shared_out(expression: sympy.Expr, given: Set[sympy.Basic]) -> sympy.Expr:
-    """Take powers of what depends on more than `given` symbols out of addends that share them.
+def shared_out(
+    expression: sympy.Expr, elements: Set[sympy.Basic], invariants: Set[sympy.Basic] = frozenset()
+) -> sympy.Expr:
+    """Take powers of what depends on results out of addends that share them.
 
-    With them come all other powers that these addends share. Numbers stay where they are.
+    With them come all other powers that these addends share. Numbers stay where they are, and so do
+    factors of a product that are the same for all elements.
     """
     if isinstance(expression, Fence):
-        return Fence(shared_out(expression.args[0], given))
+        return Fence(shared_out(expression.args[0], elements, invariants))
+    if isinstance(expression, sympy.Mul) and expression.free_symbols & elements:
+        return unopened(*(shared_out(each, elements, invariants) for each in expression.args))
     if not isinstance(expression, sympy.Add):
         return expression
     # A fenced sum that becomes a product needs no fence, and is an addend like others.
-    expression = sympy.Add(*(shared_out(each, given) for each in expression.args))
+    expression = sympy.Add(*(shared_out(each, elements, invariants) for each in expression.args))
     powers = {each: _powers(each) for each in expression.args}
     count = Counter(
         (base, bool(power > 0))
         for each in powers.values()
         for base, power in each.items()
-        if base.free_symbols - given
+        if base.free_symbols - elements - invariants
     )
     found = [key for key, number in count.items() if number > 1]
     if not found:
@@ -41,7 +46,7 @@ def shared_out(expression: sympy.Expr, given: Set[sympy.Basic]) -> sympy.Expr:
     factor = sympy.Mul(*(base**power for base, power in shared.items()))
     inner = sympy.Add(*(Fence(_without(each, shared)) for each in members))
     rest = [each for each in expression.args if each not in members]
-    return sympy.Add(factor * shared_out(inner, given), *rest)
+    return sympy.Add(factor * shared_out(inner, elements, invariants), *rest)
 
 
 #: Exponents by base.
@@ -71,7 +76,7 @@ def _without(product: sympy.Expr, shared: _Powers) -> sympy.Expr:
     for each in sympy.Mul.make_args(product):
         base, power = _power(each)
         left.append(base ** (power - shared[base]) if base in shared else each)
-    return sympy.Mul(*left)
+    return unopened(*left)
 
 
 def _shared(several: list[_Powers]) -> _Powers:

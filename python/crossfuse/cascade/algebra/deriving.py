@@ -157,7 +157,7 @@ def _derive(cascade: Cascade) -> Derivation:
         deriver.take(stage)
     progress = deriver.progress
     state, known = progress.state, progress.known
-    given = {*cascade.elements, *cascade.invariants}
+    elements, invariants = set(cascade.elements), set(cascade.invariants)
     sums = {value(each.name) for each in state.kept if each.monoid.name == "sum"}
     unfinished = {each: value(state.of(of).name) for of, each in progress.unfinished.items()}
 
@@ -171,7 +171,7 @@ def _derive(cascade: Cascade) -> Derivation:
             made = rescaled(joined(state.finished(joined(whole))))
             # Powers of quotients stay such: squares of elements or a divisor may be out of range.
             if as_rows:
-                made = ratios(shared_out(made, given))
+                made = ratios(shared_out(made, elements, invariants))
             else:
                 made = averages(made, sums, cascade.length)
             found[name] = made.xreplace(progress.finished).xreplace(unfinished)

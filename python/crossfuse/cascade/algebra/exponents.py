@@ -126,7 +126,7 @@ def _scale(base: sympy.Basic) -> sympy.Expr:
 
 
 def ratios(expression: sympy.Basic) -> sympy.Basic:
-    """Join equal powers in numerator and denominator of every product in an expression.
+    """Join powers in numerator and denominator of every product in an expression.
 
     A ratio is `Unevaluated`, which sympy does not take apart again.
     """
@@ -140,14 +140,22 @@ def ratios(expression: sympy.Basic) -> sympy.Basic:
         base, power = below.as_base_exp()
         if base.is_number or not power.could_extract_minus_sign() or power == -1:
             continue
-        above = [each for each in parts if each.as_base_exp()[1] == -power]
-        above = [each for each in above if not each.as_base_exp()[0].is_number]
+        above = [each for each in parts if _is_paired(each, -power)]
         if above and below in parts:
+            largest = max(above, key=lambda each: each.as_base_exp()[1])
+            inner, times = largest.as_base_exp()
             parts.remove(below)
-            parts.remove(above[0])
-            ratio = Unevaluated(above[0].as_base_exp()[0] / base)
-            parts.append(sympy.Pow(ratio, -power))
+            parts.remove(largest)
+            ratio = Unevaluated(inner / base)
+            parts += [sympy.Pow(ratio, times), sympy.Pow(base, power + times)]
     return sympy.Mul(*parts)
+
+
+def _is_paired(part: sympy.Expr, power: sympy.Expr) -> bool:
+    """Whether a factor is a power of no number that is this one, or of whole ones a smaller one."""
+    base, own = part.as_base_exp()
+    smaller = own.is_Integer and power.is_Integer and 1 < own < power
+    return not base.is_number and bool(own == power or smaller)
 
 
 def averages(

@@ -15,11 +15,12 @@ moves by d times the sum of exponentials.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import sympy
 
-from crossfuse.cascade.expressions.functions import Fence, opened
+from crossfuse.cascade.expressions.functions import Fence, opened, with_parts
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,8 @@ def _flat(part: sympy.Basic, reference: sympy.Symbol, element: sympy.Expr) -> sy
     if not _has_both(part, reference, element):
         return part
     if isinstance(part, sympy.Add):
-        return sympy.Add(*(sympy.expand_mul(opened(each)) for each in part.args))
+        free = {reference, *element.free_symbols}
+        return sympy.Add(*(expanded(opened(each), free) for each in part.args))
     return part.func(*(_flat(each, reference, element) for each in part.args))
 
 
@@ -140,7 +142,30 @@ def _shifted(
     """The term at the reference plus a distance, multiplied out: polynomials that were expanded."""
     if not element.is_Symbol or sympy.count_ops(term) > 200:
         return term
-    return sympy.expand(opened(term).xreplace({element: reference + distance}))
+    apart = opened(term).xreplace({element: reference + distance})
+    return expanded(apart, {reference, distance})
+
+
+def expanded(term: sympy.Expr, variables: Collection[sympy.Symbol]) -> sympy.Expr:
+    """Multiply out what depends on variables, and leave all else as it is.
+
+    Of ``d * (x - c) * exp(x - c)``, a weight of the distance d, sympy would make a difference of
+    two large products, and an exponential that is infinite.
+    """
+    held: dict[sympy.Basic, sympy.Dummy] = {}
+    apart = sympy.expand(_with_held(term, frozenset(variables), held))
+    return apart.xreplace({dummy: part for part, dummy in held.items()})
+
+
+def _with_held(
+    part: sympy.Basic, variables: frozenset[sympy.Symbol], held: dict[sympy.Basic, sympy.Dummy]
+) -> sympy.Basic:
+    """A term with a symbol for each part that has no variable."""
+    if part.free_symbols & variables:
+        return with_parts(part, lambda each: _with_held(each, variables, held))
+    if part.is_Atom or part.is_number:
+        return part
+    return held.setdefault(part, sympy.Dummy(f"held{len(held)}", real=True))
 
 
 def is_polynomial(term: sympy.Expr, distance: sympy.Symbol) -> bool:

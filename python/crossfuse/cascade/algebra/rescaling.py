@@ -180,12 +180,24 @@ def split(
                 for e in slots
                 if e.infinite
             )
-        elif (rounded or power != -1) and _divides(power) and _scales(base, element, -power, state):
-            powers.append((base, -power))
-        else:
-            rest.append(factor)
+            continue
+        scaling = _scaling(base, -power, element, state) if rounded or power != -1 else 0
+        powers += [(base, scaling)] if scaling != 0 else []
+        rest.append(factor * base**scaling)
     whole = within_choices(sympy.Add(*exponents))
     return Rescaling(whole, tuple(powers), vanishes), sympy.Mul(*rest)
+
+
+def _scaling(base: sympy.Expr, power: sympy.Expr, element: sympy.Expr, state: State) -> sympy.Expr:
+    """The largest power of a divisor, of those there are, that keeps an element in range; or 0.
+
+    Of ``x**2/a**3`` that is ``a**2``: once more the sum of ``(x/a)**2`` is divided at the end.
+    """
+    if not _divides(-power):
+        return sympy.S.Zero
+    fewer = range(int(power) - 1, 1, -1) if power.is_Integer else ()
+    tried = (power, *map(sympy.Integer, fewer))
+    return next((each for each in tried if _scales(base, element, each, state)), sympy.S.Zero)
 
 
 def _divides(power: sympy.Expr) -> bool:

@@ -239,8 +239,9 @@ def _shared(values: Sequence[sympy.Expr]) -> tuple[sympy.Expr, list[sympy.Expr]]
     """
     factors = [sympy.Mul.make_args(each) for each in values if each != 0]
     common = [each for each in factors[0] if all(each in other for other in factors[1:])]
-    shared = sympy.Mul(*common)
-    return shared, [each / shared if each != 0 else each for each in values]
+    # Not divided by: a mask has no reciprocal.
+    rest = [[each for each in sympy.Mul.make_args(one) if each not in common] for one in values]
+    return sympy.Mul(*common), [sympy.Mul(*each) for each in rest]
 
 
 _RULES = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from crossfuse.cascade.algebra.moments import Centre, Mean
+from crossfuse.cascade.algebra.moments import Centre, Mean, expanded
 from crossfuse.cascade.algebra.progress import Progress
 from crossfuse.cascade.algebra.rescaling import (
     Rescaling,
@@ -346,7 +346,7 @@ class ShiftedMoments:
         for exponents, coefficient in _powers(shifted, list(moves.values())):
             if not any(exponents):
                 continue
-            for part in sympy.Add.make_args(sympy.expand(coefficient)):
+            for part in sympy.Add.make_args(expanded(coefficient, self.progress.distances)):
                 number, rest = part.as_coeff_Mul()
                 slot = self.moment(f"{name}_lower", rescaling, weight * rest, fresh=True)
                 if slot != 0:
@@ -475,7 +475,7 @@ def _powers(
     divided by itself.
     """
     found: dict[tuple[int, ...], sympy.Expr] = {}
-    for part in sympy.Add.make_args(sympy.expand(term)):
+    for part in sympy.Add.make_args(expanded(term, variables)):
         coefficient, power = part.as_independent(*variables, as_Add=False)
         powers = sympy.Poly(power, *variables).monoms()[0]
         found[powers] = found.get(powers, sympy.S.Zero) + coefficient

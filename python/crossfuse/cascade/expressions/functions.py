@@ -245,6 +245,33 @@ def factored(expression: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
     return factor, sympy.Add(*(each / factor for each in addends))
 
 
+#: Largest power of a divisor that divides one time after another, and the denominator of roots.
+_DIVIDES_AGAIN, _HALVES = 4, 2
+
+
+def fraction(product: sympy.Expr) -> tuple[list[sympy.Expr], list[sympy.Expr]]:
+    """Factors and divisors of a product in their order, as they are to be computed: in turns.
+
+    A product of factors or of divisors may be out of range where the whole is not. So a power of a
+    divisor is several divisors: of ``s/m**2`` with s and m about 1e30 the square is infinite.
+    """
+    above, below = [], []
+    for each in product.as_ordered_factors():
+        base, exponent = each.as_base_exp()
+        if exponent.is_Rational and exponent.q == _HALVES and exponent < -1:
+            # A root, and whole powers of what it is of.
+            above.append(base**-sympy.S.Half)
+            exponent += sympy.S.Half
+        if not (isinstance(each, sympy.Pow) and exponent.is_Integer and exponent < 0):
+            above.append(each)
+        elif base.is_number or exponent < -_DIVIDES_AGAIN:
+            below.append(base**-exponent)
+        else:
+            below += [base] * -int(exponent)
+    # Lengths last: what an infinity divides is 0, but for what was infinite by then.
+    return above, sorted(below, key=lambda each: bool(each.is_integer))
+
+
 def refused(where: str, found: object, limit: str, instead: str) -> RefusedError:
     """Build the refusal of an expression; see `crossfuse.errors.Refusal`."""
     return refuse(

@@ -7,6 +7,9 @@ from functools import lru_cache
 from typing import Any
 
 import sympy
+from sympy.printing.precedence import PRECEDENCE
+
+from crossfuse.cascade.expressions.functions import fraction
 
 
 def function(symbols: Sequence[sympy.Symbol], expression: sympy.Expr) -> Callable[..., Any]:
@@ -61,6 +64,14 @@ def _printer() -> Any:
 
         def _print_erf(self, expr: Any) -> str:
             return f"error_function({self._print(expr.args[0])})"
+
+        def _print_Mul(self, expr: Any) -> str:
+            _, below = fraction(expr)
+            again = [each for each in below if below.count(each) > 1]
+            if not again:
+                return str(super()._print_Mul(expr))
+            found = self.parenthesize(expr * sympy.Mul(*again), PRECEDENCE["Mul"])
+            return str(found) + "".join(f"/({self._print(each)})" for each in again)
 
         def _print_And(self, expr: Any) -> str:
             return self._pairs("logical_and", expr)

@@ -23,6 +23,7 @@ from crossfuse.cascade.expressions.functions import (
     Fence,
     Unevaluated,
     factored,
+    fraction,
     magnitude,
     refused,
     rint,
@@ -165,12 +166,7 @@ class _Writer:
         return value if type_of(value) == "bool" else None
 
     def product(self, expression: sympy.Mul) -> Any:
-        above: list[sympy.Expr] = []
-        below: list[sympy.Expr] = []
-        for each in expression.as_ordered_factors():
-            base, exponent = each.as_base_exp()
-            divides = isinstance(each, sympy.Pow) and exponent.is_Integer and exponent < 0
-            (below if divides else above).append(base**-exponent if divides else each)
+        above, below = fraction(expression)
         coefficient, above = _leading_number(above)
         first, *others = map(self.write, above or [sympy.S.One])
         result = first if coefficient is None else self._scaled(coefficient, first)

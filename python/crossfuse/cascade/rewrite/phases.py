@@ -69,7 +69,9 @@ def _is_mass(slot: Slot, slots: Sequence[Slot]) -> bool:
         for element in (each.contribution, _unmasked(each.contribution, each.monoid.identity))
         for form in (new, guarded)
     }
-    return opened(power) in below
+    # The largest term is 1 whatever positive number multiplies the difference.
+    number, difference = power.as_coeff_Mul()
+    return opened(power) in below or (number > 0 and opened(difference) in below)
 
 
 def _unmasked(contribution: sympy.Expr, identity: sympy.Expr) -> sympy.Expr:

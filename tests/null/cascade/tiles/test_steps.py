@@ -9,6 +9,8 @@ import sympy
 
 from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.derivation import Slot, guarded, left, new, old, right, value
+from crossfuse.cascade.expressions.functions import Fence, unopened
+from crossfuse.cascade.rewrite.phases import moderate
 from crossfuse.cascade.rewrite.tiled.skipping import limited
 from crossfuse.cascade.rewrite.tiled.steps import (
     LOG2E,
@@ -109,7 +111,27 @@ def test_masks_go_into_sums() -> None:
     biased = Cascade((Stage("m", MAX, x + b), Stage("s", SUM, sympy.exp(x + b - M))), (x, b))
     first, second = limited(base_two(derive(biased)).slots, key < 5, [x])
     assert isinstance(first.contribution, sympy.Piecewise)
-    assert second.contribution == 2 ** (first.contribution - guarded("m"))
+    assert second.contribution == 2 ** unopened(LOG2E, first.contribution - guarded("m"))
+
+
+@pytest.mark.parametrize(
+    ("bias", "scaled"), [(w, False), (-w, False), (3 * w, True), (0 * w, True), (0 * w - 5, True)]
+)
+def test_a_factor_that_nothing_takes_in_stands_behind_the_difference(
+    bias: sympy.Expr, scaled: bool
+) -> None:
+    """A mask that is the least number of its type is none times log2(e)."""
+    element = x * SCALE + bias
+    stages = (Stage("m", MAX, element), Stage("s", SUM, sympy.exp(element - M)))
+    plain = derive(Cascade(stages, (x, w), results={"lse": M + sympy.log(S)}))
+    made = base_two(plain)
+    assert (made.slot("m") != plain.slot("m")) == scaled
+    (power,) = made.slot("s").contribution.atoms(sympy.Pow)
+    at = {x: 3.0, w: -1.5, guarded("m"): 0.25 * (float(LOG2E) if scaled else 1)}
+    found = power.replace(Fence, lambda inner: inner).xreplace(at)
+    due = sympy.exp(element - M).xreplace({x: 3.0, w: -1.5, M: 0.25})
+    assert float(found) == pytest.approx(float(due))
+    assert {value("s"), new("s"), guarded("s")} <= moderate(made.slots)
 
 
 def test_zeros_need_no_mask() -> None:

@@ -6,14 +6,16 @@ where it has changed already.
 
 Exponentials are to the base of two, with the factor folded into other constants: the hardware has
 ``exp2`` alone, and ``exp(scale*x - m)`` is ``2**(scale*log2(e)*x - m2)`` if the maximum ``m2`` is
-of ``scale*log2(e)*x``, so that no multiplication is left over.
+of ``scale*log2(e)*x``, so that no multiplication is left over. Where one is left over anyway, as
+of a mask that is added, it stands behind the difference, ``2**(log2(e)*(scale*x + mask - m))``: a
+mask that is the least number of its type would be infinite, and rows of it alone rows of nothing.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -21,7 +23,7 @@ import sympy
 from sympy.core.relational import Relational
 
 from crossfuse.cascade.derivation import Derivation, Slot, guarded, left, new, old, right, value
-from crossfuse.cascade.expressions.functions import Fence, with_parts
+from crossfuse.cascade.expressions.functions import Fence, unopened, with_parts
 from crossfuse.cascade.rewrite.phases import hoisted
 from crossfuse.cascade.rewrite.tiles import tiles_refused
 
@@ -32,11 +34,12 @@ LOG2E = sympy.Rational(1 / math.log(2))
 def base_two(derivation: Derivation) -> Derivation:
     """Write a derivation with exponentials to the base of two.
 
-    The slots of maxima and minima that stand in exponents hold them times ``log2(e)``; results are
-    the same.
+    The slots of maxima and minima that stand in exponents hold them times ``log2(e)``, where other
+    factors take that in; results are the same.
     """
-    names = [each.name for each in derivation.slots if _is_scaled(each, derivation)]
-    change = _Change({form(name) for name in names for form in (value, new, guarded, left, right)})
+    extremes = [each for each in derivation.slots if _is_exponent(each, derivation)]
+    names = [each.name for each in extremes if _folds(each.contribution)]
+    change = _Change(_forms(names), _forms(each.name for each in extremes) - _forms(names))
     return replace(
         derivation,
         slots=tuple(_slot(each, each.name in names, change) for each in derivation.slots),
@@ -77,7 +80,22 @@ def rebuilt(
     return expression.func(*args)
 
 
-def _is_scaled(slot: Slot, derivation: Derivation) -> bool:
+def _forms(names: Iterable[str]) -> set[sympy.Symbol]:
+    return {form(name) for name in names for form in (value, new, guarded, left, right)}
+
+
+def _folds(expression: sympy.Expr) -> bool:
+    """Whether factors of all addends take another factor in."""
+    if isinstance(expression, sympy.Piecewise):
+        return all(_folds(each) for each, _ in expression.args)
+    if isinstance(expression, Fence | sympy.Max | sympy.Min):
+        return all(map(_folds, expression.args))
+    return not expression.is_Add or all(
+        each.is_number or each.as_coeff_Mul()[0] not in (1, -1) for each in expression.args
+    )
+
+
+def _is_exponent(slot: Slot, derivation: Derivation) -> bool:
     """Whether a slot is a maximum or minimum of its own that stands in an exponent."""
     own = {form(slot.name) for form in (value, new, guarded, left, right)}
     alone = slot.monoid.name in ("max", "min") and not slot.corrected
@@ -118,8 +136,10 @@ def _slot(slot: Slot, scaled: bool, change: _Change) -> Slot:
 class _Change:
     """Substitutes scaled symbols, and powers of two for exponentials."""
 
-    def __init__(self, scaled: set[sympy.Symbol]) -> None:
+    def __init__(self, scaled: set[sympy.Symbol], plain: set[sympy.Symbol]) -> None:
         self.scaled = scaled
+        #: Others in exponents, which are multiplied as a whole.
+        self.plain = plain
 
     def run(self, expression: sympy.Expr) -> sympy.Expr:
         return rebuilt(expression, self.part)
@@ -127,6 +147,8 @@ class _Change:
     def part(self, expression: sympy.Basic) -> sympy.Basic | None:
         if expression in self.scaled:
             return expression / LOG2E
+        if isinstance(expression, sympy.exp) and expression.free_symbols & self.plain:
+            return sympy.Pow(2, unopened(LOG2E, self.run(expression.args[0])))
         if isinstance(expression, sympy.exp):
             return sympy.Pow(2, times(self.run(expression.args[0]), LOG2E))
         infinite = isinstance(expression, Relational) and any(
@@ -309,6 +331,15 @@ class _Updates(ABC):
             self.found.append(Factor(symbol, expression))
         return self.factors[expression]
 
+    def once(self, expression: sympy.Expr, changing: Collection[sympy.Symbol]) -> sympy.Expr:
+        """An expression whose parts without what changes from column to column are factors."""
+        fixed, expression = hoisted(expression, changing, self.slots)
+        named: dict[sympy.Symbol, sympy.Symbol] = {}
+        for symbol, each in fixed:
+            named[symbol] = self.factor(each.xreplace(named))
+            expression = expression.xreplace({symbol: named[symbol]})
+        return expression
+
     def meant(
         self,
         expression: sympy.Expr,
@@ -372,13 +403,16 @@ class _Steps(_Updates):
                 rest = node(*(each for each in expression.args if each != base))
                 if own not in rest.free_symbols and self.is_of_row(rest):
                     return Carry(slot, node(own, self.factor(rest)))
-        return Carry(slot, expression)
+        return Carry(slot, self.once(expression, {own, *self.columned()}))
 
     def is_of_row(self, expression: sympy.Expr) -> bool:
         """Whether an expression, and no symbol alone, is one number a row."""
+        return not expression.is_Symbol and not expression.free_symbols & self.columned()
+
+    def columned(self) -> frozenset[sympy.Symbol]:
+        """What changes from column to column."""
         names = [each.name for each in self.slots if self.is_columned(each)]
-        columned = {form(name) for name in names for form in (value, new, old)} | self.columns
-        return not expression.is_Symbol and not expression.free_symbols & columned
+        return self.columns.union(form(name) for name in names for form in (value, new, old))
 
 
 class _MergeSteps(_Updates):
@@ -389,13 +423,7 @@ class _MergeSteps(_Updates):
         return [] if slot.merge is None else [slot.merge]
 
     def update(self, slot: Slot) -> None:
-        expression = None if slot.merge is None else self.once(slot, self.meant(slot.merge))
+        expression = None
+        if slot.merge is not None:
+            expression = self.once(self.meant(slot.merge), {left(slot.name), right(slot.name)})
         self.found.append(Combine(slot, expression))
-
-    def once(self, slot: Slot, merge: sympy.Expr) -> sympy.Expr:
-        fixed, expression = hoisted(merge, [left(slot.name), right(slot.name)], self.slots)
-        named: dict[sympy.Symbol, sympy.Symbol] = {}
-        for symbol, each in fixed:
-            named[symbol] = self.factor(each.xreplace(named))
-            expression = expression.xreplace({symbol: named[symbol]})
-        return expression
