@@ -45,10 +45,25 @@ def _of_inputs(sch: Any, consumer: Any) -> list[Any]:
     def is_of_inputs(block: Any) -> bool:
         if sch.get_producers(block) or not isinstance(sch.get(block).body, ir.BufferStore):
             return False
-        spatial = [var for var, _ in bindings(sch, block) if not is_reduction(var)]
-        return len(spatial) == (1 if reduces(sch, block) else 2) and not is_view(sch, block)
+        axes = [var for var, _ in bindings(sch, block)]
+        spatial = [each for each in axes if not is_reduction(each)]
+        if len(spatial) != (1 if reduces(sch, block) else 2) or is_view(sch, block):
+            return False
+        return _reads_in_place(sch.get(block), axes[0].var, axes[-1].var)
 
     return [each for each in sch.get_producers(consumer) if is_of_inputs(each)]
+
+
+def _reads_in_place(block: Any, row: Any, column: Any) -> bool:
+    """Whether elements are made of those at the same place, or of one for each row or column."""
+    stored = block.writes[0].source
+    for load in ir.buffer_loads(block.body.value):
+        *outer, last = load.indices
+        known = [each for each in outer if not each.same_as(row)]
+        known += [] if last.same_as(column) or (not outer and last.same_as(row)) else [last]
+        if not load.source.same_as(stored) and any(ir.constant(each) is None for each in known):
+            return False
+    return True
 
 
 def is_k_major(sch: Any, consumer: Any, index: int) -> bool:

@@ -176,3 +176,16 @@ def test_rules_of_stored_rows_refuse_them(rule: Any) -> None:
     said = "block 'rows': found an operand that is made of the input's rows"
     with pytest.raises(ScheduleRefused, match=said):
         rule(emit(with_norm("gemm:M=64,K=64,N=64,weights=nk")))
+
+
+def test_rows_of_other_places_are_refused() -> None:
+    """Kernels load vectors of elements that lie side by side."""
+    form = with_norm("gemm:M=2,K=512,N=32,weights=nk")
+    assert form.scaled is not None
+
+    def backwards(tensors: Any, i: Any, k: Any) -> Any:
+        return tensors["A"](i, 511 - k).astype("float32")
+
+    func = emit(replace(form, scaled=replace(form.scaled, element=backwards)))
+    with pytest.raises(ScheduleRefused, match="an intermediate that is not made of products"):
+        schedule_skinny(func)

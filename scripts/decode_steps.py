@@ -1,0 +1,238 @@
+"""How long a step of decoding takes: a model of transformers with a static cache, way by way.
+
+    python scripts/decode_steps.py --sequences 1,16 --ways crossfuse,compile,max-autotune,eager
+
+The model has the sizes of Llama-3.2-1B and random weights; half of the cache is filled. A step is
+one token of each sequence through all layers and the head, captured in a CUDA graph: weights are
+read from memory, as there are more of them than fit into L2. Each way and number of sequences is a
+process of its own. Printed are for each
+
+    us        median of the replays, and the least
+    floor     microseconds in which memory delivers weights and the filled part of the cache
+    error     largest difference of logits from float64, and that of eager in the same type
+    tokens    whether the best token of each sequence is that of float64, where the best two differ
+              by more than twice the error
+    kernels   time of kernels by kind, in a replay under torch's profiler
+
+Without a GPU, ``--device cpu --layers 1 --width 256`` shows that a step is right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+WAYS = ("crossfuse", "compile", "max-autotune", "eager")
+#: Sizes of Llama-3.2-1B as transformers' configuration names them.
+SIZES: dict[str, Any] = {
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "rope_theta": 5e5,
+    "tie_word_embeddings": True,
+}
+#: Kinds of kernels by parts of their names, the first that fits.
+KINDS = {
+    "ours": ("crossfuse",),
+    "attention": ("attention", "sdpa", "flash", "fmha"),
+    "library products": ("nvjet", "gemm", "cublas", "cutlass", "splitK"),
+    "other kernels": ("",),
+}
+
+
+def main() -> None:
+    """Print a line for each way and number of sequences."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--ways", default=",".join(WAYS), help="which, with commas")
+    parser.add_argument("--sequences", default="1", help="numbers of sequences, with commas")
+    parser.add_argument("--cache", type=int, default=1024, help="positions, half of them filled")
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--width", type=int, default=2048, help="of the model; others follow")
+    parser.add_argument("--replays", type=int, default=40)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for each line")
+    parser.add_argument("--out", type=Path, help="JSON lines to append to")
+    parser.add_argument("--child", nargs=2, metavar=("WAY", "SEQUENCES"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.child:
+        print(json.dumps(measured(given.child[0], int(given.child[1]), given)))
+        return
+    for sequences in given.sequences.split(","):
+        for way in given.ways.split(","):
+            row = {"way": way, "sequences": int(sequences), **_apart(way, sequences, given)}
+            print(_text(row), flush=True)
+            if given.out:
+                with given.out.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+
+
+def _apart(way: str, sequences: str, given: argparse.Namespace) -> dict[str, Any]:
+    """A line, from a process of its own."""
+    options = ("cache", "layers", "width", "replays", "device")
+    named = [part for each in options for part in (f"--{each}", str(getattr(given, each)))]
+    command = [sys.executable, __file__, *named, "--child", way, sequences]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=given.timeout, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"more than {given.timeout:.0f} s"}
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        return {"error": "\n".join(done.stderr.strip().splitlines()[-3:]) or "no output"}
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+def _text(row: dict[str, Any]) -> str:
+    head = f"{row['sequences']:3} x {row['way']:12}"
+    if "error" in row:
+        return f"{head} {row['error']}"
+    time = f"{row['us']:8.0f} us (least {row['least']:.0f})" if "us" in row else "not timed"
+    error = f"off by {row['off']:.2e} (eager {row['eager_off']:.2e})"
+    kinds = ", ".join(f"{name} {us:.0f}" for name, us in row.get("kernels", {}).items())
+    return f"{head} {time}, floor {row['floor']:.0f}; {error}, tokens {row['tokens']}; {kinds}"
+
+
+class Step:
+    """A model with a cache that is filled to one half, and its next step."""
+
+    def __init__(self, sequences: int, given: argparse.Namespace) -> None:
+        import torch
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        torch.manual_seed(0)
+        parts = SIZES["hidden_size"] // given.width
+        scaled = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+        sizes = {**SIZES, **{each: SIZES[each] // parts for each in scaled}}
+        sizes["num_key_value_heads"] = max(1, SIZES["num_key_value_heads"] // parts)
+        self.config = LlamaConfig(
+            **sizes, num_hidden_layers=given.layers, max_position_embeddings=given.cache
+        )
+        with torch.device(given.device):
+            model = LlamaForCausalLM(self.config).to(torch.bfloat16)
+        self.model = model.eval()
+        self.length, self.given = given.cache, given
+        self.filled = given.cache // 2
+        vocabulary = sizes["vocab_size"]
+        shape = (sequences, self.filled + 1)
+        self.tokens = torch.randint(vocabulary, shape, device=given.device)
+
+    def cached(self) -> Any:
+        """A cache that has the first half of the tokens; values as the model's type has them."""
+        import torch
+        from transformers import StaticCache
+
+        cache = StaticCache(config=self.config, max_cache_len=self.length)
+        places = torch.arange(self.filled, device=self.given.device)
+        with torch.no_grad():
+            self.model(
+                input_ids=self.tokens[:, :-1], past_key_values=cache, cache_position=places
+            )
+        return cache
+
+    def run(self, cache: Any) -> Callable[[], Any]:
+        """The step after that, whose logits it returns."""
+        import torch
+
+        token = self.tokens[:, -1:].contiguous()
+        place = torch.tensor([self.filled], device=self.given.device)
+
+        def step() -> Any:
+            made = self.model(input_ids=token, past_key_values=cache, cache_position=place)
+            return made.logits
+
+        return step
+
+    @property
+    def floor(self) -> float:
+        """Microseconds in which memory delivers what a step reads."""
+        from crossfuse.driver import find_gpus
+        from crossfuse.hardware import device
+        from crossfuse.planner.cost.rates import rates_of
+
+        config, item = self.config, 2
+        weights = sum(each.numel() for each in self.model.parameters()) * item
+        heads = config.num_key_value_heads * config.head_dim
+        keys = 2 * self.tokens.shape[0] * self.filled * heads * config.num_hidden_layers * item
+        target = device() if find_gpus() else device("nvidia-h200")
+        return (weights + keys) / rates_of(target).measured.hbm_read
+
+
+def measured(way: str, sequences: int, given: argparse.Namespace) -> dict[str, Any]:
+    """What is printed of a way."""
+    import torch
+
+    step = Step(sequences, given)
+    plain = step.run(step.cached())
+    with torch.no_grad():
+        eager = plain().double().cpu()
+        run = compiled(way, step.run(step.cached()))
+        for _ in range(3):
+            made = run()
+        logits = made.double().cpu()
+        found: dict[str, Any] = {"floor": step.floor}
+        if given.device == "cuda":
+            found |= timed(run, given.replays)
+        del run, made
+        step.model = step.model.double()
+        exact = step.run(step.cached())().cpu()
+    off, eager_off = ((each - exact).abs().max().item() for each in (logits, eager))
+    best = exact[:, -1].topk(2)
+    sure = best.values[:, 0] - best.values[:, 1] > 2 * max(off, eager_off)
+    same = logits[:, -1].argmax(-1) == best.indices[:, 0]
+    return {**found, "off": off, "eager_off": eager_off, "tokens": bool(same[sure].all())}
+
+
+def compiled(way: str, step: Callable[[], Any]) -> Callable[[], Any]:
+    """The step by one of the ways."""
+    import torch
+
+    if way == "eager":
+        return step
+    if way == "crossfuse":
+        return torch.compile(step, backend="crossfuse", dynamic=False)
+    mode = "max-autotune-no-cudagraphs" if way == "max-autotune" else None
+    return torch.compile(step, mode=mode, dynamic=False)
+
+
+def timed(run: Callable[[], Any], replays: int) -> dict[str, Any]:
+    """Times of a CUDA graph of the step, and of its kernels."""
+    import torch
+
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    for _ in range(5):
+        graph.replay()
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(replays)]
+    for start, end in events:
+        start.record()
+        graph.replay()
+        end.record()
+    torch.cuda.synchronize()
+    times = [1000 * start.elapsed_time(end) for start, end in events]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        graph.replay()
+        torch.cuda.synchronize()
+    kernels: Counter[str] = Counter()
+    for each in profile.events():
+        name = str(each.name)
+        kind = next(k for k, parts in KINDS.items() if any(part in name for part in parts))
+        kernels[kind] += each.device_time_total
+    return {"us": statistics.median(times), "least": min(times), "kernels": dict(kernels)}
+
+
+if __name__ == "__main__":
+    main()
