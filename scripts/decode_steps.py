@@ -101,6 +101,8 @@ def _text(row: dict[str, Any]) -> str:
     time = f"{row['us']:8.0f} us (least {row['least']:.0f})" if "us" in row else "not timed"
     error = f"off by {row['off']:.2e} (eager {row['eager_off']:.2e})"
     kinds = ", ".join(f"{name} {us:.0f}" for name, us in row.get("kernels", {}).items())
+    fused = Counter(each.rstrip("0123456789") for each in row.get("fused", ()))
+    kinds = ", ".join([kinds, *(f"{count} x {name}" for name, count in fused.items())])
     return f"{head} {time}, floor {row['floor']:.0f}; {error}, tokens {row['tokens']}; {kinds}"
 
 
@@ -136,9 +138,7 @@ class Step:
         cache = StaticCache(config=self.config, max_cache_len=self.length)
         places = torch.arange(self.filled, device=self.given.device)
         with torch.no_grad():
-            self.model(
-                input_ids=self.tokens[:, :-1], past_key_values=cache, cache_position=places
-            )
+            self.model(input_ids=self.tokens[:, :-1], past_key_values=cache, cache_position=places)
         return cache
 
     def run(self, cache: Any) -> Callable[[], Any]:
@@ -177,31 +177,38 @@ def measured(way: str, sequences: int, given: argparse.Namespace) -> dict[str, A
     plain = step.run(step.cached())
     with torch.no_grad():
         eager = plain().double().cpu()
-        run = compiled(way, step.run(step.cached()))
-        for _ in range(3):
-            made = run()
-        logits = made.double().cpu()
+        run = compiled(way, step.run(step.cached()), given.device)
+        # Later calls are of later positions: the cache counts.
+        logits = run().double().cpu()
         found: dict[str, Any] = {"floor": step.floor}
         if given.device == "cuda":
             found |= timed(run, given.replays)
-        del run, made
+        del run
         step.model = step.model.double()
         exact = step.run(step.cached())().cpu()
     off, eager_off = ((each - exact).abs().max().item() for each in (logits, eager))
     best = exact[:, -1].topk(2)
     sure = best.values[:, 0] - best.values[:, 1] > 2 * max(off, eager_off)
     same = logits[:, -1].argmax(-1) == best.indices[:, 0]
-    return {**found, "off": off, "eager_off": eager_off, "tokens": bool(same[sure].all())}
+    found |= {"off": off, "eager_off": eager_off, "tokens": bool(same[sure].all())}
+    if way == "crossfuse":
+        from crossfuse.torch import reports
+
+        found["fused"] = list(reports()[-1].fused)
+    return found
 
 
-def compiled(way: str, step: Callable[[], Any]) -> Callable[[], Any]:
-    """The step by one of the ways."""
+def compiled(way: str, step: Callable[[], Any], device: str) -> Callable[[], Any]:
+    """The step by one of the ways; kernels for a GPU are functions of the CPU without one."""
     import torch
+
+    from crossfuse.torch import Backend
 
     if way == "eager":
         return step
     if way == "crossfuse":
-        return torch.compile(step, backend="crossfuse", dynamic=False)
+        here = {} if device == "cuda" else {"cpu": "llvm", "target": "nvidia-h200"}
+        return torch.compile(step, backend=Backend(**here), dynamic=False)
     mode = "max-autotune-no-cudagraphs" if way == "max-autotune" else None
     return torch.compile(step, mode=mode, dynamic=False)
 
@@ -210,6 +217,8 @@ def timed(run: Callable[[], Any], replays: int) -> dict[str, Any]:
     """Times of a CUDA graph of the step, and of its kernels."""
     import torch
 
+    for _ in range(2):
+        run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

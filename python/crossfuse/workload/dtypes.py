@@ -150,6 +150,10 @@ def zeros_behind(shape: Sequence[int], elements: int) -> int:
     --------
     >>> zeros_behind((131, 72), 131 * 65)  # [131, 65] becomes [131, 72]
     7
+    >>> zeros_behind((), 1)  # a number
+    0
     """
+    if not shape:
+        return 0
     *outer, inner = shape
     return inner - elements // prod(outer)

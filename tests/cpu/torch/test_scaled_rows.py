@@ -141,3 +141,14 @@ def test_a_norm_that_others_read_stays_apart() -> None:
         for read in (False, True)
     ]
     assert counts == [0, 1]
+
+
+def test_the_product_before_a_norm_is_not_lost() -> None:
+    """It ends in the cast that the norm begins with, which the head's kernel would take too."""
+    shapes = ((1, 1, D), (1, 1, H), (D, H), (H, D), (D,))
+    graph = graph_of(
+        lambda x, h, down, head, gain: F.linear(rms(x + F.linear(h, down), gain), head),
+        [torch.randn(each).bfloat16() for each in shapes],
+    )
+    Backend(**HERE).fuse(graph)
+    assert len(reports()[-1].fused) == 2

@@ -104,9 +104,16 @@ def made_of_rows(graph: Graph, left: Any) -> Iterator[Any]:
 
 
 def made_inside(graph: Graph, rows: Any) -> ScaledRows | None:
-    """How kernels make rows themselves; None where they do not, or where others read these too."""
+    """How kernels make rows themselves; None where they do not, or where others read these too.
+
+    None as well where a cast alone reads what rows are made of: it belongs to the product before.
+    """
     readers = (graph.operator(each) for each in readers_of_rows(graph, rows))
-    return scaled_rows(graph, rows) if all(each == PRODUCT for each in readers) else None
+    scaled = scaled_rows(graph, rows) if all(each == PRODUCT for each in readers) else None
+    if scaled is None or scaled.source not in graph.makers:
+        return scaled
+    (first, *others) = graph.readers[scaled.source]
+    return scaled if others or not graph.is_exact_cast(first.var) else None
 
 
 def readers_of_rows(graph: Graph, rows: Any) -> Iterator[Any]:
