@@ -22,12 +22,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from own_process import found_apart
 
 WAYS = ("crossfuse", "compile", "max-autotune", "eager")
 #: Sizes of Llama-3.2-1B as transformers' configuration names them.
@@ -80,18 +80,7 @@ def _apart(way: str, sequences: str, given: argparse.Namespace) -> dict[str, Any
     """A line, from a process of its own."""
     options = ("cache", "layers", "width", "replays", "device")
     named = [part for each in options for part in (f"--{each}", str(getattr(given, each)))]
-    command = [sys.executable, __file__, *named, "--child", way, sequences]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=given.timeout, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return {"error": f"more than {given.timeout:.0f} s"}
-    lines = done.stdout.splitlines()
-    if done.returncode or not lines:
-        return {"error": "\n".join(done.stderr.strip().splitlines()[-3:]) or "no output"}
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
+    return found_apart([__file__, *named, "--child", way, sequences], given.timeout)
 
 
 def _text(row: dict[str, Any]) -> str:

@@ -22,12 +22,13 @@ import argparse
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from own_process import found_apart
 
 BACKENDS = ("ahead", "crossfuse", "inductor")
 
@@ -63,18 +64,7 @@ def _apart(model: str, backend: str, folder: Path, timeout: float) -> dict[str, 
     caches = {"XDG_CACHE_HOME": "ours", "TORCHINDUCTOR_CACHE_DIR": "torch", "TRITON_CACHE_DIR": "t"}
     environment = {**os.environ, **{name: str(folder / each) for name, each in caches.items()}}
     environment.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
-    command = [sys.executable, __file__, model, "--child", backend]
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=timeout, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return {"error": f"more than {timeout:.0f} s"}
-    lines = done.stdout.splitlines()
-    if done.returncode or not lines:
-        return {"error": done.stderr.strip().splitlines()[-1:] or "no output"}
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
+    return found_apart([__file__, model, "--child", backend], timeout, environment)
 
 
 def _text(row: dict[str, Any]) -> str:

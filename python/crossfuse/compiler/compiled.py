@@ -246,7 +246,7 @@ def compile(
     >>> import crossfuse
     >>> kernel = crossfuse.compile("gated_ffn:M=16,K=64,N=128,L=64")
     >>> kernel.plan.family  # where the planner keeps the intermediate
-    'dsm'
+    'registers'
     """
     from crossfuse.runtime import build_library
 

@@ -79,7 +79,7 @@ def read_model(mod: tvm.IRModule, *, sums: bool = False) -> Graph:
 
     Dead and repeated bindings are dropped. Refused are control flow, several results, dynamic
     shapes, float64, and operators that are neither matrix products nor element-wise, casts,
-    transpositions and reshapes; `sums` lets it have those of rows.
+    transpositions and reshapes. `sums` leaves sums to who asks, see `match_layer`.
     """
     functions = {g.name_hint: f for g, f in mod.functions_items() if isinstance(f, relax.Function)}
     name = "main" if "main" in functions else next(iter(functions), "")
@@ -144,7 +144,12 @@ def match_layer(graph: Graph, count: int) -> Match:
         limit = f"{('one', 'two of one operand')[count - 1]}, then element-wise operators"
         found, instead = f"{len(products)} matrix products", "outline the chain that they are"
         raise refused("main", found, limit, instead)
-    return _matched(graph, [layer], {each: _weight(graph, each) for each in layer})
+    match = _matched(graph, [layer], {each: _weight(graph, each) for each in layer})
+    inside = match.scaled.inner if match.scaled else ()
+    for node in graph.nodes:
+        if node.operator in SUMS and node.var not in inside:
+            check_elementwise(node.value)  # which refuses them, with the reason
+    return match
 
 
 def _matched(graph: Graph, found: list[tuple[Var, ...]], weights: dict[Var, Weight]) -> Match:

@@ -76,6 +76,10 @@ class Layer:
     element: Elementwise
 
 
+#: Names of the blocks that `Scaled` adds.
+ROW_SUM, ROWS = "row_sum", "rows"
+
+
 @dataclass(frozen=True)
 class Scaled:
     """Rows of the left operand made of A's, each by a factor that follows from a sum over the row.
@@ -109,10 +113,6 @@ class Scaled:
     def behind(self, product: te.Tensor, row_sum: te.Tensor) -> Callable[[Any, Any], Any]:
         """The product as the epilogue reads it."""
         return lambda i, j: self.scale(product(i, j), row_sum(i))
-
-
-#: Names of the blocks that `Scaled` adds.
-ROW_SUM, ROWS = "row_sum", "rows"
 
 
 @dataclass(frozen=True)

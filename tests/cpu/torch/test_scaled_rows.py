@@ -11,9 +11,11 @@ torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 
 from cpu.torch.decoder import graph_of  # noqa: E402
+from crossfuse.errors import WorkloadRefused  # noqa: E402
 from crossfuse.relax.chains.products import made_inside, viewed_rows  # noqa: E402
 from crossfuse.relax.graph import Graph, read_graph  # noqa: E402
 from crossfuse.relax.operators import PRODUCT  # noqa: E402
+from crossfuse.relax.outline import outline_product  # noqa: E402
 from crossfuse.relax.scaled_rows import ScaledRows  # noqa: E402
 from crossfuse.torch import Backend, reports  # noqa: E402
 from crossfuse.torch.translate import translate  # noqa: E402
@@ -30,9 +32,11 @@ def rms(x: Any, gain: Any) -> Any:
     return gain * wide.to(x.dtype)
 
 
-def found(norm: Callable[..., Any], dtype: Any = torch.bfloat16) -> ScaledRows | None:
+def found(
+    norm: Callable[..., Any], dtype: Any = torch.bfloat16, rows: int = 2
+) -> ScaledRows | None:
     """How the rows of a product behind a norm are made."""
-    given = [torch.randn(shape).to(dtype) for shape in ((1, 2, D), (D,), (H, D))]
+    given = [torch.randn(shape).to(dtype) for shape in ((1, rows, D), (D,), (H, D))]
     made = translate(graph_of(lambda x, g, w: F.linear(norm(x, g), w), given).graph)
     graph: Graph = read_graph(made.module["main"])
     (product,) = (each for each in graph.makers if graph.operator(each) == PRODUCT)
@@ -69,6 +73,11 @@ def test_rows_that_a_sum_scales(name: str) -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_rows(name: str) -> None:
     assert found(OTHERS[name]) is None
+
+
+def test_more_rows_stay() -> None:
+    assert found(rms, rows=8) is not None
+    assert found(rms, rows=9) is None
 
 
 def test_numbers_that_could_be_too_large_stay() -> None:
@@ -124,7 +133,7 @@ HERE = {"rest": "eager", "cpu": "llvm", "target": "nvidia-h200"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rows", "scale"), [(1, 1.0), (3, 1e4), (9, 1e-2)])
+@pytest.mark.parametrize(("rows", "scale"), [(1, 1.0), (3, 1e4), (8, 1e-2)])
 def test_norms_are_in_the_kernels_that_read_them(rows: int, scale: float) -> None:
     torch.manual_seed(0)
     kernels = check(Block(), scale * torch.randn(1, rows, D))
@@ -152,3 +161,15 @@ def test_the_product_before_a_norm_is_not_lost() -> None:
     )
     Backend(**HERE).fuse(graph)
     assert len(reports()[-1].fused) == 2
+
+
+def test_other_sums_are_refused() -> None:
+    """What stands behind a product is element-wise, whatever its rows are made of."""
+    given = [torch.randn(each).bfloat16() for each in ((2, D), (H, D))]
+    made = translate(graph_of(lambda x, w: F.linear(x, w).sum(-1, keepdim=True), given).graph)
+    graph = read_graph(made.module["main"])
+    (result,) = (each for each in graph.makers if graph.operator(each) == "relax.sum")
+    inner, _ = graph.reach(result, ())
+    module, _ = graph.subgraph(inner, result)
+    with pytest.raises(WorkloadRefused, match=r"relax\.sum: found an operator that"):
+        outline_product(module)

@@ -35,8 +35,8 @@ class Group:
     layers: tuple[tuple[Var, ...], ...]
     #: Bindings up to the result of the layers, `views` among them, in order.
     before: tuple[Var, ...]
-    #: Transpositions, casts and reshapes of weights, reshapes of the input: kernels do them on
-    #: loading, so that others may read these values too.
+    #: Transpositions, casts and reshapes of weights, reshapes of the input, and what makes rows of
+    #: it: kernels do them on loading, so that others may read these values too.
     views: frozenset[Var]
     #: Element-wise bindings of its result, one after the other; each but the last has one user.
     after: tuple[Var, ...]

@@ -33,6 +33,8 @@ from crossfuse.relax.symbols import extents_of, is_symbolic, same_extents
 from crossfuse.schedule.planned import rank_function
 
 _MATRIX = 2
+#: Rows at most that kernels make themselves: of more, nvcc 13.0 unrolls their loop only twice.
+_MADE_ROWS = 8
 _INSTEAD = "leave it to a library, which has such kernels"
 
 
@@ -106,10 +108,13 @@ def made_of_rows(graph: Graph, left: Any) -> Iterator[Any]:
 def made_inside(graph: Graph, rows: Any) -> ScaledRows | None:
     """How kernels make rows themselves; None where they do not, or where others read these too.
 
-    None as well where a cast alone reads what rows are made of: it belongs to the product before.
+    None as well of more rows, and where a cast alone reads what rows are made of: it belongs to the
+    product before.
     """
     readers = (graph.operator(each) for each in readers_of_rows(graph, rows))
-    scaled = scaled_rows(graph, rows) if all(each == PRODUCT for each in readers) else None
+    few = prod(map(int, extents_of(rows)[:-1])) <= _MADE_ROWS
+    alone = few and all(each == PRODUCT for each in readers)
+    scaled = scaled_rows(graph, rows) if alone else None
     if scaled is None or scaled.source not in graph.makers:
         return scaled
     (first, *others) = graph.readers[scaled.source]
