@@ -6,7 +6,7 @@ rows need not wait for their sums.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,34 +122,40 @@ def _checked(graph: Graph, rows: Any, source: Any, inner: set[Any]) -> ScaledRow
     if len(totals) != 1 or len(read) != 1 or shape_of(source, "rows") != shape:
         return None
     (factor,) = read
-    power = _power(graph, rows, factor)
+    power = _power(graph, rows, factor, _made_of(graph, factor, made))
     stored: Any = source
     casts: list[Any] = []
     while graph.is_exact_cast(stored):
         casts.insert(0, stored)
         (stored,) = graph.arguments(stored)
     # Rows are read as they are stored, in the type of the product.
-    reads = source in graph.reach(rows, (factor, source))[1]
+    reads = rows in _made_of(graph, source, [each for each in made if not each.same_as(factor)])
     if not power or not reads or dtype_of(stored) != dtype_of(rows):
         return None
     return ScaledRows(rows, stored, (*casts, *made), totals[0], factor, power == -1)
 
 
-def _power(graph: Graph, value: Any, factor: Any) -> int:
-    """1 if a value is a factor times what does not have it, -1 if it is divided by it, else 0."""
-    if value.same_as(factor):
-        return 1
-    if value not in graph.makers:
-        return 0
+def _made_of(graph: Graph, value: Any, operators: Iterable[Var]) -> set[Any]:
+    """A value, and what some operators, in order, make of it."""
+    found: set[Any] = {value}
+    for each in operators:
+        if found.intersection(graph.arguments(each)):
+            found.add(each)
+    return found
+
+
+def _power(graph: Graph, value: Any, factor: Any, has: set[Any]) -> int:
+    """1 if a value is a factor times what does not have it, -1 if it is divided by it, else 0.
+
+    `has` are the factor and what is made of it.
+    """
+    if value.same_as(factor) or value not in has:
+        return int(value.same_as(factor))
     name, given = graph.operator(value), graph.arguments(value)
     if name == CAST or name in RESHAPES:
-        return _power(graph, given[0], factor)
-    has = [_has(graph, each, factor) for each in given]
-    if name not in ("relax.multiply", "relax.divide") or sum(has) != 1:
+        return _power(graph, given[0], factor, has)
+    having = [place for place, each in enumerate(given) if each in has]
+    if name not in ("relax.multiply", "relax.divide") or len(having) != 1:
         return 0
-    power = _power(graph, given[has.index(True)], factor)
-    return -power if name == "relax.divide" and has[1] else power
-
-
-def _has(graph: Graph, value: Any, factor: Any) -> bool:
-    return value.same_as(factor) or factor in graph.reach(value, (factor,))[1]
+    power = _power(graph, given[having[0]], factor, has)
+    return -power if name == "relax.divide" and having == [1] else power

@@ -48,6 +48,7 @@ SCALED: dict[str, Callable[..., Any]] = {
     "of torch": lambda x, g: F.rms_norm(x, (D,), g),
     "without gain": lambda x, g: F.rms_norm(x, (D,)),
     "gains from one": lambda x, g: rms(x, 1 + g),
+    "of squares of squares": lambda x, g: x * x.pow(2).square().square().mean(-1, keepdim=True),
     "divided by a sum": lambda x, g: x / (x.abs().sum(-1, keepdim=True) + 1),
     "of an activation": lambda x, g: F.silu(x) * x.square().mean(-1, keepdim=True).rsqrt(),
 }
@@ -173,3 +174,16 @@ def test_other_sums_are_refused() -> None:
     module, _ = graph.subgraph(inner, result)
     with pytest.raises(WorkloadRefused, match=r"relax\.sum: found an operator that"):
         outline_product(module)
+
+
+def test_rows_of_what_constants_make() -> None:
+    """As embeddings are scaled by a number that is a tensor."""
+
+    def scaled(x: Any, gain: Any, weight: Any) -> tuple[Any, Any]:
+        x = x * torch.scalar_tensor(16.0).bfloat16()
+        return x, F.linear(rms(x, gain), weight)
+
+    given = [torch.randn(each).bfloat16() for each in ((1, 1, D), (D,), (H, D))]
+    graph = graph_of(scaled, given)
+    Backend(**HERE).fuse(graph)
+    assert (reports()[-1].reason, reports()[-1].fused) == ("", ("crossfuse_gemm",))
