@@ -12,7 +12,7 @@ process of its own. Printed are for each
     error     largest difference of logits from float64, and that of eager in the same type
     tokens    whether the best token of each sequence is that of float64, where the best two differ
               by more than twice the error
-    kernels   time of kernels by kind, in a replay under torch's profiler
+    kernels   time of kernels by kind, in a replay under torch's profiler (``--out``: by name too)
 
 Without a GPU, ``--device cpu --layers 1 --width 256`` shows that a step is right.
 """
@@ -225,11 +225,20 @@ def timed(run: Callable[[], Any], replays: int) -> dict[str, Any]:
         graph.replay()
         torch.cuda.synchronize()
     kernels: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    names: Counter[str] = Counter()
     for each in profile.events():
         name = str(each.name)
         kind = next(k for k, parts in KINDS.items() if any(part in name for part in parts))
         kernels[kind] += each.device_time_total
-    return {"us": statistics.median(times), "least": min(times), "kernels": dict(kernels)}
+        names[name[:72]] += each.device_time_total
+        calls[name[:72]] += 1
+    return {
+        "us": statistics.median(times),
+        "least": min(times),
+        "kernels": dict(kernels),
+        "names": {name: [calls[name], us] for name, us in names.most_common(16)},
+    }
 
 
 if __name__ == "__main__":

@@ -28,8 +28,9 @@ def ask_ahead() -> Any:
 
     That is where all of these are of constants. Loads of a loop are done for its first step::
 
-        for step in 8:                        weights = B[0]
-            weights = B[step]                 wait()
+        squares = sum(A * A)                  weights = B[0]
+        for step in 8:                        wait()
+            weights = B[step]                 squares = sum(A * A)
             sums += A[step] * weights         sums += A[0] * weights
                                               for step in 1 to 8:
                                                   weights = B[step]
@@ -79,28 +80,51 @@ class _Asked:
 
 def _loop(node: Any, mutator: Any) -> Any:
     """A loop that asks for weights step by step."""
-    statements = ir.sequence(node.body)
-    loads = [each for each in statements if _is_ahead(each)]
-    if not loads:
+    if not _asks(node):
         return mutator.default_mutate(node)
-    allocated = [each for each in statements if isinstance(each, ir.AllocBuffer)]
-    others = [each for each in statements if each not in loads and each not in allocated]
-    start = {node.loop_var: node.min}
-    first = [_again(ir.substitute(each, start)) for each in loads]
-    behind = [_again(ir.substitute(each, start)) for each in others]
-    rest = ir.SeqStmt([*loads, *others])
-    steps = ir.for_like(node, rest, min=node.min + 1, extent=node.extent - 1)
-    return ir.SeqStmt([*allocated, *first, _wait(), *behind, steps])
+    front, behind = _apart(node)
+    return ir.SeqStmt([*front, *behind])
 
 
 def _sequence(node: Any, mutator: Any) -> Any:
-    """Statements of which some ask for all weights at once."""
+    """Statements of which some ask for all weights at once, or one is a loop that does.
+
+    What stands in front of these, as sums of rows, may read what the wait is for.
+    """
     statements = list(node.seq)
-    asking = [place for place, each in enumerate(statements) if _is_ahead(each)]
-    if not asking:
+    if any(map(_is_ahead, statements)):
+        front, behind = _loads_first(statements)
+        return ir.SeqStmt([*front, _wait(), *behind])
+    place = next((place for place, each in enumerate(statements) if _asks(each)), None)
+    if place is None:
         return mutator.default_mutate(node)
-    behind = asking[-1] + 1
-    return ir.SeqStmt([*statements[:behind], _wait(), *statements[behind:]])
+    front, behind = _apart(statements[place])
+    return ir.SeqStmt([*front, *statements[:place], *behind, *statements[place + 1 :]])
+
+
+def _asks(statement: Any) -> bool:
+    """Whether a statement is a loop that asks for weights step by step."""
+    return isinstance(statement, ir.For) and any(map(_is_ahead, ir.sequence(statement.body)))
+
+
+def _apart(loop: Any) -> tuple[list[Any], list[Any]]:
+    """What a loop that asks for weights does up to the wait, and behind it."""
+    front, others = _loads_first(ir.sequence(loop.body))
+    start = {loop.loop_var: loop.min}
+    loads = [each for each in front if _is_ahead(each)]
+    first = [_again(ir.substitute(each, start)) if each in loads else each for each in front]
+    behind = [_again(ir.substitute(each, start)) for each in others]
+    rest = ir.SeqStmt([*loads, *others])
+    steps = ir.for_like(loop, rest, min=loop.min + 1, extent=loop.extent - 1)
+    return [*first, _wait()], [*behind, steps]
+
+
+def _loads_first(statements: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Loads of weights with the registers of all statements, and the other statements."""
+    loads = [each for each in statements if _is_ahead(each)]
+    allocated = [each for each in statements if isinstance(each, ir.AllocBuffer)]
+    others = [each for each in statements if each not in loads and each not in allocated]
+    return [*allocated, *loads], others
 
 
 def _wait() -> Any:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,52 +27,91 @@ from crossfuse.torch.report import BACKWARD, FORWARD, keep
 if TYPE_CHECKING:
     from crossfuse.torch.backend import Backend
 
-# Products that inductor takes apart before we see them: kept whole until our chains are out.
+_LOG = logging.getLogger(__name__)
+
+# Products that inductor changes before we see them: kept whole until our chains are out.
 #
 # With ``coordinate_descent_tuning``, as the modes ``max-autotune`` set it, inductor's
-# decompositions make sums of a GPU's products of one row or one column. So the setting is off while
-# torch traces a graph, and on again when our kernels stand in it: inductor's own rules then take
-# apart the products that are left. Inductor asks the setting only there and where it writes
-# kernels, which is later.
+# decompositions make sums of a GPU's products of one row or one column. With ``shape_padding``, as
+# it is by default, its passes of joint graphs pad the operands of products of, say, four rows where
+# that was faster when it timed both: a graph is another one from run to run, and what made the rows
+# is cut off from the product. So both settings are off while torch traces a graph, and on again
+# when our kernels stand in it: inductor's own rules then change the products that are left.
+# Inductor asks for the first only there and where it writes kernels, which is later.
 
-#: The setting: while torch traces, and after that.
-WHOLE, APART = ({"coordinate_descent_tuning": each} for each in (False, True))
-#: Operators whose decompositions depend on it.
+_SUMS, _PADDED = "coordinate_descent_tuning", "shape_padding"
+#: Kernels that need nothing of each other share a launch.
+_TOGETHER = "combo_kernels"
+#: Operators that change by the first two.
 _PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm")
+#: Extents whose rows have whole 16 bytes need no padding.
+_ALIGNED = 16
 #: What later passes ask of a node beside its value, as torch notes it while it traces.
 _ORIGIN = ("stack_trace", "nn_module_stack", "source_fn_stack", "original_aten", "seq_nr")
 
 
-def kept_whole(inputs: Sequence[Any], patches: Mapping[str, Any]) -> bool:
-    """Whether inductor would take products apart that our chains need.
+def kept_whole(inputs: Sequence[Any], patches: Mapping[str, Any]) -> dict[str, bool]:
+    """Settings by which inductor would change products that our chains need, as they hold now.
 
-    `patches` are its settings for this graph, beside those that hold anyway. False without
-    ``coordinate_descent_tuning`` or a GPU, and with gradients: training has many rows.
+    `patches` are its settings for this graph, beside those that hold anyway. None without a GPU,
+    and with gradients: training has many rows.
     """
     from torch._inductor import config
 
     tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
     if not any(each.device.type == "cuda" for each in tensors):
-        return False
+        return {}
     if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
-        return False
-    (name,) = APART
-    return bool(patches.get(name, getattr(config, name, False)))
+        return {}
+    names = (_SUMS, _PADDED)
+    return {each: True for each in names if patches.get(each, getattr(config, each, False))}
 
 
-def take_apart(module: fx.GraphModule) -> fx.GraphModule:
-    """Decompose, by inductor's rules, the products that a graph still has; it may change in place.
+def take_apart(module: fx.GraphModule, settings: Mapping[str, bool]) -> fx.GraphModule:
+    """Change the products that a graph still has as inductor does; it may change in place.
 
-    Inductor's passes of joint graphs saw the products whole, and run again on what becomes of them.
-    A product that cannot be traced again stays whole, which inductor compiles as well.
+    `settings` are those of `kept_whole`. Inductor's passes of joint graphs saw the products whole,
+    and run again on what becomes of them. A product that cannot be traced again stays whole, which
+    inductor compiles as well.
     """
     from torch._inductor import config
     from torch._inductor.decomposition import select_decomp_table
 
-    with config.patch(APART):
-        rules = select_decomp_table()
-        changed = [each for each in _parts(module) if _take_apart(each, rules)]
+    with config.patch(settings):
+        changed = False
+        if _SUMS in settings:
+            rules = select_decomp_table()
+            changed = any([_take_apart(each, rules) for each in _parts(module)])
+        if _PADDED in settings:
+            changed = changed or any(map(_is_odd, _products(module)))
         return _joint_passes(module) if changed else module
+
+
+def _products(module: fx.GraphModule) -> Iterator[fx.Node]:
+    """Products of a graph and of those nested in it."""
+    for part in _parts(module):
+        yield from (each for each in part.graph.nodes if _name(each.target) in _PRODUCTS)
+
+
+def _is_odd(product: fx.Node) -> bool:
+    """Whether a product of more than few rows has operands that inductor may pad."""
+    if _is_few(product):
+        return False
+    values = [each.meta.get("val") for each in product.all_input_nodes[-2:]]
+    return any(
+        not isinstance(extent, int) or extent * each.element_size() % _ALIGNED
+        for each in values
+        if isinstance(each, torch.Tensor)
+        for extent in each.shape[-2:]
+    )
+
+
+def _is_few(product: fx.Node) -> bool:
+    """Whether a product has as few rows as our kernels of stored weights take."""
+    from crossfuse.planner.families.skinny import ROWS
+
+    rows = product.meta["val"].shape[-2]
+    return isinstance(rows, int) and rows <= ROWS
 
 
 def _parts(module: fx.GraphModule) -> list[fx.GraphModule]:
@@ -164,6 +205,28 @@ def _name(operator: Any) -> str:
     return str(getattr(getattr(operator, "_schema", None), "name", ""))
 
 
+def launched_together(module: fx.GraphModule) -> dict[str, bool]:
+    """Inductor's settings by which kernels that need nothing of each other share a launch.
+
+    Of a graph whose products have few rows each kernel takes little more than its launch; of larger
+    ones it takes as long as memory needs, and gains nothing. Inductor calls such kernels
+    experimental: those that draw random numbers do not compile (torch 2.11).
+    """
+    from torch._inductor import config
+
+    place = _place(module)
+    # Not those of one matrix for each head, or of positions by frequencies.
+    products = [each for each in _products(module) if _name(each.target) != "aten::bmm"]
+    few = bool(products) and all(map(_is_few, products))
+    if not few or place is None or place.type != "cuda":
+        return {}
+    nodes = (each for part in _parts(module) for each in part.graph.nodes)
+    seeded = torch.Tag.nondeterministic_seeded
+    if any(seeded in getattr(each.target, "tags", ()) for each in nodes):
+        return {}
+    return {each: True for each in (_TOGETHER,) if hasattr(config, each)}
+
+
 def compile_with_inductor(
     module: fx.GraphModule, inputs: Sequence[Any], backend: Backend
 ) -> Callable[..., Any]:
@@ -177,6 +240,7 @@ def compile_with_inductor(
     """
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+    from torch._inductor.exc import InductorError
 
     made: list[Record | None] = []
     called: list[str] = []
@@ -186,7 +250,7 @@ def compile_with_inductor(
     kept = _program(module, inputs, backend, whole)
 
     def inner(graph: fx.GraphModule, given: Sequence[Any], **known: Any) -> Any:
-        part = _part(known)
+        part, settings = _part(known), launched_together(graph)
         made.append(backend.fuse(graph, part))
         called.extend(_called(graph.graph))
         # Before torch keeps the program, which it does with its last graph.
@@ -194,13 +258,19 @@ def compile_with_inductor(
             write_program(kept, [each for each in made if each is not None])
         # Inductor's cache of graphs comes after us: `fuse` has offered the kernels that they call,
         # by keys that say what is in them.
-        if not whole:
-            return compile_fx_inner(graph, given, **known)
-        with config.patch(APART):
-            return compile_fx_inner(take_apart(graph), given, **known)
+        rest = take_apart(graph, whole)
+        plain = fx.GraphModule(rest, deepcopy(rest.graph)) if settings else rest
+        try:
+            with config.patch({**whole, **settings}):
+                return compile_fx_inner(rest, given, **known)
+        except InductorError as error:
+            if not settings:
+                raise
+            _LOG.warning("inductor compiles each kernel alone: sharing launches, %s", error)
+            with config.patch(whole):
+                return compile_fx_inner(plain, given, **known)
 
-    if whole:
-        patches |= WHOLE
+    patches |= dict.fromkeys(whole, False)
     with torch_caches(kept):
         compiled: Callable[..., Any] = compile_fx(
             module, inputs, inner_compile=inner, config_patches=patches or None
@@ -222,7 +292,7 @@ def _settings(mode: str) -> dict[str, Any]:
 
 
 def _program(
-    module: fx.GraphModule, inputs: Sequence[Any], backend: Backend, whole: bool = False
+    module: fx.GraphModule, inputs: Sequence[Any], backend: Backend, whole: Mapping[str, bool]
 ) -> Program | None:
     """The cache's record of a captured graph; None if torch is not to keep the graph whole."""
     places = {each.device for each in inputs if isinstance(each, torch.Tensor)}
@@ -234,7 +304,7 @@ def _program(
     if not backend.runs_on(place) or backend.sequential(place):
         return None
     # Torch's own key has the settings while it traces, so ours tells that another one holds later.
-    options = (*backend.choices, "products whole") if whole else backend.choices
+    options = (*backend.choices, *sorted(whole))
     try:
         key = program_key(module, inputs, backend.device_of(place), options)
     except RefusedError:  # said when the graph is fused

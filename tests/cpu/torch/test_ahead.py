@@ -271,6 +271,6 @@ def test_dynamo_itself_keeps_none_of_our_programs() -> None:
     x = torch.zeros(2)
     next(iter(graph.nodes)).meta["example_value"] = x
     module = fx.GraphModule(nn.Module(), graph)
-    assert inductor._program(module, (x,), BUILD) is not None
+    assert inductor._program(module, (x,), BUILD, {}) is not None
     with torch._dynamo.config.patch(caching_precompile=True):
-        assert inductor._program(module, (x,), BUILD) is None
+        assert inductor._program(module, (x,), BUILD, {}) is None

@@ -18,6 +18,8 @@ pytestmark = pytest.mark.cpu
 
 D, H = 64, 128
 TUNED = "max-autotune-no-cudagraphs"
+#: Those that inductor was called with.
+settings: list[dict[str, bool]] = []
 
 
 class Stopped(Exception):
@@ -31,9 +33,12 @@ def graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[lis
     from torch._inductor.fx_passes import joint_graph
 
     seen: list[list[str]] = []
+    settings.clear()
 
     def inner(graph: Any, *_: Any, **known: Any) -> Any:
         seen.append(words(graph))
+        names = ("shape_padding", "combo_kernels")
+        settings.append({each: getattr(torch._inductor.config, each) for each in names})
         raise Stopped
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -138,3 +143,79 @@ def test_what_is_not_fused_is_taken_apart_as_inductor_does(
         trace(products, *shapes, backend=backend, dynamic=dynamic)
     assert graphs[0] == graphs[1]
     assert sum("aten.sum" in each for each in graphs[0]) > 6
+
+
+def mixed(x: Any, g: Any) -> tuple[Any, Any]:
+    return F.relu(x @ g), x.cos()
+
+
+@pytest.mark.parametrize(
+    ("rows", "function", "shares"),
+    [
+        (4, mixed, True),
+        (32, mixed, True),
+        (33, mixed, False),
+        (4, lambda x, g: F.dropout(x, 0.5, True) @ g, False),
+        (4, lambda x, g: (x.sin(), g.cos()), False),
+    ],
+    ids=["few rows", "the most", "more", "drawn", "no product"],
+)
+def test_kernels_share_launches_where_products_have_few_rows(
+    graphs: list[list[str]], rows: int, function: Any, shares: bool
+) -> None:
+    plain = Backend(cpu="build", target="nvidia-h200")
+    trace(function, (rows, D), (D, D), backend=plain)
+    assert settings == [{"shape_padding": True, "combo_kernels": shares}]
+
+
+def test_products_are_not_padded_before_they_are_seen(
+    graphs: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether inductor pads four rows depends on what it times: then a graph is another one."""
+    from torch._inductor import config
+
+    seen, fuse = [], Backend.fuse
+
+    def watched(self: Any, *given: Any) -> Any:
+        seen.append(config.shape_padding)
+        return fuse(self, *given)
+
+    monkeypatch.setattr(Backend, "fuse", watched)
+    again = []
+    monkeypatch.setattr(
+        "crossfuse.torch.inductor._joint_passes", lambda graph: again.append(graph) or graph
+    )
+    plain = Backend(cpu="build", target="nvidia-h200")
+    trace(mixed, (4, D), (D, D), backend=plain)
+    assert seen == [False] and not again and settings[-1]["shape_padding"]
+    # What is left of more rows is padded as ever: inductor's passes run again.
+    trace(mixed, (999, 3), (3, 5), backend=plain)
+    assert seen == [False] * 2 and len(again) == 1
+    with config.patch(shape_padding=False):
+        trace(mixed, (999, 3), (3, 5), backend=plain)
+    assert len(again) == 1 and not settings[-1]["shape_padding"]
+
+
+def test_a_graph_that_inductor_refuses_so_is_compiled_kernel_by_kernel(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from torch._inductor import compile_fx, config
+    from torch._inductor.exc import InductorError
+    from torch._inductor.fx_passes import joint_graph
+
+    tried: list[tuple[bool, list[str]]] = []
+
+    def inner(graph: Any, *_: Any, **known: Any) -> Any:
+        tried.append((config.combo_kernels, words(graph)))
+        if config.combo_kernels:
+            graph.graph.erase_node(next(iter(reversed(graph.graph.nodes))))
+            raise InductorError(RuntimeError("constexpr"), None)
+        raise Stopped
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(compile_fx, "compile_fx_inner", inner)
+    monkeypatch.setattr(joint_graph, "lazy_init", lambda *_: None)
+    trace(mixed, (4, D), (D, D), backend=Backend(cpu="build", target="nvidia-h200"))
+    assert [each for each, _ in tried] == [True, False]
+    assert tried[0][1] == tried[1][1]
+    assert "inductor compiles each kernel alone: sharing launches" in caplog.text

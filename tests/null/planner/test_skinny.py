@@ -11,7 +11,7 @@ from crossfuse.planner.cost.estimate import estimate
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.explain.explanation import explain
 from crossfuse.planner.families.registry import FAMILIES
-from crossfuse.planner.families.skinny import SkinnyKernel, best_tiles, together
+from crossfuse.planner.families.skinny import SkinnyKernel, behind_another, best_tiles, together
 from crossfuse.planner.kernels.shape import Shape, shape_of
 from crossfuse.planner.plan import plan, ranked
 from crossfuse.workload import parse
@@ -143,3 +143,24 @@ def test_tiles_divide_each_product() -> None:
     tiles = best_tiles(shape(1, 96), shape(1, 32), target=device("nvidia-h200"))
     assert tiles is not None and 32 % int(tiles.width) == 0
     assert best_tiles(shape(1, 96), shape(1, 30), target=device("nvidia-h200")) is None
+
+
+def test_behind_another_kernel_more_warps_of_an_sm_are_done_sooner() -> None:
+    """As 104 kernels in rows of sixteen were: 8 warps of each SM by half of what 16 are."""
+    target = device("nvidia-h200")
+    found = ranked("gemm:M=8,K=8192,N=2048,weights=nk", target, only=("skinny",), keep=4)
+    alone = {tuple(each.tiles.values()): each for each in found}
+    early = {tiles: behind_another(each, target) for tiles, each in alone.items()}
+    fewer, more = (4, 8, 4), (4, 16, 4)
+    assert alone[fewer].microseconds < alone[more].microseconds
+    assert early[fewer].microseconds > early[more].microseconds
+    for tiles, share in ((fewer, 0.53), (more, 1.07)):
+        sooner = alone[tiles].microseconds - early[tiles].microseconds
+        assert sooner == pytest.approx(share, abs=0.01)
+        assert sum(early[tiles].terms.values()) == pytest.approx(early[tiles].microseconds)
+
+
+@pytest.mark.parametrize(("warps", "n"), [(16, 3072), (4, 128256)])
+def test_where_no_room_is_for_all_ctas_at_once_none_are(warps: int, n: int) -> None:
+    shape = shape_of(chain_of(parse(f"gemm:M=8,K=2048,N={n},weights=nk")))
+    assert SkinnyKernel(4, warps, 4).ahead(shape, device("nvidia-h200")) == 0

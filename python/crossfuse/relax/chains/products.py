@@ -18,7 +18,7 @@ from crossfuse.hardware import Device
 from crossfuse.measure.choice import FEW
 from crossfuse.planner.choice import runner_of
 from crossfuse.planner.families import EAGER
-from crossfuse.planner.families.skinny import FAMILY, ROWS
+from crossfuse.planner.families.skinny import FAMILY, ROWS, behind_another
 from crossfuse.planner.kernels.shape import shape_of
 from crossfuse.planner.plan import Plan
 from crossfuse.relax.chains.groups import Group, after_product, views_of_weight
@@ -68,7 +68,8 @@ class FewRows(Chains):
     def ranked(self, func: Any, target: Device) -> Sequence[Plan]:
         """See `GroupKind`; large tiles for tensor cores are left to a library."""
         found = rank_function(func, target, keep=FEW)
-        ours = [each for each in found if each.family == FAMILY.name]
+        ours = [behind_another(each, target) for each in found if each.family == FAMILY.name]
+        ours.sort(key=lambda each: each.microseconds)
         if not ours:
             shape = shape_of(found[0].chain, k_major=found[0].k_major)
             what = f"{self.text} of {shape.text}, {FAMILY.why_none(shape, target)}"

@@ -17,7 +17,7 @@ from crossfuse.hardware import Device
 from crossfuse.measure.choice import FEW
 from crossfuse.planner.chain.build import matrix_chain
 from crossfuse.planner.families import EAGER
-from crossfuse.planner.families.skinny import FAMILY, SkinnyKernel
+from crossfuse.planner.families.skinny import FAMILY, SkinnyKernel, behind_another
 from crossfuse.planner.kernels.shape import shape_of
 from crossfuse.planner.plan import Plan, in_order, ranked
 from crossfuse.relax.chains.kinds import Chains
@@ -99,7 +99,12 @@ def _plans(members: Sequence[PlannedChain], target: Device) -> tuple[Plan, ...]:
     first = shapes[0]
     wide = matrix_chain(first.m, (first.k, sum(each.n for each in shapes)), item=first.item)
     every = ranked(wide, target, only=(FAMILY.name,), keep=_ALL)
-    fit = [each for each in every if not any(map(SkinnyKernel.read(each.tiles).broken, shapes))]
+    fit = [
+        behind_another(each, target)
+        for each in every
+        if not any(map(SkinnyKernel.read(each.tiles).broken, shapes))
+    ]
+    fit.sort(key=lambda each: each.microseconds)
     apart = replace(every[0], family=EAGER, tiles={}, runners=(), kernels=())
     eager = sum(each.eager for each in members)
     apart = replace(apart, microseconds=eager, terms={"kernels": eager}, bound="kernels")

@@ -281,7 +281,7 @@ def _store(sch: Any, chain: Chain, grid: Any, tiles: SkinnyKernel) -> None:
 
 
 def _sum_rows(sch: Any, row_sum: Any, rows: int, grid: Any, x: Any, tiles: SkinnyKernel) -> None:
-    """Sum rows of the input in each CTA, once the products have brought them to the SM's cache.
+    """Sum rows of the input in each CTA, before it multiplies: memory is busy with weights then.
 
     A row has a warp, or several of fewer rows than warps.
     """
@@ -299,7 +299,7 @@ def _sum_rows(sch: Any, row_sum: Any, rows: int, grid: Any, x: Any, tiles: Skinn
     of_part = sch.rfactor(part, 0)
     sch.compute_at(row_sum, x, preserve_unit_loops=True)
     sch.set_scope(row_sum, 0, "local")
-    sch.compute_at(of_part, grid, preserve_unit_loops=True)
+    sch.compute_at(of_part, grid, preserve_unit_loops=True, index=_FIRST)
     sch.set_scope(of_part, 0, "shared.dyn")
     *_, part, lane, i = sch.get_loops(of_part)
     turn, row = sch.split(i, [None, together])
