@@ -221,10 +221,18 @@ def launched_together(module: fx.GraphModule) -> dict[str, bool]:
     if not few or place is None or place.type != "cuda":
         return {}
     nodes = (each for part in _parts(module) for each in part.graph.nodes)
-    seeded = torch.Tag.nondeterministic_seeded
-    if any(seeded in getattr(each.target, "tags", ()) for each in nodes):
+    if any(_draws(each.target) for each in nodes):
         return {}
     return {each: True for each in (_TOGETHER,) if hasattr(config, each)}
+
+
+def _draws(operator: Any) -> bool:
+    """Whether inductor writes a kernel with random numbers for an operator.
+
+    It calls a library's for attention, which is tagged so because it can drop weights.
+    """
+    seeded = torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
+    return seeded and "attention" not in _name(operator)
 
 
 def compile_with_inductor(

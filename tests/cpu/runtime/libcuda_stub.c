@@ -66,7 +66,12 @@ int cuDeviceGetName(char* name, int size, int device) {
 int cuDeviceGetAttribute(int* value, int attribute, int device) {
   const int compute = setting("STUB_COMPUTE", 90);
   (void)device;
-  *value = attribute == 75 ? compute / 10 : attribute == 76 ? compute % 10 : -1;
+  *value = attribute == 75    ? compute / 10
+           : attribute == 76  ? compute % 10
+           : attribute == 16  ? 132     /* SMs */
+           : attribute == 81  ? 233472  /* bytes of shared memory of an SM */
+           : attribute == 111 ? 1024    /* of these reserved for a CTA */
+                              : -1;
   return 0;
 }
 int cuDevicePrimaryCtxRetain(void** context, int device) {

@@ -25,7 +25,7 @@ from cpu.runtime.launch_images import (
 from crossfuse.runtime import build_library, build_object, find_host_compiler, write_dispatch
 
 HERE = Path(__file__).parent
-MAX_DYNAMIC_SHARED, NON_PORTABLE_CLUSTER, CLUSTER_DIMENSION = 8, 14, 4
+MAX_DYNAMIC_SHARED, SHARED_CARVEOUT, NON_PORTABLE_CLUSTER, CLUSTER_DIMENSION = 8, 9, 14, 4
 PROGRAMMATIC, COOPERATIVE = 6, 2
 
 
@@ -116,6 +116,7 @@ def test_workspaces_tensor_maps_and_early_launches(results: dict[str, Any]) -> N
     assert second["ids"] == [CLUSTER_DIMENSION, PROGRAMMATIC]
     assert [each["bytes"] for each in calls(outcome, "allocate")] == [2048] * 4
     assert len(calls(outcome, "free")) == 4
+    assert calls(outcome, "attribute") == []  # TMA passes by L1
     assert calls(outcome, "encode") == [
         {
             **{"call": "encode", "type": 7, "rank": 2, "extents": [128, 4], "pitch": 512},
@@ -131,6 +132,9 @@ def test_the_first_of_a_chain_starts_when_all_before_it_is_over(results: dict[st
         assert {each["stream"] for each in launches} == {0x7700}
         return [each["ids"][: each["attributes"]] for each in launches]
 
+    # L1 has what shared memory of its CTAs leaves of an SM: at least 32 of 228 KiB are theirs.
+    carveout = {"call": "attribute", "id": SHARED_CARVEOUT, "value": 15}
+    assert calls(results["early"], "attribute") == [carveout] * 2
     assert ids("early") == [[CLUSTER_DIMENSION, PROGRAMMATIC]] * 2
     assert ids("early, first") == [[CLUSTER_DIMENSION], [CLUSTER_DIMENSION, PROGRAMMATIC]]
 

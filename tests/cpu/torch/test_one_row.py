@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 F = torch.nn.functional
 from torch._subclasses import FakeTensorMode  # noqa: E402
 
-from crossfuse.torch import Backend, fuse_graph, reports  # noqa: E402
+from crossfuse.torch import Backend, fuse_graph, inductor, reports  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 
@@ -166,6 +166,14 @@ def test_kernels_share_launches_where_products_have_few_rows(
     plain = Backend(cpu="build", target="nvidia-h200")
     trace(function, (rows, D), (D, D), backend=plain)
     assert settings == [{"shape_padding": True, "combo_kernels": shares}]
+
+
+def test_attention_of_a_library_draws_no_numbers_in_a_kernel_of_inductor() -> None:
+    aten = torch.ops.aten
+    assert inductor._draws(aten.bernoulli.p) and not inductor._draws(aten.mm.default)
+    attention = aten._scaled_dot_product_cudnn_attention.default
+    assert torch.Tag.nondeterministic_seeded in attention.tags
+    assert not inductor._draws(attention)
 
 
 def test_products_are_not_padded_before_they_are_seen(

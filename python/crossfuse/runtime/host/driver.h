@@ -55,9 +55,13 @@ struct alignas(64) EncodedMap {
   uint64_t words[16];
 };
 
+constexpr int kAttributeMultiprocessors = 16;
 constexpr int kAttributeComputeMajor = 75;
 constexpr int kAttributeComputeMinor = 76;
+constexpr int kAttributeSharedOfMultiprocessor = 81;
+constexpr int kAttributeReservedOfCta = 111;
 constexpr int kFunctionMaxDynamicShared = 8;
+constexpr int kFunctionSharedCarveout = 9;
 constexpr int kFunctionNonPortableCluster = 14;
 constexpr int kLaunchCooperative = 2;
 constexpr int kLaunchClusterDimension = 4;

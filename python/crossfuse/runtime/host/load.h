@@ -2,6 +2,7 @@
 #ifndef CROSSFUSE_HOST_LOAD_H
 #define CROSSFUSE_HOST_LOAD_H
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -107,6 +108,38 @@ inline void* prepare_function(const Launch& launch, void* module) {
   return function;
 }
 
+// Whether a launch gets tiles by TMA, past the L1 cache.
+inline bool has_tensor_maps(const Launch& launch) {
+  return std::any_of(launch.arguments, launch.arguments + launch.argument_count,
+                     [](int each) { return each < 0 && each != kRowCount; });
+}
+
+inline int attribute_of(int device, int attribute) {
+  int value = 0;
+  check(driver().cuDeviceGetAttribute(&value, attribute, device), "cuDeviceGetAttribute");
+  return value;
+}
+
+// Shared memory that early kernels without TMA leave to neighbours of the same kind: where those ask
+// for other shares of an SM's memory, one begins on an SM only when nothing runs on it.
+constexpr int kLeastShared = 32 << 10;
+
+// Asks for no more shared memory on an SM than its CTAs take, so that the rest of that memory caches.
+// Of an early kernel the driver would keep the share of the kernel before: behind one with 206 KiB,
+// L1 has 28 KiB and room for too few loads on their way. On an H200 the products of a decoder's
+// layer then took 41 us instead of 35, of one row, and 62 instead of 41, of eight.
+inline void prefer_l1(const Launch& launch, void* function, int clusters, int device) {
+  const int sms = attribute_of(device, kAttributeMultiprocessors);
+  const int most = attribute_of(device, kAttributeSharedOfMultiprocessor);
+  const int of_cta = static_cast<int>(launch.shared_bytes) +
+                     attribute_of(device, kAttributeReservedOfCta);
+  const int ctas = (clusters * static_cast<int>(cluster_size(launch)) + sms - 1) / sms;
+  const int64_t bytes = std::max<int64_t>(kLeastShared, int64_t{ctas} * of_cta);
+  const int percent = static_cast<int>(std::min<int64_t>(100, (100 * bytes + most - 1) / most));
+  check(driver().cuFuncSetAttribute(function, kFunctionSharedCarveout, percent),
+        std::string("shared memory carve-out of kernel '") + launch.symbol + "'");
+}
+
 inline std::unique_ptr<Loaded> load_on(const Program& program, int device_id) {
   auto loaded = std::make_unique<Loaded>();
   const int device = device_of(device_id);
@@ -131,6 +164,9 @@ inline std::unique_ptr<Loaded> load_on(const Program& program, int device_id) {
           std::string("cuOccupancyMaxActiveClusters of kernel '") + launch.symbol + "'",
           "compile with a smaller cluster, fewer threads or less shared memory");
     loaded->clusters.push_back(clusters);
+    if (launch.early && !has_tensor_maps(launch)) {
+      prefer_l1(launch, loaded->functions.back(), clusters, device);
+    }
   }
   return loaded;
 }
