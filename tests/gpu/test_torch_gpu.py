@@ -45,9 +45,10 @@ def check(module: Any, got: Any, x: Any) -> None:
 
 
 def one_kernel_a_layer(fused: tuple[str, ...], end: str = "") -> None:
-    # With its norm, without it, or of one row without the last product: what is told to be faster.
+    # With its norm, without it, or of few rows the last product by itself: what is told faster.
     kinds = {f"crossfuse_{each}{end}" for each in ("gated_ffn", "rows_chain", "gated_gemm")}
-    assert len(fused) == LAYERS and kinds.issuperset(fused), fused
+    first = [each for each in fused if not each.startswith("crossfuse_gemm")]
+    assert len(first) == LAYERS and kinds.issuperset(first), fused
 
 
 @pytest.mark.parametrize("rows", [1, 16, 128])
