@@ -15,13 +15,13 @@ from crossfuse.cascade.rewrite.work import Pass
 from crossfuse.hardware import Device
 from crossfuse.measure.choice import Measured
 from crossfuse.measure.job import Given
-from crossfuse.planner.cascade.plan import ranked_cascade
+from crossfuse.planner.cascade.plan import CascadePlan, ranked_cascade
 from crossfuse.planner.cascade.shape import cascade_shape
 from crossfuse.planner.families import EAGER, TILES
 from crossfuse.planner.families.registry import CASCADE_FAMILIES
 from crossfuse.relax.calls import read_calls
 from crossfuse.relax.cascades.groups import CascadeGroup, find_cascades
-from crossfuse.relax.cascades.kernels import Cascades, Kernel
+from crossfuse.relax.cascades.kernels import Cascades, Found, Kernel
 from crossfuse.relax.choice import Candidate, PlannedGroup
 from crossfuse.relax.fuse_cascades import text_of
 from crossfuse.relax.graph import Graph, in_order, is_number, with_bindings
@@ -64,6 +64,8 @@ class CascadeKernels:
         self._known = {str(each.name): each for each in known}
         self._measuring = measuring
         self._callees: dict[Kernel, GlobalVar] = {}
+        #: By what was found, and what torch launches instead.
+        self._plans: dict[tuple[Found, tuple[Pass, ...]], tuple[CascadePlan, ...]] = {}
 
     @property
     def functions(self) -> dict[GlobalVar, Any]:
@@ -106,12 +108,18 @@ class CascadeKernels:
         (output,) = graph.outputs(group.members)
         given = tuple(self._known[str(each.name)] for each in graph.inputs(group.members))
         made = self._known[str(output.var.name)]
-        shape = cascade_shape(site, derivation)
-        shape = replace(shape, passes=self._launches(made, given) or shape.passes)
-        plans = (
-            *ranked_cascade(shape, self._target, only=tuple(CASCADE_FAMILIES), keep=1),
-            *ranked_cascade(shape, self._target, only=(EAGER,)),
-        )
+        launched = self._launches(made, given)
+        # Of equal layers all but the names of what torch launches is equal.
+        key = group.found, tuple(replace(each, name="") for each in launched)
+        plans = self._plans.get(key)
+        if plans is None:
+            shape = cascade_shape(site, derivation)
+            shape = replace(shape, passes=launched or shape.passes)
+            plans = (
+                *ranked_cascade(shape, self._target, only=tuple(CASCADE_FAMILIES), keep=1),
+                *ranked_cascade(shape, self._target, only=(EAGER,)),
+            )
+            self._plans[key] = plans
         planned = PlannedCascade(plans, None, made, given, text_of(site), group)
         return replace(planned, measured=self._measured(planned))
 

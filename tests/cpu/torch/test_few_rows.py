@@ -327,3 +327,42 @@ def test_a_kernel_of_several_results_is_kept(tmp_path: Any, monkeypatch: Any) ->
             torch.compile(module, backend=backend)(x)
         assert reports()[-1].fused == ("crossfuse_gemms",)
         monkeypatch.setattr("crossfuse.torch.fuse_graph.fuse_graph", None)
+
+
+def test_equal_layers_are_written_and_planned_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As many functions are made of three layers as of two, and each says what became of it."""
+    made: list[str] = []
+    outlined, ranked = FewRows.outlined, FewRows.ranked
+    monkeypatch.setattr(
+        FewRows, "outlined", lambda self, static: made.append("written") or outlined(self, static)
+    )
+    monkeypatch.setattr(
+        FewRows, "ranked", lambda self, *of: made.append("planned") or ranked(self, *of)
+    )
+
+    class Layers(nn.Module):
+        def __init__(self, count: int) -> None:
+            super().__init__()
+            # No tiles divide 40 columns.
+            self.layers = nn.ModuleList(nn.Linear(D, D) for _ in range(count))
+            self.odd = nn.ModuleList(nn.Linear(D, 40) for _ in range(count))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for one, other in zip(self.layers, self.odd, strict=True):
+                x = torch.softmax(one(x), -1)
+                x = x + torch.cumsum(other(x), -1).sum(-1, keepdim=True)
+            return x
+
+    counts = []
+    for layers in (2, 3):
+        torch.compiler.reset()
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / str(layers)))
+        report = check(Layers(layers), torch.randn(1, D))
+        assert report.fused == ("crossfuse_gemm",) * layers
+        left = [each.text for each in report.outcomes if not each.name]
+        assert len(left) == layers and all("CTAs divide the columns" in each for each in left)
+        counts.append((made.count("written"), made.count("planned")))
+        made.clear()
+    assert counts[0] == counts[1] and counts[0][0] > 0

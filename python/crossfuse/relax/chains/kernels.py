@@ -46,6 +46,7 @@ from crossfuse.relax.choice import Candidate
 from crossfuse.relax.graph import Graph
 from crossfuse.relax.measured import Measuring, measured_kernels
 from crossfuse.relax.outcome import BinOutcome
+from crossfuse.relax.outline import Outlined
 from crossfuse.relax.replace import Replacement
 from crossfuse.relax.symbols import extents_of, most_rows, rows_of, symbols_of, with_extents
 from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
@@ -95,6 +96,7 @@ class ChainKernels:
         self._weights = frozenset(weights)
         self._known = known
         self._kinds = kinds
+        self._layers: dict[tuple[str, tuple[bool, ...], bool], Equal] = {}
         self._plans = Equal()
         self._names = Equal()
         self._rows_images = Equal()
@@ -170,15 +172,7 @@ class ChainKernels:
         """Plan a group that is a module of its own."""
 
         def plan(static: Any, sizes: Mapping[Var, int]) -> PlannedChain:
-            outlined = kind.outlined(static)
-            if not sizes:  # of padded arguments a call has all rows
-                stored = {
-                    each.name
-                    for each in outlined.arguments
-                    if each.value is not None or given[each.position] in self._weights
-                }
-                outlined = outlined.padded(stored)
-            plans = self._ranked(outlined.func, kind)
+            outlined, plans = self._outlined(static, given, kind, bool(sizes))
             chain = PlannedChain(plans, None, output, given, outlined.summary, outlined, kind)
             return self._timed(chain, sizes)
 
@@ -189,6 +183,34 @@ class ChainKernels:
         kind.check_rows(function, rows)
         most = most_rows(rows, graph.attributes)
         return plan_rows(output, function, most, self._bins, plan)
+
+    def _outlined(
+        self, static: Any, given: Sequence[Var], kind: GroupKind, fewer_rows: bool
+    ) -> tuple[Outlined, tuple[Plan | CascadePlan, ...]]:
+        """A group as one function with its plans, or the refusal, once for equal layers."""
+        stored = tuple(each in self._weights for each in given)
+
+        def make() -> Any:
+            try:
+                outlined = kind.outlined(static)
+                if not fewer_rows:  # of padded arguments a call has all rows
+                    longer = {
+                        each.name
+                        for each in outlined.arguments
+                        if each.value is not None or stored[each.position]
+                    }
+                    outlined = outlined.padded(longer)
+                return outlined, self._ranked(outlined.func, kind)
+            except RefusedError as error:
+                return error
+
+        # With names of the model, reports have those of each layer.
+        known = self._layers.setdefault((kind.name, stored, fewer_rows), Equal())
+        found = make() if self._named else known.find(static["main"], make)
+        if isinstance(found, RefusedError):
+            raise found.with_traceback(None)
+        outlined, plans = found
+        return outlined, plans
 
     def kernel(self, chain: PlannedChain, always: bool = False) -> Replacement:
         """See `crossfuse.relax.choice.Kernels`.
