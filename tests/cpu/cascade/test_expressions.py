@@ -258,6 +258,43 @@ def test_infinities_are_true_ones() -> None:
     assert np.array_equal(np.isneginf(found), data["i"] >= 4)
 
 
+@pytest.mark.parametrize(
+    ("left_out", "kept"),
+    [
+        (lambda x, y, i, j, b: b, lambda x, y, i, j, b: tirx.Not(b)),
+        (lambda x, y, i, j, b: i > j, lambda x, y, i, j, b: i <= j),
+        (lambda x, y, i, j, b: tirx.all(b, i < j), lambda x, y, i, j, b: tirx.any(~b, i >= j)),
+    ],
+    ids=["flag", "positions", "both"],
+)
+def test_masks_of_what_is_left_out_are_those_of_what_is_kept(
+    left_out: Callable[..., Any], kept: Callable[..., Any]
+) -> None:
+    values = {name: ir.Var(name, dtype) for name, dtype in TYPES.items()}
+    x, lowest = values["x"], f32(float("-inf"))
+    read = [
+        to_sympy(each, lambda node: SYMBOLS[str(node.name)])
+        for each in (
+            tirx.Select(left_out(**values), lowest, x),
+            tirx.Select(kept(**values), x, lowest),
+        )
+    ]
+    assert read[0] == read[1] and read[0].args[-1] == (-sympy.oo, True)
+
+
+def test_masks_by_values_keep_what_is_nan() -> None:
+    """Neither ``x > y`` nor ``x <= y`` holds of NaN."""
+
+    def masked(x: Any, y: Any, i: Any, j: Any, b: Any) -> Any:
+        return tirx.Select(tirx.any(b, x > y), f32(float("-inf")), x)
+
+    data = points()
+    data["x"][::3] = np.nan
+    due = evaluated(lambda values: masked(**values), data)
+    assert np.isnan(due).any() and np.isneginf(due).any()
+    np.testing.assert_array_equal(evaluated(there_and_back(masked, "float32"), data), due)
+
+
 def test_large_positions_are_not_rounded() -> None:
     data = points() | {"i": np.full(POINTS, 2**24 + 1, np.int32)}
     data["j"] = np.full(POINTS, 2**24, np.int32)

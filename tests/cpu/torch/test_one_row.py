@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 F = torch.nn.functional
 from torch._subclasses import FakeTensorMode  # noqa: E402
 
+from cpu.torch.decoder import graph_of  # noqa: E402
 from crossfuse.torch import Backend, fuse_graph, inductor, reports  # noqa: E402
 
 pytestmark = pytest.mark.cpu
@@ -189,19 +190,35 @@ def test_products_are_not_padded_before_they_are_seen(
         return fuse(self, *given)
 
     monkeypatch.setattr(Backend, "fuse", watched)
-    again = []
-    monkeypatch.setattr(
-        "crossfuse.torch.inductor._joint_passes", lambda graph: again.append(graph) or graph
-    )
     plain = Backend(cpu="build", target="nvidia-h200")
     trace(mixed, (4, D), (D, D), backend=plain)
-    assert seen == [False] and not again and settings[-1]["shape_padding"]
-    # What is left of more rows is padded as ever: inductor's passes run again.
-    trace(mixed, (999, 3), (3, 5), backend=plain)
-    assert seen == [False] * 2 and len(again) == 1
     with config.patch(shape_padding=False):
-        trace(mixed, (999, 3), (3, 5), backend=plain)
-    assert len(again) == 1 and not settings[-1]["shape_padding"]
+        trace(mixed, (4, D), (D, D), backend=plain)
+    assert seen == [False, False]
+    assert [each["shape_padding"] for each in settings] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("rows", "k", "n", "pads"),
+    [
+        (4, 3, 5, False),
+        (999, 3, 8, True),
+        (999, 8, 3, True),
+        (999, 8, 16, True),
+        (1000, 8, 16, False),
+    ],
+)
+def test_what_is_left_of_more_rows_is_padded_as_ever(
+    monkeypatch: pytest.MonkeyPatch, rows: int, k: int, n: int, pads: bool
+) -> None:
+    """Inductor's passes run again where one of them may pad: of extents that are no 16 bytes."""
+    again: list[Any] = []
+    monkeypatch.setattr(inductor, "_joint_passes", lambda graph: again.append(graph) or graph)
+    given = [torch.empty(each, dtype=torch.bfloat16) for each in ((rows, k), (k, n))]
+    graph = graph_of(lambda x, w: x @ w, given)
+    assert inductor.take_apart(graph, {"shape_padding": True}) is graph
+    assert again == [graph] * pads
+    assert inductor.take_apart(graph, {}) is graph and again == [graph] * pads
 
 
 def test_a_graph_that_inductor_refuses_so_is_compiled_kernel_by_kernel(

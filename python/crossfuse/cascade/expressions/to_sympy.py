@@ -187,8 +187,19 @@ def _digits_and_range(dtype: str) -> tuple[int, float]:
 
 @functools.lru_cache(maxsize=4096, typed=True)
 def _choice(chosen: sympy.Expr, test: sympy.Basic, otherwise: sympy.Expr) -> sympy.Expr:
-    """A choice by a condition, cached because sympy solves the condition for it."""
+    """A choice by a condition, cached because sympy solves the condition for it.
+
+    What is left out stands last, so that masks by a flag and by its opposite are one.
+    """
+    if chosen == sympy.S.NegativeInfinity != otherwise and _has_opposite(test):
+        chosen, test, otherwise = otherwise, sympy.Not(test), chosen
     return sympy.Piecewise((chosen, test), (otherwise, True))
+
+
+def _has_opposite(test: sympy.Basic) -> bool:
+    """Whether a condition holds where its opposite does not: sympy's of ``x < 1`` fails for NaN."""
+    orders = test.atoms(sympy.Rel) - test.atoms(sympy.Eq, sympy.Ne)
+    return all(side.is_integer for order in orders for side in order.args)
 
 
 def _either(test: sympy.Basic, chosen: sympy.Basic, otherwise: sympy.Basic) -> sympy.Basic:
