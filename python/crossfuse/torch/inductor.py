@@ -110,7 +110,8 @@ def _is_few(product: fx.Node) -> bool:
     """Whether a product has as few rows as our kernels of stored weights take."""
     from crossfuse.planner.families.skinny import ROWS
 
-    rows = product.meta["val"].shape[-2]
+    value = product.meta.get("val")
+    rows = value.shape[-2] if isinstance(value, torch.Tensor) else None
     return isinstance(rows, int) and rows <= ROWS
 
 
