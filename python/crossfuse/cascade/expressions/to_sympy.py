@@ -210,6 +210,8 @@ def _product(left: sympy.Expr, right: sympy.Expr) -> sympy.Expr:
     """A product without infinite constants, of which sympy does not know that 0 makes NaN."""
     if left.is_infinite or right.is_infinite:
         other = right if left.is_infinite else left
+        if other.is_number and other.is_nonzero and other.is_finite:
+            return left * right
         limit, instead = "finite factors", "mask with a choice; of one element torch divides by 0"
         raise refused("an infinite factor", f"oo * ({other})", limit, instead)
     return fenced_product(left, right)

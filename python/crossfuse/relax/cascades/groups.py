@@ -163,15 +163,26 @@ class Growth:
         return True
 
     def _with_constants(self, unit: Unit) -> Unit:
-        """A unit with the calls that read nothing and that it alone reads, such as one of zeros.
+        """A unit with the calls that read no tensor and that it alone reads, such as one of zeros.
 
-        Detection sees their number then; a tensor could hold any.
+        Detection sees their number then; a tensor could hold any. Infinities are made in two calls:
+        TVM fills with finite numbers, which are then multiplied.
         """
         sources = {each for node in unit for each in self.graph.sources(node)} - unit
-        alone = {
-            each for each in sources if not each.reads and unit.issuperset(self.graph.users(each))
-        }
-        return unit | {each for each in alone if self.units.of[each] == {each}}
+        for each in sources:
+            made = self._made_of_numbers(each)
+            alone = all(unit.union(made).issuperset(self.graph.users(one)) for one in made)
+            if alone and all(self.units.of[one] == {one} for one in made):
+                unit |= made
+        return unit
+
+    def _made_of_numbers(self, node: Node) -> frozenset[Node]:
+        """A node with those that it is made of; empty if these read anything."""
+        sources = self.graph.sources(node)
+        if len(sources) < len(node.reads):
+            return frozenset()
+        parts = [self._made_of_numbers(each) for each in sources]
+        return frozenset({node}).union(*parts) if all(parts) else frozenset()
 
     def _note_each(self, units: Sequence[Unit], weight: int, reason: str) -> None:
         """Note for both of two units why they were not joined."""

@@ -85,9 +85,14 @@ def _forms(names: Iterable[str]) -> set[sympy.Symbol]:
 
 
 def _folds(expression: sympy.Expr) -> bool:
-    """Whether factors of all addends take another factor in."""
+    """Whether factors of all addends take another factor in.
+
+    What is chosen beside others may be a tensor's element that stands for the least number.
+    """
     if isinstance(expression, sympy.Piecewise):
-        return all(_folds(each) for each, _ in expression.args)
+        values = [each for each, _ in expression.args]
+        finite = not any(each.is_infinite for each in values)
+        return all(_folds(each) and not (finite and each.is_Symbol) for each in values)
     if isinstance(expression, Fence | sympy.Max | sympy.Min):
         return all(map(_folds, expression.args))
     return not expression.is_Add or all(
