@@ -169,19 +169,19 @@ class Growth:
         TVM fills with finite numbers, which are then multiplied.
         """
         sources = {each for node in unit for each in self.graph.sources(node)} - unit
-        for each in sources:
-            made = self._made_of_numbers(each)
+        for each in in_order(sources):
+            made = self._made_of_number(each) if each.reads else frozenset({each})
             alone = all(unit.union(made).issuperset(self.graph.users(one)) for one in made)
             if alone and all(self.units.of[one] == {one} for one in made):
                 unit |= made
         return unit
 
-    def _made_of_numbers(self, node: Node) -> frozenset[Node]:
-        """A node with those that it is made of; empty if these read anything."""
+    def _made_of_number(self, node: Node) -> frozenset[Node]:
+        """A node with those that it is made of; empty if they read anything, or fill nothing."""
         sources = self.graph.sources(node)
-        if len(sources) < len(node.reads):
+        if len(sources) < len(node.reads) or not (sources or _fills(node)):
             return frozenset()
-        parts = [self._made_of_numbers(each) for each in sources]
+        parts = [self._made_of_number(each) for each in sources]
         return frozenset({node}).union(*parts) if all(parts) else frozenset()
 
     def _note_each(self, units: Sequence[Unit], weight: int, reason: str) -> None:
@@ -400,3 +400,9 @@ def calls_of(unit: Unit) -> tuple[str, ...]:
     """Names of the functions that a unit calls, in order."""
     nodes = in_order(unit)
     return tuple(each.name for each in nodes if each.func is not None)
+
+
+def _fills(node: Node) -> bool:
+    """Whether a call makes a tensor of one floating-point number; positions are none."""
+    stores = [] if node.func is None else list(ir.nodes(node.func.body, ir.BufferStore))
+    return bool(stores) and all(isinstance(each.value, ir.tirx.FloatImm) for each in stores)
