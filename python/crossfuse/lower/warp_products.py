@@ -16,6 +16,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import MMA_GROUPS, MMA_LANES
+from crossfuse.lower.mma import multiply_vectors
 from crossfuse.markers import COLUMN, ELEMENT, LANE, ROW, ROW_TILE, WARP_PRODUCT, ZERO
 
 #: Columns of the weights that a thread has in a fragment of 16, and its sums of eight rows.
@@ -123,13 +124,7 @@ class _Product:
             pair = [self._weights(column + each) for each in range(_COLUMNS)]
             for tile in range(self.row_tiles):
                 sums = _address(self.registers, self.first(column, tile))
-                call = ir.cuda_func_call(
-                    f"crossfuse_multiply_{_NAMES[kind]}",
-                    sums,
-                    *pair,
-                    _address(rows, tile, 0),
-                    source_code=_SOURCE.format(name=_NAMES[kind]),
-                )
+                call = multiply_vectors(kind, sums, *pair, _address(rows, tile, 0))
                 statements.append(ir.Evaluate(call))
         return statements
 
@@ -205,25 +200,6 @@ class _Product:
 
 
 _VECTOR = 8
-_NAMES = {"bfloat16": "bf16", "float16": "f16"}
-#: The elements of 16 bytes are those of two instructions, four for each: which of the reduction
-#: they are is the same in both operands.
-_SOURCE = """\
-__device__ __forceinline__ void crossfuse_multiply_{name}(
-    float* sums, const void* even, const void* odd, const void* rows) {{
-  const uint4 a = *(const uint4*)even, b = *(const uint4*)odd, x = *(const uint4*)rows;
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32 "
-      "{{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a.x), "r"(b.x), "r"(a.y), "r"(b.y), "r"(x.x), "r"(x.y));
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32 "
-      "{{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a.z), "r"(b.z), "r"(a.w), "r"(b.w), "r"(x.z), "r"(x.w));
-}}
-"""
-
-
 #: Lanes that have none of two sums, at places 0 and 1, add nothing.
 _ADD = """\
 __device__ __forceinline__ float crossfuse_add_{lanes}_lanes(

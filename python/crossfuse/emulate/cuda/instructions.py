@@ -101,6 +101,10 @@ TILE_INSTRUCTIONS: tuple[tuple[str, Translator], ...] = (
         r"\{%0, %1, %2, %3\}, \{%4, %5, %6, %7\}, \{%8, %9\}, \{%0, %1, %2, %3\};",
         _multiply_by_warp,
     ),
+    (
+        r"movmatrix\.sync\.aligned\.m8n8\.trans\.b16 %0, %1;",
+        lambda _, operands: f"{operands[0]} = crossfuse_emulate_warp_transpose({operands[1]})",
+    ),
     (r"stmatrix\.sync\.aligned\.m8n8\.x(\d)\.shared\.b16 \[%0\], .*", _matrices),
     (
         r"\.reg \.pred \w+; setp\.ne\.b32 \w+, %\d+, 0; wgmma\.mma_async\.sync\.aligned\."

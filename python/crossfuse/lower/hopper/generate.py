@@ -18,7 +18,7 @@ from crossfuse.lower.hopper.recover.function import recover, workspaces
 from crossfuse.lower.hopper.reduced.recover import recover_reduced
 from crossfuse.lower.hopper.roles import Body, emit_loading, emit_multiplying
 from crossfuse.lower.hopper.statements import (
-    ONE_CTA,
+    ctas_of_sm,
     branches,
     declare_coordinates,
     parameter,
@@ -28,7 +28,10 @@ from crossfuse.lower.hopper.statements import (
 from crossfuse.lower.hopper.stream.feature import emit_stream
 from crossfuse.lower.hopper.stream.merge import MergePlan, emit_merge, plan_merge
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan, plan_stream
+from crossfuse.lower.hopper.stream.plan.warps import WarpPlan, has_few_rows, plan_warps
+from crossfuse.lower.hopper.stream.program import StreamProgram
 from crossfuse.lower.hopper.stream.recover.function import recover_streams
+from crossfuse.lower.hopper.stream.warps import emit_warps
 from crossfuse.lower.image import (
     ROW_COUNT,
     BufferSpec,
@@ -50,7 +53,7 @@ from crossfuse.markers import (
 from crossfuse.planner.kernels.memory import STAGE_BARRIERS
 
 #: What kernels are made of, and how they are launched.
-_Plan = KernelPlan | StreamPlan | MergePlan
+_Plan = KernelPlan | StreamPlan | WarpPlan | MergePlan
 
 
 def _emit(plan: _Plan, name: str) -> Any:
@@ -73,8 +76,11 @@ def _emit(plan: _Plan, name: str) -> Any:
         ir.script.device_entry()
         if isinstance(plan, MergePlan):
             emit_merge(plan, images, buffers)
+        elif isinstance(plan, WarpPlan):
+            with ir.script.attr(ctas_of_sm(plan.resident)):
+                emit_warps(plan, images)
         else:
-            with ir.script.attr(ONE_CTA):
+            with ir.script.attr(ctas_of_sm(1)):
                 if isinstance(plan, StreamPlan):
                     emit_stream(plan, images, buffers, maps)
                 else:
@@ -205,11 +211,19 @@ def generate(
 def plans_of(func: Any, device: Device) -> Sequence[_Plan]:
     """Plan the kernels of a scheduled tile program, which are not emitted; see `generate`."""
     if holds_stream(func.body) and not is_reduced(func) and not staged_blocks(func):
-        streams = [plan_stream(each, device) for each in recover_streams(func)]
-        return [each for plan in streams for each in (plan, plan_merge(plan)) if each is not None]
+        return [plan for each in recover_streams(func) for plan in _plans_of_stream(each, device)]
     programs = recover_reduced(func) if is_reduced(func) else recover(func)
     constant = constant_parameters(func) if starts_early(func) else None
     return [plan_kernel(each, device, number, constant) for number, each in enumerate(programs)]
+
+
+def _plans_of_stream(program: StreamProgram, device: Device) -> list[_Plan]:
+    """Plan the kernel of a stream, and that which merges its parts."""
+    if has_few_rows(program):
+        return [plan_warps(program, device)]
+    plan = plan_stream(program, device)
+    merge = plan_merge(plan)
+    return [plan] if merge is None else [plan, merge]
 
 
 def _timed(plan: _Plan, name: str) -> KernelPlan:

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
 
 
-#: Attribute of a kernel: a CTA has an SM for itself.
-ONE_CTA = {"tirx.launch_bounds_min_blocks_per_sm": 1}
+def ctas_of_sm(count: int) -> dict[str, int]:
+    """Attribute of a kernel: so many CTAs share an SM, and have registers accordingly."""
+    return {"tirx.launch_bounds_min_blocks_per_sm": count}
 
 
 @contextmanager

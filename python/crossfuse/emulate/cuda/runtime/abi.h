@@ -76,6 +76,7 @@ unsigned crossfuse_emulate_warp_ballot(unsigned mask, int predicate);
 void crossfuse_emulate_warp_multiply(int element, float* sum0, float* sum1, float* sum2, float* sum3,
                                      unsigned low, unsigned low_behind, unsigned high,
                                      unsigned high_behind, unsigned right, unsigned right_behind);
+unsigned crossfuse_emulate_warp_transpose(unsigned word);
 unsigned crossfuse_emulate_active_mask();
 
 unsigned crossfuse_emulate_shared_address(const void* pointer);

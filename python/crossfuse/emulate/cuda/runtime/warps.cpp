@@ -172,6 +172,18 @@ void crossfuse_emulate_warp_multiply(int element, float* sum0, float* sum1, floa
   }
 }
 
+// movmatrix: lane 4 * g + t has elements 2 * t and 2 * t + 1 of row g, and gets those of column g.
+unsigned crossfuse_emulate_warp_transpose(unsigned word) {
+  const uint64_t* words = emu::meet(~0u, word, CROSSFUSE_SITE, false);
+  const unsigned lane = emu::device.current->lane, column = lane / 4, row = lane % 4 * 2;
+  unsigned transposed = 0;
+  for (unsigned i = 0; i < 2; ++i) {
+    const uint64_t from = words[(row + i) * 4 + column / 2];
+    transposed |= unsigned(from >> 16 * (column % 2) & 0xffff) << 16 * i;
+  }
+  return transposed;
+}
+
 unsigned crossfuse_emulate_warp_ballot(unsigned mask, int predicate) {
   const uint64_t* values = emu::meet(mask, predicate != 0, CROSSFUSE_SITE, false);
   unsigned ballot = 0;

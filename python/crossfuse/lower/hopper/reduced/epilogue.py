@@ -12,15 +12,9 @@ from crossfuse.lower.hopper.fast_math import fast, fast_tanh
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Feature, TileSums
 from crossfuse.lower.hopper.reduced.recover import NOWHERE
 from crossfuse.lower.hopper.statements import Variable, Warmup, at, let, registers, when
+from crossfuse.lower.hopper.stream.lanes import Lanes
 from crossfuse.lower.hopper.stream.program import Best, Kind, Output, RowReductions, ranges
-from crossfuse.lower.hopper.stream.values import (
-    Lanes,
-    RowState,
-    Values,
-    column_of,
-    half_of,
-    shuffled,
-)
+from crossfuse.lower.hopper.stream.values import RowState, Values, shuffled
 
 # The best elements of rows by repeated selection: the four threads of a row find each together.
 
@@ -77,8 +71,8 @@ class _Row:
     def __init__(self, step: Best, values: Values, count: int, half: int) -> None:
         self.half = half
         self.column = values.lanes.column
-        own = [each for each in range(count) if half_of(each) == half]
-        self.columns = [column_of(each) for each in own]
+        own = [each for each in range(count) if values.lanes.layout.row(each) == half]
+        self.columns = [values.lanes.layout.column(each) for each in own]
         self.left = registers("left", len(own), "float32")
         for number, register in enumerate(own):
             element = values.of_element(step.value, register)

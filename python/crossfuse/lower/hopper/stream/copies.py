@@ -13,9 +13,10 @@ from crossfuse.lower.hopper.epilogue.elements import as_float, round_pair, scatt
 from crossfuse.lower.hopper.pipeline import Cursor, load_name, store_name
 from crossfuse.lower.hopper.statements import Variable, at, registers, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
+from crossfuse.lower.hopper.stream.lanes import Lanes
 from crossfuse.lower.hopper.stream.plan.memory import Operand, dimensions
 from crossfuse.lower.hopper.stream.tiles import Tiles
-from crossfuse.lower.hopper.stream.values import Lanes, RowState, Values
+from crossfuse.lower.hopper.stream.values import RowState, Values
 
 # The loading roles: a thread for queries and keys, and one for values.
 

@@ -25,10 +25,11 @@ from crossfuse.lower.hopper.statements import (
 )
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.consumer import Consumer
+from crossfuse.lower.hopper.stream.lanes import Lanes
 from crossfuse.lower.hopper.stream.plan.kernel import StreamKernel, StreamPlan
 from crossfuse.lower.hopper.stream.plan.memory import Mailbox
 from crossfuse.lower.hopper.stream.program import Kind, Step, StreamProgram
-from crossfuse.lower.hopper.stream.values import Lanes, RowState, Values, column_of, half_of
+from crossfuse.lower.hopper.stream.values import RowState, Values
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.planner.kernels.memory import Arena
 from crossfuse.planner.kernels.stream import FLOAT_BYTES
@@ -86,9 +87,9 @@ class Handing(ABC):
         """
         (step,) = (each for each in self.split.slabs if each.kind is not Kind.ROW)
         for register in range(0, self.plan.sums, 2):
-            if half_of(register) == half:
+            if self.lanes.layout.row(register) == half:
                 both = [values.of_element(step.value, register + each) for each in range(2)]
-                yield column_of(register), both
+                yield self.lanes.layout.column(register), both
 
 
 # What a thread merges of the states of CTAs that share keys, wherever they lie.
@@ -167,7 +168,7 @@ class Unit:
                 self._first = 2 * (slot - first)
                 self._steps(self.split.steps)
         self._steps(self.program.after)
-        self._store(self.program.output.buffer)
+        store_pair(self.program, self.values, self.row, self.column, self.places)
 
     def _steps(self, steps: tuple[Step, ...]) -> None:
         for step in steps:
@@ -187,15 +188,18 @@ class Unit:
         for slab, offset in places:
             self._load_pair(self._slabs[slab], register, offset)
 
-    def _store(self, image: Any) -> None:
-        box = self.program.output
-        first = [at(each, self.places) for each in box.origin]
-        for register in range(2):
-            indices = list(first)
-            indices[box.axis] = indices[box.axis] + self.row
-            indices[-1] = indices[-1] + self.column + register
-            value = self.values.of_element(self.program.result, register)
-            ir.script.buffer_store(image, value, indices)
+
+def store_pair(
+    program: StreamProgram, values: Values, row: Any, column: Any, places: dict[Any, Any]
+) -> None:
+    """Store the results of two neighbouring columns of a row."""
+    box = program.output
+    first = [at(each, places) for each in box.origin]
+    for register in range(2):
+        indices = list(first)
+        indices[box.axis] = indices[box.axis] + row
+        indices[-1] = indices[-1] + column + register
+        ir.script.buffer_store(box.buffer, values.of_element(program.result, register), indices)
 
 
 # Partial states of a cluster merge: each CTA receives a slice of all of them, and merges that.

@@ -47,6 +47,16 @@ class Tiles:
         return self.places | {var: self.block.value.astype(str(var.ty))}
 
     @property
+    def next_values(self) -> dict[Any, Any]:
+        """The same, with the next tile of keys, which `look_ahead` has found."""
+        var = self.stream.var
+        return self.places | {var: self._following.astype(str(var.ty))}
+
+    @property
+    def _following(self) -> Any:
+        return self.block.value + 1
+
+    @property
     def is_left(self) -> Any:
         """Whether there is a tile of rows after this one."""
         return self._turn.value < self.order.turns
@@ -154,6 +164,10 @@ class SeenTiles(Tiles):
     def is_last_block(self) -> Any:
         """Whether the current tile of keys is the last one that is seen."""
         return self._next.value == self._end.value
+
+    @property
+    def _following(self) -> Any:
+        return self._next.value
 
     def take(self) -> None:
         """Go on to the next tile of rows, and its first tile of keys."""

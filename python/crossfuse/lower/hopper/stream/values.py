@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP_ROWS
 from crossfuse.lower.hopper.epilogue.elements import as_float, round_pair
-from crossfuse.lower.hopper.plan.phase import WARP_ROWS
 from crossfuse.lower.hopper.statements import (
-    Coordinates,
     Variable,
     branches,
     let,
@@ -24,6 +22,7 @@ from crossfuse.lower.hopper.statements import (
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.common_subexpressions import positive_factor
 from crossfuse.lower.hopper.stream.key_flags import VOTERS, load_within, vote, with_flags
+from crossfuse.lower.hopper.stream.lanes import OF_WGMMA, Lanes, Layout
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
 from crossfuse.lower.hopper.stream.program import (
     Affine,
@@ -39,42 +38,6 @@ from crossfuse.lower.hopper.stream.program import (
 
 #: Integers below this are float32 numbers, and so are their sums.
 _EXACT = 1 << 24
-
-
-@dataclass(frozen=True)
-class Lanes:
-    """Where a thread's registers of a tile are.
-
-    Register ``4 j + 2 h + q`` is that of row (lane / 4 + 8 h) of the warp's 16, in column
-    (8 j + 2 (lane % 4) + q). PTX ISA, wgmma, register fragments for D.
-    """
-
-    #: Rows in the tile of both halves.
-    rows: tuple[Any, Any]
-    #: Column of the first register.
-    column: Any
-    #: First row of the warpgroup.
-    base: Any
-    #: Number of the thread in its warp.
-    lane: Any
-
-    @staticmethod
-    def of(where: Coordinates, warpgroup: Any) -> Lanes:
-        """The registers of this thread."""
-        base = let("first_row", warpgroup * WARPGROUP_ROWS)
-        row = base + (where.warp * WARP_ROWS + where.lane // 4)
-        column = let("lane_column", where.lane % 4 * 2)
-        return Lanes((let("row", row), let("row_below", row + 8)), column, base, where.lane)
-
-
-def half_of(register: int) -> int:
-    """Which of a thread's two rows a register belongs to."""
-    return register // 2 % 2
-
-
-def column_of(register: int) -> int:
-    """Column of a register, counted from the thread's first."""
-    return register // 4 * 8 + register % 2
 
 
 #: A word of flags of keys that are all set.
@@ -94,7 +57,7 @@ class Values:
     #: From a buffer of elements and the number of a register to that register.
     elements: Callable[[Any, int], Any]
     _floats: dict[tuple[int, str], Any] = field(default_factory=dict)
-    _named: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
+    _named: dict[Any, list[Any]] = field(default_factory=dict)
     #: Expressions, the same with flags named, and what was loaded of each of these.
     _asked: list[tuple[Any, Any, dict[Any, list[Any]]]] = field(default_factory=list)
     _flags: dict[Any, list[Any]] = field(default_factory=dict)
@@ -118,22 +81,23 @@ class Values:
 
         def name(part: Any) -> Any:
             var = ir.tirx.Var("of_row", str(part.ty))
-            halves = [let("of_row", self.of_row(part, half)) for half in range(2)]
-            self._named[var] = (halves[0], halves[1])
+            rows = range(len(self.lanes.rows))
+            self._named[var] = [let("of_row", self.of_row(part, half)) for half in rows]
             return var
 
         return _replace_row_parts(value, self.program, name)
 
     def ask_flags(self, value: Any) -> None:
         """Load what tensors say of keys alone, yes or no, in an expression of elements."""
-        keys, asked = self.program.tile[1], {}
+        keys, asked = self.lanes.keys or self.program.tile[1], {}
+        voters = min(keys, VOTERS)
 
         def name(part: Any) -> Any:
             var = ir.tirx.Var("flag", "bool")
-            asked[var] = [self._flag(part, each) for each in range(0, keys, VOTERS)]
+            asked[var] = [self._flag(part, each, voters) for each in range(0, keys, voters)]
             return var
 
-        if keys % VOTERS == 0:
+        if keys % voters == 0 and VOTERS % voters == 0:
             self._asked.append((value, with_flags(value, self.program, name), asked))
 
     def where_flags(self, value: Any, write: Callable[[Any], None]) -> None:
@@ -147,7 +111,7 @@ class Values:
             return
         _, named, asked = found[0]
         votes = [let("vote", vote(each)) for flags in asked.values() for each in flags]
-        words = iter([let("flags", each >> self.lanes.column.astype("uint32")) for each in votes])
+        words = iter([let("flags", each >> self.lanes.offset.astype("uint32")) for each in votes])
         self._flags |= {var: [next(words) for _ in flags] for var, flags in asked.items()}
         everywhere = ir.substitute(named, dict.fromkeys(asked, ir.tirx.IntImm("bool", 1)))
         with branches(functools.reduce(operator.and_, votes) == _ALL) as (all_, some):
@@ -156,14 +120,15 @@ class Values:
             with some:
                 write(named)
 
-    def _flag(self, part: Any, first: int) -> Any:
-        """That of this thread's key among 32."""
-        key = self.lanes.lane + first
+    def _flag(self, part: Any, first: int, voters: int) -> Any:
+        """That of this thread's key among 32; lanes share those of fewer."""
+        key = (self.lanes.lane if voters == VOTERS else self.lanes.lane % voters) + first
+        key = key if self.lanes.first is None else key + self.lanes.first
         return let("flag", self._translate(part, 0, 0, {self.program.key: key}))
 
     def _bit(self, words: list[Any], register: int) -> Any:
         """The flag of a register's column."""
-        word, bit = divmod(column_of(register), VOTERS)
+        word, bit = divmod(self.lanes.layout.column(register), VOTERS)
         return (words[word] & ir.script.uint32(1 << bit)) != ir.script.uint32(0)
 
     def of_row(self, value: Any, half: int) -> Any:
@@ -177,8 +142,8 @@ class Values:
 
     def of_element(self, value: Any, register: int) -> Any:
         """An expression of an element."""
-        half = half_of(register)
-        column = self.lanes.column + column_of(register)
+        half = self.lanes.layout.row(register)
+        column = self.lanes.column + self.lanes.layout.column(register)
         known = {
             self.program.row: self.lanes.rows[half],
             self.program.key: column,
@@ -219,12 +184,12 @@ class Values:
             found = affine(node.value, self.program) if str(node.ty) == "float32" else None
             if found is None or not found.key or not self._is_exact(node.value):
                 return mutator.default_mutate(node)
-            half = half_of(register)
+            half = self.lanes.layout.row(register)
             name = (half, str(node))
             if name not in self._floats:
                 first = self.placed(node.value, self.lanes.rows[half], self.lanes.column)
                 self._floats[name] = let("position", first.astype("float32"))
-            step = found.key * column_of(register)
+            step = found.key * self.lanes.layout.column(register)
             return self._floats[name] + ir.script.float32(float(step))
 
         return ir.mutate(value, (ir.tirx.Cast, cast))
@@ -253,26 +218,41 @@ def _replace_row_parts(value: Any, program: RowSteps, name: Callable[[Any], Any]
 _WARP = 0xFFFFFFFF
 
 
-class RowState:
-    """Registers of values of rows: two of each buffer, one for each half."""
+#: Combines values of rows that warps have a part of each, maxima or sums, in all of these warps.
+Across = Callable[[list[Any], bool], list[Any]]
 
-    def __init__(self, buffers: tuple[Any, ...], prefix: str = "") -> None:
+
+class RowState:
+    """Registers of values of rows: of each buffer as many as a thread has rows.
+
+    `across` combines what several warps have of the same rows.
+    """
+
+    def __init__(
+        self,
+        buffers: tuple[Any, ...],
+        prefix: str = "",
+        layout: Layout = OF_WGMMA,
+        count: int = 2,
+        across: Across | None = None,
+    ) -> None:
         self._registers = {
-            each: registers(f"{prefix}{each.name}", 2, "float32") for each in buffers
+            each: registers(f"{prefix}{each.name}", count, "float32") for each in buffers
         }
+        self._layout, self._count, self._across = layout, count, across
 
     def register(self, buffer: Any, half: int) -> Any:
-        """The register of a half; None for a buffer of another kind."""
+        """The register of a row of the thread; None for a buffer of another kind."""
         found = self._registers.get(buffer)
         return None if found is None else found[half]
 
     def set(self, buffer: Any, half: int, value: Any) -> None:
-        """Assign to the register of a half."""
+        """Assign to the register of a row."""
         ir.script.buffer_store(self._registers[buffer], value, [half])
 
     def run(self, step: Step, values: Values) -> None:
         """Compute a value of each row."""
-        for half in range(2):
+        for half in range(self._count):
             self.set(step.target, half, values.of_row(step.value, half))
 
     def reduce(self, step: Step, values: Values, count: int, *, deferred: bool) -> None:
@@ -282,17 +262,20 @@ class RowState:
         """
         is_top = step.kind is Kind.TOP
         term, factor = positive_factor(step.value) if is_top else (step.value, None)
-        partial = registers(f"partial_{step.target.name}", 4, "float32")
+        partial = registers(f"partial_{step.target.name}", 2 * self._count, "float32")
+        begun: set[int] = set()
         for register in range(count):
             value = values.of_element(term, register)
-            slot = register % 4
-            if register >= 4:
+            slot = 2 * self._layout.row(register) + self._layout.turn(register)
+            if slot in begun:
                 value = _combine(is_top, partial[slot], value)
+            begun.add(slot)
             ir.script.buffer_store(partial, value, [slot])
-        for half in range(2):
-            found = _combine(is_top, partial[2 * half], partial[2 * half + 1])
-            if not deferred:
-                found = quad(found, is_top=is_top)
+
+        def whole(half: int) -> Any:
+            return _combine(is_top, partial[2 * half], partial[2 * half + 1])
+
+        for half, found in self._shared(whole, is_top=is_top, deferred=deferred):
             found = found if factor is None else found * factor
             before = self.register(step.target, half)
             if step.start is not None:
@@ -301,24 +284,36 @@ class RowState:
 
     def gather(self, buffer: Any) -> None:
         """Add what the threads of each row have."""
-        for half in range(2):
-            self.set(buffer, half, quad(self.register(buffer, half), is_top=False))
+        for half, found in self._shared(lambda half: self.register(buffer, half), is_top=False):
+            self.set(buffer, half, found)
 
     def copy(self, other: RowState) -> None:
         """Take over the values of another state."""
         for buffer in self._registers:
-            for half in range(2):
+            for half in range(self._count):
                 self.set(buffer, half, other.register(buffer, half))
+
+    def _shared(
+        self, own: Callable[[int], Any], *, is_top: bool, deferred: bool = False
+    ) -> Iterator[tuple[int, Any]]:
+        """Each row with what all threads that share it have; `deferred`: with this one's."""
+        rows = range(self._count)
+        if deferred:
+            yield from ((half, own(half)) for half in rows)
+            return
+        distances = self._layout.distances
+        found = (_of_lanes(own(half), distances, is_top=is_top) for half in rows)
+        yield from enumerate(found if self._across is None else self._across([*found], is_top))
 
 
 def _combine(is_top: bool, a: Any, b: Any) -> Any:
     return ir.script.max(a, b) if is_top else a + b
 
 
-def quad(value: Any, *, is_top: bool) -> Any:
-    """Combine the values of the four threads that share a row."""
+def _of_lanes(value: Any, distances: tuple[int, ...], *, is_top: bool) -> Any:
+    """Combine the values of the threads that share a row."""
     found = Variable("found", "float32", value)
-    for distance in (1, 2):
+    for distance in distances:
         found.set(_combine(is_top, found.value, shuffled(found.value, distance)))
     return found.value
 
@@ -404,9 +399,10 @@ class Elements:
                 let("margin", values.placed(found.value, row, values.lanes.column))
                 for row in values.lanes.rows
             ]
+            layout = values.lanes.layout
             for register in range(self.plan.scores):
-                step_of_column = -found.key * column_of(register)
-                self._choose(step, register, firsts[half_of(register)] >= step_of_column)
+                step_of_column = -found.key * layout.column(register)
+                self._choose(step, register, firsts[layout.row(register)] >= step_of_column)
 
     def _choose_all(self, step: Step, condition: Any, values: Values) -> None:
         for register in range(self.plan.scores):
@@ -414,7 +410,8 @@ class Elements:
 
     def _least(self, found: Affine, values: Values) -> Any:
         """The margin of a condition where it is least among the warpgroup's elements."""
-        row = values.lanes.base + (WARPGROUP_ROWS - 1 if found.row < 0 else 0)
+        rows = min(WARPGROUP_ROWS, self.program.tile[0])
+        row = values.lanes.base + (rows - 1 if found.row < 0 else 0)
         key = ir.tirx.IntImm("int32", self.program.tile[1] - 1 if found.key < 0 else 0)
         return values.placed(found.value, row, key)
 
