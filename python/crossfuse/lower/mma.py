@@ -1,4 +1,4 @@
-"""Products of one warp (PTX ISA, ``mma.m16n8k16``), whose operands come from memory as they lie there.
+"""Products of one warp (PTX ISA, ``mma.m16n8k16``) of operands as they lie in memory.
 
 Which elements of the reduction a lane holds is free, as long as both operands agree: a lane loads
 16 bytes, eight neighbours of a row, and they are its elements of two instructions.
@@ -62,9 +62,7 @@ __device__ __forceinline__ void crossfuse_multiply_down_{name}(
 """
 
 
-def multiply_down(
-    dtype: str, sums: Any, vectors: Any, right: tuple[Any, Any], stride: int
-) -> Any:
+def multiply_down(dtype: str, sums: Any, vectors: Any, right: tuple[Any, Any], stride: int) -> Any:
     """Call that adds products down the columns of 16 rows, of which a lane has 16 bytes of four.
 
     These make four instructions, of 16 columns each; their sums are `stride` registers apart. The

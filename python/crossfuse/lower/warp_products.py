@@ -124,7 +124,7 @@ class _Product:
             pair = [self._weights(column + each) for each in range(_COLUMNS)]
             for tile in range(self.row_tiles):
                 sums = _address(self.registers, self.first(column, tile))
-                call = multiply_vectors(kind, sums, *pair, _address(rows, tile, 0))
+                call = multiply_vectors(kind, sums, pair[0], pair[1], _address(rows, tile, 0))
                 statements.append(ir.Evaluate(call))
         return statements
 

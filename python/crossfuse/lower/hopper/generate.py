@@ -18,8 +18,8 @@ from crossfuse.lower.hopper.recover.function import recover, workspaces
 from crossfuse.lower.hopper.reduced.recover import recover_reduced
 from crossfuse.lower.hopper.roles import Body, emit_loading, emit_multiplying
 from crossfuse.lower.hopper.statements import (
-    ctas_of_sm,
     branches,
+    ctas_of_sm,
     declare_coordinates,
     parameter,
     run,

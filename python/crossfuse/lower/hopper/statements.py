@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from crossfuse.lower.hopper.program.tile_program import TileProgram
     from crossfuse.lower.hopper.stream.merge import MergePlan
     from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
+    from crossfuse.lower.hopper.stream.plan.warps import WarpPlan
 
 
 def ctas_of_sm(count: int) -> dict[str, int]:
@@ -182,7 +183,7 @@ class Coordinates:
 
 
 def declare_coordinates(
-    plan: KernelPlan | StreamPlan | MergePlan, phases: tuple[PhasePlan, ...] = ()
+    plan: KernelPlan | StreamPlan | WarpPlan | MergePlan, phases: tuple[PhasePlan, ...] = ()
 ) -> Coordinates:
     """Declare the launch and name its coordinates.
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 #: Streams of threads, streams of tiles with products, and rows that a product's own kernel, or that
 #: of a chain of products, makes before it loads them.
 STREAM, TILES, ROWS, ROWS_CHAIN = "stream", "tiles", "rows", "rows_chain"
+#: Streams of warps, of few rows with products.
+WARPS = "warps"
 #: A stream of tiles, and the product of what it makes, in one kernel.
 ATTENTION_OUT = "attention_out"
 #: A stream of threads whose rows are added up, and a kernel that adds the sums of CTAs.

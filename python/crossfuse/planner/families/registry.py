@@ -20,6 +20,7 @@ from crossfuse.planner.families.rows import Rows
 from crossfuse.planner.families.rows_chain import RowsChain
 from crossfuse.planner.families.stream import Stream
 from crossfuse.planner.families.tiles import Tiles
+from crossfuse.planner.families.warps import Warps
 from crossfuse.planner.kernels.arrays import count
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.shape import Shape
@@ -45,7 +46,7 @@ FAMILIES: Mapping[str, ChainFamily] = MappingProxyType(
 
 #: Of cascades, by name.
 CASCADE_FAMILIES: Mapping[str, type[CascadeFamily[Any]]] = MappingProxyType(
-    {each.name: each for each in (Stream, Tiles, Rows, RowsChain, AttentionOut, RowSums)}
+    {each.name: each for each in (Stream, Tiles, Warps, Rows, RowsChain, AttentionOut, RowSums)}
 )
 #: Where the states of a cascade are, as `crossfuse.compile` names it: one CTA makes them; those of
 #: a cluster merge; a second kernel merges them.

@@ -44,7 +44,7 @@ _ELEMENTS = (32, 64, 96, 128, 160, 192, 224, 256)
 #: CTAs of a cluster. Sizes between can be given, and gain nothing: decoding of two sequences of 8
 #: heads of keys took 26.6 us in clusters of 4, whose 64 CTAs reach the rate of memory, 29.1 in
 #: clusters of 5 and 27.3 in clusters of 6; of one sequence 15.4 in clusters of 8, 15.3 of 9.
-_CLUSTERS = (1, 2, 4, 8, 16)
+CLUSTERS = (1, 2, 4, 8, 16)
 #: CTAs with tiles of rows side by side that load what they share once.
 _SHARES = (1, 2)
 #: Elements of an axis that clusters share beyond these. Of 256 they would save at most 0.8 us by
@@ -83,7 +83,7 @@ class Tiles(CascadeFamily[CascadeTiles]):
         elements = sorted({*_ELEMENTS, chosen.elements})
         tried = [
             CascadeTiles(rows=rows, elements=size, cluster=cluster, share=share)
-            for rows, size, cluster, share in product(_ROWS, elements, _CLUSTERS, _SHARES)
+            for rows, size, cluster, share in product(_ROWS, elements, CLUSTERS, _SHARES)
         ]
         return keep_rules(tried, _rules(self.work, device, chosen))
 
@@ -151,7 +151,7 @@ class Tiles(CascadeFamily[CascadeTiles]):
             return ()
         tried = [
             CascadeTiles(rows=rows, elements=size, cluster=cluster, merge=_MERGES[place])
-            for rows, size, cluster in product(_ROWS, _ELEMENTS, _CLUSTERS)
+            for rows, size, cluster in product(_ROWS, _ELEMENTS, CLUSTERS)
             if 1 < cluster <= device.max_cluster
         ]
         rules = [each for each in _rules(work, device, self._chosen) if each[0] != "clusters"]

@@ -23,7 +23,7 @@ from crossfuse.planner.kernels.stream import FLOAT_BYTES
 #: Rows of a tile: the eight columns of an ``mma.m16n8k16``, or two of these.
 ROWS = (MMA_GROUPS, 2 * MMA_GROUPS)
 #: Warps of a CTA: whole warpgroups.
-WARPS = (4, 8, 16)
+WARPS = (4, 8)
 #: Elements of a row of queries and keys, and of values, that all lanes load at once.
 DEPTH_STEP, COLUMN_STEP = 32, 64
 #: Keys of a warp in one tile, where there are enough: a word of flags, see `key_flags`.

@@ -22,7 +22,7 @@ from crossfuse.errors import CascadeRefused, PlanRefused, RefusedError, containe
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade.plan import ranked_cascade
 from crossfuse.planner.cascade.shape import cascade_shape
-from crossfuse.planner.families import EAGER, ROWS, STREAM, TILES
+from crossfuse.planner.families import EAGER, ROWS, STREAM, TILES, WARPS
 from crossfuse.planner.families.registry import read_tiles
 from crossfuse.planner.families.rows import RowsTiles
 from crossfuse.relax.calls import Equal, with_plan
@@ -175,7 +175,7 @@ class Cascades:
             return given, ""
         shape = cascade_shape(site, derivation)
         if shape.product is None or self.tiles is not None or self.stream is not None:
-            (best,) = ranked_cascade(shape, self.target, only=(STREAM, TILES), keep=1)
+            (best,) = ranked_cascade(shape, self.target, only=(STREAM, TILES, WARPS), keep=1)
             return read_tiles(best.family, best.tiles), ""
         (best,) = ranked_cascade(shape, self.target, only=(ROWS,), keep=1)
         (eager,) = ranked_cascade(shape, self.target, only=(EAGER,))

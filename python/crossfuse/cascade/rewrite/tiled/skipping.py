@@ -7,7 +7,7 @@ is the bound of the tile. Other conditions bound nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import sympy
@@ -62,12 +62,11 @@ def _conditions(slots: tuple[Slot, ...]) -> list[sympy.Basic]:
     return sorted(found - {sympy.true}, key=sympy.default_sort_key)
 
 
-def masks_by(slots: Iterable[Slot], reads: Callable[[sympy.Symbol], bool]) -> bool:
-    """Whether a condition masks elements for all slots, over nothing but what `reads` says."""
+def masks_by(slots: Iterable[Slot], reads: Callable[[Set[sympy.Symbol]], bool]) -> bool:
+    """Whether a condition masks elements for all slots, whose symbols `reads` takes."""
     state = tuple(slots)
     return any(
-        condition.free_symbols
-        and all(map(reads, condition.free_symbols))
+        reads(condition.free_symbols)
         and all(is_silent(condition, each.contribution, each.monoid.identity) for each in state)
         for condition in _conditions(state)
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -270,11 +270,13 @@ class TileContext(Context):
     def masks_by_key(self) -> bool:
         """Whether memory says of elements, whatever the row of a tile, that they are masked."""
 
-        def reads(symbol: sympy.Symbol) -> bool:
-            read = self.read(symbol)
-            loads = () if read is None else ir.buffer_loads(read)
-            of_row = any(mentions([each], self.rows.var) for each in loads)
-            return not of_row and any(mentions([each], self.site.axis) for each in loads)
+        def reads(symbols: Set[sympy.Symbol]) -> bool:
+            found = [self.read(each) for each in symbols]
+            if any(each is None or not ir.buffer_loads(each) for each in found):
+                return False
+            loads = [load for each in found for load in ir.buffer_loads(each)]
+            along = any(mentions([each], self.site.axis) for each in loads)
+            return along and not any(mentions([each], self.rows.var) for each in loads)
 
         return masks_by(self.slots, reads)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from crossfuse.hardware import WARP
 from crossfuse.lower.hopper import mbarrier
@@ -14,6 +14,9 @@ from crossfuse.lower.hopper.statements import Coordinates, at, when
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
 from crossfuse.lower.hopper.stream.tiles import SeenTiles, Tiles
 from crossfuse.planner.kernels.memory import STAGE_BARRIERS
+
+if TYPE_CHECKING:
+    from crossfuse.lower.hopper.stream.plan.warps import WarpPlan
 
 #: Flags that a thread has on their way at once, and that one with 24 registers has.
 _LOADS, _FEW_LOADS = 32, 8
@@ -42,19 +45,24 @@ class StreamBody:
 
     @staticmethod
     def declared(
-        plan: StreamPlan,
+        plan: StreamPlan | WarpPlan,
         where: Coordinates,
         maps: dict[str, Any],
         memory: SharedMemory,
         **beside: Any,
     ) -> StreamBody:
-        """Declare the barriers of a stream in its shared memory; `beside` are the other fields."""
+        """Declare the barriers of a stream in its shared memory; `beside` are the other fields.
+
+        A plan of warps has no rings, and all else that is asked of a plan here.
+        """
         rings, offset = [], 0
         for name, stages in plan.rings:
             rings.append(memory.ring(name, stages, offset))
             offset += STAGE_BARRIERS * stages
         received = memory.region("barriers")(offset) if plan.receives else None
-        return StreamBody(plan, where, maps, memory, tuple(rings), received, **beside)
+        return StreamBody(
+            cast("StreamPlan", plan), where, maps, memory, tuple(rings), received, **beside
+        )
 
     def initialise(self, *others: Any) -> None:
         """Initialise all barriers by one warp, and `others` of one arrival each."""

@@ -43,12 +43,15 @@ class RowsDown(Layout):
     distances = (1, 2)
 
     def row(self, register: int) -> int:
+        """Which of the thread's rows a register belongs to."""
         return register // 2 % 2
 
     def column(self, register: int) -> int:
+        """Column of a register."""
         return register // 4 * 8 + register % 2
 
     def turn(self, register: int) -> int:
+        """Which of two partial results a register adds to."""
         return register % 2
 
 
@@ -63,6 +66,7 @@ class RowsAcross(Layout):
     distances = tuple(MMA_LANES << each for each in range(3))
 
     def row(self, register: int) -> int:
+        """Which of the thread's rows a register belongs to."""
         return register // 4 % self.fragments * 2 + register % 2
 
     def block(self, register: int) -> int:
@@ -70,6 +74,7 @@ class RowsAcross(Layout):
         return register // (4 * self.fragments)
 
     def turn(self, register: int) -> int:
+        """Which of two partial results a register adds to."""
         return register // 2 % 2
 
 
@@ -77,6 +82,7 @@ class ScoresDown(RowsAcross):
     """Scores: a block has 16 keys, two of which, eight apart, are the thread's."""
 
     def column(self, register: int) -> int:
+        """Column of a register."""
         return self.block(register) * MMA_ROWS + self.turn(register) * MMA_GROUPS
 
 
@@ -90,6 +96,7 @@ class SumsDown(RowsAcross):
     """Sums of values: of each 64 columns a thread has eight neighbours, two of each block."""
 
     def column(self, register: int) -> int:
+        """Column of a register."""
         span, block = divmod(self.block(register), SPAN // MMA_ROWS)
         return span * SPAN + block * 2 + self.turn(register)
 
@@ -130,7 +137,9 @@ class Lanes:
         rows = [row + (each // 2 * MMA_GROUPS + each % 2) for each in range(2 * fragments)]
         column = let("lane_key", first + where.lane // MMA_LANES)
         named = tuple(let("row", each) for each in rows)
-        return Lanes(named, column, ir.script.int32(0), where.lane, ScoresDown(fragments), first, keys)
+        return Lanes(
+            named, column, ir.script.int32(0), where.lane, ScoresDown(fragments), first, keys
+        )
 
     @property
     def offset(self) -> Any:

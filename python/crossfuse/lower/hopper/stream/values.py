@@ -6,7 +6,7 @@ import functools
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP_ROWS
@@ -34,12 +34,13 @@ from crossfuse.lower.hopper.stream.program import (
     ranges,
 )
 
+if TYPE_CHECKING:
+    from crossfuse.lower.hopper.stream.plan.warps import WarpPlan
+
 # Expressions of a stream in the registers of one thread.
 
 #: Integers below this are float32 numbers, and so are their sums.
 _EXACT = 1 << 24
-
-
 #: A word of flags of keys that are all set.
 _ALL = ir.script.uint32(0xFFFFFFFF)
 
@@ -329,7 +330,7 @@ def shuffled(value: Any, distance: int) -> Any:
 class Elements:
     """Registers of the elements of a tile, and the steps that go through them."""
 
-    def __init__(self, plan: StreamPlan) -> None:
+    def __init__(self, plan: StreamPlan | WarpPlan) -> None:
         self.plan = plan
         self.program = plan.program
         names = ["scores", *(f"elements_{each}" for each in range(1, plan.registers.count))]

@@ -62,7 +62,7 @@ def emit_warps(plan: WarpPlan, images: dict[Any, Any]) -> None:
             body.initialise()
             mbarrier.publish_initialised()
         mbarrier.say_started()
-    _Stream(body).emit()
+    _Stream(plan, body).emit()
 
 
 class _Fragments:
@@ -100,11 +100,11 @@ class _Fragments:
 class _Maxima:
     """Combines what the warps of a CTA have of its rows; each call is a barrier of the CTA."""
 
-    def __init__(self, body: StreamBody, warp: Any, lanes: Lanes) -> None:
-        size = body.plan.size
+    def __init__(self, plan: WarpPlan, body: StreamBody, warp: Any, lanes: Lanes) -> None:
+        size = plan.size
         self.rows, self.warps, self.warp, self.lanes = size.rows, size.warps, warp, lanes
         count = 2 * self.rows * self.warps
-        start = body.plan.arena["partial"].offset
+        start = plan.arena["partial"].offset
         self._partial = body.memory.view("partial", "float32", count, start)
         # Who still reads what was combined before is not overtaken: there are two places.
         self._place = Variable("place_of_partial", "int32", 0)
@@ -131,8 +131,8 @@ class _Maxima:
 class _Stream:
     """A warp's way through the keys of its CTA, and what the CTA makes of all its warps."""
 
-    def __init__(self, body: StreamBody) -> None:
-        self.body, self.plan, self.program = body, body.plan, body.plan.program
+    def __init__(self, plan: WarpPlan, body: StreamBody) -> None:
+        self.body, self.plan, self.program = body, plan, plan.program
         size, lane = self.plan.size, body.where.lane
         self.size = size
         warp = self.warp = let("warp", body.where.warpgroup * 4 + body.where.warp)
@@ -142,7 +142,7 @@ class _Stream:
         self.elements = Elements(self.plan)
         layout = self.lanes.layout
         count = 2 * size.fragments
-        across = _Maxima(body, warp, self.lanes)
+        across = _Maxima(plan, body, warp, self.lanes)
         self.rows = RowState(self.plan.registers.rows, "", layout, count, across)
         self.tiles = body.tiles()
         self.sums = registers("sums", size.sums, "float32")
@@ -243,7 +243,7 @@ class _Stream:
                 for step in range(steps):
                     pair = [self.keys.vector((2 * block + e) * steps + step) for e in range(2)]
                     rows = self.queries.vector(fragment * steps + step)
-                    run(multiply_vectors(self.program.dtype, sums, *pair, rows))
+                    run(multiply_vectors(self.program.dtype, sums, pair[0], pair[1], rows))
 
     def _add(self) -> None:
         """Multiply values by the weights of their keys."""
@@ -338,12 +338,20 @@ class _Collected:
     def store(self) -> None:
         """Store results."""
         for row, column, values in self.units():
-            of_state, made = values.rows, dict[Any, Any]()
-            values.rows = lambda each, half: made[each] if each in made else of_state(each, half)
-            for step in self.program.after:
-                made[step.target] = let(str(step.target.name), values.of_row(step.value, 0))
             with when(with_row(ir.tirx.IntImm("bool", 1), row, self.program, self.places)):
-                store_pair(self.program, values, row, column, self.places)
+                store_pair(self.program, self._finished(values), row, column, self.places)
+
+    def _finished(self, values: Values) -> Values:
+        """The same expressions, with what is made of a row behind the stream."""
+        made: dict[Any, Any] = {}
+
+        def of_row(buffer: Any, half: int) -> Any:
+            return made[buffer] if buffer in made else values.rows(buffer, half)
+
+        finished = replace(values, rows=of_row)
+        for step in self.program.after:
+            made[step.target] = let(str(step.target.name), finished.of_row(step.value, 0))
+        return finished
 
     def _values(self, row: Any, column: Any, pair: Any) -> Values:
         def of_row(buffer: Any, half: int) -> Any:

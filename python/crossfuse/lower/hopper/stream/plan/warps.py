@@ -17,7 +17,7 @@ from crossfuse.lower.hopper.stream.plan.kernel import (
 from crossfuse.lower.hopper.stream.plan.memory import Mailbox, plan_mailbox
 from crossfuse.lower.hopper.stream.program import StreamProgram
 from crossfuse.lower.hopper.stream.seen_keys import seen_keys
-from crossfuse.lower.image import TensorMap
+from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.memory import Arena
 from crossfuse.planner.kernels.warps import COLUMN_STEP, DEPTH_STEP, ROWS, WarpStream
@@ -36,10 +36,11 @@ class WarpPlan(StreamKernel):
     resident: int
     #: Layout of what CTAs of a cluster hand over; None if none share keys.
     mailbox: Mailbox | None = None
+    #: None: nothing is left to a second kernel.
+    states: BufferSpec | None = None
     rings: ClassVar[tuple[tuple[str, int], ...]] = ()
     readers: ClassVar[tuple[int, ...]] = ()
     tensor_maps: ClassVar[tuple[TensorMap, ...]] = ()
-    states: ClassVar = None
 
     @property
     def threads(self) -> int:
@@ -102,7 +103,7 @@ def plan_warps(program: StreamProgram, device: Device) -> WarpPlan:
             "warp-stream",
             f"scores '{program.scores.name}'",
             found=broken,
-            limit=f"tiles of {' or '.join(map(str, ROWS))} rows and 64, 128, 256 or 512 keys, of "
+            limit=f"tiles of {' or '.join(map(str, ROWS))} rows and 64, 128 or 256 keys, of "
             f"multiples of {DEPTH_STEP} elements with values of multiples of {COLUMN_STEP} that "
             "registers hold; clusters that merge in distributed shared memory",
             instead="take fewer keys a tile, or 64 rows, which a warpgroup multiplies",
