@@ -291,3 +291,27 @@ def test_masks_within_masks_are_not_divided_by() -> None:
     data["w"][:, ::3] = 0
     due = two_pass(found.cascade, data)["t"]
     np.testing.assert_allclose(merge_tree(found, data, [16] * 3, tile=4)["t"], due, rtol=1e-9)
+
+
+@pytest.mark.parametrize("level", [0.1, -1e4, 1e37])
+def test_equal_elements_are_their_weighted_mean(level: float) -> None:
+    """The gradient of a softmax's mean: a sum of weighted elements is rounded, and out of range."""
+    top = Stage("m", MAX, x)
+    power = sympy.exp(x - top.symbol)
+    mass = Stage("s", SUM, power)
+    moment = Stage("r", SUM, x * power / mass.symbol)
+    rows = {"gradient": power / mass.symbol * (x - moment.symbol)}
+    found = derive(Cascade((top, mass, moment), (x,), (N,), rows=rows, length=N))
+    single = {"x": np.full((1, 100), level, np.float32)}
+    assert not np.any(merge_tree(found, single, [32, 32, 36], tile=16)["gradient"])
+
+
+def test_a_root_of_no_deviation_multiplies_what_divides_by_it() -> None:
+    """Each distance over the root is 0 of a constant row; their sum over it is no number."""
+    square = Stage("q", SUM, (x - mean) ** 2)
+    root = sympy.sqrt(square.symbol)
+    each = sympy.Piecewise((0, sympy.Eq(root, 0)), ((x - mean) / root, True))
+    term = Stage("t", SUM, y * each)
+    with pytest.raises(CascadeRefused, match="no number of rows of x, y about 0") as caught:
+        derive(Cascade((TOTAL, square, term), (x, y), (N,), {"t": term.symbol}, length=N))
+    assert caught.value.refusal.rule == "cascade-range"

@@ -30,6 +30,8 @@ _OUTLIER = 1e6
 _DISTRIBUTED = ("sum, *", "prod, *")
 #: An outlier whose square is out of range, and scales of rows whose powers are.
 _HUGE, _SCALES = 1e37, (1e13, 1e30, 1e-13, 1e-30)
+#: What rows of equal elements are of.
+_CONSTANTS = (0.0, 3.7)
 #: Rows of each kind, and elements of a row.
 _ROWS, _LENGTH = 3, 96
 #: How trials stream: segments of three threads, tiles of 16 elements.
@@ -58,6 +60,8 @@ def check(derivation: Derivation, split: Sequence[str]) -> None:
     hoisted = [e.stage for e in derivation.steps if e.hoisted and e.pair in _DISTRIBUTED]
     if hoisted and derivation.exact:
         _try(derivation, hoisted, _far_kinds(free), _overflows)
+    if derivation.exact and any(each.rescaling or each.hoisted for each in derivation.steps):
+        _try_constant(derivation, [_Kind(place, 0.0, tuple(free)) for place in _CONSTANTS])
 
 
 def _try(
@@ -88,6 +92,33 @@ def _try(
             if lost.any():
                 which = int(np.argmax(lost))
                 raise refusal(name, kinds[which].text, float(fused[which]), float(allowed[which]))
+
+
+def _try_constant(derivation: Derivation, kinds: Sequence[_Kind]) -> None:
+    """Refuse a derivation that makes no number of rows without deviations, where passes make one.
+
+    A deviation divides by what keeps it from 0 before it meets another, and their product is 0.
+    """
+    import numpy as np
+
+    from crossfuse.cascade.run import merge_tree, two_pass
+
+    cascade = derivation.cascade
+    single, double = _data(cascade, kinds)
+    with np.errstate(all="ignore"):
+        exact, apart = two_pass(cascade, double), two_pass(cascade, single)
+        streamed = merge_tree(derivation, single, _SEGMENTS, _TILE)
+    for name in {**cascade.results, **cascade.rows}:
+        known = np.isfinite(exact[name]) & np.isfinite(apart[name])
+        none = (known & ~np.isfinite(streamed[name])).reshape(len(kinds), -1).any(axis=1)
+        if none.any():
+            raise refused(
+                "cascade-range",
+                name,
+                found=f"no number of {kinds[int(np.argmax(none))].text}",
+                limit="a number, which separate passes make of them in float32",
+                instead="cut the cascade before what divides by a deviation",
+            )
 
 
 def _worst(rows: Any) -> Any:

@@ -106,12 +106,13 @@ def _is_used(cascade: Cascade, later: Stage, stage: Stage, mean: Mean) -> bool:
 
 
 def _is_subtracted(cascade: Cascade, stage: Stage, mean: Mean) -> bool:
-    """Whether rows take distances from a mean of equal weights."""
-    if mean.weight or mean.scale != 1 or stage.monoid.name != "sum":
+    """Whether rows take distances from a mean."""
+    if mean.signed or stage.monoid.name != "sum":
         return False
     symbol, distance = sympy.Dummy("mean", real=True), sympy.Dummy("distance", real=True)
+    mass = cascade.stage(mean.weight).symbol if mean.weight else cascade.length
     rows = [each for each in cascade.rows.values() if stage.symbol in each.free_symbols]
-    terms = (each.xreplace({stage.symbol: cascade.length * symbol}) for each in rows)
+    terms = (joined(each.xreplace({stage.symbol: mean.scale * mass * symbol})) for each in rows)
     return any(centred(each, symbol, mean.element, distance) is not None for each in terms)
 
 

@@ -73,6 +73,15 @@ def _printer() -> Any:
             found = self.parenthesize(expr * sympy.Mul(*again), PRECEDENCE["Mul"])
             return str(found) + "".join(f"/({self._print(each)})" for each in again)
 
+        def _print_Piecewise(self, expr: Any) -> str:
+            # Conditions as they are: sympy's own printer simplifies them, as if all were finite.
+            found = "numpy.nan"
+            for value, test in reversed(expr.args):
+                made = self._print(value)
+                always = test == sympy.true
+                found = made if always else f"numpy.where({self._print(test)}, {made}, {found})"
+            return found
+
         def _print_And(self, expr: Any) -> str:
             return self._pairs("logical_and", expr)
 

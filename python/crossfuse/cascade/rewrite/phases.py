@@ -214,23 +214,29 @@ class _Hoist:
             return expression.func(*moving)
         risky = [each for each in still if is_risky(each, self.moderate)]
         if isinstance(expression, sympy.Mul) and risky:
-            return self.divided(sympy.Mul(*moving), still, risky)
+            return self.divided(moving, still, risky)
         fixed = unopened(*still) if expression.is_Mul else expression.func(*still)
         return expression.func(self.run(fixed), *moving)
 
     def divided(
-        self, moving: sympy.Expr, still: list[sympy.Expr], risky: list[sympy.Expr]
+        self, moving: list[sympy.Expr], still: list[sympy.Expr], risky: list[sympy.Expr]
     ) -> sympy.Expr:
-        """A product with reciprocals that may be out of range, one after another."""
+        """A product with reciprocals that may be out of range, one after another.
+
+        Factors follow in turns: a product of them may be out of range where the whole is not.
+        """
         above = unopened(*(each for each in still if each not in risky))
-        for each in risky:
-            below, times = divisor(each)
+        divisors = [below for each in risky for below in [divisor(each)[0]] * divisor(each)[1]]
+        # As many as divisors, so that one divides one.
+        parts = [*moving[: len(divisors) - 1], sympy.Mul(*moving[len(divisors) - 1 :])]
+        made = sympy.S.One
+        for number, below in enumerate(divisors):
             factor = self.symbol(scale(below))
-            for _ in range(times):
-                reciprocal = self.symbol(above / Unevaluated(factor * below))
-                moving = Unevaluated(factor * moving) * reciprocal
-                above = sympy.S.One
-        return moving
+            reciprocal = self.symbol(above / Unevaluated(factor * below))
+            made *= parts[number] if number < len(parts) else 1
+            made = Unevaluated(factor * made) * reciprocal
+            above = sympy.S.One
+        return made
 
     def added(self, expression: sympy.Add) -> sympy.Expr:
         """A sum, the differences of elements and slots first."""
