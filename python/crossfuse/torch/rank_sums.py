@@ -15,7 +15,7 @@ from torch import fx
 
 from crossfuse.calls import Seconds, checked
 from crossfuse.hardware import Device
-from crossfuse.planner.cost import all_reduce as cost
+from crossfuse.planner.cost import estimate as cost
 from crossfuse.relax.outcome import ChainOutcome
 from crossfuse.runtime.peers import PeerGroup, PeerKernel, check_process_group
 from crossfuse.torch.kernels import check_gradients, define, kernels_of

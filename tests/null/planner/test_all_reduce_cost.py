@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from crossfuse.planner.cost.all_reduce import nccl, ours
+from crossfuse.planner.cost.estimate import nccl, ours
 
 
 @pytest.mark.parametrize(("rows", "own", "library"), [(1, 5.4, 10.7), (16, 6.3, 11.9)])

@@ -20,9 +20,8 @@ from crossfuse.planner.families.rows import Rows
 from crossfuse.planner.families.rows_chain import RowsChain
 from crossfuse.planner.families.stream import Stream
 from crossfuse.planner.families.tiles import Tiles
-from crossfuse.planner.kernels.arrays import count
 from crossfuse.planner.kernels.kernel import TileKernel
-from crossfuse.planner.kernels.shape import Shape
+from crossfuse.planner.kernels.shape import Shape, count
 
 _F = TypeVar("_F")
 

@@ -48,7 +48,6 @@ from crossfuse.planner.families.cascade import (
 )
 from crossfuse.planner.families.family import ChainFamily, of_rules
 from crossfuse.planner.families.tiled import GEMM, GemmKernel, TiledKernel
-from crossfuse.planner.kernels.arrays import Share, ceil_div, choose, count, least, most, select
 from crossfuse.planner.kernels.memory import BEFORE_ROWS, Memory, memory, resident
 from crossfuse.planner.kernels.phase import (
     MOST_ROWS,
@@ -59,7 +58,17 @@ from crossfuse.planner.kernels.phase import (
     pages,
     row_batches,
 )
-from crossfuse.planner.kernels.shape import TileRule, narrowed
+from crossfuse.planner.kernels.shape import (
+    Share,
+    TileRule,
+    ceil_div,
+    choose,
+    count,
+    least,
+    most,
+    narrowed,
+    select,
+)
 from crossfuse.schema import Tile
 
 if TYPE_CHECKING:

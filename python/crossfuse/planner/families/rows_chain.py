@@ -14,9 +14,8 @@ from crossfuse.planner.families import ROWS_CHAIN
 from crossfuse.planner.families.family import ChainFamily, of_rules
 from crossfuse.planner.families.rows import RowsFirstFamily
 from crossfuse.planner.families.tiled import STAGED, StagedKernel
-from crossfuse.planner.kernels.arrays import choose
 from crossfuse.planner.kernels.phase import by_warpgroups
-from crossfuse.planner.kernels.shape import TileRule
+from crossfuse.planner.kernels.shape import TileRule, choose
 from crossfuse.schema import Tile
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.tune.cost_model import CostModel
-from crossfuse.planner.tune.space import Move, Space
+from crossfuse.planner.tune.kernel_space import Move, Space
 
 #: Points of a family that may be among the first proposals.
 _RANKS = 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from crossfuse.errors import PlanRefused
-from crossfuse.planner.tune.space import Move
+from crossfuse.planner.tune.kernel_space import Move
 from crossfuse.planner.tune.strategy import STRATEGIES, Annealing, drive, make_strategy
 from null.planner.tune.planted import Planted, space, truth
 
