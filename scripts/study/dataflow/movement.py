@@ -53,10 +53,21 @@ def operands(chain: Chain, made: tuple[Nest, ...]) -> list[tuple[Nest, Tensor]]:
     ]
 
 
+def further_loops(chain: Chain, index: int, name: str) -> tuple[str, ...]:
+    """Dims that a product runs over each time that it reads one of its further inputs.
+
+    The epilogue runs when a sum is whole, so that the loop over the reduction repeats nothing that
+    it reads.
+    """
+    product = chain.products[index]
+    with_operands = product.reduction in chain.tensor(name).dims
+    return chain.loops(index) if with_operands else chain.tensor(product.output).dims
+
+
 def further(chain: Chain, made: tuple[Nest, ...]) -> list[tuple[Nest, Tensor]]:
     """Pair further inputs with the loops that read them."""
     return [
-        (replace(nest, own=chain.further_loops(index, name)), chain.tensor(name))
+        (replace(nest, own=further_loops(chain, index, name)), chain.tensor(name))
         for index, (nest, product) in enumerate(zip(made, chain.products, strict=True))
         for name in product.further
     ]

@@ -435,12 +435,12 @@ _TIMES = (
 )
 
 
-def ours(size: int, ranks: int) -> float:
+def one_shot_sum(size: int, ranks: int) -> float:
     """Microseconds of our sum of `size` bytes: each GPU loads those of all others."""
     return _between([(each, time) for each, time, _ in _TIMES], size * (ranks - 1))
 
 
-def nccl(size: int) -> float:
+def nccl_sum(size: int) -> float:
     """Microseconds of NCCL's; over more than two GPUs it takes at least as long as over two."""
     return _between([(each, time) for each, _, time in _TIMES], size)
 
