@@ -84,7 +84,7 @@ def run_case(spec_text: str, library: str, repeats: int, ordered: bool) -> dict[
 def _on_device(inputs: Any, kernel: Any) -> tuple[list[Any], Any]:
     import torch
 
-    from crossfuse.runtime.torch_operator import to_torch
+    from crossfuse.runtime.tensors import to_torch
 
     tensors = [to_torch(array).cuda() for array in inputs.values()]
     (spec,) = (each for each in kernel.buffers if each.output)

@@ -36,7 +36,7 @@ def test_unfused_variant_is_a_kernel_a_product(
     import torch
 
     from crossfuse.bench.problem import make_problem
-    from crossfuse.runtime.torch_operator import to_torch
+    from crossfuse.runtime.tensors import to_torch
 
     spec = parse(f"{kind}:M=16,K=64,N=128,L=32{further}")
     compile_kernel, made = ours._kernel, []

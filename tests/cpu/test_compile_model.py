@@ -20,7 +20,7 @@ import crossfuse  # noqa: E402
 from crossfuse import RefusedError, compile_model  # noqa: E402
 from crossfuse.errors import EnvironmentRefused  # noqa: E402
 from crossfuse.importers import read_model  # noqa: E402
-from crossfuse.runtime.torch_operator import to_numpy  # noqa: E402
+from crossfuse.runtime.tensors import to_numpy  # noqa: E402
 
 pytestmark = [
     pytest.mark.cpu,

@@ -126,7 +126,7 @@ def test_models_are_right(divided: bool) -> None:
 
     from crossfuse.relax import FuseChains, import_torch
     from crossfuse.relax.pipeline import serial_kernels
-    from crossfuse.runtime.torch_operator import to_numpy
+    from crossfuse.runtime.tensors import to_numpy
 
     class Model(torch.nn.Module):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:

@@ -24,7 +24,7 @@ from crossfuse.planner.families import EAGER  # noqa: E402
 from crossfuse.relax import FuseChains, import_torch  # noqa: E402
 from crossfuse.relax.pipeline import serial_kernels  # noqa: E402
 from crossfuse.runtime import running_model  # noqa: E402
-from crossfuse.runtime.torch_operator import to_numpy  # noqa: E402
+from crossfuse.runtime.tensors import to_numpy  # noqa: E402
 from crossfuse.schedule.planned import rank_function, schedule_planned  # noqa: E402
 from crossfuse.torch import Backend, reports  # noqa: E402
 from crossfuse.workload import check, parse, random_inputs  # noqa: E402

@@ -17,7 +17,7 @@ nn, F = torch.nn, torch.nn.functional
 
 from crossfuse.relax import ChainOutcome, FuseChains, import_torch  # noqa: E402
 from crossfuse.relax.choice import PlannedGroup  # noqa: E402
-from crossfuse.runtime.torch_operator import to_numpy  # noqa: E402
+from crossfuse.runtime.tensors import to_numpy  # noqa: E402
 
 pytestmark = [
     pytest.mark.cpu,

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 
 from crossfuse.relax import FuseChains, import_torch  # noqa: E402
-from crossfuse.runtime.torch_operator import to_numpy  # noqa: E402
+from crossfuse.runtime.tensors import to_numpy  # noqa: E402
 
 pytestmark = [
     pytest.mark.cpu,

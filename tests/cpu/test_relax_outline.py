@@ -14,7 +14,7 @@ nn, F = torch.nn, torch.nn.functional
 
 from crossfuse.relax import Outlined, import_torch  # noqa: E402
 from crossfuse.relax.outline import outline  # noqa: E402
-from crossfuse.runtime.torch_operator import to_numpy  # noqa: E402
+from crossfuse.runtime.tensors import to_numpy  # noqa: E402
 from crossfuse.workload import chain_module, gated_ffn_module  # noqa: E402
 from crossfuse.workload.dtypes import float_type  # noqa: E402
 from crossfuse.workload.tolerances import judge, make_tolerance  # noqa: E402

@@ -14,7 +14,7 @@ nn, F = torch.nn, torch.nn.functional
 
 from crossfuse.errors import WorkloadRefused  # noqa: E402
 from crossfuse.relax import import_torch  # noqa: E402
-from crossfuse.runtime.torch_operator import to_numpy  # noqa: E402
+from crossfuse.runtime.tensors import to_numpy  # noqa: E402
 from crossfuse.workload import chain_module, gated_ffn_module  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")

@@ -9,7 +9,7 @@ import pytest
 
 import crossfuse
 from cpu.hopper.rows.products import of_spec, quantised, spec
-from crossfuse.runtime.torch_operator import to_numpy, to_torch
+from crossfuse.runtime.tensors import to_numpy, to_torch
 from crossfuse.workload.cascade_inputs import check, random_inputs
 
 CASES = {

@@ -79,7 +79,7 @@ ROWS = (1, 3, 16, 63, 64, 65, 100, 127, 128)
 
 def inputs_of(spec: workload.WorkloadSpec) -> list[Any]:
     torch = pytest.importorskip("torch")
-    from crossfuse.runtime.torch_operator import to_torch
+    from crossfuse.runtime.tensors import to_torch
 
     return [torch.clone(to_torch(x).cuda()) for x in workload.random_inputs(spec, 1).values()]
 
@@ -162,7 +162,7 @@ def test_dispatch(bins: Any, rows: int) -> None:
     ]
     assert torch.equal(result, torch.cat([result[:0], *pieces]))
     if rows:
-        from crossfuse.runtime.torch_operator import to_numpy
+        from crossfuse.runtime.tensors import to_numpy
 
         workload.check(spec, workload.random_inputs(spec, 1), to_numpy(result.cpu()))
 

@@ -200,7 +200,7 @@ def test_the_virtual_machine_runs_a_model(tmp_path: Path) -> None:
     from crossfuse.hardware import tvm_target
     from crossfuse.relax import import_torch
     from crossfuse.relax.pipeline import pipeline
-    from crossfuse.runtime.torch_operator import to_numpy
+    from crossfuse.runtime.tensors import to_numpy
 
     module, _, x = compiled(16)
     imported = import_torch(module.cpu(), [x.cpu()])

@@ -128,7 +128,7 @@ class Sample:
 
     def take(self, tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Cut the rows out of tensors on any device; returns them by name, on the host."""
-        from crossfuse.runtime.torch_operator import to_numpy
+        from crossfuse.runtime.tensors import to_numpy
 
         shapes = {each.name: each.shape for each in (*self.spec.operands, *self.spec.outputs)}
         found = {}

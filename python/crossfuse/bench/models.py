@@ -256,7 +256,7 @@ def tolerance(built: Built) -> Tolerance:
     """Allowed error of a variant of a model: twice that of eager torch in the same type."""
     import torch
 
-    from crossfuse.runtime.torch_operator import to_numpy
+    from crossfuse.runtime.tensors import to_numpy
     from crossfuse.workload.tolerances import plain_tolerance
 
     with torch.no_grad():

@@ -1,4 +1,7 @@
-"""What a job computes: inputs on the device, and what results are held against."""
+"""What a job computes: inputs on the device, and what results are held against.
+
+It is a spec, or a function without one, which has a name and a file.
+"""
 
 from __future__ import annotations
 
@@ -226,7 +229,7 @@ class ArrayProblem(Problem):
 
     def bind(self, variant: Variant, how: TimingConditions, device: str) -> Bound:
         """Copy the inputs to the device, several sets of the weights."""
-        from crossfuse.runtime.torch_operator import to_torch
+        from crossfuse.runtime.tensors import to_torch
 
         copies = copies_needed(self.weight_bytes, how.calls, how.l2)
         if self._made_by != (variant.pack, copies, device):
@@ -314,7 +317,7 @@ def judged(limits: Tolerance, output: Any, what: str) -> tuple[float | None, str
     broken, which begins with `what` was computed.
     """
     if not isinstance(output, np.ndarray):
-        from crossfuse.runtime.torch_operator import to_numpy
+        from crossfuse.runtime.tensors import to_numpy
 
         output = to_numpy(output)
     try:

@@ -17,7 +17,7 @@ from crossfuse.files import scratch_folder
 from crossfuse.hardware import Device, device
 from crossfuse.measure.choice import Measured
 from crossfuse.measure.timer import timing
-from crossfuse.runtime.torch_operator import is_torch, to_torch
+from crossfuse.runtime.tensors import is_torch, to_torch
 from crossfuse.schema import typed
 
 if TYPE_CHECKING:

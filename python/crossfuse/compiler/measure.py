@@ -21,7 +21,7 @@ from crossfuse.measure.job import LIBRARY, PROGRAM, SPEC, Given, Way
 from crossfuse.measure.timer import Timer
 from crossfuse.measure.timing import TimingConditions, measure, quietest, steps
 from crossfuse.planner.explain.tables import tiles_text
-from crossfuse.runtime.torch_operator import to_torch
+from crossfuse.runtime.tensors import to_torch
 
 if TYPE_CHECKING:
     from crossfuse.compiler.compiled import Compiled

@@ -75,7 +75,7 @@ def _module_problem(source: Source, seed: int) -> Problem:
 
     import torch
 
-    from crossfuse.runtime.torch_operator import to_numpy
+    from crossfuse.runtime.tensors import to_numpy
 
     outlined, imported = source.outlined, source.imported
     assert outlined is not None

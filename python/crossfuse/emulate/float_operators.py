@@ -1,4 +1,7 @@
-"""Operators of floats that TVM's LLVM code generator computes otherwise than a GPU does."""
+"""What of floats TVM's LLVM code generator computes otherwise than a GPU does.
+
+That is some operators, conversions to few bits, and long sums.
+"""
 
 from __future__ import annotations
 

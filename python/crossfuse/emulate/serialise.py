@@ -1,4 +1,7 @@
-"""Scheduled functions as sequential ones, without threads, blocks and scopes."""
+"""Scheduled functions as sequential ones, without threads, blocks and scopes.
+
+States of threads are merged in pairs, as kernels do.
+"""
 
 from __future__ import annotations
 

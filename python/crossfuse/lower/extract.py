@@ -1,4 +1,7 @@
-"""Lowers one function, and reads buffers, launches and CUDA text off the lowered module."""
+"""Lowers one function, and reads buffers, launches and CUDA text off the lowered module.
+
+Kernels of rows that TMA cannot copy are put on padded copies of their inputs here.
+"""
 
 from __future__ import annotations
 

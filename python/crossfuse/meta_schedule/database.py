@@ -1,4 +1,7 @@
-"""Stores records in MetaSchedule's JSON database, which replays them."""
+"""Stores records in MetaSchedule's JSON database, which replays them, and beside it.
+
+Beside it is what the database does not keep: why a candidate has no time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Which groups of a graph become kernels: chains and cascades are judged alike."""
+"""Which groups of a graph become kernels, by estimates or by times on the GPU.
+
+Chains and cascades are judged alike.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from crossfuse.calls import checked
 from crossfuse.errors import EnvironmentRefused, RefusedError, refuse
-from crossfuse.runtime.torch_operator import to_numpy
+from crossfuse.runtime.tensors import to_numpy
 from crossfuse.workload.refusal import refused
 
 if TYPE_CHECKING:

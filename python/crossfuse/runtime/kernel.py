@@ -13,7 +13,7 @@ from crossfuse.errors import ArtefactRefused, EnvironmentRefused, RefusedError, 
 from crossfuse.lower.image import BufferSpec
 from crossfuse.runtime.launcher import DTYPES
 from crossfuse.runtime.manifest import Manifest
-from crossfuse.runtime.torch_operator import is_torch
+from crossfuse.runtime.tensors import is_torch
 from crossfuse.workload.dtypes import numpy_type
 
 # Calls that allocate their outputs, with the inputs' row count and in the inputs' place.

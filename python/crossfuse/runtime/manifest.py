@@ -1,4 +1,7 @@
-"""The manifest: facts about a kernel library, as JSON beside it and inside it."""
+"""The manifest: facts about a kernel library, as JSON beside it and inside it.
+
+Among them are the resources that ptxas reports of each kernel.
+"""
 
 from __future__ import annotations
 

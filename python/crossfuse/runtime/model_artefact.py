@@ -40,7 +40,7 @@ from crossfuse.runtime.model_record import (
     read_model_artefact,
 )
 from crossfuse.runtime.running_model import RunningModel, check_cuda
-from crossfuse.runtime.torch_operator import as_bits, from_bits
+from crossfuse.runtime.tensors import as_bits, from_bits
 from crossfuse.schema import Damaged
 
 if TYPE_CHECKING:

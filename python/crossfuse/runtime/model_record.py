@@ -12,7 +12,7 @@ from typing import Any
 from crossfuse.calls import checked
 from crossfuse.errors import ArtefactRefused, RefusedError, WorkloadRefused, refuse
 from crossfuse.files import read_text
-from crossfuse.runtime.torch_operator import is_torch
+from crossfuse.runtime.tensors import is_torch
 from crossfuse.schema import Count, Damaged, read
 
 # Inputs that a compiled model accepts: their number, element types and shapes.

@@ -10,7 +10,7 @@ from typing import Any
 
 from crossfuse.errors import ArtefactRefused, EnvironmentRefused, WorkloadRefused, refuse
 from crossfuse.runtime.model_record import ModelInputs
-from crossfuse.runtime.torch_operator import is_torch, to_numpy, to_torch
+from crossfuse.runtime.tensors import is_torch, to_numpy, to_torch
 
 # Order between torch's current stream and the stream of TVM's virtual machine.
 

@@ -91,7 +91,7 @@ class Sequential:
 
     def run(self, *inputs: torch.Tensor) -> Any:
         """Make the output of tensors on the CPU, or a tuple of several."""
-        from crossfuse.runtime.torch_operator import to_numpy, to_torch
+        from crossfuse.runtime.tensors import to_numpy, to_torch
 
         made = self.function([to_numpy(each) for each in inputs]).values()
         results = tuple(map(to_torch, made))

@@ -20,7 +20,7 @@ from crossfuse.bench.worker import Session
 from crossfuse.measure import timing
 from crossfuse.measure.job import Request, Timing
 from crossfuse.measure.peer import serve_lines
-from crossfuse.runtime.torch_operator import to_torch
+from crossfuse.runtime.tensors import to_torch
 from crossfuse.workload import parse
 
 

@@ -1,4 +1,4 @@
-"""Derives each kind of stage."""
+"""Derives a cascade stage by stage: what each kind of stage adds to the state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Extents of a chain of products, layout of its weights, and rules on tiles."""
+"""Extents of a chain of products, layout of its weights, and rules on tiles.
+
+Tiles are counts of one candidate, or of many as arrays.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""From accumulators to the output: the epilogue's expression in registers, then the store."""
+"""From accumulators to the output: the epilogue's expression in registers, then the store.
+
+What the expression reads besides is prefetched while tiles are multiplied.
+"""
 
 from __future__ import annotations
 
