@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.cascade.rewrite.work import TileWork
@@ -32,17 +32,12 @@ from crossfuse.planner.cost.terms import Estimate, added
 from crossfuse.planner.explain.levels import tile_instructions
 from crossfuse.planner.families import ATTENTION_OUT
 from crossfuse.planner.families.cascade import CascadeFamily, Rule, Steps, Taken, keep_rules
-from crossfuse.planner.families.family import of_rules
 from crossfuse.planner.families.rows import TOGETHER
 from crossfuse.planner.families.tiled import GEMM, GemmKernel
 from crossfuse.planner.families.tiles import Tiles
 from crossfuse.planner.kernels.memory import LEAST_STAGES, Memory, memory, resident
 from crossfuse.planner.kernels.stream import BESIDE_STREAM
 from crossfuse.schema import Tile
-
-if TYPE_CHECKING:
-    from crossfuse.cascade.derivation import Derivation
-    from crossfuse.cascade.site import Site
 
 _ROWS = (64, 128)
 _ELEMENTS = (32, 64, 96, 128)
@@ -262,10 +257,3 @@ class AttentionOut(CascadeFamily[AttentionOutTiles]):
         """Operations of all products, and instructions for each score."""
         found = tile_instructions(self.work, tiles.stream)
         return {**found, "tensor": found["tensor"] + self.after.chain.flops}
-
-    @classmethod
-    def schedule(
-        cls, site: Site, derivation: Derivation, tiles: AttentionOutTiles, *, constant: bool
-    ) -> Any:
-        """Write the stream and the product as one kernel."""
-        return of_rules("attention_out.attention_before_product")(site, derivation, tiles, constant)

@@ -14,6 +14,7 @@ from crossfuse.hardware import Device
 from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.cost.terms import Estimate
+from crossfuse.planner.families.family import of_rules
 from crossfuse.planner.kernels.shape import Step
 from crossfuse.schema import Damaged, typed
 
@@ -65,7 +66,7 @@ class CascadeFamily(ABC, Generic[T]):
     #: What it is, in a few words, and as the head of an explanation.
     text: ClassVar[str]
     form: ClassVar[str]
-    #: The schedule rule, see `crossfuse.planner.families.family.of_rules`.
+    #: The schedule rule, see `of_rules`; its file has ``planned``, which writes a plan's kernel.
     rule: ClassVar[str]
     #: The type of the tiles.
     kind: ClassVar[Any]
@@ -150,9 +151,10 @@ class CascadeFamily(ABC, Generic[T]):
         """Operations of products, and instructions beside them, by level of explanations."""
 
     @classmethod
-    @abstractmethod
     def schedule(cls, site: Site, derivation: Derivation, tiles: T, *, constant: bool) -> Any:
         """Write and schedule a cascade; `constant` weights are written by no running kernel."""
+        module, _, _ = cls.rule.partition(".")
+        return of_rules(f"{module}.planned")(site, derivation, tiles, constant)
 
     def kernels(self, tiles: T) -> tuple[str, ...]:
         """Name the launched kernels."""

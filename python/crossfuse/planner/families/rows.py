@@ -22,7 +22,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
@@ -46,7 +46,7 @@ from crossfuse.planner.families.cascade import (
     Taken,
     Timed,
 )
-from crossfuse.planner.families.family import ChainFamily, of_rules
+from crossfuse.planner.families.family import ChainFamily
 from crossfuse.planner.families.tiled import GEMM, GemmKernel, TiledKernel
 from crossfuse.planner.kernels.memory import BEFORE_ROWS, Memory, memory, resident
 from crossfuse.planner.kernels.phase import (
@@ -70,10 +70,6 @@ from crossfuse.planner.kernels.shape import (
     select,
 )
 from crossfuse.schema import Tile
-
-if TYPE_CHECKING:
-    from crossfuse.cascade.derivation import Derivation
-    from crossfuse.cascade.site import Site
 
 #: Rows of a CTA from which on they are made chunk by chunk.
 _MANY = 8
@@ -310,13 +306,6 @@ class Rows(RowsFirstFamily[RowsTiles]):
     def place_of(self, tiles: RowsTiles) -> str:
         """Describe where rows are stored."""
         return "chunks of rows in L2" if tiles.chunk else "rows in L2"
-
-    @classmethod
-    def schedule(
-        cls, site: Site, derivation: Derivation, tiles: RowsTiles, *, constant: bool
-    ) -> Any:
-        """Take the function apart, and write rows and product as one kernel."""
-        return of_rules("rows_gemm.rows_before_product")(site.function, tiles, constant)
 
 
 def _takes_chunks(kernel: GemmKernel, product: RowsProduct) -> bool:

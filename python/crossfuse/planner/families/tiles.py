@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from crossfuse.cascade.rewrite.tiles import DSM, KERNEL, WIDE, CascadeTiles
 from crossfuse.cascade.rewrite.work import TileWork
@@ -29,11 +29,6 @@ from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.explain.levels import tile_instructions
 from crossfuse.planner.families import TILES
 from crossfuse.planner.families.cascade import CascadeFamily, Rule, Steps, Taken, keep_rules
-from crossfuse.planner.families.family import of_rules
-
-if TYPE_CHECKING:
-    from crossfuse.cascade.derivation import Derivation
-    from crossfuse.cascade.site import Site
 
 #: How CTAs that share an axis merge, by where their states are then.
 _MERGES = {"dsm": DSM, "global": KERNEL}
@@ -129,13 +124,6 @@ class Tiles(CascadeFamily[CascadeTiles]):
     def computed(self, tiles: CascadeTiles) -> dict[str, int]:
         """Operations of both products, and instructions for each score."""
         return tile_instructions(self.work, tiles)
-
-    @classmethod
-    def schedule(
-        cls, site: Site, derivation: Derivation, tiles: CascadeTiles, *, constant: bool
-    ) -> Any:
-        """Write the stream of tiles, and bind it."""
-        return of_rules(cls.rule)(site, derivation, tiles)
 
     def kernels(self, tiles: CascadeTiles) -> tuple[str, ...]:
         """Name the launched kernels: a second one may merge."""
