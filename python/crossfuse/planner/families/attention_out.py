@@ -82,7 +82,7 @@ class AttentionOutTiles:
         return GemmKernel.read(self.product)
 
 
-class AttentionOut(CascadeFamily[AttentionOutTiles]):
+class AttentionOut(CascadeFamily[AttentionOutTiles, TileWork]):
     """A stream of tiles, whose result is the left operand of a product in the same launch."""
 
     name: ClassVar[str] = ATTENTION_OUT
@@ -95,12 +95,6 @@ class AttentionOut(CascadeFamily[AttentionOutTiles]):
     axes: ClassVar[tuple[str, ...]] = ("rows", "elements", "cluster", "columns")
     second: ClassVar[tuple[str, ...]] = ("columns",)
     most: ClassVar[int] = 8
-
-    @property
-    def work(self) -> TileWork:
-        """What is counted of the stream."""
-        assert isinstance(self.shape.work, TileWork)
-        return self.shape.work
 
     @property
     def after(self) -> OutputProduct:

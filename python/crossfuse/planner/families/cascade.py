@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import log
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar, cast
 
 from crossfuse.cascade.rewrite.work import TileWork, Work
 from crossfuse.errors import PlanRefused, refuse
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from crossfuse.cascade.site import Site
 
 T = TypeVar("T")
+W = TypeVar("W", bound=Work | TileWork)
 Steps: TypeAlias = "tuple[Step, ...]"
 #: Tiles with their estimated microseconds.
 Timed: TypeAlias = "tuple[float, T]"
@@ -58,8 +59,11 @@ class Taken:
     waves: float
 
 
-class CascadeFamily(ABC, Generic[T]):
-    """Kernels of a cascade in tiles `T`, a frozen dataclass; an instance is of one cascade."""
+class CascadeFamily(ABC, Generic[T, W]):
+    """Kernels of a cascade in tiles `T`, a frozen dataclass; an instance is of one cascade.
+
+    `W` is what is counted of it, one of `streams`.
+    """
 
     #: As plans and candidates name it.
     name: ClassVar[str]
@@ -89,6 +93,11 @@ class CascadeFamily(ABC, Generic[T]):
 
     def __init__(self, shape: CascadeShape) -> None:
         self.shape = shape
+
+    @property
+    def work(self) -> W:
+        """What is counted of the cascade."""
+        return cast(W, self.shape.work)
 
     @classmethod
     def summary(cls) -> str:
@@ -221,7 +230,7 @@ class CascadeFamily(ABC, Generic[T]):
 class CascadeKernel:
     """A kernel of a cascade as a user's own terms see it: `crossfuse.planner.cost.own.OwnTerm`."""
 
-    of: CascadeFamily[Any]
+    of: CascadeFamily[Any, Any]
     #: Of one candidate; those of rows before a product may be of many, with arrays as fields.
     tiles: Any
 

@@ -43,7 +43,7 @@ FAMILIES: Mapping[str, ChainFamily] = MappingProxyType(
 )
 
 #: Of cascades, by name.
-CASCADE_FAMILIES: Mapping[str, type[CascadeFamily[Any]]] = MappingProxyType(
+CASCADE_FAMILIES: Mapping[str, type[CascadeFamily[Any, Any]]] = MappingProxyType(
     {each.name: each for each in (Stream, Tiles, Rows, RowsChain, AttentionOut, RowSums)}
 )
 #: Where the states of a cascade are, as `crossfuse.compile` names it: one CTA makes them; those of
@@ -78,7 +78,7 @@ def read_kernel(family: str, given: Mapping[str, Any]) -> TileKernel:
     return _named(FAMILIES, family, "kernel-family").read(given)
 
 
-def cascade_families(shape: CascadeShape) -> tuple[CascadeFamily[Any], ...]:
+def cascade_families(shape: CascadeShape) -> tuple[CascadeFamily[Any, Any], ...]:
     """Families that have kernels of a cascade."""
     return tuple(each(shape) for each in CASCADE_FAMILIES.values() if each.matches(shape))
 

@@ -46,7 +46,7 @@ _OF_SLOT = 4
 _BUSY = 0.75
 
 
-class RowSums(CascadeFamily[SummingTiles]):
+class RowSums(CascadeFamily[SummingTiles, Work]):
     """Threads that take in rows one after another, and add up what these make of each column."""
 
     name: ClassVar[str] = ROW_SUMS
@@ -59,12 +59,6 @@ class RowSums(CascadeFamily[SummingTiles]):
     axes: ClassVar[tuple[str, ...]] = ("threads", "unroll", "ctas")
     second: ClassVar[tuple[str, ...]] = ("unroll",)
     state_places: ClassVar[Mapping[str, str]] = {"registers": "states in registers"}
-
-    @property
-    def work(self) -> Work:
-        """What is counted of the cascade."""
-        assert isinstance(self.shape.work, Work)
-        return self.shape.work
 
     def candidates(self, device: Device) -> tuple[Steps, tuple[SummingTiles, ...]]:
         """List tiles that keep all rules, and how many tiles each rule leaves."""

@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
+from crossfuse.cascade.rewrite.work import Work
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade.shape import RowsProduct
 from crossfuse.planner.cost.estimate import (
@@ -128,7 +129,7 @@ class _RowsFirstTiles(Protocol):
 T = TypeVar("T", bound=_RowsFirstTiles)
 
 
-class RowsFirstFamily(CascadeFamily[T]):
+class RowsFirstFamily(CascadeFamily[T, Work]):
     """A norm, or another cascade of rows, and one product of what it makes, or a chain of two."""
 
     #: Kernels of the products alone.

@@ -55,7 +55,7 @@ _FULL = 2
 _THREADS_OF_CTA = 256
 
 
-class Stream(CascadeFamily[StreamTiles]):
+class Stream(CascadeFamily[StreamTiles, Work]):
     """Threads that take in a row, and merge what they have of it."""
 
     name: ClassVar[str] = STREAM
@@ -70,12 +70,6 @@ class Stream(CascadeFamily[StreamTiles]):
         "registers": "states in registers",
         "dsm": "states in DSM",
     }
-
-    @property
-    def work(self) -> Work:
-        """What is counted of the cascade."""
-        assert isinstance(self.shape.work, Work)
-        return self.shape.work
 
     def candidates(self, device: Device) -> tuple[Steps, tuple[StreamTiles, ...]]:
         """List tiles that keep all rules, and how many tiles each rule leaves."""

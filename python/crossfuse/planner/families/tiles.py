@@ -48,7 +48,7 @@ _SHARES = (1, 2)
 _LONG = 256
 
 
-class Tiles(CascadeFamily[CascadeTiles]):
+class Tiles(CascadeFamily[CascadeTiles, TileWork]):
     """Warpgroups that multiply tiles of an axis, and keep the states of their rows."""
 
     name: ClassVar[str] = TILES
@@ -65,12 +65,6 @@ class Tiles(CascadeFamily[CascadeTiles]):
     def equal(self) -> float:
         """Estimates whose ratio is less than this are equal."""
         return 1.02
-
-    @property
-    def work(self) -> TileWork:
-        """What is counted of the cascade."""
-        assert isinstance(self.shape.work, TileWork)
-        return self.shape.work
 
     def candidates(self, device: Device) -> tuple[Steps, tuple[CascadeTiles, ...]]:
         """List tiles that keep all rules, and how many tiles each rule leaves."""
