@@ -29,9 +29,8 @@ from crossfuse.meta_schedule.rpc import read_tracker
 from crossfuse.meta_schedule.scheduled import kernels_of, schedule_candidate
 from crossfuse.meta_schedule.tune import open_tuning
 from crossfuse.planner.cost.rates import rates_of
-from crossfuse.planner.kernels.arrays import select
-from crossfuse.planner.tune.kernel_space import KernelSpace
-from crossfuse.planner.tune.space import Group
+from crossfuse.planner.kernels.shape import select
+from crossfuse.planner.tune.kernel_space import Group, KernelSpace
 from crossfuse.planner.tune.strategy import drive, make_strategy
 from crossfuse.workload import resolve
 

@@ -20,8 +20,7 @@ from crossfuse.planner.cost.estimate import eager, estimate
 from crossfuse.planner.cost.rates import Fitted, Rates
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.registry import read_kernel
-from crossfuse.planner.kernels.arrays import stack
-from crossfuse.planner.kernels.shape import Shape
+from crossfuse.planner.kernels.shape import Shape, stack
 
 _NAMES = tuple(each.name for each in fields(Fitted))
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from crossfuse.planner.families.registry import read_kernel
 from crossfuse.planner.families.tiled import TiledKernel
-from crossfuse.planner.kernels.arrays import Flag
 from crossfuse.planner.kernels.kernel import TileKernel
+from crossfuse.planner.kernels.shape import Flag
 from crossfuse.planner.tune.kernel_space import KernelSpace
 
 ALL, NO_DSM, NO_CLUSTERS = SPACES = ("all", "no DSM", "no clusters")

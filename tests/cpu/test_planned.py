@@ -12,7 +12,7 @@ from crossfuse.errors import LoweringRefused, RefusedError, ScheduleRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
 from crossfuse.planner.families.registry import FAMILIES, families, read_kernel
-from crossfuse.planner.kernels.arrays import count, select
+from crossfuse.planner.kernels.shape import count, select
 from crossfuse.planner.plan import Plan, plan
 from crossfuse.schedule.planned import schedule_planned
 from crossfuse.workload import prim_func, resolve

@@ -12,7 +12,7 @@ from crossfuse.bench import ours, variants, worker
 from crossfuse.bench.job import OF_MODELS, OWN
 from crossfuse.errors import LoweringRefused, ScheduleRefused, WorkloadRefused, refuse
 from crossfuse.measure.job import Job, Request
-from crossfuse.runtime.resources import ResourceUsage
+from crossfuse.runtime.manifest import ResourceUsage
 from crossfuse.workload import parse
 
 torch = pytest.importorskip("torch")

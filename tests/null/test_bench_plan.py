@@ -12,7 +12,7 @@ from crossfuse.bench.job import VARIANTS, Job, Planned, Row, Timing
 from crossfuse.bench.plan import Setting, plan, select, setting
 from crossfuse.errors import WorkloadRefused
 from crossfuse.measure.timing import COLD_BYTES, MOST_COPIES, copies_needed, groups
-from crossfuse.runtime.resources import ResourceUsage
+from crossfuse.runtime.manifest import ResourceUsage
 from crossfuse.schema import typed
 from crossfuse.workload import lookup, parse
 

@@ -8,7 +8,7 @@ import pytest
 
 from crossfuse.bench.job import Job, Planned, Row, Timing
 from crossfuse.bench.table import compare, document, mean_speedup, plot, report
-from crossfuse.runtime.resources import ResourceUsage
+from crossfuse.runtime.manifest import ResourceUsage
 from null.bench_tables import cells
 
 

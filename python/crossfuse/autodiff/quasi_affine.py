@@ -179,8 +179,3 @@ def _divided(number: Sum, divisor: int) -> Sum:
     """A sum whose factors are divided by what divides them, and its constant rounded down."""
     terms = ((atom, each // divisor) for atom, each in number.terms)
     return total(terms, number.constant // divisor)
-
-
-def is_divisible(number: Sum, divisor: int) -> bool:
-    """Whether a divisor is proved to divide."""
-    return remainder(number, divisor) == constant(0)

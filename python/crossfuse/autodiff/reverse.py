@@ -9,8 +9,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.autodiff.choices import choose, linear, simplest, under
 from crossfuse.autodiff.derivative import Partial, is_float, partials, times
-from crossfuse.autodiff.indices import NotAffineError, Writer, affine
-from crossfuse.autodiff.inverse import Inverse, invert
+from crossfuse.autodiff.inverse import Inverse, NotAffineError, Writer, affine, invert
 from crossfuse.autodiff.program import Program, is_selecting, starts_neutral
 from crossfuse.autodiff.quasi_affine import Symbol
 from crossfuse.autodiff.refusal import refused

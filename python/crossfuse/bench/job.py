@@ -11,7 +11,7 @@ from crossfuse.measure.job import Job, Timing
 from crossfuse.planner.families.registry import FAMILIES
 
 if TYPE_CHECKING:
-    from crossfuse.runtime.resources import ResourceUsage
+    from crossfuse.runtime.manifest import ResourceUsage
 
 OURS = "ours"
 #: Of models: our kernels, and torch eager for all else.

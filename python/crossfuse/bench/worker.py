@@ -20,11 +20,16 @@ from typing import Any, TypeVar
 
 from crossfuse.bench import environment
 from crossfuse.bench.cascades import CascadeProblem
-from crossfuse.bench.functions import function_problem, is_function
 from crossfuse.bench.job import OWN, Variant
 from crossfuse.bench.models import ModelProblem
 from crossfuse.bench.ours import compile_kernel, kernels
-from crossfuse.bench.problem import DrawnProblem, Problem, make_problem
+from crossfuse.bench.problem import (
+    DrawnProblem,
+    Problem,
+    function_problem,
+    is_function,
+    make_problem,
+)
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import device as find_device
 from crossfuse.measure.job import LIBRARY, PROGRAM, SPEC, Job, Request, Timing, Way

@@ -79,7 +79,7 @@ class Site:
         name of its block; such a block reduces another axis, once for each element.
     after : crossfuse.cascade.rewrite.rows_first.RowsFirst | None
         The function that this one was cut from, with the product that follows; None of a whole.
-    sums : crossfuse.cascade.rewrite.column_sums.ColumnSums | None
+    sums : crossfuse.cascade.rewrite.rows_first.ColumnSums | None
         The same of a function that adds some of the outputs up over the rows.
 
     Examples

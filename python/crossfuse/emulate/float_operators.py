@@ -1,10 +1,16 @@
-"""Operators of floats that TVM's LLVM code generator computes otherwise than a GPU does."""
+"""What of floats TVM's LLVM code generator computes otherwise than a GPU does.
+
+That is some operators, conversions to few bits, and long sums.
+"""
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.blocks.scheduled import combiner_of, is_reduction
+from crossfuse.emulate.widen import converted, rounded
 from crossfuse.workload.dtypes import is_float
 
 _TANH = "tirx.tanh"
@@ -48,3 +54,161 @@ def _call(node: Any, mutator: Any) -> Any:
     (x,) = node.args
     made = ir.tirx.call_pure_extern(wide, _OF_C[wide], x if wide == dtype else x.astype(wide))
     return made if wide == dtype else made.astype(dtype)
+
+
+# Conversions that TVM's LLVM code generator gets wrong, by the bits, for functions of models.
+#
+# Those to and from 8-bit floats are wrong of zeros, denormals and infinities; and what is rounded
+# to bfloat16 or to 8 bits and widened at once is not rounded at all. `crossfuse.emulate.widen`
+# gives the sequential check float32 tensors instead, which a model's other functions would not
+# take.
+
+
+_WIDE, _HALF, _BITS = "float32", "float16", "uint16"
+_BFLOAT16 = "bfloat16"
+#: TVM's attribute of functions that it joins with no other, and its value.
+_PATTERN, _OPAQUE = "op_pattern", 8
+#: Half precision has the exponents of the one type, and five bits of those of the other.
+_E5M2, _E4M3 = "float8_e5m2", "float8_e4m3fn"
+_E4M3_SCALE = 2.0**8
+_E4M3_NAN, _E4M3_SIGN = 0x7F, 0x80
+
+
+def by_bits(func: Any) -> Any:
+    """Write conversions of a function by bits; one without any of them is returned as it is.
+
+    TVM joins it with no other: of tensors between two functions it makes wider ones.
+    """
+    if not any(map(_converts, ir.nodes(func.body, ir.tirx.Cast))):
+        return func
+    body = ir.mutate(func.body, (ir.tirx.Cast, _cast))
+    return ir.with_body(func, body).with_attr(_PATTERN, _OPAQUE)
+
+
+def _converts(cast: Any) -> bool:
+    return bool({str(cast.ty), str(cast.value.ty)} & {_E5M2, _E4M3, _BFLOAT16})
+
+
+def _is_widened(cast: Any) -> bool:
+    inner = cast.value
+    rounds = isinstance(inner, ir.tirx.Cast) and str(inner.ty) == _BFLOAT16
+    return rounds and str(cast.ty) == str(inner.value.ty) == _WIDE
+
+
+def _cast(node: Any, mutator: Any) -> Any:
+    source, target = str(node.value.ty), str(node.ty)
+    if _is_widened(node):
+        return _to_bfloat16(mutator.mutate(node.value.value))
+    if isinstance(node.value, ir.tirx.Cast) and source in (_E5M2, _E4M3):
+        return converted(rounded(mutator.mutate(node.value.value), source), target)
+    value = mutator.mutate(node.value)
+    if source in (_E5M2, _E4M3):
+        value = _decoded(value)
+    return _encoded(value, target) if target in (_E5M2, _E4M3) else converted(value, target)
+
+
+def _to_bfloat16(value: Any) -> Any:
+    """A float32 rounded to nearest even at 16 bits."""
+    t = ir.tirx
+    bits = t.reinterpret("uint32", value)
+    half = t.const(0x7FFF, "uint32") + ((bits >> t.const(16, "uint32")) & t.const(1, "uint32"))
+    nearest = t.reinterpret(_WIDE, (bits + half) & t.const(0xFFFF0000, "uint32"))
+    return t.Select(t.isnan(value), value, nearest)
+
+
+def _decoded(value: Any) -> Any:
+    """The float32 that an 8-bit float is."""
+    t = ir.tirx
+    bits = t.Cast(_BITS, t.reinterpret("uint8", value))
+    if str(value.ty) == _E5M2:
+        return t.Cast(_WIDE, t.reinterpret(_HALF, bits << _number(8)))
+    magnitude, sign = bits & _number(_E4M3_NAN), bits & _number(_E4M3_SIGN)
+    half = t.reinterpret(_HALF, (sign << _number(8)) | (magnitude << _number(7)))
+    number = t.Cast(_WIDE, half) * t.FloatImm(_WIDE, _E4M3_SCALE)
+    return t.Select(t.EQ(magnitude, _number(_E4M3_NAN)), t.FloatImm(_WIDE, float("nan")), number)
+
+
+def _encoded(value: Any, dtype: str) -> Any:
+    """The 8-bit float next to a number, saturating as in CUDA."""
+    t = ir.tirx
+    near = rounded(value, dtype)
+    if dtype == _E5M2:
+        bits = t.reinterpret(_BITS, t.Cast(_HALF, near)) >> _number(8)
+    else:
+        half = t.reinterpret(_BITS, t.Cast(_HALF, near * t.FloatImm(_WIDE, 1 / _E4M3_SCALE)))
+        sign, magnitude = (half >> _number(8)), (half >> _number(7))
+        number = (sign & _number(_E4M3_SIGN)) | (magnitude & _number(_E4M3_NAN))
+        bits = t.Select(t.isnan(near), _number(_E4M3_NAN), number)
+    return t.reinterpret(dtype, t.Cast("uint8", bits))
+
+
+def _number(value: int) -> Any:
+    return ir.tirx.const(value, _BITS)
+
+
+# Long sums that LLVM computes for TVM, in float64, where a GPU adds them up in parts.
+#
+# TVM's loops add one term after the other. Their errors grow with the number of terms, those of
+# torch and of a GPU's threads with its logarithm.
+
+
+_NARROW, _WIDE = "float32", "float64"
+#: Terms from which on a sum is long.
+_LONG = 16
+
+
+def exact_sums(func: Any) -> Any:
+    """Take the long sums of float32 of an unscheduled function in float64, and round them once."""
+    names = [each.name_hint for each in ir.nodes(func.body, ir.SBlock) if _is_long(each)]
+    if not names:
+        return func
+    sch = ir.Schedule(func)
+    wide: dict[Any, Any] = {}
+    for name in names:
+        block = sch.get_sblock(name)
+        sch.cache_write(block, 0, "global")
+        sums = sch.get(block).writes[0].source
+        wide[sums] = ir.tirx.decl_buffer(list(sums.ty.shape), _WIDE, sums.name)
+    return ir.with_body(func, _widened(sch.mod["main"].body, wide))
+
+
+def _is_long(block: Any) -> bool:
+    summed = [each.dom.extent for each in block.iter_vars if is_reduction(each)]
+    if not summed or combiner_of(block) != "sum":
+        return False
+    terms = prod(ir.constant(each) or _LONG for each in summed)  # a symbolic extent may be any
+    return terms >= _LONG and str(block.body.buffer.ty.dtype) == _NARROW
+
+
+def _widened(body: Any, wide: dict[Any, Any]) -> Any:
+    """Have buffers that only sums and copies of them use hold wider numbers."""
+
+    def load(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        if node.source not in wide:
+            return node
+        return ir.tirx.Cast(_NARROW, ir.tirx.BufferLoad(wide[node.source], list(node.indices)))
+
+    def store(node: Any, mutator: Any) -> Any:
+        if node.buffer not in wide:
+            return mutator.default_mutate(node)
+        buffer, indices = wide[node.buffer], list(node.indices)
+        value = node.value
+        if not isinstance(value, ir.tirx.Add):  # what the sum starts with
+            return ir.BufferStore(buffer, ir.tirx.Cast(_WIDE, mutator.mutate(value)), indices)
+        own = isinstance(value.a, ir.TensorLoad) and value.a.source.same_as(node.buffer)
+        term = mutator.mutate(value.b if own else value.a)
+        so_far = ir.tirx.BufferLoad(buffer, indices)
+        return ir.BufferStore(buffer, so_far + ir.tirx.Cast(_WIDE, term), indices)
+
+    def block(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        reads, writes = (
+            [ir.tirx.BufferRegion(wide.get(e.source, e.source), e.region) for e in regions]
+            for regions in (node.reads, node.writes)
+        )
+        allocated = [wide.get(each, each) for each in node.alloc_buffers]
+        return ir.block_like(node, reads=reads, writes=writes, alloc_buffers=allocated)
+
+    callbacks = ((ir.TensorLoad, load), (ir.BufferStore, store), (ir.SBlock, block))
+    return ir.mutate(body, *callbacks)

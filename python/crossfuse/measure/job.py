@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from crossfuse.measure.timing import CALLS, REPEATS, TimingConditions
-from crossfuse.runtime.resources import ResourceUsage
+from crossfuse.runtime.manifest import ResourceUsage
 from crossfuse.schema import Extent, Positive
 
 # Ways to compute something, and their times.

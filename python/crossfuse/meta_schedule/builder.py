@@ -19,7 +19,7 @@ import tvm
 from tvm.ir.utils import derived_object
 from tvm.s_tir.meta_schedule.builder import BuilderInput, BuilderResult, PyBuilder
 
-from crossfuse.bench.functions import keep, name_of, tag_of
+from crossfuse.bench.problem import keep, name_of, tag_of
 from crossfuse.calls import checked
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device, device

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from crossfuse.bench.functions import is_function
+from crossfuse.bench.problem import is_function
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
 from crossfuse.files import read_text, sha256
 from crossfuse.planner.families import EAGER
@@ -40,7 +40,7 @@ class Candidate:
     ----------
     spec : str
         Text of the workload, see `crossfuse.workload.parse`; of family ``trace`` also the name of a
-        function without a spec, see `crossfuse.bench.functions`.
+        function without a spec, see `crossfuse.bench.problem`.
     family : str
         A key of `FAMILIES`.
     tiles : Mapping[str, Any]

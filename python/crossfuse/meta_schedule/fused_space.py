@@ -12,7 +12,7 @@ from tvm.s_tir.meta_schedule.mutator import PyMutator
 from tvm.s_tir.meta_schedule.postproc import PyPostproc
 from tvm.s_tir.meta_schedule.space_generator import PySpaceGenerator
 
-from crossfuse.bench.functions import name_of, tag
+from crossfuse.bench.problem import name_of, tag
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
 from crossfuse.meta_schedule.task import Task, Tasks

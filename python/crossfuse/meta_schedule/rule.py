@@ -9,7 +9,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.schedule_rule import PyScheduleRule
 from tvm_ffi import structural_equal
 
-from crossfuse.bench.functions import TAG, name_of
+from crossfuse.bench.problem import TAG, name_of
 from crossfuse.meta_schedule.fused_space import ForOthers, MutateKernel, VerifyLowered
 from crossfuse.meta_schedule.task import Tasks
 from crossfuse.schedule.records import note

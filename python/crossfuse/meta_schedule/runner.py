@@ -16,8 +16,8 @@ from typing import Any
 from tvm.ir.utils import derived_object
 from tvm.s_tir.meta_schedule.runner import PyRunner, PyRunnerFuture, RunnerInput, RunnerResult
 
-from crossfuse.bench.functions import is_function, path_of
 from crossfuse.bench.job import OURS
+from crossfuse.bench.problem import is_function, path_of
 from crossfuse.calls import checked
 from crossfuse.files import read_text
 from crossfuse.measure.job import LIBRARY, Request, Timing, Way

@@ -11,8 +11,7 @@ from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.families.registry import CASCADE_FAMILIES, FAMILIES
 from crossfuse.planner.kernels.shape import shape_of
-from crossfuse.planner.tune.kernel_space import cascade_space_of, space_of
-from crossfuse.planner.tune.space import Space
+from crossfuse.planner.tune.kernel_space import Space, cascade_space_of, space_of
 from crossfuse.schema import parse
 from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.spec import WorkloadSpec

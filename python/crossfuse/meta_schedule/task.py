@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.bench.functions import name_of, tag
+from crossfuse.bench.problem import name_of, tag
 from crossfuse.blocks.chain import read_layers
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
@@ -38,7 +38,7 @@ class Task:
 
     @cached_property
     def name(self) -> str:
-        """Name of the function, see `crossfuse.bench.functions.name_of`."""
+        """Name of the function, see `crossfuse.bench.problem.name_of`."""
         return name_of(self.func)
 
     @cached_property
@@ -125,7 +125,7 @@ class Tasks:
 
     def __init__(self, target: Device) -> None:
         self.target = target
-        #: All functions that were met, by `crossfuse.bench.functions.name_of`.
+        #: All functions that were met, by `crossfuse.bench.problem.name_of`.
         self.functions: dict[str, Any] = {}
         self._known: dict[str, Task | RefusedError] = {}
 

@@ -22,9 +22,8 @@ from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.family import ChainFamily
 from crossfuse.planner.families.registry import FAMILIES, families
-from crossfuse.planner.kernels.arrays import count, select
 from crossfuse.planner.kernels.kernel import TileKernel
-from crossfuse.planner.kernels.shape import Shape, shape_of, shape_of_blocks
+from crossfuse.planner.kernels.shape import Shape, count, select, shape_of, shape_of_blocks
 from crossfuse.workload.dtypes import float_type
 from crossfuse.workload.spec import LAYERS
 

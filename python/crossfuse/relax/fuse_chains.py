@@ -11,9 +11,9 @@ from crossfuse import _tvm as ir
 from crossfuse.calls import checked
 from crossfuse.hardware import Device, device
 from crossfuse.relax.calls import is_rest
-from crossfuse.relax.chains.gated import GatedFewRows
 from crossfuse.relax.chains.kernels import ChainKernels
 from crossfuse.relax.chains.kinds import Chains, GroupKind, MadeChains, MadeRows
+from crossfuse.relax.chains.products import GatedFewRows
 from crossfuse.relax.choice import choose
 from crossfuse.relax.graph import Node, clean, emit_copies, read_graph, with_bindings, with_body
 from crossfuse.relax.operators import refused

@@ -69,9 +69,7 @@ def serial_kernels(mod: Any) -> Any:
     To be built for LLVM, so that the model runs without a GPU. The functions are those that
     `crossfuse.relax.FuseChains` or `FuseCascades` scheduled; the given module is not changed.
     """
-    from crossfuse.emulate.exact_sums import exact_sums
-    from crossfuse.emulate.few_bits import by_bits
-    from crossfuse.emulate.float_operators import as_on_gpu
+    from crossfuse.emulate.float_operators import as_on_gpu, by_bits, exact_sums
     from crossfuse.emulate.serialise import in_block, of_shapes, serialise
     from crossfuse.lower.extract import buffer_specs
     from crossfuse.lower.verify.structure import takes_fewer_rows

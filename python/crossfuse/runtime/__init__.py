@@ -8,7 +8,7 @@ from crossfuse.runtime.dispatch_table import DispatchTable
 from crossfuse.runtime.kernel import LoadedKernel
 from crossfuse.runtime.kernel_table import Kernels, KernelTable, load_kernels, write_kernels
 from crossfuse.runtime.load import load
-from crossfuse.runtime.manifest import Manifest
+from crossfuse.runtime.manifest import Manifest, ResourceUsage
 from crossfuse.runtime.model_artefact import load_model
 from crossfuse.runtime.model_record import ModelArtefact, read_model_artefact
 from crossfuse.runtime.nvcc import (
@@ -20,7 +20,6 @@ from crossfuse.runtime.nvcc import (
     find_nvcc,
 )
 from crossfuse.runtime.peers import PeerGroup, PeerKernel
-from crossfuse.runtime.resources import ResourceUsage
 
 __all__ = [
     "Artefact",

@@ -24,11 +24,11 @@ from crossfuse.runtime.manifest import (
     FORMAT_VERSION,
     LIBRARY_HASH,
     Manifest,
+    ResourceUsage,
     limits_of,
     releases,
 )
 from crossfuse.runtime.nvcc import Cubin, NvccInfo, compile_cubin
-from crossfuse.runtime.resources import ResourceUsage
 from crossfuse.schema import Damaged, parse
 
 # Checks of what a kernel image asks of a device, before anything is compiled or loaded.

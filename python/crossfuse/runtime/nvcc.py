@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from crossfuse.calls import Seconds, checked
 from crossfuse.errors import EnvironmentRefused, LoweringRefused, RefusedError, refuse
 from crossfuse.files import scratch, sha256
-from crossfuse.runtime.resources import ResourceUsage, parse_resources
+from crossfuse.runtime.manifest import ResourceUsage, parse_resources
 from crossfuse.schema import Damaged
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from torch import fx
 
 from crossfuse.calls import Seconds, checked
 from crossfuse.hardware import Device
-from crossfuse.planner.cost import all_reduce as cost
+from crossfuse.planner.cost.estimate import nccl_sum, one_shot_sum
 from crossfuse.relax.outcome import ChainOutcome
 from crossfuse.runtime.peers import PeerGroup, PeerKernel, check_process_group
 from crossfuse.torch.kernels import check_gradients, define, kernels_of
@@ -419,7 +419,7 @@ def _outcome(
         return ChainOutcome("main", (node.name,), "", "", None, None, why), 0
     elements = prod(value.shape)
     size = elements * value.element_size()
-    times = cost.ours(size, connection.size), cost.nccl(size)
+    times = one_shot_sum(size, connection.size), nccl_sum(size)
     text = f"a sum of {size} bytes over {connection.size} GPUs"
     if times[0] >= times[1] and not options.always:
         why = f"NCCL is estimated to be faster for {text}"

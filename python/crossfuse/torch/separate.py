@@ -15,7 +15,7 @@ from torch import fx
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
 from crossfuse.measure.job import GRAPH, Given, Way
 from crossfuse.measure.timer import Timer
-from crossfuse.relax.measured import Measuring, Separate
+from crossfuse.relax.choice import Measuring, Separate
 from crossfuse.torch.graph_cache import Untold, node_words
 from crossfuse.torch.rewrite import extent
 from crossfuse.torch.translate import Translation, is_size

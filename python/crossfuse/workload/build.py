@@ -393,7 +393,7 @@ def aligned(form: Form, stored: Container[str] = ()) -> tirx.PrimFunc | None:
     """The function of a form on padded operands; None if there is nothing to pad for TMA.
 
     Its root block is annotated with the shapes that callers pass, see
-    `crossfuse.lower.padded_rows`: operands that are `stored` by name come with zeros at the ends of
+    `crossfuse.lower.extract`: operands that are `stored` by name come with zeros at the ends of
     their rows, such as weights that were padded once; the others are copied in each call.
 
     Examples

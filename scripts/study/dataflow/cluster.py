@@ -38,7 +38,7 @@ import numpy as np
 from crossfuse.errors import PlanRefused, RefusedError, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.chain.spec import TERMS, Chain
-from crossfuse.planner.kernels.arrays import Count, Flag, most
+from crossfuse.planner.kernels.shape import Count, Flag, most
 
 #: CTAs in a cluster at most, with the launch attribute for sizes beyond 8.
 MAX_CLUSTER = Device.max_cluster

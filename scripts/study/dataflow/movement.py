@@ -27,7 +27,7 @@ from crossfuse.calls import checked
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import TERMS, Chain, Tensor
 from crossfuse.planner.explain.published import ACCUMULATOR, LoopSchedule
-from crossfuse.planner.kernels.arrays import Count, Flag, Share, ceil_div, choose
+from crossfuse.planner.kernels.shape import Count, Flag, Share, ceil_div, choose
 from study.dataflow.cluster import cluster_lanes
 from study.dataflow.schedules import Residency
 from study.dataflow.tiling import LEVELS, Tiling
@@ -53,10 +53,21 @@ def operands(chain: Chain, made: tuple[Nest, ...]) -> list[tuple[Nest, Tensor]]:
     ]
 
 
+def further_loops(chain: Chain, index: int, name: str) -> tuple[str, ...]:
+    """Dims that a product runs over each time that it reads one of its further inputs.
+
+    The epilogue runs when a sum is whole, so that the loop over the reduction repeats nothing that
+    it reads.
+    """
+    product = chain.products[index]
+    with_operands = product.reduction in chain.tensor(name).dims
+    return chain.loops(index) if with_operands else chain.tensor(product.output).dims
+
+
 def further(chain: Chain, made: tuple[Nest, ...]) -> list[tuple[Nest, Tensor]]:
     """Pair further inputs with the loops that read them."""
     return [
-        (replace(nest, own=chain.further_loops(index, name)), chain.tensor(name))
+        (replace(nest, own=further_loops(chain, index, name)), chain.tensor(name))
         for index, (nest, product) in enumerate(zip(made, chain.products, strict=True))
         for name in product.further
     ]

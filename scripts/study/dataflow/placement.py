@@ -28,7 +28,7 @@ from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.explain.published import ACCUMULATOR
-from crossfuse.planner.kernels.arrays import Count, Share, least, most
+from crossfuse.planner.kernels.shape import Count, Share, least, most
 from study.dataflow.cluster import cluster_lanes, floor_div
 from study.dataflow.schedules import Residency
 from study.dataflow.volume import Nest, region_elements, sums_of

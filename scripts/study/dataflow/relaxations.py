@@ -42,7 +42,7 @@ from crossfuse.planner.explain.published import (
     loop_schedules,
     sum_before_use,
 )
-from crossfuse.planner.kernels.arrays import ceil_div
+from crossfuse.planner.kernels.shape import ceil_div
 from study.dataflow.cluster import MAX_CLUSTER, legal_cluster
 from study.dataflow.rules import Rule, with_room
 from study.dataflow.schedules import Residency, kept, recomputed

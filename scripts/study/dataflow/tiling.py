@@ -28,7 +28,7 @@ import numpy as np
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.explain.published import LoopSchedule
-from crossfuse.planner.kernels.arrays import Count, ceil_div, least
+from crossfuse.planner.kernels.shape import Count, ceil_div, least
 from study.dataflow.cluster import check_cluster, cluster_lanes
 
 LEVELS = ("cta", "cluster", "grid")

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 from crossfuse.planner.chain.spec import TERMS, Chain, refuse_reductions
 from crossfuse.planner.explain.published import LoopSchedule
-from crossfuse.planner.kernels.arrays import Count, Flag, ceil_div, choose
+from crossfuse.planner.kernels.shape import Count, Flag, ceil_div, choose
 from study.dataflow.cluster import floor_div
 from study.dataflow.schedules import Residency
 from study.dataflow.tiling import Grain, Tiling, View, grains

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 
 from crossfuse import _tvm as ir
 from crossfuse.autodiff import gradients
-from crossfuse.cascade.rewrite.column_sums import column_sums
-from crossfuse.cascade.rewrite.rows_first import sites_of
+from crossfuse.cascade.rewrite.rows_first import column_sums, sites_of
 from crossfuse.compiler.choose import choose
 from crossfuse.compiler.source import read_source
 from crossfuse.emulate import run_sequential

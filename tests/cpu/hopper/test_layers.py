@@ -23,8 +23,7 @@ from crossfuse.lower.hopper.plan.kernel import plan_kernel
 from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.planner.chain.build import chain_of_blocks
 from crossfuse.planner.families.phases import LAUNCHES, PHASES
-from crossfuse.planner.kernels.arrays import count, select
-from crossfuse.planner.kernels.shape import shape_of_blocks
+from crossfuse.planner.kernels.shape import count, select, shape_of_blocks
 from crossfuse.runtime.nvcc import compile_cubin
 from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
 from crossfuse.schedule.rules.phases import ChainTiles, PhaseTiles, schedule_phases

@@ -15,8 +15,7 @@ from typing import Any
 import crossfuse.runtime as runtime
 from crossfuse.bench import variants
 from crossfuse.bench.cascade_torch import formula
-from crossfuse.bench.functions import is_function
-from crossfuse.bench.problem import Problem
+from crossfuse.bench.problem import Problem, is_function
 from crossfuse.bench.worker import Session
 from crossfuse.measure import timing
 from crossfuse.measure.job import Request, Timing

@@ -13,7 +13,8 @@ from cpu.meta_schedule.loggers import drop_nameless_handlers
 from cpu.meta_schedule.test_measure import STAND_IN
 from cpu.meta_schedule.test_rule import kinds, rectifier
 from cpu.meta_schedule.test_search import model_with_others
-from crossfuse.bench.functions import (
+from crossfuse.bench.job import Job, Timing
+from crossfuse.bench.problem import (
     function_problem,
     is_function,
     keep,
@@ -21,12 +22,11 @@ from crossfuse.bench.functions import (
     tag,
     tag_of,
 )
-from crossfuse.bench.job import Job, Timing
 from crossfuse.hardware import device, tvm_target
 from crossfuse.meta_schedule.build import Conditions
 from crossfuse.meta_schedule.builder import NvccBuilder
 from crossfuse.meta_schedule.candidate import Candidate
-from crossfuse.meta_schedule.keep_records import KeepRecords
+from crossfuse.meta_schedule.database import KeepRecords
 from crossfuse.meta_schedule.plugs import plugs
 from crossfuse.meta_schedule.records import Record, read_records
 from crossfuse.meta_schedule.rule import post_order_apply

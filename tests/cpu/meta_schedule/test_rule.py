@@ -11,7 +11,7 @@ import pytest
 from cpu.meta_schedule.loggers import drop_nameless_handlers
 from cpu.meta_schedule.planted import NoteBuilder, PlantedRunner
 from cpu.meta_schedule.test_search import SPEC, TASKS, model_with_others, module, task
-from crossfuse.bench.functions import TAG, name_of
+from crossfuse.bench.problem import TAG, name_of
 from crossfuse.hardware import tvm_target
 from crossfuse.lower.extract import lower
 from crossfuse.meta_schedule.builder import import_intrinsics

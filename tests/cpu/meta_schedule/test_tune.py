@@ -13,8 +13,7 @@ from crossfuse.bench.job import Job, Timing
 from crossfuse.hardware import tvm_target
 from crossfuse.meta_schedule.build import Conditions
 from crossfuse.meta_schedule.builder import NvccBuilder
-from crossfuse.meta_schedule.database import workload_module
-from crossfuse.meta_schedule.keep_records import KeepRecords, record_of
+from crossfuse.meta_schedule.database import KeepRecords, record_of, workload_module
 from crossfuse.meta_schedule.records import read_records
 from crossfuse.meta_schedule.runner import GpuRunner
 from crossfuse.workload import parse, prim_func

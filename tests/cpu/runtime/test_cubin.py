@@ -15,7 +15,7 @@ from crossfuse.cache import Entry
 from crossfuse.files import write_atomically
 from crossfuse.runtime import ResourceUsage, cache_directory, compile_cubin, find_nvcc
 from crossfuse.runtime import nvcc as compiler
-from crossfuse.runtime.resources import parse_resources
+from crossfuse.runtime.manifest import parse_resources
 from crossfuse.schema import read, typed
 
 LOG = """\

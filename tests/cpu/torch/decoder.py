@@ -13,7 +13,7 @@ from torch import fx, nn
 from crossfuse.hardware import device
 from crossfuse.relax.cascades.groups import CascadeGroup, Refused, find_cascades
 from crossfuse.relax.cascades.kernels import Cascades
-from crossfuse.torch.fuse_cascades import CascadeKernels, PlannedCascade, legalised
+from crossfuse.torch.fuse_graph import CascadeKernels, PlannedCascade, legalised
 from crossfuse.torch.translate import translate
 
 F = nn.functional

@@ -245,7 +245,7 @@ def test_measurements_go_before_estimates(
         return {place: folder / str(place) for place in functions}
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("crossfuse.relax.measured._built", built)
+    monkeypatch.setattr("crossfuse.relax.choice._built", built)
     timer = FakeTimer(answer, "NVIDIA H200", TARGET)
     monkeypatch.setattr("crossfuse.measure.timer.find_timer", lambda index: timer)
     backend = Backend(target=TARGET, measure=True, rest="eager", cpu="build")

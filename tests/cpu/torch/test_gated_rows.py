@@ -16,8 +16,8 @@ from crossfuse.emulate.cuda import emulate  # noqa: E402
 from crossfuse.emulate.reference import draw, limits, parameters  # noqa: E402
 from crossfuse.hardware import device  # noqa: E402
 from crossfuse.lower.extract import lower  # noqa: E402
-from crossfuse.relax.chains.gated import GatedFewRows, find_gated  # noqa: E402
 from crossfuse.relax.chains.kernels import ChainKernels  # noqa: E402
+from crossfuse.relax.chains.products import GatedFewRows, find_gated  # noqa: E402
 from crossfuse.relax.graph import Graph, read_graph  # noqa: E402
 from crossfuse.torch import Backend, Report, reports  # noqa: E402
 from crossfuse.torch.translate import translate  # noqa: E402

@@ -42,7 +42,7 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def built(functions: Mapping[int, Any], target: Any, folder: Path) -> dict[int, Path]:
         return {place: folder / str(place) for place in functions}
 
-    monkeypatch.setattr("crossfuse.relax.measured._built", built)
+    monkeypatch.setattr("crossfuse.relax.choice._built", built)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 

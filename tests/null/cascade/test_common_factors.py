@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import sympy
 
-from crossfuse.cascade.algebra.common_factors import shared_out
+from crossfuse.cascade.algebra.separation import shared_out
 from crossfuse.cascade.expressions.functions import Fence
 
 x, d, s, v, r = sympy.symbols("x d s v r", real=True)

@@ -10,7 +10,7 @@ import sympy
 
 from cascade_patterns import PATTERNS
 from cascade_patterns.pattern import LOGITS, Pattern, draw
-from crossfuse.cascade.algebra import deriving
+from crossfuse.cascade.algebra import stages
 from crossfuse.cascade.algebra.exponents import nonnegative
 from crossfuse.cascade.algebra.separation import products, sample_rank
 from crossfuse.cascade.run import merge_tree, stream, two_pass
@@ -43,7 +43,7 @@ def test_all_patterns_are_there() -> None:
 
 @pytest.mark.parametrize("pattern", FUSED, ids=lambda each: each.id)
 def test_streams_as_two_passes_do(pattern: Pattern) -> None:
-    derivation = deriving.derive(pattern.cascade)
+    derivation = stages.derive(pattern.cascade)
     rng = np.random.default_rng(pattern.number)
     for length in (each for each in LENGTHS if each >= pattern.least):
         data = draw(pattern, rng, length)
@@ -62,7 +62,7 @@ def test_streams_as_two_passes_do(pattern: Pattern) -> None:
 @pytest.mark.parametrize("pattern", FUSED, ids=lambda each: each.id)
 def test_is_derived_in_two_seconds(pattern: Pattern) -> None:
     start = time.process_time()
-    derivation = deriving._derive(pattern.cascade)
+    derivation = stages._derive(pattern.cascade)
     assert time.process_time() - start < 2
     assert derivation.exact == (pattern.number != 38)
     assert [each.stage for each in derivation.steps] == [
@@ -88,7 +88,7 @@ def test_rank_is_as_marked(pattern: Pattern) -> None:
 @pytest.mark.parametrize("pattern", REFUSED, ids=lambda each: each.id)
 def test_is_refused_with_the_reason(pattern: Pattern) -> None:
     with pytest.raises(CascadeRefused) as caught:
-        deriving.derive(pattern.cascade)
+        stages.derive(pattern.cascade)
     assert caught.value.refusal.rule == pattern.refusal[0]
     for part in pattern.refusal:
         assert part in str(caught.value)

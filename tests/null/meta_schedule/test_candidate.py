@@ -13,7 +13,7 @@ from crossfuse.errors import WorkloadRefused
 from crossfuse.meta_schedule.build import Build
 from crossfuse.meta_schedule.candidate import Candidate, read_candidates
 from crossfuse.meta_schedule.records import Record, append, fastest, read_records
-from crossfuse.runtime.resources import ResourceUsage
+from crossfuse.runtime.manifest import ResourceUsage
 
 CHAIN = "gemm_chain:M=16,K=64,N=128,L=64"
 GIVEN = {"spec": CHAIN, "family": "dsm", "tiles": {"cluster": 8, "rows": 64}}

@@ -24,9 +24,10 @@ from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.registry import CASCADE_FAMILIES, cascade_families, read_tiles
 from crossfuse.planner.plan import Plan
 from crossfuse.planner.tune.kernel_space import cascade_space_of
-from crossfuse.planner.tune.strategy import STRATEGIES, drive, make_strategy
+from crossfuse.planner.tune.strategy import STRATEGIES, make_strategy
 from null.cascade.test_stream_tiles import MEASURED, WORKS, tiles_of
 from null.planner.cascades import DECODE, SOFTMAX
+from null.planner.tune.planted import drive
 
 H100 = device("nvidia-h100")
 RATES = rates_of(H100)

@@ -14,7 +14,7 @@ from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.families import EAGER, ROWS
 from crossfuse.planner.families.registry import cascade_families, read_tiles
 from crossfuse.planner.families.rows import Rows, RowsTiles, rows_estimate
-from crossfuse.planner.kernels.arrays import count
+from crossfuse.planner.kernels.shape import count
 from crossfuse.planner.tune.kernel_space import cascade_space_of
 from null.planner.cascades import NORM_GEMM, SOFTMAX
 

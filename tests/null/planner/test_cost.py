@@ -14,7 +14,7 @@ from crossfuse.planner.cost.rates import Fitted, rates_from, rates_of
 from crossfuse.planner.cost.terms import TERMS
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.registry import families
-from crossfuse.planner.kernels.arrays import count, select
+from crossfuse.planner.kernels.shape import count, select
 from null.planner.test_kernels import CASES, H100, shape, some
 from study.compare_spaces import read_measured
 from study.fit import Sample, fit, predict, rank_correlation, report

@@ -16,7 +16,7 @@ from crossfuse.planner.explain.best import explain_best
 from crossfuse.planner.explain.explanation import Explanation, explain
 from crossfuse.planner.explain.levels import LEVELS, Share
 from crossfuse.planner.families.registry import FAMILIES
-from crossfuse.planner.kernels.arrays import count as kernels_of
+from crossfuse.planner.kernels.shape import count as kernels_of
 from crossfuse.planner.kernels.shape import shape_of
 from crossfuse.planner.plan import Plan, plan, ranked
 

@@ -12,9 +12,8 @@ from crossfuse.hardware import device
 from crossfuse.planner.chain.build import chain_of, matrix_chain
 from crossfuse.planner.families.dsm import ClusteredKernel
 from crossfuse.planner.families.registry import FAMILIES, families, read_kernel
-from crossfuse.planner.kernels.arrays import count, select, stack
 from crossfuse.planner.kernels.kernel import TileKernel
-from crossfuse.planner.kernels.shape import Shape, shape_of
+from crossfuse.planner.kernels.shape import Shape, count, select, shape_of, stack
 from crossfuse.workload import resolve
 from study.dataflow.movement import Machine, movement
 from study.dataflow.schedules import kept, read_schedule

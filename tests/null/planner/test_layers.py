@@ -12,8 +12,15 @@ from crossfuse.planner.cost.estimate import estimate
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.families.phases import LAUNCHES, PHASES
 from crossfuse.planner.families.registry import families, read_kernel
-from crossfuse.planner.kernels.arrays import axes, count, entries, select, stack
-from crossfuse.planner.kernels.shape import LayerShape, shape_of
+from crossfuse.planner.kernels.shape import (
+    LayerShape,
+    axes,
+    count,
+    entries,
+    select,
+    shape_of,
+    stack,
+)
 from crossfuse.planner.plan import Plan, plan, ranked
 from crossfuse.planner.tune.kernel_space import space_of
 

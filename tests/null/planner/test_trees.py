@@ -14,7 +14,7 @@ from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.cost.terms import LEARNED, NAMES, Trees, read, trees_of
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.registry import FAMILIES
-from crossfuse.planner.kernels.arrays import count, select
+from crossfuse.planner.kernels.shape import count, select
 from crossfuse.planner.plan import plan
 from null.planner.test_kernels import H100, shape
 from study.fit import Sample

@@ -15,6 +15,7 @@ from math import prod
 
 from crossfuse.planner.chain.spec import Chain, Tensor
 from crossfuse.planner.explain.published import LoopSchedule
+from study.dataflow.movement import further_loops
 from study.dataflow.schedules import Residency
 from study.dataflow.tiling import Tiling, grains
 
@@ -93,7 +94,7 @@ class Walk:
         for name in product.further:
             tensor = self.chain.tensor(name)
             if product.reduction in tensor.dims or at.get(product.reduction, last) == last:
-                self._touch(index, tensor, at, self.chain.further_loops(index, name))
+                self._touch(index, tensor, at, further_loops(self.chain, index, name))
 
     def _touch(
         self, index: int, tensor: Tensor, at: _Steps, loops: tuple[str, ...] | None = None

@@ -7,7 +7,7 @@ import pytest
 
 from crossfuse.hardware import device
 from crossfuse.planner.chain.build import matrix_chain
-from crossfuse.planner.kernels.arrays import ceil_div
+from crossfuse.planner.kernels.shape import ceil_div
 from null.study.chains import compulsory, random_tiling
 from study.dataflow.cluster import floor_div
 from study.dataflow.movement import MEMORIES, Machine, Movement, movement

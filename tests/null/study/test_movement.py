@@ -9,7 +9,7 @@ from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
 from crossfuse.planner.chain.build import Layer, Operand, Reduced, assemble, chain_of, matrix_chain
 from crossfuse.planner.chain.spec import Chain, Reduction
-from crossfuse.planner.kernels.arrays import Count
+from crossfuse.planner.kernels.shape import Count
 from crossfuse.workload import lookup, parse
 from null.study.chains import compulsory, random_case
 from study.dataflow.movement import Machine, movement

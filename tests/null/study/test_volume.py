@@ -14,6 +14,7 @@ from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.explain.published import LoopSchedule, loop_schedules
 from null.study.chains import Case, random_case, random_chain, random_residency, random_tiling
 from null.study.simulator import Walk
+from study.dataflow.movement import further_loops
 from study.dataflow.schedules import check_residency, kept, recomputed
 from study.dataflow.tiling import LEVELS, Tiling, check_tiling, grains
 from study.dataflow.volume import (
@@ -49,7 +50,7 @@ def formulas(case: Case, level: str) -> dict[tuple[str, str], int]:
             if result:
                 found["made", name] = elements_made(nest, tensor.dims)
             elif name in product.further:
-                nest = replace(own, own=chain.further_loops(index, name))
+                nest = replace(own, own=further_loops(chain, index, name))
             else:
                 times = len(product.rights) if name == product.left else 1
                 found["read", name] = times * operand_reads(nest, tensor.dims, PIECES)

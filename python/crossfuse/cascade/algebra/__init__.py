@@ -40,6 +40,6 @@ def derive(cascade: Cascade) -> Derivation:
     >>> [each.name for each in derive(detect(func)[0].cascade).slots]
     ['m', 's']
     """
-    from crossfuse.cascade.algebra.deriving import derive as run
+    from crossfuse.cascade.algebra.stages import derive as run
 
     return run(cascade)

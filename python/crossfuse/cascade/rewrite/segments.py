@@ -12,7 +12,15 @@ import sympy
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Slot, guarded, new, old, value
-from crossfuse.cascade.rewrite.context import StreamContext, Tiling, at, finished
+from crossfuse.cascade.rewrite.context import (
+    BYTES,
+    Stream,
+    StreamContext,
+    Tiling,
+    at,
+    finished,
+    read_by,
+)
 from crossfuse.cascade.rewrite.merging import insert
 from crossfuse.cascade.rewrite.phases import (
     Definitions,
@@ -35,7 +43,6 @@ from crossfuse.cascade.rewrite.scripting import (
     when,
     zero,
 )
-from crossfuse.cascade.rewrite.streams import BYTES, Stream, read_by
 from crossfuse.cascade.site import OutputSite
 from crossfuse.cascade.spec import position
 

@@ -16,13 +16,11 @@ from crossfuse.calls import checked
 from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.derivation import Derivation
 from crossfuse.cascade.detect import detect
-from crossfuse.cascade.rewrite.column_sums import ColumnSums
-from crossfuse.cascade.rewrite.context import StreamContext, stream_context
-from crossfuse.cascade.rewrite.rows_first import realized
+from crossfuse.cascade.rewrite.context import BYTES, StreamContext, stream_context
+from crossfuse.cascade.rewrite.rows_first import ColumnSums, realized
 from crossfuse.cascade.rewrite.scripting import held, loop, named, spatial, when
 from crossfuse.cascade.rewrite.segments import for_lanes
 from crossfuse.cascade.rewrite.streaming import StreamWriter, begin, check_stream, streaming
-from crossfuse.cascade.rewrite.streams import BYTES
 from crossfuse.cascade.rewrite.tiles import StreamTiles, SummingTiles, refused
 from crossfuse.cascade.site import Site
 from crossfuse.markers import WORKSPACES

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP
-from crossfuse.lower.hopper.program.tile import identifier
+from crossfuse.lower.hopper.program.tile import Place, identifier
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.plan.kernel import KernelPlan
     from crossfuse.lower.hopper.plan.phase import PhasePlan
-    from crossfuse.lower.hopper.program.tile import Place
     from crossfuse.lower.hopper.program.tile_program import TileProgram
     from crossfuse.lower.hopper.stream.merge import MergePlan
     from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan

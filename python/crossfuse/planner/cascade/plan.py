@@ -157,7 +157,7 @@ def _called(plan: CascadePlan) -> str:
     return EAGER if plan.family == EAGER else f"{plan.family}: {plan.place}"
 
 
-def _of_kernel(family: CascadeFamily[T], tiles: T, spec: Device, rates: Rates) -> CascadePlan:
+def _of_kernel(family: CascadeFamily[T, Any], tiles: T, spec: Device, rates: Rates) -> CascadePlan:
     found = family.estimate(tiles, spec, rates)
     frame = _frame(family.shape, spec, found)
     moved = family.moved(tiles, spec)

@@ -355,28 +355,6 @@ class Chain:
         """What the last product makes."""
         return self.tensor(self.products[-1].output)
 
-    def further_loops(self, index: int, name: str) -> tuple[str, ...]:
-        """Dims that a product runs over each time that it reads one of its further inputs.
-
-        The epilogue runs when a sum is whole, so that the loop over the reduction repeats nothing
-        that it reads.
-
-        Parameters
-        ----------
-        index : int
-            Of the product, in order.
-        name : str
-            Of the input.
-
-        Returns
-        -------
-        tuple[str, ...]
-            Names of dims.
-        """
-        product = self.products[index]
-        with_operands = product.reduction in self.tensor(name).dims
-        return self.loops(index) if with_operands else self.tensor(product.output).dims
-
     def column(self, index: int) -> str:
         """The dim that only the weights of a product bring in.
 

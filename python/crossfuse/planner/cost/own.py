@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.cost.terms import CASCADE_TERMS, TERMS
-from crossfuse.planner.kernels.arrays import Share
+from crossfuse.planner.kernels.shape import Share
 
 if TYPE_CHECKING:
     from crossfuse.hardware import Device

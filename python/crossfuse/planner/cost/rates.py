@@ -19,14 +19,13 @@ from crossfuse.hardware import Device, device
 from crossfuse.planner.calibration.record import Measured, load, measured
 from crossfuse.planner.cost.own import OwnTerm
 from crossfuse.planner.cost.terms import Estimate, Trees, trees_of
-from crossfuse.planner.kernels.arrays import Count, Share
+from crossfuse.planner.kernels.shape import Count, Shape, Share
 from crossfuse.schema import Damaged, Positive, typed
 
 if TYPE_CHECKING:
     from crossfuse.planner.cascade.shape import CascadeShape
     from crossfuse.planner.families.cascade import CascadeKernel
     from crossfuse.planner.kernels.kernel import TileKernel
-    from crossfuse.planner.kernels.shape import Shape
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,10 @@ import numpy as np
 from crossfuse import schema
 from crossfuse.errors import EnvironmentRefused, RefusedError, refuse
 from crossfuse.hardware import Device
-from crossfuse.planner.kernels.arrays import Share, count
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.memory import Memory, resident
 from crossfuse.planner.kernels.phase import Phase
-from crossfuse.planner.kernels.shape import Shape
+from crossfuse.planner.kernels.shape import Shape, Share, count
 from crossfuse.schema import Between, Count, Damaged
 
 #: Term of what was learned from measured kernels, see `crossfuse.planner.cost.estimate`.

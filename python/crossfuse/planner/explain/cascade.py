@@ -25,8 +25,7 @@ from crossfuse.planner.families.registry import (
     families,
     read_tiles,
 )
-from crossfuse.planner.kernels.arrays import count
-from crossfuse.planner.kernels.shape import Shape, Step
+from crossfuse.planner.kernels.shape import Shape, Step, count
 from crossfuse.schema import parse
 
 if TYPE_CHECKING:

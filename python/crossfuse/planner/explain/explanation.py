@@ -17,10 +17,9 @@ from crossfuse.planner.explain.published import count
 from crossfuse.planner.explain.tables import printed, render
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.registry import families, read_kernel
-from crossfuse.planner.kernels.arrays import least
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.memory import resident, uses
-from crossfuse.planner.kernels.shape import Shape, Step, shape_of
+from crossfuse.planner.kernels.shape import Shape, Step, least, shape_of
 from crossfuse.schema import parse
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ import numpy as np
 
 from crossfuse.hardware import Device
 from crossfuse.planner.chain.spec import Chain, Tensor
-from crossfuse.planner.kernels import arrays
+from crossfuse.planner.kernels import shape as counts
 from crossfuse.planner.kernels.shape import Step
 
 #: Blocks are multiples of this: the columns of the smallest tile that tensor cores like.
@@ -113,9 +113,9 @@ class Domain:
 def grid(choices: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
     """All combinations of some choices, the last one fastest: an array of float64 for each name.
 
-    Counts are float64, see `crossfuse.planner.kernels.arrays`.
+    Counts are float64, see `crossfuse.planner.kernels.shape`.
     """
-    values = arrays.grid(*(tuple(map(float, each)) for each in choices.values()))
+    values = counts.grid(*(tuple(map(float, each)) for each in choices.values()))
     return dict(zip(choices, values, strict=True))
 
 

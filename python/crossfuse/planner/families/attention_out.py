@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.cascade.rewrite.work import TileWork
@@ -32,17 +32,12 @@ from crossfuse.planner.cost.terms import Estimate, added
 from crossfuse.planner.explain.levels import tile_instructions
 from crossfuse.planner.families import ATTENTION_OUT
 from crossfuse.planner.families.cascade import CascadeFamily, Rule, Steps, Taken, keep_rules
-from crossfuse.planner.families.family import of_rules
 from crossfuse.planner.families.rows import TOGETHER
 from crossfuse.planner.families.tiled import GEMM, GemmKernel
 from crossfuse.planner.families.tiles import Tiles
 from crossfuse.planner.kernels.memory import LEAST_STAGES, Memory, memory, resident
 from crossfuse.planner.kernels.stream import BESIDE_STREAM
 from crossfuse.schema import Tile
-
-if TYPE_CHECKING:
-    from crossfuse.cascade.derivation import Derivation
-    from crossfuse.cascade.site import Site
 
 _ROWS = (64, 128)
 _ELEMENTS = (32, 64, 96, 128)
@@ -87,7 +82,7 @@ class AttentionOutTiles:
         return GemmKernel.read(self.product)
 
 
-class AttentionOut(CascadeFamily[AttentionOutTiles]):
+class AttentionOut(CascadeFamily[AttentionOutTiles, TileWork]):
     """A stream of tiles, whose result is the left operand of a product in the same launch."""
 
     name: ClassVar[str] = ATTENTION_OUT
@@ -100,12 +95,6 @@ class AttentionOut(CascadeFamily[AttentionOutTiles]):
     axes: ClassVar[tuple[str, ...]] = ("rows", "elements", "cluster", "columns")
     second: ClassVar[tuple[str, ...]] = ("columns",)
     most: ClassVar[int] = 8
-
-    @property
-    def work(self) -> TileWork:
-        """What is counted of the stream."""
-        assert isinstance(self.shape.work, TileWork)
-        return self.shape.work
 
     @property
     def after(self) -> OutputProduct:
@@ -262,10 +251,3 @@ class AttentionOut(CascadeFamily[AttentionOutTiles]):
         """Operations of all products, and instructions for each score."""
         found = tile_instructions(self.work, tiles.stream)
         return {**found, "tensor": found["tensor"] + self.after.chain.flops}
-
-    @classmethod
-    def schedule(
-        cls, site: Site, derivation: Derivation, tiles: AttentionOutTiles, *, constant: bool
-    ) -> Any:
-        """Write the stream and the product as one kernel."""
-        return of_rules("attention_out.attention_before_product")(site, derivation, tiles, constant)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import log
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar, cast
 
 from crossfuse.cascade.rewrite.work import TileWork, Work
 from crossfuse.errors import PlanRefused, refuse
@@ -14,6 +14,7 @@ from crossfuse.hardware import Device
 from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.cost.terms import Estimate
+from crossfuse.planner.families.family import of_rules
 from crossfuse.planner.kernels.shape import Step
 from crossfuse.schema import Damaged, typed
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from crossfuse.cascade.site import Site
 
 T = TypeVar("T")
+W = TypeVar("W", bound=Work | TileWork)
 Steps: TypeAlias = "tuple[Step, ...]"
 #: Tiles with their estimated microseconds.
 Timed: TypeAlias = "tuple[float, T]"
@@ -57,15 +59,18 @@ class Taken:
     waves: float
 
 
-class CascadeFamily(ABC, Generic[T]):
-    """Kernels of a cascade in tiles `T`, a frozen dataclass; an instance is of one cascade."""
+class CascadeFamily(ABC, Generic[T, W]):
+    """Kernels of a cascade in tiles `T`, a frozen dataclass; an instance is of one cascade.
+
+    `W` is what is counted of it, one of `streams`.
+    """
 
     #: As plans and candidates name it.
     name: ClassVar[str]
     #: What it is, in a few words, and as the head of an explanation.
     text: ClassVar[str]
     form: ClassVar[str]
-    #: The schedule rule, see `crossfuse.planner.families.family.of_rules`.
+    #: The schedule rule, see `of_rules`; its file has ``planned``, which writes a plan's kernel.
     rule: ClassVar[str]
     #: The type of the tiles.
     kind: ClassVar[Any]
@@ -88,6 +93,11 @@ class CascadeFamily(ABC, Generic[T]):
 
     def __init__(self, shape: CascadeShape) -> None:
         self.shape = shape
+
+    @property
+    def work(self) -> W:
+        """What is counted of the cascade."""
+        return cast(W, self.shape.work)
 
     @classmethod
     def summary(cls) -> str:
@@ -150,9 +160,10 @@ class CascadeFamily(ABC, Generic[T]):
         """Operations of products, and instructions beside them, by level of explanations."""
 
     @classmethod
-    @abstractmethod
     def schedule(cls, site: Site, derivation: Derivation, tiles: T, *, constant: bool) -> Any:
         """Write and schedule a cascade; `constant` weights are written by no running kernel."""
+        module, _, _ = cls.rule.partition(".")
+        return of_rules(f"{module}.planned")(site, derivation, tiles, constant)
 
     def kernels(self, tiles: T) -> tuple[str, ...]:
         """Name the launched kernels."""
@@ -219,7 +230,7 @@ class CascadeFamily(ABC, Generic[T]):
 class CascadeKernel:
     """A kernel of a cascade as a user's own terms see it: `crossfuse.planner.cost.own.OwnTerm`."""
 
-    of: CascadeFamily[Any]
+    of: CascadeFamily[Any, Any]
     #: Of one candidate; those of rows before a product may be of many, with arrays as fields.
     tiles: Any
 

@@ -18,23 +18,25 @@ from crossfuse.hardware import Device
 from crossfuse.planner.cost.estimate import Clock, Work, turns_of
 from crossfuse.planner.cost.rates import at
 from crossfuse.planner.families.family import ChainFamily, Placement
-from crossfuse.planner.kernels.arrays import (
+from crossfuse.planner.kernels.kernel import PartedKernel
+from crossfuse.planner.kernels.phase import Phase, hold_both
+from crossfuse.planner.kernels.shape import (
     CLUSTERS,
     NOTHING,
     PARTS,
     ROWS,
     Count,
     Flag,
+    Shape,
+    TileRule,
     ceil_div,
     choose,
     given_or,
     grid,
     least,
     row_options,
+    rows_in_parts,
 )
-from crossfuse.planner.kernels.kernel import PartedKernel
-from crossfuse.planner.kernels.phase import Phase, hold_both
-from crossfuse.planner.kernels.shape import Shape, TileRule, rows_in_parts
 
 #: Columns that slices are multiples of, and all slices of a cluster: what wgmma multiplies at once,
 #: and a row of a tile of D.

@@ -17,9 +17,8 @@ import numpy as np
 
 from crossfuse.errors import PlanRefused, ScheduleRefused, refuse
 from crossfuse.hardware import Device
-from crossfuse.planner.kernels.arrays import NOTHING, count, flags, select
 from crossfuse.planner.kernels.kernel import TileKernel
-from crossfuse.planner.kernels.shape import Shape, Step, narrowed
+from crossfuse.planner.kernels.shape import NOTHING, Shape, Step, count, flags, narrowed, select
 from crossfuse.schema import Damaged, typed
 
 _RULES = "crossfuse.schedule.rules"

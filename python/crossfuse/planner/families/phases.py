@@ -35,12 +35,17 @@ from crossfuse.planner.families.tiled import (
     PhasedKernel,
     splits,
 )
-from crossfuse.planner.kernels.arrays import (
+from crossfuse.planner.kernels.memory import resident
+from crossfuse.planner.kernels.phase import Phase, widest_of
+from crossfuse.planner.kernels.shape import (
     CLUSTERS,
     NOTHING,
     ROWS,
     Count,
     Flag,
+    Shape,
+    TileRule,
+    all_kept,
     choose,
     column_options,
     flags,
@@ -49,9 +54,6 @@ from crossfuse.planner.kernels.arrays import (
     read_extents,
     row_options,
 )
-from crossfuse.planner.kernels.memory import resident
-from crossfuse.planner.kernels.phase import Phase, widest_of
-from crossfuse.planner.kernels.shape import Shape, TileRule, all_kept
 from crossfuse.schema import Damaged
 
 _T = TypeVar("_T", bound="LayeredKernel")

@@ -15,12 +15,16 @@ import numpy as np
 from crossfuse.hardware import WARPGROUP_ROWS, Device
 from crossfuse.planner.cost.estimate import Clock, Work
 from crossfuse.planner.families.family import ChainFamily, Placement
-from crossfuse.planner.kernels.arrays import (
+from crossfuse.planner.kernels.kernel import PartedKernel
+from crossfuse.planner.kernels.phase import Phase, by_warpgroups, sums_received, widest_of
+from crossfuse.planner.kernels.shape import (
     NOTHING,
     PARTS,
     ROWS,
     Count,
     Flag,
+    Shape,
+    TileRule,
     ceil_div,
     choose,
     column_options,
@@ -28,11 +32,9 @@ from crossfuse.planner.kernels.arrays import (
     grid,
     least,
     row_options,
+    rows_in_parts,
     select,
 )
-from crossfuse.planner.kernels.kernel import PartedKernel
-from crossfuse.planner.kernels.phase import Phase, by_warpgroups, sums_received, widest_of
-from crossfuse.planner.kernels.shape import Shape, TileRule, rows_in_parts
 
 #: Columns that parts of the intermediate are multiples of: a row of a tile of D.
 STEP = 64

@@ -21,9 +21,8 @@ from crossfuse.planner.families.rows_chain import RowsChain
 from crossfuse.planner.families.stream import Stream
 from crossfuse.planner.families.tiles import Tiles
 from crossfuse.planner.families.warps import Warps
-from crossfuse.planner.kernels.arrays import count
 from crossfuse.planner.kernels.kernel import TileKernel
-from crossfuse.planner.kernels.shape import Shape
+from crossfuse.planner.kernels.shape import Shape, count
 
 _F = TypeVar("_F")
 
@@ -45,7 +44,7 @@ FAMILIES: Mapping[str, ChainFamily] = MappingProxyType(
 )
 
 #: Of cascades, by name.
-CASCADE_FAMILIES: Mapping[str, type[CascadeFamily[Any]]] = MappingProxyType(
+CASCADE_FAMILIES: Mapping[str, type[CascadeFamily[Any, Any]]] = MappingProxyType(
     {each.name: each for each in (Stream, Tiles, Warps, Rows, RowsChain, AttentionOut, RowSums)}
 )
 #: Where the states of a cascade are, as `crossfuse.compile` names it: one CTA makes them; those of
@@ -80,7 +79,7 @@ def read_kernel(family: str, given: Mapping[str, Any]) -> TileKernel:
     return _named(FAMILIES, family, "kernel-family").read(given)
 
 
-def cascade_families(shape: CascadeShape) -> tuple[CascadeFamily[Any], ...]:
+def cascade_families(shape: CascadeShape) -> tuple[CascadeFamily[Any, Any], ...]:
     """Families that have kernels of a cascade."""
     return tuple(each(shape) for each in CASCADE_FAMILIES.values() if each.matches(shape))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from crossfuse.cascade.rewrite.tiles import SummingTiles
 from crossfuse.cascade.rewrite.work import Work
@@ -31,11 +31,6 @@ from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.explain.levels import instructions
 from crossfuse.planner.families import ROW_SUMS
 from crossfuse.planner.families.cascade import CascadeFamily, Rule, Steps, Taken, keep_rules
-from crossfuse.planner.families.family import of_rules
-
-if TYPE_CHECKING:
-    from crossfuse.cascade.derivation import Derivation
-    from crossfuse.cascade.site import Site
 
 _THREADS = (64, 128, 256, 512, 1024)
 _UNROLLS = (1, 2, 4)
@@ -51,7 +46,7 @@ _OF_SLOT = 4
 _BUSY = 0.75
 
 
-class RowSums(CascadeFamily[SummingTiles]):
+class RowSums(CascadeFamily[SummingTiles, Work]):
     """Threads that take in rows one after another, and add up what these make of each column."""
 
     name: ClassVar[str] = ROW_SUMS
@@ -64,12 +59,6 @@ class RowSums(CascadeFamily[SummingTiles]):
     axes: ClassVar[tuple[str, ...]] = ("threads", "unroll", "ctas")
     second: ClassVar[tuple[str, ...]] = ("unroll",)
     state_places: ClassVar[Mapping[str, str]] = {"registers": "states in registers"}
-
-    @property
-    def work(self) -> Work:
-        """What is counted of the cascade."""
-        assert isinstance(self.shape.work, Work)
-        return self.shape.work
 
     def candidates(self, device: Device) -> tuple[Steps, tuple[SummingTiles, ...]]:
         """List tiles that keep all rules, and how many tiles each rule leaves."""
@@ -129,15 +118,6 @@ class RowSums(CascadeFamily[SummingTiles]):
     def kernels(self, tiles: SummingTiles) -> tuple[str, ...]:
         """Name the launched kernels."""
         return (self.name, *("merge" for _ in range(self.shape.sums)))
-
-    @classmethod
-    def schedule(
-        cls, site: Site, derivation: Derivation, tiles: SummingTiles, *, constant: bool
-    ) -> Any:
-        """Write both streams, and bind them."""
-        from crossfuse.cascade.rewrite.summing import summing
-
-        return of_rules(cls.rule)(summing(site, derivation, tiles), tiles)
 
 
 def _groups(rows: int, places: int) -> int:

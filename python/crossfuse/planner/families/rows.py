@@ -22,10 +22,11 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
+from crossfuse.cascade.rewrite.work import Work
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade.shape import RowsProduct
 from crossfuse.planner.cost.estimate import (
@@ -46,9 +47,8 @@ from crossfuse.planner.families.cascade import (
     Taken,
     Timed,
 )
-from crossfuse.planner.families.family import ChainFamily, of_rules
+from crossfuse.planner.families.family import ChainFamily
 from crossfuse.planner.families.tiled import GEMM, GemmKernel, TiledKernel
-from crossfuse.planner.kernels.arrays import Share, ceil_div, choose, count, least, most, select
 from crossfuse.planner.kernels.memory import BEFORE_ROWS, Memory, memory, resident
 from crossfuse.planner.kernels.phase import (
     MOST_ROWS,
@@ -59,12 +59,18 @@ from crossfuse.planner.kernels.phase import (
     pages,
     row_batches,
 )
-from crossfuse.planner.kernels.shape import TileRule, narrowed
+from crossfuse.planner.kernels.shape import (
+    Share,
+    TileRule,
+    ceil_div,
+    choose,
+    count,
+    least,
+    most,
+    narrowed,
+    select,
+)
 from crossfuse.schema import Tile
-
-if TYPE_CHECKING:
-    from crossfuse.cascade.derivation import Derivation
-    from crossfuse.cascade.site import Site
 
 #: Rows of a CTA from which on they are made chunk by chunk.
 _MANY = 8
@@ -123,7 +129,7 @@ class _RowsFirstTiles(Protocol):
 T = TypeVar("T", bound=_RowsFirstTiles)
 
 
-class RowsFirstFamily(CascadeFamily[T]):
+class RowsFirstFamily(CascadeFamily[T, Work]):
     """A norm, or another cascade of rows, and one product of what it makes, or a chain of two."""
 
     #: Kernels of the products alone.
@@ -301,13 +307,6 @@ class Rows(RowsFirstFamily[RowsTiles]):
     def place_of(self, tiles: RowsTiles) -> str:
         """Describe where rows are stored."""
         return "chunks of rows in L2" if tiles.chunk else "rows in L2"
-
-    @classmethod
-    def schedule(
-        cls, site: Site, derivation: Derivation, tiles: RowsTiles, *, constant: bool
-    ) -> Any:
-        """Take the function apart, and write rows and product as one kernel."""
-        return of_rules("rows_gemm.rows_before_product")(site.function, tiles, constant)
 
 
 def _takes_chunks(kernel: GemmKernel, product: RowsProduct) -> bool:

@@ -7,21 +7,16 @@ the family ``l2``. Rows and the intermediate pass through the L2 cache.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from crossfuse.hardware import Device
 from crossfuse.planner.families import ROWS_CHAIN
-from crossfuse.planner.families.family import ChainFamily, of_rules
+from crossfuse.planner.families.family import ChainFamily
 from crossfuse.planner.families.rows import RowsFirstFamily
 from crossfuse.planner.families.tiled import STAGED, StagedKernel
-from crossfuse.planner.kernels.arrays import choose
 from crossfuse.planner.kernels.phase import by_warpgroups
-from crossfuse.planner.kernels.shape import TileRule
+from crossfuse.planner.kernels.shape import TileRule, choose
 from crossfuse.schema import Tile
-
-if TYPE_CHECKING:
-    from crossfuse.cascade.derivation import Derivation
-    from crossfuse.cascade.site import Site
 
 
 @dataclass(frozen=True)
@@ -96,10 +91,3 @@ class RowsChain(RowsFirstFamily[RowsChainTiles]):
     def place_of(self, tiles: RowsChainTiles) -> str:
         """Describe where rows and the intermediate are stored."""
         return "rows and intermediate in L2"
-
-    @classmethod
-    def schedule(
-        cls, site: Site, derivation: Derivation, tiles: RowsChainTiles, *, constant: bool
-    ) -> Any:
-        """Take the function apart, and write rows and products as one kernel."""
-        return of_rules("rows_chain.chain_behind_rows")(site.function, tiles, constant)

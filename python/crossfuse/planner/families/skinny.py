@@ -26,20 +26,22 @@ from crossfuse.planner.cost.estimate import (
 )
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.families.family import ChainFamily
-from crossfuse.planner.kernels.arrays import (
+from crossfuse.planner.kernels.kernel import Resources, TileKernel
+from crossfuse.planner.kernels.memory import Memory
+from crossfuse.planner.kernels.phase import Phase
+from crossfuse.planner.kernels.shape import (
     NOTHING,
     Count,
+    Shape,
+    TileRule,
     ceil_div,
     count,
     grid,
     least,
     read_extents,
     select,
+    shape_of,
 )
-from crossfuse.planner.kernels.kernel import Resources, TileKernel
-from crossfuse.planner.kernels.memory import Memory
-from crossfuse.planner.kernels.phase import Phase
-from crossfuse.planner.kernels.shape import Shape, TileRule, shape_of
 
 if TYPE_CHECKING:
     from crossfuse.planner.plan import Plan

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import product
 from math import gcd, log2
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from crossfuse.cascade.rewrite.tiles import RESIDENCES, StreamTiles
 from crossfuse.cascade.rewrite.work import Work
@@ -27,11 +27,6 @@ from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.explain.levels import instructions
 from crossfuse.planner.families import STREAM
 from crossfuse.planner.families.cascade import CascadeFamily, Rule, Steps, Taken, keep_rules
-from crossfuse.planner.families.family import of_rules
-
-if TYPE_CHECKING:
-    from crossfuse.cascade.derivation import Derivation
-    from crossfuse.cascade.site import Site
 
 #: Places of elements that outputs need again, by `StreamTiles.resident`.
 _RESIDENT = {"registers": "registers", "shared": "shared memory", "none": "L2"}
@@ -60,7 +55,7 @@ _FULL = 2
 _THREADS_OF_CTA = 256
 
 
-class Stream(CascadeFamily[StreamTiles]):
+class Stream(CascadeFamily[StreamTiles, Work]):
     """Threads that take in a row, and merge what they have of it."""
 
     name: ClassVar[str] = STREAM
@@ -75,12 +70,6 @@ class Stream(CascadeFamily[StreamTiles]):
         "registers": "states in registers",
         "dsm": "states in DSM",
     }
-
-    @property
-    def work(self) -> Work:
-        """What is counted of the cascade."""
-        assert isinstance(self.shape.work, Work)
-        return self.shape.work
 
     def candidates(self, device: Device) -> tuple[Steps, tuple[StreamTiles, ...]]:
         """List tiles that keep all rules, and how many tiles each rule leaves."""
@@ -135,15 +124,6 @@ class Stream(CascadeFamily[StreamTiles]):
     def computed(self, tiles: StreamTiles) -> dict[str, int]:
         """Instructions for each element."""
         return instructions(self.work)
-
-    @classmethod
-    def schedule(
-        cls, site: Site, derivation: Derivation, tiles: StreamTiles, *, constant: bool
-    ) -> Any:
-        """Write the stream, and bind it."""
-        from crossfuse.cascade.rewrite.streaming import streaming
-
-        return of_rules(cls.rule)(streaming(site, derivation, tiles), tiles)
 
 
 def _all(work: Work) -> list[StreamTiles]:

@@ -21,23 +21,6 @@ from crossfuse.hardware import Device
 from crossfuse.planner.cost.estimate import Clock, Work, overlapped
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.families.family import ChainFamily, Placement
-from crossfuse.planner.kernels.arrays import (
-    CLUSTERS,
-    NOTHING,
-    ROWS,
-    Count,
-    Flag,
-    Share,
-    ceil_div,
-    choose,
-    column_options,
-    grid,
-    least,
-    most,
-    read_extents,
-    row_options,
-    select,
-)
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.memory import cached_level, resident
 from crossfuse.planner.kernels.phase import (
@@ -51,7 +34,26 @@ from crossfuse.planner.kernels.phase import (
     sums_received,
     widest_of,
 )
-from crossfuse.planner.kernels.shape import Shape, TileRule, has_equal_shares
+from crossfuse.planner.kernels.shape import (
+    CLUSTERS,
+    NOTHING,
+    ROWS,
+    Count,
+    Flag,
+    Shape,
+    Share,
+    TileRule,
+    ceil_div,
+    choose,
+    column_options,
+    grid,
+    has_equal_shares,
+    least,
+    most,
+    read_extents,
+    row_options,
+    select,
+)
 from crossfuse.schema import typed
 
 _T = TypeVar("_T", bound="TiledKernel")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from crossfuse.cascade.rewrite.tiles import DSM, KERNEL, WIDE, CascadeTiles
 from crossfuse.cascade.rewrite.work import TileWork
@@ -29,11 +29,6 @@ from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.explain.levels import tile_instructions
 from crossfuse.planner.families import TILES
 from crossfuse.planner.families.cascade import CascadeFamily, Rule, Steps, Taken, keep_rules
-from crossfuse.planner.families.family import of_rules
-
-if TYPE_CHECKING:
-    from crossfuse.cascade.derivation import Derivation
-    from crossfuse.cascade.site import Site
 
 #: How CTAs that share an axis merge, by where their states are then.
 _MERGES = {"dsm": DSM, "global": KERNEL}
@@ -53,7 +48,7 @@ _SHARES = (1, 2)
 _LONG = 256
 
 
-class Tiles(CascadeFamily[CascadeTiles]):
+class Tiles(CascadeFamily[CascadeTiles, TileWork]):
     """Warpgroups that multiply tiles of an axis, and keep the states of their rows."""
 
     name: ClassVar[str] = TILES
@@ -70,12 +65,6 @@ class Tiles(CascadeFamily[CascadeTiles]):
     def equal(self) -> float:
         """Estimates whose ratio is less than this are equal."""
         return 1.02
-
-    @property
-    def work(self) -> TileWork:
-        """What is counted of the cascade."""
-        assert isinstance(self.shape.work, TileWork)
-        return self.shape.work
 
     def candidates(self, device: Device) -> tuple[Steps, tuple[CascadeTiles, ...]]:
         """List tiles that keep all rules, and how many tiles each rule leaves."""
@@ -129,13 +118,6 @@ class Tiles(CascadeFamily[CascadeTiles]):
     def computed(self, tiles: CascadeTiles) -> dict[str, int]:
         """Operations of both products, and instructions for each score."""
         return tile_instructions(self.work, tiles)
-
-    @classmethod
-    def schedule(
-        cls, site: Site, derivation: Derivation, tiles: CascadeTiles, *, constant: bool
-    ) -> Any:
-        """Write the stream of tiles, and bind it."""
-        return of_rules(cls.rule)(site, derivation, tiles)
 
     def kernels(self, tiles: CascadeTiles) -> tuple[str, ...]:
         """Name the launched kernels: a second one may merge."""

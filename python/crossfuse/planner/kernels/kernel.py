@@ -10,10 +10,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import numpy as np
 
 from crossfuse.hardware import WARPGROUP, Device
-from crossfuse.planner.kernels.arrays import NOTHING, Count, Flag, ceil_div, choose, read_extents
 from crossfuse.planner.kernels.memory import Memory, memory, resident
 from crossfuse.planner.kernels.phase import Phase, copies_of, left_tile, right_tile, stored
-from crossfuse.planner.kernels.shape import Shape, TileRule, all_kept, has_equal_shares
+from crossfuse.planner.kernels.shape import (
+    NOTHING,
+    Count,
+    Flag,
+    Shape,
+    TileRule,
+    all_kept,
+    ceil_div,
+    choose,
+    has_equal_shares,
+    read_extents,
+)
 
 if TYPE_CHECKING:
     from crossfuse.planner.cost.estimate import Clock, Load, Streams, Work

@@ -14,8 +14,8 @@ from functools import lru_cache, reduce
 import numpy as np
 
 from crossfuse.hardware import Device
-from crossfuse.planner.kernels.arrays import Count, Flag, ceil_div, choose, least, most
 from crossfuse.planner.kernels.phase import Phase
+from crossfuse.planner.kernels.shape import Count, Flag, ceil_div, choose, least, most
 
 #: Of tiles in shared memory, in bytes: a pattern of the 128-byte swizzle is eight rows.
 ALIGNMENT = 1024

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from crossfuse.hardware import ROW_BYTES, WARPGROUP_ROWS
-from crossfuse.planner.kernels.arrays import Count, Flag, ceil_div, choose, least
-from crossfuse.planner.kernels.shape import Shape, TileRule
+from crossfuse.planner.kernels.shape import Count, Flag, Shape, TileRule, ceil_div, choose, least
 
 #: Float32 registers of a thread for sums where the loading warpgroup makes rows, too.
 SUMS_BESIDE_ROWS = 160

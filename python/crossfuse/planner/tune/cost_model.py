@@ -20,9 +20,8 @@ from crossfuse.files import read_bytes, read_text
 from crossfuse.planner.cost.estimate import estimate
 from crossfuse.planner.cost.terms import NAMES
 from crossfuse.planner.cost.terms import features as features_of
-from crossfuse.planner.kernels.arrays import select
-from crossfuse.planner.tune.kernel_space import KernelSpace
-from crossfuse.planner.tune.space import Space
+from crossfuse.planner.kernels.shape import select
+from crossfuse.planner.tune.kernel_space import KernelSpace, Space
 from crossfuse.schema import Between, Damaged, read
 
 # Features of the points of a search space.

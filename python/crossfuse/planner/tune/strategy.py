@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import TypeAlias
 
 import numpy as np
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.tune.cost_model import CostModel
-from crossfuse.planner.tune.space import Move, Space
+from crossfuse.planner.tune.kernel_space import Move, Space
 
 #: Points of a family that may be among the first proposals.
 _RANKS = 64
@@ -319,11 +318,7 @@ class ModelOnly(Strategy):
         return islice(fresh, count)
 
 
-# A search from the first proposal to the last measurement.
-
-#: Measures points: microseconds, None of what does not work.
-Measure: TypeAlias = Callable[[Sequence[int]], Sequence[float | None]]
-
+#: Searches by name.
 STRATEGIES: dict[str, type[Strategy]] = {
     "evolution": Evolution,
     "annealing": Annealing,
@@ -346,26 +341,3 @@ def make_strategy(
             instead="name one of these",
         )
     return STRATEGIES[name](space, model, seed)
-
-
-def drive(
-    strategy: Strategy,
-    measure: Measure,
-    trials: int,
-    *,
-    batch: int = 8,
-    stop: Callable[[], bool] = lambda: False,
-) -> int | None:
-    """Measure what a search proposes, and let it and its model learn.
-
-    `trials` points are measured, `batch` between two proposals; before each batch, `stop` is asked
-    whether to leave the rest. The result is the fastest point; None where nothing works.
-    """
-    left = trials
-    while left > 0 and not stop():
-        points = strategy.propose(min(batch, left))
-        if not points:
-            break
-        strategy.learn(points, measure(points))
-        left -= len(points)
-    return strategy.best

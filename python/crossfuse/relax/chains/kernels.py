@@ -42,9 +42,8 @@ from crossfuse.relax.chains.planned import (
     private,
     value_of,
 )
-from crossfuse.relax.choice import Candidate
+from crossfuse.relax.choice import Candidate, Measuring, measured_kernels
 from crossfuse.relax.graph import Graph
-from crossfuse.relax.measured import Measuring, measured_kernels
 from crossfuse.relax.outcome import BinOutcome
 from crossfuse.relax.outline import Outlined
 from crossfuse.relax.replace import Replacement

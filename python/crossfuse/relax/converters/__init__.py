@@ -6,10 +6,9 @@ Each is a function of a node and the importer. TVM's own ignore arguments of som
 
 from __future__ import annotations
 
-from crossfuse.relax.converters.arithmetic import ACTIVATIONS, ARITHMETIC, GRADIENTS
+from crossfuse.relax.converters.arithmetic import ACTIVATIONS, ARITHMETIC, GRADIENTS, REMAINDERS
 from crossfuse.relax.converters.layers import LAYERS
 from crossfuse.relax.converters.places import PLACES
-from crossfuse.relax.converters.remainders import REMAINDERS
 
 #: By the name of the operator, as ``from_exported_program`` takes them.
 CONVERTERS = {**ARITHMETIC, **ACTIVATIONS, **GRADIENTS, **LAYERS, **PLACES, **REMAINDERS}

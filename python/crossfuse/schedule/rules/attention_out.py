@@ -121,9 +121,7 @@ def _check(made: Any, tiles: CascadeTiles) -> None:
         )
 
 
-def attention_before_product(
-    site: Site, derivation: Derivation, tiles: AttentionOutTiles, constant: bool
-) -> Any:
+def planned(site: Site, derivation: Derivation, tiles: AttentionOutTiles, constant: bool) -> Any:
     """Schedule attention that a product follows, in tiles of a plan."""
     if site.after is None:
         raise refuse(

@@ -148,3 +148,8 @@ def _node(sch: Any, name: str) -> Any:
 
     ir.walk(sch.get(sch.get_sblock("root")).body, (ir.For, visit))
     return found[0] if found else None
+
+
+def planned(site: Site, derivation: Derivation, tiles: CascadeTiles, _: bool) -> Any:
+    """Write a stream of tiles, and bind it, in tiles of a plan."""
+    return schedule_cascade_tiles(site, derivation, tiles)

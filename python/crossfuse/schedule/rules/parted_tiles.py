@@ -13,8 +13,7 @@ from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.families.dsm import SLICE, ClusteredKernel
 from crossfuse.planner.families.registers import REGISTERS, STEP, RegisterKernel
-from crossfuse.planner.kernels.arrays import Flag
-from crossfuse.planner.kernels.shape import shape_of_blocks
+from crossfuse.planner.kernels.shape import Flag, shape_of_blocks
 from crossfuse.schema import Tile
 
 Tiles = TypeVar("Tiles", bound="PartedTiles")

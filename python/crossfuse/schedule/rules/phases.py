@@ -21,8 +21,7 @@ from crossfuse.planner.families.phases import (
     REDUCTION,
     ROWS_OF,
 )
-from crossfuse.planner.kernels.arrays import count, flags, select
-from crossfuse.planner.kernels.shape import shape_of_blocks
+from crossfuse.planner.kernels.shape import count, flags, select, shape_of_blocks
 from crossfuse.schedule.rules.pipelined import bind_split, grouped, place_products
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles, row_bytes_depth
 from crossfuse.schema import Damaged, Tile, typed

@@ -105,9 +105,9 @@ def schedule_rows_chain(
     return sch
 
 
-def chain_behind_rows(func: Any, tiles: RowsChainTiles, constant: bool) -> Any:
+def planned(site: Site, _: Derivation, tiles: RowsChainTiles, constant: bool) -> Any:
     """Schedule a function as rows, and the products behind them, in tiles of a plan."""
-    parts = rows_before_chain(func)
+    parts = rows_before_chain(site.function)
     if parts is None:
         raise refuse(
             ScheduleRefused,

@@ -187,3 +187,8 @@ def row_tiles(site: Site, derivation: Derivation, warpgroups: int = 0) -> Stream
     # A rest has conditions, and registers for them.
     rest = work.length % (unroll * WARP * work.vector)
     return StreamTiles(threads=WARP, unroll=max(1, unroll // 2) if rest else unroll)
+
+
+def planned(site: Site, _: Derivation, tiles: RowsTiles, constant: bool) -> Any:
+    """Take the function of a cascade apart; see `rows_before_product`."""
+    return rows_before_product(site.function, tiles, constant)

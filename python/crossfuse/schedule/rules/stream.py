@@ -6,7 +6,10 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.calls import AnyFunction, checked
+from crossfuse.cascade.derivation import Derivation
+from crossfuse.cascade.rewrite.streaming import streaming
 from crossfuse.cascade.rewrite.tiles import StreamTiles
+from crossfuse.cascade.site import Site
 from crossfuse.markers import DSM_SCOPE
 
 #: Blocks of a streaming function, in program order, and those that only clusters have.
@@ -83,3 +86,8 @@ def place_stream(sch: Any, blocks: dict[str, Any], tiles: StreamTiles) -> None:
         if tiles.cluster > 1:
             sch.set_scope(blocks["push"], number, DSM_SCOPE)
             sch.set_scope(blocks["fold"], number, "local")
+
+
+def planned(site: Site, derivation: Derivation, tiles: StreamTiles, _: bool) -> Any:
+    """Write a cascade as a stream of threads, and bind it, in tiles of a plan."""
+    return schedule_stream(streaming(site, derivation, tiles), tiles)

@@ -6,8 +6,10 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.calls import AnyFunction, checked
-from crossfuse.cascade.rewrite.summing import ADDED, added_tiles
+from crossfuse.cascade.derivation import Derivation
+from crossfuse.cascade.rewrite.summing import ADDED, added_tiles, summing
 from crossfuse.cascade.rewrite.tiles import SummingTiles
+from crossfuse.cascade.site import Site
 from crossfuse.schedule.rules.stream import bind_stream, place_stream
 
 #: Blocks of the rows, in program order.
@@ -63,3 +65,8 @@ def schedule_summing(func: AnyFunction, tiles: SummingTiles) -> Any:
         columns = int(sch.get(sch.get_loops(sch.get_sblock(f"{prefix}segment"))[0]).extent)
         bind_stream(sch, added_tiles(columns, tiles.groups), prefix)
     return sch
+
+
+def planned(site: Site, derivation: Derivation, tiles: SummingTiles, _: bool) -> Any:
+    """Write both streams of rows that are added up, and bind them, in tiles of a plan."""
+    return schedule_summing(summing(site, derivation, tiles), tiles)

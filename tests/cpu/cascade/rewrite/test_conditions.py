@@ -12,7 +12,7 @@ from tvm import te, tirx
 from crossfuse import _tvm as ir
 from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.detect import detect
-from crossfuse.cascade.rewrite import streams
+from crossfuse.cascade.rewrite import context
 from crossfuse.cascade.rewrite.streaming import streaming
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.emulate.cuda import emulate
@@ -115,7 +115,7 @@ def test_what_is_masked_is_not_read(name: str, choose: Any) -> None:
 
 @pytest.mark.parametrize("name", ["shifted", "short", "gathered"])
 def test_a_tile_without_its_bounds_reads_beyond(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "_unproved", lambda load, site: ())
+    monkeypatch.setattr(context, "_unproved", lambda load, site: ())
     tiles = StreamTiles(16, unroll=1)
     image = lower(schedule_stream(stream_of(name, tirx.Select, tiles), tiles)).image
     found = {each.kind for each in emulate(image, inputs(name)).findings}
@@ -129,7 +129,7 @@ def test_a_choice_that_loads_computes_one_side() -> None:
     assert "for lane in T.vectorized(4)" in text
     (site,) = detect(short(tirx.Select))
     symbols = [each for each in site.cascade.elements if ir.buffer_loads(site.reads.get(each, 0))]
-    made = streams.streams(site, symbols, vector=4)
+    made = context.streams(site, symbols, vector=4)
     assert {each.buffer.name: (each.lanes, each.unproved) for each in made} == {
         "X": (4, ()),
         "B": (1, (0,)),

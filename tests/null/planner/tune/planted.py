@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from typing import TypeAlias
 
 import numpy as np
 
@@ -12,9 +13,12 @@ from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.kernels.shape import shape_of
 from crossfuse.planner.tune.kernel_space import KernelSpace, space_of
+from crossfuse.planner.tune.strategy import Strategy
 from crossfuse.workload import resolve
 
 H100 = device("nvidia-h100")
+#: Measures points: microseconds, None of what does not work.
+Measure: TypeAlias = Callable[[Sequence[int]], Sequence[float | None]]
 
 
 @cache
@@ -54,3 +58,26 @@ class Planted:
     def __call__(self, points: Sequence[int]) -> list[float | None]:
         self.asked += points
         return [None if each in self.broken else float(self.times[each]) for each in points]
+
+
+def drive(
+    strategy: Strategy,
+    measure: Measure,
+    trials: int,
+    *,
+    batch: int = 8,
+    stop: Callable[[], bool] = lambda: False,
+) -> int | None:
+    """Measure what a search proposes, and let it and its model learn.
+
+    `trials` points are measured, `batch` between two proposals; before each batch, `stop` is asked
+    whether to leave the rest. The result is the fastest point; None where nothing works.
+    """
+    left = trials
+    while left > 0 and not stop():
+        points = strategy.propose(min(batch, left))
+        if not points:
+            break
+        strategy.learn(points, measure(points))
+        left -= len(points)
+    return strategy.best

@@ -12,8 +12,8 @@ import pytest
 
 from crossfuse.errors import ArtefactRefused, EnvironmentRefused
 from crossfuse.planner.tune.cost_model import FEWEST, NAMES, CostModel, features
-from crossfuse.planner.tune.strategy import drive, make_strategy
-from null.planner.tune.planted import Planted, space, truth
+from crossfuse.planner.tune.strategy import make_strategy
+from null.planner.tune.planted import Planted, drive, space, truth
 
 SPECS = ("G4", "S3:M=128", "gemm:M=256,K=768,N=3072")
 

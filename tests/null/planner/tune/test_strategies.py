@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from crossfuse.errors import PlanRefused
-from crossfuse.planner.tune.space import Move
-from crossfuse.planner.tune.strategy import STRATEGIES, Annealing, drive, make_strategy
-from null.planner.tune.planted import Planted, space, truth
+from crossfuse.planner.tune.kernel_space import Move
+from crossfuse.planner.tune.strategy import STRATEGIES, Annealing, make_strategy
+from null.planner.tune.planted import Planted, drive, space, truth
 
 SPECS = ("G4", "S3:M=128", "gemm:M=256,K=768,N=3072")
 LEARNING = ("evolution", "annealing")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from crossfuse import _tvm as ir
-from crossfuse.hardware import WARPGROUP, WARPGROUP_ROWS
+from crossfuse.hardware import WARPGROUP, WARPGROUP_ROWS, Device
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.epilogue.elements import Elements, Units
 from crossfuse.lower.hopper.epilogue.store import publish_elements
@@ -18,7 +18,6 @@ from crossfuse.lower.hopper.statements import Variable, branches, let, registers
 from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER, EXCHANGE_BARRIERS, Piece
 
 if TYPE_CHECKING:
-    from crossfuse.hardware import Device
     from crossfuse.lower.hopper.plan.tiles import Operand
     from crossfuse.lower.hopper.roles import Body
 

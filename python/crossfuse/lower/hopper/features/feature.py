@@ -21,21 +21,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.flags import PlacedFlags
+from crossfuse.lower.hopper.flags import EndOfWait, PlacedFlags
 from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.statements import Coordinates, Warmup, at, run, when
-from crossfuse.lower.image import BufferSpec
+from crossfuse.lower.image import BufferSpec, TensorMap
 
 if TYPE_CHECKING:
     from crossfuse.hardware import Device
     from crossfuse.lower.hopper.epilogue.store import BoxPlace
-    from crossfuse.lower.hopper.flags import EndOfWait
     from crossfuse.lower.hopper.pipeline import Cursor, Throttle
     from crossfuse.lower.hopper.plan.kernel import KernelPlan
     from crossfuse.lower.hopper.plan.tiles import Operand
     from crossfuse.lower.hopper.roles import Body, Loader, Steps
     from crossfuse.lower.hopper.wgmma import LeftOperand
-    from crossfuse.lower.image import TensorMap
     from crossfuse.planner.kernels.memory import Piece
 
 

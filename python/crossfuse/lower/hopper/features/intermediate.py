@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from crossfuse import _tvm as ir
-from crossfuse.hardware import WARP, WARPGROUP, WARPGROUP_ROWS
+from crossfuse.hardware import WARP, WARPGROUP, WARPGROUP_ROWS, Device
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.epilogue.prefetch import Ahead, Fragment
+from crossfuse.lower.hopper.epilogue.store import Ahead, Fragment
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Feature, TileSums
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS, PhasePlan
 from crossfuse.lower.hopper.plan.tiles import (
@@ -27,7 +27,6 @@ from crossfuse.lower.hopper.wgmma import LeftOperand, gathered_tiles, hold, left
 from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER, Piece
 
 if TYPE_CHECKING:
-    from crossfuse.hardware import Device
     from crossfuse.lower.hopper.roles import Body, Steps
 
 # All-gather through distributed shared memory, from registers to wgmma.

@@ -9,7 +9,7 @@ from math import gcd
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from crossfuse import _tvm as ir
-from crossfuse.hardware import WARPGROUP
+from crossfuse.hardware import WARPGROUP, Device
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.epilogue.elements import Elements, Units, further_of
 from crossfuse.lower.hopper.epilogue.store import Accumulation
@@ -30,7 +30,6 @@ from crossfuse.lower.hopper.statements import (
 from crossfuse.planner.kernels.memory import BARRIER, Piece
 
 if TYPE_CHECKING:
-    from crossfuse.hardware import Device
     from crossfuse.lower.hopper.roles import Body
 
 #: Vector suffix of an instruction, by the number of neighbours.

@@ -25,7 +25,7 @@ from crossfuse.lower.hopper.rows.plan import (
     plan_chunks,
     registers_beside,
 )
-from crossfuse.lower.hopper.stream.program import starts_on_tiles
+from crossfuse.lower.hopper.stream.program import RowReductions, StreamProgram, starts_on_tiles
 from crossfuse.lower.hopper.wgmma import OPERAND_TYPES
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
@@ -33,7 +33,6 @@ from crossfuse.planner.kernels.phase import blocks_of, warpgroups_of, widest
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.rows.program import RowProgram
-    from crossfuse.lower.hopper.stream.program import RowReductions, StreamProgram
 
 
 def share_rows(program: TileProgram) -> tuple[int, int]:

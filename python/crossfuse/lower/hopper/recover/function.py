@@ -11,8 +11,13 @@ from crossfuse.errors import RefusedError
 from crossfuse.lower.hopper.epilogue.elements import further_of
 from crossfuse.lower.hopper.program.tile import Rows, refuse_program, tile_nest
 from crossfuse.lower.hopper.program.tile_program import SumProgram, TileProgram
-from crossfuse.lower.hopper.recover.contraction import check_reduction, read_contraction
-from crossfuse.lower.hopper.recover.exchange import paired, read_exchange, slice_tile
+from crossfuse.lower.hopper.recover.contraction import (
+    check_reduction,
+    paired,
+    read_contraction,
+    read_exchange,
+    slice_tile,
+)
 from crossfuse.lower.hopper.recover.products import (
     check_taken,
     is_gathered,

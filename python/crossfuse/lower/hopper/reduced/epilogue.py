@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.fast_math import fast, fast_tanh
+from crossfuse.lower.hopper.epilogue.elements import fast, fast_tanh
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Feature, TileSums
 from crossfuse.lower.hopper.reduced.recover import NOWHERE
 from crossfuse.lower.hopper.statements import Variable, Warmup, at, let, registers, when

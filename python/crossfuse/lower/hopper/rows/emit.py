@@ -12,7 +12,7 @@ from crossfuse.hardware import WARP, WARPGROUP
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.features.feature import ROWS_BEGUN, ROWS_MADE, Feature, LeftsPart
 from crossfuse.lower.hopper.flags import FlagReader, Flags
-from crossfuse.lower.hopper.pipeline import Throttle
+from crossfuse.lower.hopper.pipeline import Cursor, Throttle
 from crossfuse.lower.hopper.rows.plan import FIRST_WARP
 from crossfuse.lower.hopper.rows.program import RowProgram
 from crossfuse.lower.hopper.rows.statements import moved
@@ -21,7 +21,6 @@ from crossfuse.planner.kernels.memory import Piece
 from crossfuse.planner.kernels.phase import ROW_WARPS
 
 if TYPE_CHECKING:
-    from crossfuse.lower.hopper.pipeline import Cursor
     from crossfuse.lower.hopper.plan.kernel import KernelPlan
     from crossfuse.lower.hopper.roles import Body, Loader
 

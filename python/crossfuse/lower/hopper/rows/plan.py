@@ -10,7 +10,7 @@ from crossfuse import _tvm as ir
 from crossfuse.hardware import ROW_BYTES, TMA_PITCH
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.program.tile_program import TileProgram
-from crossfuse.lower.hopper.rows.program import ChunkLoop
+from crossfuse.lower.hopper.rows.program import ChunkLoop, RowProgram
 from crossfuse.lower.hopper.statements import when
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import refuse
@@ -25,7 +25,6 @@ from crossfuse.planner.kernels.phase import (
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.plan.phase import PhasePlan
-    from crossfuse.lower.hopper.rows.program import RowProgram
 
 # How the CTAs of a kernel share out rows that are made chunk by chunk.
 #

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.fast_math import fast, fast_tanh
+from crossfuse.lower.hopper.epilogue.elements import fast, fast_tanh
 from crossfuse.lower.hopper.stream.program import Kind, Step, StreamProgram, inequality, ranges
 from crossfuse.lower.hopper.stream.recover.statements import branches_of
 
