@@ -21,9 +21,10 @@ from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
 from crossfuse.lower.hopper.generate import plans_of
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
+from crossfuse.lower.hopper.stream.plan.warps import WarpPlan
 from crossfuse.lower.image import Launch
 from crossfuse.meta_schedule.scheduled import candidate_at, kernels_of, schedule_candidate
-from crossfuse.planner.families import STREAM, TILES
+from crossfuse.planner.families import STREAM, TILES, WARPS
 from crossfuse.planner.families.registry import CASCADE_FAMILIES, FAMILIES, read_tiles
 from crossfuse.planner.plan import ranked
 from crossfuse.planner.tune.kernel_space import CascadeSpace, KernelSpace
@@ -88,16 +89,19 @@ def planned(plans: Sequence[Any], chain: bool) -> list[Any]:
     ]
 
 
-def check_stream(plan: StreamPlan, space: Any, point: int) -> None:
+def check_stream(plan: StreamPlan | WarpPlan, space: Any, point: int) -> None:
     """Compare arrays of a stream between two products, and its shared memory, with the planner's.
 
-    Warpgroups that share columns pass fewer values of rows than the most that the planner counts.
+    Warps, and warpgroups that share columns, pass fewer values of rows than the planner counts.
     """
     name, fields = space.tiles(point)
     taken = CASCADE_FAMILIES[name](space.shape).taken(read_tiles(name, fields), space.device)
     assert plan.registers.count == space.shape.work.arrays
     assert plan.arena.size <= taken.shared_bytes
-    assert plan.adders or plan.arena.size == taken.shared_bytes
+    if isinstance(plan, WarpPlan):
+        assert plan.size.registers == taken.registers
+    else:
+        assert plan.adders or plan.arena.size == taken.shared_bytes
 
 
 def launched(launches: Sequence[Launch]) -> list[Any]:
@@ -122,9 +126,9 @@ def difference(spec_text: str, space: Any, point: int) -> str:
         return "" if expected == found else f"{candidate.tiles}: {expected}, {found}"
     plans = plans_of(only_function(scheduled), known)
     expected, found = said(space, point), planned(plans, isinstance(space, KernelSpace))
-    if isinstance(space, CascadeSpace) and candidate.family == TILES:
+    if isinstance(space, CascadeSpace) and candidate.family in (TILES, WARPS):
         for plan in plans:
-            if isinstance(plan, StreamPlan):
+            if isinstance(plan, StreamPlan | WarpPlan):
                 check_stream(plan, space, point)
         # CTAs of a stream go through tiles one after another.
         expected, found = ([each[1:] for each in one] for one in (expected, found))
