@@ -127,7 +127,7 @@ FIRST = {
     "R1": "rows=128 elements=128 cluster=1 share=1",
     "R2": "rows=128 elements=128 cluster=1 share=1",
     "R3": "rows=64 elements=128 cluster=1 share=1",
-    "R3:batch=1": "rows=64 elements=128 cluster=8 share=1",
+    "R3:batch=1": "rows=8 elements=128 cluster=16 share=1",
     "R4": "rows=64 elements=64 cluster=1 share=2",
     "R5": "rows=64 elements=128 cluster=1 share=1",
     "R6": "rows=128 columns=256 cluster=2 split=1 across=1 chunk=512",
@@ -151,8 +151,7 @@ def test_the_first_kernel_of_packaged_cascades(text: str) -> None:
 
 
 def test_kernels_that_need_fewer_registers_come_next() -> None:
-    options = cascade_options(read_source("R3:batch=1"), H100)
-    plans = [each.plan for each in options if each.plan is not None]
+    plans = ranked_cascade("R3:batch=1", H100, only=("tiles",))
     by_size: dict[int, list[int]] = {}
     for each in plans:
         by_size.setdefault(each.tiles["cluster"], []).append(each.tiles["elements"])

@@ -59,8 +59,8 @@ def test_a_candidate_travels_and_lowers(text: str) -> None:
         (
             SOFTMAX,
             "dsm",
-            "found family dsm; limit: stream, tiles, rows, rows_chain, attention_out, row_sums, "
-            "eager of a cascade.",
+            "found family dsm; limit: stream, tiles, warps, rows, rows_chain, attention_out, "
+            "row_sums, eager of a cascade.",
         ),
         (
             "S3",
@@ -197,6 +197,6 @@ def test_plans_of_something_else_are_refused() -> None:
         crossfuse.compile(SOFTMAX, plan=plan(SOFTMAX, only=("eager",)))
     assert str(caught.value) == (
         "plan: family 'eager': found a plan that leaves the cascade to separate kernels; limit: "
-        "stream, tiles, rows, rows_chain, attention_out, row_sums. Instead: plan with "
-        "only=('stream', 'tiles', 'rows', 'rows_chain', 'attention_out', 'row_sums')."
+        "stream, tiles, warps, rows, rows_chain, attention_out, row_sums. Instead: plan with "
+        "only=('stream', 'tiles', 'warps', 'rows', 'rows_chain', 'attention_out', 'row_sums')."
     )

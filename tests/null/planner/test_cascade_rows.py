@@ -101,7 +101,7 @@ def test_a_search_knows_all_tiles() -> None:
     assert space.find("tiles", {}) is None
 
 
-def test_without_rows_there_is_one_family() -> None:
+def test_without_rows_there_are_families_of_tiles() -> None:
     whole = replace(NORM_GEMM, product=None)
-    assert [each.name for each in cascade_families(whole)] == ["tiles"]
+    assert [each.name for each in cascade_families(whole)] == ["tiles", "warps"]
     assert plan_cascade(whole).family == EAGER

@@ -142,15 +142,17 @@ class Warps(Tiles):
             return tiles.elements < work.length + min(_KEYS)
 
         def clusters(tiles: CascadeTiles) -> bool:
-            steps = steps_of(work, tiles).longest
-            return tiles.cluster == 1 or tiles.cluster <= min(steps, device.max_cluster)
+            found, size = steps_of(work, tiles), tiles.cluster
+            if size == 1 or size > min(found.longest, device.max_cluster):
+                return size == 1
+            return found.places <= self._resident(tiles, device) * device.resident_clusters(size)
 
         return (
             ("products", "two products of elements of 16 bits", lambda _: narrow),
             ("rows", f"rows that a fragment of {ROWS[0]} has, or two", rows),
             ("elements", "no tile beyond the axis", elements),
-            ("clusters", "each CTA of a cluster has a tile", clusters),
             ("registers", "registers hold a tile's keys and values", self._holds),
+            ("clusters", "clusters that run at once, each CTA of which has a tile", clusters),
         )
 
     def _holds(self, tiles: CascadeTiles) -> bool:
