@@ -138,7 +138,8 @@ MERGES = (DSM, KERNEL)
 class CascadeTiles:
     """How a cascade with products is divided. Zero means: choose."""
 
-    #: Rows of a tile: 64 for each warpgroup that multiplies.
+    #: Rows of a tile: 64 for each warpgroup that multiplies, or 8 or 16 that warps multiply by
+    #: themselves.
     rows: Tile = 0
     #: Elements of the axis that a step takes in, such as keys.
     elements: Tile = 0
