@@ -162,6 +162,17 @@ KERNELS: dict[str, Callable[[], Kernel]] = {
         elements=64,
         cluster=2,
     ),
+    "attention of few rows": lambda: _stream(
+        "decode_attention:batch=1,heads=8,kv_heads=2,q_len=1,kv_len=200,head_dim=64",
+        rows=8,
+        elements=64,
+    ),
+    "attention of few rows, split": lambda: _stream(
+        "decode_attention:batch=1,heads=8,kv_heads=2,q_len=1,kv_len=333,head_dim=64",
+        rows=8,
+        elements=64,
+        cluster=2,
+    ),
     "latent": lambda: _stream(
         "mla_decode:batch=1,q_heads=64,kv_len=130,latent_dim=128,rope_dim=32"
     ),
