@@ -74,7 +74,6 @@ class Warps(Tiles):
         busy = {
             "hbm": _MEMORY * work.inputs / measured.hbm_read + written / measured.hbm_write,
             "l2": moved["l2"] / (rates.fitted.l2 * measured.l2_read),
-            "ingest": serial * together * kib / _INGEST,
         }
         both = (busy["hbm"] ** _SHARPNESS + (serial * step) ** _SHARPNESS) ** (1 / _SHARPNESS)
         terms = {"hbm": busy["hbm"], "steps": both - busy["hbm"]}
@@ -82,6 +81,10 @@ class Warps(Tiles):
         if tiles.cluster > 1:
             terms["barrier"] = float(at(measured.cluster_barrier, tiles.cluster))
         return Estimate({name: time for name, time in terms.items() if time}, busy)
+
+    def moved(self, tiles: CascadeTiles, device: Device) -> dict[str, int]:
+        """Bytes that one kernel moves by level: no tile passes through shared memory."""
+        return super().moved(tiles, device) | {"shared": 0}
 
     def preference(self, time: float, tiles: CascadeTiles) -> tuple[float, ...]:
         """Order tiles of equal times: four warps with 32 keys each first, then few CTAs."""

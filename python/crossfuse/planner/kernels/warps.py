@@ -14,7 +14,6 @@ from crossfuse.hardware import (
     SM_REGISTERS,
     SM_THREADS,
     WARP,
-    WARPGROUP,
     Device,
 )
 from crossfuse.planner.kernels.memory import BARRIER, Arena, Piece
@@ -51,7 +50,7 @@ class WarpStream:
     @property
     def of_warp(self) -> int:
         """Keys of a warp."""
-        return min(_MOST_KEYS, self.keys // WARPS[0])
+        return max(1, min(_MOST_KEYS, self.keys // WARPS[0]))
 
     @property
     def warps(self) -> int:
@@ -108,7 +107,7 @@ class WarpStream:
         """What tensor cores of a warp cannot take of the tile, in words; empty if nothing."""
         if self.rows not in ROWS:
             return f"{self.rows} rows"
-        if self.of_warp % MMA_ROWS or self.keys % WARPGROUP % self.of_warp:
+        if self.of_warp % MMA_ROWS or self.keys % self.of_warp:
             return f"tiles of {self.keys} keys"
         if self.warps not in WARPS:
             return f"{self.warps} warps for tiles of {self.keys} keys"

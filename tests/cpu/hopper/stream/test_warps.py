@@ -140,6 +140,7 @@ def test_nothing_spills(depth: int, tiles: dict[str, int]) -> None:
     [
         (replace(ONE, depth=80), {}, "found keys of 80 and values of 80 elements"),
         (ONE, {"elements": 48}, "found tiles of 48 keys"),
+        (ONE, {"elements": 2}, "found tiles of 2 keys"),
         (ONE, {"elements": 512}, "found 16 warps for tiles of 512 keys"),
         (replace(ONE, depth=256), {"elements": 128}, "registers a thread"),
         (ONE, {"cluster": 2, "merge": "kernel"}, "later, than the keys of a cluster"),
