@@ -97,7 +97,7 @@ class _Fragments:
         run(load_vector(self.vector(number), address, inside))
 
 
-class _Maxima:
+class _OfAllWarps:
     """Combines what the warps of a CTA have of its rows; each call is a barrier of the CTA."""
 
     def __init__(self, plan: WarpPlan, body: StreamBody, warp: Any, lanes: Lanes) -> None:
@@ -142,7 +142,7 @@ class _Stream:
         self.elements = Elements(self.plan)
         layout = self.lanes.layout
         count = 2 * size.fragments
-        across = _Maxima(plan, body, warp, self.lanes)
+        across = _OfAllWarps(plan, body, warp, self.lanes)
         self.rows = RowState(self.plan.registers.rows, "", layout, count, across)
         self.tiles = body.tiles()
         self.sums = registers("sums", size.sums, "float32")
