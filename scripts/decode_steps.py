@@ -2,7 +2,7 @@
 
     python scripts/decode_steps.py --sequences 1,16 --ways crossfuse,compile,max-autotune,eager
 
-The model has the sizes of Llama-3.2-1B and random weights; half of the cache is filled. A step is
+The model has the sizes of one that is known (``--model``) and random weights; half of the cache is filled. A step is
 one token of each sequence through all layers and the head, captured in a CUDA graph: weights are
 read from memory, as there are more of them than fit into L2. Each way and number of sequences is a
 process of its own. Printed are for each
@@ -14,7 +14,7 @@ process of its own. Printed are for each
               by more than twice the error
     kernels   time of kernels by kind, in a replay under torch's profiler (``--out``: by name too)
 
-Without a GPU, ``--device cpu --layers 1 --width 256`` shows that a step is right.
+Without a GPU, ``--device cpu --layers 1 --narrower 8`` shows that a step is right.
 """
 
 from __future__ import annotations
@@ -30,16 +30,28 @@ from typing import Any
 from own_process import found_apart
 
 WAYS = ("crossfuse", "compile", "max-autotune", "eager")
-#: Sizes of Llama-3.2-1B as transformers' configuration names them.
-SIZES: dict[str, Any] = {
-    "vocab_size": 128256,
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "rope_theta": 5e5,
-    "tie_word_embeddings": True,
+#: Sizes of models as transformers' configuration names them.
+MODELS: dict[str, dict[str, Any]] = {
+    "llama-3.2-1b": {
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 16,
+        "rope_theta": 5e5,
+        "tie_word_embeddings": True,
+    },
+    "llama-3.1-8b": {
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 32,
+        "rope_theta": 5e5,
+        "tie_word_embeddings": False,
+    },
 }
 #: Kinds of kernels by parts of their names, the first that fits.
 KINDS = {
@@ -56,8 +68,9 @@ def main() -> None:
     parser.add_argument("--ways", default=",".join(WAYS), help="which, with commas")
     parser.add_argument("--sequences", default="1", help="numbers of sequences, with commas")
     parser.add_argument("--cache", type=int, default=1024, help="positions, half of them filled")
-    parser.add_argument("--layers", type=int, default=16)
-    parser.add_argument("--width", type=int, default=2048, help="of the model; others follow")
+    parser.add_argument("--model", choices=list(MODELS), default="llama-3.2-1b")
+    parser.add_argument("--layers", type=int, help="those of the model if left out")
+    parser.add_argument("--narrower", type=int, default=1, help="divides the model's sizes")
     parser.add_argument("--replays", type=int, default=40)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for each line")
@@ -78,8 +91,9 @@ def main() -> None:
 
 def _apart(way: str, sequences: str, given: argparse.Namespace) -> dict[str, Any]:
     """A line, from a process of its own."""
-    options = ("cache", "layers", "width", "replays", "device")
-    named = [part for each in options for part in (f"--{each}", str(getattr(given, each)))]
+    options = ("cache", "model", "layers", "narrower", "replays", "device")
+    chosen = {each: getattr(given, each) for each in options if getattr(given, each) is not None}
+    named = [part for name, value in chosen.items() for part in (f"--{name}", str(value))]
     return found_apart([__file__, *named, "--child", way, sequences], given.timeout)
 
 
@@ -103,21 +117,19 @@ class Step:
         from transformers import LlamaConfig, LlamaForCausalLM
 
         torch.manual_seed(0)
-        parts = SIZES["hidden_size"] // given.width
-        scaled = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
-        sizes = {**SIZES, **{each: SIZES[each] // parts for each in scaled}}
-        sizes["num_key_value_heads"] = max(1, SIZES["num_key_value_heads"] // parts)
-        self.config = LlamaConfig(
-            **sizes, num_hidden_layers=given.layers, max_position_embeddings=given.cache
-        )
+        sizes = dict(MODELS[given.model])
+        for each in ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size"):
+            sizes[each] //= given.narrower
+        sizes["num_key_value_heads"] = max(1, sizes["num_key_value_heads"] // given.narrower)
+        sizes["num_hidden_layers"] = given.layers or sizes["num_hidden_layers"]
+        self.config = LlamaConfig(**sizes, max_position_embeddings=given.cache)
         with torch.device(given.device):
             model = LlamaForCausalLM(self.config).to(torch.bfloat16)
         self.model = model.eval()
         self.length, self.given = given.cache, given
         self.filled = given.cache // 2
-        vocabulary = sizes["vocab_size"]
         shape = (sequences, self.filled + 1)
-        self.tokens = torch.randint(vocabulary, shape, device=given.device)
+        self.tokens = torch.randint(self.config.vocab_size, shape, device=given.device)
 
     def cached(self) -> Any:
         """A cache that has the first half of the tokens; values as the model's type has them."""
@@ -151,7 +163,11 @@ class Step:
         from crossfuse.planner.cost.rates import rates_of
 
         config, item = self.config, 2
-        weights = sum(each.numel() for each in self.model.parameters()) * item
+        # Of an embedding that is no head, a step reads a row for each sequence.
+        held = self.model.get_input_embeddings().weight
+        read = [each for each in self.model.parameters() if each is not held]
+        head = self.model.get_output_embeddings().weight
+        weights = (sum(each.numel() for each in read) + (head is held) * held.numel()) * item
         heads = config.num_key_value_heads * config.head_dim
         keys = 2 * self.tokens.shape[0] * self.filled * heads * config.num_hidden_layers * item
         target = device() if find_gpus() else device("nvidia-h200")

@@ -88,14 +88,19 @@ class _Product:
         """Fragments that hold all rows."""
         return -(-self.rows // self.beside)
 
+    @property
+    def _places(self) -> int:
+        """Fragments that have registers: lanes exchange sums of one for each part."""
+        return -(-self.rows // MMA_GROUPS) * self.parts
+
     def first(self, column: Any, row_tile: Any) -> Any:
         """Register of the first sum of a fragment that holds a column and rows."""
-        return (column // _COLUMNS * self.row_tiles + row_tile) * _SUMS
+        return (column // _COLUMNS * self._places + row_tile) * _SUMS
 
     @property
     def count(self) -> int:
         """Registers for all sums."""
-        return self.columns // _COLUMNS * self.row_tiles * _SUMS
+        return self.columns // _COLUMNS * self._places * _SUMS
 
     @property
     def makes_rows(self) -> bool:
@@ -164,32 +169,22 @@ class _Product:
         constants = {each: ir.tirx.IntImm("int32", image) for each, image in images.items()}
         return _address(self.weights.source, *ir.substitute(self.weights, constants).indices)
 
-    def of_all_lanes(self, column: Any, lane: Any) -> tuple[list[Any], Any]:
+    def of_all_lanes(self, column: Any, row_tile: Any) -> tuple[list[Any], Any]:
         """Statements that add up a column for all lanes, and the sum of the row that a lane has.
 
-        All lanes exchange sums of all rows, whatever each of them stores.
+        A row tile has as many rows as there are lanes, those of a fragment for each part. All lanes
+        exchange sums, whatever each of them stores.
         """
-        first = self.first(column, 0) + column % _COLUMNS * _COLUMNS
-        pair = [self.registers[first + each] for each in range(_COLUMNS)]
-        sums = ir.tirx.decl_buffer([self.rows], "float32", "of_all_lanes", scope="local")
-        rows = [ir.tirx.IntImm("int32", each) for each in range(self.rows)]
-        statements = [ir.AllocBuffer(sums)]
-        statements += [ir.BufferStore(sums, self._of_row(e, pair, lane), [e]) for e in rows]
-        found = sums[rows[0]]
-        for row in rows[1:]:
-            found = ir.tirx.Select(ir.tirx.EQ(lane % self.lanes, row), sums[row], found)
-        return statements, found
-
-    def _of_row(self, row: Any, pair: Sequence[Any], lane: Any) -> Any:
-        """Sum of a row: some lane of each part has that of the part."""
-        place = lane // MMA_LANES % self.parts * self.beside + row - lane % MMA_LANES * _COLUMNS
-        return ir.cuda_func_call(
-            f"crossfuse_add_{self.lanes}_lanes",
-            place,
-            *pair,
-            source_code=_ADD.format(lanes=self.lanes),
-            return_type="float32",
-        )
+        own = column % _COLUMNS * _COLUMNS
+        sums = [
+            self.registers[self.first(column, row_tile * self.parts + part) + own + each]
+            for part in range(self.parts)
+            for each in range(_COLUMNS)
+        ]
+        name = "crossfuse_add_parts"
+        call = ir.cuda_func_call(name, *sums, source_code=_ADD_PARTS, return_type="float32")
+        found = ir.tirx.decl_buffer([1], "float32", "of_all_lanes", scope="local")
+        return [ir.AllocBuffer(found), ir.BufferStore(found, call, [0])], found[0]
 
     def zero(self) -> Any:
         """Statement: no sum has anything yet."""
@@ -200,15 +195,25 @@ class _Product:
 
 
 _VECTOR = 8
-#: Lanes that have none of two sums, at places 0 and 1, add nothing.
-_ADD = """\
-__device__ __forceinline__ float crossfuse_add_{lanes}_lanes(
-    int place, float first, float second) {{
-  float sum = place == 0 ? first : place == 1 ? second : 0.0f;
-  #pragma unroll
-  for (int lane = 1; lane < {lanes}; lane *= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, lane);
-  return sum;
-}}
+#: Of eight lanes that share a column, the first four have one part of the reduction and the others
+#: the other. A fragment has the sums of both parts with the rows of both: those that belong
+#: together are in lanes 0 and 1, of rows 0 and 1 and of 2 and 3, and in 6 and 7. Lanes of one part
+#: keep the rows of the first fragment, those of the other of the second one; then each takes its
+#: row from the lane that has it.
+_ADD_PARTS = """\
+__device__ __forceinline__ float crossfuse_add_parts(
+    float first_even, float first_odd, float second_even, float second_odd) {
+  const unsigned all = 0xFFFFFFFFu;
+  const int lane = threadIdx.x % 32;
+  const bool second = lane & 4;
+  float even = second ? second_even : first_even, odd = second ? second_odd : first_odd;
+  even += __shfl_xor_sync(all, second ? first_even : second_even, 6);
+  odd += __shfl_xor_sync(all, second ? first_odd : second_odd, 6);
+  const int from = (lane & 24) + (second ? 6 : 0) + (lane >> 1 & 1);
+  even = __shfl_sync(all, even, from);
+  odd = __shfl_sync(all, odd, from);
+  return lane & 1 ? odd : even;
+}
 """
 
 
@@ -378,7 +383,7 @@ class _Multiplied:
             value = product.registers[first + column % _COLUMNS * _COLUMNS + self.around[ROW]]
             before: list[Any] = []
         else:
-            before, value = product.of_all_lanes(column, self.lane)
+            before, value = product.of_all_lanes(column, self.around[ROW_TILE])
         stored = ir.BufferStore(update.buffer, value, list(update.indices))
         if condition is not None and not ir.mentions(condition, loop.loop_var):
             stored = ir.IfThenElse(condition, stored, None)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
+from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -227,6 +228,52 @@ def launched_together(module: fx.GraphModule) -> dict[str, bool]:
     return {each: True for each in (_TOGETHER,) if hasattr(config, each)}
 
 
+def count_together(module: fx.GraphModule) -> None:
+    """Let inputs of one element that are counted up in place, as positions of caches are, share one
+    launch: those of each layer are its own, and are read far apart.
+
+    Inductor shares launches (`launched_together`) only of what its order has side by side.
+    """
+    counted: dict[Any, list[tuple[fx.Node, fx.Node, fx.Node]]] = {}
+    for node in module.graph.nodes:
+        if (found := _counted(node)) is not None:
+            held, sum_of, step = found
+            value = held.meta["val"]
+            counted.setdefault((step, value.dtype, value.device), []).append((held, sum_of, node))
+    for (step, *_), every in counted.items():
+        if len(every) > 1:
+            _count(module.graph, step, every)
+    module.recompile()
+
+
+def _counted(node: fx.Node) -> tuple[fx.Node, fx.Node, int] | None:
+    """The input of one element that a node writes, its sum with a number, and the number."""
+    if node.target is not torch.ops.aten.copy_.default:
+        return None
+    held, made, *_ = node.args
+    if not isinstance(made, fx.Node) or made.target is not torch.ops.aten.add.Tensor:
+        return None
+    first, step = made.args if len(made.args) == 2 and not made.kwargs else (None, None)
+    value = held.meta.get("val") if isinstance(held, fx.Node) and held.op == "placeholder" else None
+    if not isinstance(value, torch.Tensor) or value.numel() != 1 or type(step) is not int:
+        return None
+    same = first is held and made.meta["val"].dtype == value.dtype
+    return (held, made, step) if same and set(made.users) == {node} else None
+
+
+def _count(graph: fx.Graph, step: int, every: Sequence[tuple[fx.Node, fx.Node, fx.Node]]) -> None:
+    """Add a number to several inputs at once, in front of where the first of them is written."""
+    sums = torch.ops.aten._foreach_add.Scalar
+    with graph.inserting_before(every[0][-1]):
+        together = graph.call_function(sums, ([held for held, _, _ in every], step))
+        together.meta["val"] = [each.meta["val"] for _, each, _ in every]
+        for place, (_, each, _) in enumerate(every):
+            one = graph.call_function(getitem, (together, place))
+            one.meta |= each.meta
+            each.replace_all_uses_with(one)
+            graph.erase_node(each)
+
+
 def _draws(operator: Any) -> bool:
     """Whether inductor writes a kernel with random numbers for an operator.
 
@@ -269,6 +316,8 @@ def compile_with_inductor(
         # by keys that say what is in them.
         rest = take_apart(graph, whole)
         plain = fx.GraphModule(rest, deepcopy(rest.graph)) if settings else rest
+        if settings:
+            count_together(rest)
         try:
             with config.patch({**whole, **settings}):
                 return compile_fx_inner(rest, given, **known)

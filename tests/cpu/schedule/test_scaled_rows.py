@@ -53,6 +53,7 @@ CASES = [
     ("gemm:M=3,K=512,N=32,weights=nk,residual=in", SkinnyTiles(8, 4, 1)),
     ("gemm:M=5,K=192,N=32,weights=nk", SkinnyTiles(4, 2, 1)),  # elements two by two
     ("gemm:M=1,K=64,N=16,weights=nk", SkinnyTiles(4, 2, 1)),  # one by one
+    ("gemm:M=14,K=512,N=16,weights=nk", SkinnyTiles(8, 4, 2)),
     ("gemm:M=32,K=512,N=16,weights=nk", SkinnyTiles(4, 8, 2)),
     ("gated_gemm:M=2,K=512,N=32,act=silu,residual=in", SkinnyTiles(8, 4, 1)),
     ("gated_gemm:M=11,K=256,N=16,act=silu", SkinnyTiles(4, 4, 1)),

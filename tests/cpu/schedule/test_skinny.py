@@ -33,10 +33,14 @@ CASES = [
     ("gemm:M=3,K=512,N=64,weights=nk,act=silu,bias=last,residual=in", SkinnyTiles(8, 8, 1)),
     ("gemm:M=4,K=512,N=32,weights=nk", SkinnyTiles(4, 16, 1)),
     ("gemm:M=8,K=256,N=96,weights=nk,dtype=float16,out=float32", SkinnyTiles(4, 4, 1)),
+    ("gemm:M=6,K=512,N=64,weights=nk", SkinnyTiles(8, 4, 2)),
     ("gemm:M=13,K=512,N=64,weights=nk,residual=in", SkinnyTiles(4, 4, 2)),
+    ("gemm:M=11,K=512,N=32,weights=nk,residual=in", SkinnyTiles(8, 8, 1)),
+    ("gemm:M=16,K=512,N=64,weights=nk,dtype=float16,act=silu", SkinnyTiles(8, 4, 2)),
     ("gemm:M=32,K=192,N=32,weights=nk", SkinnyTiles(4, 2, 1)),
     ("gated_gemm:M=1,K=512,N=64", SkinnyTiles(8, 8, 1)),
     ("gated_gemm:M=3,K=512,N=64,act=gelu,bias=last,residual=in", SkinnyTiles(4, 8, 2)),
+    ("gated_gemm:M=7,K=512,N=32,act=gelu,residual=in", SkinnyTiles(8, 8, 1)),
     ("gated_gemm:M=10,K=256,N=96,act=gelu_tanh,dtype=float16,out=float32", SkinnyTiles(4, 4, 2)),
 ]
 
@@ -182,10 +186,11 @@ def test_the_trace_is_replayed(kind: str) -> None:
         ("gemm:M=1,K=520,N=64,weights=nk", SkinnyTiles(8, 4, 2), "not: steps divide the red"),
         ("gemm:M=1,K=520,N=60,weights=nk", SkinnyTiles(), "no tiles that divide it"),
         (
-            "gemm:M=5,K=512,N=64,weights=nk",
+            "gemm:M=17,K=512,N=64,weights=nk",
             SkinnyTiles(8, 4, 1),
-            "not: 4 lanes that share a column",
+            "not: 4 lanes that share a column, or 8 with 32 sums of a thread at most",
         ),
+        ("gated_gemm:M=9,K=512,N=64", SkinnyTiles(8, 4, 1), "or 8 with 32 sums of a thread at m"),
         ("gemm:M=1,K=512,N=64,weights=nk", SkinnyTiles(8, 4, 4), "not: 8 loads of a thread at a "),
         ("gemm:M=1,K=512,N=64,weights=nk", SkinnyTiles(8, 2, 2), "not: 2 warps only of a reduct"),
         ("gemm:M=1,K=512,N=64,weights=nk", SkinnyTiles(16, 4, 1), "not: 4 lanes that share a col"),

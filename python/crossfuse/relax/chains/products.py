@@ -163,8 +163,8 @@ def _outlined(members: Sequence[PlannedChain], given: Sequence[Var], func: Any) 
 
 
 _MATRIX = 2
-#: Rows at most that kernels make themselves: of more, nvcc 13.0 unrolls their loop only twice.
-_MADE_ROWS = 8
+#: Rows at most that kernels make themselves.
+_MADE_ROWS = 16
 _INSTEAD = "leave it to a library, which has such kernels"
 
 

@@ -43,9 +43,10 @@ _PAIR = 2
 class SkinnyTiles:
     """How products of few rows are divided over warps. Zero in all of them means: choose.
 
-    `lanes` are neighbouring threads that share columns of the output (4, or 8 for at most 4 rows),
-    `warps` those of a CTA, which share the reduction, and `loads` the loads of 16 bytes of each
-    column that a thread has on their way at the same time. A CTA has 16 columns of the output.
+    `lanes` are neighbouring threads that share columns of the output: of 8, a warp's load has whole
+    lines of 128 bytes, and each thread twice as many sums as of 4. `warps` are those of a CTA,
+    which share the reduction, and `loads` the loads of 16 bytes of each column that a thread has on
+    their way at the same time. A CTA has 16 columns of the output.
     """
 
     lanes: Tile = 0
@@ -213,7 +214,7 @@ def _add_lanes(sch: Any, of_warp: Any, warp: Any, tiles: SkinnyKernel) -> None:
     """Add up the sums of a warp's threads, each result where a tensor core leaves it."""
     sch.reverse_compute_at(of_warp, warp, preserve_unit_loops=True)
     *_, lane, i, j = sch.get_loops(of_warp)
-    # Of more lanes than a fragment has, which then add up their sums, each stores a row.
+    # Of more lanes than a fragment has, which exchange their sums, each stores a row.
     pair = _PAIR if tiles.lanes == MMA_LANES else 1
     row_tile, lanes, row = sch.split(i, [None, tiles.lanes, pair])
     group, column = sch.split(j, [tiles.groups, tiles.columns])
