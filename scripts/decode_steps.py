@@ -2,10 +2,10 @@
 
     python scripts/decode_steps.py --sequences 1,16 --ways crossfuse,compile,max-autotune,eager
 
-The model has the sizes of one that is known (``--model``) and random weights; half of the cache is filled. A step is
-one token of each sequence through all layers and the head, captured in a CUDA graph: weights are
-read from memory, as there are more of them than fit into L2. Each way and number of sequences is a
-process of its own. Printed are for each
+The model has the sizes of one that is known (``--model``) and random weights; half of the cache is
+filled. A step is one token of each sequence through all layers and the head, captured in a CUDA
+graph: weights are read from memory, as there are more of them than fit into L2. Each way and number
+of sequences is a process of its own. Printed are for each
 
     us        median of the replays, and the least
     floor     microseconds in which memory delivers weights and the filled part of the cache

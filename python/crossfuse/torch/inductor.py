@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from operator import getitem
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 from torch import fx
@@ -43,6 +45,8 @@ _LOG = logging.getLogger(__name__)
 _SUMS, _PADDED = "coordinate_descent_tuning", "shape_padding"
 #: Kernels that need nothing of each other share a launch.
 _TOGETHER = "combo_kernels"
+#: Rows of products at most beside which other kernels take little more than their launch.
+_SHORT = 128
 #: Operators that change by the first two.
 _PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm")
 #: Extents whose rows have whole 16 bytes need no padding.
@@ -96,7 +100,9 @@ def _products(module: fx.GraphModule) -> Iterator[fx.Node]:
 
 def _is_odd(product: fx.Node) -> bool:
     """Whether a product of more than few rows has operands that inductor may pad."""
-    if _is_few(product):
+    from crossfuse.planner.families.skinny import ROWS
+
+    if _rows(product) <= ROWS:
         return False
     values = [each.meta.get("val") for each in product.all_input_nodes[-2:]]
     return any(
@@ -107,13 +113,17 @@ def _is_odd(product: fx.Node) -> bool:
     )
 
 
-def _is_few(product: fx.Node) -> bool:
-    """Whether a product has as few rows as our kernels of stored weights take."""
-    from crossfuse.planner.families.skinny import ROWS
-
+def _rows(product: fx.Node) -> float:
+    """Rows of a product; no number where they are not known."""
     value = product.meta.get("val")
     rows = value.shape[-2] if isinstance(value, torch.Tensor) else None
-    return isinstance(rows, int) and rows <= ROWS
+    return rows if isinstance(rows, int) else math.inf
+
+
+def _sums(product: fx.Node) -> bool:
+    """Whether a product adds up anything: positions by frequencies are an outer product."""
+    value = product.args[-2].meta.get("val") if isinstance(product.args[-2], fx.Node) else None
+    return not isinstance(value, torch.Tensor) or value.shape[-1] != 1
 
 
 def _parts(module: fx.GraphModule) -> list[fx.GraphModule]:
@@ -217,9 +227,10 @@ def launched_together(module: fx.GraphModule) -> dict[str, bool]:
     from torch._inductor import config
 
     place = _place(module)
-    # Not those of one matrix for each head, or of positions by frequencies.
+    # Not those of one matrix for each head.
     products = [each for each in _products(module) if _name(each.target) != "aten::bmm"]
-    few = bool(products) and all(map(_is_few, products))
+    rows = [_rows(each) for each in products if _sums(each)]
+    few = bool(rows) and max(rows) <= _SHORT
     if not few or place is None or place.type != "cuda":
         return {}
     nodes = (each for part in _parts(module) for each in part.graph.nodes)
@@ -228,11 +239,41 @@ def launched_together(module: fx.GraphModule) -> dict[str, bool]:
     return {each: True for each in (_TOGETHER,) if hasattr(config, each)}
 
 
-def count_together(module: fx.GraphModule) -> None:
-    """Let inputs of one element that are counted up in place, as positions of caches are, share one
-    launch: those of each layer are its own, and are read far apart.
+#: Kernels start while the one before them ends (programmatic dependent launch).
+_EARLY = "triton.enable_pdl"
 
-    Inductor shares launches (`launched_together`) only of what its order has side by side.
+
+@contextmanager
+def waiting_first() -> Iterator[bool]:
+    """Let kernels of inductor that start early wait before they read or write anything.
+
+    Inductor lets them read what the kernel before the last one has written before they wait, as
+    that one has ended: each of its own kernels waits before it lets the next one start. Ours let it
+    start first, so that weights are on their way, and may end later. Says whether this torch has
+    such kernels.
+    """
+    from torch._inductor import config
+    from torch._inductor.codegen.triton import TritonKernel
+
+    name = "_handle_pdl_before_access"
+    if not hasattr(TritonKernel, name):
+        yield False
+        return
+
+    def wait(kernel: Any, buffer: Any, *_: Any, **__: Any) -> None:
+        if kernel._enable_pdl_codegen():
+            in_loop = kernel.inside_reduction and kernel.range_trees[-1].is_loop
+            (kernel.body if in_loop else buffer).writeline(kernel.GDC_WAIT)
+
+    with patch.object(TritonKernel, name, wait):
+        yield hasattr(config.triton, "enable_pdl")
+
+
+def count_together(module: fx.GraphModule) -> None:
+    """Let inputs of one element that are counted up in place share one launch.
+
+    So are positions of caches: those of each layer are its own, and are read far apart, where
+    inductor shares launches (`launched_together`) only of what its order has side by side.
     """
     counted: dict[Any, list[tuple[fx.Node, fx.Node, fx.Node]]] = {}
     for node in module.graph.nodes:
@@ -319,13 +360,15 @@ def compile_with_inductor(
         if settings:
             count_together(rest)
         try:
-            with config.patch({**whole, **settings}):
-                return compile_fx_inner(rest, given, **known)
+            with waiting_first() as early:
+                more = {_EARLY: True} if early and settings else {}
+                with config.patch({**whole, **settings, **more}):
+                    return compile_fx_inner(rest, given, **known)
         except InductorError as error:
             if not settings:
                 raise
             _LOG.warning("inductor compiles each kernel alone: sharing launches, %s", error)
-            with config.patch(whole):
+            with waiting_first(), config.patch(whole):
                 return compile_fx_inner(plain, given, **known)
 
     patches |= dict.fromkeys(whole, False)

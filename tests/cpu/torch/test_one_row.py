@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -154,12 +155,13 @@ def mixed(x: Any, g: Any) -> tuple[Any, Any]:
     ("rows", "function", "shares"),
     [
         (4, mixed, True),
-        (32, mixed, True),
-        (33, mixed, False),
+        (128, mixed, True),
+        (129, mixed, False),
+        (1, lambda x, g: (mixed(x, g), g.view(-1, 1) @ x.sum().view(1, 1)), True),
         (4, lambda x, g: F.dropout(x, 0.5, True) @ g, False),
         (4, lambda x, g: (x.sin(), g.cos()), False),
     ],
-    ids=["few rows", "the most", "more", "drawn", "no product"],
+    ids=["few rows", "the most", "more", "beside an outer product", "drawn", "no product"],
 )
 def test_kernels_share_launches_where_products_have_few_rows(
     graphs: list[list[str]], rows: int, function: Any, shares: bool
@@ -244,3 +246,71 @@ def test_a_graph_that_inductor_refuses_so_is_compiled_kernel_by_kernel(
     assert [each for each, _ in tried] == [True, False]
     assert tried[0][1] == tried[1][1]
     assert "inductor compiles each kernel alone: sharing launches" in caplog.text
+
+
+def kernels_of_inductor(module: Any) -> Any:
+    """What inductor's code of kernels would be asked to write."""
+    return SimpleNamespace(
+        _enable_pdl_codegen=lambda: True, inside_reduction=False, GDC_WAIT="wait", body=module
+    )
+
+
+def test_kernels_of_inductor_wait_before_they_read() -> None:
+    """Inductor's own rule waits only for the kernel before; ours may let others start earlier."""
+    from torch._inductor.codegen.triton import TritonKernel
+
+    name = "_handle_pdl_before_access"
+    theirs = getattr(TritonKernel, name)
+    lines: list[str] = []
+    buffer = SimpleNamespace(writeline=lines.append)
+    with inductor.waiting_first() as early:
+        assert early
+        getattr(TritonKernel, name)(kernels_of_inductor(None), buffer, "in_ptr0")
+    assert lines == ["wait"]
+    assert getattr(TritonKernel, name) is theirs
+
+
+def test_a_torch_without_such_kernels_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.codegen.triton import TritonKernel
+
+    monkeypatch.delattr(TritonKernel, "_handle_pdl_before_access")
+    with inductor.waiting_first() as early:
+        assert not early
+
+
+def counting(a: Any, b: Any, c: Any, d: Any, x: Any) -> tuple[Any, Any]:
+    made = x * a + x * b
+    a.add_(1)
+    b.add_(1)
+    c.add_(1)
+    d.add_(2)
+    return made, c + 1
+
+
+def test_positions_are_counted_in_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that nothing else reads when they are counted, by the same step."""
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    seen: list[list[str]] = []
+
+    def inner(graph: Any, given: Any, **known: Any) -> Any:
+        inductor.count_together(graph)
+        graph.graph.lint()
+        seen.append([str(each.target) for each in graph.graph.nodes])
+        return compile_fx_inner(graph, given, **known)
+
+    def compiled(module: Any, given: Any) -> Any:
+        return compile_fx(module, given, inner_compile=inner)
+
+    torch.compiler.reset()
+    ours, plain = (
+        [*(torch.tensor(each) for each in (3, 4, 5, 6)), torch.arange(4.0)] for _ in range(2)
+    )
+    with torch.no_grad():
+        found = torch.compile(counting, backend=compiled, dynamic=False)(*ours)
+        due = counting(*plain)
+    assert sum("_foreach_add" in each for each in seen[0]) == 1
+    assert sum("getitem" in each for each in seen[0]) == 2
+    for one, other in zip((*found, *ours), (*due, *plain), strict=True):
+        assert torch.equal(one, other)
+    torch.compiler.reset()

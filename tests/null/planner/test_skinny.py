@@ -151,7 +151,7 @@ def test_behind_another_kernel_more_warps_of_an_sm_are_done_sooner() -> None:
     found = ranked("gemm:M=8,K=8192,N=2048,weights=nk", target, only=("skinny",), keep=4)
     alone = {tuple(each.tiles.values()): each for each in found}
     early = {tiles: behind_another(each, target) for tiles, each in alone.items()}
-    fewer, more = (4, 8, 4), (4, 16, 4)
+    fewer, more = (8, 8, 2), (8, 16, 2)
     assert alone[fewer].microseconds < alone[more].microseconds
     assert early[fewer].microseconds > early[more].microseconds
     for tiles, share in ((fewer, 0.53), (more, 1.07)):

@@ -63,8 +63,8 @@ _MOST_SUMS = 32
 #: Bytes that L1 delivers in a cycle (CUDA C++ Programming Guide, compute capability 9.0).
 _L1 = 128
 
-# Fitted to 349 kernels of 1 to 32 rows and ten shapes alone, and 370 of five shapes that start early
-# behind sixteen of their kind, on an H200: 5.3 % off in the median.
+# Fitted to 349 kernels of 1 to 32 rows and ten shapes alone, and 370 of five shapes that start
+# early behind sixteen of their kind, on an H200: 5.3 % off in the median.
 
 #: What memory loses where four threads share a column, and a warp's load has 64 bytes of a row.
 _APART = 0.1

@@ -39,6 +39,9 @@ class Masked:
         How many keys before is what it says of one; the first keys are not seen.
     bias : bool
         A tensor is added to the scores.
+    hidden : float
+        Added to scores of keys that are not seen; with a number, a query that sees none weighs
+        them by it.
     """
 
     heads: int = 2
@@ -58,6 +61,7 @@ class Masked:
     apart: bool = False
     shift: int = 0
     bias: bool = False
+    hidden: float = -math.inf
     dtype: str = "bfloat16"
 
     @property
@@ -110,7 +114,9 @@ def function(case: Masked) -> Any:
         conditions = _conditions(case, given, h, i, key)
         if not conditions:
             return x
-        return tirx.Select(tirx.all(*conditions), x, tirx.const(-math.inf, "float32"))
+        hidden = tirx.const(case.hidden, "float32")
+        added = x + hidden if math.isfinite(case.hidden) else hidden
+        return tirx.Select(tirx.all(*conditions), x, added)
 
     scores = te.compute(
         (*shape, case.keys),
@@ -205,7 +211,7 @@ def reference(case: Masked, given: dict[str, np.ndarray], number: Any = np.float
     seen = np.ones(x.shape, bool)
     for each in _conditions(case, given, h, i, key):
         seen &= each
-    x = np.where(seen, x, -np.inf)
+    x = np.where(seen, x, x + number(case.hidden))
     top = x.max(-1, keepdims=True)
     p = np.exp(x - np.where(np.isinf(top), 0, top))
     total = p.sum(-1, keepdims=True)

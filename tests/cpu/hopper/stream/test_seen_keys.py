@@ -47,6 +47,15 @@ CASES = {
         {"elements": 32},
     ),
     "soft caps and slopes": (replace(FEW, cap=20.0, alibi=True), {"elements": 32}),
+    "hidden by a number": (replace(FEW, hidden=-65536.0), {"elements": 32}),
+    "hidden, one token, four CTAs": (
+        replace(ONE, hidden=float(np.finfo(np.float32).min)),
+        DSM | {"cluster": 4},
+    ),
+    "hidden, a second kernel": (
+        replace(FEW, hidden=-65536.0),
+        {"elements": 32, "cluster": 4, "merge": "kernel"},
+    ),
     "columns shared": (
         Masked(heads=2, rows=64, keys=160, depth=384, padding=True, apart=True),
         {"elements": 32},
@@ -224,7 +233,7 @@ def seen_of(function_: Any, **tiles: Any) -> str | None:
     sizes = {"rows": 64, "elements": 32} | tiles
     (program,) = recover_streams(scheduled(function_, **sizes).mod["main"])
     seen = seen_keys(program)
-    return None if seen is None else str(seen)
+    return None if seen is None else f"{seen.flag}{', if any' * seen.needs_some}"
 
 
 def test_keys_are_seen_where_masks_of_keys_say_so() -> None:
@@ -285,6 +294,18 @@ FORMS = {
         "flags[t * 32 + key]",
     ),
     "a large number": (lambda x, flags, key: tirx.Select(flags[key], x, f32(-1e4)), None),
+    "added, as cuDNN does": (
+        lambda x, flags, key: x + tirx.Select(flags[key], f32(0), f32(-65536)),
+        "flags[t * 32 + key], if any",
+    ),
+    "the least number": (
+        lambda x, flags, key: tirx.Select(flags[key], x, f32(np.finfo(np.float32).min)),
+        "flags[t * 32 + key], if any",
+    ),
+    "added before scaling": (
+        lambda x, flags, key: (x + tirx.Select(flags[key], f32(0), f32(-65536))) * f32(0.125),
+        None,
+    ),
     "added, not masked": (lambda x, flags, key: x + tirx.Select(flags[key], f32(0), f32(2)), None),
     "none": (lambda x, flags, key: x, None),
 }

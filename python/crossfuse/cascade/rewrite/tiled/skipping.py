@@ -27,6 +27,10 @@ class Span:
     upper: tuple[sympy.Expr, ...] = ()
 
 
+#: What is masked by a number up to this counts for nothing beside what is seen: where scores differ
+#: by less, it weighs zero in float32. Those of float16 end at 65504; cuDNN's attention adds -65536.
+HIDES = -6e4
+
 Box = Mapping[sympy.Symbol, tuple[sympy.Expr, sympy.Expr]]
 
 
@@ -63,13 +67,25 @@ def _conditions(slots: tuple[Slot, ...]) -> list[sympy.Basic]:
 
 
 def masks_by(slots: Iterable[Slot], reads: Callable[[Set[sympy.Symbol]], bool]) -> bool:
-    """Whether a condition masks elements for all slots, whose symbols `reads` takes."""
+    """Whether a condition masks elements for all slots, whose symbols `reads` takes.
+
+    Masks that are large negative numbers count: whether elements are then passed by is decided
+    where it is seen what they add up to (`crossfuse.lower.hopper.stream.seen_keys`).
+    """
     state = tuple(slots)
+    told = [(rebuilt(each.contribution, _hidden), each.monoid.identity) for each in state]
     return any(
         reads(condition.free_symbols)
-        and all(is_silent(condition, each.contribution, each.monoid.identity) for each in state)
+        and all(is_silent(condition, contribution, identity) for contribution, identity in told)
         for condition in _conditions(state)
     )
+
+
+def _hidden(expression: sympy.Basic) -> sympy.Basic | None:
+    """Minus infinity in the place of an expression that a mask has made so small."""
+    parts = expression.args if isinstance(expression, sympy.Add) else (expression,)
+    small = any(each.is_Number and each < HIDES for each in parts)
+    return -sympy.oo if small and expression != -sympy.oo else None
 
 
 def is_silent(condition: sympy.Basic, contribution: sympy.Expr, identity: sympy.Expr) -> bool:

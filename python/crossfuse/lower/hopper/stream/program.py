@@ -186,6 +186,16 @@ class Split:
         return not self.place.in_cluster
 
 
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """Which keys rows see."""
+
+    #: Whether they see a key, an expression of the key and of places.
+    flag: Any
+    #: Whether what they do not see counts for nothing only beside a key that they see.
+    needs_some: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class StreamProgram(RowSteps):
     """A kernel: for each place, a stream of tiles between two products.
@@ -212,9 +222,8 @@ class StreamProgram(RowSteps):
     result: Any
     #: How CTAs share the keys; `column` is then that of a CTA's slice in `after` and `result`.
     split: Split | None = None
-    #: Whether rows see a key, an expression of the key and of places: tiles without any that they
-    #: see are passed by. None if all tiles are gone through.
-    seen: Any = None
+    #: Tiles without any key that rows see are passed by; None if all tiles are gone through.
+    seen: Seen | None = None
 
     @property
     def shares_tile(self) -> bool:

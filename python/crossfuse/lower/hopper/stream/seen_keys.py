@@ -5,6 +5,10 @@ folded, and have to leave the state of rows and the sums as they are: a maximum 
 zeros, weights are zeros, and factors are ``exp(m - m)``. Numbers of the state are taken to be
 finite; a row that has seen nothing has its first state, which corrections leave alone. What is
 masked may be anything, NaN too, as in the cascade itself.
+
+Scores may be masked by a large negative number instead of -inf, as cuDNN's attention (-65536) and
+models (the least number of their type) do. What is masked so counts for nothing beside a key that
+is seen, but a row that sees none weighs what is masked: no tile may be passed by then.
 """
 
 from __future__ import annotations
@@ -14,14 +18,15 @@ from collections.abc import Callable
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.cascade.rewrite.tiled.skipping import HIDES
 from crossfuse.hardware import WARPGROUP_ROWS
 from crossfuse.lower.hopper.stream.key_flags import with_flags
-from crossfuse.lower.hopper.stream.program import Kind, Step, StreamProgram
+from crossfuse.lower.hopper.stream.program import Kind, Seen, Step, StreamProgram
 from crossfuse.lower.hopper.stream.recover.statements import branches_of
 
 
-def seen_keys(program: StreamProgram) -> Any:
-    """Whether rows see a key, an expression of the key alone; None if no tile is to be passed by.
+def seen_keys(program: StreamProgram) -> Seen | None:
+    """Which keys rows see, whatever the row; None if no tile is to be passed by.
 
     Asked of tiles of 64 rows, the fewest: of one token, or a few, where memory is what counts.
     Where there are more, products are, and none of them waits for flags.
@@ -30,14 +35,23 @@ def seen_keys(program: StreamProgram) -> Any:
     if end - first < 2 or program.tile[0] > WARPGROUP_ROWS:
         return None
     beside = program.beside
-    silent = [
-        seen
+    found = [
+        (seen, limit)
         for flag in _flags(program)
         for seen, value in ((flag, False), (ir.tirx.Not(flag), True))
-        if (beside is None or not ir.mentions(flag, beside.var))
-        and _leaves_state(program, flag, value)
+        if beside is None or not ir.mentions(flag, beside.var)
+        if (limit := _silenced(program, flag, value)) is not None
     ]
-    return ir.conjunction(silent) if silent else None
+    if not found:
+        return None
+    flags, limits = zip(*found, strict=True)
+    return Seen(ir.conjunction(flags), HIDES in limits)
+
+
+def _silenced(program: StreamProgram, flag: Any, value: bool) -> float | None:
+    """The number up to which masks have to count for nothing, so that a flag silences keys."""
+    limits = (-math.inf, HIDES)
+    return next((each for each in limits if _leaves_state(program, flag, value, each)), None)
 
 
 def _flags(program: StreamProgram) -> list[Any]:
@@ -54,14 +68,14 @@ def _flags(program: StreamProgram) -> list[Any]:
     return found
 
 
-def _leaves_state(program: StreamProgram, flag: Any, value: bool) -> bool:
+def _leaves_state(program: StreamProgram, flag: Any, value: bool, limit: float) -> bool:
     """Whether a tile where a flag has the same value for all keys leaves the state as it is."""
     dead = ir.tirx.IntImm("bool", value)
 
     def put(each: Any) -> Any:
         return with_flags(each, program, lambda part: dead if ir.alike(part, flag) else part)
 
-    known = _Known()
+    known = _Known(limit)
     for step in (*program.all_steps, *program.carries):
         known.run(step, put(step.value))
     if known.number_of(program.weights.target) != 0:
@@ -82,10 +96,14 @@ def _read_behind(program: StreamProgram) -> list[Any]:
 
 
 class _Known:
-    """What steps have made of buffers; those without an entry are as the tile before left them."""
+    """What steps have made of buffers; those without an entry are as the tile before left them.
 
-    def __init__(self) -> None:
+    Numbers up to a limit are so small that whatever is added to them leaves them so.
+    """
+
+    def __init__(self, limit: float) -> None:
         self._values: dict[Any, Any] = {}
+        self._rules = _Rules(limit)
 
     def run(self, step: Step, value: Any) -> None:
         """Take note of a step, with its value or what stands for that."""
@@ -99,8 +117,9 @@ class _Known:
             elif not holds:
                 self._values[target] = step.start
         else:
-            silent = {Kind.TOP: -math.inf, Kind.SUM: 0.0}.get(step.kind)
-            if _number(value) is None or _number(value) != silent:
+            number = _number(value)
+            least = step.kind is Kind.TOP and self._rules.is_least(number)
+            if not least and not (step.kind is Kind.SUM and number == 0):
                 self._values[target] = _unknown(step)
             elif step.start is not None:
                 self._values[target] = self._folded(step.start)
@@ -120,9 +139,10 @@ class _Known:
         def visit(node: Any, mutator: Any) -> Any:
             if isinstance(node, ir.TensorLoad):
                 return self._values.get(node.source, node)
-            return _fold(mutator.default_mutate(node))
+            return self._rules.fold(mutator.default_mutate(node))
 
-        return ir.mutate(value, *((kind, visit) for kind in (ir.TensorLoad, ir.Call, *_RULES)))
+        kinds = (ir.TensorLoad, ir.Call, ir.tirx.Select, *self._rules.by_kind)
+        return ir.mutate(value, *((kind, visit) for kind in kinds))
 
 
 def _unknown(step: Step) -> Any:
@@ -133,20 +153,94 @@ def _number(value: Any) -> float | None:
     return float(value.value) if isinstance(value, ir.tirx.FloatImm) else None
 
 
-# Folding of float32, where what is no constant is a finite number.
+class _Rules:
+    """Folding of float32, where what is no constant is a finite number.
 
+    Numbers up to `limit`, -inf among them, are the least: beside others these count for nothing.
+    """
 
-def _fold(node: Any) -> Any:
-    condition, chosen, other = branches_of(node)
-    if condition is not None:
-        holds = ir.constant(condition)
-        if holds is not None:
-            return chosen if holds else other
-        return other if _is_either(condition, chosen, other) else node
-    if isinstance(node, ir.Call):
-        return _fold_call(node)
-    found = _RULES[type(node)](node)
-    return node if found is None else found
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self.by_kind: dict[type, Callable[[Any], Any]] = {
+            ir.tirx.Cast: _cast,
+            ir.tirx.Add: self._add,
+            ir.tirx.Sub: self._subtract,
+            ir.tirx.Mul: self._multiply,
+            ir.tirx.Div: _divide,
+            ir.tirx.Max: self._maximum,
+            ir.tirx.EQ: _equal,
+            ir.tirx.LT: _less,
+            ir.tirx.GT: _less,
+            ir.tirx.And: _both,
+            ir.tirx.Or: _either,
+            ir.tirx.Not: _not,
+        }
+
+    def fold(self, node: Any) -> Any:
+        """What an expression is, whose parts are folded."""
+        condition, chosen, other = branches_of(node)
+        if condition is not None:
+            holds = ir.constant(condition)
+            if holds is not None:
+                return chosen if holds else other
+            if all(self.is_least(_number(each)) for each in (chosen, other)):
+                return chosen if chosen.value > other.value else other
+            return other if _is_either(condition, chosen, other) else node
+        if isinstance(node, ir.Call):
+            return self._call(node)
+        found = self.by_kind[type(node)](node)
+        return node if found is None else found
+
+    def is_least(self, number: float | None) -> bool:
+        """Whether a number counts for nothing beside others."""
+        return number is not None and number <= self._limit
+
+    def _absorbs(self, number: float | None) -> bool:
+        """Whether a number stays what it is when a finite one is added."""
+        return number is not None and (math.isinf(number) or self.is_least(number))
+
+    def _call(self, node: Any) -> Any:
+        function = _FUNCTIONS.get(str(getattr(node.op, "name", "")).rpartition(".")[2])
+        number = _number(node.args[0]) if function is not None else None
+        if function is None or number is None:
+            return node
+        return ir.tirx.FloatImm(str(node.ty), 0.0 if self.is_least(number) else function(number))
+
+    def _add(self, node: Any) -> Any:
+        for one, other in ((node.a, node.b), (node.b, node.a)):
+            number = _number(one)
+            if number == 0:
+                return other
+            if self._absorbs(number) and _is_finite(other):
+                return one
+        return None
+
+    def _subtract(self, node: Any) -> Any:
+        if _is_finite(node.a) and ir.alike(node.a, node.b):
+            return ir.tirx.FloatImm(str(node.ty), 0.0)
+        taken = _number(node.b)
+        if taken == 0:
+            return node.a
+        if taken is not None and self._absorbs(-taken) and _is_finite(node.a):
+            return ir.tirx.FloatImm(str(node.ty), -taken)
+        return node.a if self._absorbs(_number(node.a)) and _is_finite(node.b) else None
+
+    def _multiply(self, node: Any) -> Any:
+        for one, other in ((node.a, node.b), (node.b, node.a)):
+            number, factor = _number(one), _number(other)
+            if number == 1:
+                return other
+            if number == 0 and _is_finite(other):
+                return one
+            if number is not None and self._absorbs(number) and factor is not None and factor > 0:
+                return ir.tirx.FloatImm(str(node.ty), number * factor)
+        return None
+
+    def _maximum(self, node: Any) -> Any:
+        for one, other in ((node.a, node.b), (node.b, node.a)):
+            if self.is_least(_number(one)):
+                return other
+        return None
 
 
 def _is_either(condition: Any, chosen: Any, other: Any) -> bool:
@@ -159,57 +253,10 @@ def _is_either(condition: Any, chosen: Any, other: Any) -> bool:
     return all(any(ir.alike(each, side) for side in sides) for each in (chosen, other))
 
 
-def _fold_call(node: Any) -> Any:
-    function = _FUNCTIONS.get(str(getattr(node.op, "name", "")).rpartition(".")[2])
-    number = _number(node.args[0]) if function is not None else None
-    if function is None or number is None:
-        return node
-    return ir.tirx.FloatImm(str(node.ty), function(number))
-
-
 def _cast(node: Any) -> Any:
     number = _number(node.value)
     fits = number is not None and "float" in str(node.ty)
     return ir.tirx.FloatImm(str(node.ty), number) if fits else None
-
-
-def _add(node: Any) -> Any:
-    for one, other in ((node.a, node.b), (node.b, node.a)):
-        number = _number(one)
-        if number == 0:
-            return other
-        if number is not None and math.isinf(number) and _is_finite(other):
-            return one
-    return None
-
-
-def _subtract(node: Any) -> Any:
-    number = _number(node.a)
-    if _is_finite(node.a) and ir.alike(node.a, node.b):
-        return ir.tirx.FloatImm(str(node.ty), 0.0)
-    if _number(node.b) == 0:
-        return node.a
-    infinite = number is not None and math.isinf(number)
-    return node.a if infinite and _is_finite(node.b) else None
-
-
-def _multiply(node: Any) -> Any:
-    for one, other in ((node.a, node.b), (node.b, node.a)):
-        number, factor = _number(one), _number(other)
-        if number == 1:
-            return other
-        if number == 0 and _is_finite(other):
-            return one
-        if number is not None and math.isinf(number) and factor is not None and factor > 0:
-            return one
-    return None
-
-
-def _maximum(node: Any) -> Any:
-    for one, other in ((node.a, node.b), (node.b, node.a)):
-        if _number(one) == -math.inf:
-            return other
-    return None
 
 
 def _equal(node: Any) -> Any:
@@ -218,6 +265,18 @@ def _equal(node: Any) -> Any:
         if number is not None and math.isinf(number) and _is_finite(other):
             return _truth(False)
     return None
+
+
+def _less(node: Any) -> Any:
+    one, other = _number(node.a), _number(node.b)
+    if one is None or other is None:
+        return None
+    return _truth(one < other if isinstance(node, ir.tirx.LT) else one > other)
+
+
+def _divide(node: Any) -> Any:
+    one, other = _number(node.a), _number(node.b)
+    return ir.tirx.FloatImm(str(node.ty), one / other) if one is not None and other else None
 
 
 def _both(node: Any) -> Any:
@@ -253,15 +312,3 @@ def _is_finite(value: Any) -> bool:
 
 
 _FUNCTIONS: dict[str, Callable[[float], float]] = {"exp": math.exp, "exp2": math.exp2}
-_RULES: dict[type, Callable[[Any], Any]] = {
-    ir.tirx.Select: _fold,
-    ir.tirx.Cast: _cast,
-    ir.tirx.Add: _add,
-    ir.tirx.Sub: _subtract,
-    ir.tirx.Mul: _multiply,
-    ir.tirx.Max: _maximum,
-    ir.tirx.EQ: _equal,
-    ir.tirx.And: _both,
-    ir.tirx.Or: _either,
-    ir.tirx.Not: _not,
-}

@@ -144,6 +144,10 @@ class SeenTiles(Tiles):
     role looks through the flags by itself, with whole warps, and so all find the same tiles: nobody
     waits for another one's word. A warp loads those of many tiles at once, a byte a thread and
     instruction, and keeps a bit of each tile.
+
+    Where what nobody sees counts for nothing only beside a key that is seen
+    (`crossfuse.lower.hopper.stream.program.Seen`), they look for one before they pass by a tile:
+    among those that they look at, then among the keys of all CTAs that share a tile of rows.
     """
 
     def __init__(self, *given: Any, program: StreamProgram, lane: Any, loads: int) -> None:
@@ -159,6 +163,8 @@ class SeenTiles(Tiles):
         self._first = Variable("first_of_seen", "int32", 0)
         self._rest = Variable("not_looked_at", "int32", 0)
         self._next = Variable("next_block", "int32", 0)
+        needs_some = program.seen is not None and program.seen.needs_some
+        self._some = Variable("some_seen", "uint32", ir.script.uint32(0)) if needs_some else None
 
     @property
     def is_last_block(self) -> Any:
@@ -174,6 +180,8 @@ class SeenTiles(Tiles):
         super().take()
         self._bits.set(ir.script.uint32(0))
         self._rest.set(self.block.value + 1)
+        if self._some is not None:
+            self._some.set(ir.script.uint32(0))
 
     def look_ahead(self) -> None:
         """Find the next tile of keys that is seen."""
@@ -206,21 +214,48 @@ class SeenTiles(Tiles):
             some = vote(functools.reduce(ir.script.Or, parts)) != ir.script.uint32(0)
             bit = ir.script.Select(some, ir.script.uint32(1 << number), ir.script.uint32(0))
             self._bits.set(self._bits.value | bit)
+        if self._some is not None:
+            self._some.set(self._some.value | self._bits.value)
+            self._find_some(self._some)
+            none = self._some.value == ir.script.uint32(0)
+            every = ir.script.uint32((1 << self._count) - 1)
+            self._bits.set(ir.script.Select(none, every, self._bits.value))
+
+    def _find_some(self, some: Variable) -> None:
+        """Look for a key that rows see, tile by tile, of each CTA that shares them."""
+        first, end = self.stream.bounds
+        split = self._program.split
+        sharers = 1 if split is None else split.place.extent
+        tile = Variable("looked_at", "int32", 0)
+        tile.set(0)
+        nothing, count = some.value == ir.script.uint32(0), sharers * (end - first)
+        with ir.script.While(ir.script.And(nothing, tile.value < count)):
+            known = {self.stream.var: first + tile.value // sharers}
+            if split is not None:
+                known[split.place.var] = tile.value % sharers
+            flags = [self._flag_of(known, part) for part in range(self._parts)]
+            some.set(vote(functools.reduce(ir.script.Or, flags)))
+            tile.set(tile.value + 1)
 
     def _flag(self, number: int, part: int) -> Any:
         """Whether this thread's key of some 32 of a tile is seen."""
+        block = ir.script.min(self._first.value + number, self._end.value - 1)
+        return self._flag_of({self.stream.var: block}, part)
+
+    def _flag_of(self, tile: dict[Any, Any], part: int) -> Any:
         program, keys = self._program, self._program.tile[1]
+        assert program.seen is not None
         key = self._lane + part * VOTERS
         if keys < (part + 1) * VOTERS:
             key = ir.script.min(key, keys - 1)
-        var = self.stream.var
-        block = ir.script.min(self._first.value + number, self._end.value - 1)
-        known = self.places | {var: block.astype(str(var.ty)), program.key: key}
+        places = {var: value.astype(str(var.ty)) for var, value in tile.items()}
+        known = self.places | places | {program.key: key}
 
         def load(node: Any, mutator: Any) -> Any:
             return load_within(mutator.default_mutate(node), program)
 
-        return let("flag", ir.substitute(ir.mutate(program.seen, (ir.TensorLoad, load)), known))
+        flag = ir.mutate(program.seen.flag, (ir.TensorLoad, load))
+        return let("flag", ir.substitute(flag, known))
 
 
 _LOWEST = """\
