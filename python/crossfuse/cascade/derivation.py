@@ -20,8 +20,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import sympy
+from sympy.core.relational import Relational
 
+from crossfuse.cascade.expressions.functions import Compared
 from crossfuse.cascade.spec import Cascade, Monoid
+from crossfuse.errors import CascadeRefused, refuse
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,31 @@ class Derivation:
             The first of that name.
         """
         return next(each for each in self.slots if each.name == name)
+
+
+def check_extremes(derivation: Derivation) -> None:
+    """Refuse an extreme over earlier results beside rows that have its terms, or compare with it.
+
+    The least quotient by a sum is one of the least element, and rows are products with a
+    reciprocal: none of them is equal to it, and a gradient finds no element that it is of. Only
+    what is written is refused: rows that are computed further need not be equal to anything.
+    """
+    rows = set(derivation.cascade.rows.values())
+    compared = {side for row in rows for test in row.atoms(Relational) for side in test.args}
+    for step in derivation.steps:
+        stage = derivation.cascade.stage(step.stage)
+        if stage.monoid.name not in ("max", "min") or not step.pair:
+            continue
+        terms = {stage.term, *(stage.term.args if isinstance(stage.term, sympy.Abs) else ())}
+        if terms & rows or compared & {stage.symbol, Compared(stage.symbol)}:
+            raise refuse(
+                CascadeRefused,
+                "cascade-form",
+                f"stage {stage.name}",
+                found=f"a {stage.monoid.name} over earlier results, of terms that rows have too",
+                limit="an extreme that is equal to one of the rows, which are rounded otherwise",
+                instead="cut the cascade before this stage: it is then taken of what rows store",
+            )
 
 
 def value(name: str) -> sympy.Symbol:

@@ -277,12 +277,14 @@ def _one_cascade(
     """Options to schedule the whole function as one cascade."""
     from crossfuse import _tvm as ir
     from crossfuse.cascade.algebra import derive
+    from crossfuse.cascade.derivation import check_extremes
     from crossfuse.planner.cascade.plan import placed_cascade, ranked_cascade
     from crossfuse.planner.cascade.shape import cascade_shape
 
     # Importers count in 64 bits, and kernels in 32.
     site = only_site(ir.narrow(source.func))
     derivation = derive(site.cascade)
+    check_extremes(derivation)
     every = [plan] if plan is not None else []
     if plan is None:
         shape = cascade_shape(site, derivation, source.summary)

@@ -218,6 +218,8 @@ def shares(x: Any) -> Any:
 
 #: Whose gradients are tested too: those that had faults; w is 1 at a label and 0 elsewhere.
 TRAINED_QUICK: dict[str, Function] = {
+    "least share": lambda r: r.x.softmax(-1).amin(-1),
+    "largest of weighted scores": lambda r: (scores(r.x) * r.v).amax(-1),
     "by the largest magnitude": lambda r: r.x / largest(r.x.abs()),
     "divergence from a label": lambda r: labels(r.x, r.w),
     "softmax of a layer norm": lambda r: F.layer_norm(r.x, r.x.shape[-1:]).softmax(-1),

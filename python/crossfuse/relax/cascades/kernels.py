@@ -9,7 +9,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.algebra import derive
-from crossfuse.cascade.derivation import Derivation
+from crossfuse.cascade.derivation import Derivation, check_extremes
 from crossfuse.cascade.detect import detect
 from crossfuse.cascade.detect.program import Program, buffers_of, read_program
 from crossfuse.cascade.rewrite.streaming import streaming
@@ -185,6 +185,7 @@ class Cascades:
         site, derivation = _known(found)
         sizes, text, why = self._written(found)
         try:
+            check_extremes(derivation)
             with contained(CascadeRefused, "fuse-cascades", _WHERE):
                 form, schedule = self._lowered(site, derivation, sizes, text)
         except RefusedError as error:
