@@ -209,6 +209,9 @@ def times(element: sympy.Expr, factor: sympy.Expr) -> sympy.Expr:
     if isinstance(element, sympy.Piecewise):
         sides = [(times(each, factor) if each != 0 else each, test) for each, test in element.args]
         return sympy.Piecewise(*sides)
+    if not element.has(sympy.exp):
+        # A distance is added up first: of large numbers times a scale little would be left.
+        return joined(element * factor)
     if isinstance(element, Fence):
         return times(element.args[0], factor)
     if isinstance(element, sympy.Add):
