@@ -149,8 +149,22 @@ class ShiftedMoments:
                 near = chosen(magnitude(near), sympy.oo, sympy.S.Zero, near)
             so_far = near + _carried(kept, value(rest)) / below
         brought = as_choices(weight * fenced_sum(element, -near) / below)
-        moved = right(kept.name) * (right(name) - left(name)) + right(rest)
-        merge = left(name) + _merged(kept, left(rest), moved) / below
+        if kept.contribution == 1:
+            moved = right(kept.name) * (right(name) - left(name)) + right(rest)
+            merge = left(name) + _merged(kept, left(rest), moved) / below
+        else:
+            # From the heavier side: the mean of the other may be large, and its weight as good as
+            # none; the way from there is rounded as far as it is from 0.
+            own, other = left(kept.name), right(kept.name)
+            lighter = Compared(_merged(kept, own, sympy.S.Zero)) < Compared(
+                _merged(kept, sympy.S.Zero, other)
+            )
+            start = sympy.Piecewise((right(name), lighter), (left(name), True), evaluate=False)
+            moved = (
+                own * (left(name) - start) + left(rest),
+                other * (right(name) - start) + right(rest),
+            )
+            merge = start + _merged(kept, *moved) / below
         if wanted.visible:
             so_far = _unless_infinite([value(name)], so_far)
             merge = _unless_infinite([left(name), right(name)], merge)
@@ -266,13 +280,15 @@ class ShiftedMoments:
         return symbol
 
     def _is_seen(self, made: _Moment) -> bool:
-        """Whether rows or results have the distances that a sum is linear in.
+        """Whether rows or results have distances that a sum changes with, as their mean moves.
 
         These are from means as they are rounded, and so is the sum: of a softmax's gradient, which
-        has both, what rounding adds to one is what it takes from the other. Sums of higher powers
-        change by squares of it.
+        has both, what rounding adds to one is what it takes from the other. A sum of squares about
+        its own mean changes by the square of that.
         """
-        if max(map(sum, made.lower), default=0) > 1:
+        rests = {each.rest for each in made.centres}
+        first = [each for powers, parts in made.lower.items() if sum(powers) == 1 for each in parts]
+        if all(slot.free_symbols <= rests for _, slot in first):
             return False
         cascade, means = self.progress.cascade, {each.symbol for each in made.centres}
         shown = set().union(
