@@ -20,7 +20,7 @@ from crossfuse.cascade.derivation import Derivation
 from crossfuse.cascade.expressions.functions import Abs
 from crossfuse.cascade.spec import Cascade, Stage
 
-#: Makes a refusal of the stage, the kind of rows, the error there and the allowed error.
+#: Makes a refusal of the stage, the kind of rows, the error there and that of separate passes.
 _Refusal = Callable[[str, str, float, float], Exception]
 #: Where the numbers of a row lie, and how far apart they are.
 _PLACES = ((0.0, 1.0), (1.0, 1e-3), (100.0, 1.0), (1e4, 1.0), (1e4, 1e-2), (-1e3, 1.0))
@@ -39,6 +39,8 @@ _SEGMENTS, _TILE = (32, 32, 32), 16
 #: Multiple of the error of separate passes that counts as cancellation, which costs digits: other
 #: differences of rounding, in three rows, stay within this.
 _FACTOR = 3
+#: The same of outputs that are made of such sums, in which the luck of several roundings meets.
+_OF_OUTPUTS = 12
 #: Error of separate passes, relative to the summed magnitudes, at which they have no digit to lose:
 #: a maximum of 1e13 is subtracted from elements that were rounded otherwise.
 _DIGIT = 0.3
@@ -56,7 +58,7 @@ def check(derivation: Derivation, split: Sequence[str]) -> None:
     # No positions, no integers: elements whose values a trial may choose.
     free = [e for e in cascade.elements if e != cascade.index and not e.is_integer]
     if split:
-        _try(derivation, split, _kinds(free), _cancels)
+        _try(derivation, split, _kinds(free, _given(cascade)), _cancels)
     hoisted = [e.stage for e in derivation.steps if e.hoisted and e.pair in _DISTRIBUTED]
     if hoisted and derivation.exact:
         _try(derivation, hoisted, _far_kinds(free), _overflows)
@@ -79,19 +81,34 @@ def _try(
         exact = two_pass(cascade, double)
         apart = two_pass(cascade, single)
         streamed = merge_tree(derivation, single, _SEGMENTS, _TILE)
-        for name in names:
-            size = np.abs(exact[name]) + two_pass(_magnitudes(cascade, name), double)[name]
+        outputs = [each for each in (*cascade.results, *cascade.rows) if each not in names]
+        for name in (*names, *outputs):
+            # What a sum is rounded to is relative to its addends; what is made of sums, to itself.
+            size = np.abs(exact[name])
+            if name in names:
+                size = size + two_pass(_magnitudes(cascade, name), double)[name]
+            else:
+                size = size if size.ndim == 1 else size.max(axis=1, keepdims=True)
             known = np.isfinite(exact[name]) & (np.abs(apart[name] - exact[name]) <= _DIGIT * size)
             unfused, fused = (
                 _worst(np.where(known, np.abs(each[name] - exact[name]), 0))
                 for each in (apart, streamed)
             )
             rounding = _UNITS * (limits.eps * _worst(np.where(known, size, 0)) + limits.tiny)
-            allowed = _FACTOR * unfused + rounding
+            factor = _FACTOR if name in names else _OF_OUTPUTS
+            allowed = factor * unfused + rounding * factor / _FACTOR
             lost = ~(fused <= allowed)
             if lost.any():
                 which = int(np.argmax(lost))
-                raise refusal(name, kinds[which].text, float(fused[which]), float(allowed[which]))
+                raise refusal(name, kinds[which].text, float(fused[which]), float(unfused[which]))
+            again = _again(cascade, name) if name in names else None
+            if again is not None:
+                of = two_pass(again, {**streamed, **single})[name]
+                unlike = _worst(np.where(known, np.abs(streamed[name] - of), 0))
+                lost = ~(unlike <= _OF_OUTPUTS / _FACTOR * rounding)
+                if lost.any():
+                    which = int(np.argmax(lost))
+                    raise _unlike(name, kinds[which].text, float(unlike[which]))
 
 
 def _try_constant(derivation: Derivation, kinds: Sequence[_Kind]) -> None:
@@ -121,29 +138,55 @@ def _try_constant(derivation: Derivation, kinds: Sequence[_Kind]) -> None:
             )
 
 
+def _again(cascade: Cascade, name: str) -> Cascade | None:
+    """A stage over results that are given, if results or rows show all of these; else None.
+
+    Separate passes sum what they make of a rounded mean, and rows take back what its rounding adds.
+    """
+    stage, results = cascade.stage(name), {each.symbol for each in cascade.stages}
+    used = stage.term.free_symbols & results
+    shown = [each.free_symbols for each in (*cascade.results.values(), *cascade.rows.values())]
+    if not used or used - set().union(*shown):
+        return None
+    given = (*cascade.invariants, *sorted(used, key=str))
+    return replace(cascade, stages=(stage,), invariants=given, results={}, rows={})
+
+
 def _worst(rows: Any) -> Any:
-    return rows.reshape(-1, _ROWS).max(axis=1)
+    """Of each kind the largest number; elements of rows are held to the largest of all."""
+    return rows.reshape(-1, _ROWS * (1 if rows.ndim == 1 else rows.shape[1])).max(axis=1)
 
 
-def _cancels(name: str, where: str, error: float, allowed: float) -> Exception:
+def _cancels(name: str, where: str, error: float, apart: float) -> Exception:
     return refused(
         "cascade-cancels",
         name,
         found=f"a sum split into parts that cancel: of {where} it is {error:.2g} off in float32",
-        limit=f"{_FACTOR} times the error of separate passes, {allowed:.2g} there",
+        limit=f"about {_FACTOR} times the error of separate passes, which is {apart:.2g} there",
         instead="take distances from a mean or an extreme of the same elements, or cut the cascade "
         "before this stage",
     )
 
 
-def _overflows(name: str, where: str, error: float, allowed: float) -> Exception:
+def _unlike(name: str, where: str, error: float) -> Exception:
+    return refused(
+        "cascade-cancels",
+        name,
+        found="a sum of exact distances beside results, or rows, that have them rounded: of "
+        f"{where} it is {error:.2g} off from what these sum to in float32",
+        limit="a sum that takes back what rounding adds to them",
+        instead="cut the cascade before this stage",
+    )
+
+
+def _overflows(name: str, where: str, error: float, apart: float) -> Exception:
     return refused(
         "cascade-range",
         name,
         found="a sum that is divided, or multiplied, when it is complete: of "
         f"{where} it is {error:.2g} off in float32",
-        limit=f"{_FACTOR} times the error of separate passes, which scale each element, "
-        f"{allowed:.2g} there",
+        limit=f"about {_FACTOR} times the error of separate passes, which scale each element, "
+        f"{apart:.2g} there",
         instead="divide by a largest magnitude of the same elements, or cut the cascade before "
         "this stage",
     )
@@ -173,22 +216,43 @@ class _Kind:
     alike: bool = False
     #: One element of a row is this instead; 0: none.
     outlier: float = 0.0
+    #: An invariant that is the mean of an element instead, or the sum of one that is positive.
+    given: tuple[sympy.Symbol, sympy.Symbol] | None = None
 
     @property
     def text(self) -> str:
         names = ", ".join(str(each.name) for each in self.moved)
         nearly = " nearly equal" if self.alike else ""
         but = f", but one of {self.outlier:g}" if self.outlier else ""
+        if self.given is not None:
+            one, of = self.given
+            but += f", where {one} is the {'mean' if of in self.moved else 'sum'} of {of}"
         return f"rows of{nearly} {names} about {self.about:g}, {self.spread:g} apart{but}"
 
 
-def _kinds(free: Sequence[sympy.Symbol]) -> list[_Kind]:
-    """Kinds of rows in which a split sum may cancel: far from 0, with outliers, or nearly equal."""
+def _given(cascade: Cascade) -> list[sympy.Symbol]:
+    """Invariants whose values a trial may choose."""
+    fixed = (cascade.index, cascade.length)
+    return [each for each in cascade.invariants if each not in fixed and not each.is_integer]
+
+
+def _kinds(free: Sequence[sympy.Symbol], given: Sequence[sympy.Symbol]) -> list[_Kind]:
+    """Kinds of rows in which a split sum may cancel: far from 0, with outliers, or nearly equal.
+
+    What is given of a row may have been reduced elsewhere: by the sum of weights that all rows
+    share a sum is divided to be their mean.
+    """
     found = [_Kind(*place, tuple(free)) for place in _PLACES]
     found += [_Kind(0.0, 1.0, (each,), outlier=_OUTLIER) for each in free]
     if len(free) > 1:
         found += [_Kind(*place, tuple(free), alike=True) for place in _PLACES]
         found += [_Kind(*place, (each,)) for each in free for place in _PLACES[3:]]
+    place = _PLACES[3]
+    for one in given:
+        found += [_Kind(*place, tuple(free), given=(one, each)) for each in free]
+        for each in free if len(free) > 1 else ():
+            moved = tuple(other for other in free if other != each)
+            found.append(_Kind(*place, moved, given=(one, each)))
     return found
 
 
@@ -214,6 +278,8 @@ def _data(cascade: Cascade, kinds: Sequence[_Kind]) -> tuple[dict[str, Any], dic
         else:
             found = rng.standard_normal(shape)
             for number, kind in enumerate(kinds):
+                if kind.given is not None and symbol == kind.given[1] and symbol not in kind.moved:
+                    found[number] = np.abs(found[number])
                 if kind.alike:
                     found[number] = common[number] + 1e-3 * found[number]
                 if symbol in kind.moved:
@@ -224,5 +290,11 @@ def _data(cascade: Cascade, kinds: Sequence[_Kind]) -> tuple[dict[str, Any], dic
         rows = found.reshape(-1, _LENGTH)
         rows = rows if symbol in cascade.elements else rows[:, 0]
         single[str(symbol.name)] = rows.astype(np.float32)
+    for number, kind in enumerate(kinds):
+        if kind.given is not None:
+            invariant, of = kind.given
+            some = slice(number * _ROWS, (number + 1) * _ROWS)
+            total = single[str(of.name)][some].sum(axis=1)
+            single[str(invariant.name)][some] = total / (_LENGTH if of in kind.moved else 1)
     double = {name: each.astype(np.float64) for name, each in single.items()}
     return single, double
