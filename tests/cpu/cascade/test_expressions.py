@@ -16,6 +16,7 @@ from crossfuse.cascade.expressions.functions import (
     OF_FUNCTION,
     OF_OPERATOR,
     Fence,
+    Flag,
     Unevaluated,
     rint,
     round_away,
@@ -296,6 +297,19 @@ def test_masks_by_values_keep_what_is_nan() -> None:
     due = evaluated(lambda values: masked(**values), data)
     assert np.isnan(due).any() and np.isneginf(due).any()
     np.testing.assert_array_equal(evaluated(there_and_back(masked, "float32"), data), due)
+
+
+def test_conditions_as_numbers_multiply() -> None:
+    """A choice hides what is infinite, a factor of 0 makes NaN of it; whole numbers are finite."""
+    x, b = ir.Var("x", "float32"), ir.Var("b", "bool")
+    values = {x: X, b: B}
+    zero = tirx.const(0.0, "float32")
+    mask = sympy.Piecewise((1, sympy.Ne(B, 0)), (0, True))
+    flag = b.astype("float32")
+    assert to_sympy(x * flag * flag, values.__getitem__) == X * Flag(mask)
+    assert to_sympy(flag * tirx.const(2.0, "float32"), values.__getitem__) == 2 * mask
+    hidden = to_sympy(tirx.Select(b, x, zero), values.__getitem__)
+    assert hidden == sympy.Piecewise((X, sympy.Ne(B, 0)), (0, True))
 
 
 def test_large_positions_are_not_rounded() -> None:

@@ -40,6 +40,8 @@ class Mean:
     #: Whether anything but sums about the mean shows it: an infinite one is then to stay infinite,
     #: where those sums, and what is computed from them, are no numbers.
     visible: bool = False
+    #: Whether masks among the weights multiply what they hide, as flags do.
+    flagged: bool = False
 
 
 @dataclass(frozen=True)

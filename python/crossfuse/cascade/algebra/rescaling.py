@@ -17,7 +17,7 @@ import sympy
 from crossfuse.cascade.algebra.exponents import joined, positive, ratios, within_choices
 from crossfuse.cascade.algebra.state import Kept, Side, State, chosen
 from crossfuse.cascade.derivation import left, new, right, value
-from crossfuse.cascade.expressions.functions import Fence, opened
+from crossfuse.cascade.expressions.functions import Fence, Flag, is_mask, opened
 
 # Masks: as factors in products, as choices in code.
 #
@@ -43,7 +43,7 @@ def as_choices(term: sympy.Basic) -> sympy.Basic:
         return term.func(*(as_choices(each) for each in term.args))
     if not isinstance(term, sympy.Mul):
         return term
-    masks = [each for each in term.args if _is_mask(each)]
+    masks = [each for each in term.args if is_mask(each)]
     if not masks:
         return term
     rest = sympy.Mul(*(each for each in term.args if each not in masks))
@@ -52,15 +52,23 @@ def as_choices(term: sympy.Basic) -> sympy.Basic:
 
 
 def quotient(above: sympy.Expr, below: sympy.Expr) -> sympy.Expr | None:
-    """The quotient of two terms; None if the divisor has a mask that the dividend lacks."""
+    """The quotient of two terms; None if the divisor has a mask that the dividend lacks.
+
+    A mask divides a flag of the same condition, and a flag a mask: both weigh the same.
+    """
     over = list(sympy.Mul.make_args(as_factors(above)))
     under = list(sympy.Mul.make_args(as_factors(below)))
-    for mask in filter(_is_mask, tuple(under)):
-        if mask not in over:
+    for mask in [each for each in under if is_mask(each) or isinstance(each, Flag)]:
+        same = [each for each in over if _shown(each) == _shown(mask)]
+        if not same:
             return None
-        over.remove(mask)
+        over.remove(same[0])
         under.remove(mask)
     return joined(sympy.Mul(*over) / sympy.Mul(*under))
+
+
+def _shown(factor: sympy.Basic) -> sympy.Basic:
+    return factor.args[0] if isinstance(factor, Flag) else factor
 
 
 def masks_all(term: sympy.Expr, condition: sympy.Basic) -> bool:
@@ -71,18 +79,10 @@ def masks_all(term: sympy.Expr, condition: sympy.Basic) -> bool:
         <= {
             part
             for each in sympy.Mul.make_args(product)
-            if _is_mask(each)
+            if is_mask(each)
             for part in sympy.And.make_args(each.args[0][1])
         }
         for product in sympy.Add.make_args(term)
-    )
-
-
-def _is_mask(term: sympy.Basic) -> bool:
-    return (
-        isinstance(term, sympy.Piecewise)
-        and len(term.args) == 2
-        and (term.args[0][0], term.args[1][0]) == (1, 0)
     )
 
 

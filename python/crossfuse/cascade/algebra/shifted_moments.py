@@ -30,6 +30,7 @@ from crossfuse.cascade.expressions.functions import (
     magnitude,
     opened,
     settled,
+    with_flags,
 )
 from crossfuse.cascade.spec import SUM, Stage
 
@@ -138,6 +139,7 @@ class ShiftedMoments:
         kept, rest = state.of(mass), state.fresh(f"{name}_rest")
         below = state.usable(1 / mass, new) ** -1
         weight = as_factors(kept.contribution)
+        weight = with_flags(weight) if wanted.flagged else weight
         first = self.progress.first(element) if kept.contribution == 1 else None
         if first is None:
             # Elements as they are: a place for the mean to be at is all that is wanted here.

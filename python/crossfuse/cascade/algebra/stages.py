@@ -27,7 +27,7 @@ from crossfuse.cascade.algebra.separation import Product, refused, shared_out, v
 from crossfuse.cascade.algebra.shifted_moments import ShiftedMoments
 from crossfuse.cascade.algebra.writing import written
 from crossfuse.cascade.derivation import Derivation, Factor, Step, value
-from crossfuse.cascade.expressions.functions import Fence, cancelled, unopened
+from crossfuse.cascade.expressions.functions import Fence, Flag, cancelled, unopened
 from crossfuse.cascade.spec import MAX, RANKED, Cascade, Stage
 
 #: Accumulates a sum under a name and with a rescaling; returns it over slots.
@@ -480,7 +480,15 @@ def _candidates(cascade: Cascade, stage: Stage) -> Iterable[Mean]:
         scale, element = ratio.as_independent(*elements, as_Add=False)
         if element == 1 or element.free_symbols & results:
             continue
-        yield Mean(stage.name, "" if weight is None else weight.name, element, scale, signed)
+        flagged = stage.term.has(Flag)
+        yield Mean(
+            stage.name,
+            "" if weight is None else weight.name,
+            element,
+            scale,
+            signed,
+            flagged=flagged,
+        )
 
 
 def _is_used(cascade: Cascade, later: Stage, stage: Stage, mean: Mean) -> bool:

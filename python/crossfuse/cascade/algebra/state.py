@@ -236,16 +236,24 @@ class State:
     def _is_empty(self, symbol: sympy.Basic) -> bool:
         """Whether a slot that is 0 says that no element was seen, or zeros alone.
 
-        It is a largest magnitude, or a sum of exponentials below a maximum: these are 0 of a row
-        of -oo by the stand-in for that maximum.
+        It is a largest magnitude, or a sum of exponentials below a maximum of the same elements:
+        these are 0 of a row of -oo by the stand-in for that maximum. Weights may be 0 in any row,
+        and so may exponentials of some elements below the maximum of all.
         """
         kept = self.of(symbol)
         if kept.monoid.name == "max":
             return not kept.signed
-        tops = [each for each in self.kept if each.infinite]
+        sides = [(kept.contribution, sympy.true)]
+        if isinstance(kept.contribution, sympy.Piecewise):
+            sides = [each for each in kept.contribution.args if each[0] != 0]
+        hides = len(sides) == 1 and sides[0][1] != sympy.true
+        tops = [
+            each
+            for each in self.kept
+            if each.infinite and (not hides or each.contribution.has(sides[0][1]))
+        ]
         below = {each.symbol for each in tops} | {guarded(each.name) for each in tops}
-        powers = kept.contribution.atoms(sympy.exp)
-        return any(each.free_symbols & below for each in powers)
+        return all(isinstance(e, sympy.exp) and e.free_symbols & below for e, _ in sides)
 
     def _is_range(self, base: sympy.Expr) -> bool:
         """Whether it is a maximum minus the minimum of the same elements."""

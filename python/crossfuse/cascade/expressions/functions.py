@@ -100,6 +100,42 @@ class Unevaluated(sympy.UnevaluatedExpr):
     is_extended_real = True
 
 
+class Flag(Unevaluated):
+    """A condition as a factor, 1 or 0: what it multiplies is multiplied, and NaN by 0 if infinite.
+
+    Its argument is ``Piecewise((1, condition), (0, True))``. As a plain factor that is a mask,
+    which hides what it multiplies: ``where(seen, x, 0)``.
+    """
+
+    is_real = True
+    is_finite = True
+    is_nonnegative = True
+    is_extended_nonnegative = True
+
+    def _eval_power(self, power: sympy.Expr) -> sympy.Expr | None:
+        return self if power.is_integer and power.is_positive else None
+
+    def _numpycode(self, printer: Any) -> str:
+        if not isinstance(self.args[0], sympy.Piecewise):
+            return str(printer._print(self.args[0]))
+        # Single precision, so that no product takes more digits from it.
+        return f"({printer._print(self.args[0].args[0][1])}).astype(numpy.float32)"
+
+
+def is_mask(term: sympy.Basic) -> bool:
+    """Whether a term is 1 where a condition holds, and 0 elsewhere."""
+    return (
+        isinstance(term, sympy.Piecewise)
+        and len(term.args) == 2
+        and (term.args[0][0], term.args[1][0]) == (1, 0)
+    )
+
+
+def with_flags(product: sympy.Expr) -> sympy.Expr:
+    """A product in which masks are factors that multiply, not choices."""
+    return sympy.Mul(*(Flag(e) if is_mask(e) else e for e in sympy.Mul.make_args(product)))
+
+
 class Compared(sympy.Function):
     """A side of a comparison, of whose sign sympy knows nothing.
 

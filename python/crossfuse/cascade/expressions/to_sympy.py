@@ -19,6 +19,7 @@ from crossfuse.cascade.expressions.functions import (
     refused,
     settled,
     trunc,
+    with_flags,
 )
 
 #: From a load or a variable to its value.
@@ -214,6 +215,10 @@ def _product(left: sympy.Expr, right: sympy.Expr) -> sympy.Expr:
             return left * right
         limit, instead = "finite factors", "mask with a choice; of one element torch divides by 0"
         raise refused("an infinite factor", f"oo * ({other})", limit, instead)
+    whole = left.is_integer and right.is_integer
+    if left.free_symbols and right.free_symbols and not whole:
+        # Of what may be infinite a condition makes NaN, where a choice would hide it.
+        left, right = with_flags(left), with_flags(right)
     return fenced_product(left, right)
 
 

@@ -63,6 +63,25 @@ def centred_of(x: np.ndarray, z: np.ndarray) -> np.ndarray:
     return np.minimum(np.maximum(apart, -1), np.abs(z))
 
 
+def shown() -> Any:
+    """Distances from the mean of elements that a mask shows, the mask a number."""
+    x, z = (te.placeholder((ROWS, LENGTH), WIDE, name) for name in "XZ")
+    k, n = (te.reduce_axis((0, LENGTH), name) for name in "kn")
+
+    def flag(i: Any, j: Any) -> Any:
+        return (z[i, j] > number(0)).astype(WIDE)
+
+    total = te.compute((ROWS,), lambda i: te.sum(x[i, k] * flag(i, k), axis=k), "total")
+    count = te.compute((ROWS,), lambda i: te.sum(flag(i, n), axis=n), "count")
+    y = te.compute(x.shape, lambda i, j: (x[i, j] - total[i] / count[i]) * flag(i, j), "Y")
+    return te.create_prim_func([x, z, y])
+
+
+def shown_of(x: np.ndarray, z: np.ndarray) -> np.ndarray:
+    mask = (z > 0).astype(x.dtype)
+    return (x - (x * mask).sum(1, keepdims=True) / mask.sum(1, keepdims=True)) * mask
+
+
 CASES: dict[str, tuple[Any, Callable[[np.ndarray, np.ndarray], np.ndarray]]] = {
     "a bound of scores": (
         lambda: softmax(lambda x, z: tirx.max(x, number(0)) + z),
@@ -77,6 +96,8 @@ CASES: dict[str, tuple[Any, Callable[[np.ndarray, np.ndarray], np.ndarray]]] = {
         lambda x, z: softmax_of(np.minimum(x, z)),
     ),
     "a clamp of results": (centred, centred_of),
+    # Infinities that it hides are multiplied by 0.
+    "a mask that is a number": (shown, shown_of),
 }
 
 
