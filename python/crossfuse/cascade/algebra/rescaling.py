@@ -185,6 +185,15 @@ def split(
         powers += [(base, scaling)] if scaling != 0 else []
         rest.append(factor * base**scaling)
     whole = within_choices(sympy.Add(*exponents))
+    bounds: list[sympy.Expr] = []
+    loose: list[sympy.Expr] = []
+    for each in sympy.Add.make_args(whole):
+        slots = [state.of(symbol) for symbol in each.free_symbols & state.symbols]
+        (bounds if all(slot.monoid.ordered for slot in slots) else loose).append(each)
+    if any(each.free_symbols & state.symbols for each in bounds):
+        # Sums so far bound nothing: what is below an extreme already is multiplied at the end.
+        whole = sympy.Add(*bounds)
+        rest.append(sympy.exp(sympy.Add(*loose)))
     return Rescaling(whole, tuple(powers), vanishes), sympy.Mul(*rest)
 
 

@@ -132,6 +132,7 @@ class Sums:
                 notes.append("kept as a power of scores, by the deviation so far")
                 continue
             part, rest = split(g, h, state, progress.elements, bool(stage.cast))
+            self._check_bounds(stage, part)
             kept = keep(progress.named(stage, number, len(found)), part, g)
             kept = progress.about_rounded(kept) if rounded else kept
             total += kept * rest
@@ -146,6 +147,25 @@ class Sums:
         names = (progress.names(eager), progress.names(hoisted))
         step = Step(stage.name, pair, tuple(factors), *names, correction, proof, tuple(notes))
         progress.done(stage, Fence(total), step)
+
+    def _check_bounds(self, stage: Stage, part: Rescaling) -> None:
+        """Refuse exponentials below what does not bound them.
+
+        The mean of a tile may be far below the mean of the row: of ``exp(x - mean)`` a thread that
+        has one large element has an infinity, which no correction takes back.
+        """
+        state = self.progress.state
+        free = part.exponents.free_symbols & state.symbols
+        loose = sorted((each for each in free if not state.of(each).monoid.ordered), key=str)
+        if loose:
+            raise refused(
+                "cascade-range",
+                stage.name,
+                found=f"exponentials less {written(self.progress.spelt(loose[0]))}, which elements "
+                "of a part of the axis may exceed by any number",
+                limit="exponents that a largest or least element bounds",
+                instead="subtract the maximum, or cut the cascade before this stage",
+            )
 
     def _corrects(self, found: Iterable[Product]) -> bool:
         """Whether a sum says itself how far a mean is off, as the variance of a layer norm does.
