@@ -216,6 +216,12 @@ def shares(x: Any) -> Any:
     return found / total(found)
 
 
+def decayed(x: Any) -> Any:
+    """A variance in which an element weighs less than the one before it."""
+    by = 0.9 ** torch.arange(x.shape[-1], dtype=x.dtype)
+    return (by * (x - total(by * x) / total(by)).square()).sum(-1) / by.sum(-1)
+
+
 #: Whose gradients are tested too: those that had faults; w is 1 at a label and 0 elsewhere.
 TRAINED_QUICK: dict[str, Function] = {
     "least share": lambda r: r.x.softmax(-1).amin(-1),
@@ -265,5 +271,7 @@ TRAINED: dict[str, Function] = TRAINED_QUICK | {
         ((r.x - largest(r.x)).exp() * r.v).sum(-1).log() + r.x.amax(-1)
     ),
     "distance from equal shares": lambda r: -r.x.log_softmax(-1).mean(-1),
+    "variance by weights of all rows": lambda r: decayed(r.x),
+    "cosine of distances": lambda r: F.cosine_similarity(r.x - mean(r.x), r.y - mean(r.y), dim=-1),
     "mean distance": lambda r: (r.x - mean(r.x)).abs().mean(-1),
 }

@@ -71,7 +71,7 @@ def check(derivation: Derivation, split: Sequence[str]) -> None:
 def _try(
     derivation: Derivation, names: Sequence[str], kinds: Sequence[_Kind], refusal: _Refusal
 ) -> None:
-    """Compare stages with separate passes, on rows of each kind."""
+    """Compare stages, and what is made of them, with separate passes on rows of each kind."""
     import numpy as np
 
     from crossfuse.cascade.run import merge_tree, two_pass
