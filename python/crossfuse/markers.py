@@ -57,11 +57,6 @@ ACCUMULATE = "crossfuse.accumulate"
 #: By TMA in the L2 cache, in the order in which they come: sums may differ from run to run.
 ACCUMULATIONS = ("tma",)
 
-#: Block annotation: the block stores an expression of two products, the rows of each tile in two
-#: halves bound to a cluster axis, which is the value. Each of the two CTAs makes one product of
-#: both halves, and they exchange halves through DSM; else each makes both products of its half.
-PAIRED = "crossfuse.paired"
-
 #: Annotation of the root block: how many rows a call may have, one of `ROW_COUNTS`. Without it, as
 #: many as the function has.
 ROWS = "crossfuse.rows"

@@ -107,14 +107,6 @@ PASSING = {
     "16, parts, both": (CLUSTERS["16, parts"], True, True),
 }
 #: Tiles of the first phase.
-PAIRS: list[tuple[str, dict[str, int]]] = [
-    ("gated_ffn:M=128,K=512,N=1024,L=512,dtype=bfloat16", {}),
-    ("gated_ffn:M=16,K=512,N=1024,L=512,dtype=float16", {}),
-    ("gated_ffn:M=1,K=512,N=1024,L=512,dtype=bfloat16,weights=kn", {"columns": 72}),
-    ("gated_ffn:M=100,K=200,N=1024,L=256,dtype=bfloat16", {"across": 2}),
-    ("gated_ffn:M=64,K=512,N=4096,L=512,dtype=bfloat16", {"across": 4}),
-    ("gated_ffn:M=33,K=512,N=1000,L=512,dtype=bfloat16,weights=nk", {}),
-]
 FFNS = (
     "gated_ffn:M=128,K=512,N=1024,L=512,dtype=bfloat16",
     "gated_ffn:M=16,K=512,N=1024,L=512,dtype=float16",
@@ -227,18 +219,6 @@ def test_slices_in_other_orders(name: str, tmp_path: Path) -> None:
     spec = workload.parse(text)
     schedule = schedule_clustered_ffn(
         workload.prim_func(spec), tiles=ClusterTiles(*tiles), ring=ring, bulk=bulk
-    )
-    run_repeatedly(crossfuse.compile(schedule, directory=tmp_path), spec)
-
-
-@pytest.mark.parametrize("staged", [False, True], ids=["two kernels", "persistent"])
-@pytest.mark.parametrize(("text", "tiles"), PAIRS)
-def test_gate_and_up_by_two_ctas(
-    text: str, tiles: dict[str, int], staged: bool, tmp_path: Path
-) -> None:
-    spec = workload.parse(text)
-    schedule = schedule_tiled_ffn(
-        workload.prim_func(spec), first=TensorTiles(**tiles), staged=staged, paired=True
     )
     run_repeatedly(crossfuse.compile(schedule, directory=tmp_path), spec)
 

@@ -66,7 +66,6 @@ CASES: dict[str, tuple[int, tuple[str, Callable[[Any], Any]]]] = {
         ffn(GATED, first=TensorTiles(columns=32, cluster=1), staged=False),
     ),
     "L2, epilogues": (70, ffn(f"{CHAIN},{BOTH}")),
-    "L2, paired": (128, ffn("gated_ffn:M={M},K=64,N=256,L=64,dtype=bfloat16", paired=True)),
     "L2, 256 rows": (
         256,
         ffn(

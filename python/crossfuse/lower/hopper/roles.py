@@ -215,29 +215,24 @@ class Loader:
 
         And `more` bytes of something else: `also` loads them, given the stage and its barrier.
         """
-        body, features = self.body, self.plan.features
+        body = self.body
         name, plan = "right", self.plan.right
         if cursor.ring is body.left:
-            name, plan, features = "left", self.plan.left, ()
+            name, plan = "left", self.plan.left
         cursor.wait_empty()
         full = cursor.ring.full(cursor.stage)
         mbarrier.expect(full, sum(each.size for each in operands) + more)
         also(cursor.stage, full)
+        # Tiles lie back to back in the stage.
+        stage, region, start = cursor.stage * plan.pitch, body.memory.region(name), 0
+        for operand in operands:
 
-        def load(operands: tuple[Operand, ...]) -> None:
-            """Load tiles back to back into the stage."""
-            stage, region, start = cursor.stage * plan.pitch, body.memory.region(name), 0
-            for operand in operands:
+            def address(offset: Any, first: Any = stage + start) -> Any:
+                return region(first + offset)
 
-                def address(offset: Any, first: Any = stage + start) -> Any:
-                    return region(first + offset)
-
-                map_ = body.maps[operand.map.name]
-                load_tile(phase.program, operand, map_, body.where, values, address, full)
-                start += operand.size
-
-        if not any(each.load_rights(body, phase, load) for each in features):
-            load(operands)
+            map_ = body.maps[operand.map.name]
+            load_tile(phase.program, operand, map_, body.where, values, address, full)
+            start += operand.size
 
 
 class Waits:

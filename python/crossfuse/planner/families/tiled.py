@@ -443,7 +443,6 @@ STAGED = ChainFamily(
     rule="tiled_ffn.schedule_tiled_ffn",
     tiles=PHASE_TILES,
     fixed={"staged": True},
-    options=("paired",),
     placements={
         "l2": Placement("the fused kernel in one persistent launch, intermediate in the L2 cache")
     },
@@ -457,7 +456,6 @@ SEPARATE = ChainFamily(
     rule="tiled_ffn.schedule_tiled_ffn",
     tiles=PHASE_TILES,
     fixed={"staged": False},
-    options=("paired",),
     placements={
         "global": Placement(
             "the fused kernel in two launches, intermediate in global memory; of cascades the "

@@ -140,35 +140,32 @@ class TensorTiles:
         device: Device,
         *,
         staged: bool = True,
-        paired: bool = False,
     ) -> TensorTiles:
         """Choose the open sizes of a chain's first products.
 
         Unless it is `staged`, the reduction of a product that has far more to add than columns to
-        divide, such as that of a convolution, is split over the cluster. If CTAs are `paired`, each
-        makes one of two products of as many columns as both have.
+        divide, such as that of a convolution, is split over the cluster.
         """
-        given = paired or self.stacked is not None
+        given = self.stacked is not None
         free_tile = not (given or self.cluster or self.columns or self.across)
         free_rows = staged and free_tile
         rows = self.rows or (tall_rows(chain, device) if free_rows else tile_rows(chain))
-        most = widest(rows) if paired else widest(rows, len(chain.first))
+        most = widest(rows, len(chain.first))
         depth = row_bytes_depth(sch, chain.first[0])
         stacked = self.stacked
         if stacked is None:
-            free = self.cluster in (0, 2) and self.split == 1 and not paired
+            free = self.cluster in (0, 2) and self.split == 1
             stacked = free and is_wide(chain, rows, device)
         if stacked:
             tiles = replace(self, rows=rows, depth=depth, stacked=True)
             return tiles._stacked(chain, most, device)
-        size = self.cluster or (2 if paired else _split_of_second(chain, depth))
+        size = self.cluster or _split_of_second(chain, depth)
         split, across = self.split, self.across or 1
         if not staged and split == 1 and not self.cluster and _is_deep(chain, size, depth):
             split = size
         cluster = size if split == 1 else self.cluster or 1
         beside = cluster * across
-        # Two that are paired have their columns together.
-        side_by_side = _spread(device) // (beside * split) * (across if paired else beside)
+        side_by_side = _spread(device) // (beside * split) * beside
         share = -(-chain.n // max(1, side_by_side // row_tiles(chain, rows)))
         columns = self.columns or min(most, -(-share // 8) * 8)
         return replace(

@@ -5,7 +5,7 @@ goes through `KernelPlan.features`, and asks each of them at these points, in th
 
     plan        found_in; its shared memory; settled: what depends on all else
     all warps   prefetch; initialise: its barriers; meeting: while the cluster meets
-    loading     load, or rights (load_rights) and lefts; loaded: behind the last one; beside_loads
+    loading     load, or lefts; loaded: behind the last one; beside_loads
     multiplying begin; warm: in the warm-up too; finish: behind the last tile
                 of a phase: left, ending; of a tile: tile, first; of a step: step
     others      apart
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from crossfuse.lower.hopper.epilogue.store import BoxPlace
     from crossfuse.lower.hopper.pipeline import Cursor, Throttle
     from crossfuse.lower.hopper.plan.kernel import KernelPlan
-    from crossfuse.lower.hopper.plan.tiles import Operand
     from crossfuse.lower.hopper.roles import Body, Loader, Steps
     from crossfuse.lower.hopper.wgmma import LeftOperand
     from crossfuse.planner.kernels.memory import Piece
@@ -245,12 +244,6 @@ class Feature:
     def throttle(self, body: Body) -> Throttle | None:
         """What limits the right tiles in flight, if it has other limits than usual."""
         return None
-
-    def load_rights(
-        self, body: Body, phase: PhasePlan, load: Callable[[tuple[Operand, ...]], None]
-    ) -> bool:
-        """Load the right tiles of a step in a way of its own; whether it does."""
-        return False
 
     def lefts(self, loader: Loader, number: int) -> LeftsPart:
         """Its part in loading the left tiles of a phase."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from crossfuse.hardware import WARPGROUP, Device
 from crossfuse.lower.hopper.epilogue.elements import further_of
-from crossfuse.lower.hopper.features.exchange import Pair, SplitSum
+from crossfuse.lower.hopper.features.exchange import SplitSum
 from crossfuse.lower.hopper.features.feature import Feature, first_of
 from crossfuse.lower.hopper.features.intermediate import Gathering, KeptLeft
 from crossfuse.lower.hopper.features.sum_of_parts import SumOfParts
@@ -36,7 +36,7 @@ from crossfuse.planner.kernels.memory import (
 )
 
 #: All that a kernel may have, in the order in which it is asked for.
-_FEATURES = (SumOfParts, Pair, Rows, Streamed, SplitSum, Gathering, KeptLeft, RowsReduced)
+_FEATURES = (SumOfParts, Rows, Streamed, SplitSum, Gathering, KeptLeft, RowsReduced)
 
 
 # Fillers: the CTAs that fill stages of a CTA's ring, and so must be signalled that one is empty.
@@ -291,8 +291,7 @@ def plan_kernel(
 
 def _has_constant_weights(phase: PhasePlan, constant: Collection[str]) -> bool:
     """Whether no kernel that may still be running writes the right operands of a phase."""
-    rights = (*phase.rights, *phase.others)
-    named = all(each.map.buffer in constant for each in rights)
+    named = all(each.map.buffer in constant for each in phase.rights)
     return phase.program.contraction.constant or named
 
 
@@ -316,11 +315,10 @@ def _clusters(phases: tuple[PhasePlan, ...], device: Device) -> int:
     # What peers send has one place: a cluster computes one tile.
     needed = max((each.tiles for each in split), default=clusters)
     if len(phases) > 1 and needed > room:
-        what = "paired CTAs" if any(each.others for each in phases) else "a split reduction"
         raise refuse(
             "grid-stage",
             f"clusters of {phases[0].program.cluster_size} on {device.name}",
-            found=f"{needed} tiles of {what}",
+            found=f"{needed} tiles of a split reduction",
             limit=f"{room} clusters that run at the same time, each with one tile",
             instead="take wider tiles, or leave grid_stage out",
         )

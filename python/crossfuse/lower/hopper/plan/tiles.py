@@ -75,10 +75,8 @@ class Operand:
         return self.size // (self.box_bytes * self.sharers)
 
 
-def make_operand(
-    program: TileProgram, tile: Tile, *, k_major: bool, apart: Place | None = None
-) -> Operand:
-    """Decide how a tile is loaded; CTAs that differ in place `apart` share nothing.
+def make_operand(program: TileProgram, tile: Tile, *, k_major: bool) -> Operand:
+    """Decide how a tile is loaded.
 
     Refused if TMA or wgmma cannot take the tensor as it is stored.
     """
@@ -86,7 +84,7 @@ def make_operand(
     width = ROW_BYTES // item
     rows, columns = tile.shape
     _check_stored(tile, k_major)
-    shared_by = tuple(each for each in _absent(program.cluster, tile) if each is not apart)
+    shared_by = _absent(program.cluster, tile)
     sharers = prod(each.extent for each in shared_by)
     if not k_major:
         width = box_columns(columns, width, sharers)
