@@ -20,11 +20,6 @@ SHARED_SCOPES = ("shared", "shared.dyn")
 DSM_REDUCE = "crossfuse.dsm_reduce"
 #: Block annotation of `dsm_shuffle` on the staging block: "ring" or "all-gather".
 DSM_SHUFFLE = "crossfuse.dsm_shuffle"
-#: Annotation of the same block: how the Hopper pipeline sends slices, one of `DSM_COPIES`. Without
-#: it, by stores.
-DSM_COPY = "crossfuse.dsm_copy"
-#: Stores from all warps, each as soon as it has its rows; or one bulk copy to each peer.
-DSM_COPIES = ("stores", "bulk")
 
 #: Loop annotation of `rank_bind`; the value is 1.
 RANK_BOUND = "crossfuse.rank_bound"

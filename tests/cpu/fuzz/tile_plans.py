@@ -96,8 +96,7 @@ def _clustered(draw: st.DrawFn) -> tuple[dict[str, int], dict[str, bool]]:
         "cluster": draw(st.sampled_from([2, 2, 3, 4, 4, 8])),
         "parts": draw(st.sampled_from([1, 2, 2, 3, 4, 4])),
     }
-    choices = {"ring": rarely(draw, 4), "bulk": rarely(draw, 4)}
-    return tiles, {**choices, "unordered": tiles["parts"] > 1 and rarely(draw, 5)}
+    return tiles, {"unordered": tiles["parts"] > 1 and rarely(draw, 5)}
 
 
 @st.composite

@@ -142,7 +142,7 @@ def test_slices_in_ring_order_by_bulk_copies() -> None:
     tiles = ClusterTiles(64, 2, 3)
     passed(
         spec,
-        schedule_clustered_ffn(prim_func(spec), tiles=tiles, ring=True, bulk=True, unordered=True),
+        schedule_clustered_ffn(prim_func(spec), tiles=tiles, unordered=True),
     )
 
 

@@ -77,7 +77,7 @@ CASES: dict[str, tuple[int, tuple[str, Callable[[Any], Any]]]] = {
     "two kernels": (128, ffn(GATED, staged=False, constant_weights=True)),
     "two kernels, epilogues": (70, ffn(f"{CHAIN},{BOTH}", staged=False)),
     "cluster": (128, clustered(f"{CHAIN},{BOTH}", 64, 2, 1)),
-    "cluster, ring": (100, clustered(GATED, 64, 2, 1, ring=True)),
+    "cluster, 100 rows": (100, clustered(GATED, 64, 2, 1)),
     "cluster, parts": (128, clustered(f"{GATED},{FURTHER}", 128, 2, 2)),
     "cluster, parts in no order": (128, clustered(f"{GATED},{FURTHER}", 64, 2, 2, unordered=True)),
     "registers": (

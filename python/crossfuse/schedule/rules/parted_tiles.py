@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
 from crossfuse.blocks.chain import Chain
@@ -115,21 +115,18 @@ class ClusterTiles(PartedTiles):
     parts: Tile = 0
     #: Stages in shared memory; 0 for as many as fit.
     stages: Tile = 0
-    #: Slices of the intermediate are multiples of this many columns: whole steps of the second
-    #: product in ring order.
-    multiple: Tile = field(default=SLICE, repr=False)
 
     def limit(self, chain: Chain) -> str:
         """Requirements on tiles of a chain, for refusals."""
         return (
-            f"clusters with slices of multiples of {self.multiple} and 8 columns that find room at "
+            f"clusters with slices of multiples of {SLICE} and 8 columns that find room at "
             "the same time, and parts that each have some; elements of 16 bits"
         )
 
     @property
     def kernel(self) -> ClusteredKernel:
         """The planner's kernel of the same tiles, which computes their widths."""
-        return ClusteredKernel(self.rows, self.cluster, self.parts, self.multiple)
+        return ClusteredKernel(self.rows, self.cluster, self.parts)
 
     def share(self, chain: Chain) -> int:
         """Columns of the intermediate that a cluster makes."""

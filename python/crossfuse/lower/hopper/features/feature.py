@@ -82,8 +82,8 @@ class ConsumerPart:
         """Multiply the first steps of a tile in a way of its own; returns their number."""
         return 0
 
-    def step(self, steps: Steps, count: Any, step: Any) -> None:
-        """Before the products of a step, which is number `count` of the tile."""
+    def step(self, steps: Steps, number: Any) -> None:
+        """Before the products of a step of the tile."""
 
     def finish(self, warmup: Warmup) -> None:
         """Behind the last tile."""
@@ -258,10 +258,6 @@ class Feature:
 
     def beside_loads(self, body: Body) -> None:
         """What other warps of the loading warpgroup do."""
-
-    def step(self, body: Body, phase: PhasePlan, number: Any) -> Any:
-        """The step of the reduction that a CTA takes as this one of its steps."""
-        return number
 
 
 # Records when a kernel did what: an instrument for whoever wants to make it faster.

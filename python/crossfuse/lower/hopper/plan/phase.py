@@ -250,8 +250,6 @@ def plan_phase(
         make_operand(program, each.right, k_major=not each.is_transposed)
         for each in contraction.products
     )
-    if program.takes is not None and program.takes.ring:
-        _check_own(rights)
     return PhasePlan(
         program,
         left,
@@ -265,20 +263,6 @@ def plan_phase(
         chunks,
         registers[consumers],
     )
-
-
-def _check_own(rights: tuple[Operand, ...]) -> None:
-    """Refuse shared right tiles where each CTA takes slices in an order of its own."""
-    for operand in rights:
-        if operand.sharers > 1:
-            raise refuse(
-                "tile-gather",
-                f"tensor '{operand.tile.buffer.name}'",
-                found=f"tiles that {operand.sharers} CTAs share, taken in ring order",
-                limit="right tiles of each CTA alone: each takes slices in an order of its own",
-                instead="bind columns of the output to the cluster, or call "
-                "dsm_shuffle(..., ring=False)",
-            )
 
 
 def _check_slices(program: TileProgram) -> None:

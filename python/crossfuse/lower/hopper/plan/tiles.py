@@ -208,11 +208,6 @@ def slice_bytes(gather: Gather) -> int:
     return gather.width // 8 * CHUNK
 
 
-def barrier_count(gather: Gather, consumers: int) -> int:
-    """Number of barriers of all warpgroups: one each, or one for each slice in ring order."""
-    return consumers * (gather.place.extent if gather.ring else 1)
-
-
 def check_gather(gather: Gather, dtype: str) -> None:
     """Refuse slices that are no whole groups of 16 columns of 16-bit floats."""
     if gather.width % GROUP or dtype not in PACKED_TYPES:
@@ -230,13 +225,12 @@ def check_depth(gather: Gather, depth: int) -> None:
 
     Steps must be whole groups of columns, too.
     """
-    columns = gather.width if gather.ring else gather.extents[1]
+    columns = gather.extents[1]
     if columns % depth or depth % GROUP:
-        what = " of each slice" if gather.ring else ""
         raise refuse(
             "tile-gather",
             f"tensor '{gather.slab.name}'",
-            found=f"{columns} columns{what} in steps of {depth}",
+            found=f"{columns} columns in steps of {depth}",
             limit=f"whole steps of a multiple of {GROUP} columns",
             instead="split the reduction by another factor, or choose another cluster size",
         )

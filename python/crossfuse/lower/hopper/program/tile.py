@@ -103,10 +103,6 @@ class Gather:
     slab: Any
     #: The buffer in each CTA's shared memory that all slices are copied to.
     whole: Any
-    #: Whether slices are multiplied as they arrive: CTA r begins with slice r.
-    ring: bool = False
-    #: Whether they are sent by bulk copies; else by stores from registers.
-    bulk: bool = False
 
     @property
     def width(self) -> int:
