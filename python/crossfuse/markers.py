@@ -46,12 +46,6 @@ CHUNKS = "crossfuse.chunks"
 #: Block annotation of `grid_stage`: what the block stores is loaded by a later nest of one kernel.
 GRID_STAGE = "crossfuse.grid_stage"
 
-#: Annotation of a block that stores partial tiles for `grid_stage`: how those of different clusters
-#: are added, one of `ACCUMULATIONS`. Without it, in the order of the parts.
-ACCUMULATE = "crossfuse.accumulate"
-#: By TMA in the L2 cache, in the order in which they come: sums may differ from run to run.
-ACCUMULATIONS = ("tma",)
-
 #: Annotation of the root block: how many rows a call may have, one of `ROW_COUNTS`. Without it, as
 #: many as the function has.
 ROWS = "crossfuse.rows"

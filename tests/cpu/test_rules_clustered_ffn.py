@@ -56,13 +56,6 @@ def test_what_is_given_is_kept(given: dict[str, int]) -> None:
     assert fits_on_h100(found, read_chain(ir.Schedule(prim_func(resolve("G10")))))
 
 
-def test_sums_in_no_order_have_several_parts() -> None:
-    """With one part there are none; the fastest tiles of G2 have one."""
-    assert chosen("G2").parts == 1
-    sch = schedule_clustered_ffn(prim_func(resolve("G2")), unordered=True)
-    assert "crossfuse.accumulate" in str(sch.mod.script())
-
-
 def test_clusters_that_do_not_exist_are_refused() -> None:
     with pytest.raises(ScheduleRefused, match="cluster-tiles: block 'gemm1': found 512 columns of"):
         chosen("G1", cluster=32)

@@ -189,8 +189,7 @@ def compile(
     placement : str
         Where the intermediate of a chain lives. ``"l2"``: one persistent kernel
         that all CTAs run at the same time, see `grid_stage`. ``"dsm"``: the shared memory of a
-        cluster, see `dsm_shuffle`; ``"dsm-unordered"``: the same, and TMA adds the partial sums of
-        clusters in the order in which they come. ``"registers"``: those of the CTA that makes it; a
+        cluster, see `dsm_shuffle`. ``"registers"``: those of the CTA that makes it; a
         cluster sums its parts. ``"global"``: one kernel for each product. ``"auto"``: the kernel
         with the least estimated time of all that rules build, place and tiles, see
         `crossfuse.plan`. Kernels of a given `cluster` have the tiles of the

@@ -137,9 +137,6 @@ class KernelImage:
     #: Zero before the first launch and carried from one to the next, such as flags. Launches that
     #: may run at the same time have memory of their own for it.
     state: tuple[BufferSpec, ...] = ()
-    #: Whether floating point numbers are added in the order in which they arrive: results may
-    #: differ in the last bits from run to run.
-    unordered: bool = False
 
     @property
     def memory(self) -> tuple[BufferSpec, ...]:

@@ -30,9 +30,8 @@ def schedule_candidate(candidate: Candidate, target: Device) -> Any:
         return schedule_cascade_of(func, candidate.family, candidate.tiles, constant_weights=True)
     if candidate.family == TRACE:
         return _replayed(candidate, func)
-    return FAMILIES[candidate.family].schedule(
-        func, candidate.tiles, target, constant_weights=True, options=candidate.options
-    )
+    family = FAMILIES[candidate.family]
+    return family.schedule(func, candidate.tiles, target, constant_weights=True)
 
 
 def function_of(spec: str) -> Any:

@@ -28,12 +28,11 @@ def _signed(operands: list[str]) -> str:
     return ", ".join(f"int({each})" for each in operands)
 
 
-def _store_tile(match: re.Match[str], operands: list[str]) -> str:
+def _store_tile(_: re.Match[str], operands: list[str]) -> str:
     map_, *place, source = operands
-    way = "add" if match["adds"] else "store"
     return (
         f"{{ const int place_[] = {{{_signed(place)}}}; "
-        f"crossfuse_emulate_tma_{way}({map_}, place_, {len(place)}, {source}); }}"
+        f"crossfuse_emulate_tma_store({map_}, place_, {len(place)}, {source}); }}"
     )
 
 
@@ -92,7 +91,7 @@ TILE_INSTRUCTIONS: tuple[tuple[str, Translator], ...] = (
         _load_pixels,
     ),
     (
-        r"cp(?P<adds>\.reduce)?\.async\.bulk\.tensor\.[2-5]d\.global\.shared::cta(?:\.add)?"
+        r"cp\.async\.bulk\.tensor\.[2-5]d\.global\.shared::cta"
         r"\.tile\.bulk_group \[%0, \{[%\d, ]*\}\], \[%\d\];",
         _store_tile,
     ),

@@ -65,8 +65,6 @@ class Flags:
                 raise _refuse(tile, f"tiles of {size} from {origin}", "tiles side by side")
         if program.exchange is not None:
             raise _refuse(tile, "sums of several CTAs", "tiles that one CTA computes")
-        # Clusters that add to one tile count at one flag.
-        raisers *= max(program.store.adds, 1)
         parts = 1 if program.store.part is None else int(tile.buffer.ty.shape[0])
         return Flags.of_tiles(tile.buffer, tile.extents, tile.shape, raisers, parts)
 

@@ -202,9 +202,8 @@ def generate(
     taken = {each for plan in plans for each in plan.parameters}
     own = dict.fromkeys(each for plan in plans for each in plan.workspaces)
     spaces = (*(_spec(each) for each in workspaces(func) if each in taken), *own)
-    sums = tuple(_spec(each) for plan in plans for each in plan.zeroed)
-    kept = (*(each for plan in plans for each in plan.state), *sums)
-    image = KernelImage(name, cuda, buffers, launches, spaces, kept, bool(sums))
+    kept = tuple(each for plan in plans for each in plan.state)
+    image = KernelImage(name, cuda, buffers, launches, spaces, kept)
     return image, _shared_memory(plans), tuple(map(events, timed))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from crossfuse.hardware import Device
 from crossfuse.planner.cost.estimate import Clock, Work, turns_of
 from crossfuse.planner.cost.rates import at
-from crossfuse.planner.families.family import ChainFamily, Placement
+from crossfuse.planner.families.family import ChainFamily
 from crossfuse.planner.kernels.kernel import PartedKernel
 from crossfuse.planner.kernels.phase import Phase, hold_both
 from crossfuse.planner.kernels.shape import (
@@ -190,15 +190,9 @@ FAMILY = ChainFamily(
     products=2,
     rule="clustered_ffn.schedule_clustered_ffn",
     tiles={"tiles": "parted_tiles.ClusterTiles"},
-    options=("unordered",),
     placements={
-        "dsm": Placement(
-            "the fused kernel with the intermediate in the shared memory of a cluster; of cascades "
-            "the states that its CTAs merge"
-        ),
-        "dsm-unordered": Placement(
-            "the same, partial sums of clusters added by TMA in no order", {"unordered": True}
-        ),
+        "dsm": "the fused kernel with the intermediate in the shared memory of a cluster; of "
+        "cascades the states that its CTAs merge"
     },
     second=("parts",),
 )

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass
 from importlib import import_module
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -31,16 +30,6 @@ def of_rules(path: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Placement:
-    """A name that `crossfuse.compile` takes for where an intermediate lives."""
-
-    #: What a benchmark of it measures.
-    text: str
-    #: Options of the rule.
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class ChainFamily:
     """Kernels of a chain of products, whose intermediate lives in one place."""
 
@@ -57,10 +46,9 @@ class ChainFamily:
     counts: bool = True
     #: Arguments of the rule that all kernels of the family have.
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    #: Arguments of the rule, besides tiles, that a caller may choose.
-    options: tuple[str, ...] = ()
-    #: Placements by name.
-    placements: Mapping[str, Placement] = field(default_factory=dict)
+    #: Names that `crossfuse.compile` takes for where the intermediate lives, with what a benchmark
+    #: of each measures.
+    placements: Mapping[str, str] = field(default_factory=dict)
     #: Fields that divide the second phase: a crossover takes them from the other parent.
     second: tuple[str, ...] = ()
     #: Whether there are kernels of chains of any extents, which are tried first where nothing is
@@ -116,17 +104,15 @@ class ChainFamily:
         target: str | Device,
         *,
         constant_weights: bool = False,
-        options: Mapping[str, Any] = MappingProxyType({}),
     ) -> Any:
         """Schedule a canonical function as a kernel of the family.
 
         Tiles are fields of the type of the rule's argument; where it has several, by the names of
         these. Others are refused, and those left out are chosen for `target`, whose CTAs the rules
-        count. No kernel that may still be running writes weights that are `constant_weights`;
-        `options` are further arguments of the rule.
+        count. No kernel that may still be running writes weights that are `constant_weights`.
         """
         counted = {"target": target} if self.counts else {}
-        given = {**self._arguments(tiles), **self.fixed, **counted, **options}
+        given = {**self._arguments(tiles), **self.fixed, **counted}
         return of_rules(self.rule)(func, constant_weights=constant_weights, **given)
 
     def _arguments(self, tiles: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from crossfuse.hardware import Device, device
 from crossfuse.schedule.rules.parted_tiles import ClusterTiles
 from crossfuse.schedule.rules.pipelined import (
     by_part,
-    check_unordered,
     depth_beside,
     place_products,
     stage_weights,
@@ -26,7 +25,6 @@ def schedule_clustered_ffn(
     func: AnyFunction,
     *,
     tiles: ClusterTiles | None = None,
-    unordered: bool = False,
     constant_weights: bool = False,
     target: str | Device | None = None,
 ) -> Any:
@@ -57,10 +55,6 @@ def schedule_clustered_ffn(
         A canonical chain, see `crossfuse.workload.prim_func`.
     tiles : ClusterTiles | None
         Tile extents; what is left out is chosen.
-    unordered : bool
-        Whether TMA adds the partial sums in L2 in the order in which they come
-        (`crossfuse.accumulate`): with three parts or more, results may differ in the last bits from
-        run to run.
     constant_weights : bool
         Whether no kernel that may still be running writes the weights: they are then loaded before
         the kernel before is over (programmatic dependent launch).
@@ -75,8 +69,7 @@ def schedule_clustered_ffn(
     Raises
     ------
     ScheduleRefused
-        If the function is no chain of two products, its extents do not divide, or there is just
-        one part to add in no order.
+        If the function is no chain of two products, or its extents do not divide.
 
     Examples
     --------
@@ -88,13 +81,11 @@ def schedule_clustered_ffn(
     """
     sch = ir.Schedule(func)
     chain = read_two_products(sch, "clustered_ffn")
-    chosen = (tiles or ClusterTiles()).complete(sch, chain, device(target), several=unordered)
-    if unordered:
-        check_unordered(sch, chain, chosen.parts, 1)
+    chosen = (tiles or ClusterTiles()).complete(sch, chain, device(target))
     consumer = by_part(sch, chain, chosen.parts, chosen.share(chain))
     _lay_out(sch, chain, chosen)
     rank = _second(sch, chain, consumer, chosen, constant_weights)
-    store_parts(sch, chain, consumer, rank, chosen.parts, unordered)
+    store_parts(sch, chain, consumer, rank, chosen.parts)
     if chosen.parts > 1:
         extents = chosen.rows_of_sum(chain), chosen.columns(chain), chosen.cluster
         sum_parts(sch, chain, chosen.parts, *extents)

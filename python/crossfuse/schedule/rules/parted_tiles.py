@@ -42,36 +42,26 @@ class PartedTiles(ABC):
     def limit(self, chain: Chain) -> str:
         """Requirements on tiles of a chain, for refusals."""
 
-    def in_l2(self: Tiles) -> Tiles:
-        """Tiles whose parts are summed through L2, whatever the caller left open."""
-        return self
-
     def leaves_room(self, chain: Chain, kernels: Any) -> Flag:
         """Which of many legal kernels may be chosen."""
         return True
 
-    def complete(
-        self: Tiles, sch: Any, chain: Chain, device: Device, *, several: bool = False
-    ) -> Tiles:
+    def complete(self: Tiles, sch: Any, chain: Chain, device: Device) -> Tiles:
         """Choose the sizes that the caller left open: the fastest by the planner's estimate.
 
-        With `several`, open sizes make two parts or more that are summed through L2. The schedule
-        is for messages. Refused if no division fits.
+        The schedule is for messages. Refused if no division fits.
         """
         from crossfuse.planner.cost.estimate import fill_tiles
 
-        wanted = asdict(self.in_l2() if several else self)  # type: ignore[call-overload]
+        wanted = asdict(self)  # type: ignore[call-overload]
         given = {name: each for name, each in wanted.items() if each and name != "stages"}
-        least = 2 if several and not self.parts else 1
         found = fill_tiles(
             self.kind,
             shape_of_blocks(chain),
             device,
             given,
-            lambda kernels: (kernels.parts >= least) & self.leaves_room(chain, kernels),
+            lambda kernels: self.leaves_room(chain, kernels),
         )
-        if found is None and several:  # what adds parts says that there is just one
-            return self.complete(sch, chain, device)
         if found is None:
             raise refuse(
                 ScheduleRefused,
@@ -171,10 +161,6 @@ class RegisterTiles(PartedTiles):
     cluster: Tile = 0
     #: Stages in shared memory; 0 for as many as fit.
     stages: Tile = 0
-
-    def in_l2(self) -> RegisterTiles:
-        """Tiles whose parts are summed through L2, whatever the caller left open."""
-        return replace(self, cluster=self.cluster or 1)
 
     def limit(self, chain: Chain) -> str:
         """Requirements on tiles of a chain, for refusals."""

@@ -161,14 +161,6 @@ void crossfuse_emulate_tma_store(const void* map, const int* place, unsigned ran
   store(tile_of(map, place, rank, Flight::kStore, CROSSFUSE_SITE), source);
 }
 
-void crossfuse_emulate_tma_add(const void* map, const int* place, unsigned rank, unsigned source) {
-  using namespace emu;
-  Copy copy = tile_of(map, place, rank, Flight::kStore, CROSSFUSE_SITE);
-  if (copy.map.item != sizeof(float)) misuse(copy.site, "an addition takes a map of float32");
-  copy.adds = true;
-  store(copy, source);
-}
-
 void crossfuse_emulate_store_async(unsigned address, const void* values, unsigned bytes,
                                    unsigned barrier) {
   using namespace emu;

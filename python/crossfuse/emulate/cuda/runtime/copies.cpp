@@ -128,24 +128,10 @@ void read_shared(Copy& copy) {
   });
 }
 
-// PTX ISA, red: additions of float32 in global memory flush subnormal numbers.
-float flushed(float value) {
-  return std::fpclassify(value) == FP_SUBNORMAL ? std::copysign(0.0f, value) : value;
-}
-
-void add(uint8_t* global, const uint8_t* value) {
-  float sum = 0, term = 0;
-  memcpy(&sum, global, sizeof sum);
-  memcpy(&term, value, sizeof term);
-  sum = flushed(flushed(sum) + flushed(term));
-  memcpy(global, &sum, sizeof sum);
-}
-
 void land(const Copy& copy) {
   const uint8_t* value = copy.values.data();
   for_elements(copy, [&](uint8_t* global, size_t) {
-    if (global && copy.adds) add(global, value);
-    if (global && !copy.adds) memcpy(global, value, copy.map.item);
+    if (global) memcpy(global, value, copy.map.item);
     value += copy.map.item;
   });
   // Clocks have noted the store where it was issued, and know until when it may land.
@@ -193,7 +179,7 @@ void launch(Copy copy) {
 
 void note_global(const Copy& copy) {
   bool loads = copy.flight == Flight::kLoad;
-  Mode mode = loads ? Mode::kRead : copy.adds ? Mode::kAtomic : Mode::kWrite;
+  Mode mode = loads ? Mode::kRead : Mode::kWrite;
   Doer doer{loads ? Agent::kLoads : Agent::kStores, copy.number};
   long first = std::max(0L, -long(copy.x));
   long last = std::min(long(copy.map.box[0]), long(copy.map.extents[0]) - copy.x);

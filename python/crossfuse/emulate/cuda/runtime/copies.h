@@ -22,7 +22,6 @@ struct Copy {
   Span source;  // of what passes from CTA to CTA
   Flight flight = Flight::kLoad;
   Agent fills = Agent::kFills;  // of what fills shared memory: which kind
-  bool adds = false;   // of a store: to float32 numbers that are there
   size_t barrier = 0;  // that a load or push completes
   Site site = kNoSite;
   Thread* owner = nullptr;      // who issued it

@@ -178,9 +178,8 @@ class Feature:
     may_start_early: bool = True
     #: Whether multiplying warpgroups read what the kernel before may still be writing.
     reads_early: bool = False
-    #: Buffers in global memory: for one launch; and those that are zero before and after each.
+    #: Buffers in global memory for one launch.
     workspaces: tuple[BufferSpec, ...] = ()
-    zeroed: tuple[Any, ...] = ()
     #: Descriptors that it copies by.
     tensor_maps: tuple[TensorMap, ...] = ()
     #: Shared memory in front of the rings, and behind them where something is sent to.

@@ -219,11 +219,6 @@ class KernelPlan:
         return self.cluster_size > 1 and self.clusters == self.phases[-1].program.tiles
 
     @property
-    def zeroed(self) -> tuple[Any, ...]:
-        """Buffers in global memory that are zero before the first launch, and after each."""
-        return tuple(buffer for each in self.features for buffer in each.zeroed)
-
-    @property
     def flag_count(self) -> int:
         """Number of flags of all phases."""
         return sum(each.count for each in self.flags)

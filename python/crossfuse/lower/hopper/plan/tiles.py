@@ -286,10 +286,6 @@ def check_kept_room(contraction: Contraction, consumers: int) -> None:
 
 # How a tile leaves registers: the boxes by which TMA stores it, and where they lie meanwhile.
 
-#: Boxes of float32 sums in shared memory at once where one warpgroup multiplies: 32 KiB at most.
-#: Where there are two, ptxas spills the addresses of so many: they take turns.
-_SLOTS_OF_SUMS = 4
-
 
 @dataclass(frozen=True)
 class StoreBox:
@@ -383,8 +379,6 @@ def plan_store(program: TileProgram, blocks: int = 1) -> StorePlan:
     """
     tile = program.store.tile
     pitch = tile.extents[1] * ir.item_bytes(tile.dtype)
-    if program.store.adds:
-        return _plan_addition(tile, program.contraction.rows > WARPGROUP_ROWS)
     elsewhere = program.exchange is not None or program.gives is not None or program.keeps
     if tile.dtype not in PACKED_TYPES or pitch % TMA_PITCH or elsewhere:
         return StorePlan()
@@ -420,13 +414,6 @@ def _in_stages(program: TileProgram, blocks: int) -> StorePlan:
     plan = StorePlan(boxes, page)
     stages = min(contraction.steps, contraction.stages or contraction.steps)
     return plan if plan.pages <= stages else StorePlan()
-
-
-def _plan_addition(tile: Tile, in_turns: bool) -> StorePlan:
-    """Boxes of float32 sums, which are added rather than stored."""
-    widths = box_widths(2 * tile.shape[1], staged=True)
-    slots = SLOTS if in_turns else _SLOTS_OF_SUMS
-    return StorePlan(_placed(tile, widths, min(len(widths), slots)))
 
 
 def _placed(tile: Tile, widths: tuple[int, ...], slots: int, page: int = 0) -> tuple[StoreBox, ...]:

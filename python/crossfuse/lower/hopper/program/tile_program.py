@@ -43,9 +43,6 @@ class SumProgram:
     store: Store
     #: All buffers in global memory.
     parameters: tuple[Any, ...]
-    #: Whether the parts are added already: `partial` is their sum, [row, column], which has to be
-    #: zero again after this phase.
-    accumulated: bool = False
 
     @property
     def results(self) -> tuple[Any, ...]:

@@ -48,12 +48,10 @@ from crossfuse.lower.refusal import refuse
 from crossfuse.lower.tree import open_blocks
 from crossfuse.lower.verify.structure import takes_fewer_rows
 from crossfuse.markers import (
-    ACCUMULATE,
     GRID_STAGE,
     ROWS,
     has_stages,
     holds_stream,
-    marked_blocks,
     staged_blocks,
 )
 
@@ -336,17 +334,14 @@ def recover(func: Any) -> tuple[tuple[TileProgram, ...], ...]:
 
 def _check_marks(func: Any, programs: list[TileProgram], rows: int) -> None:
     """Refuse a mark on a block that its lowering does not look at, so that no mark is ignored."""
-    for what, marked, found in (
-        ("grid_stage", staged_blocks(func), rows + sum(each.staged for each in programs)),
-        (ACCUMULATE, marked_blocks(func, ACCUMULATE), sum(e.store.adds > 0 for e in programs)),
-    ):
-        if len(marked) != found:
-            names = ", ".join(f"'{each.name_hint}'" for each in marked)
-            raise refuse_program(
-                f"blocks {names}",
-                f"{what} of a block inside a nest",
-                f"{what} of blocks that store what a nest computes",
-            )
+    marked = staged_blocks(func)
+    if len(marked) != rows + sum(each.staged for each in programs):
+        names = ", ".join(f"'{each.name_hint}'" for each in marked)
+        raise refuse_program(
+            f"blocks {names}",
+            "grid_stage of a block inside a nest",
+            "grid_stage of blocks that store what a nest computes",
+        )
 
 
 def row_tensors(func: Any) -> tuple[Any, ...]:
