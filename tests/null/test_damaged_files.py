@@ -24,8 +24,8 @@ from crossfuse.meta_schedule.build import Build
 from crossfuse.meta_schedule.bundle import open_bundle
 from crossfuse.meta_schedule.candidate import Candidate, read_candidates
 from crossfuse.meta_schedule.records import Record, append, read_records
-from crossfuse.planner.calibration import record as calibration
 from crossfuse.planner.cascade.plan import CascadePlan, plan_cascade
+from crossfuse.planner.cost import rates as calibration
 from crossfuse.planner.cost.rates import rates_of_file
 from crossfuse.planner.cost.terms import read as read_trees
 from crossfuse.planner.plan import Plan, plan

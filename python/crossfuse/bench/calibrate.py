@@ -13,7 +13,7 @@ from typing import Any
 
 from crossfuse.errors import EnvironmentRefused, RefusedError, refuse
 from crossfuse.planner.calibration.programs import PROGRAMS, SOURCES, Program, assemble, parse
-from crossfuse.planner.calibration.record import Measured
+from crossfuse.planner.cost.rates import Measured
 from crossfuse.runtime.nvcc import NvccInfo, find_host_compiler, find_nvcc
 
 #: compute_90a and not compute_90, which has neither wgmma nor multicast at full speed.

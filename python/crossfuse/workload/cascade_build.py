@@ -21,7 +21,7 @@ from crossfuse.workload.cascade_spec import (
 )
 from crossfuse.workload.cascades import RowsGradient
 from crossfuse.workload.expression import evaluate
-from crossfuse.workload.refusal import refused
+from crossfuse.workload.spec import refused
 
 # Top-k as plain reductions.
 

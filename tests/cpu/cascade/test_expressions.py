@@ -17,11 +17,11 @@ from crossfuse.cascade.expressions.functions import (
     OF_OPERATOR,
     Fence,
     Unevaluated,
+    function,
     rint,
     round_away,
     shared,
 )
-from crossfuse.cascade.expressions.to_numpy import function
 from crossfuse.cascade.expressions.to_sympy import narrows, to_sympy
 from crossfuse.cascade.expressions.to_tir import to_tir
 from crossfuse.errors import CascadeRefused

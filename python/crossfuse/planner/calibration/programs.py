@@ -9,7 +9,7 @@ from typing import Any
 
 from crossfuse import schema
 from crossfuse.errors import EnvironmentRefused, RefusedError, refuse
-from crossfuse.planner.calibration.record import VERSION, Measured, read
+from crossfuse.planner.cost.rates import VERSION, Measured, read
 from crossfuse.schema import Damaged, typed
 
 # The benchmark of the tensor cores: CUDA text of a wgmma instruction for each tile width.
@@ -167,7 +167,7 @@ def assemble(
     """Make the record of a device from the lines of all programs.
 
     The spread of a table is that of its worst row. Missing and absurd numbers are refused by
-    `crossfuse.planner.calibration.record.read`.
+    `crossfuse.planner.cost.rates.read`.
     """
     found: dict[str, Any] = {}
     spread: dict[str, float] = {}

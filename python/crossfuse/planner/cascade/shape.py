@@ -14,9 +14,9 @@ from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.kernels.shape import Shape, shape_of
 
 if TYPE_CHECKING:
-    from crossfuse.cascade.derivation import Derivation
     from crossfuse.cascade.rewrite.rows_first import RowsFirst
     from crossfuse.cascade.site import Site
+    from crossfuse.cascade.spec import Derivation
     from crossfuse.workload.cascade_spec import CascadeSpec
 
 #: Elements of a chunk of a row: of 512 and 1024 kernels written by hand took 93.7 and 94.3 us.

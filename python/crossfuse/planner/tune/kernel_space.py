@@ -27,7 +27,7 @@ from crossfuse.hardware import Device
 from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.cost.estimate import corrected
 from crossfuse.planner.cost.rates import Rates
-from crossfuse.planner.families.cascade import Timed
+from crossfuse.planner.families.family import Timed
 from crossfuse.planner.families.registry import (
     CASCADE_FAMILIES,
     cascade_families,

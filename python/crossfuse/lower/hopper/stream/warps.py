@@ -45,8 +45,8 @@ from crossfuse.lower.hopper.stream.merge import Merger, store_pair, with_row
 from crossfuse.lower.hopper.stream.plan.warps import WarpPlan
 from crossfuse.lower.hopper.stream.program import Box, Kind, StreamProgram, ranges
 from crossfuse.lower.hopper.stream.values import Elements, RowState, Values
-from crossfuse.lower.mma import load_vector, multiply_down, multiply_vectors, transpose
-from crossfuse.planner.kernels.warps import DEPTH_STEP
+from crossfuse.lower.warp_products import load_vector, multiply_down, multiply_vectors, transpose
+from crossfuse.planner.kernels.stream import DEPTH_STEP
 
 #: Indices of larger tensors do not fit 32 bits.
 _MOST_INDEX = 1 << 31

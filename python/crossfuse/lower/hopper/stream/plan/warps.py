@@ -20,7 +20,7 @@ from crossfuse.lower.hopper.stream.seen_keys import seen_keys
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.memory import Arena
-from crossfuse.planner.kernels.warps import COLUMN_STEP, DEPTH_STEP, ROWS, WarpStream
+from crossfuse.planner.kernels.stream import COLUMN_STEP, DEPTH_STEP, ROWS, WarpStream
 
 
 @dataclass(frozen=True)
