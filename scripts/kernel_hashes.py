@@ -148,7 +148,7 @@ def hash_candidate(each: Any, target: str) -> str:
 
 def hash_workload(name: str) -> str:
     """Lower what `crossfuse.compile` chooses for a workload of the suite."""
-    from crossfuse.compiler.choose import choose
+    from crossfuse.compiler.compiled import choose
     from crossfuse.compiler.source import read_source
     from crossfuse.errors import RefusedError
     from crossfuse.hardware import device

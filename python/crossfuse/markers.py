@@ -92,7 +92,7 @@ EARLY = "crossfuse.early"
 RESIDENT_CTAS = "crossfuse.resident_ctas"
 
 #: As `FAST`: nests of the root stand side by side in one launch, each has CTAs of its own, see
-#: `crossfuse.lower.side_by_side`.
+#: `crossfuse.lower.launches`.
 SIDE_BY_SIDE = "crossfuse.side_by_side"
 
 #: Annotation of loops: a warp multiplies by its tensor cores what stands in them. The value is what
@@ -102,7 +102,7 @@ WARP_PRODUCT = "crossfuse.warp_product"
 COLUMN, ROW, ROW_TILE, ELEMENT, LANE, ZERO = "column", "row", "rows", "element", "lane", "zero"
 
 #: Annotation of a loop: it loads what a kernel that starts early may ask for before it waits, where
-#: that is constant, see `crossfuse.lower.ask_ahead`.
+#: that is constant, see `crossfuse.lower.launches`.
 AHEAD = "crossfuse.ahead"
 
 AXES = ("x", "y", "z")

@@ -48,7 +48,7 @@ def read_viewed(source: Any, target: Device, workload: str = "") -> Viewed:
 def _from_workload(text: str, target: Device) -> Viewed:
     """The kernel that `crossfuse.compile` builds, and why that one."""
     from crossfuse.compiler import read_source
-    from crossfuse.compiler.choose import choose
+    from crossfuse.compiler.compiled import choose
     from crossfuse.compiler.report import choice_text
 
     chosen = choose(read_source(text), target)

@@ -22,8 +22,7 @@ from crossfuse.cascade.expressions.functions import (
     round_away,
     shared,
 )
-from crossfuse.cascade.expressions.to_sympy import narrows, to_sympy
-from crossfuse.cascade.expressions.to_tir import to_tir
+from crossfuse.cascade.expressions.tir import narrows, to_sympy, to_tir
 from crossfuse.errors import CascadeRefused
 
 pytestmark = pytest.mark.cpu

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from crossfuse.compiler import read_source
-from crossfuse.compiler.choose import options_of
+from crossfuse.compiler.compiled import options_of
 from crossfuse.emulate.cuda import Link, chain, drop_call, emulate
 from crossfuse.emulate.cuda.arguments import numpy_dtype
 from crossfuse.errors import LoweringRefused

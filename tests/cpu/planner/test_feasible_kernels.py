@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crossfuse.compiler.choose import choose
+from crossfuse.compiler.compiled import choose
 from crossfuse.compiler.source import read_source
 from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device

@@ -24,7 +24,7 @@ from crossfuse.cascade.expressions.functions import (
     unopened,
     with_parts,
 )
-from crossfuse.cascade.expressions.to_tir import to_tir
+from crossfuse.cascade.expressions.tir import to_tir
 from crossfuse.cascade.rewrite.scripting import (
     PLACE,
     Pair,

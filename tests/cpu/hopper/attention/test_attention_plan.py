@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cpu.hopper.attention.products import spec
-from crossfuse.compiler.choose import choose
+from crossfuse.compiler.compiled import choose
 from crossfuse.compiler.source import read_source
 from crossfuse.emulate.llvm import run_sequential
 from crossfuse.errors import PlanRefused

@@ -11,7 +11,7 @@ import sympy
 from crossfuse import _tvm as ir
 from crossfuse.calls import checked
 from crossfuse.cascade.detect.loads import mentions
-from crossfuse.cascade.expressions.to_tir import to_tir
+from crossfuse.cascade.expressions.tir import to_tir
 from crossfuse.cascade.rewrite.phases import hoisted, is_risky, moderate
 from crossfuse.cascade.rewrite.scripting import loop, spatial, symbol_of
 from crossfuse.cascade.rewrite.tiled.block_builder import BlockBuilder, Local
