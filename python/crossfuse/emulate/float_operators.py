@@ -152,7 +152,7 @@ def _number(value: int) -> Any:
 # torch and of a GPU's threads with its logarithm.
 
 
-_NARROW, _WIDE = "float32", "float64"
+_SUMMED, _SUMS = "float32", "float64"
 #: Terms from which on a sum is long.
 _LONG = 16
 
@@ -168,7 +168,7 @@ def exact_sums(func: Any) -> Any:
         block = sch.get_sblock(name)
         sch.cache_write(block, 0, "global")
         sums = sch.get(block).writes[0].source
-        wide[sums] = ir.tirx.decl_buffer(list(sums.ty.shape), _WIDE, sums.name)
+        wide[sums] = ir.tirx.decl_buffer(list(sums.ty.shape), _SUMS, sums.name)
     return ir.with_body(func, _widened(sch.mod["main"].body, wide))
 
 
@@ -177,7 +177,7 @@ def _is_long(block: Any) -> bool:
     if not summed or combiner_of(block) != "sum":
         return False
     terms = prod(ir.constant(each) or _LONG for each in summed)  # a symbolic extent may be any
-    return terms >= _LONG and str(block.body.buffer.ty.dtype) == _NARROW
+    return terms >= _LONG and str(block.body.buffer.ty.dtype) == _SUMMED
 
 
 def _widened(body: Any, wide: dict[Any, Any]) -> Any:
@@ -187,7 +187,7 @@ def _widened(body: Any, wide: dict[Any, Any]) -> Any:
         node = mutator.default_mutate(node)
         if node.source not in wide:
             return node
-        return ir.tirx.Cast(_NARROW, ir.tirx.BufferLoad(wide[node.source], list(node.indices)))
+        return ir.tirx.Cast(_SUMMED, ir.tirx.BufferLoad(wide[node.source], list(node.indices)))
 
     def store(node: Any, mutator: Any) -> Any:
         if node.buffer not in wide:
@@ -195,11 +195,11 @@ def _widened(body: Any, wide: dict[Any, Any]) -> Any:
         buffer, indices = wide[node.buffer], list(node.indices)
         value = node.value
         if not isinstance(value, ir.tirx.Add):  # what the sum starts with
-            return ir.BufferStore(buffer, ir.tirx.Cast(_WIDE, mutator.mutate(value)), indices)
+            return ir.BufferStore(buffer, ir.tirx.Cast(_SUMS, mutator.mutate(value)), indices)
         own = isinstance(value.a, ir.TensorLoad) and value.a.source.same_as(node.buffer)
         term = mutator.mutate(value.b if own else value.a)
         so_far = ir.tirx.BufferLoad(buffer, indices)
-        return ir.BufferStore(buffer, so_far + ir.tirx.Cast(_WIDE, term), indices)
+        return ir.BufferStore(buffer, so_far + ir.tirx.Cast(_SUMS, term), indices)
 
     def block(node: Any, mutator: Any) -> Any:
         node = mutator.default_mutate(node)
