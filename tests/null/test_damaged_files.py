@@ -38,7 +38,7 @@ from crossfuse.runtime.model_artefact import load_model
 from crossfuse.runtime.model_record import ModelArtefact, ModelInput
 from crossfuse.schedule.records import read_database
 from crossfuse.schema import Damaged
-from crossfuse.view.sources import read_viewed
+from crossfuse.view.write import read_viewed
 from mutations import NOTHING, damaged
 from null.test_dispatch import manifest
 

@@ -36,11 +36,11 @@ def schedule_candidate(candidate: Candidate, target: Device) -> Any:
 
 def function_of(spec: str) -> Any:
     """The unscheduled function of a spec, of a chain or of a cascade."""
-    from crossfuse.autodiff import workloads
+    from crossfuse.planner.cascade.shape import function_of as cascade_function
     from crossfuse.workload import build, cascades, suites
 
     if cascades.names_one(spec):
-        return workloads.function_of(cascades.parse(spec))
+        return cascade_function(cascades.parse(spec))
     return build.prim_func(suites.parse(spec))
 
 

@@ -19,7 +19,7 @@ from crossfuse.lower.extract import lower, only_function
 from crossfuse.lower.image import BufferSpec, KernelImage, Launch, start_early, starting_early
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.workload import check, parse, prim_func, random_inputs
-from crossfuse.workload.cascade_inputs import random_inputs as cascade_inputs
+from crossfuse.workload.cascade_numerics import random_inputs as cascade_inputs
 from crossfuse.workload.cascades import resolve
 from mutation_kernels import KERNELS, Kernel
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from crossfuse.errors import EnvironmentRefused
-from crossfuse.planner.calibration.programs import (
+from crossfuse.bench.calibrate import (
     COLUMNS,
     PROGRAMS,
     SOURCES,
@@ -17,6 +16,7 @@ from crossfuse.planner.calibration.programs import (
     parse,
     products,
 )
+from crossfuse.errors import EnvironmentRefused
 from crossfuse.planner.cost.rates import measured, read
 
 MACHINE = {"gpu": {"name": "NVIDIA H100 80GB HBM3"}}

@@ -21,7 +21,7 @@ from crossfuse.planner.cascade.shape import CascadeShape, shape_of_cascade
 from crossfuse.planner.families.attention_out import AttentionOut
 from crossfuse.schedule.planned import schedule_cascade_of
 from crossfuse.workload.cascade_build import prim_func
-from crossfuse.workload.cascade_inputs import check, random_inputs
+from crossfuse.workload.cascade_numerics import check, random_inputs
 from crossfuse.workload.cascades import resolve
 
 pytestmark = pytest.mark.cpu

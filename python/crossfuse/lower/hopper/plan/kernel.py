@@ -19,7 +19,7 @@ from crossfuse.lower.hopper.plan.phase import PhasePlan, box_bytes, plan_phases
 from crossfuse.lower.hopper.plan.tiles import Operand
 from crossfuse.lower.hopper.program.tile import Place
 from crossfuse.lower.hopper.program.tile_program import TileProgram
-from crossfuse.lower.hopper.reduced.epilogue import RowsReduced
+from crossfuse.lower.hopper.reduced import RowsReduced
 from crossfuse.lower.hopper.rows.feature import Rows
 from crossfuse.lower.hopper.stream.feature import Streamed
 from crossfuse.lower.image import BufferSpec, TensorMap

@@ -35,7 +35,7 @@ from crossfuse.lower.hopper.stream.program import (
 from crossfuse.lower.hopper.stream.seen_keys import VOTERS, load_within, vote, with_flags
 
 if TYPE_CHECKING:
-    from crossfuse.lower.hopper.stream.plan.warps import WarpPlan
+    from crossfuse.lower.hopper.stream.warps import WarpPlan
 
 # Expressions of a stream in the registers of one thread.
 
