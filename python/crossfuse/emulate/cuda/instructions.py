@@ -326,11 +326,6 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
             rf"(?:{_ACQUIRE})?.*",
             _wait,
         ),
-        (
-            r"cp\.async\.bulk\.shared::cluster\.shared::cta\.mbarrier::complete_tx::bytes "
-            r"\[%0\], \[%1\], %2, \[%3\];",
-            _call("bulk_pass"),
-        ),
         (r"cp\.async\.bulk\.commit_group;", _call("bulk_commit")),
         (r"cp\.async\.bulk\.wait_group(?P<read>\.read)? (?P<pending>\d+);", _await_copies),
         (
