@@ -85,20 +85,21 @@ def bind_split(
     """
     i, j, k = sch.get_loops(product)
     m, extent = (int(sch.get(each).extent) for each in (i, k))
-    if not divides_equally(extent, tiles.split, tiles.depth) or tiles.cluster > 1:
+    of_step = row_bytes_depth(sch, product)
+    if not divides_equally(extent, tiles.split, of_step) or tiles.cluster > 1:
         raise refuse(
             ScheduleRefused,
             "tiles",
             name_of(sch, product),
             found=f"a reduction of {extent} split over {tiles.split} CTAs, in steps of "
-            f"{tiles.depth}, in a cluster with {tiles.cluster} rows of tiles",
+            f"{of_step}, in a cluster with {tiles.cluster} rows of tiles",
             limit="a part of as many steps for each CTA, of which the last begins within the "
             "reduction, and one row of tiles",
             instead="choose a smaller split, and cluster=1",
         )
     row_tile, row = sch.split(i, [None, tiles.rows])
     column_tile, beside, column = sch.split(j, [None, tiles.across, tiles.columns])
-    rank, step, depth = sch.split(k, [tiles.split, None, tiles.depth])
+    rank, step, depth = sch.split(k, [tiles.split, None, of_step])
     sch.reorder(column_tile, row_tile, beside, rank, step, row, column, depth)
     sch.bind(sch.fuse(column_tile, row_tile), "blockIdx.x")
     sch.cluster_bind(beside, "y")
@@ -151,7 +152,7 @@ def _bind_tiles(sch: Any, block: Any, chain: Chain, tiles: TensorTiles) -> Any:
     column_tile, *beside, column = sch.split(
         j, [None, *([tiles.across] if tiles.across > 1 else []), tiles.columns]
     )
-    steps = [sch.split(k, [None, tiles.depth]) for k in reduced]
+    steps = [sch.split(k, [None, row_bytes_depth(sch, block)]) for k in reduced]
     cluster_row, rank = sch.split(row_tile, [None, tiles.cluster])
     outer, inner = grouped(sch, cluster_row)
     around, within = ([each[place] for each in steps] for place in (0, 1))

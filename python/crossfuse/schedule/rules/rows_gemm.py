@@ -155,7 +155,7 @@ def _warpgroups(product: Any, tiles: TensorTiles | None, target: str | Device | 
     """Multiplying warpgroups of all CTAs of a product that run at the same time."""
     sch = ir.Schedule(product)
     chain = read_last_product(sch)
-    chosen = (tiles or TensorTiles()).complete(sch, chain)
+    chosen = (tiles or TensorTiles()).complete(chain)
     kernel = GemmKernel.read(asdict(chosen))
     return multiplying_warpgroups(kernel, shape_of_blocks(chain), device(target))
 
