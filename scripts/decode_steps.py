@@ -158,8 +158,7 @@ class Step:
     @property
     def floor(self) -> float:
         """Microseconds in which memory delivers what a step reads."""
-        from crossfuse.driver import find_gpus
-        from crossfuse.hardware import device
+        from crossfuse.hardware import device, find_gpus
         from crossfuse.planner.cost.rates import rates_of
 
         config, item = self.config, 2

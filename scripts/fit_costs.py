@@ -24,9 +24,8 @@ from crossfuse import _tvm as ir
 from crossfuse.blocks.chain import read_chain
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device, device
-from crossfuse.planner.calibration.record import load, measured
 from crossfuse.planner.chain.build import chain_of
-from crossfuse.planner.cost.rates import Fitted, Rates, rates_from, rates_of
+from crossfuse.planner.cost.rates import Fitted, Rates, load, measured, rates_from, rates_of
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.registry import FAMILIES, read_kernel
 from crossfuse.planner.kernels.shape import Shape, shape_of

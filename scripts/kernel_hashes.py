@@ -118,7 +118,7 @@ def candidates(stem: str) -> dict[str, dict[str, Any]]:
         family = given.get("family", "stream")
         if "spec" not in given or family == EAGER:
             continue  # says how the file was measured, or is no kernel of ours
-        each = Candidate(given["spec"], family, given["tiles"], given.get("options", {}))
+        each = Candidate(given["spec"], family, given["tiles"])
         found.setdefault(family, {})[each.id] = each
     return {family: dict(sorted(each.items())[:SIZE]) for family, each in sorted(found.items())}
 
@@ -148,7 +148,7 @@ def hash_candidate(each: Any, target: str) -> str:
 
 def hash_workload(name: str) -> str:
     """Lower what `crossfuse.compile` chooses for a workload of the suite."""
-    from crossfuse.compiler.choose import choose
+    from crossfuse.compiler.compiled import choose
     from crossfuse.compiler.source import read_source
     from crossfuse.errors import RefusedError
     from crossfuse.hardware import device

@@ -107,7 +107,7 @@ def prepare(
 ) -> Prepared:
     """Plan a shape and build its first few kernels, and others of the plan; needs no GPU."""
     from crossfuse.compiler import read_source
-    from crossfuse.compiler.choose import options_of
+    from crossfuse.compiler.compiled import options_of
     from crossfuse.compiler.measure import entrants, name_of
     from crossfuse.planner.choice import not_fusing
 

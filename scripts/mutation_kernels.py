@@ -30,7 +30,7 @@ from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
 from crossfuse.workload import parse, prim_func, random_inputs
 from crossfuse.workload.cascade_build import prim_func as cascade_func
-from crossfuse.workload.cascade_inputs import random_inputs as cascade_inputs
+from crossfuse.workload.cascade_numerics import random_inputs as cascade_inputs
 from crossfuse.workload.cascades import resolve
 
 Kernel = tuple[KernelImage, Mapping[str, np.ndarray]]

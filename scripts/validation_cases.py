@@ -132,8 +132,6 @@ def pipeline_cases() -> list[Case]:
             {"placement": "l2", "constant_weights": True},
         ):
             found.append(Case(text, options=tensor | options))
-    several_parts = "gated_ffn:M=16,K=136,N=384,L=72,dtype=float16"
-    found.append(Case(several_parts, options=tensor | {"placement": "dsm-unordered"}))
     # Tiles of 256 rows need a wide layer.
     tall = "gated_ffn:M=200,K=64,N=4224,L=64,dtype=bfloat16"
     found.append(Case(tall, options=tensor | {"placement": "l2"}))

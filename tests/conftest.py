@@ -73,7 +73,7 @@ if settings is not None:
 @lru_cache(maxsize=1)
 def reason_without_hopper() -> str | None:
     """Say why GPU tests cannot run here; None where they can."""
-    from crossfuse.driver import find_gpus
+    from crossfuse.hardware import find_gpus
 
     gpus = find_gpus()
     if any(gpu.capability == (9, 0) for gpu in gpus):

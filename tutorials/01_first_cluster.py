@@ -32,7 +32,7 @@ from tvm.script import tirx as T
 
 import crossfuse  # adds cluster primitives to TVM's schedule
 from crossfuse.lower.extract import lower
-from crossfuse.planner.calibration.record import measured
+from crossfuse.planner.cost.rates import measured
 
 # %% [markdown]
 # ## The function

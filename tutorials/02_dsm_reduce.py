@@ -19,7 +19,7 @@ from tvm.script import tirx as T
 import crossfuse
 from crossfuse.emulate.cuda import remove_cluster_barrier
 from crossfuse.lower.extract import lower
-from crossfuse.planner.calibration.record import measured
+from crossfuse.planner.cost.rates import measured
 
 # %% [markdown]
 # ## Is it worth it? What was measured

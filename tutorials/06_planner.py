@@ -20,9 +20,8 @@ from support import recorded_kernels, refused
 
 import crossfuse
 from crossfuse.hardware import device
-from crossfuse.planner.calibration.record import DIRECTORY
 from crossfuse.planner.cost.estimate import corrected
-from crossfuse.planner.cost.rates import rates_of, rates_of_file
+from crossfuse.planner.cost.rates import DIRECTORY, rates_of, rates_of_file
 from crossfuse.planner.explain.best import limited
 from crossfuse.planner.families.registry import read_kernel
 from crossfuse.planner.kernels.shape import shape_of

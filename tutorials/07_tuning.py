@@ -31,7 +31,7 @@ from crossfuse.meta_schedule.tune import open_tuning
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.kernels.shape import select
 from crossfuse.planner.tune.kernel_space import Group, KernelSpace
-from crossfuse.planner.tune.strategy import drive, make_strategy
+from crossfuse.planner.tune.strategy import make_strategy
 from crossfuse.workload import resolve
 
 spec = resolve("G6:M=128")  # a chain of two products, 1024 -> 4096 -> 1024
@@ -100,11 +100,11 @@ def best_so_far(strategy, seed):
     """The time of the fastest after each trial."""
     search, seen = make_strategy(strategy, part, seed=seed), []
 
-    def measure(points):
-        seen.extend(times[each] for each in points)
-        return [times[each] for each in points]
-
-    drive(search, measure, TRIALS, batch=4)
+    while len(seen) < TRIALS:
+        points = search.propose(4)
+        found = [times[each] for each in points]
+        search.learn(points, found)
+        seen += found
     return np.minimum.accumulate(seen)
 
 
@@ -311,7 +311,7 @@ with refused("found extent 32; limit: 1 to 16 CTAs in a cluster"):
     by_hand("global", first={"rows": 128, "columns": 64, "cluster": 32})
 
 # %%
-with refused("limit: at most rows, cluster, parts, stages, multiple"):
+with refused("limit: at most rows, cluster, parts, stages"):
     by_hand("dsm", row=128)
 
 # %%

@@ -29,8 +29,8 @@ from crossfuse.lower.extract import lower
 from crossfuse.meta_schedule.builder import import_intrinsics
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.meta_schedule.scheduled import candidate_of, schedule_candidate
-from crossfuse.planner.cost.own import OwnTerm
 from crossfuse.planner.cost.rates import rates_of
+from crossfuse.planner.cost.terms import OwnTerm
 from crossfuse.schedule.install import add_primitive
 from crossfuse.workload import parse, prim_func, random_inputs, reference
 

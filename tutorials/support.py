@@ -78,7 +78,7 @@ def loops_text(script: str) -> str:
 
 def hopper() -> str:
     """Name of the Hopper GPU that is here; "" if there is none."""
-    from crossfuse.driver import find_gpus
+    from crossfuse.hardware import find_gpus
 
     found = [each.name for each in find_gpus()]
     return next((each for each in found if "H100" in each or "H200" in each), "")

@@ -26,7 +26,7 @@ LISTED = {
 CHOSEN = {
     "crossfuse.cascade": (
         "crossfuse.cascade.algebra.derive",
-        "crossfuse.cascade.derivation.Derivation",
+        "crossfuse.cascade.spec.Derivation",
         "crossfuse.cascade.detect.detect",
         "crossfuse.cascade.rewrite.streaming.streaming",
         "crossfuse.cascade.rewrite.tiled.tiled.tiled",
@@ -57,11 +57,11 @@ CHOSEN = {
         "crossfuse.meta_schedule.runner.GpuRunner",
     ),
     "crossfuse.planner": (
-        "crossfuse.planner.calibration.record.load",
+        "crossfuse.planner.cost.rates.load",
         "crossfuse.planner.chain.build.chain_of",
         "crossfuse.planner.chain.spec.Chain",
         "crossfuse.planner.choice.Choice",
-        "crossfuse.planner.cost.own.OwnTerm",
+        "crossfuse.planner.cost.terms.OwnTerm",
         "crossfuse.planner.cost.rates.Rates",
         "crossfuse.planner.cost.rates.rates_of",
         "crossfuse.planner.explain.explanation.Explanation",

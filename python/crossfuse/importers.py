@@ -15,7 +15,7 @@ from crossfuse.relax.torch_import import (
     import_exported,
     import_torch,
 )
-from crossfuse.workload.refusal import refused
+from crossfuse.workload.spec import refused
 
 # ONNX models; initialisers become weights.
 

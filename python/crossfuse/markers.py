@@ -20,11 +20,6 @@ SHARED_SCOPES = ("shared", "shared.dyn")
 DSM_REDUCE = "crossfuse.dsm_reduce"
 #: Block annotation of `dsm_shuffle` on the staging block: "ring" or "all-gather".
 DSM_SHUFFLE = "crossfuse.dsm_shuffle"
-#: Annotation of the same block: how the Hopper pipeline sends slices, one of `DSM_COPIES`. Without
-#: it, by stores.
-DSM_COPY = "crossfuse.dsm_copy"
-#: Stores from all warps, each as soon as it has its rows; or one bulk copy to each peer.
-DSM_COPIES = ("stores", "bulk")
 
 #: Loop annotation of `rank_bind`; the value is 1.
 RANK_BOUND = "crossfuse.rank_bound"
@@ -50,17 +45,6 @@ CHUNKS = "crossfuse.chunks"
 
 #: Block annotation of `grid_stage`: what the block stores is loaded by a later nest of one kernel.
 GRID_STAGE = "crossfuse.grid_stage"
-
-#: Annotation of a block that stores partial tiles for `grid_stage`: how those of different clusters
-#: are added, one of `ACCUMULATIONS`. Without it, in the order of the parts.
-ACCUMULATE = "crossfuse.accumulate"
-#: By TMA in the L2 cache, in the order in which they come: sums may differ from run to run.
-ACCUMULATIONS = ("tma",)
-
-#: Block annotation: the block stores an expression of two products, the rows of each tile in two
-#: halves bound to a cluster axis, which is the value. Each of the two CTAs makes one product of
-#: both halves, and they exchange halves through DSM; else each makes both products of its half.
-PAIRED = "crossfuse.paired"
 
 #: Annotation of the root block: how many rows a call may have, one of `ROW_COUNTS`. Without it, as
 #: many as the function has.
@@ -108,7 +92,7 @@ EARLY = "crossfuse.early"
 RESIDENT_CTAS = "crossfuse.resident_ctas"
 
 #: As `FAST`: nests of the root stand side by side in one launch, each has CTAs of its own, see
-#: `crossfuse.lower.side_by_side`.
+#: `crossfuse.lower.launches`.
 SIDE_BY_SIDE = "crossfuse.side_by_side"
 
 #: Annotation of loops: a warp multiplies by its tensor cores what stands in them. The value is what
@@ -118,7 +102,7 @@ WARP_PRODUCT = "crossfuse.warp_product"
 COLUMN, ROW, ROW_TILE, ELEMENT, LANE, ZERO = "column", "row", "rows", "element", "lane", "zero"
 
 #: Annotation of a loop: it loads what a kernel that starts early may ask for before it waits, where
-#: that is constant, see `crossfuse.lower.ask_ahead`.
+#: that is constant, see `crossfuse.lower.launches`.
 AHEAD = "crossfuse.ahead"
 
 AXES = ("x", "y", "z")

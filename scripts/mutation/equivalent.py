@@ -26,7 +26,7 @@ from mutation.mutants import Mutant, indent_of
 _MEET = re.compile(r"bar_sync|cta_sync|warp_sync|__syncthreads|__syncwarp")
 #: Statements that do nothing but wait: nothing is issued and nobody is told of anything by them.
 _WAIT = re.compile(r"behind `\w*(?:mbarrier_wait|bulk_wait|wgmma_wait)\w*\(")
-_PEERS = re.compile(r"shared__cluster_b64|st_async|_s2c_|crossfuse_dsm_|mapa")
+_PEERS = re.compile(r"shared__cluster_b64|st_async|crossfuse_dsm_|mapa")
 #: Of the first thread of a warpgroup alone.
 _FIRST = re.compile(r"^\s*if \(.*(?:% 128\) == 0\)|& 127\) < 1\)) \{$")
 
@@ -128,9 +128,7 @@ def _fenced_on_the_other_side(lines: Sequence[str], uses: Uses, mutant: Mutant) 
     for line in lines[mutant.line :]:
         if "fence_proxy" in line and line.split("(")[0].strip() == name:
             return "another proxy fence follows before a copy or a product"
-        if re.search(
-            r"tvm_builtin_ptx_(?:wgmma_\w+mma|cp_async_bulk_tensor|cp_async_bulk_s2c)", line
-        ):
+        if re.search(r"tvm_builtin_ptx_(?:wgmma_\w+mma|cp_async_bulk_tensor)", line):
             return ""
     return ""
 

@@ -202,8 +202,6 @@ def kernels(measured: Sequence[Measured], target: str) -> tuple[dict[str, list[K
 
 def _kernel(measured: Measured, drawn: bool, known: Device, rates: Rates) -> Kernel | None:
     given = measured.candidate
-    if given.options:
-        return None
     try:
         spaces = spaces_of(given.family, given.tiles)
     except RefusedError:

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from crossfuse.bench import calibrate as module
-from crossfuse.bench.calibrate import build, calibrate, measure
+from crossfuse.bench.calibrate import PROGRAMS, TYPES, Program, build, calibrate, measure, products
 from crossfuse.errors import EnvironmentRefused
-from crossfuse.planner.calibration.programs import PROGRAMS, TYPES, Program, products
 from null.planner.test_calibration_programs import MACHINE, printed
 
 LINE = '{"name": "flag", "value": 1.0, "spread": 0.1, "repeats": 11}'

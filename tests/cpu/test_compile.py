@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import crossfuse
-from crossfuse.compiler import choose as choosing
-from crossfuse.compiler.choose import Wanted, choose
+from crossfuse.compiler import compiled as choosing
+from crossfuse.compiler.compiled import Wanted, choose
 from crossfuse.compiler.options import Option
 from crossfuse.compiler.report import choice_text, make_report
 from crossfuse.compiler.source import read_source

@@ -10,7 +10,7 @@ import pytest
 
 import crossfuse
 from crossfuse.compiler import read_source
-from crossfuse.compiler.choose import Wanted, choose, options_of
+from crossfuse.compiler.compiled import Wanted, choose, options_of
 from crossfuse.compiler.report import choice_text
 from crossfuse.errors import EnvironmentRefused, LoweringRefused
 from crossfuse.hardware import device

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import crossfuse
-from crossfuse.compiler.choose import Wanted, choose
+from crossfuse.compiler.compiled import Wanted, choose
 from crossfuse.compiler.source import read_source
 from crossfuse.emulate.cuda import emulate
 from crossfuse.emulate.reference import draw, limits, parameters

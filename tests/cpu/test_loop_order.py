@@ -13,7 +13,7 @@ from tvm.s_tir import Schedule
 
 from crossfuse.blocks.read import in_output_order
 from crossfuse.compiler import read_source
-from crossfuse.compiler.choose import Wanted, choose
+from crossfuse.compiler.compiled import Wanted, choose
 from crossfuse.emulate.llvm import run_sequential
 from crossfuse.hardware import device
 

@@ -11,7 +11,7 @@ import pytest
 import crossfuse
 from cpu.hopper.checkers import emulated
 from crossfuse.compiler import read_source
-from crossfuse.compiler.choose import options_of
+from crossfuse.compiler.compiled import options_of
 from crossfuse.emulate.llvm import run_sequential
 from crossfuse.errors import LoweringRefused, PlanRefused, ScheduleRefused
 from crossfuse.hardware import device

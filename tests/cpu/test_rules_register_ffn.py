@@ -61,14 +61,6 @@ def test_what_is_given_is_kept(given: dict[str, int]) -> None:
     assert found.cluster in (1, found.parts)
 
 
-def test_sums_in_no_order_have_several_parts_and_no_cluster() -> None:
-    found, _ = chosen("G1")
-    assert found.cluster > 1
-    sch = schedule_register_ffn(prim_func(resolve("G1")), unordered=True)
-    assert "crossfuse.accumulate" in str(sch.mod.script())
-    assert "cluster" not in str(sch.mod.script())
-
-
 def fits_on_h100(tiles: RegisterTiles, chain: Chain) -> bool:
     return bool(tiles.kernel.legal(shape_of_blocks(chain), H100))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from crossfuse.driver import find_gpus
+from crossfuse.hardware import find_gpus
 
 FOLDER = Path(__file__).resolve().parents[2] / "tutorials"
 PAGES = sorted(FOLDER.glob("[0-9]*.py"))

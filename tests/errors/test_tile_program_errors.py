@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -13,6 +14,7 @@ from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
 from crossfuse.lower.hopper.plan.kernel import plan_kernel
 from crossfuse.lower.hopper.recover.function import recover
+from crossfuse.schedule.rules import pipelined
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
 from crossfuse.workload import parse, prim_func
@@ -133,6 +135,12 @@ def product(text: str, **tiles: int) -> Any:
     return schedule_tiled_gemm(prim_func(spec), tiles=TensorTiles(**tiles))
 
 
+def product_in_steps(text: str, depth: int) -> Any:
+    """The rule's product with steps of another depth, as a schedule by hand may have."""
+    with patch.object(pipelined, "row_bytes_depth", return_value=depth):
+        return product(text)
+
+
 #: What makes the function; the text up to the limit; the cure.
 PLANS: dict[str, tuple[Any, str, str]] = {
     "float32": (
@@ -171,12 +179,12 @@ PLANS: dict[str, tuple[Any, str, str]] = {
         "pad the rows",
     ),
     "half a row of 128 bytes": (
-        lambda: product("M=64,N=64,K=128,dtype=float16,weights=nk", depth=32),
+        lambda: product_in_steps("M=64,N=64,K=128,dtype=float16,weights=nk", 32),
         "tile-operand: tensor 'A': found 32 elements of the reduction in a step; ",
         "split the reduction by 64",
     ),
     "depth of fp8": (
-        lambda: product("M=64,N=64,K=128,dtype=float8_e5m2,weights=nk", depth=64),
+        lambda: product_in_steps("M=64,N=64,K=128,dtype=float8_e5m2,weights=nk", 64),
         "tile-operand: tensor 'A': found 64 elements of the reduction in a step; ",
         "split the reduction by 128",
     ),

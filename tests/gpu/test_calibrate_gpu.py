@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from crossfuse.bench.calibrate import build, measure
+from crossfuse.bench.calibrate import PROGRAMS, Program, build, measure, products
 from crossfuse.hardware import device
-from crossfuse.planner.calibration.programs import PROGRAMS, Program, products
 
 pytestmark = pytest.mark.gpu
 

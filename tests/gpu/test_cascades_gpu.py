@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import crossfuse
-from crossfuse.workload.cascade_inputs import adversarial_inputs, check, random_inputs
+from crossfuse.workload.cascade_numerics import adversarial_inputs, check, random_inputs
 from crossfuse.workload.cascades import resolve
 
 pytest.importorskip("torch")

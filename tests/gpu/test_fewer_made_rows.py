@@ -10,7 +10,7 @@ import pytest
 import crossfuse
 from cpu.hopper.rows.products import of_spec, quantised, spec
 from crossfuse.runtime.tensors import to_numpy, to_torch
-from crossfuse.workload.cascade_inputs import check, random_inputs
+from crossfuse.workload.cascade_numerics import check, random_inputs
 
 CASES = {
     "warps": (spec(150, 512, 256), {"rows": 128, "columns": 32}),

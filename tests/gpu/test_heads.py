@@ -10,7 +10,7 @@ import pytest
 import crossfuse
 from cpu.hopper.rows.products import HEADS, of_spec
 from crossfuse.runtime.tensors import to_numpy, to_torch
-from crossfuse.workload.cascade_inputs import adversarial_inputs, check, random_inputs
+from crossfuse.workload.cascade_numerics import adversarial_inputs, check, random_inputs
 from gpu.streams import replayed_on_two_streams
 
 

@@ -85,36 +85,7 @@ CLUSTERS = {
     "8, parts, two warpgroups": ("gated_ffn:M=128,K=512,N=2048,L=512,dtype=float16", (128, 8, 8)),
     "16, parts": ("gemm_chain:M=16,K=384,N=1536,L=384,dtype=bfloat16,act=gelu", (64, 16, 3)),
 }
-#: Rows, cluster size and parts; ring order, bulk copies.
-PASSING = {
-    "2, bulk": (CLUSTERS["2"], False, True),
-    "8, bulk": (CLUSTERS["8"], False, True),
-    "8, parts, bulk": (CLUSTERS["8, parts"], False, True),
-    "16, bulk": (CLUSTERS["16"], False, True),
-    "2, ring": (CLUSTERS["2"], True, False),
-    "3, ring": (CLUSTERS["3"], True, False),
-    "8, ring": (CLUSTERS["8"], True, False),
-    "8, parts, ring": (CLUSTERS["8, parts"], True, False),
-    "one row, ring": (CLUSTERS["one row"], True, False),
-    "16, ring": (CLUSTERS["16"], True, False),
-    "8, beyond, bulk": (CLUSTERS["8, beyond"], False, True),
-    "8, beyond, ring": (CLUSTERS["8, beyond"], True, False),
-    "8, parts, beyond, both": (CLUSTERS["8, parts, beyond"], True, True),
-    "3, both": (CLUSTERS["3"], True, True),
-    "8, both": (CLUSTERS["8"], True, True),
-    "8, parts, both": (CLUSTERS["8, parts"], True, True),
-    "16, both": (CLUSTERS["16"], True, True),
-    "16, parts, both": (CLUSTERS["16, parts"], True, True),
-}
 #: Tiles of the first phase.
-PAIRS: list[tuple[str, dict[str, int]]] = [
-    ("gated_ffn:M=128,K=512,N=1024,L=512,dtype=bfloat16", {}),
-    ("gated_ffn:M=16,K=512,N=1024,L=512,dtype=float16", {}),
-    ("gated_ffn:M=1,K=512,N=1024,L=512,dtype=bfloat16,weights=kn", {"columns": 72}),
-    ("gated_ffn:M=100,K=200,N=1024,L=256,dtype=bfloat16", {"across": 2}),
-    ("gated_ffn:M=64,K=512,N=4096,L=512,dtype=bfloat16", {"across": 4}),
-    ("gated_ffn:M=33,K=512,N=1000,L=512,dtype=bfloat16,weights=nk", {}),
-]
 FFNS = (
     "gated_ffn:M=128,K=512,N=1024,L=512,dtype=bfloat16",
     "gated_ffn:M=16,K=512,N=1024,L=512,dtype=float16",
@@ -217,28 +188,6 @@ def test_intermediate_in_the_cluster(name: str, constant: bool, tmp_path: Path) 
     spec = workload.parse(text)
     schedule = schedule_clustered_ffn(
         workload.prim_func(spec), tiles=ClusterTiles(*tiles), constant_weights=constant
-    )
-    run_repeatedly(crossfuse.compile(schedule, directory=tmp_path), spec)
-
-
-@pytest.mark.parametrize("name", PASSING)
-def test_slices_in_other_orders(name: str, tmp_path: Path) -> None:
-    (text, tiles), ring, bulk = PASSING[name]
-    spec = workload.parse(text)
-    schedule = schedule_clustered_ffn(
-        workload.prim_func(spec), tiles=ClusterTiles(*tiles), ring=ring, bulk=bulk
-    )
-    run_repeatedly(crossfuse.compile(schedule, directory=tmp_path), spec)
-
-
-@pytest.mark.parametrize("staged", [False, True], ids=["two kernels", "persistent"])
-@pytest.mark.parametrize(("text", "tiles"), PAIRS)
-def test_gate_and_up_by_two_ctas(
-    text: str, tiles: dict[str, int], staged: bool, tmp_path: Path
-) -> None:
-    spec = workload.parse(text)
-    schedule = schedule_tiled_ffn(
-        workload.prim_func(spec), first=TensorTiles(**tiles), staged=staged, paired=True
     )
     run_repeatedly(crossfuse.compile(schedule, directory=tmp_path), spec)
 

@@ -9,7 +9,7 @@ import pytest
 
 import crossfuse
 from crossfuse.planner.cascade.plan import ranked_cascade
-from crossfuse.workload.cascade_inputs import adversarial_inputs, check, random_inputs
+from crossfuse.workload.cascade_numerics import adversarial_inputs, check, random_inputs
 from crossfuse.workload.cascades import resolve
 
 torch = pytest.importorskip("torch")

@@ -9,8 +9,7 @@ from crossfuse.bench.cascade_torch import formula, quack
 from crossfuse.bench.cascades import cascade_floor, sample
 from crossfuse.bench.plan import plan, setting
 from crossfuse.errors import WorkloadRefused
-from crossfuse.workload.cascade_inputs import random_inputs
-from crossfuse.workload.cascade_numerics import reference, run
+from crossfuse.workload.cascade_numerics import random_inputs, reference, run
 from crossfuse.workload.cascades import resolve
 
 HOW = setting("ours,eager", "cold", "graph", 15, 16)

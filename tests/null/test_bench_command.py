@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from crossfuse.bench import counters, environment, run
 from crossfuse.bench.job import Counters, Job, Timing
 from crossfuse.cli import app
-from crossfuse.driver import find_gpus
+from crossfuse.hardware import find_gpus
 from crossfuse.schema import typed
 from null.bench_tables import cells
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from crossfuse.cli import app
-from crossfuse.planner.calibration.record import DIRECTORY
+from crossfuse.planner.cost.rates import DIRECTORY
 from crossfuse.planner.plan import Plan
 
 RECORD = DIRECTORY / "nvidia-h100.json"

@@ -24,8 +24,8 @@ from crossfuse.meta_schedule.build import Build
 from crossfuse.meta_schedule.bundle import open_bundle
 from crossfuse.meta_schedule.candidate import Candidate, read_candidates
 from crossfuse.meta_schedule.records import Record, append, read_records
-from crossfuse.planner.calibration import record as calibration
 from crossfuse.planner.cascade.plan import CascadePlan, plan_cascade
+from crossfuse.planner.cost import rates as calibration
 from crossfuse.planner.cost.rates import rates_of_file
 from crossfuse.planner.cost.terms import read as read_trees
 from crossfuse.planner.plan import Plan, plan
@@ -38,7 +38,7 @@ from crossfuse.runtime.model_artefact import load_model
 from crossfuse.runtime.model_record import ModelArtefact, ModelInput
 from crossfuse.schedule.records import read_database
 from crossfuse.schema import Damaged
-from crossfuse.view.sources import read_viewed
+from crossfuse.view.write import read_viewed
 from mutations import NOTHING, damaged
 from null.test_dispatch import manifest
 

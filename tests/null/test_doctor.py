@@ -12,8 +12,8 @@ import pytest
 from crossfuse import _compat, doctor
 from crossfuse.doctor import checks
 from crossfuse.doctor.checks import Check
-from crossfuse.driver import Gpu
 from crossfuse.errors import EnvironmentRefused, Refusal
+from crossfuse.hardware import Gpu
 from crossfuse.runtime.nvcc import NvccInfo
 
 H100 = Gpu("NVIDIA H100 80GB HBM3", (9, 0), (13, 0))

@@ -18,11 +18,9 @@ from crossfuse import hardware
 from crossfuse.bench import environment
 from crossfuse.bench.floor import floor
 from crossfuse.cli import app
-from crossfuse.driver import Gpu, find_gpus
 from crossfuse.errors import EnvironmentRefused
-from crossfuse.hardware import DEVICES, device, device_of, record_path
-from crossfuse.planner.calibration.record import measured, scaled, shipped
-from crossfuse.planner.cost.rates import rates_of
+from crossfuse.hardware import DEVICES, Gpu, device, device_of, find_gpus, record_path
+from crossfuse.planner.cost.rates import measured, rates_of, scaled, shipped
 from crossfuse.workload import lookup
 
 #: What a driver says of a part: SMs, shared memory, L2, memory's bits and clock, clock of SMs.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -44,3 +45,26 @@ def test_packages_import_one_another_one_way() -> None:
         TopologicalSorter({a: b - {"", a} - ENTRIES for a, b in needed.items()}).prepare()
     except CycleError as error:
         raise AssertionError(f"a circle: {' <- '.join(error.args[1])}") from None
+
+
+def bound(node: ast.stmt) -> Iterator[str]:
+    """Names that a statement of a module binds, but for those of overloads."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if "overload" not in map(ast.unparse, node.decorator_list):
+            yield node.name
+    elif isinstance(node, ast.Assign):
+        names = (each for target in node.targets for each in ast.walk(target))
+        yield from (e.id for e in names if isinstance(e, ast.Name) and isinstance(e.ctx, ast.Store))
+    elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        yield node.target.id
+
+
+def test_a_module_binds_a_name_once() -> None:
+    """What is bound again, as where two files were joined, is another thing to all that use it."""
+    twice = [
+        f"{path.name}: {name}"
+        for path, tree in trees(PACKAGE)
+        for name, times in Counter(name for node in tree.body for name in bound(node)).items()
+        if times > 1
+    ]
+    assert not twice

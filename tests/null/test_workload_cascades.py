@@ -9,8 +9,13 @@ import pytest
 
 from crossfuse.errors import CheckFailed, WorkloadRefused
 from crossfuse.workload import cascade_spec, cascades, suites
-from crossfuse.workload.cascade_inputs import adversarial_inputs, check, random_inputs
-from crossfuse.workload.cascade_numerics import reference, unfused
+from crossfuse.workload.cascade_numerics import (
+    adversarial_inputs,
+    check,
+    random_inputs,
+    reference,
+    unfused,
+)
 
 pytestmark = pytest.mark.null
 

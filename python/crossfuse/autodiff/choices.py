@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.autodiff.refusal import refused
+from crossfuse.autodiff.program import refused
 from crossfuse.blocks import access
 
 #: How often an index may choose between others: every choice doubles what is gathered.

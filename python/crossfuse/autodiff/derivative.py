@@ -17,7 +17,7 @@ from crossfuse.autodiff.choices import (
     number_like,
     zero_like,
 )
-from crossfuse.autodiff.refusal import refused
+from crossfuse.autodiff.program import refused
 
 #: Derivatives by loads; a load is named by its buffer and its indices.
 _Partials = dict[tuple[Any, ...], "Partial"]

@@ -8,12 +8,10 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.autodiff.derivative import is_float
-from crossfuse.autodiff.program import Program, is_selecting, read_program
-from crossfuse.autodiff.refusal import refused
+from crossfuse.autodiff.program import Program, is_selecting, read_program, refused
 from crossfuse.autodiff.reverse import Reverse, dtype_of
 from crossfuse.autodiff.simplify import simplified
-from crossfuse.blocks.read import Block
-from crossfuse.blocks.write import write_function
+from crossfuse.blocks.read import Block, write_function
 from crossfuse.calls import AnyFunction, checked
 
 

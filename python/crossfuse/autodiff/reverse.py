@@ -10,12 +10,10 @@ from crossfuse import _tvm as ir
 from crossfuse.autodiff.choices import choose, linear, simplest, under
 from crossfuse.autodiff.derivative import Partial, is_float, partials, times
 from crossfuse.autodiff.inverse import Inverse, NotAffineError, Writer, affine, invert
-from crossfuse.autodiff.program import Program, is_selecting, starts_neutral
+from crossfuse.autodiff.program import Program, is_selecting, refused, starts_neutral
 from crossfuse.autodiff.quasi_affine import Symbol
-from crossfuse.autodiff.refusal import refused
 from crossfuse.blocks import access
-from crossfuse.blocks.read import Block
-from crossfuse.blocks.write import substituted
+from crossfuse.blocks.read import Block, substituted
 
 #: Types that sums of gradients are not made in.
 _NARROW = ("float16", "bfloat16", "float8")

@@ -218,7 +218,7 @@ class _Terms:
     def of(self, block: Block) -> _Term | None:
         """The value of a block; None if it has an operator that the algebra does not know."""
         from crossfuse.cascade.expressions.functions import opened
-        from crossfuse.cascade.expressions.to_sympy import to_sympy
+        from crossfuse.cascade.expressions.tir import to_sympy
 
         places = self._places(block)
         domain = {place: block.domain[var] for var, place in places.items()}
@@ -234,7 +234,7 @@ class _Terms:
 
     def written(self, value: sympy.Expr, block: Block) -> Any:
         """An expression over symbols in a block's own variables, and of its type."""
-        from crossfuse.cascade.expressions.to_tir import to_tir
+        from crossfuse.cascade.expressions.tir import to_tir
 
         own = {place: var for var, place in self._places(block).items()}
         reads = {

@@ -62,14 +62,14 @@ class CascadeProblem(Problem):
 
 
 def draw(spec: CascadeSpec, seed: int, device: str) -> dict[str, Any]:
-    """Draw inputs on the device, as `crossfuse.workload.cascade_inputs` draws them on the host.
+    """Draw inputs on the device, as `crossfuse.workload.cascade_numerics` draws them on the host.
 
     They are named, in the order of the function's parameters; equal seeds give equal inputs on
     equal devices.
     """
     import torch
 
-    from crossfuse.workload.cascade_inputs import FACTORS, WEIGHTS
+    from crossfuse.workload.cascade_numerics import FACTORS, WEIGHTS
 
     generator = torch.Generator(device).manual_seed(seed)
     found = {}
@@ -93,7 +93,7 @@ def _judge(spec: CascadeSpec, inputs: dict[str, Any], outputs: Any) -> tuple[flo
 
     Gives the largest error over the allowed one and no message, or None and how the rule is broken.
     """
-    from crossfuse.workload.cascade_inputs import check
+    from crossfuse.workload.cascade_numerics import check
 
     part = sample(spec)
     made = outputs if isinstance(outputs, tuple) else (outputs,)

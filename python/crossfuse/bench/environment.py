@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from crossfuse.driver import find_gpus
 from crossfuse.errors import EnvironmentRefused, refuse
+from crossfuse.hardware import find_gpus
 
 _HOPPER = (9, 0)
 _FIELDS = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,temperature.gpu"

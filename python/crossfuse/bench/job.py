@@ -20,9 +20,9 @@ OURS_EAGER = "ours-eager"
 OURS_AUTOTUNE = "ours-autotune"
 #: Our kernels with the intermediate of a chain placed, by name.
 _PLACED = {
-    f"{OURS}-{place}": (place, each.text)
+    f"{OURS}-{place}": (place, text)
     for family in reversed(tuple(FAMILIES.values()))
-    for place, each in family.placements.items()
+    for place, text in family.placements.items()
 }
 #: Our kernels, and where each keeps the intermediate of a chain; None leaves it to the planner.
 OWN: dict[str, str | None] = {

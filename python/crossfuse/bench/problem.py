@@ -30,7 +30,7 @@ from crossfuse.measure.job import Given
 from crossfuse.measure.timing import TimingConditions, copies_needed
 from crossfuse.schema import Damaged, read
 from crossfuse.workload.dtypes import FLOAT_TYPES
-from crossfuse.workload.inputs import random_inputs
+from crossfuse.workload.numerics import random_inputs
 from crossfuse.workload.spec import WorkloadSpec
 from crossfuse.workload.suites import parse
 from crossfuse.workload.tolerances import Tolerance, judge, tolerance

@@ -102,7 +102,7 @@ def _stamps(spec: WorkloadSpec, kernel: LoadedKernel, timed: Lowered) -> list[np
     from crossfuse.bench.floor import weight_bytes
     from crossfuse.measure.timing import copies_needed
     from crossfuse.runtime.tensors import to_torch
-    from crossfuse.workload.inputs import random_inputs
+    from crossfuse.workload.numerics import random_inputs
 
     tensors = {name: to_torch(each).to("cuda") for name, each in random_inputs(spec).items()}
     a = tensors.pop(next(iter(tensors)))

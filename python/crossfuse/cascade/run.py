@@ -16,9 +16,19 @@ import sympy
 from crossfuse.calls import AtLeastOne, checked
 from crossfuse.cascade.algebra.exponents import nonnegative, ratios
 from crossfuse.cascade.algebra.state import State
-from crossfuse.cascade.derivation import Derivation, Slot, guarded, left, new, right, value
-from crossfuse.cascade.expressions.to_numpy import function
-from crossfuse.cascade.spec import Cascade, Monoid, position
+from crossfuse.cascade.expressions.functions import function
+from crossfuse.cascade.spec import (
+    Cascade,
+    Derivation,
+    Monoid,
+    Slot,
+    guarded,
+    left,
+    new,
+    position,
+    right,
+    value,
+)
 
 # Reductions of numpy arrays. One that keeps positions is a pair of arrays: values and positions.
 

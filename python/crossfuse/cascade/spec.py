@@ -21,6 +21,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import sympy
+from sympy.core.relational import Relational
+
+from crossfuse.cascade.expressions.functions import Compared
+from crossfuse.errors import CascadeRefused, refuse
 
 # Reduction operators.
 
@@ -184,3 +188,203 @@ class Cascade:
             The reduction.
         """
         return next(each for each in self.stages if each.name == name)
+
+
+# Derivations: the state of a cascade, and how it is initialised, updated, merged and finished.
+#
+# The state is a tuple of slots. Expressions of a slot use
+#
+#     m           the slot m of the state so far
+#     m'          the slot m after this step, of slots that come earlier in the order; see `new`
+#     m_a, m_b    the slots of the two states that are merged; see `left`, `right`
+#
+# beside the cascade's elements and invariants. One step takes in a tile of any number of elements:
+#
+#     for slot in slots:    # in order
+#         slot' = carry  (+)  reduce over the tile of contribution
+#
+# and two states merge as ``slot' = merge``. Every segment of the axis may be reduced on its own.
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One number of the state (of ``topk``: k numbers and their indices)."""
+
+    #: Such as ``"m"``.
+    name: str
+    #: Combines carry and contributions.
+    monoid: Monoid
+    #: That of one element, over elements, invariants, new values of earlier slots and values so
+    #: far.
+    contribution: sympy.Expr
+    #: The value so far as seen from the new values of earlier slots: ``s*exp(m - m')``. The slot's
+    #: own symbol alone where nothing is to be corrected.
+    carry: sympy.Expr
+    #: The merged value, over `left`, `right` and new values of earlier slots; None for ``argmax``,
+    #: ``argmin`` and ``topk``, whose states merge as their elements do.
+    merge: sympy.Expr | None
+    #: The value of no elements.
+    init: sympy.Expr
+    #: What other slots, results and rows use in place of the slot's new value, over `new` of the
+    #: slot: 0 where a maximum is -oo, 1 where a largest magnitude is 0. None: the value itself.
+    #: Expressions name it `guarded`.
+    guard: sympy.Expr | None = None
+
+    @property
+    def symbol(self) -> sympy.Symbol:
+        """The value so far."""
+        return value(self.name)
+
+    @property
+    def corrected(self) -> bool:
+        """Whether a step corrects the value so far before it adds to it."""
+        return self.carry != self.symbol
+
+
+@dataclass(frozen=True)
+class Factor:
+    """One product ``G(x) * H(d)`` of a stage's term."""
+
+    #: G, over elements and invariants.
+    element: sympy.Expr
+    #: H, over results of earlier stages and invariants.
+    context: sympy.Expr
+    #: The slot that reduces G, in whatever scale.
+    slot: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """How one stage was derived."""
+
+    #: Its name.
+    stage: str
+    #: The distributive pair, as text: ``"sum, *"``; empty for a stage of no earlier results.
+    pair: str
+    #: One for a separable term, several for a sum that was split.
+    factors: tuple[Factor, ...]
+    #: Earlier results that correct the state while it streams.
+    rescaling: tuple[str, ...]
+    #: Earlier results that are applied once, to the finished state.
+    hoisted: tuple[str, ...]
+    #: The factor (or addend) of the carry, over `value` and `new`; None without one.
+    correction: sympy.Expr | None
+    #: How the separation was shown, in words.
+    proof: str
+    #: Remarks for a reader: guards, identities, stable forms.
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """A cascade that streams.
+
+    Attributes
+    ----------
+    cascade : Cascade
+        What it was derived from.
+    slots : tuple[Slot, ...]
+        The state, in the order of updates.
+    stages : Mapping[str, sympy.Expr]
+        The result of each stage, over slots (`value`, `guarded`) and invariants.
+    results : Mapping[str, sympy.Expr]
+        As `Cascade.results`, over slots and invariants, defined for masked and zero rows too.
+    rows : Mapping[str, sympy.Expr]
+        As `Cascade.rows`, over elements, slots and invariants.
+    steps : tuple[Step, ...]
+        How, a stage each.
+    exact : bool
+        Whether real arithmetic gives what the two-pass definition gives. False where a type inside
+        rounds (`reason`).
+    reason : str
+        Why not exact; empty if it is.
+
+    Examples
+    --------
+    >>> from crossfuse.cascade.algebra import derive
+    >>> from crossfuse.cascade.detect import detect
+    >>> from crossfuse.workload import cascade_build, cascades
+    >>> func = cascade_build.prim_func(cascades.parse("softmax:rows=4,cols=64"))
+    >>> found = derive(detect(func)[0].cascade)
+    >>> [each.name for each in found.slots]
+    ['m', 's']
+    """
+
+    cascade: Cascade
+    slots: tuple[Slot, ...]
+    stages: Mapping[str, sympy.Expr]
+    results: Mapping[str, sympy.Expr] = field(default_factory=dict)
+    rows: Mapping[str, sympy.Expr] = field(default_factory=dict)
+    steps: tuple[Step, ...] = ()
+    exact: bool = True
+    reason: str = ""
+
+    def slot(self, name: str) -> Slot:
+        """The slot of a name.
+
+        Parameters
+        ----------
+        name : str
+            Such as that of a reduction.
+
+        Returns
+        -------
+        Slot
+            The first of that name.
+        """
+        return next(each for each in self.slots if each.name == name)
+
+
+def check_extremes(derivation: Derivation) -> None:
+    """Refuse an extreme over earlier results beside rows that have its terms, or compare with it.
+
+    The least quotient by a sum is one of the least element, and rows are products with a
+    reciprocal: none of them is equal to it, and a gradient finds no element that it is of. Only
+    what is written is refused: rows that are computed further need not be equal to anything.
+    """
+    rows = set(derivation.cascade.rows.values())
+    compared = {side for row in rows for test in row.atoms(Relational) for side in test.args}
+    for step in derivation.steps:
+        stage = derivation.cascade.stage(step.stage)
+        if stage.monoid.name not in ("max", "min") or not step.pair:
+            continue
+        terms = {stage.term, *(stage.term.args if isinstance(stage.term, sympy.Abs) else ())}
+        if terms & rows or compared & {stage.symbol, Compared(stage.symbol)}:
+            raise refuse(
+                CascadeRefused,
+                "cascade-form",
+                f"stage {stage.name}",
+                found=f"a {stage.monoid.name} over earlier results, of terms that rows have too",
+                limit="an extreme that is equal to one of the rows, which are rounded otherwise",
+                instead="cut the cascade before this stage: it is then taken of what rows store",
+            )
+
+
+def value(name: str) -> sympy.Symbol:
+    """The symbol of a slot in the state so far, or in the finished state."""
+    return sympy.Symbol(name, real=True)
+
+
+def new(name: str) -> sympy.Symbol:
+    """The symbol of a slot after the current step."""
+    return sympy.Symbol(f"{name}'", real=True)
+
+
+def old(name: str) -> sympy.Symbol:
+    """The symbol of a slot as it was before a step, or a merge, that has changed it already."""
+    return sympy.Symbol(f"{name}^", real=True)
+
+
+def guarded(name: str) -> sympy.Symbol:
+    """The symbol of a slot's new value, or of what stands in for it where it has no inverse."""
+    return sympy.Symbol(f"{name}~", real=True)
+
+
+def left(name: str) -> sympy.Symbol:
+    """The symbol of a slot of the first of two merged states."""
+    return sympy.Symbol(f"{name}_a", real=True)
+
+
+def right(name: str) -> sympy.Symbol:
+    """The symbol of a slot of the second of two merged states."""
+    return sympy.Symbol(f"{name}_b", real=True)

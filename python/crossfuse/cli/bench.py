@@ -29,7 +29,7 @@ _Variants = Annotated[
     typer.Option(
         help="Of ours, unfused, eager, eager-apart, compile, autotune (compile-max); ours-eager, "
         "ours-autotune of models; scaled-mm, scaled-mm-fast for 8-bit floats; ours-registers, "
-        "ours-dsm, ours-dsm-unordered, ours-l2, ours-global for a chain's intermediate. "
+        "ours-dsm, ours-l2, ours-global for a chain's intermediate. "
         "Left out: ours, eager, compile and autotune, and eager-apart of gated networks."
     ),
 ]

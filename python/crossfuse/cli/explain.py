@@ -77,8 +77,8 @@ def _derived(workload: str) -> tuple[dict[str, Any], list[Any]]:
         return {}, []
     from rich.text import Text
 
-    from crossfuse.autodiff.workloads import function_of
     from crossfuse.cascade.algebra.explain import explain_cascade
+    from crossfuse.planner.cascade.shape import function_of
     from crossfuse.workload.cascades import resolve
 
     spec = resolve(workload)

@@ -43,10 +43,9 @@ Placement = Annotated[
     str,
     typer.Option(
         help="Where the intermediate of a chain lives: registers (of the CTA that makes it), dsm "
-        "(shared memory of a cluster), dsm-unordered (the same, partial sums of clusters added by "
-        "TMA in no order), l2 (one persistent kernel), global (one kernel for each product), or "
-        "auto (what `crossfuse explain` chooses, place and tiles). Of a cascade, where states "
-        "merge: registers, dsm, global (by a second kernel), or auto."
+        "(shared memory of a cluster), l2 (one persistent kernel), global (one kernel for each "
+        "product), or auto (what `crossfuse explain` chooses, place and tiles). Of a cascade, "
+        "where states merge: registers, dsm, global (by a second kernel), or auto."
     ),
 ]
 Cluster = Annotated[

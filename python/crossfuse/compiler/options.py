@@ -151,15 +151,14 @@ def placed_options(
     shape = _shape(func)
     why = {"not_planned": reason} if reason else {}
 
-    def option(family: ChainFamily, options: Mapping[str, Any]) -> Option:
+    def option(family: ChainFamily) -> Option:
         tiles = family.open_tiles(cluster)
-        held: dict[str, Any] = {"constant_weights": constant, "options": options}
-        return Option(partial(family.schedule, func, tiles, target, **held), why=why)
+        make = partial(family.schedule, func, tiles, target, constant_weights=constant)
+        return Option(make, why=why)
 
     if len(shape.layers) == 1:
-        return [option(each, {}) for each in families(shape) if each.pipelined]
-    placed = [(_family_of(each, shape), each) for each in places]
-    return [option(family, family.placements[place].options) for family, place in placed]
+        return [option(each) for each in families(shape) if each.pipelined]
+    return [option(_family_of(each, shape)) for each in places]
 
 
 def _places(func: Any, target: Device) -> tuple[str, ...]:
@@ -277,7 +276,7 @@ def _one_cascade(
     """Options to schedule the whole function as one cascade."""
     from crossfuse import _tvm as ir
     from crossfuse.cascade.algebra import derive
-    from crossfuse.cascade.derivation import check_extremes
+    from crossfuse.cascade.spec import check_extremes
     from crossfuse.planner.cascade.plan import placed_cascade, ranked_cascade
     from crossfuse.planner.cascade.shape import cascade_shape
 

@@ -31,7 +31,7 @@ class Problem:
     def judge(self, outputs: Mapping[str, np.ndarray]) -> str:
         """Judge outputs, by name; the errors as text, or `CheckFailed` if one is too large."""
         if self.cascade is not None:
-            from crossfuse.workload.cascade_inputs import check
+            from crossfuse.workload.cascade_numerics import check
 
             found = check(self.cascade, self.inputs, outputs)
             return "; ".join(f"{name}: {_text(each)}" for name, each in found.items())
@@ -51,12 +51,12 @@ def make_problem(source: Source, schedule: Any, seed: int = 0) -> Problem:
     The schedule gives the parameters of a source that has no function.
     """
     if source.spec is not None:
-        from crossfuse.workload.inputs import random_inputs
+        from crossfuse.workload.numerics import random_inputs
 
         inputs = dict(random_inputs(source.spec, seed))
         return Problem(inputs, tolerance(source.spec, inputs), str(source.spec))
     if source.cascade is not None:
-        from crossfuse.workload.cascade_inputs import random_inputs as draw_cascade
+        from crossfuse.workload.cascade_numerics import random_inputs as draw_cascade
 
         values = dict(draw_cascade(source.cascade, seed))
         return Problem(values, None, str(source.cascade), source.cascade)

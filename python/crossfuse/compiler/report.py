@@ -94,7 +94,7 @@ def make_report(
 def choice_text(why: Mapping[str, Any]) -> str:
     """Say why this kernel was built, from its library's metadata; empty if the caller scheduled it.
 
-    The metadata are those of `crossfuse.compiler.choose.Chosen.why`.
+    The metadata are those of `crossfuse.compiler.compiled.Chosen.why`.
     """
     if "measured" in why:
         rest = {key: each for key, each in why.items() if key != "measured"}

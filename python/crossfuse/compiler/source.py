@@ -178,7 +178,7 @@ def _check_extents(func: Any) -> None:
 
 
 def _from_spec(source: str | WorkloadSpec | CascadeSpec | LayersSpec) -> Source:
-    from crossfuse.autodiff.workloads import function_of
+    from crossfuse.planner.cascade.shape import function_of
     from crossfuse.workload import build, cascades
 
     if isinstance(source, str):

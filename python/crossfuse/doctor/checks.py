@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from crossfuse import _compat
-from crossfuse.driver import find_gpus
 from crossfuse.errors import EnvironmentRefused
+from crossfuse.hardware import find_gpus
 from crossfuse.runtime.nvcc import cache_directory, find_host_compiler, find_nvcc
 
 Status = Literal["ok", "warn", "fail"]

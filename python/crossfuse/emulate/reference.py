@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.scheduled import is_reduction
-from crossfuse.emulate.float_operators import as_on_gpu
+from crossfuse.emulate.float_operators import as_on_gpu, converted, rebuilt, retyped, widen
 from crossfuse.emulate.llvm import run_serial
-from crossfuse.emulate.widen import converted, rebuilt, retyped, widen
 from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.lower.extract import buffer_specs, only_function
 from crossfuse.lower.keep_nans import keep_nans

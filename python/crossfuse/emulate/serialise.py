@@ -10,8 +10,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.scheduled import combiner_of, is_reduction
-from crossfuse.emulate.float_operators import as_on_gpu
-from crossfuse.emulate.widen import converted, widen
+from crossfuse.emulate.float_operators import as_on_gpu, converted, widen
 from crossfuse.lower.extract import buffer_specs, only_function
 from crossfuse.lower.image import BufferSpec
 from crossfuse.lower.keep_nans import keep_nans

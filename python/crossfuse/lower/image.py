@@ -137,9 +137,6 @@ class KernelImage:
     #: Zero before the first launch and carried from one to the next, such as flags. Launches that
     #: may run at the same time have memory of their own for it.
     state: tuple[BufferSpec, ...] = ()
-    #: Whether floating point numbers are added in the order in which they arrive: results may
-    #: differ in the last bits from run to run.
-    unordered: bool = False
 
     @property
     def memory(self) -> tuple[BufferSpec, ...]:
@@ -221,7 +218,7 @@ def check_budget(plan: SharedMemoryPlan, limit: int = MAX_SHARED_BYTES) -> None:
 # wait before they touch global memory. Some thread waits in each, so that whoever waits for the end
 # of a kernel comes after all kernels before it.
 
-#: The call by which kernels wait behind loads of weights, see `crossfuse.lower.ask_ahead`.
+#: The call by which kernels wait behind loads of weights, see `crossfuse.lower.launches`.
 WAIT_BEHIND = "crossfuse_await_behind_loads"
 #: The calls by which kernels of the Hopper pipeline let the next one begin, and those that ask for
 #: weights first.

@@ -42,7 +42,7 @@ class MergeBlock:
 
 
 def read_merge(realize: Any) -> MergeBlock:
-    """Read a block that `crossfuse.cascade.rewrite.merging.merge` wrote; refuse another form."""
+    """Read a block that `crossfuse.cascade.rewrite.phases.merge` wrote; refuse another form."""
     block = realize.block
     body = list(block.body.seq) if isinstance(block.body, ir.SeqStmt) else [block.body]
     stores = [

@@ -9,9 +9,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 
-from crossfuse.driver import find_gpus
 from crossfuse.errors import EnvironmentRefused, refuse
-from crossfuse.hardware import Device, device_of
+from crossfuse.hardware import Device, device_of, find_gpus
 from crossfuse.measure.job import Request, Taken, Timing, Way
 from crossfuse.measure.peer import NoAnswer, Peer
 from crossfuse.schema import Damaged, typed

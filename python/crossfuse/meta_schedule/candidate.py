@@ -26,7 +26,7 @@ FAMILIES = {
     TRACE: "a recorded schedule, applied to the function of the spec",
     EAGER: "PyTorch eager (cuBLAS): nothing is built",
 }
-_KEYS = ("spec", "family", "tiles", "options", "trace")
+_KEYS = ("spec", "family", "tiles", "trace")
 #: What a file may say of a candidate besides: how it is called, what is expected of it.
 NOTES = ("name", "grid", "estimate")
 _ID_DIGITS = 16
@@ -48,8 +48,6 @@ class Candidate:
         (``gemm``), `StreamTiles` (``stream``), `CascadeTiles` (``tiles``), `RowsTiles`
         (``rows``) or `RowsChainTiles` (``rows_chain``); for ``l2`` and ``global`` those of both
         phases, as ``first`` and ``second``. What is left out is chosen by the rule.
-    options : Mapping[str, bool]
-        Further arguments of the rule, see `crossfuse.planner.families.family.ChainFamily`.
     trace : Sequence[Any]
         Family ``trace``: what `crossfuse.schedule.records.trace_json` wrote, as JSON values.
     notes : Mapping[str, Any]
@@ -65,7 +63,6 @@ class Candidate:
     spec: str
     family: str
     tiles: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, bool] = field(default_factory=dict)
     trace: Sequence[Any] = ()
     notes: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
@@ -78,8 +75,7 @@ class Candidate:
     @property
     def summary(self) -> str:
         """Family and tiles in a few words, such as ``dsm rows=64 cluster=8 parts=6``."""
-        words = [self.family, *_words(self.tiles), *(key for key, on in self.options.items() if on)]
-        return " ".join(words)
+        return " ".join([self.family, *_words(self.tiles)])
 
     def to_json(self) -> dict[str, Any]:
         """As a value that `json` can write; what is empty is left out."""
@@ -121,7 +117,7 @@ class Candidate:
             raise _refused(where, f"family {found.family!r}", limit, "choose one of these")
         notes = {key: value[key] for key in NOTES if key in value}
         spec = found.spec if is_function(found.spec) else str(resolve_any(found.spec))
-        made = Candidate(spec, found.family, found.tiles, found.options, found.trace, notes)
+        made = Candidate(spec, found.family, found.tiles, found.trace, notes)
         _check(made, where)
         return made
 
@@ -133,7 +129,6 @@ class _Written:
     spec: str
     family: str
     tiles: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, bool] = field(default_factory=dict)
     trace: Sequence[Any] = ()
     name: str = ""
     grid: Any = None
@@ -164,12 +159,6 @@ def _lines(text: str) -> list[Any]:
 
 def _check(candidate: Candidate, where: str) -> None:
     """Refuse what is wrong without scheduling anything."""
-    known = CHAINS[candidate.family].options if candidate.family in CHAINS else ()
-    if unknown := candidate.options.keys() - set(known):
-        limit = ", ".join(known) or "no options"
-        raise _refused(
-            where, f"options {', '.join(sorted(unknown))}", limit, "leave the others out"
-        )
     if is_function(candidate.spec) and candidate.family != TRACE:
         limit = "family trace for a function without a spec"
         raise _refused(where, f"family {candidate.family}", limit, "name a workload with a spec")

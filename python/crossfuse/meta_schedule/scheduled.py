@@ -30,18 +30,17 @@ def schedule_candidate(candidate: Candidate, target: Device) -> Any:
         return schedule_cascade_of(func, candidate.family, candidate.tiles, constant_weights=True)
     if candidate.family == TRACE:
         return _replayed(candidate, func)
-    return FAMILIES[candidate.family].schedule(
-        func, candidate.tiles, target, constant_weights=True, options=candidate.options
-    )
+    family = FAMILIES[candidate.family]
+    return family.schedule(func, candidate.tiles, target, constant_weights=True)
 
 
 def function_of(spec: str) -> Any:
     """The unscheduled function of a spec, of a chain or of a cascade."""
-    from crossfuse.autodiff import workloads
+    from crossfuse.planner.cascade.shape import function_of as cascade_function
     from crossfuse.workload import build, cascades, suites
 
     if cascades.names_one(spec):
-        return workloads.function_of(cascades.parse(spec))
+        return cascade_function(cascades.parse(spec))
     return build.prim_func(suites.parse(spec))
 
 

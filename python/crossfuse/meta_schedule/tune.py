@@ -80,7 +80,7 @@ class Tuning:
         for each in records:
             tiles = each.candidate
             point = self.search.space.find(tiles.family, tiles.tiles)
-            if point is None or tiles.options or tiles.spec != str(self.spec):
+            if point is None or tiles.spec != str(self.spec):
                 continue
             points.append(point)
             times.append(each.microseconds)

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from crossfuse.workload.dtypes import float_type
-from crossfuse.workload.refusal import one_of, read_extent, read_flag, refused
+from crossfuse.workload.spec import one_of, read_extent, read_flag, refused
 from crossfuse.workload.suites import pairs
 
 # Extents of published models.

@@ -13,7 +13,7 @@ from torch import nn
 from crossfuse.errors import EnvironmentRefused, refuse
 from crossfuse.models.spec import Convolutions, ModelSpec, Widths
 from crossfuse.models.transformer import Transformer
-from crossfuse.workload.refusal import refused
+from crossfuse.workload.spec import refused
 
 # The zoo's models as classes of the package ``transformers``, of the same extents.
 #

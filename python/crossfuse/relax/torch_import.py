@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from crossfuse.calls import checked
 from crossfuse.errors import EnvironmentRefused, RefusedError, refuse
 from crossfuse.runtime.tensors import to_numpy
-from crossfuse.workload.refusal import refused
+from crossfuse.workload.spec import refused
 
 if TYPE_CHECKING:
     import numpy as np

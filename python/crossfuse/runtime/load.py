@@ -9,9 +9,9 @@ from typing import Any
 
 from crossfuse._compat import installed_version
 from crossfuse.calls import checked
-from crossfuse.driver import find_gpus
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
 from crossfuse.files import read_bytes, read_text, scratch, sha256
+from crossfuse.hardware import find_gpus
 from crossfuse.runtime.kernel import LoadedKernel
 from crossfuse.runtime.manifest import LIBRARY_HASH, Manifest, unreadable
 from crossfuse.schema import Damaged, parse

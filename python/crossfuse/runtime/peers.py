@@ -38,7 +38,7 @@ class PeerGroup:
     --------
     >>> import crossfuse
     >>> from crossfuse.lower.extract import lower
-    >>> from crossfuse.schedule.rules.row_parallel import schedule_row_parallel
+    >>> from crossfuse.schedule.rules.ranks import schedule_row_parallel
     >>> from crossfuse.workload import row_parallel
     >>> image = lower(schedule_row_parallel(row_parallel(m=16, k=4096, n=4096, ranks=2))).image
     >>> made = crossfuse.runtime.build_library(image, "row_parallel.so")  # doctest: +SKIP

@@ -13,9 +13,8 @@ import torch
 from torch import fx
 
 from crossfuse.calls import checked
-from crossfuse.driver import find_gpus
 from crossfuse.errors import EnvironmentRefused, RefusedError, WorkloadRefused, refuse
-from crossfuse.hardware import Device, device, local_devices
+from crossfuse.hardware import Device, device, find_gpus, local_devices
 from crossfuse.measure.timer import Timer, timing
 from crossfuse.runtime.dispatch_table import BINS
 from crossfuse.torch.graph_cache import Record, graph_key, recall, remember

@@ -20,7 +20,7 @@ from crossfuse.relax.outcome import ChainOutcome
 from crossfuse.runtime.peers import PeerGroup, PeerKernel, check_process_group
 from crossfuse.torch.kernels import check_gradients, define, kernels_of
 from crossfuse.torch.rewrite import inserted
-from crossfuse.workload.rank_sum import DTYPES
+from crossfuse.workload.ranks import DTYPES
 
 if TYPE_CHECKING:
     from crossfuse.torch.backend import Backend
@@ -128,7 +128,7 @@ class GatheredSums:
 
 def _kernel(elements: int, ranks: int, dtype: str, target: Device, *, cpu: bool) -> Any:
     """The sum over ranks as a loaded kernel, or as a sequential function of all ranks' tensors."""
-    from crossfuse.schedule.rules.all_reduce import schedule_all_reduce
+    from crossfuse.schedule.rules.ranks import schedule_all_reduce
     from crossfuse.workload import all_reduce as workload
 
     sch = schedule_all_reduce(workload(elements=elements, ranks=ranks, dtype=dtype))

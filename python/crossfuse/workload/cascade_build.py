@@ -21,7 +21,7 @@ from crossfuse.workload.cascade_spec import (
 )
 from crossfuse.workload.cascades import RowsGradient
 from crossfuse.workload.expression import evaluate
-from crossfuse.workload.refusal import refused
+from crossfuse.workload.spec import refused
 
 # Top-k as plain reductions.
 
@@ -69,11 +69,11 @@ def prim_func(spec: CascadeSpec) -> tirx.PrimFunc:
     """The unscheduled s_tir function of a cascade, with sums and maxima in float32.
 
     Its parameters are the spec's operands in order, then the outputs. Gradients are refused: they
-    are derived, not built; see `crossfuse.autodiff.workloads.function_of`.
+    are derived, not built; see `crossfuse.planner.cascade.shape.function_of`.
     """
     if isinstance(spec, RowsGradient):
         where, limit = str(spec), "functions that are written out"
-        instead = "derive it by crossfuse.autodiff.workloads.function_of"
+        instead = "derive it by crossfuse.planner.cascade.shape.function_of"
         raise refused("workload-grad", where, "a gradient", limit, instead)
     inputs = [te.placeholder(each.shape, each.dtype, each.name) for each in spec.operands]
     outputs = _BUILDERS[type(spec)](spec, inputs)

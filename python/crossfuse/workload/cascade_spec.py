@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from crossfuse.workload.dtypes import Operand, float_type
 from crossfuse.workload.expression import canonical
-from crossfuse.workload.refusal import check_elements, check_extent, one_of, refused
+from crossfuse.workload.spec import check_elements, check_extent, one_of, refused
 
 #: What normalisations add under the root.
 EPSILON = 1e-5

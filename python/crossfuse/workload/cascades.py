@@ -32,9 +32,15 @@ from typing import ClassVar
 from crossfuse.workload import cascade_spec, suites
 from crossfuse.workload.cascade_spec import CascadeSpec, value_text
 from crossfuse.workload.dtypes import Operand
-from crossfuse.workload.refusal import check_given, one_of, read_fields, read_flag, refused
 from crossfuse.workload.spec import KINDS as CHAINS
-from crossfuse.workload.spec import WorkloadSpec
+from crossfuse.workload.spec import (
+    WorkloadSpec,
+    check_given,
+    one_of,
+    read_fields,
+    read_flag,
+    refused,
+)
 from crossfuse.workload.suites import pairs
 
 # Gradients of cascades of rows.

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from crossfuse.calls import checked
 from crossfuse.errors import RefusedError
 from crossfuse.workload.dtypes import Operand
-from crossfuse.workload.refusal import check_given, read_extent, refused
-from crossfuse.workload.spec import WorkloadSpec
+from crossfuse.workload.spec import WorkloadSpec, check_given, read_extent, refused
 
 if TYPE_CHECKING:
     import numpy as np

@@ -26,8 +26,19 @@ from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.files import packaged_text
 from crossfuse.workload import conv_chain
 from crossfuse.workload.dtypes import closest
-from crossfuse.workload.refusal import check_given, one_of, read_extent, read_fields, refused
-from crossfuse.workload.spec import DIMS, KINDS, LAYERS, LayersSpec, WorkloadSpec, dims_of
+from crossfuse.workload.spec import (
+    DIMS,
+    KINDS,
+    LAYERS,
+    LayersSpec,
+    WorkloadSpec,
+    check_given,
+    dims_of,
+    one_of,
+    read_extent,
+    read_fields,
+    refused,
+)
 
 #: What may stand before an equals sign.
 KEYS = tuple(field.name for field in fields(WorkloadSpec) if field.name != "kind")

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from crossfuse import _tvm as ir
 from crossfuse.autodiff import gradients
 from crossfuse.cascade.rewrite.rows_first import column_sums, sites_of
-from crossfuse.compiler.choose import choose
+from crossfuse.compiler.compiled import choose
 from crossfuse.compiler.source import read_source
 from crossfuse.emulate import run_sequential
 from crossfuse.emulate.cuda import emulate

@@ -11,15 +11,15 @@ import torch
 from cpu.autodiff.evaluate import run
 from cpu.autodiff.rows import ROWS, Rows
 from crossfuse.autodiff import Gradients, gradients
-from crossfuse.autodiff.workloads import function_of
 from crossfuse.blocks.read import read_blocks
 from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.emulate import run_sequential
 from crossfuse.emulate.cuda import emulate
 from crossfuse.lower.extract import lower
+from crossfuse.planner.cascade.shape import function_of
 from crossfuse.schedule.planned import schedule_cascade_of
-from crossfuse.workload.cascade_inputs import adversarial_inputs, check, random_inputs
+from crossfuse.workload.cascade_numerics import adversarial_inputs, check, random_inputs
 from crossfuse.workload.cascades import parse
 
 KINDS = ("softmax", "log_softmax", "cross_entropy", "rmsnorm", "layernorm", "variance")

@@ -9,8 +9,7 @@ import tvm
 from cpu.cascade.small import SMALL, small
 from crossfuse.errors import CheckFailed
 from crossfuse.workload.cascade_build import prim_func
-from crossfuse.workload.cascade_inputs import adversarial_inputs, check, random_inputs
-from crossfuse.workload.cascade_numerics import unfused
+from crossfuse.workload.cascade_numerics import adversarial_inputs, check, random_inputs, unfused
 from crossfuse.workload.cascade_spec import CascadeSpec
 
 pytestmark = pytest.mark.cpu

@@ -18,13 +18,12 @@ from crossfuse.cascade.expressions.functions import (
     Fence,
     Flag,
     Unevaluated,
+    function,
     rint,
     round_away,
     shared,
 )
-from crossfuse.cascade.expressions.to_numpy import function
-from crossfuse.cascade.expressions.to_sympy import narrows, to_sympy
-from crossfuse.cascade.expressions.to_tir import to_tir
+from crossfuse.cascade.expressions.tir import narrows, to_sympy, to_tir
 from crossfuse.errors import CascadeRefused
 
 pytestmark = pytest.mark.cpu

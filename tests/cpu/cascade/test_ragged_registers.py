@@ -10,7 +10,7 @@ from crossfuse.emulate.cuda import emulate
 from crossfuse.lower.extract import lower
 from crossfuse.schedule.planned import schedule_cascade_of
 from crossfuse.workload.cascade_build import prim_func
-from crossfuse.workload.cascade_inputs import adversarial_inputs, check, random_inputs
+from crossfuse.workload.cascade_numerics import adversarial_inputs, check, random_inputs
 from crossfuse.workload.cascades import resolve
 
 

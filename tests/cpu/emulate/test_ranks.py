@@ -21,7 +21,7 @@ from crossfuse.emulate.llvm import run_sequential
 from crossfuse.errors import ArtefactRefused, CheckFailed
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage
-from crossfuse.schedule.rules.row_parallel import schedule_row_parallel
+from crossfuse.schedule.rules.ranks import schedule_row_parallel
 from crossfuse.workload import row_parallel
 
 AWAIT, ARRIVE = "crossfuse_await_ranks", "crossfuse_arrive_at_ranks"

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from tvm.script import tirx as T
 
+from crossfuse.emulate.float_operators import widen
 from crossfuse.emulate.llvm import run_sequential
-from crossfuse.emulate.widen import widen
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])

@@ -22,7 +22,6 @@ class TilePlan:
     text: str
     family: str
     tiles: dict[str, Any]
-    options: dict[str, bool]
 
     @cached_property
     def spec(self) -> WorkloadSpec:
@@ -31,7 +30,7 @@ class TilePlan:
     def build(self) -> Any:
         func = prim_func(self.spec)
         family = FAMILIES[self.family]
-        return family.schedule(func, self.tiles, "nvidia-h100", options=self.options)
+        return family.schedule(func, self.tiles, "nvidia-h100")
 
 
 @st.composite
@@ -39,14 +38,14 @@ def tile_plans(draw: st.DrawFn) -> TilePlan:
     """Mostly plans that fit together."""
     family = draw(st.sampled_from(["gemm", "registers", "dsm", "dsm", "l2", "global"]))
     text = draw(_specs(family))
-    tiles, options = draw({"registers": _kept, "dsm": _clustered}.get(family, _tiled)())
+    tiles: dict[str, Any] = draw({"registers": _kept, "dsm": _clustered}.get(family, _tiled)())
     if family in ("l2", "global"):
         split = draw(st.sampled_from([1, 2, 4]))
         first = {**tiles, "split": 1, "cluster": split, "stacked": False}
         columns = draw(st.sampled_from([16, 32, 40, 64]))
         second = {"rows": tiles["rows"], "columns": columns, "cluster": 1, "split": split}
         tiles = {"first": first, "second": second}
-    return TilePlan(text, family, tiles, options)
+    return TilePlan(text, family, tiles)
 
 
 @st.composite
@@ -78,34 +77,30 @@ def _extents(most: int) -> st.SearchStrategy[int]:
 
 
 @st.composite
-def _kept(draw: st.DrawFn) -> tuple[dict[str, int], dict[str, bool]]:
+def _kept(draw: st.DrawFn) -> dict[str, int]:
     parts = draw(st.sampled_from([1, 2, 3, 4, 4, 8]))
-    tiles = {
+    return {
         "rows": draw(st.sampled_from([64, 128])),
         "columns": draw(st.sampled_from([16, 24, 32, 64, 96, 128])),
         "parts": parts,
         "cluster": draw(st.sampled_from([1, parts])),
     }
-    return tiles, {"unordered": parts > 1 and tiles["cluster"] == 1 and rarely(draw, 5)}
 
 
 @st.composite
-def _clustered(draw: st.DrawFn) -> tuple[dict[str, int], dict[str, bool]]:
-    tiles = {
+def _clustered(draw: st.DrawFn) -> dict[str, int]:
+    return {
         "rows": draw(st.sampled_from([64, 128])),
         "cluster": draw(st.sampled_from([2, 2, 3, 4, 4, 8])),
         "parts": draw(st.sampled_from([1, 2, 2, 3, 4, 4])),
     }
-    choices = {"ring": rarely(draw, 4), "bulk": rarely(draw, 4)}
-    return tiles, {**choices, "unordered": tiles["parts"] > 1 and rarely(draw, 5)}
 
 
 @st.composite
-def _tiled(draw: st.DrawFn) -> tuple[dict[str, int], dict[str, bool]]:
-    tiles = {
+def _tiled(draw: st.DrawFn) -> dict[str, int]:
+    return {
         "rows": draw(st.sampled_from([64, 128])),
         "columns": draw(st.sampled_from([16, 24, 32, 40, 64, 96])),
         "cluster": 1,
         "split": draw(st.sampled_from([1, 2, 2, 3, 4])),
     }
-    return tiles, {}

@@ -8,7 +8,6 @@ EXPECT = r"tvm_builtin_ptx_mbarrier_arrive_expect_tx\w+"
 MAP = r"tvm_builtin_ptx_mapa\w+"
 PUSH = r"tvm_builtin_ptx_st_async\w+"
 #: Bulk copies to the shared memory of another CTA.
-COPY = r"tvm_builtin_ptx_cp_async_bulk_s2c\w+"
 FENCE = r"tvm_builtin_ptx_fence_proxy\w+"
 #: Threads of a warpgroup meet.
 MEET = r"tvm_builtin_ptx_bar_sync\w+"

@@ -114,10 +114,6 @@ def test_several_tiles_of_a_phase() -> None:
 
 FFN = "gated_ffn:M=256,K=64,N=256,L=64,dtype=bfloat16"
 REFUSED: dict[str, tuple[Any, str]] = {
-    "pairs": (
-        lambda func: schedule_tiled_ffn(func, first=TensorTiles(rows=256), paired=True),
-        "a product of each of two paired CTAs, in tiles of 256 rows",
-    ),
     "a gathered intermediate": (
         lambda func: schedule_clustered_ffn(func, tiles=ClusterTiles(256, 4, 1)),
         "an intermediate that a cluster gathers, in tiles of 256 rows",

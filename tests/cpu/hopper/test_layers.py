@@ -11,7 +11,7 @@ import pytest
 from cpu.hopper.layers import form, layered
 from crossfuse import _tvm as ir
 from crossfuse.blocks.chain import read_layers
-from crossfuse.compiler.choose import Wanted, choose
+from crossfuse.compiler.compiled import Wanted, choose
 from crossfuse.compiler.source import read_source
 from crossfuse.emulate.cuda import emulate
 from crossfuse.emulate.llvm import run_sequential

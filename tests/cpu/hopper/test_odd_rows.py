@@ -68,7 +68,6 @@ CASES: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "cluster, 4 parts of 127 rows": (WRONG, clustered(128, 4, 4)),
     "cluster, 125 rows": (gated(125), clustered(128, 2, 2)),
     "cluster, 4 parts of 123 rows": (chain(123, 72), clustered(64, 2, 4)),
-    "cluster, 33 rows, ring": (chain(33), clustered(64, 2, 2, ring=True)),
     "cluster, 7 rows": (gated(7, 72), clustered(64, 2, 2)),
     "registers, 127 rows": (chain(127), kept(128, 32, 4)),
     "registers, 33 rows": (gated(33, width=192), kept(64, 32, 3)),

@@ -11,7 +11,7 @@ from crossfuse.errors import LoweringRefused
 from crossfuse.lower.extract import lower
 from crossfuse.schedule.rules.split_k import schedule_split_k
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
-from crossfuse.workload import cascade_inputs, parse, prim_func, random_inputs
+from crossfuse.workload import cascade_numerics, parse, prim_func, random_inputs
 
 SPEC = parse("gated_ffn:M=64,K=128,N=256,L=64,dtype=bfloat16")
 FIRST = (
@@ -53,7 +53,7 @@ def test_what_makes_rows_notes_when(tokens: int, cluster: int) -> None:
     given = spec(tokens, 128, 32)
     timed = lower(of_spec(given, rows=64, columns=16, cluster=cluster), timeline=True)
     assert timed.events[0][:4] == ("begin", "cluster met", "rows begun", "rows made")
-    report = emulate(timed.image, cascade_inputs.random_inputs(given), orders=1)
+    report = emulate(timed.image, cascade_numerics.random_inputs(given), orders=1)
     assert report.findings == ()
     (table,) = (value for name, value in report.outputs.items() if name.startswith("crossfuse_"))
     assert table.all()
@@ -64,7 +64,7 @@ def test_a_warpgroup_beside_a_head_notes_when_its_rows_are_made() -> None:
     given, tiles = HEADS["a tile without rows"]
     timed = lower(of_spec(given, constant=True, **tiles), timeline=True)
     assert timed.image.launches[0].block == (512, 1, 1)
-    report = emulate(timed.image, cascade_inputs.random_inputs(given), orders=1)
+    report = emulate(timed.image, cascade_numerics.random_inputs(given), orders=1)
     assert report.findings == ()
     assert report.outputs["crossfuse_timeline_0"].all()
 

@@ -57,12 +57,6 @@ def test_adversarial_inputs(name: str) -> None:
         emulated(spec, image, inputs, orders=1)
 
 
-@pytest.mark.parametrize("rows", [3, 33])
-def test_paired_ctas_take_any_rows(rows: int) -> None:
-    text = f"gated_ffn:M={rows},K=64,N=200,L=72,dtype=bfloat16,weights=nk"
-    passed(parse(text), scheduled(text, paired=True))
-
-
 @pytest.mark.parametrize(
     ("text", "tiles"),
     [

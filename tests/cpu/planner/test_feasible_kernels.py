@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crossfuse.compiler.choose import choose
+from crossfuse.compiler.compiled import choose
 from crossfuse.compiler.source import read_source
 from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
 from crossfuse.lower.hopper.generate import plans_of
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
-from crossfuse.lower.hopper.stream.plan.warps import WarpPlan
+from crossfuse.lower.hopper.stream.warps import WarpPlan
 from crossfuse.lower.image import Launch
 from crossfuse.meta_schedule.scheduled import candidate_at, kernels_of, schedule_candidate
 from crossfuse.planner.families import STREAM, TILES, WARPS

@@ -15,7 +15,7 @@ from crossfuse.runtime import PeerGroup, build_library, load
 from crossfuse.runtime.members import OneProcess
 from crossfuse.runtime.peers import PeerKernel, PeerMemory, check_reach, deadline_units
 from crossfuse.runtime.windows import Window
-from crossfuse.schedule.rules.row_parallel import schedule_row_parallel
+from crossfuse.schedule.rules.ranks import schedule_row_parallel
 from crossfuse.workload import row_parallel
 
 BASE, ROW = 1 << 40, 2 << 20

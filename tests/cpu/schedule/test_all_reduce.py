@@ -10,7 +10,7 @@ from crossfuse.emulate.cuda import drop_call, emulate_ranks
 from crossfuse.emulate.llvm import run_sequential
 from crossfuse.errors import WorkloadRefused
 from crossfuse.lower.extract import lower
-from crossfuse.schedule.rules.all_reduce import schedule_all_reduce
+from crossfuse.schedule.rules.ranks import schedule_all_reduce
 from crossfuse.workload import all_reduce
 
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}

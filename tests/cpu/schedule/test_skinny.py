@@ -12,7 +12,7 @@ import pytest
 from tvm import te
 
 from crossfuse import _tvm as ir
-from crossfuse.compiler.choose import Wanted, options_of
+from crossfuse.compiler.compiled import Wanted, options_of
 from crossfuse.compiler.source import read_source
 from crossfuse.emulate.cuda import drop_call, emulate
 from crossfuse.emulate.cuda.chain import Link, chain

@@ -7,10 +7,9 @@ import pytest
 import sympy
 
 from crossfuse.cascade.algebra import derive
-from crossfuse.cascade.derivation import check_extremes
 from crossfuse.cascade.expressions.functions import Abs, Compared
 from crossfuse.cascade.run import merge_tree, two_pass
-from crossfuse.cascade.spec import MAX, MIN, SUM, Cascade, Stage
+from crossfuse.cascade.spec import MAX, MIN, SUM, Cascade, Stage, check_extremes
 from crossfuse.errors import CascadeRefused
 
 x, y, w = sympy.symbols("x y w", real=True)

@@ -10,10 +10,25 @@ import cascade_patterns as patterns
 from cascade_patterns import symbols
 from cascade_patterns.stages import cascade, mean_stages, total
 from crossfuse.cascade.algebra import derive
-from crossfuse.cascade.derivation import Derivation, guarded, left, new, right, value
 from crossfuse.cascade.expressions.functions import fenced_sum
 from crossfuse.cascade.run import merge_tree, stream, two_pass
-from crossfuse.cascade.spec import ARGMAX, LOGADDEXP, MAX, MIN, PROD, SUM, Cascade, Stage, topk
+from crossfuse.cascade.spec import (
+    ARGMAX,
+    LOGADDEXP,
+    MAX,
+    MIN,
+    PROD,
+    SUM,
+    Cascade,
+    Derivation,
+    Stage,
+    guarded,
+    left,
+    new,
+    right,
+    topk,
+    value,
+)
 from crossfuse.errors import CascadeRefused
 
 exp = sympy.exp

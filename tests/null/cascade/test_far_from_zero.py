@@ -10,9 +10,8 @@ import sympy
 
 from cascade_patterns import named
 from crossfuse.cascade.algebra import derive
-from crossfuse.cascade.derivation import left, right, value
 from crossfuse.cascade.run import merge_tree, stream, two_pass
-from crossfuse.cascade.spec import Cascade
+from crossfuse.cascade.spec import Cascade, left, right, value
 
 NAMES = (
     "variance",

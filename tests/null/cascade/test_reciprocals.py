@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import sympy
 
-from crossfuse.cascade.derivation import Slot, new, value
-from crossfuse.cascade.expressions.to_numpy import function
+from crossfuse.cascade.expressions.functions import function
 from crossfuse.cascade.rewrite.phases import Shared, is_risky, moderate, share
-from crossfuse.cascade.spec import MAX, SUM
+from crossfuse.cascade.spec import MAX, SUM, Slot, new, value
 
 x, s, c = sympy.symbols("x s c", real=True)
 DIVISORS = (1e-45, 1e-41, 1e-38, 1e-20, 1.0, 3e18, 1e38, 3e38)

@@ -10,7 +10,7 @@ import sympy
 
 from cascade_patterns import named
 from crossfuse.cascade.algebra import derive
-from crossfuse.cascade.expressions.to_numpy import function
+from crossfuse.cascade.expressions.functions import function
 from crossfuse.cascade.run import merge_tree, stream, two_pass
 
 Data = dict[str, np.ndarray]

@@ -16,10 +16,9 @@ from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
 from crossfuse.planner.cascade.plan import plan_cascade
 from crossfuse.planner.cascade.shape import CascadeShape
-from crossfuse.planner.cascade.stream_cost import ctas, registers, stream_estimate
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.cost.terms import CASCADE_TERMS
-from crossfuse.planner.families.stream import Stream
+from crossfuse.planner.families.stream import Stream, ctas, registers, stream_estimate
 
 H100 = device("nvidia-h100")
 RATES = rates_of(H100)

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from crossfuse.driver import Gpu
 from crossfuse.errors import EnvironmentRefused
-from crossfuse.hardware import device
+from crossfuse.hardware import Gpu, device
 from crossfuse.measure import timer
 from crossfuse.measure.job import LIBRARY, Way
 from crossfuse.measure.timer import Timer, find_timer, timing

@@ -30,9 +30,9 @@ def record(each: Candidate, time: float | None, status: str = "ok") -> Record:
 
 
 def test_a_candidate_survives_json() -> None:
-    each = candidate(options={"bulk": True})
+    each = candidate()
     assert Candidate.from_json(json.loads(json.dumps(each.to_json())), "") == each
-    assert each.summary == "dsm cluster=8 rows=64 bulk"
+    assert each.summary == "dsm cluster=8 rows=64"
 
 
 def test_the_order_of_fields_is_not_part_of_the_id() -> None:
@@ -75,10 +75,9 @@ def test_a_file_of_candidates(tmp_path: Path, lines: bool) -> None:
     [
         ([1], "candidate 0: found 1; limit: an object."),
         ([GIVEN, {"spec": CHAIN}], "candidate 1: found"),
-        ([GIVEN | {"color": "red"}], "color: unknown; limit: at most spec, family, tiles, options"),
+        ([GIVEN | {"color": "red"}], "color: unknown; limit: at most spec, family, tiles, trace"),
         ([GIVEN | {"family": "smem"}], "family 'smem'; limit: gemm, registers, dsm, l2, global"),
         ([GIVEN | {"spec": "gemm:M=0"}], "gemm"),
-        ([GIVEN | {"options": {"paired": True}}], "options paired; limit: ring, bulk, unordered"),
         ([GIVEN | {"family": "trace", "tiles": {}}], "a trace for family trace"),
         ([GIVEN | {"trace": [1]}], "a trace for family trace, and for no other"),
     ],

@@ -131,14 +131,12 @@ def test_a_space_without_a_kernel_or_no_eager_is_not_compared(tmp_path: Path) ->
     assert compare(found[SPEC], None, 6) is None
 
 
-def test_the_last_result_counts_and_options_are_passed_over(tmp_path: Path) -> None:
+def test_the_last_result_counts_and_open_tiles_are_passed_over(tmp_path: Path) -> None:
     again = line("l2", tiled(cluster=4, split2=4), 9.0)
-    paired = line("l2", tiled(), 1.0)
-    paired["candidate"]["options"] = {"paired": True}
     open_tiles = line("dsm", {"rows": 64}, 1.0)
-    lines = [*RESULTS, again, paired, open_tiles]
+    lines = [*RESULTS, again, open_tiles]
     found, passed = kernels(list(read_measured([written(tmp_path / "a", lines)])), "nvidia-h100")
-    assert passed == 2
+    assert passed == 1
     told = compare(found[SPEC], 20.0, 6)
     assert told is not None and told["best"]["all"] == 9.0
 

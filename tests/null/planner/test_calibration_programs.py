@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from crossfuse.errors import EnvironmentRefused
-from crossfuse.planner.calibration.programs import (
+from crossfuse.bench.calibrate import (
     COLUMNS,
     PROGRAMS,
     SOURCES,
@@ -17,7 +16,8 @@ from crossfuse.planner.calibration.programs import (
     parse,
     products,
 )
-from crossfuse.planner.calibration.record import measured, read
+from crossfuse.errors import EnvironmentRefused
+from crossfuse.planner.cost.rates import measured, read
 
 MACHINE = {"gpu": {"name": "NVIDIA H100 80GB HBM3"}}
 BY_ALL_SMS = ("hbm_read", "hbm_write", "l2_read", "l2_write", "sm_ingest_all", "hbm_ingest_all")

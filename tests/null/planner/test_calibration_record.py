@@ -11,7 +11,7 @@ import pytest
 
 from crossfuse.errors import EnvironmentRefused
 from crossfuse.hardware import DEVICES
-from crossfuse.planner.calibration.record import Measured, load, measured, read
+from crossfuse.planner.cost.rates import Measured, load, measured, read
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from crossfuse.planner.cascade.plan import (
     ranked_cascade,
 )
 from crossfuse.planner.cascade.shape import CascadeShape
-from crossfuse.planner.cascade.stream_cost import stream_estimate
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.registry import CASCADE_FAMILIES, cascade_families, read_tiles
+from crossfuse.planner.families.stream import stream_estimate
 from crossfuse.planner.plan import Plan
 from crossfuse.planner.tune.kernel_space import cascade_space_of
 from crossfuse.planner.tune.strategy import STRATEGIES, make_strategy

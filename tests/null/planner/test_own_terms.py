@@ -14,9 +14,8 @@ from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
 from crossfuse.planner.cascade.plan import plan_cascade, ranked_cascade
 from crossfuse.planner.chain.build import chain_of
-from crossfuse.planner.cost.own import OwnTerm
 from crossfuse.planner.cost.rates import Rates, rates_of
-from crossfuse.planner.cost.terms import told
+from crossfuse.planner.cost.terms import OwnTerm, told
 from crossfuse.planner.explain.cascade import explain_plan
 from crossfuse.planner.families import ROWS
 from crossfuse.planner.families.registry import CASCADE_FAMILIES

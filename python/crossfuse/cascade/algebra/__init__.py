@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from crossfuse.cascade.derivation import Derivation
-    from crossfuse.cascade.spec import Cascade
+    from crossfuse.cascade.spec import Cascade, Derivation
 
 __all__ = ["derive"]
 

@@ -16,9 +16,8 @@ from typing import Any
 import sympy
 
 from crossfuse.cascade.algebra.separation import refused
-from crossfuse.cascade.derivation import Derivation
 from crossfuse.cascade.expressions.functions import Abs
-from crossfuse.cascade.spec import Cascade, Stage
+from crossfuse.cascade.spec import Cascade, Derivation, Stage
 
 #: Makes a refusal of the stage, the kind of rows, the error there and that of separate passes.
 _Refusal = Callable[[str, str, float, float], Exception]

@@ -10,8 +10,7 @@ import sympy
 
 from crossfuse.cascade.algebra.stages import LAWS
 from crossfuse.cascade.algebra.writing import written
-from crossfuse.cascade.derivation import Derivation, Slot, Step
-from crossfuse.cascade.spec import Stage
+from crossfuse.cascade.spec import Derivation, Slot, Stage, Step
 
 _REDUCED = {"sum": "Σ", "prod": "Π"}
 

@@ -16,11 +16,9 @@ import sympy
 
 from crossfuse.cascade.algebra.exponents import positive
 from crossfuse.cascade.algebra.moments import Centre
-from crossfuse.cascade.algebra.progress import Progress
-from crossfuse.cascade.algebra.rescaling import Rescaling
+from crossfuse.cascade.algebra.progress import Progress, Rescaling
 from crossfuse.cascade.algebra.shifted_moments import ShiftedMoments
 from crossfuse.cascade.algebra.state import Side
-from crossfuse.cascade.derivation import left, new, right, value
 from crossfuse.cascade.expressions.functions import (
     UNBOUNDED,
     Compared,
@@ -29,7 +27,7 @@ from crossfuse.cascade.expressions.functions import (
     fenced_sum,
     magnitude,
 )
-from crossfuse.cascade.spec import SUM
+from crossfuse.cascade.spec import SUM, left, new, right, value
 
 #: The least power that is kept as one of scores: squares are in range where their sum is.
 _LEAST = 3

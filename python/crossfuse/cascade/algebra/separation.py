@@ -285,7 +285,7 @@ def sample_rank(
     """
     import numpy as np
 
-    from crossfuse.cascade.expressions.to_numpy import function
+    from crossfuse.cascade.expressions.functions import function
 
     rng = np.random.default_rng(20)
     rest = sorted(term.free_symbols - set(elements) - set(results), key=lambda each: str(each.name))

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import sympy
 
 from crossfuse.cascade.algebra.moments import Centre, Mean, expanded
-from crossfuse.cascade.algebra.progress import Progress
-from crossfuse.cascade.algebra.rescaling import (
+from crossfuse.cascade.algebra.progress import (
+    Progress,
     Rescaling,
     as_choices,
     as_factors,
@@ -19,7 +19,6 @@ from crossfuse.cascade.algebra.rescaling import (
 from crossfuse.cascade.algebra.separation import refused
 from crossfuse.cascade.algebra.state import Kept, Side, chosen
 from crossfuse.cascade.algebra.writing import written
-from crossfuse.cascade.derivation import Factor, Step, left, new, right, value
 from crossfuse.cascade.expressions.functions import (
     UNBOUNDED,
     Abs,
@@ -32,7 +31,7 @@ from crossfuse.cascade.expressions.functions import (
     settled,
     with_flags,
 )
-from crossfuse.cascade.spec import SUM, Stage
+from crossfuse.cascade.spec import SUM, Factor, Stage, Step, left, new, right, value
 
 _PAIR = "sum, shift of the mean"
 _PROOF = "later stages use it by distances from the mean"

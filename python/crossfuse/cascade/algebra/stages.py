@@ -20,15 +20,13 @@ from crossfuse.cascade.algebra.exponents import (
     unlogged,
 )
 from crossfuse.cascade.algebra.moments import Centre, Mean, centred, is_polynomial
-from crossfuse.cascade.algebra.progress import Progress
-from crossfuse.cascade.algebra.rescaling import Rescaling, as_factors, quotient, split
+from crossfuse.cascade.algebra.progress import Progress, Rescaling, as_factors, quotient, split
 from crossfuse.cascade.algebra.scaled_moments import ScaledMoments, scores
 from crossfuse.cascade.algebra.separation import Product, refused, shared_out, verified, words
 from crossfuse.cascade.algebra.shifted_moments import ShiftedMoments
 from crossfuse.cascade.algebra.writing import written
-from crossfuse.cascade.derivation import Derivation, Factor, Step, value
 from crossfuse.cascade.expressions.functions import Fence, Flag, cancelled, unopened
-from crossfuse.cascade.spec import MAX, RANKED, Cascade, Stage
+from crossfuse.cascade.spec import MAX, RANKED, Cascade, Derivation, Factor, Stage, Step, value
 
 #: Accumulates a sum under a name and with a rescaling; returns it over slots.
 Keep = Callable[[str, Rescaling, sympy.Expr], sympy.Expr]

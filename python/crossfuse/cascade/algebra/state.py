@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 import sympy
 
 from crossfuse.cascade.algebra.exponents import nonnegative, positive
-from crossfuse.cascade.derivation import Slot, guarded, new, value
 from crossfuse.cascade.expressions.functions import Unevaluated
-from crossfuse.cascade.spec import Monoid
+from crossfuse.cascade.spec import Monoid, Slot, guarded, new, value
 
 #: From a name to the symbol of one side: `value`, `new`, `left` or `right`.
 Side = Callable[[str], sympy.Symbol]

@@ -28,7 +28,7 @@ from crossfuse import _tvm as ir
 from crossfuse.blocks import access
 from crossfuse.blocks.read import Block, placement, read_block, shape_of
 from crossfuse.cascade.detect.loads import mentions, refused
-from crossfuse.cascade.expressions.to_sympy import to_sympy
+from crossfuse.cascade.expressions.tir import to_sympy
 from crossfuse.errors import CascadeRefused
 
 

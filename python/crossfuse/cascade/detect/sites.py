@@ -17,7 +17,7 @@ from crossfuse.cascade.detect.loads import SPLIT, Load, loads_of, moved, refused
 from crossfuse.cascade.detect.program import Program, read_program
 from crossfuse.cascade.detect.selection import Selection
 from crossfuse.cascade.detect.terms import Reading, Symbols, is_kept, with_length
-from crossfuse.cascade.expressions.to_sympy import number
+from crossfuse.cascade.expressions.tir import number
 from crossfuse.cascade.site import OutputSite, Site, StageSite, check_exact
 from crossfuse.cascade.spec import Cascade, Monoid, Stage, topk
 

@@ -22,7 +22,7 @@ from crossfuse.cascade.detect.loads import (
     variables_of,
 )
 from crossfuse.cascade.detect.program import Program
-from crossfuse.cascade.expressions.to_sympy import narrows, to_sympy
+from crossfuse.cascade.expressions.tir import narrows, to_sympy
 from crossfuse.cascade.spec import Stage
 from crossfuse.workload.dtypes import loses
 

@@ -21,12 +21,12 @@ import sympy
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.access import row_major
-from crossfuse.cascade.derivation import Derivation, Slot, guarded, new, old, value
 from crossfuse.cascade.detect.loads import mentions
 from crossfuse.cascade.rewrite.phases import Definitions
 from crossfuse.cascade.rewrite.scripting import Scratch, numbers
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.site import Site, check_exact
+from crossfuse.cascade.spec import Derivation, Slot, guarded, new, old, value
 
 # Groups loads along the axis into tiles of neighbouring elements.
 #

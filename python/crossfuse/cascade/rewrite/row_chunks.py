@@ -16,16 +16,15 @@ import sympy
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.algebra import derive
-from crossfuse.cascade.derivation import Derivation, Slot, new, value
 from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.context import StreamContext, stream_context
-from crossfuse.cascade.rewrite.merging import merge
-from crossfuse.cascade.rewrite.phases import written
+from crossfuse.cascade.rewrite.phases import merge, written
 from crossfuse.cascade.rewrite.rows_first import RowsFirst, realized
 from crossfuse.cascade.rewrite.scripting import held, named, spatial
 from crossfuse.cascade.rewrite.segments import Outputs, Residence, Segment
 from crossfuse.cascade.rewrite.tiles import StreamTiles, refused
 from crossfuse.cascade.site import OutputSite, Site
+from crossfuse.cascade.spec import Derivation, Slot, new, value
 from crossfuse.hardware import WARP
 from crossfuse.markers import CHUNKS, FAST, MERGE
 

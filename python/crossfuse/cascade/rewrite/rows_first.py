@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.blocks.read import Block, read_blocks
+from crossfuse.blocks.read import Block, read_blocks, write_function
 from crossfuse.blocks.scheduled import is_reduction
-from crossfuse.blocks.write import write_function
 from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.tiles import refused, tiles_refused
 from crossfuse.cascade.site import Site

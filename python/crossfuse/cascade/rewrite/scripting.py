@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.derivation import Slot
-from crossfuse.cascade.spec import Monoid
+from crossfuse.cascade.spec import Monoid, Slot
 
 
 def named(name: str, value: Any) -> Any:

@@ -11,7 +11,6 @@ from typing import Any
 import sympy
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.derivation import Slot, guarded, new, old, value
 from crossfuse.cascade.rewrite.context import (
     BYTES,
     Stream,
@@ -21,12 +20,12 @@ from crossfuse.cascade.rewrite.context import (
     finished,
     read_by,
 )
-from crossfuse.cascade.rewrite.merging import insert
 from crossfuse.cascade.rewrite.phases import (
     Definitions,
     Phase,
     Shared,
     combined,
+    insert,
     phases,
     share,
     written,
@@ -44,7 +43,7 @@ from crossfuse.cascade.rewrite.scripting import (
     zero,
 )
 from crossfuse.cascade.site import OutputSite
-from crossfuse.cascade.spec import position
+from crossfuse.cascade.spec import Slot, guarded, new, old, position, value
 
 #: The element of a tile at a place in it.
 Tile = Callable[[Any], Any]

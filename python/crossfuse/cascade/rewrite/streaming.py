@@ -8,9 +8,8 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.calls import checked
-from crossfuse.cascade.derivation import Derivation
 from crossfuse.cascade.rewrite.context import StreamContext, stream_context
-from crossfuse.cascade.rewrite.merging import check_merges, merge
+from crossfuse.cascade.rewrite.phases import check_merges, merge
 from crossfuse.cascade.rewrite.scripting import (
     held,
     loop,
@@ -24,6 +23,7 @@ from crossfuse.cascade.rewrite.scripting import (
 from crossfuse.cascade.rewrite.segments import Outputs, Residence, Segment
 from crossfuse.cascade.rewrite.tiles import StreamTiles, refused
 from crossfuse.cascade.site import Site
+from crossfuse.cascade.spec import Derivation
 from crossfuse.hardware import WARP
 from crossfuse.markers import FAST, MERGE, MERGE_EQUAL, PUSH, RESIDENT_CTAS
 

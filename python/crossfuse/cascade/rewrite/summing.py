@@ -14,7 +14,6 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.calls import checked
 from crossfuse.cascade.algebra import derive
-from crossfuse.cascade.derivation import Derivation
 from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.context import BYTES, StreamContext, stream_context
 from crossfuse.cascade.rewrite.rows_first import ColumnSums, realized
@@ -23,6 +22,7 @@ from crossfuse.cascade.rewrite.segments import for_lanes
 from crossfuse.cascade.rewrite.streaming import StreamWriter, begin, check_stream, streaming
 from crossfuse.cascade.rewrite.tiles import StreamTiles, SummingTiles, refused
 from crossfuse.cascade.site import Site
+from crossfuse.cascade.spec import Derivation
 from crossfuse.markers import WORKSPACES
 
 #: What names of blocks begin with that add the sums of groups, with the number of the sum.

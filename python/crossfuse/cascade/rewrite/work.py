@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import sympy
 
 if TYPE_CHECKING:
-    from crossfuse.cascade.derivation import Derivation
     from crossfuse.cascade.rewrite.tiled.tile_context import TileContext
     from crossfuse.cascade.site import Site
+    from crossfuse.cascade.spec import Derivation
 
 # Bytes, and the arithmetic of an element of the axis.
 
@@ -176,10 +176,10 @@ class Work:
 
 def work_of(site: Site, derivation: Derivation) -> Work:
     """Count the bytes, registers and operations of a cascade as a stream."""
-    from crossfuse.cascade.derivation import value
     from crossfuse.cascade.rewrite.context import reusing, stream_context
     from crossfuse.cascade.rewrite.scripting import numbers
     from crossfuse.cascade.rewrite.tiles import StreamTiles
+    from crossfuse.cascade.spec import value
 
     context = stream_context(site, derivation, StreamTiles())
     swept, emitted = context.swept, context.emitted

@@ -96,7 +96,6 @@ def chain(links: Sequence[Link]) -> KernelImage:
         ),
         tuple(_own(each, n) for n, image in enumerate(images) for each in image.workspaces),
         tuple(_own(each, n) for n, image in enumerate(images) for each in image.state),
-        any(image.unordered for image in images),
     )
 
 

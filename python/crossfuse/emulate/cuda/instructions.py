@@ -28,12 +28,11 @@ def _signed(operands: list[str]) -> str:
     return ", ".join(f"int({each})" for each in operands)
 
 
-def _store_tile(match: re.Match[str], operands: list[str]) -> str:
+def _store_tile(_: re.Match[str], operands: list[str]) -> str:
     map_, *place, source = operands
-    way = "add" if match["adds"] else "store"
     return (
         f"{{ const int place_[] = {{{_signed(place)}}}; "
-        f"crossfuse_emulate_tma_{way}({map_}, place_, {len(place)}, {source}); }}"
+        f"crossfuse_emulate_tma_store({map_}, place_, {len(place)}, {source}); }}"
     )
 
 
@@ -92,7 +91,7 @@ TILE_INSTRUCTIONS: tuple[tuple[str, Translator], ...] = (
         _load_pixels,
     ),
     (
-        r"cp(?P<adds>\.reduce)?\.async\.bulk\.tensor\.[2-5]d\.global\.shared::cta(?:\.add)?"
+        r"cp\.async\.bulk\.tensor\.[2-5]d\.global\.shared::cta"
         r"\.tile\.bulk_group \[%0, \{[%\d, ]*\}\], \[%\d\];",
         _store_tile,
     ),
@@ -326,11 +325,6 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
             r"\.reg \.pred P1; .*mbarrier\.try_wait\.parity"
             rf"(?:{_ACQUIRE})?.*",
             _wait,
-        ),
-        (
-            r"cp\.async\.bulk\.shared::cluster\.shared::cta\.mbarrier::complete_tx::bytes "
-            r"\[%0\], \[%1\], %2, \[%3\];",
-            _call("bulk_pass"),
         ),
         (r"cp\.async\.bulk\.commit_group;", _call("bulk_commit")),
         (r"cp\.async\.bulk\.wait_group(?P<read>\.read)? (?P<pending>\d+);", _await_copies),

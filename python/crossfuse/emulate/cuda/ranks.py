@@ -68,7 +68,7 @@ def emulate_ranks(
     --------
     >>> from crossfuse.emulate.cuda import drop_call
     >>> from crossfuse.lower.extract import lower
-    >>> from crossfuse.schedule.rules.row_parallel import schedule_row_parallel
+    >>> from crossfuse.schedule.rules.ranks import schedule_row_parallel
     >>> from crossfuse.workload import row_parallel
     >>> func = row_parallel(m=4, k=64, n=32, ranks=2, dtype="float32")
     >>> image = lower(schedule_row_parallel(func)).image

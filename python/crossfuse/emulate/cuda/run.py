@@ -349,7 +349,7 @@ def _write_job(
 ) -> None:
     position = {buffer.name: index for index, buffer in enumerate(image.memory)}
     known = position | {ROW_COUNT: _ROW_COUNT}
-    words = [*settings, int(image.unordered), max(streams, default=0) + 1]
+    words = [*settings, max(streams, default=0) + 1]
     words += [len(image.memory), len(image.launches)]
     lines = [" ".join(map(str, words))]
     state = {buffer.name for buffer in image.state}

@@ -5,5 +5,5 @@ function, `plan/` decides everything that the kernel needs to know, and `generat
 parts: loads and products (`roles`, `wgmma`), what becomes of their sums (`epilogue/`, `features/`),
 and who waits for whom (`pipeline`, `flags`). It prints CUDA, too.
 Kernels of other forms have folders of their own: rows made before a product (`rows/`), streams of
-tiles (`stream/`), products that are reduced as they are made (`reduced/`).
+tiles (`stream/`), products that are reduced as they are made (`reduced.py`).
 """

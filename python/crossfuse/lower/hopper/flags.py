@@ -64,12 +64,7 @@ class Flags:
             if not known.can_prove_equal(ir.tirx.floormod(origin, size), 0):
                 raise _refuse(tile, f"tiles of {size} from {origin}", "tiles side by side")
         if program.exchange is not None:
-            if not program.exchange.pair:
-                raise _refuse(tile, "sums of several CTAs", "tiles that one CTA computes")
-            # Warpgroups of both CTAs store parts of each tile.
-            raisers *= program.exchange.place.extent
-        # Clusters that add to one tile count at one flag.
-        raisers *= max(program.store.adds, 1)
+            raise _refuse(tile, "sums of several CTAs", "tiles that one CTA computes")
         parts = 1 if program.store.part is None else int(tile.buffer.ty.shape[0])
         return Flags.of_tiles(tile.buffer, tile.extents, tile.shape, raisers, parts)
 

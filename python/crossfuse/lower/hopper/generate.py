@@ -15,7 +15,7 @@ from crossfuse.lower.hopper.pipeline import SharedMemory, prepare
 from crossfuse.lower.hopper.plan.kernel import KernelPlan, plan_kernel
 from crossfuse.lower.hopper.program.tile import identifier, with_parameters
 from crossfuse.lower.hopper.recover.function import recover, workspaces
-from crossfuse.lower.hopper.reduced.recover import recover_reduced
+from crossfuse.lower.hopper.reduced import recover_reduced
 from crossfuse.lower.hopper.roles import Body, emit_loading, emit_multiplying
 from crossfuse.lower.hopper.statements import (
     branches,
@@ -28,10 +28,9 @@ from crossfuse.lower.hopper.statements import (
 from crossfuse.lower.hopper.stream.feature import emit_stream
 from crossfuse.lower.hopper.stream.merge import MergePlan, emit_merge, plan_merge
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan, plan_stream
-from crossfuse.lower.hopper.stream.plan.warps import WarpPlan, has_few_rows, plan_warps
 from crossfuse.lower.hopper.stream.program import StreamProgram
 from crossfuse.lower.hopper.stream.recover.function import recover_streams
-from crossfuse.lower.hopper.stream.warps import emit_warps
+from crossfuse.lower.hopper.stream.warps import WarpPlan, emit_warps, has_few_rows, plan_warps
 from crossfuse.lower.image import (
     ROW_COUNT,
     BufferSpec,
@@ -202,9 +201,8 @@ def generate(
     taken = {each for plan in plans for each in plan.parameters}
     own = dict.fromkeys(each for plan in plans for each in plan.workspaces)
     spaces = (*(_spec(each) for each in workspaces(func) if each in taken), *own)
-    sums = tuple(_spec(each) for plan in plans for each in plan.zeroed)
-    kept = (*(each for plan in plans for each in plan.state), *sums)
-    image = KernelImage(name, cuda, buffers, launches, spaces, kept, bool(sums))
+    kept = tuple(each for plan in plans for each in plan.state)
+    image = KernelImage(name, cuda, buffers, launches, spaces, kept)
     return image, _shared_memory(plans), tuple(map(events, timed))
 
 

@@ -92,19 +92,15 @@ class Body:
     def each_step(
         self, phase: PhasePlan, first: int = 0, last: Any = None, *, unrolled: bool = False
     ) -> Iterator[tuple[dict[Any, Any], Any]]:
-        """Loop over the steps of the reduction; yields the step variable's value, and its number.
+        """Loop over the steps of the reduction; yields the step variable's value, also by itself.
 
-        The two differ where the CTAs of a cluster begin with their own slices. From step `first` up
-        to, not including, `last` if they are given.
+        From step `first` up to, not including, `last` if they are given.
         """
         contraction = phase.program.contraction
         loop = ir.script.unroll if unrolled else ir.script.serial
         with loop(first, contraction.steps if last is None else last) as number:
             ir.IRBuilder.name("step", number)
-            step = number
-            for each in self.plan.features:
-                step = each.step(self, phase, step)
-            yield {contraction.step: step}, number
+            yield {contraction.step: number}, number
 
 
 # The loading roles: one thread keeps the ring of right tiles full, another that of left tiles.
@@ -215,29 +211,24 @@ class Loader:
 
         And `more` bytes of something else: `also` loads them, given the stage and its barrier.
         """
-        body, features = self.body, self.plan.features
+        body = self.body
         name, plan = "right", self.plan.right
         if cursor.ring is body.left:
-            name, plan, features = "left", self.plan.left, ()
+            name, plan = "left", self.plan.left
         cursor.wait_empty()
         full = cursor.ring.full(cursor.stage)
         mbarrier.expect(full, sum(each.size for each in operands) + more)
         also(cursor.stage, full)
+        # Tiles lie back to back in the stage.
+        stage, region, start = cursor.stage * plan.pitch, body.memory.region(name), 0
+        for operand in operands:
 
-        def load(operands: tuple[Operand, ...]) -> None:
-            """Load tiles back to back into the stage."""
-            stage, region, start = cursor.stage * plan.pitch, body.memory.region(name), 0
-            for operand in operands:
+            def address(offset: Any, first: Any = stage + start) -> Any:
+                return region(first + offset)
 
-                def address(offset: Any, first: Any = stage + start) -> Any:
-                    return region(first + offset)
-
-                map_ = body.maps[operand.map.name]
-                load_tile(phase.program, operand, map_, body.where, values, address, full)
-                start += operand.size
-
-        if not any(each.load_rights(body, phase, load) for each in features):
-            load(operands)
+            map_ = body.maps[operand.map.name]
+            load_tile(phase.program, operand, map_, body.where, values, address, full)
+            start += operand.size
 
 
 class Waits:
@@ -386,14 +377,13 @@ class Steps:
         body, phase, multiplier = self.body, self.phase, self.multiplier
         # Registers have no addresses: each step names its own.
         unrolled = phase.program.reuses
-        with body.each_step(phase, first, last, unrolled=unrolled) as (values, number):
+        with body.each_step(phase, first, last, unrolled=unrolled) as (_, number):
             for ring in self.rings:
                 ring.cursor.wait_full()
             body.timeline.stamp("first tiles", self.number, number == 0)
-            step = values[phase.program.contraction.step]
             for part in self.parts:
-                part.step(self, number, step)
-            place = self.left.cursor.stage if phase.left is not None else step
+                part.step(self, number)
+            place = self.left.cursor.stage if phase.left is not None else number
             multiplier.start(place, self.right.cursor.stage, number == 0)
             multiplier.wait(pending=1)
             with when(number > 0):

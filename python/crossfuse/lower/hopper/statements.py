@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from crossfuse.lower.hopper.program.tile_program import TileProgram
     from crossfuse.lower.hopper.stream.merge import MergePlan
     from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
-    from crossfuse.lower.hopper.stream.plan.warps import WarpPlan
+    from crossfuse.lower.hopper.stream.warps import WarpPlan
 
 
 def ctas_of_sm(count: int) -> dict[str, int]:

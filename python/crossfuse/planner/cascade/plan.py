@@ -16,7 +16,7 @@ from crossfuse.planner.choice import Runner, check_families, no_plan, plain_numb
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.families import EAGER
-from crossfuse.planner.families.cascade import CascadeFamily, T, Taken
+from crossfuse.planner.families.family import CascadeFamily, T, Taken
 from crossfuse.planner.families.registry import CASCADE_FAMILIES, STATE_PLACES, cascade_families
 from crossfuse.planner.kernels.shape import Step
 from crossfuse.schema import Damaged, parse, typed, versioned

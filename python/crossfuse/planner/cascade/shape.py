@@ -12,12 +12,15 @@ from crossfuse.planner.chain.build import chain_of_blocks
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.kernels.shape import Shape, shape_of
+from crossfuse.workload.cascade_spec import CascadeSpec
+from crossfuse.workload.cascades import RowsGradient
 
 if TYPE_CHECKING:
-    from crossfuse.cascade.derivation import Derivation
     from crossfuse.cascade.rewrite.rows_first import RowsFirst
     from crossfuse.cascade.site import Site
+    from crossfuse.cascade.spec import Derivation
     from crossfuse.workload.cascade_spec import CascadeSpec
+
 
 #: Elements of a chunk of a row: of 512 and 1024 kernels written by hand took 93.7 and 94.3 us.
 CHUNK = 512
@@ -160,9 +163,9 @@ def _pass_of(after: OutputProduct) -> Pass:
 
 def shape_of_cascade(source: str | CascadeSpec) -> CascadeShape:
     """Count a packaged cascade, such as ``"R7"`` or ``"softmax:rows=64,cols=1024"``."""
-    from crossfuse.autodiff.workloads import function_of
     from crossfuse.cascade.algebra import derive
     from crossfuse.cascade.rewrite.rows_first import sites_of
+    from crossfuse.planner.cascade.shape import function_of
     from crossfuse.workload.cascades import resolve
 
     spec = resolve(source) if isinstance(source, str) else source
@@ -263,3 +266,22 @@ def special_time(count: float, device: Device, rates: Rates) -> float:
 def lanes_time(count: float, device: Device, rates: Rates) -> float:
     """Microseconds of additions, products and comparisons of float32 on all SMs."""
     return count / (LANES * device.sms * clock(rates))
+
+
+# The functions that specs of cascades stand for.
+
+
+def function_of(spec: CascadeSpec) -> Any:
+    """The unscheduled s_tir function of a cascade; that of a gradient is derived.
+
+    Its parameters are the spec's operands in order, then the outputs.
+    """
+    from crossfuse.autodiff.differentiate import gradients
+    from crossfuse.workload.cascade_build import prim_func
+
+    if not isinstance(spec, RowsGradient):
+        return prim_func(spec)
+    func = gradients(prim_func(spec.of), wrt=[spec.of.operands[0].name]).function
+    wanted = [each.name for each in (*spec.operands, *spec.outputs)]
+    assert [str(each.name) for each in func.params] == wanted
+    return func

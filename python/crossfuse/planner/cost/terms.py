@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
 from crossfuse import schema
-from crossfuse.errors import EnvironmentRefused, RefusedError, refuse
+from crossfuse.errors import EnvironmentRefused, PlanRefused, RefusedError, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.memory import Memory, resident
 from crossfuse.planner.kernels.phase import Phase
 from crossfuse.planner.kernels.shape import Shape, Share, count
 from crossfuse.schema import Between, Count, Damaged
+
+if TYPE_CHECKING:
+    from crossfuse.hardware import Device
+
 
 #: Term of what was learned from measured kernels, see `crossfuse.planner.cost.estimate`.
 LEARNED = "learned"
@@ -325,3 +329,61 @@ def _refuse(where: str, found: str, limit: str) -> RefusedError:
         limit=limit,
         instead="learn them again: python scripts/fit_costs.py",
     )
+
+
+# Terms that users add to the estimate, for what their own use of kernels costs.
+
+
+@dataclass(frozen=True)
+class OwnTerm:
+    """A term that is added to the time of every kernel of a chain or cascade, and of not fusing.
+
+    What was learned from measured kernels knows nothing of it: it says what measurements did not
+    have, such as gaps between launches.
+
+    Parameters
+    ----------
+    name : str
+        As explanations show it; none of the estimate's own.
+    time : Callable
+        Microseconds of (kernel, shape, device): a number, or an array with an entry for each of
+        many kernels, whose fields are arrays then. The kernel is None for separate kernels of a
+        library, see `crossfuse.planner.families.EAGER`. Of a cascade kernel and shape are
+        `crossfuse.planner.families.family.CascadeKernel` and
+        `crossfuse.planner.cascade.shape.CascadeShape`. Whichever it is, ``kernel.family`` is its
+        family, ``len(kernel.kernels(shape))`` its launches, and ``shape.separate`` those of
+        separate kernels.
+
+    Raises
+    ------
+    PlanRefused
+        If the estimate has a term of that name.
+
+    Examples
+    --------
+    >>> from dataclasses import replace
+    >>> import crossfuse
+    >>> from crossfuse.hardware import device
+    >>> from crossfuse.planner.cost.rates import rates_of
+    >>> def gap(kernel, shape, device):
+    ...     return 3.0 * (shape.separate if kernel is None else len(kernel.kernels(shape)))
+    >>> rates = replace(rates_of(device("nvidia-h100")), own=(OwnTerm("gap", gap),))
+    >>> crossfuse.plan("G1", rates=rates).terms["gap"]
+    3.0
+    >>> crossfuse.plan("R7", rates=rates).terms["gap"]
+    3.0
+    """
+
+    name: str
+    time: Callable[[Any, Any, Device], Share]
+
+    def __post_init__(self) -> None:
+        if self.name in (*TERMS, *CASCADE_TERMS):
+            raise refuse(
+                PlanRefused,
+                "own-term",
+                f"term '{self.name}'",
+                found="the name of a term of the estimate",
+                limit="a name of its own, since both are added",
+                instead="take another name; to change the estimate's own term, change its rates",
+            )

@@ -31,7 +31,7 @@ from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.cost.terms import Estimate, added
 from crossfuse.planner.explain.levels import tile_instructions
 from crossfuse.planner.families import ATTENTION_OUT
-from crossfuse.planner.families.cascade import CascadeFamily, Rule, Steps, Taken, keep_rules
+from crossfuse.planner.families.family import CascadeFamily, Rule, Steps, Taken, keep_rules
 from crossfuse.planner.families.rows import TOGETHER
 from crossfuse.planner.families.tiled import GEMM, GemmKernel
 from crossfuse.planner.families.tiles import Tiles

@@ -8,7 +8,7 @@ output each. Several parts are summed through L2.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import gcd, lcm
 from typing import ClassVar
 
@@ -17,7 +17,7 @@ import numpy as np
 from crossfuse.hardware import Device
 from crossfuse.planner.cost.estimate import Clock, Work, turns_of
 from crossfuse.planner.cost.rates import at
-from crossfuse.planner.families.family import ChainFamily, Placement
+from crossfuse.planner.families.family import ChainFamily
 from crossfuse.planner.kernels.kernel import PartedKernel
 from crossfuse.planner.kernels.phase import Phase, hold_both
 from crossfuse.planner.kernels.shape import (
@@ -61,18 +61,16 @@ class ClusteredKernel(PartedKernel):
     size: Count
     #: Parts of the intermediate's columns.
     parts: Count
-    #: Columns that slices are multiples of.
-    multiple: int = field(default=SLICE, metadata={"fixed": True})
 
     @classmethod
     def possible(cls, shape: Shape, given: Mapping[str, int] = NOTHING) -> ClusteredKernel:
-        """List all tiles; `given` may have what slices are multiples of, too."""
+        """List all tiles."""
         rows, sizes, parts = grid(
             given_or(given, "rows", row_options(shape, ROWS[:2])),
             given_or(given, "cluster", CLUSTERS),
             given_or(given, "parts", PARTS),
         )
-        return cls(rows, sizes, parts, given.get("multiple", SLICE))
+        return cls(rows, sizes, parts)
 
     @property
     def added_parts(self) -> Count:
@@ -85,7 +83,7 @@ class ClusteredKernel(PartedKernel):
 
     def width(self, shape: Shape) -> Count:
         """Columns of a slice; the slices of a cluster together are whole steps."""
-        multiple = _multiple(self.multiple, self.size)
+        multiple = _multiple(self.size)
         return ceil_div(shape.n, self.parts * self.size * multiple) * multiple
 
     def share(self, shape: Shape) -> Count:
@@ -177,11 +175,11 @@ class ClusteredKernel(PartedKernel):
         return "dsm", f"{held} bytes of each of {ctas} CTAs, which push their slices to the others"
 
 
-def _multiple(multiple: int, size: Count) -> Count:
+def _multiple(size: Count) -> Count:
     """Columns that a slice is a multiple of, so that all slices together are whole steps."""
     if not isinstance(size, np.ndarray):
-        return lcm(multiple, STEP // gcd(STEP, int(size)))
-    table = [lcm(multiple, STEP // gcd(STEP, each)) for each in range(1, 17)]
+        return lcm(SLICE, STEP // gcd(STEP, int(size)))
+    table = [lcm(SLICE, STEP // gcd(STEP, each)) for each in range(1, 17)]
     # Of more CTAs than a cluster has, any: a rule leaves them out.
     return np.array([1, *table], np.float64)[np.minimum(size, len(table)).astype(np.int64)]
 
@@ -192,15 +190,9 @@ FAMILY = ChainFamily(
     products=2,
     rule="clustered_ffn.schedule_clustered_ffn",
     tiles={"tiles": "parted_tiles.ClusterTiles"},
-    options=("ring", "bulk", "unordered"),
     placements={
-        "dsm": Placement(
-            "the fused kernel with the intermediate in the shared memory of a cluster; of cascades "
-            "the states that its CTAs merge"
-        ),
-        "dsm-unordered": Placement(
-            "the same, partial sums of clusters added by TMA in no order", {"unordered": True}
-        ),
+        "dsm": "the fused kernel with the intermediate in the shared memory of a cluster; of "
+        "cascades the states that its CTAs merge"
     },
     second=("parts",),
 )

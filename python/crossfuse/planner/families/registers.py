@@ -14,7 +14,7 @@ import numpy as np
 
 from crossfuse.hardware import WARPGROUP_ROWS, Device
 from crossfuse.planner.cost.estimate import Clock, Work
-from crossfuse.planner.families.family import ChainFamily, Placement
+from crossfuse.planner.families.family import ChainFamily
 from crossfuse.planner.kernels.kernel import PartedKernel
 from crossfuse.planner.kernels.phase import Phase, by_warpgroups, sums_received, widest_of
 from crossfuse.planner.kernels.shape import (
@@ -175,11 +175,8 @@ FAMILY = ChainFamily(
     products=2,
     rule="register_ffn.schedule_register_ffn",
     tiles={"tiles": "parted_tiles.RegisterTiles"},
-    options=("unordered",),
     placements={
-        "registers": Placement(
-            "the fused kernel with the intermediate, or state, in the registers of its CTA"
-        )
+        "registers": "the fused kernel with the intermediate, or state, in the registers of its CTA"
     },
     second=("columns",),
 )

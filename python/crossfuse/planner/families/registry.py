@@ -13,8 +13,7 @@ from crossfuse.planner.cost.estimate import fastest
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.families import dsm, phases, registers, skinny, tiled
 from crossfuse.planner.families.attention_out import AttentionOut
-from crossfuse.planner.families.cascade import CascadeFamily
-from crossfuse.planner.families.family import ChainFamily
+from crossfuse.planner.families.family import CascadeFamily, ChainFamily
 from crossfuse.planner.families.row_sums import RowSums
 from crossfuse.planner.families.rows import Rows
 from crossfuse.planner.families.rows_chain import RowsChain

@@ -18,7 +18,12 @@ from typing import Any, ClassVar
 from crossfuse.cascade.rewrite.tiles import SummingTiles
 from crossfuse.cascade.rewrite.work import Work
 from crossfuse.hardware import SM_THREADS, Device
-from crossfuse.planner.cascade.stream_cost import (
+from crossfuse.planner.cost.rates import Rates
+from crossfuse.planner.cost.terms import Estimate
+from crossfuse.planner.explain.levels import instructions
+from crossfuse.planner.families import ROW_SUMS
+from crossfuse.planner.families.family import CascadeFamily, Rule, Steps, Taken, keep_rules
+from crossfuse.planner.families.stream import (
     RESERVED,
     Waves,
     shared_bytes,
@@ -26,11 +31,6 @@ from crossfuse.planner.cascade.stream_cost import (
     stream_bytes,
     with_outputs,
 )
-from crossfuse.planner.cost.rates import Rates
-from crossfuse.planner.cost.terms import Estimate
-from crossfuse.planner.explain.levels import instructions
-from crossfuse.planner.families import ROW_SUMS
-from crossfuse.planner.families.cascade import CascadeFamily, Rule, Steps, Taken, keep_rules
 
 _THREADS = (64, 128, 256, 512, 1024)
 _UNROLLS = (1, 2, 4)

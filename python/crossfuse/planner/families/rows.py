@@ -40,14 +40,14 @@ from crossfuse.planner.cost.rates import OF_ROWS, Rates
 from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.explain.levels import instructions
 from crossfuse.planner.families import ROWS
-from crossfuse.planner.families.cascade import (
+from crossfuse.planner.families.family import (
     CascadeFamily,
     CascadeKernel,
+    ChainFamily,
     Steps,
     Taken,
     Timed,
 )
-from crossfuse.planner.families.family import ChainFamily
 from crossfuse.planner.families.tiled import GEMM, GemmKernel, TiledKernel
 from crossfuse.planner.kernels.memory import BEFORE_ROWS, Memory, memory, resident
 from crossfuse.planner.kernels.phase import (

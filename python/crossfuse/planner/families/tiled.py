@@ -20,7 +20,7 @@ import numpy as np
 from crossfuse.hardware import Device
 from crossfuse.planner.cost.estimate import Clock, Work, overlapped
 from crossfuse.planner.cost.rates import Rates
-from crossfuse.planner.families.family import ChainFamily, Placement
+from crossfuse.planner.families.family import ChainFamily
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.memory import cached_level, resident
 from crossfuse.planner.kernels.phase import (
@@ -443,10 +443,7 @@ STAGED = ChainFamily(
     rule="tiled_ffn.schedule_tiled_ffn",
     tiles=PHASE_TILES,
     fixed={"staged": True},
-    options=("paired",),
-    placements={
-        "l2": Placement("the fused kernel in one persistent launch, intermediate in the L2 cache")
-    },
+    placements={"l2": "the fused kernel in one persistent launch, intermediate in the L2 cache"},
     second=SECOND,
     fits_all=True,
 )
@@ -457,12 +454,9 @@ SEPARATE = ChainFamily(
     rule="tiled_ffn.schedule_tiled_ffn",
     tiles=PHASE_TILES,
     fixed={"staged": False},
-    options=("paired",),
     placements={
-        "global": Placement(
-            "the fused kernel in two launches, intermediate in global memory; of cascades the "
-            "states of CTAs that share an axis, which the second launch merges"
-        )
+        "global": "the fused kernel in two launches, intermediate in global memory; of cascades "
+        "the states of CTAs that share an axis, which the second launch merges"
     },
     second=SECOND,
     fits_all=True,

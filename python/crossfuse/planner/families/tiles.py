@@ -28,7 +28,7 @@ from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.explain.levels import tile_instructions
 from crossfuse.planner.families import TILES
-from crossfuse.planner.families.cascade import CascadeFamily, Rule, Steps, Taken, keep_rules
+from crossfuse.planner.families.family import CascadeFamily, Rule, Steps, Taken, keep_rules
 
 #: How CTAs that share an axis merge, by where their states are then.
 _MERGES = {"dsm": DSM, "global": KERNEL}

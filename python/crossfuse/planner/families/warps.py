@@ -22,10 +22,9 @@ from crossfuse.planner.cascade.tile_cost import steps_of, tile_bytes
 from crossfuse.planner.cost.rates import Rates, at
 from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.families import WARPS
-from crossfuse.planner.families.cascade import Rule, Steps, Taken, keep_rules
+from crossfuse.planner.families.family import Rule, Steps, Taken, keep_rules
 from crossfuse.planner.families.tiles import CLUSTERS, Tiles
-from crossfuse.planner.kernels.stream import FLOAT_BYTES, mailbox_bytes
-from crossfuse.planner.kernels.warps import ROWS, WarpStream
+from crossfuse.planner.kernels.stream import FLOAT_BYTES, ROWS, WarpStream, mailbox_bytes
 
 #: Keys of a tile: those of four warps with 16 or 32 each, and of eight.
 _KEYS = (64, 128, 256)

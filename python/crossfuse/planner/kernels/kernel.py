@@ -51,10 +51,7 @@ class Resources:
 
 
 class TileKernel(ABC):
-    """Tiles of one candidate, or of many: frozen dataclasses of counts, one for each family.
-
-    A field that is the same for all kernels of a family has metadata ``fixed``.
-    """
+    """Tiles of one candidate, or of many: frozen dataclasses of counts, one for each family."""
 
     #: Name of the family.
     family: ClassVar[str]

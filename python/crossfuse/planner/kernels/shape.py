@@ -118,33 +118,21 @@ def stack(kernels: Sequence[_K]) -> _K:
 
     chosen: dict[str, Any] = {
         each.name: joined([getattr(kernel, each.name) for kernel in kernels])
-        for each in _searched(kernels[0])
+        for each in fields(kernels[0])  # type: ignore[arg-type]
     }
     return replace(kernels[0], **chosen)  # type: ignore[type-var]
 
 
-def entries(kernel: Any, *, fixed: bool = True) -> dict[str, Any]:
-    """Values of a kernel by name; of a field with one for each phase they are numbered from 1.
-
-    `fixed` are those too that are the same for all kernels of a family.
-    """
+def entries(kernel: Any) -> dict[str, Any]:
+    """Values of a kernel by name; of a field with one for each phase they are numbered from 1."""
     found: dict[str, Any] = {}
-    for each in fields(kernel) if fixed else _searched(kernel):
+    for each in fields(kernel):
         value = getattr(kernel, each.name)
         if isinstance(value, tuple):
             found |= {f"{each.name} {place}": part for place, part in enumerate(value, 1)}
         else:
             found[each.name] = value
     return found
-
-
-def axes(kernel: Any) -> tuple[str, ...]:
-    """Values in which kernels of a family differ, by the names of `entries`."""
-    return tuple(entries(kernel, fixed=False))
-
-
-def _searched(kernel: Any) -> list[Any]:
-    return [each for each in fields(kernel) if "fixed" not in each.metadata]
 
 
 # Values of the fields that are tried.

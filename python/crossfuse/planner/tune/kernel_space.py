@@ -27,7 +27,7 @@ from crossfuse.hardware import Device
 from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.cost.estimate import corrected
 from crossfuse.planner.cost.rates import Rates
-from crossfuse.planner.families.cascade import Timed
+from crossfuse.planner.families.family import Timed
 from crossfuse.planner.families.registry import (
     CASCADE_FAMILIES,
     cascade_families,
@@ -36,7 +36,7 @@ from crossfuse.planner.families.registry import (
     read_tiles,
 )
 from crossfuse.planner.kernels.kernel import TileKernel
-from crossfuse.planner.kernels.shape import Shape, axes, count, entries, select
+from crossfuse.planner.kernels.shape import Shape, count, entries, select
 
 # Points of a search, family by family, and the steps from one to another.
 
@@ -69,7 +69,7 @@ class Group:
     @cached_property
     def axes(self) -> tuple[str, ...]:
         """Fields of the tiles that can differ."""
-        return axes(self.kernels)
+        return tuple(entries(self.kernels))
 
     @cached_property
     def values(self) -> np.ndarray:

@@ -9,7 +9,6 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.algebra import derive
-from crossfuse.cascade.derivation import Derivation, check_extremes
 from crossfuse.cascade.detect import detect
 from crossfuse.cascade.detect.program import Program, buffers_of, read_program
 from crossfuse.cascade.rewrite.streaming import streaming
@@ -18,6 +17,7 @@ from crossfuse.cascade.rewrite.tiled.tiled import tiled
 from crossfuse.cascade.rewrite.tiles import CascadeTiles, StreamTiles
 from crossfuse.cascade.rewrite.work import work_of
 from crossfuse.cascade.site import Site
+from crossfuse.cascade.spec import Derivation, check_extremes
 from crossfuse.errors import CascadeRefused, PlanRefused, RefusedError, contained, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade.plan import ranked_cascade

@@ -6,11 +6,11 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.calls import AnyFunction, checked
-from crossfuse.cascade.derivation import Derivation
 from crossfuse.cascade.rewrite.tiled.tile_context import COLUMNS, DEPTH, PARTS, ROWS, STEPS
 from crossfuse.cascade.rewrite.tiled.tiled import MERGE, TILE, tiled
 from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.cascade.site import Site
+from crossfuse.cascade.spec import Derivation
 from crossfuse.markers import STAGES, STREAM
 
 

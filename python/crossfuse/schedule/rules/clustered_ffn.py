@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from math import gcd
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.blocks.chain import Chain, is_k_major, read_two_products
+from crossfuse.blocks.chain import Chain, read_two_products
 from crossfuse.blocks.scheduled import read_of
 from crossfuse.calls import AnyFunction, checked
 from crossfuse.hardware import Device, device
-from crossfuse.markers import DSM_COPY
-from crossfuse.planner.families.dsm import SLICE
 from crossfuse.schedule.rules.parted_tiles import ClusterTiles
 from crossfuse.schedule.rules.pipelined import (
     by_part,
-    check_unordered,
     depth_beside,
     place_products,
     stage_weights,
     store_parts,
     sum_parts,
 )
-from crossfuse.schedule.rules.tensor_tiles import row_bytes_depth
 
 
 @checked
@@ -31,9 +25,6 @@ def schedule_clustered_ffn(
     func: AnyFunction,
     *,
     tiles: ClusterTiles | None = None,
-    ring: bool = False,
-    bulk: bool = False,
-    unordered: bool = False,
     constant_weights: bool = False,
     target: str | Device | None = None,
 ) -> Any:
@@ -64,15 +55,6 @@ def schedule_clustered_ffn(
         A canonical chain, see `crossfuse.workload.prim_func`.
     tiles : ClusterTiles | None
         Tile extents; what is left out is chosen.
-    ring : bool
-        Whether each CTA multiplies slice after slice, from its own one on, while the others arrive
-        (`dsm_shuffle` in ring order); else it waits for all of them.
-    bulk : bool
-        Whether slices are sent by bulk copies; else by stores from registers.
-    unordered : bool
-        Whether TMA adds the partial sums in L2 in the order in which they come
-        (`crossfuse.accumulate`): with three parts or more, results may differ in the last bits from
-        run to run.
     constant_weights : bool
         Whether no kernel that may still be running writes the weights: they are then loaded before
         the kernel before is over (programmatic dependent launch).
@@ -87,8 +69,7 @@ def schedule_clustered_ffn(
     Raises
     ------
     ScheduleRefused
-        If the function is no chain of two products, its extents do not divide, or there is just
-        one part to add in no order.
+        If the function is no chain of two products, or its extents do not divide.
 
     Examples
     --------
@@ -100,17 +81,11 @@ def schedule_clustered_ffn(
     """
     sch = ir.Schedule(func)
     chain = read_two_products(sch, "clustered_ffn")
-    index = read_of(sch, chain.second, chain.middle)
-    whole_rows = ring and is_k_major(sch, chain.second, index)
-    multiple = row_bytes_depth(sch, chain.second, index) if whole_rows else SLICE
-    given = replace(tiles or ClusterTiles(), multiple=multiple)
-    chosen = given.complete(sch, chain, device(target), several=unordered)
-    if unordered:
-        check_unordered(sch, chain, chosen.parts, 1)
+    chosen = (tiles or ClusterTiles()).complete(sch, chain, device(target))
     consumer = by_part(sch, chain, chosen.parts, chosen.share(chain))
     _lay_out(sch, chain, chosen)
-    rank = _second(sch, chain, consumer, chosen, ring, bulk, constant_weights)
-    store_parts(sch, chain, consumer, rank, chosen.parts, unordered)
+    rank = _second(sch, chain, consumer, chosen, constant_weights)
+    store_parts(sch, chain, consumer, rank, chosen.parts)
     if chosen.parts > 1:
         extents = chosen.rows_of_sum(chain), chosen.columns(chain), chosen.cluster
         sum_parts(sch, chain, chosen.parts, *extents)
@@ -138,15 +113,7 @@ def _lay_out(sch: Any, chain: Chain, tiles: ClusterTiles) -> None:
         sch.transform_layout(chain.middle, ("write", 0), by_part)
 
 
-def _second(
-    sch: Any,
-    chain: Chain,
-    consumer: Any,
-    tiles: ClusterTiles,
-    ring: bool,
-    bulk: bool,
-    constant: bool,
-) -> Any:
+def _second(sch: Any, chain: Chain, consumer: Any, tiles: ClusterTiles, constant: bool) -> Any:
     """Schedule the second product: columns over the CTAs, all slices in their shared memory."""
     *part, i, j, k = sch.get_loops(consumer)
     row_tile, row = sch.split(i, [None, tiles.rows])
@@ -156,17 +123,10 @@ def _second(
     sch.bind(sch.fuse(*part, row_tile) if part else row_tile, "blockIdx.x")
     sch.cluster_bind(rank)
     index = read_of(sch, consumer, chain.middle)
-    stage = sch.dsm_shuffle(chain.middle, consumer, index, slices if ring else rank, ring=ring)
-    if bulk:
-        sch.annotate(stage, DSM_COPY, "bulk")
+    sch.dsm_shuffle(chain.middle, consumer, index, rank, ring=False)
     _, rank, slices, inside, row, column = sch.get_loops(consumer)
-    depth = depth_beside(sch, consumer, index)
-    if ring:
-        steps, depth = inside, gcd(depth, tiles.width(chain))
-    else:
-        # Steps are as deep as a tile of D, however wide the slices are.
-        steps = sch.fuse(slices, inside)
-    step, depth = sch.split(steps, [None, depth])
+    # Steps are as deep as a tile of D, however wide the slices are.
+    step, depth = sch.split(sch.fuse(slices, inside), [None, depth_beside(sch, consumer, index)])
     sch.reorder(step, row, column, depth)
     stage_weights(sch, consumer, index, tiles.stages, constant)
     return rank

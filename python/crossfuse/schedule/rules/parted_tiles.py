@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
 from crossfuse.blocks.chain import Chain
@@ -42,36 +42,26 @@ class PartedTiles(ABC):
     def limit(self, chain: Chain) -> str:
         """Requirements on tiles of a chain, for refusals."""
 
-    def in_l2(self: Tiles) -> Tiles:
-        """Tiles whose parts are summed through L2, whatever the caller left open."""
-        return self
-
     def leaves_room(self, chain: Chain, kernels: Any) -> Flag:
         """Which of many legal kernels may be chosen."""
         return True
 
-    def complete(
-        self: Tiles, sch: Any, chain: Chain, device: Device, *, several: bool = False
-    ) -> Tiles:
+    def complete(self: Tiles, sch: Any, chain: Chain, device: Device) -> Tiles:
         """Choose the sizes that the caller left open: the fastest by the planner's estimate.
 
-        With `several`, open sizes make two parts or more that are summed through L2. The schedule
-        is for messages. Refused if no division fits.
+        The schedule is for messages. Refused if no division fits.
         """
         from crossfuse.planner.cost.estimate import fill_tiles
 
-        wanted = asdict(self.in_l2() if several else self)  # type: ignore[call-overload]
+        wanted = asdict(self)  # type: ignore[call-overload]
         given = {name: each for name, each in wanted.items() if each and name != "stages"}
-        least = 2 if several and not self.parts else 1
         found = fill_tiles(
             self.kind,
             shape_of_blocks(chain),
             device,
             given,
-            lambda kernels: (kernels.parts >= least) & self.leaves_room(chain, kernels),
+            lambda kernels: self.leaves_room(chain, kernels),
         )
-        if found is None and several:  # what adds parts says that there is just one
-            return self.complete(sch, chain, device)
         if found is None:
             raise refuse(
                 ScheduleRefused,
@@ -115,21 +105,18 @@ class ClusterTiles(PartedTiles):
     parts: Tile = 0
     #: Stages in shared memory; 0 for as many as fit.
     stages: Tile = 0
-    #: Slices of the intermediate are multiples of this many columns: whole steps of the second
-    #: product in ring order.
-    multiple: Tile = field(default=SLICE, repr=False)
 
     def limit(self, chain: Chain) -> str:
         """Requirements on tiles of a chain, for refusals."""
         return (
-            f"clusters with slices of multiples of {self.multiple} and 8 columns that find room at "
+            f"clusters with slices of multiples of {SLICE} and 8 columns that find room at "
             "the same time, and parts that each have some; elements of 16 bits"
         )
 
     @property
     def kernel(self) -> ClusteredKernel:
         """The planner's kernel of the same tiles, which computes their widths."""
-        return ClusteredKernel(self.rows, self.cluster, self.parts, self.multiple)
+        return ClusteredKernel(self.rows, self.cluster, self.parts)
 
     def share(self, chain: Chain) -> int:
         """Columns of the intermediate that a cluster makes."""
@@ -174,10 +161,6 @@ class RegisterTiles(PartedTiles):
     cluster: Tile = 0
     #: Stages in shared memory; 0 for as many as fit.
     stages: Tile = 0
-
-    def in_l2(self) -> RegisterTiles:
-        """Tiles whose parts are summed through L2, whatever the caller left open."""
-        return replace(self, cluster=self.cluster or 1)
 
     def limit(self, chain: Chain) -> str:
         """Requirements on tiles of a chain, for refusals."""

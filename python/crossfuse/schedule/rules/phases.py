@@ -23,7 +23,7 @@ from crossfuse.planner.families.phases import (
 )
 from crossfuse.planner.kernels.shape import count, flags, select, shape_of_blocks
 from crossfuse.schedule.rules.pipelined import bind_split, grouped, place_products
-from crossfuse.schedule.rules.tensor_tiles import TensorTiles, row_bytes_depth
+from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schema import Damaged, Tile, typed
 
 
@@ -164,8 +164,7 @@ def _split(sch: Any, layer: Layer, tiles: ChainTiles, phase: PhaseTiles, constan
             limit="one product, of which they exchange the sums",
             instead="let the phase's clusters lie along its columns or rows",
         )
-    depth = row_bytes_depth(sch, product)
-    split = TensorTiles(tiles.rows, phase.columns, depth, cluster=1, split=tiles.cluster, across=1)
+    split = TensorTiles(tiles.rows, phase.columns, cluster=1, split=tiles.cluster, across=1)
     bind_split(sch, product, layer.epilogue, split, constant)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from crossfuse.blocks.chain import Chain, is_k_major, is_view
 from crossfuse.blocks.scheduled import name_of
 from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.markers import ACCUMULATE, CONSTANT, STAGES
+from crossfuse.markers import CONSTANT, STAGES
 from crossfuse.planner.kernels.shape import divides_equally
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles, row_bytes_depth
 
@@ -85,20 +85,21 @@ def bind_split(
     """
     i, j, k = sch.get_loops(product)
     m, extent = (int(sch.get(each).extent) for each in (i, k))
-    if not divides_equally(extent, tiles.split, tiles.depth) or tiles.cluster > 1:
+    of_step = row_bytes_depth(sch, product)
+    if not divides_equally(extent, tiles.split, of_step) or tiles.cluster > 1:
         raise refuse(
             ScheduleRefused,
             "tiles",
             name_of(sch, product),
             found=f"a reduction of {extent} split over {tiles.split} CTAs, in steps of "
-            f"{tiles.depth}, in a cluster with {tiles.cluster} rows of tiles",
+            f"{of_step}, in a cluster with {tiles.cluster} rows of tiles",
             limit="a part of as many steps for each CTA, of which the last begins within the "
             "reduction, and one row of tiles",
             instead="choose a smaller split, and cluster=1",
         )
     row_tile, row = sch.split(i, [None, tiles.rows])
     column_tile, beside, column = sch.split(j, [None, tiles.across, tiles.columns])
-    rank, step, depth = sch.split(k, [tiles.split, None, tiles.depth])
+    rank, step, depth = sch.split(k, [tiles.split, None, of_step])
     sch.reorder(column_tile, row_tile, beside, rank, step, row, column, depth)
     sch.bind(sch.fuse(column_tile, row_tile), "blockIdx.x")
     sch.cluster_bind(beside, "y")
@@ -151,7 +152,7 @@ def _bind_tiles(sch: Any, block: Any, chain: Chain, tiles: TensorTiles) -> Any:
     column_tile, *beside, column = sch.split(
         j, [None, *([tiles.across] if tiles.across > 1 else []), tiles.columns]
     )
-    steps = [sch.split(k, [None, tiles.depth]) for k in reduced]
+    steps = [sch.split(k, [None, row_bytes_depth(sch, block)]) for k in reduced]
     cluster_row, rank = sch.split(row_tile, [None, tiles.cluster])
     outer, inner = grouped(sch, cluster_row)
     around, within = ([each[place] for each in steps] for place in (0, 1))
@@ -182,13 +183,10 @@ def by_part(sch: Any, chain: Chain, parts: int, share: int) -> Any:
     return consumer
 
 
-def store_parts(
-    sch: Any, chain: Chain, consumer: Any, place: Any, parts: int, unordered: bool
-) -> None:
+def store_parts(sch: Any, chain: Chain, consumer: Any, place: Any, parts: int) -> None:
     """Store the second product in a loop over its tiles: the output, or one of several parts.
 
-    Parts stay in L2, where TMA adds them as they come if they are `unordered`; else `sum_parts`
-    does.
+    Parts stay in L2, where `sum_parts` adds them.
     """
     if parts == 1:
         sch.set_scope(consumer, 0, "local")
@@ -197,8 +195,6 @@ def store_parts(
     store = sch.cache_write(consumer, 0, "local")
     sch.reverse_compute_at(store, place, preserve_unit_loops=True)
     sch.grid_stage(store)
-    if unordered:
-        sch.annotate(store, ACCUMULATE, "tma")
 
 
 def sum_parts(
@@ -231,24 +227,3 @@ def depth_beside(sch: Any, consumer: Any, index: int) -> int:
     """
     whole = row_bytes_depth(sch, consumer, index)
     return whole if is_k_major(sch, consumer, index) else whole // 2
-
-
-# Checks sums of parts that are added in the order in which they come.
-
-
-def check_unordered(sch: Any, chain: Chain, parts: int, summing: int) -> None:
-    """Refuse to add parts in no order where L2 adds none: one part, or parts that a cluster sums.
-
-    `summing` is the number of CTAs that sum the `parts` through DSM; 1 if the sums pass through L2.
-    """
-    if parts > 1 and summing == 1:
-        return
-    through = f", which {summing} CTAs of a cluster sum" if summing > 1 else ""
-    raise refuse(
-        ScheduleRefused,
-        "unordered",
-        name_of(sch, chain.second),
-        found=f"{parts} part{'s' * (parts > 1)} of the reduction{through}",
-        limit="at least 2 parts that are summed through L2",
-        instead="name tiles with more parts than a cluster sums, or leave unordered out",
-    )

@@ -12,7 +12,6 @@ from crossfuse.hardware import Device, device
 from crossfuse.schedule.rules.parted_tiles import RegisterTiles
 from crossfuse.schedule.rules.pipelined import (
     by_part,
-    check_unordered,
     depth_beside,
     has_uneven_rows,
     place_products,
@@ -27,7 +26,6 @@ def schedule_register_ffn(
     func: AnyFunction,
     *,
     tiles: RegisterTiles | None = None,
-    unordered: bool = False,
     constant_weights: bool = False,
     target: str | Device | None = None,
 ) -> Any:
@@ -56,10 +54,6 @@ def schedule_register_ffn(
         A canonical chain, see `crossfuse.workload.prim_func`.
     tiles : RegisterTiles | None
         Tile extents; what is left out is chosen.
-    unordered : bool
-        Whether TMA adds the partial sums in L2 in the order in which they come
-        (`crossfuse.accumulate`): with three parts or more, results may differ in the last bits from
-        run to run.
     constant_weights : bool
         Whether no kernel that may still be running writes the weights: they are then loaded before
         the kernel before is over (programmatic dependent launch).
@@ -74,8 +68,7 @@ def schedule_register_ffn(
     Raises
     ------
     ScheduleRefused
-        If the function is no chain of two products, its extents do not divide, or there is nothing
-        to add in no order: one part, or parts that a cluster sums.
+        If the function is no chain of two products, or its extents do not divide.
 
     Examples
     --------
@@ -86,15 +79,13 @@ def schedule_register_ffn(
     """
     sch = ir.Schedule(func)
     chain = read_two_products(sch, "register_ffn")
-    chosen = (tiles or RegisterTiles()).complete(sch, chain, device(target), several=unordered)
-    if unordered:
-        check_unordered(sch, chain, chosen.parts, chosen.cluster)
+    chosen = (tiles or RegisterTiles()).complete(sch, chain, device(target))
     if chosen.cluster > 1:
         _first(sch, chain, _in_cluster(sch, chain, chosen, constant_weights), constant_weights)
         return sch
     consumer = by_part(sch, chain, chosen.parts, chosen.width(chain))
     place = _second(sch, chain, consumer, chosen, constant_weights)
-    store_parts(sch, chain, consumer, place, chosen.parts, unordered)
+    store_parts(sch, chain, consumer, place, chosen.parts)
     if chosen.parts > 1:
         sum_parts(sch, chain, chosen.parts, chosen.rows_of_sum(chain), chosen.columns)
     _first(sch, chain, place, constant_weights)

@@ -25,8 +25,8 @@ from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import bind_two_products
 
 if TYPE_CHECKING:
-    from crossfuse.cascade.derivation import Derivation
     from crossfuse.cascade.site import Site
+    from crossfuse.cascade.spec import Derivation
 
 
 @checked
@@ -100,7 +100,7 @@ def schedule_rows_chain(
     sch = ir.Schedule(joined(parts, streaming(site, derivation, sizes)))
     bind_stream(sch, sizes)
     chain = _chain_in(sch, parts)
-    bind_two_products(sch, chain, *chosen, True, False, constant_weights, on)
+    bind_two_products(sch, chain, *chosen, True, constant_weights, on)
     sch.grid_stage(sch.get_sblock("outputs"))
     return sch
 
@@ -146,7 +146,7 @@ def _complete(
     """Tiles of both phases with what was left out."""
     own = ir.Schedule(parts.product)
     chain = read_two_products(own, "rows_chain")
-    tiles = first.of_first(own, chain, on, staged=True, paired=False)
+    tiles = first.of_first(own, chain, on, staged=True)
     return tiles, second.of_second(own, chain, tiles, on)
 
 

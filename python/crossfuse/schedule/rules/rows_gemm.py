@@ -26,8 +26,8 @@ from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_gemm import bind_product
 
 if TYPE_CHECKING:
-    from crossfuse.cascade.derivation import Derivation
     from crossfuse.cascade.site import Site
+    from crossfuse.cascade.spec import Derivation
 
 #: Registers of a thread for loads in flight: of elements for the state, and of those for outputs.
 #: More spill beside those of `crossfuse.lower.hopper.plan.kernel`.
@@ -155,7 +155,7 @@ def _warpgroups(product: Any, tiles: TensorTiles | None, target: str | Device | 
     """Multiplying warpgroups of all CTAs of a product that run at the same time."""
     sch = ir.Schedule(product)
     chain = read_last_product(sch)
-    chosen = (tiles or TensorTiles()).complete(sch, chain)
+    chosen = (tiles or TensorTiles()).complete(chain)
     kernel = GemmKernel.read(asdict(chosen))
     return multiplying_warpgroups(kernel, shape_of_blocks(chain), device(target))
 

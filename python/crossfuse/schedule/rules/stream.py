@@ -6,10 +6,10 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.calls import AnyFunction, checked
-from crossfuse.cascade.derivation import Derivation
 from crossfuse.cascade.rewrite.streaming import streaming
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.site import Site
+from crossfuse.cascade.spec import Derivation
 from crossfuse.markers import DSM_SCOPE
 
 #: Blocks of a streaming function, in program order, and those that only clusters have.

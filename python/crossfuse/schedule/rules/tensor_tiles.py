@@ -103,8 +103,6 @@ class TensorTiles:
     rows: Tile = 0
     #: Columns of the tile, a multiple of 8 up to 256; of 256 rows, up to 192 of all products.
     columns: Tile = 0
-    #: Elements of the reduction in a stage.
-    depth: Tile = 0
     #: CTAs of a cluster, stacked along the rows; 1 if the reduction is split.
     cluster: Tile = 0
     #: CTAs of a cluster that each sum a part of the reduction; of a chain's first product only
@@ -120,7 +118,7 @@ class TensorTiles:
     #: A. None takes the former for several tiles of rows.
     stacked: bool | None = None
 
-    def complete(self, sch: Any, chain: Chain) -> TensorTiles:
+    def complete(self, chain: Chain) -> TensorTiles:
         """Choose the sizes that the caller left open."""
         rows = self.rows or tile_rows(chain)
         several = chain.m > rows and self.split == 1
@@ -128,7 +126,6 @@ class TensorTiles:
             self,
             rows=rows,
             columns=self.columns or _columns(chain.n, widest(rows)),
-            depth=self.depth or row_bytes_depth(sch, chain.first[0]),
             cluster=self.cluster or (2 if several else 1),
             across=self.across or 1,
         )
@@ -140,35 +137,32 @@ class TensorTiles:
         device: Device,
         *,
         staged: bool = True,
-        paired: bool = False,
     ) -> TensorTiles:
         """Choose the open sizes of a chain's first products.
 
         Unless it is `staged`, the reduction of a product that has far more to add than columns to
-        divide, such as that of a convolution, is split over the cluster. If CTAs are `paired`, each
-        makes one of two products of as many columns as both have.
+        divide, such as that of a convolution, is split over the cluster.
         """
-        given = paired or self.stacked is not None
+        given = self.stacked is not None
         free_tile = not (given or self.cluster or self.columns or self.across)
         free_rows = staged and free_tile
         rows = self.rows or (tall_rows(chain, device) if free_rows else tile_rows(chain))
-        most = widest(rows) if paired else widest(rows, len(chain.first))
+        most = widest(rows, len(chain.first))
         depth = row_bytes_depth(sch, chain.first[0])
         stacked = self.stacked
         if stacked is None:
-            free = self.cluster in (0, 2) and self.split == 1 and not paired
+            free = self.cluster in (0, 2) and self.split == 1
             stacked = free and is_wide(chain, rows, device)
         if stacked:
-            tiles = replace(self, rows=rows, depth=depth, stacked=True)
+            tiles = replace(self, rows=rows, stacked=True)
             return tiles._stacked(chain, most, device)
-        size = self.cluster or (2 if paired else _split_of_second(chain, depth))
+        size = self.cluster or _split_of_second(chain, depth)
         split, across = self.split, self.across or 1
         if not staged and split == 1 and not self.cluster and _is_deep(chain, size, depth):
             split = size
         cluster = size if split == 1 else self.cluster or 1
         beside = cluster * across
-        # Two that are paired have their columns together.
-        side_by_side = _spread(device) // (beside * split) * (across if paired else beside)
+        side_by_side = _spread(device) // (beside * split) * beside
         share = -(-chain.n // max(1, side_by_side // row_tiles(chain, rows)))
         columns = self.columns or min(most, -(-share // 8) * 8)
         return replace(
@@ -178,7 +172,6 @@ class TensorTiles:
             cluster=cluster,
             split=split,
             across=across,
-            depth=depth,
             stacked=False,
         )
 
@@ -199,7 +192,7 @@ class TensorTiles:
         rows = self.rows or first.rows
         depth = row_bytes_depth(sch, chain.second)
         if self.cluster and self.columns:
-            return replace(self, rows=rows, across=first.across, depth=depth)
+            return replace(self, rows=rows, across=first.across)
         if first.stacked:
             split, columns = stacked_split(chain, rows, depth, first.cluster, first.across, device)
             cluster = 1 if split > 1 else first.cluster
@@ -211,16 +204,13 @@ class TensorTiles:
                 cluster=cluster,
                 split=split,
                 across=first.across,
-                depth=depth,
             )
         split = self.split if self.split > 1 else max(first.cluster, first.split)
         across = first.across
         side_by_side = _spread(device) // (split * across) * across // row_tiles(chain, rows)
         share = -(-chain.l // max(1, side_by_side))
         columns = self.columns or min(widest(rows), -(-share // 16) * 16)
-        return replace(
-            self, rows=rows, columns=columns, cluster=1, split=split, across=across, depth=depth
-        )
+        return replace(self, rows=rows, columns=columns, cluster=1, split=split, across=across)
 
 
 def _split_of_second(chain: Chain, depth: int) -> int:

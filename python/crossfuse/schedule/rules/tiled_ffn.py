@@ -10,7 +10,6 @@ from crossfuse.blocks.scheduled import name_of
 from crossfuse.calls import AnyFunction, checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device, device
-from crossfuse.markers import PAIRED
 from crossfuse.schedule.rules.pipelined import bind_rows, bind_split, place_products
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 
@@ -22,7 +21,6 @@ def schedule_tiled_ffn(
     first: TensorTiles | None = None,
     second: TensorTiles | None = None,
     staged: bool = True,
-    paired: bool = False,
     constant_weights: bool = False,
     target: str | Device | None = None,
 ) -> Any:
@@ -47,10 +45,6 @@ def schedule_tiled_ffn(
         Tile extents of either phase; what is left out is chosen.
     staged : bool
         Whether both phases are one persistent kernel, see `grid_stage`; else they are two.
-    paired : bool
-        Gated chains: whether of two CTAs of a cluster one multiplies by the gate's weights and the
-        other by the up's, of the same columns; each then makes half of the rows of the tile from
-        what both have (see `_paired`). Clusters have two CTAs, times ``first.across``.
     constant_weights : bool
         Whether no kernel that may still be running writes the weights: they are then loaded before
         the kernel before is over (programmatic dependent launch).
@@ -65,7 +59,7 @@ def schedule_tiled_ffn(
     Raises
     ------
     ScheduleRefused
-        If the function is no chain of two products; if CTAs are to be paired, no gated one.
+        If the function is no chain of two products.
 
     Examples
     --------
@@ -77,7 +71,7 @@ def schedule_tiled_ffn(
     sch = ir.Schedule(func)
     chain = read_two_products(sch, "tiled_ffn")
     tiles = (first or TensorTiles(), second or TensorTiles())
-    bind_two_products(sch, chain, *tiles, staged, paired, constant_weights, device(target))
+    bind_two_products(sch, chain, *tiles, staged, constant_weights, device(target))
     return sch
 
 
@@ -87,19 +81,16 @@ def bind_two_products(
     first: TensorTiles,
     second: TensorTiles,
     staged: bool,
-    paired: bool,
     constant: bool,
     on: Device,
 ) -> None:
     """Bind a chain of two products, as `schedule_tiled_ffn` does."""
-    tiles = first.of_first(sch, chain, on, staged=staged, paired=paired)
-    if paired:
-        _check_pair(sch, chain, tiles)
+    tiles = first.of_first(sch, chain, on, staged=staged)
     if tiles.split > 1:
         _check_split(sch, chain, tiles)
         bind_split(sch, chain.first[0], chain.middle, tiles, constant)
     else:
-        _first(sch, chain, tiles, paired, constant)
+        _first(sch, chain, tiles, constant)
     # An axis has one extent in a function: both phases have clusters of one shape.
     chosen = second.of_second(sch, chain, tiles, on)
     if chosen.split == 1:
@@ -123,9 +114,9 @@ def _check_split(sch: Any, chain: Chain, tiles: TensorTiles) -> None:
         )
 
 
-def _first(sch: Any, chain: Chain, tiles: TensorTiles, paired: bool, constant: bool) -> None:
+def _first(sch: Any, chain: Chain, tiles: TensorTiles, constant: bool) -> None:
     """Schedule the intermediate: all first products of a tile in one nest, then the activation."""
-    divide = _paired if paired else _stacked if tiles.stacked else _along_columns
+    divide = _stacked if tiles.stacked else _along_columns
     row_tile, column_tile, beside, rank, row, column = divide(sch, chain, tiles)
     sch.reorder(column_tile, row_tile, beside, rank, row, column)
     sch.bind(sch.fuse(column_tile, row_tile), "blockIdx.x")
@@ -150,33 +141,3 @@ def _stacked(sch: Any, chain: Chain, tiles: TensorTiles) -> tuple[Any, ...]:
     row_tile, rank, row = sch.split(rows, [None, tiles.cluster, tiles.rows])
     column_tile, beside, column = sch.split(columns, [None, tiles.across, tiles.columns])
     return row_tile, column_tile, beside, rank, row, column
-
-
-def _paired(sch: Any, chain: Chain, tiles: TensorTiles) -> tuple[Any, ...]:
-    """Give each CTA of two half of the rows; the mark says that it makes one product of all.
-
-    ::
-
-        for c in cluster x (2):                              # half of the rows
-            gate[half c] += A B_gate                         # by CTA 0, of both halves
-            up[half c] += A B_up                             # by CTA 1
-            hidden[half c] = silu(gate) * up                 # crossfuse.paired: by CTA c
-    """
-    rows, columns = sch.get_loops(chain.middle)
-    row_tile, rank, row = sch.split(rows, [None, 2, tiles.rows // 2])
-    column_tile, beside, column = sch.split(columns, [None, tiles.across, tiles.columns])
-    sch.annotate(chain.middle, PAIRED, "x")
-    return row_tile, column_tile, beside, rank, row, column
-
-
-def _check_pair(sch: Any, chain: Chain, tiles: TensorTiles) -> None:
-    if len(chain.first) != 2 or tiles.cluster != 2:
-        raise refuse(
-            ScheduleRefused,
-            "rule",
-            f"tiled_ffn, {name_of(sch, chain.middle)}",
-            found=f"{len(chain.first)} products for {tiles.cluster} paired CTAs",
-            limit="two products of one input, one for each CTA of a pair",
-            instead="leave paired out, or leave first.cluster open and take first.across for "
-            "larger clusters",
-        )

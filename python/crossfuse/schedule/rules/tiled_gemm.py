@@ -67,7 +67,7 @@ def bind_product(sch: Any, chain: Chain, tiles: TensorTiles | None, constant: bo
     It is refused if the reduction is split and the epilogue reads more than the product.
     """
     (product,) = chain.first
-    chosen = (tiles or TensorTiles()).complete(sch, chain)
+    chosen = (tiles or TensorTiles()).complete(chain)
     reads_more = len(sch.get_producers(chain.epilogue)) > 1
     if chosen.split > 1:
         if reads_more:

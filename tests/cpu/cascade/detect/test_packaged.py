@@ -10,7 +10,7 @@ from cpu.cascade.small import SMALL, small
 from crossfuse.cascade.detect import detect
 from crossfuse.cascade.site import Site
 from crossfuse.workload.cascade_build import prim_func
-from crossfuse.workload.cascade_inputs import random_inputs
+from crossfuse.workload.cascade_numerics import random_inputs
 
 pytestmark = pytest.mark.cpu
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import sympy
 
-from crossfuse.cascade.expressions.to_numpy import function
+from crossfuse.cascade.expressions.functions import function
 from crossfuse.cascade.rewrite.phases import hoisted
 
 x, y, a, b = sympy.symbols("x y a b", real=True)

@@ -19,10 +19,10 @@ from cpu.cascade.rewrite.cases import (
     stream_of,
 )
 from crossfuse.cascade.algebra import derive
-from crossfuse.cascade.derivation import left, right
 from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.streaming import streaming
 from crossfuse.cascade.rewrite.tiles import StreamTiles
+from crossfuse.cascade.spec import left, right
 from crossfuse.emulate.llvm import run_sequential
 
 #: Lengths: one element, fewer than threads, no vectors, vectors, tiles with and without a rest.

@@ -10,7 +10,6 @@ from tvm.ir import assert_structural_equal
 from tvm.script import tirx as T
 
 from cpu.cascade.rewrite.cases import scheduled, stream_of
-from crossfuse.autodiff.workloads import function_of
 from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.streaming import streaming
@@ -18,6 +17,7 @@ from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.compiler.options import only_site
 from crossfuse.lower.extract import lower
 from crossfuse.planner.cascade.plan import ranked_cascade
+from crossfuse.planner.cascade.shape import function_of
 from crossfuse.runtime.nvcc import compile_cubin
 from crossfuse.schedule.rules.stream import schedule_stream
 from crossfuse.workload.cascade_build import prim_func

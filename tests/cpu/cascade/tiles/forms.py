@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse.cascade.algebra import derive
-from crossfuse.cascade.derivation import Derivation
 from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.cascade.site import Site
+from crossfuse.cascade.spec import Derivation
 from crossfuse.emulate.llvm import run_sequential, run_serial
 from crossfuse.emulate.serialise import serialise
 from crossfuse.lower.extract import only_function

@@ -15,7 +15,7 @@ from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.emulate.cuda import change_argument, drop_call, emulate
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage
-from crossfuse.workload.cascade_inputs import random_inputs
+from crossfuse.workload.cascade_numerics import random_inputs
 
 pytestmark = pytest.mark.cpu
 

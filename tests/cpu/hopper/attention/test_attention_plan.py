@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cpu.hopper.attention.products import spec
-from crossfuse.compiler.choose import choose
+from crossfuse.compiler.compiled import choose
 from crossfuse.compiler.source import read_source
 from crossfuse.emulate.llvm import run_sequential
 from crossfuse.errors import PlanRefused
@@ -21,7 +21,7 @@ from crossfuse.planner.cascade.shape import CascadeShape, shape_of_cascade
 from crossfuse.planner.families.attention_out import AttentionOut
 from crossfuse.schedule.planned import schedule_cascade_of
 from crossfuse.workload.cascade_build import prim_func
-from crossfuse.workload.cascade_inputs import check, random_inputs
+from crossfuse.workload.cascade_numerics import check, random_inputs
 from crossfuse.workload.cascades import resolve
 
 pytestmark = pytest.mark.cpu

@@ -8,7 +8,7 @@ import numpy as np
 
 from cpu.cascade.tiles.forms import scheduled
 from crossfuse.workload.cascade_build import prim_func
-from crossfuse.workload.cascade_inputs import random_inputs
+from crossfuse.workload.cascade_numerics import random_inputs
 from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.cascades import resolve
 

@@ -14,7 +14,7 @@ from crossfuse.emulate.cuda import emulate
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
 from crossfuse.runtime.nvcc import compile_cubin
-from crossfuse.workload.cascade_inputs import adversarial_inputs, check, random_inputs
+from crossfuse.workload.cascade_numerics import adversarial_inputs, check, random_inputs
 
 pytestmark = pytest.mark.cpu
 

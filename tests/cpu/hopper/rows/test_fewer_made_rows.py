@@ -14,7 +14,7 @@ from crossfuse.emulate.llvm import run_sequential
 from crossfuse.errors import LoweringRefused
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import ROW_COUNT, KernelImage
-from crossfuse.workload.cascade_inputs import check, random_inputs
+from crossfuse.workload.cascade_numerics import check, random_inputs
 from crossfuse.workload.cascade_spec import CascadeSpec
 
 pytestmark = pytest.mark.cpu

@@ -33,7 +33,7 @@ from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.lower.hopper.rows.emit import WholeRows
 from crossfuse.lower.image import KernelImage
 from crossfuse.workload.cascade_build import prim_func
-from crossfuse.workload.cascade_inputs import adversarial_inputs, check, random_inputs
+from crossfuse.workload.cascade_numerics import adversarial_inputs, check, random_inputs
 
 pytestmark = pytest.mark.cpu
 

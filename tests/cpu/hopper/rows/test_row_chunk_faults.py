@@ -17,7 +17,7 @@ from crossfuse.hardware import Device
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage
 from crossfuse.workload.cascade_build import prim_func
-from crossfuse.workload.cascade_inputs import random_inputs
+from crossfuse.workload.cascade_numerics import random_inputs
 
 pytestmark = pytest.mark.cpu
 

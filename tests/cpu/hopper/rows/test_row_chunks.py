@@ -15,7 +15,7 @@ from crossfuse.emulate.llvm import run_sequential
 from crossfuse.hardware import Device
 from crossfuse.lower.extract import lower
 from crossfuse.workload.cascade_build import prim_func
-from crossfuse.workload.cascade_inputs import check, random_inputs
+from crossfuse.workload.cascade_numerics import check, random_inputs
 
 pytestmark = pytest.mark.cpu
 

@@ -17,7 +17,7 @@ from crossfuse.emulate.cuda import change_argument, drop_call, emulate
 from crossfuse.lower.extract import lower
 from crossfuse.lower.hopper.epilogue.store import Epilogue
 from crossfuse.lower.image import KernelImage
-from crossfuse.workload.cascade_inputs import check, random_inputs
+from crossfuse.workload.cascade_numerics import check, random_inputs
 
 pytestmark = pytest.mark.cpu
 

@@ -20,7 +20,7 @@ from crossfuse.emulate.cuda import emulate
 from crossfuse.emulate.llvm import run_sequential
 from crossfuse.errors import CheckFailed
 from crossfuse.lower.extract import lower
-from crossfuse.workload.cascade_inputs import adversarial_inputs, check, random_inputs
+from crossfuse.workload.cascade_numerics import adversarial_inputs, check, random_inputs
 from crossfuse.workload.cascade_spec import CascadeSpec
 
 pytestmark = pytest.mark.cpu

@@ -19,7 +19,7 @@ from crossfuse.lower.image import KernelImage
 from crossfuse.schedule.rules.rows_chain import schedule_rows_chain
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.workload.cascade_build import prim_func
-from crossfuse.workload.cascade_inputs import adversarial_inputs, check, random_inputs
+from crossfuse.workload.cascade_numerics import adversarial_inputs, check, random_inputs
 from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.cascades import parse
 

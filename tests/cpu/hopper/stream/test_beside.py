@@ -16,7 +16,7 @@ from crossfuse.lower.image import KernelImage
 from crossfuse.planner.cascade.plan import ranked_cascade
 from crossfuse.runtime import compile_cubin
 from crossfuse.workload.cascade_build import prim_func
-from crossfuse.workload.cascade_inputs import check, random_inputs
+from crossfuse.workload.cascade_numerics import check, random_inputs
 from crossfuse.workload.cascades import resolve
 
 pytestmark = pytest.mark.cpu

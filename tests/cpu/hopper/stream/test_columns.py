@@ -20,7 +20,7 @@ from crossfuse.lower.hopper.stream.recover.function import recover_streams
 from crossfuse.lower.image import KernelImage
 from crossfuse.runtime import compile_cubin
 from crossfuse.workload.cascade_build import prim_func
-from crossfuse.workload.cascade_inputs import adversarial_inputs, check, random_inputs
+from crossfuse.workload.cascade_numerics import adversarial_inputs, check, random_inputs
 from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.cascades import resolve
 

@@ -16,7 +16,7 @@ from crossfuse.emulate.cuda import change_argument, drop_call, emulate
 from crossfuse.errors import LoweringRefused
 from crossfuse.lower.extract import lower
 from crossfuse.lower.hopper.generate import plans_of
-from crossfuse.lower.hopper.stream.plan.warps import WarpPlan
+from crossfuse.lower.hopper.stream.warps import WarpPlan
 from crossfuse.lower.image import KernelImage
 from crossfuse.planner.cascade.plan import plan_cascade, ranked_cascade
 from crossfuse.runtime import compile_cubin

@@ -10,9 +10,8 @@ import sympy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossfuse.cascade.derivation import Slot, guarded, value
 from crossfuse.cascade.rewrite.tiled.skipping import Span, span
-from crossfuse.cascade.spec import MAX, SUM
+from crossfuse.cascade.spec import MAX, SUM, Slot, guarded, value
 
 key, i = sympy.symbols("key i", integer=True, nonnegative=True)
 first, last = sympy.symbols("first last", integer=True)

@@ -8,7 +8,6 @@ import pytest
 import sympy
 
 from crossfuse.cascade.algebra import derive
-from crossfuse.cascade.derivation import Slot, guarded, left, new, old, right, value
 from crossfuse.cascade.expressions.functions import Fence, unopened
 from crossfuse.cascade.rewrite.phases import moderate
 from crossfuse.cascade.rewrite.tiled.skipping import limited
@@ -26,7 +25,19 @@ from crossfuse.cascade.rewrite.tiled.steps import (
     merge_steps,
     steps,
 )
-from crossfuse.cascade.spec import MAX, SUM, Cascade, Stage
+from crossfuse.cascade.spec import (
+    MAX,
+    SUM,
+    Cascade,
+    Slot,
+    Stage,
+    guarded,
+    left,
+    new,
+    old,
+    right,
+    value,
+)
 from crossfuse.errors import CascadeRefused
 
 x, v, w, a = sympy.symbols("x v w a", real=True)

@@ -11,7 +11,7 @@ import sympy
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.detect.loads import mentions
-from crossfuse.cascade.expressions.to_tir import to_tir
+from crossfuse.cascade.expressions.tir import to_tir
 from crossfuse.cascade.rewrite.scripting import held, loop, named, zero
 from crossfuse.cascade.rewrite.tiled.tile_context import Extent, TileContext
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import sympy
 from sympy.core.relational import Relational
 
-from crossfuse.cascade.derivation import Slot
 from crossfuse.cascade.rewrite.tiled.steps import rebuilt
+from crossfuse.cascade.spec import Slot
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from typing import Any
 import sympy
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.derivation import Slot, guarded, left, new, old, right, value
 from crossfuse.cascade.rewrite.scripting import (
     NOWHERE,
     PLACE,
@@ -36,7 +35,7 @@ from crossfuse.cascade.rewrite.tiled.steps import (
     merge_steps,
 )
 from crossfuse.cascade.rewrite.tiled.tile_context import Extent, TileContext, whole
-from crossfuse.cascade.spec import position
+from crossfuse.cascade.spec import Slot, guarded, left, new, old, position, right, value
 from crossfuse.markers import DSM_SCOPE
 
 # Selections, the slots with places: top-k, argmax, argmin.

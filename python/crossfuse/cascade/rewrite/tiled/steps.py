@@ -1,6 +1,6 @@
 """Lists the statements of one step of the stream; pure algebra.
 
-Symbols in statements are those of `crossfuse.cascade.derivation`, with a fixed meaning: `new` is
+Symbols in statements are those of `crossfuse.cascade.spec`, with a fixed meaning: `new` is
 the state once its slot has taken the tile in, `value` the state before, `old` the state before
 where it has changed already.
 
@@ -22,10 +22,10 @@ from types import MappingProxyType
 import sympy
 from sympy.core.relational import Relational
 
-from crossfuse.cascade.derivation import Derivation, Slot, guarded, left, new, old, right, value
 from crossfuse.cascade.expressions.functions import Fence, unopened, with_parts
 from crossfuse.cascade.rewrite.phases import hoisted
 from crossfuse.cascade.rewrite.tiles import tiles_refused
+from crossfuse.cascade.spec import Derivation, Slot, guarded, left, new, old, right, value
 
 #: As a fraction: sympy would turn ``2**(x/log(2))`` back into ``exp(x)``.
 LOG2E = sympy.Rational(1 / math.log(2))

@@ -10,7 +10,6 @@ from typing import Any
 import sympy
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.derivation import Derivation, Slot, guarded, new, value
 from crossfuse.cascade.detect.loads import mentions
 from crossfuse.cascade.detect.program import Program, read_program
 from crossfuse.cascade.rewrite.context import Context
@@ -18,6 +17,7 @@ from crossfuse.cascade.rewrite.tiled.skipping import limited, masks_by
 from crossfuse.cascade.rewrite.tiled.steps import Statement, base_two, operands, steps
 from crossfuse.cascade.rewrite.tiles import CascadeTiles, tiles_refused
 from crossfuse.cascade.site import Site
+from crossfuse.cascade.spec import Derivation, Slot, guarded, new, value
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,9 +10,8 @@ import sympy
 
 from crossfuse import _tvm as ir
 from crossfuse.calls import checked
-from crossfuse.cascade.derivation import Derivation, guarded, new, value
 from crossfuse.cascade.detect.loads import mentions
-from crossfuse.cascade.expressions.to_tir import to_tir
+from crossfuse.cascade.expressions.tir import to_tir
 from crossfuse.cascade.rewrite.phases import hoisted, is_risky, moderate
 from crossfuse.cascade.rewrite.scripting import loop, spatial, symbol_of
 from crossfuse.cascade.rewrite.tiled.block_builder import BlockBuilder, Local
@@ -33,7 +32,7 @@ from crossfuse.cascade.rewrite.tiled.tile_context import (
 )
 from crossfuse.cascade.rewrite.tiles import CascadeTiles, tiles_refused
 from crossfuse.cascade.site import OutputSite, Site
-from crossfuse.cascade.spec import position
+from crossfuse.cascade.spec import Derivation, guarded, new, position, value
 
 
 class Results:

@@ -105,13 +105,10 @@ void crossfuse_emulate_tma_load_pixels(unsigned destination, const void* map, in
 void crossfuse_emulate_tma_store(const void* map, const int* place, unsigned rank,
                                  unsigned source);
 // The same of float32, added to what is there.
-void crossfuse_emulate_tma_add(const void* map, const int* place, unsigned rank, unsigned source);
 // Stores that complete bytes of an mbarrier, both in the same CTA; and reads of what they stored.
 void crossfuse_emulate_store_async(unsigned address, const void* values, unsigned bytes,
                                    unsigned barrier);
 // A bulk copy from this CTA's shared memory, which completes bytes of an mbarrier where it goes to.
-void crossfuse_emulate_bulk_pass(unsigned address, unsigned source, unsigned bytes,
-                                 unsigned barrier);
 void crossfuse_emulate_load_shared(unsigned address, void* values, unsigned bytes);
 void crossfuse_emulate_bulk_commit();
 void crossfuse_emulate_grid_wait();

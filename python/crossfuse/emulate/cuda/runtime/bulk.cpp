@@ -59,7 +59,7 @@ bool is_aimed(Copy& copy, unsigned address, unsigned bytes, unsigned barrier) {
             "an asynchronous store completes a barrier of another CTA than it stores to"});
   }
   copy.shared = {window, offset, offset + bytes};
-  check_barrier(window, copy.barrier, copy.fills == Agent::kPasses, copy.site);
+  check_barrier(window, copy.barrier, false, copy.site);
   note_push(window, copy.barrier, offset, copy.site);
   if (!find_shared(offset, bytes) && is_news("out-of-bounds", copy.site, kNoSite)) {
     report({"out-of-bounds", shared_place(offset), copy.site, kNoSite, current_cta(),
@@ -69,7 +69,7 @@ bool is_aimed(Copy& copy, unsigned address, unsigned bytes, unsigned barrier) {
   conflict(copy, copy_into(copy.shared), "two stores write these bytes at once");
   conflict(copy, copy_out_of(copy.shared), "a store writes what a copy still reads");
   conflict(copy, product_reads(copy.shared), "a store writes a tile that is still being multiplied");
-  check_overwritten(copy.shared, copy.fills == Agent::kPasses, copy.site);
+  check_overwritten(copy.shared, false, copy.site);
   return true;
 }
 
@@ -161,14 +161,6 @@ void crossfuse_emulate_tma_store(const void* map, const int* place, unsigned ran
   store(tile_of(map, place, rank, Flight::kStore, CROSSFUSE_SITE), source);
 }
 
-void crossfuse_emulate_tma_add(const void* map, const int* place, unsigned rank, unsigned source) {
-  using namespace emu;
-  Copy copy = tile_of(map, place, rank, Flight::kStore, CROSSFUSE_SITE);
-  if (copy.map.item != sizeof(float)) misuse(copy.site, "an addition takes a map of float32");
-  copy.adds = true;
-  store(copy, source);
-}
-
 void crossfuse_emulate_store_async(unsigned address, const void* values, unsigned bytes,
                                    unsigned barrier) {
   using namespace emu;
@@ -179,30 +171,6 @@ void crossfuse_emulate_store_async(unsigned address, const void* values, unsigne
   const uint8_t* bytes_of_values = static_cast<const uint8_t*>(values);
   copy.values.assign(bytes_of_values, bytes_of_values + bytes);
   if (is_aimed(copy, address, bytes, barrier)) launch(copy);
-}
-
-void crossfuse_emulate_bulk_pass(unsigned address, unsigned source, unsigned bytes,
-                                 unsigned barrier) {
-  using namespace emu;
-  Copy copy;
-  copy.site = CROSSFUSE_SITE;
-  copy.flight = Flight::kPass;
-  copy.fills = Agent::kPasses;
-  unsigned window = 0;
-  size_t offset = 0;
-  if (!locate(source, window, offset) || !is_aimed(copy, address, bytes, barrier)) return;
-  copy.source = {window, offset, offset + bytes};
-  if (window != device.current->cta->window && is_news("out-of-bounds", copy.site, kNoSite)) {
-    report({"out-of-bounds", shared_place(offset), copy.site, kNoSite, current_cta(),
-            current_thread(), "a bulk copy to another CTA reads that of its own thread"});
-  }
-  if ((offset | copy.shared.begin | bytes) % 16 && is_news("misaligned", copy.site, kNoSite)) {
-    report({"misaligned", shared_place(offset), copy.site, kNoSite, current_cta(), current_thread(),
-            "a bulk copy takes multiples of 16 bytes, from and to such places"});
-  }
-  conflict(copy, copy_into(copy.source), "a copy reads what another still writes");
-  check_visible(copy.source, Reader::kCopy, copy.site);
-  launch(copy);
 }
 
 void crossfuse_emulate_bulk_commit() {

@@ -267,8 +267,7 @@ bool are_reads_over(const Thread& issuer, uint32_t group) {
 
 bool copy_sees(const Access& access, const Thread& now, bool shared) {
   switch (static_cast<Agent>(access.agent)) {
-    case Agent::kFills:
-    case Agent::kPasses: return true;
+    case Agent::kFills: return true;
     case Agent::kThread:
     case Agent::kPushes: return holds(shared ? now.clock.visible_shared : now.clock.visible, access);
     // Copies of one CTA use one proxy; those of others are seen through what was acquired.

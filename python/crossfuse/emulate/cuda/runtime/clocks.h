@@ -17,7 +17,7 @@ struct Thread;
 // In global memory these are loads and stores of copies, which read shared memory before they are over.
 // What fills shared memory is counted by an mbarrier, and its count is the phase: loads of TMA, values
 // pushed by threads, copies that pass from CTA to CTA.
-enum class Agent : uint8_t { kThread, kLoads, kStores, kStoreReads, kFills, kPushes, kPasses };
+enum class Agent : uint8_t { kThread, kLoads, kStores, kStoreReads, kFills, kPushes };
 // Places beside threads, by which one knows that something is over: mbarriers and their phases,
 // warpgroups and their products.
 constexpr unsigned kMostBarriers = 64, kMostWarpgroups = 8;

@@ -42,7 +42,6 @@ void count_copy(const Copy& copy, int by) {
   flying += by;
   if (copy.fills_shared()) fill_places[copy.shared.window].change(copy.shared, by);
   if (copy.flight == Flight::kStore) read_places[copy.shared.window].change(copy.shared, by);
-  if (copy.flight == Flight::kPass) read_places[copy.source.window].change(copy.source, by);
 }
 
 void enlist(std::unique_ptr<Copy> copy) {
@@ -116,11 +115,6 @@ void fill_shared(const Copy& copy) {
 }
 
 void read_shared(Copy& copy) {
-  if (copy.flight == Flight::kPass) {
-    const uint8_t* from = window_of(copy.source.window);
-    copy.values.assign(from + copy.source.begin, from + copy.source.end);
-    return;
-  }
   const uint8_t* window = window_of(copy.shared.window);
   copy.values.reserve(copy.shared.end - copy.shared.begin);
   for_elements(copy, [&](const uint8_t*, size_t at) {
@@ -128,24 +122,10 @@ void read_shared(Copy& copy) {
   });
 }
 
-// PTX ISA, red: additions of float32 in global memory flush subnormal numbers.
-float flushed(float value) {
-  return std::fpclassify(value) == FP_SUBNORMAL ? std::copysign(0.0f, value) : value;
-}
-
-void add(uint8_t* global, const uint8_t* value) {
-  float sum = 0, term = 0;
-  memcpy(&sum, global, sizeof sum);
-  memcpy(&term, value, sizeof term);
-  sum = flushed(flushed(sum) + flushed(term));
-  memcpy(global, &sum, sizeof sum);
-}
-
 void land(const Copy& copy) {
   const uint8_t* value = copy.values.data();
   for_elements(copy, [&](uint8_t* global, size_t) {
-    if (global && copy.adds) add(global, value);
-    if (global && !copy.adds) memcpy(global, value, copy.map.item);
+    if (global) memcpy(global, value, copy.map.item);
     value += copy.map.item;
   });
   // Clocks have noted the store where it was issued, and know until when it may land.
@@ -158,10 +138,10 @@ void land(const Copy& copy) {
 // One step further: what leaves shared memory is read first, and lands some time after. False if it
 // goes on.
 bool is_landed(Copy& copy) {
-  bool reads = copy.flight == Flight::kStore || copy.flight == Flight::kPass;
+  bool reads = copy.flight == Flight::kStore;
   if (reads) {
     read_shared(copy);
-    copy.flight = copy.flight == Flight::kPass ? Flight::kPush : Flight::kLanding;
+    copy.flight = Flight::kLanding;
     copy.delay = random_delay();
   } else if (copy.flight == Flight::kLanding) {
     land(copy);
@@ -193,7 +173,7 @@ void launch(Copy copy) {
 
 void note_global(const Copy& copy) {
   bool loads = copy.flight == Flight::kLoad;
-  Mode mode = loads ? Mode::kRead : copy.adds ? Mode::kAtomic : Mode::kWrite;
+  Mode mode = loads ? Mode::kRead : Mode::kWrite;
   Doer doer{loads ? Agent::kLoads : Agent::kStores, copy.number};
   long first = std::max(0L, -long(copy.x));
   long last = std::min(long(copy.map.box[0]), long(copy.map.extents[0]) - copy.x);
@@ -242,11 +222,6 @@ Site copy_out_of(const Span& span) {
   if (!read_places[span.window].meets(span)) return kNoSite;
   for (const auto& copy : copies[span.window]) {
     if (copy->flight == Flight::kStore && copy->shared.meets(span)) return copy->site;
-  }
-  for (const Cta& target : ctas_of(*device.ctas[span.window].cluster)) {
-    for (const auto& copy : copies[target.window]) {
-      if (copy->flight == Flight::kPass && copy->source.meets(span)) return copy->site;
-    }
   }
   return kNoSite;
 }

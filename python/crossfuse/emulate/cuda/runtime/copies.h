@@ -7,9 +7,8 @@ namespace emu {
 enum class Flight : uint8_t {
   kLoad,     // from global to shared memory; completes bytes of an mbarrier
   kPush,     // of values to shared memory, as a load
-  kPass,     // from shared memory to that of another CTA, still to be read; then a push
   kStore,    // from shared to global memory, still to be read
-  kLanding,  // the same, read but still to be written, or added
+  kLanding,  // the same, read but still to be written
 };
 
 struct Copy {
@@ -19,10 +18,8 @@ struct Copy {
   int matrix[3] = {};        // of a tile: coordinates of its matrix, of a map of several
   int across = 0, down = 0;  // from there to the pixel that is loaded
   Span shared;
-  Span source;  // of what passes from CTA to CTA
   Flight flight = Flight::kLoad;
   Agent fills = Agent::kFills;  // of what fills shared memory: which kind
-  bool adds = false;   // of a store: to float32 numbers that are there
   size_t barrier = 0;  // that a load or push completes
   Site site = kNoSite;
   Thread* owner = nullptr;      // who issued it
@@ -30,9 +27,7 @@ struct Copy {
   unsigned number = 0;          // of the owner's loads; of the group of a store
   std::vector<uint8_t> values;  // of a push; of a store once it has been read
   unsigned delay = 0;
-  bool fills_shared() const {
-    return flight == Flight::kLoad || flight == Flight::kPush || flight == Flight::kPass;
-  }
+  bool fills_shared() const { return flight == Flight::kLoad || flight == Flight::kPush; }
 };
 
 // Rows of a box: of all matrices that it goes through.

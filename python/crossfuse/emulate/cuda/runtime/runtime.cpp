@@ -1,5 +1,4 @@
 // The runtime as one translation unit: the checks are small functions called for every access.
-#include "additions.cpp"
 #include "barriers.cpp"
 #include "bulk.cpp"
 #include "clocks.cpp"

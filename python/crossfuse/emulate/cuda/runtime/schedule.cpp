@@ -6,7 +6,6 @@
 #include <memory>
 #include <ucontext.h>
 
-#include "additions.h"
 #include "async.h"
 #include "memory.h"
 #include "repeats.h"
@@ -227,7 +226,6 @@ void forget_clusters() {
   clear_tile_reads();
   clear_named_barriers();
   clear_flags();
-  clear_sums();
   clear_repeats();
   poison_windows();
 }

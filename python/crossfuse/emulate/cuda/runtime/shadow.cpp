@@ -1,4 +1,3 @@
-#include "additions.h"
 #include "async.h"
 #include "copies.h"
 #include "races.h"
@@ -118,34 +117,6 @@ void check_cell(Region& region, Cell& cell, size_t offset, const Access& now, co
   if (!shared && device.grid->launch.helps) forget_repeats(region.base + offset);
 }
 
-// A copy adds to the words of a cell: in any order with others, but after whatever wrote them first.
-void check_addition(const Region& region, const Cell& cell, size_t offset, const Access& now,
-                    const Thread& thread) {
-  for (size_t at = offset; at < offset + (size_t(1) << region.granule); at += kWord) {
-    Sum& sum = sum_at(region.base + at);
-    if (sum.added.empty()) {
-      sum.before = cell.write;
-    } else if (sum.before.cluster && !ordered(sum.before, thread, false)) {
-      race(region, at, sum.before, true, now, Mode::kAtomic);
-    }
-    if (sum.before.cluster) check_proxy(region, at, sum.before, now, thread);
-    sum.added.push_back(now);
-  }
-}
-
-// Whatever else touches the words of a cell follows all additions.
-void check_sums(const Region& region, size_t offset, const Access& now, const Thread& thread,
-                Mode mode) {
-  for (size_t at = offset; at < offset + (size_t(1) << region.granule); at += kWord) {
-    const Sum* sum = find_sum(region.base + at);
-    if (!sum) continue;
-    for (const Access& each : sum->added) {
-      if (!ordered(each, thread, false)) race(region, at, each, true, now, mode);
-    }
-    if (writes(mode)) forget_sum(region.base + at);
-  }
-}
-
 void refine_to(Region& region, size_t places) {
   size_t grid = (size_t(1) << region.granule) - 1;
   if (places & grid) refine(region, __builtin_ctzl(places));
@@ -157,11 +128,7 @@ void check_cells(Region& region, size_t offset, size_t bytes, Mode mode, Site si
   refine_to(region, offset | bytes);
   const Access now = access_now(mode, site, doer);
   Cell* cell = region.cells + (offset >> region.granule);
-  bool adds = mode == Mode::kAtomic && doer.agent == Agent::kStores;
-  bool sums = device.grid->launch.cooperative && region.argument >= 0;
   for (size_t at = offset; at < offset + bytes; at += size_t(1) << region.granule) {
-    if (sums && adds) check_addition(region, *cell, at, now, thread);
-    if (sums && !adds) check_sums(region, at, now, thread, mode);
     check_cell(region, *cell++, at, now, thread, mode);
   }
 }

@@ -1,4 +1,4 @@
-"""Exchanges in a cluster: partial sums of a split reduction, or the products of a pair of CTAs."""
+"""The exchange in a cluster whose CTAs each sum a part of a reduction."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP, WARPGROUP_ROWS, Device
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.epilogue.elements import Elements, Units
-from crossfuse.lower.hopper.epilogue.store import publish_elements
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Feature, TileSums
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS, PhasePlan
-from crossfuse.lower.hopper.statements import Variable, branches, let, registers, run, when
-from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER, EXCHANGE_BARRIERS, Piece
+from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
+from crossfuse.planner.kernels.memory import EXCHANGE_BARRIERS, Piece
 
 if TYPE_CHECKING:
-    from crossfuse.lower.hopper.plan.tiles import Operand
     from crossfuse.lower.hopper.roles import Body
 
 _WARPS = WARPGROUP_ROWS // WARP_ROWS
@@ -42,9 +40,6 @@ class SplitReduction(Ending):
         CTA 1: p10 p11         CTA 1 <-- p01, p11          CTA 1:           p01 + p11
     """
 
-    #: Region of what is received.
-    region = "received"
-
     def __init__(self, sums: TileSums) -> None:
         super().__init__(sums)
         exchange = self.plan.program.exchange
@@ -52,15 +47,12 @@ class SplitReduction(Ending):
         self.exchange = exchange
         self.size = exchange.place.extent
         self.rank = self.where.places[exchange.place.var]
-        self.buffer = self.body.memory.region(self.region)
+        self.buffer = self.body.memory.region("received")
         self.count = 4 if self.plan.has_whole_warps else 2
         self.elements = Elements(self.plan.program, self.plan.tails)
+        #: Address of the barrier that all partial sums complete.
+        self.received = self.body.memory.barrier("exchange_barriers", _RECEIVED)
         self.parts = [part for block in range(self.plan.blocks) for part in self._parts(block)]
-
-    @property
-    def received(self) -> Any:
-        """Address of the barrier that all partial sums complete."""
-        return self.body.memory.barrier("exchange_barriers", _RECEIVED)
 
     def _parts(self, below: int) -> list[_Slice]:
         """Contiguous accumulators of a block of rows, with one owner and a place in its slice."""
@@ -151,8 +143,8 @@ class SplitReduction(Ending):
             ir.IRBuilder.name("turn", turn)
             unit = let("unit", turn * threads + me)
             with when(unit < count) if count % threads else nullcontext():
-                sums = self._add(unit, total, received)
-                self._store(unit, row, column, sums, units)
+                self._add(unit, total, received)
+                self._store(unit, row, column, total, units)
                 units.advance(unit)
 
     def _thread(self) -> Any:
@@ -171,13 +163,12 @@ class SplitReduction(Ending):
             self.warmup,
         )
 
-    def _add(self, unit: Any, total: Any, received: Any) -> tuple[Any, ...]:
+    def _add(self, unit: Any, total: Any, received: Any) -> None:
         """Sums of a unit over all CTAs; a unit has as many contiguous elements as a push."""
         for slot in range(self.size):
             self._load(slot, unit, received if slot else total)
             for i in range(self.count) if slot else ():
                 ir.script.buffer_store(total, total[i] + received[i], [i])
-        return (total,)
 
     def _load(self, slot: int, unit: Any, target: Any) -> None:
         """Load the partial sums of a unit that one CTA sent."""
@@ -197,10 +188,10 @@ class SplitReduction(Ending):
         position = let("position", self.rank * self.exchange.elements + unit * 2)
         return [(row + position // self.exchange.width, column + position % self.exchange.width)]
 
-    def _store(self, unit: Any, row: Any, column: Any, sums: tuple[Any, ...], units: Units) -> None:
+    def _store(self, unit: Any, row: Any, column: Any, total: Any, units: Units) -> None:
         """Store the elements of a unit, given their sums."""
         for number, (i, j) in enumerate(self._places(unit, row, column)):
-            low, high = (tuple(each[2 * number + k] for each in sums) for k in (0, 1))
+            low, high = (total[2 * number],), (total[2 * number + 1],)
             self.elements.store_pair(i, j, low, high, self.warmup, units.pairs[number])
 
     def _announce(self) -> None:
@@ -280,105 +271,3 @@ class SplitSum(Feature):
                 arrivals = phase.program.exchange.place.extent * phase.consumers
                 mbarrier.initialise(body.memory.barrier("exchange_barriers", _FREE), arrivals)
                 mbarrier.initialise(body.memory.barrier("exchange_barriers", _RECEIVED), 1)
-
-
-# The two products of a tile, which a pair of CTAs makes, one each.
-
-
-class Pairing(SplitReduction):
-    """Push-and-multiply of the two products of a tile, which a pair of CTAs makes.
-
-    As in a split reduction, but what is received of both CTAs stays separate for the epilogue::
-
-        before                 push                      after
-        CTA 0: gate0 gate1     CTA 0 <-- gate0, up0      CTA 0: silu(gate0) * up0
-        CTA 1: up0   up1       CTA 1 <-- gate1, up1      CTA 1: silu(gate1) * up1
-
-    The receive buffer has a place of its own: right tiles of the next phase are loaded meanwhile.
-    So a CTA sends as soon as it has multiplied.
-    """
-
-    region = "paired"
-
-    def __init__(self, sums: TileSums) -> None:
-        super().__init__(sums)
-        self.writer = sums.writer
-
-    @property
-    def received(self) -> Any:
-        """Address of the barrier that both halves complete."""
-        return self.body.memory.barrier("pair_barrier")
-
-    def _announce(self) -> None:
-        """Nothing to wait for: nothing else lies in the buffer."""
-
-    def end(self, values: Mapping[Any, Any], leave: Callable[[], None] | None) -> None:
-        """Exchange halves, make and store this CTA's half, and raise the flag of the tile."""
-        super().end(values, leave)
-        if self.writer is not None:
-            row, column = (let("first", each) for each in self.origin(values))
-            # What each thread stored is to be read by TMA.
-            run(ir.script.ptx.fence.proxy.async_.global_())
-            publish_elements(self.writer, self.where, self.warpgroup, (row, column), self.warmup)
-
-    def _add(self, unit: Any, total: Any, received: Any) -> tuple[Any, ...]:
-        """Both products of a unit, not added."""
-        for slot, target in enumerate((total, received)):
-            self._load(slot, unit, target)
-        return total, received
-
-
-class _PairPart(ConsumerPart):
-    feature: Pair
-
-    def ending(self, sums: TileSums) -> Ending | None:
-        """The exchange of halves."""
-        return Pairing(sums) if sums.number == self.feature.number else None
-
-    def tile(self, number: int, places: dict[Any, Any]) -> None:
-        """Announce the bytes that both CTAs will send; some may have arrived before."""
-        if number == self.feature.number:
-            with when(ir.script.And(self.warpgroup == 0, self.body.where.thread == 0)):
-                mbarrier.expect(self.body.memory.barrier("pair_barrier"), self.feature.size)
-
-
-@dataclass(frozen=True)
-class Pair(Feature):
-    """Two CTAs make a product each of a tile, and exchange halves of them."""
-
-    asked_by: ClassVar = "pairs"
-    part: ClassVar = _PairPart
-    #: Completes when both CTAs have sent their halves.
-    barriers = ("pair_barrier",)
-    #: The phase that they make.
-    number: int
-    #: Bytes of what both send to each of them.
-    size: int
-    behind_tiles: tuple[Piece, ...]
-
-    @classmethod
-    def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int], device: Device) -> Pair:
-        """Only one phase is made by pairs."""
-        (number,) = numbers
-        size = phases[number].exchanged_bytes
-        # A place of its own: right tiles of the next phase are loaded while halves are sent.
-        return cls(number, size, (Piece("paired", size, ALIGNMENT), Piece("pair_barrier", BARRIER)))
-
-    def events_of(self, number: int) -> tuple[str, ...]:
-        """Those of the exchange."""
-        return EXCHANGED if number == self.number else ()
-
-    def load_rights(
-        self, body: Body, phase: PhasePlan, load: Callable[[tuple[Operand, ...]], None]
-    ) -> bool:
-        """Each CTA loads the right tiles of its own product."""
-        if phase is not body.plan.phases[self.number]:
-            return False
-        exchange = phase.program.exchange
-        assert exchange is not None
-        with branches(body.where.places[exchange.place.var] == 0) as (one, other):
-            with one:
-                load(phase.rights)
-            with other:
-                load(phase.others)
-        return True

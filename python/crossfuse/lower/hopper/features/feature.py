@@ -5,7 +5,7 @@ goes through `KernelPlan.features`, and asks each of them at these points, in th
 
     plan        found_in; its shared memory; settled: what depends on all else
     all warps   prefetch; initialise: its barriers; meeting: while the cluster meets
-    loading     load, or rights (load_rights) and lefts; loaded: behind the last one; beside_loads
+    loading     load, or lefts; loaded: behind the last one; beside_loads
     multiplying begin; warm: in the warm-up too; finish: behind the last tile
                 of a phase: left, ending; of a tile: tile, first; of a step: step
     others      apart
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from crossfuse.lower.hopper.epilogue.store import BoxPlace
     from crossfuse.lower.hopper.pipeline import Cursor, Throttle
     from crossfuse.lower.hopper.plan.kernel import KernelPlan
-    from crossfuse.lower.hopper.plan.tiles import Operand
     from crossfuse.lower.hopper.roles import Body, Loader, Steps
     from crossfuse.lower.hopper.wgmma import LeftOperand
     from crossfuse.planner.kernels.memory import Piece
@@ -83,8 +82,8 @@ class ConsumerPart:
         """Multiply the first steps of a tile in a way of its own; returns their number."""
         return 0
 
-    def step(self, steps: Steps, count: Any, step: Any) -> None:
-        """Before the products of a step, which is number `count` of the tile."""
+    def step(self, steps: Steps, number: Any) -> None:
+        """Before the products of a step of the tile."""
 
     def finish(self, warmup: Warmup) -> None:
         """Behind the last tile."""
@@ -179,9 +178,8 @@ class Feature:
     may_start_early: bool = True
     #: Whether multiplying warpgroups read what the kernel before may still be writing.
     reads_early: bool = False
-    #: Buffers in global memory: for one launch; and those that are zero before and after each.
+    #: Buffers in global memory for one launch.
     workspaces: tuple[BufferSpec, ...] = ()
-    zeroed: tuple[Any, ...] = ()
     #: Descriptors that it copies by.
     tensor_maps: tuple[TensorMap, ...] = ()
     #: Shared memory in front of the rings, and behind them where something is sent to.
@@ -246,12 +244,6 @@ class Feature:
         """What limits the right tiles in flight, if it has other limits than usual."""
         return None
 
-    def load_rights(
-        self, body: Body, phase: PhasePlan, load: Callable[[tuple[Operand, ...]], None]
-    ) -> bool:
-        """Load the right tiles of a step in a way of its own; whether it does."""
-        return False
-
     def lefts(self, loader: Loader, number: int) -> LeftsPart:
         """Its part in loading the left tiles of a phase."""
         return LeftsPart()
@@ -265,10 +257,6 @@ class Feature:
 
     def beside_loads(self, body: Body) -> None:
         """What other warps of the loading warpgroup do."""
-
-    def step(self, body: Body, phase: PhasePlan, number: Any) -> Any:
-        """The step of the reduction that a CTA takes as this one of its steps."""
-        return number
 
 
 # Records when a kernel did what: an instrument for whoever wants to make it faster.

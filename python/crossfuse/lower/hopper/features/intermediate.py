@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from crossfuse import _tvm as ir
-from crossfuse.hardware import WARP, WARPGROUP, WARPGROUP_ROWS, Device
+from crossfuse.hardware import WARPGROUP_ROWS, Device
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.epilogue.store import Ahead, Fragment
 from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Feature, TileSums
@@ -16,7 +16,6 @@ from crossfuse.lower.hopper.plan.tiles import (
     CHUNK,
     GROUP,
     GROUP_REGISTERS,
-    barrier_count,
     kept_registers,
     share_bytes,
     slice_bytes,
@@ -27,21 +26,14 @@ from crossfuse.lower.hopper.wgmma import LeftOperand, gathered_tiles, hold, left
 from crossfuse.planner.kernels.memory import ALIGNMENT, BARRIER, Piece
 
 if TYPE_CHECKING:
-    from crossfuse.lower.hopper.roles import Body, Steps
+    from crossfuse.lower.hopper.roles import Body
 
 # All-gather through distributed shared memory, from registers to wgmma.
 
-_WARPS = WARPGROUP // WARP
-_COPY = "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"
 
-
-def _barrier(at: Giver | _GatherPart, gather: Gather, owner: Any) -> Any:
-    """The barrier that completes when other CTAs' slices of a warpgroup's rows are there.
-
-    One for all slices; in ring order one for each, which the slice of CTA `owner` completes.
-    """
-    number = at.warpgroup * gather.place.extent + owner if gather.ring else at.warpgroup
-    return at.body.memory.barrier("gather_barriers", number)
+def _barrier(at: Giver | _GatherPart) -> Any:
+    """The barrier that completes when other CTAs' slices of a warpgroup's rows are there."""
+    return at.body.memory.barrier("gather_barriers", at.warpgroup)
 
 
 class _Packing(Ending):
@@ -67,8 +59,7 @@ class Giver(_Packing):
     """Sends a warpgroup's part of a slice to the same warpgroup of all CTAs of the cluster.
 
     Each warp stores its 16 rows in its own CTA's shared memory by stmatrix, and sends them from
-    there in pieces of 16 bytes. DSM takes stores faster than bulk copies (docs/hopper-measured.md),
-    which need few instructions instead: one for each peer, when all warps have stored their rows::
+    there in pieces of 16 bytes: DSM takes stores faster than bulk copies, see calibration.md::
 
         before                 push                         after, in every CTA
         CTA 0: h0              CTA 0 -- h0 --> 1, 2, 3
@@ -114,10 +105,6 @@ class Giver(_Packing):
         run(ir.script.cuda.warp_sync())
         if self.gather.place.extent == 1:
             mbarrier.meet_warpgroup(self.warpgroup)
-        elif self.gather.bulk:
-            mbarrier.meet_warpgroup(self.warpgroup)
-            with self.warmup.skipped():
-                self._copy(slice_start)
         else:
             with self.warmup.skipped():
                 self._send(start, chunks // 2)
@@ -158,33 +145,12 @@ class Giver(_Packing):
                 place = target.value + ir.script.uint32(group * (2 * CHUNK))
                 run(send(place, *[pieces[4 * group + each] for each in range(4)], arrival.value))
 
-    def _copy(self, start: Any) -> None:
-        """Send the slice to all other CTAs by bulk copies, each warp to some of them."""
-        extent = self.gather.place.extent
-        target, arrival = Variable("target", "uint32"), Variable("arrival", "uint32")
-        with (
-            when(self.where.lane == 0),
-            ir.script.serial(0, -(-(extent - 1) // _WARPS)) as turn,
-        ):
-            ir.IRBuilder.name("turn_of_copy", turn)
-            step = let("peer", turn * _WARPS + self.where.warp + 1)
-            with when(step < extent):
-                self._aim(target, arrival, start, step)
-                size = ir.script.uint32(slice_bytes(self.gather))
-                copy = ir.script.ptx[_COPY]
-                run(copy(target.value, self.buffer(start), size, arrival.value))
-
     def _aim(self, target: Variable, arrival: Variable, start: Any, step: Any) -> None:
-        """Set target and arrival barrier to those of peer number `step`.
-
-        Each CTA begins with a neighbour: in ring order with the one that multiplies its slice next.
-        """
-        extent = self.gather.place.extent
-        peer = self.rank + (extent - step if self.gather.ring else step)
-        peer = let("peer_rank", self.where.rank - self.rank + peer % extent)
+        """Set target and arrival barrier to those of peer number `step`; a neighbour is first."""
+        peer = (self.rank + step) % self.gather.place.extent
+        peer = let("peer_rank", self.where.rank - self.rank + peer)
         mbarrier.cluster_address(target.value, self.buffer(start), peer)
-        barrier = _barrier(self, self.gather, self.rank)
-        mbarrier.cluster_address(arrival.value, barrier, peer)
+        mbarrier.cluster_address(arrival.value, _barrier(self), peer)
 
 
 class _GatherPart(ConsumerPart):
@@ -194,13 +160,8 @@ class _GatherPart(ConsumerPart):
         """Announce the bytes that the cluster will gather; some may have arrived before."""
         gather, where = self.feature.gather, self.body.where
         slices, size = gather.place.extent, slice_bytes(gather)
-        if not gather.ring:
-            with when(where.thread == 0):
-                mbarrier.expect(_barrier(self, gather, 0), size * (slices - 1))
-            return
-        rank = where.places[gather.place.var]
-        with when(ir.script.And(where.thread < slices, where.thread != rank)):
-            mbarrier.expect(_barrier(self, gather, where.thread), size)
+        with when(where.thread == 0):
+            mbarrier.expect(_barrier(self), size * (slices - 1))
 
     def left(self, number: int) -> LeftOperand | None:
         """Left tiles lie among what is gathered."""
@@ -216,31 +177,12 @@ class _GatherPart(ConsumerPart):
         return None if sums.phase.program.gives is None else Giver(sums)
 
     def tile(self, number: int, places: dict[Any, Any]) -> None:
-        """Wait for all slices, unless they are multiplied one by one."""
-        if number == self.feature.number and not self.feature.gather.ring:
-            self._await(0)
-
-    def step(self, steps: Steps, count: Any, step: Any) -> None:
-        """Wait for the slice that a step begins with, in ring order; the first is the CTA's own."""
-        gather = self.feature.gather
-        if steps.number != self.feature.number or not gather.ring or gather.place.extent == 1:
+        """Wait until a warpgroup has its rows of all slices, for wgmma."""
+        if number != self.feature.number or self.feature.gather.place.extent == 1:
             return
-        inside = steps.phase.program.contraction.steps // gather.place.extent
-        with when(ir.script.And(count > 0, count % inside == 0)):
-            self._await(step // inside)
-
-    def _await(self, owner: Any) -> None:
-        """Wait until a warpgroup has its rows of the slices that a barrier counts, for wgmma.
-
-        In ring order `owner` is the CTA whose slice is awaited; otherwise one barrier counts all.
-        """
-        gather = self.feature.gather
-        if gather.place.extent == 1:
-            return
-        mbarrier.wait_cluster(_barrier(self, gather, owner), 0)
-        if not gather.bulk:
-            # Peers cannot fence what they store here for wgmma's proxy.
-            run(ir.script.ptx.fence.proxy.async_.shared__cta())
+        mbarrier.wait_cluster(_barrier(self), 0)
+        # Peers cannot fence what they store here for wgmma's proxy.
+        run(ir.script.ptx.fence.proxy.async_.shared__cta())
 
 
 @dataclass(frozen=True)
@@ -262,24 +204,14 @@ class Gathering(Feature):
         assert gather is not None
         consumers = phases[number].consumers
         intermediate = Piece("gathered", consumers * share_bytes(gather), ALIGNMENT)
-        barriers = Piece("gather_barriers", BARRIER * barrier_count(gather, consumers))
+        barriers = Piece("gather_barriers", BARRIER * consumers)
         return cls(number, gather, (intermediate, barriers))
 
     def initialise(self, body: Body) -> None:
-        """Initialise all barriers, spread over the threads of a warp."""
-        count, thread = barrier_count(self.gather, body.plan.consumers), body.where.thread
-        for first in range(0, count, WARP):
-            with when(thread < count - first):
-                mbarrier.initialise(body.memory.barrier("gather_barriers", thread + first), 1)
-
-    def step(self, body: Body, phase: PhasePlan, number: Any) -> Any:
-        """In ring order each CTA begins with its own slice."""
-        place = self.gather.place
-        if phase is not body.plan.phases[self.number] or not self.gather.ring or place.extent == 1:
-            return number
-        steps = phase.program.contraction.steps
-        first = body.where.places[place.var] * (steps // place.extent)
-        return let("step_of_ring", (first + number) % steps)
+        """Initialise the barriers of all warpgroups."""
+        thread = body.where.thread
+        with when(thread < body.plan.consumers):
+            mbarrier.initialise(body.memory.barrier("gather_barriers", thread), 1)
 
 
 # An intermediate that stays in registers, as the left operand of the next product.

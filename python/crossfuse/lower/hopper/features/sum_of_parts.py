@@ -1,4 +1,4 @@
-"""The sum of partial tiles of several clusters: in the order of their parts, or added by TMA."""
+"""The sum of partial tiles of several clusters, in the order of their parts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP, Device
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.epilogue.elements import Elements, Units, further_of
-from crossfuse.lower.hopper.epilogue.store import Accumulation
-from crossfuse.lower.hopper.features.feature import ConsumerPart, Ending, Feature, TileSums
+from crossfuse.lower.hopper.features.feature import ConsumerPart, Feature
 from crossfuse.lower.hopper.flags import PlacedFlags
 from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.program.tile_program import UNIT, SumProgram
@@ -99,10 +98,7 @@ class Sum:
         part 1: tile [64, 96]          1, 2, ... in this order      out: tile [64, 96]
         ...
 
-    Tiles that TMA adds (`accumulate`) are one sum when the flag is up. It is read, and then zeroed.
-    The next launch on the same memory adds to it once it has loaded left tiles, which it does when
-    this launch is over (`griddepcontrol.wait` where it starts early): it finds zeros. `threads` are
-    those of a CTA that multiply.
+    `threads` are those of a CTA that multiply.
     """
 
     def __init__(
@@ -135,8 +131,6 @@ class Sum:
                     low, high = (total[first],), (total[first + 1],)
                     pairs = ahead.pairs[first // 2]
                     self.elements.store_pair(row, column + first, low, high, self.warmup, pairs)
-                if self.program.accumulated:
-                    self._clear(row, column)
                 ahead.advance(unit)
 
     def _place(self, unit: Any, values: Mapping[Any, Any]) -> tuple[Any, Any]:
@@ -166,9 +160,6 @@ class Sum:
     def _add_neighbours(self, row: Any, column: Any, offset: int, total: Any, part: Any) -> None:
         """Add as many neighbours of a unit, from `offset` on, as one load takes."""
         into = range(offset, offset + self.width)
-        if self.program.accumulated:
-            self._load(total, into, self.program.partial.ptr_to([row, column + offset]))
-            return
         with ir.script.unroll(0, self.program.parts) as number:
             ir.IRBuilder.name("number", number)
             self._load(part, into, self.program.partial.ptr_to([number, row, column + offset]))
@@ -179,14 +170,6 @@ class Sum:
         load = ir.script.ptx[f"ld.global.{_VECTORS[self.width]}f32"]
         run(load(*[registers[each] for each in into], place))
 
-    def _clear(self, row: Any, column: Any) -> None:
-        """Zero a unit of the sums, which the next launch adds to."""
-        zeros = [ir.script.float32(0)] * self.width
-        store = ir.script.ptx[f"st.global.{_VECTORS[self.width]}f32"]
-        for offset in range(0, UNIT, self.width):
-            with self._existing(row, column + offset):
-                run(store(self.program.partial.ptr_to([row, column + offset]), *zeros))
-
     @contextmanager
     def _existing(self, row: Any, column: Any) -> Iterator[None]:
         """Context for statements on what begins within the output, outside the warm-up."""
@@ -196,10 +179,6 @@ class Sum:
 
 
 class _Part(ConsumerPart):
-    def ending(self, sums: TileSums) -> Ending | None:
-        """TMA may add partial tiles where they are stored."""
-        return Accumulation(sums) if sums.phase.program.store.adds else None
-
     def finish(self, warmup: Warmup) -> None:
         """Add a slice of all parts."""
         body, program = self.body, self.body.plan.phases[-1].program.summed
@@ -218,14 +197,13 @@ class SumOfParts(Feature):
     events_behind = ("summed",)
     barriers = ("sum_barrier",)
     reads_early: bool
-    zeroed: tuple[Any, ...]
 
     @classmethod
     def of(cls, phases: tuple[PhasePlan, ...], numbers: list[int], device: Device) -> SumOfParts:
-        """Of the last phase: TMA adds partial tiles to one, or they are added here."""
+        """Of the last phase."""
         summed = phases[-1].program.summed
         assert summed is not None
-        return cls(bool(further_of(summed)), (summed.partial,) if summed.accumulated else ())
+        return cls(bool(further_of(summed)))
 
     def behind_all(self, stages: int) -> tuple[Piece, ...]:
         """The barrier that completes when all parts of this CTA's tile are stored."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from crossfuse.hardware import WARPGROUP, Device
 from crossfuse.lower.hopper.epilogue.elements import further_of
-from crossfuse.lower.hopper.features.exchange import Pair, SplitSum
+from crossfuse.lower.hopper.features.exchange import SplitSum
 from crossfuse.lower.hopper.features.feature import Feature, first_of
 from crossfuse.lower.hopper.features.intermediate import Gathering, KeptLeft
 from crossfuse.lower.hopper.features.sum_of_parts import SumOfParts
@@ -19,7 +19,7 @@ from crossfuse.lower.hopper.plan.phase import PhasePlan, box_bytes, plan_phases
 from crossfuse.lower.hopper.plan.tiles import Operand
 from crossfuse.lower.hopper.program.tile import Place
 from crossfuse.lower.hopper.program.tile_program import TileProgram
-from crossfuse.lower.hopper.reduced.epilogue import RowsReduced
+from crossfuse.lower.hopper.reduced import RowsReduced
 from crossfuse.lower.hopper.rows.feature import Rows
 from crossfuse.lower.hopper.stream.feature import Streamed
 from crossfuse.lower.image import BufferSpec, TensorMap
@@ -36,7 +36,7 @@ from crossfuse.planner.kernels.memory import (
 )
 
 #: All that a kernel may have, in the order in which it is asked for.
-_FEATURES = (SumOfParts, Pair, Rows, Streamed, SplitSum, Gathering, KeptLeft, RowsReduced)
+_FEATURES = (SumOfParts, Rows, Streamed, SplitSum, Gathering, KeptLeft, RowsReduced)
 
 
 # Fillers: the CTAs that fill stages of a CTA's ring, and so must be signalled that one is empty.
@@ -219,11 +219,6 @@ class KernelPlan:
         return self.cluster_size > 1 and self.clusters == self.phases[-1].program.tiles
 
     @property
-    def zeroed(self) -> tuple[Any, ...]:
-        """Buffers in global memory that are zero before the first launch, and after each."""
-        return tuple(buffer for each in self.features for buffer in each.zeroed)
-
-    @property
     def flag_count(self) -> int:
         """Number of flags of all phases."""
         return sum(each.count for each in self.flags)
@@ -291,8 +286,7 @@ def plan_kernel(
 
 def _has_constant_weights(phase: PhasePlan, constant: Collection[str]) -> bool:
     """Whether no kernel that may still be running writes the right operands of a phase."""
-    rights = (*phase.rights, *phase.others)
-    named = all(each.map.buffer in constant for each in rights)
+    named = all(each.map.buffer in constant for each in phase.rights)
     return phase.program.contraction.constant or named
 
 
@@ -316,11 +310,10 @@ def _clusters(phases: tuple[PhasePlan, ...], device: Device) -> int:
     # What peers send has one place: a cluster computes one tile.
     needed = max((each.tiles for each in split), default=clusters)
     if len(phases) > 1 and needed > room:
-        what = "paired CTAs" if any(each.others for each in phases) else "a split reduction"
         raise refuse(
             "grid-stage",
             f"clusters of {phases[0].program.cluster_size} on {device.name}",
-            found=f"{needed} tiles of {what}",
+            found=f"{needed} tiles of a split reduction",
             limit=f"{room} clusters that run at the same time, each with one tile",
             instead="take wider tiles, or leave grid_stage out",
         )

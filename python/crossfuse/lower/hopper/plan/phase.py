@@ -61,7 +61,6 @@ def share_rows(program: TileProgram) -> tuple[int, int]:
 def _check_blocks(program: TileProgram) -> None:
     """Refuse programs that need warpgroups of one block each."""
     others = {
-        "a product of each of two paired CTAs": program.pairs,
         "an intermediate that a cluster gathers": program.gives or program.takes,
         "an intermediate in registers": program.keeps or program.reuses,
     }
@@ -125,8 +124,6 @@ class PhasePlan:
     raises: Flags | None = None
     #: Flags of the tiles that make up the left operand, if an earlier phase stores it.
     awaits: Flags | None = None
-    #: Right tiles of the second CTA of a pair, in place of `rights`; none without pairs.
-    others: tuple[Operand, ...] = ()
     #: If rows of the left operand are made chunk by chunk.
     chunks: ChunkPlan | None = None
     #: Registers of a thread that loads, and of one that multiplies; 0 as launched.
@@ -182,7 +179,7 @@ class PhasePlan:
     @property
     def operands(self) -> tuple[Operand, ...]:
         """All operands that are loaded."""
-        return (*self.lefts, *self.rights, *self.others)
+        return (*self.lefts, *self.rights)
 
     @property
     def lefts(self) -> tuple[Operand, ...]:
@@ -233,8 +230,7 @@ def plan_phase(
     """
     contraction = program.contraction
     for product in contraction.products:
-        for each in product.both:
-            _check_types(contraction.left.dtype, each)
+        _check_types(contraction.left.dtype, product)
     consumers, blocks = share_rows(program)
     if program.reduced is not None:
         check_reduced(program.reduced, consumers, blocks)
@@ -250,15 +246,10 @@ def plan_phase(
         check_kept_room(contraction, consumers)
     at_hand = program.takes or program.reuses
     left = None if at_hand else make_operand(program, contraction.left, k_major=True)
-    rights, others = (
-        tuple(_right(program, each) for each in group)
-        for group in (
-            contraction.products,
-            [each.instead for each in contraction.products if each.instead is not None],
-        )
+    rights = tuple(
+        make_operand(program, each.right, k_major=not each.is_transposed)
+        for each in contraction.products
     )
-    if program.takes is not None and program.takes.ring:
-        _check_own(rights)
     return PhasePlan(
         program,
         left,
@@ -269,31 +260,9 @@ def plan_phase(
         (program.has_tail(0), program.has_tail(1)),
         Flags.of(program, consumers) if program.staged else None,
         awaits,
-        others,
         chunks,
         registers[consumers],
     )
-
-
-def _right(program: TileProgram, product: Product) -> Operand:
-    """How a product's right tile is loaded; the CTAs of a pair load different ones."""
-    exchange = program.exchange
-    apart = exchange.place if exchange is not None and program.pairs else None
-    return make_operand(program, product.right, k_major=not product.is_transposed, apart=apart)
-
-
-def _check_own(rights: tuple[Operand, ...]) -> None:
-    """Refuse shared right tiles where each CTA takes slices in an order of its own."""
-    for operand in rights:
-        if operand.sharers > 1:
-            raise refuse(
-                "tile-gather",
-                f"tensor '{operand.tile.buffer.name}'",
-                found=f"tiles that {operand.sharers} CTAs share, taken in ring order",
-                limit="right tiles of each CTA alone: each takes slices in an order of its own",
-                instead="bind columns of the output to the cluster, or call "
-                "dsm_shuffle(..., ring=False)",
-            )
 
 
 def _check_slices(program: TileProgram) -> None:
@@ -425,13 +394,13 @@ def _with_distinct_maps(phases: tuple[PhasePlan, ...]) -> tuple[PhasePlan, ...]:
         return replace(map_, name=names[map_])
 
     def renamed(phase: PhasePlan) -> PhasePlan:
-        lefts, rights, others = (
+        lefts, rights = (
             tuple(replace(each, map=named(each.map)) for each in group)
-            for group in (phase.lefts, phase.rights, phase.others)
+            for group in (phase.lefts, phase.rights)
         )
         store = phase.store.with_maps(named)
         left = lefts[0] if lefts else None
-        return replace(phase, left=left, rights=rights, others=others, store=store)
+        return replace(phase, left=left, rights=rights, store=store)
 
     return tuple(map(renamed, phases))
 

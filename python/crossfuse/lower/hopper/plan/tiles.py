@@ -75,10 +75,8 @@ class Operand:
         return self.size // (self.box_bytes * self.sharers)
 
 
-def make_operand(
-    program: TileProgram, tile: Tile, *, k_major: bool, apart: Place | None = None
-) -> Operand:
-    """Decide how a tile is loaded; CTAs that differ in place `apart` share nothing.
+def make_operand(program: TileProgram, tile: Tile, *, k_major: bool) -> Operand:
+    """Decide how a tile is loaded.
 
     Refused if TMA or wgmma cannot take the tensor as it is stored.
     """
@@ -86,7 +84,7 @@ def make_operand(
     width = ROW_BYTES // item
     rows, columns = tile.shape
     _check_stored(tile, k_major)
-    shared_by = tuple(each for each in _absent(program.cluster, tile) if each is not apart)
+    shared_by = _absent(program.cluster, tile)
     sharers = prod(each.extent for each in shared_by)
     if not k_major:
         width = box_columns(columns, width, sharers)
@@ -210,11 +208,6 @@ def slice_bytes(gather: Gather) -> int:
     return gather.width // 8 * CHUNK
 
 
-def barrier_count(gather: Gather, consumers: int) -> int:
-    """Number of barriers of all warpgroups: one each, or one for each slice in ring order."""
-    return consumers * (gather.place.extent if gather.ring else 1)
-
-
 def check_gather(gather: Gather, dtype: str) -> None:
     """Refuse slices that are no whole groups of 16 columns of 16-bit floats."""
     if gather.width % GROUP or dtype not in PACKED_TYPES:
@@ -232,13 +225,12 @@ def check_depth(gather: Gather, depth: int) -> None:
 
     Steps must be whole groups of columns, too.
     """
-    columns = gather.width if gather.ring else gather.extents[1]
+    columns = gather.extents[1]
     if columns % depth or depth % GROUP:
-        what = " of each slice" if gather.ring else ""
         raise refuse(
             "tile-gather",
             f"tensor '{gather.slab.name}'",
-            found=f"{columns} columns{what} in steps of {depth}",
+            found=f"{columns} columns in steps of {depth}",
             limit=f"whole steps of a multiple of {GROUP} columns",
             instead="split the reduction by another factor, or choose another cluster size",
         )
@@ -293,10 +285,6 @@ def check_kept_room(contraction: Contraction, consumers: int) -> None:
 
 
 # How a tile leaves registers: the boxes by which TMA stores it, and where they lie meanwhile.
-
-#: Boxes of float32 sums in shared memory at once where one warpgroup multiplies: 32 KiB at most.
-#: Where there are two, ptxas spills the addresses of so many: they take turns.
-_SLOTS_OF_SUMS = 4
 
 
 @dataclass(frozen=True)
@@ -391,8 +379,6 @@ def plan_store(program: TileProgram, blocks: int = 1) -> StorePlan:
     """
     tile = program.store.tile
     pitch = tile.extents[1] * ir.item_bytes(tile.dtype)
-    if program.store.adds:
-        return _plan_addition(tile, program.contraction.rows > WARPGROUP_ROWS)
     elsewhere = program.exchange is not None or program.gives is not None or program.keeps
     if tile.dtype not in PACKED_TYPES or pitch % TMA_PITCH or elsewhere:
         return StorePlan()
@@ -428,13 +414,6 @@ def _in_stages(program: TileProgram, blocks: int) -> StorePlan:
     plan = StorePlan(boxes, page)
     stages = min(contraction.steps, contraction.stages or contraction.steps)
     return plan if plan.pages <= stages else StorePlan()
-
-
-def _plan_addition(tile: Tile, in_turns: bool) -> StorePlan:
-    """Boxes of float32 sums, which are added rather than stored."""
-    widths = box_widths(2 * tile.shape[1], staged=True)
-    slots = SLOTS if in_turns else _SLOTS_OF_SUMS
-    return StorePlan(_placed(tile, widths, min(len(widths), slots)))
 
 
 def _placed(tile: Tile, widths: tuple[int, ...], slots: int, page: int = 0) -> tuple[StoreBox, ...]:

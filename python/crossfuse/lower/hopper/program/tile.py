@@ -103,10 +103,6 @@ class Gather:
     slab: Any
     #: The buffer in each CTA's shared memory that all slices are copied to.
     whole: Any
-    #: Whether slices are multiplied as they arrive: CTA r begins with slice r.
-    ring: bool = False
-    #: Whether they are sent by bulk copies; else by stores from registers.
-    bulk: bool = False
 
     @property
     def width(self) -> int:
@@ -168,9 +164,6 @@ class Store:
     value: Any
     #: Index of the matrix among several partial ones, [part, row, column]; None for one matrix.
     part: Any = None
-    #: Number of clusters that add a tile each to the same one, which is zero before; 0 where each
-    #: tile is stored once.
-    adds: int = 0
     #: Column from which on elements are zero: the tile stays in the cluster or in registers, and
     #: reaches beyond the intermediate. None if it does not.
     zeros_from: int | None = None

@@ -43,9 +43,6 @@ class SumProgram:
     store: Store
     #: All buffers in global memory.
     parameters: tuple[Any, ...]
-    #: Whether the parts are added already: `partial` is their sum, [row, column], which has to be
-    #: zero again after this phase.
-    accumulated: bool = False
 
     @property
     def results(self) -> tuple[Any, ...]:
@@ -85,13 +82,6 @@ class Product:
     is_transposed: bool
     #: The float32 buffer in registers.
     accumulator: Any
-    #: The product that the second CTA of a pair makes, while the first one makes this.
-    instead: Product | None = None
-
-    @property
-    def both(self) -> tuple[Product, ...]:
-        """The products of either CTA of a pair; else this one alone."""
-        return (self,) if self.instead is None else (self, self.instead)
 
     @property
     def columns(self) -> int:
@@ -131,11 +121,6 @@ class Contraction:
     correction: Correction | None = None
 
     @property
-    def all_products(self) -> tuple[Product, ...]:
-        """Those of either CTA of a pair."""
-        return tuple(each for product in self.products for each in product.both)
-
-    @property
     def rows(self) -> int:
         """Rows of the products' tiles."""
         return self.left.shape[0]
@@ -159,10 +144,7 @@ class Contraction:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Tiles of several CTAs that belong together: each CTA combines a slice of all of them.
-
-    They are partial sums of a reduction that is split, or the two products of a pair of CTAs.
-    """
+    """Partial sums of the CTAs that share a reduction: each CTA adds a slice of all of them."""
 
     #: The cluster axis.
     place: Place
@@ -171,10 +153,8 @@ class Exchange:
     elements: int
     #: Columns of the tile; fewer than the product's if the tensor has fewer.
     width: int
-    #: The buffer of sums that the epilogue reads; None for a pair: it reads both products.
+    #: The buffer of sums that the epilogue reads.
     combined: Any
-    #: Whether CTAs make different products.
-    pair: bool = False
 
     @property
     def rows(self) -> int:
@@ -189,7 +169,7 @@ class TileProgram:
     #: Outermost first.
     places: tuple[Place, ...]
     contraction: Contraction
-    #: If the reduction is split over the cluster, or a pair of CTAs makes a product each.
+    #: If the reduction is split over the cluster.
     exchange: Exchange | None
     store: Store
     #: All buffers in global memory: parameters of the function, then intermediates.
@@ -226,14 +206,9 @@ class TileProgram:
         return tile.gather if isinstance(tile, GatheredTile) else None
 
     @property
-    def pairs(self) -> bool:
-        """Whether two CTAs make a product each of its tiles."""
-        return self.exchange is not None and self.exchange.pair
-
-    @property
     def splits(self) -> bool:
         """Whether the CTAs of a cluster share its reduction."""
-        return self.exchange is not None and not self.exchange.pair
+        return self.exchange is not None
 
     @property
     def keeps(self) -> bool:
@@ -253,9 +228,9 @@ class TileProgram:
     @property
     def results(self) -> tuple[Any, ...]:
         """Buffers in registers that the epilogue reads, in the order of the products."""
-        if self.exchange is not None and self.splits:
+        if self.exchange is not None:
             return (self.exchange.combined,)
-        return tuple(each.accumulator for each in self.contraction.all_products)
+        return tuple(each.accumulator for each in self.contraction.products)
 
     @property
     def grid(self) -> tuple[Place, ...]:

@@ -30,10 +30,9 @@ from crossfuse.lower.hopper.program.tile_program import (
     Correction,
     Exchange,
     Product,
-    TileProgram,
 )
 from crossfuse.lower.tree import is_call
-from crossfuse.markers import CONSTANT, DSM_SCOPE, PAIRED, STAGES
+from crossfuse.markers import CONSTANT, DSM_SCOPE, STAGES
 
 # Corrections: what a product multiplies its sums by where a chunk of the reduction begins.
 
@@ -539,52 +538,3 @@ def _combined(nest: TileNest, slab: Any, place: Place) -> tuple[list[Any], Any]:
             nest.where, "no loop over ranks", f"a sum over the {place.extent} slabs"
         )
     return elements, ranks
-
-
-# Two products of one tile that two CTAs of a cluster make, one each.
-
-
-def paired(program: TileProgram, nest: TileNest) -> TileProgram:
-    """Let each CTA of a pair make one product of all rows, and store its half of them.
-
-    In the program that is read, each CTA makes both products of its half of the rows. Afterwards
-    each loads one right operand instead of both, and the halves are exchanged through DSM. Refuses
-    any but two products, and halves that are not those of two CTAs of one cluster axis.
-    """
-    contraction = program.contraction
-    place = _place(program, nest)
-    known = program.analyzer
-    row, depth = contraction.left.origin
-    first = ir.at_zero(row, place.var)
-    moved = known.can_prove_equal(row - first, place.var * contraction.rows)
-    columns = [index for each in contraction.products for index in each.right.origin]
-    uses = any(ir.mentions(each, place.var) for each in columns)
-    if len(contraction.products) != 2 or not moved or uses:
-        raise refuse_program(
-            nest.where,
-            f"{len(contraction.products)} products of {contraction.rows} rows from {row}",
-            f"two products, whose rows alone differ between the CTAs of axis {place.tag}: "
-            f"{place.var} * {contraction.rows} further down",
-        )
-    whole = Tile(contraction.left.buffer, (first, depth), (2 * contraction.rows, contraction.depth))
-    # Another product in the second CTA.
-    first_product, second_product = contraction.products
-    products = (replace(first_product, instead=second_product),)
-    made = replace(contraction, left=whole, products=products)
-    elements = contraction.rows * contraction.columns
-    exchange = Exchange(place, elements, contraction.columns, None, pair=True)
-    tile = made.result(program.store.tile.buffer)
-    store = replace(program.store, tile=tile)
-    return replace(program, contraction=made, exchange=exchange, store=store)
-
-
-def _place(program: TileProgram, nest: TileNest) -> Place:
-    """The cluster axis of two CTAs that the mark names."""
-    axis = str(nest.block.annotations[PAIRED])
-    for place in program.cluster:
-        if place.tag == f"cluster.{axis}" and place.extent == 2:
-            return place
-    found = ", ".join(f"{each.tag} of {each.extent}" for each in program.cluster) or "no axes"
-    raise refuse_program(
-        nest.where, f"a pair along axis '{axis}' in a cluster with {found}", "an axis of two CTAs"
-    )

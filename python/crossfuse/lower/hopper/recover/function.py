@@ -13,7 +13,6 @@ from crossfuse.lower.hopper.program.tile import Rows, refuse_program, tile_nest
 from crossfuse.lower.hopper.program.tile_program import SumProgram, TileProgram
 from crossfuse.lower.hopper.recover.contraction import (
     check_reduction,
-    paired,
     read_contraction,
     read_exchange,
     slice_tile,
@@ -49,13 +48,10 @@ from crossfuse.lower.refusal import refuse
 from crossfuse.lower.tree import open_blocks
 from crossfuse.lower.verify.structure import takes_fewer_rows
 from crossfuse.markers import (
-    ACCUMULATE,
     GRID_STAGE,
-    PAIRED,
     ROWS,
     has_stages,
     holds_stream,
-    marked_blocks,
     staged_blocks,
 )
 
@@ -113,7 +109,7 @@ def _tensors(programs: Sequence[TileProgram]) -> tuple[list[Any], list[Any]]:
     for program in programs:
         contraction = program.contraction
         by_row += [contraction.left.buffer, program.store.tile.buffer]
-        whole += [each.right.buffer for each in contraction.all_products]
+        whole += [each.right.buffer for each in contraction.products]
         readers: list[TileProgram | SumProgram] = [program]
         if program.summed is not None:
             by_row.append(program.summed.store.tile.buffer)
@@ -189,7 +185,7 @@ def with_rows(programs: list[TileProgram], rows: list[RowProgram]) -> list[TileP
                 f"rows that {len(found)} operands of products or epilogues are",
                 "rows that are the left operand of the first product, and nothing else",
             )
-        operands = len(programs[0].contraction.all_products)
+        operands = len(programs[0].contraction.products)
         for each in made.beside:
             found = _places(programs, each)
             if any(number > 0 or place <= operands for number, place in found):
@@ -275,7 +271,7 @@ def kernels_of(programs: list[TileProgram]) -> list[list[TileProgram]]:
 def _loaded(program: TileProgram) -> list[Any]:
     """Buffers that a program loads: left operand, right operands, operands of the epilogue."""
     contraction = program.contraction
-    rights = (each.right.buffer for each in contraction.all_products)
+    rights = (each.right.buffer for each in contraction.products)
     further = (each.source for each in ir.buffer_loads(program.store.value))
     return [contraction.left.buffer, *rights, *further]
 
@@ -338,18 +334,14 @@ def recover(func: Any) -> tuple[tuple[TileProgram, ...], ...]:
 
 def _check_marks(func: Any, programs: list[TileProgram], rows: int) -> None:
     """Refuse a mark on a block that its lowering does not look at, so that no mark is ignored."""
-    for what, marked, found in (
-        ("grid_stage", staged_blocks(func), rows + sum(each.staged for each in programs)),
-        (PAIRED, marked_blocks(func, PAIRED), sum(each.pairs for each in programs)),
-        (ACCUMULATE, marked_blocks(func, ACCUMULATE), sum(e.store.adds > 0 for e in programs)),
-    ):
-        if len(marked) != found:
-            names = ", ".join(f"'{each.name_hint}'" for each in marked)
-            raise refuse_program(
-                f"blocks {names}",
-                f"{what} of a block inside a nest",
-                f"{what} of blocks that store what a nest computes",
-            )
+    marked = staged_blocks(func)
+    if len(marked) != rows + sum(each.staged for each in programs):
+        names = ", ".join(f"'{each.name_hint}'" for each in marked)
+        raise refuse_program(
+            f"blocks {names}",
+            "grid_stage of a block inside a nest",
+            "grid_stage of blocks that store what a nest computes",
+        )
 
 
 def row_tensors(func: Any) -> tuple[Any, ...]:
@@ -378,8 +370,7 @@ def _recover_nest(node: Any, memory: tuple[Any, ...]) -> tuple[TileProgram, ...]
     loops, store_nest = pipelined(parts)
     contraction, store, nest = read_products(loops, store_nest, outer)
     staged = GRID_STAGE in nest.block.annotations
-    program = TileProgram(places_of(outer), contraction, None, store, memory, staged=staged)
-    return (paired(program, nest) if PAIRED in nest.block.annotations else program,)
+    return (TileProgram(places_of(outer), contraction, None, store, memory, staged=staged),)
 
 
 def _recover_split(

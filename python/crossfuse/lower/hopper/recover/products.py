@@ -19,7 +19,6 @@ from crossfuse.lower.hopper.program.tile import (
     Store,
     Tile,
     TileNest,
-    check_start,
     covers,
     refuse_program,
     tile_nest,
@@ -43,7 +42,7 @@ from crossfuse.lower.hopper.recover.store import (
     read_store,
 )
 from crossfuse.lower.tree import bounds, implies, is_call
-from crossfuse.markers import DSM_COPIES, DSM_COPY, DSM_SHUFFLE, GRID_STAGE, has_stages
+from crossfuse.markers import DSM_SHUFFLE, GRID_STAGE, has_stages
 
 # Several loops over the same left tiles (as of a gated layer), read as one that loads them once.
 
@@ -215,59 +214,6 @@ def check_taken(kept: Tile, contraction: Contraction) -> None:
 
 # A chain whose intermediate stays in the cluster: the nests that `dsm_shuffle` leaves.
 
-# Slices that a cluster passes in ring order, as if all of them were copied before the products.
-#
-# Each CTA has room for all slices, so a ring is no more than an order: slices are multiplied as
-# they arrive, the CTA's own one first.
-
-
-def is_ring(node: Any) -> bool:
-    """Whether a node is a serial loop of a copy, and of what is done with what it copies."""
-    return isinstance(node, ir.For) and not has_stages(node) and isinstance(node.body, ir.SeqStmt)
-
-
-def all_at_once(ring: Any) -> list[Any]:
-    """Divide the loop over slices: a nest that copies all of them, then loops over all steps.
-
-    ::
-
-        before                                 after
-        for r in range(4):                     for r in range(4):
-            whole[r] = hidden[r]                   whole[r] = hidden[r]
-            for k0 in range(2):                for s in range(8):
-                ... whole[r][k0] ...               ... whole[s // 2][s % 2] ...
-
-    Refuses a loop that is no plain one, or has anything but loops with stages behind the copy.
-    """
-    where = f"loop '{ring.loop_var.name}'"
-    copy, *loops = ring.body.seq
-    check_start(ring)
-    plain = int(ring.kind) == int(ir.ForKind.SERIAL) and ir.constant(ring.extent) is not None
-    if not plain or not loops or not all(map(_is_pipeline, loops)):
-        raise refuse_program(
-            where,
-            f"{len(loops)} statements behind the copy of a slice, in {ring.extent} turns",
-            "a constant number of slices, each copied and then multiplied by loops with stages",
-        )
-    return [ir.for_like(ring, copy), *(_joined(ring, each) for each in loops)]
-
-
-def _is_pipeline(node: Any) -> bool:
-    return isinstance(node, ir.For) and has_stages(node) and ir.constant(node.extent) is not None
-
-
-def _joined(ring: Any, loop: Any) -> Any:
-    """The steps of all slices, in one loop."""
-    steps = int(loop.extent)
-    step = ir.Var(str(loop.loop_var.name), str(loop.loop_var.ty))
-    values = {
-        ring.loop_var: ir.tirx.floordiv(step, steps),
-        loop.loop_var: ir.tirx.floormod(step, steps),
-    }
-    body = ir.substitute(loop.body, values)
-    return ir.for_like(loop, body, loop_var=step, extent=int(ring.extent) * steps)
-
-
 # The store of a slice that stays in the cluster.
 
 
@@ -365,7 +311,7 @@ def is_gathered(node: Any) -> bool:
 def _copied(node: Any) -> Any:
     """The block of a nest that `dsm_shuffle` marked, or None."""
     while isinstance(node, ir.For):
-        node = node.body.seq[0] if is_ring(node) else node.body
+        node = ir.sequence(node.body)[0]
     marked = isinstance(node, ir.SBlockRealize) and DSM_SHUFFLE in node.block.annotations
     return node.block if marked else None
 
@@ -384,11 +330,9 @@ def recover_gathered(
             f"{len(making)} and {len(taking)} loops over a cluster",
             "one cluster axis around either product",
         )
-    ring = is_ring(taken[0])
-    if ring:
-        taken = [*all_at_once(taken[0]), *taken[1:]]
+    _check_order(_copied(taken[0]))
     copy = tile_nest(taken[0], (*outer, *taking))
-    gather = _read_gather(copy, places_of(making)[0], ring)
+    gather = _read_gather(copy, places_of(making)[0])
     reader = partial(read_slice, gather=gather)
     first = read_products(*pipelined(made), (*outer, *making), reader)
     loops, store_nest = pipelined(taken[1:])
@@ -403,27 +347,30 @@ def recover_gathered(
     )
 
 
-def _read_gather(nest: TileNest, place: Place, ring: bool) -> Gather:
-    """The copy of all slices, at once or one after another (ring order)."""
-    block = nest.block
-    body, order = block.body, str(block.annotations.get(DSM_SHUFFLE))
+def _check_order(block: Any) -> None:
+    """Refuse slices that are multiplied one after another."""
+    if str(block.annotations[DSM_SHUFFLE]) != "all-gather":
+        raise refuse_program(
+            f"block '{block.name_hint}'",
+            f"slices in {block.annotations[DSM_SHUFFLE]} order",
+            "all of them by dsm_shuffle(..., ring=False), outside the loop with stages",
+        )
+
+
+def _read_gather(nest: TileNest, place: Place) -> Gather:
+    """The copy of all slices at once."""
+    body = nest.block.body
     plain = (
         isinstance(body, ir.BufferStore)
         and isinstance(body.value, ir.TensorLoad)
         and len(body.indices) in (3, 4)
         and ir.are_same(body.indices, body.value.indices)
     )
-    if not plain or order != ("ring" if ring else "all-gather"):
+    if not plain:
         raise refuse_program(
             nest.where,
-            f"slices in {order} order" if plain else "a statement that is no plain copy",
-            "one slice after another in the order of dsm_shuffle(..., ring=True), or all of them "
-            "by dsm_shuffle(..., ring=False), outside the loop with stages",
-        )
-    copies = str(block.annotations.get(DSM_COPY, DSM_COPIES[0]))
-    if copies not in DSM_COPIES:
-        raise refuse_program(
-            nest.where, f"slices sent by '{copies}'", f"{DSM_COPY} of {' or '.join(DSM_COPIES)}"
+            "a statement that is no plain copy",
+            "the copy of all slices by dsm_shuffle(..., ring=False)",
         )
     slab = body.value.source
     ranks, columns = (nest.moved(body.indices[each]) for each in (0, -1))
@@ -436,7 +383,7 @@ def _read_gather(nest: TileNest, place: Place, ring: bool) -> Gather:
             f"all {place.extent} slices of the cluster, {shape[-1]} columns each",
         )
     nest.check_predicate(body.buffer)
-    return Gather(place, slab, body.buffer, ring, copies == "bulk")
+    return Gather(place, slab, body.buffer)
 
 
 def _check_columns(copy: TileNest, first: Read, second: Read) -> None:

@@ -16,14 +16,13 @@ from crossfuse.lower.hopper.program.tile import (
     TileNest,
     check_start,
     covers,
-    identifier,
     refuse_program,
     tile_nest,
 )
 from crossfuse.lower.hopper.program.tile_program import UNIT, SumProgram, TileProgram
 from crossfuse.lower.hopper.recover.contraction import accumulates, is_zero
 from crossfuse.lower.tree import coordinate
-from crossfuse.markers import ACCUMULATE, ACCUMULATIONS, GRID_STAGE, has_stages
+from crossfuse.markers import GRID_STAGE, has_stages
 
 # The epilogue of a tile program.
 
@@ -134,64 +133,7 @@ def outer_loops(node: Any) -> tuple[tuple[Any, ...], list[Any]]:
     return tuple(loops), ir.sequence(node)
 
 
-# A reduction that is split over clusters: partial tiles in L2, then their sum. Where TMA adds them,
-# one matrix of sums takes the place of all parts.
-
-#: Prefix of the names of matrices that TMA adds partial tiles into.
-_SUMS = "crossfuse_sums_"
-
-
-def read_accumulation(nest: TileNest, parts: int) -> int:
-    """How many clusters add to each tile that a nest of partial tiles stores; 0 if none does.
-
-    Refuses ways of adding that do not exist, and a reduction of one part.
-    """
-    how = nest.block.annotations.get(ACCUMULATE)
-    if how is None:
-        return 0
-    if str(how) not in ACCUMULATIONS:
-        raise refuse_program(
-            nest.where,
-            f"partial tiles added by '{how}'",
-            f"{ACCUMULATE} of {' or '.join(ACCUMULATIONS)}, or none: in the order of the parts",
-        )
-    if parts < 2:
-        raise refuse_program(
-            nest.where, f"{ACCUMULATE} of {parts} part", "at least 2 parts that TMA adds"
-        )
-    return parts
-
-
-def accumulated(programs: list[TileProgram]) -> list[TileProgram]:
-    """Programs in which parts that TMA adds have one matrix, as large as the output.
-
-    Refuses partial tiles that TMA adds and no nest takes the sum of.
-    """
-    images: dict[Any, Any] = {}
-    for program in programs:
-        if program.store.adds:
-            partial = program.store.tile.buffer
-            if program.summed is None:
-                raise refuse_program(
-                    f"tensor '{partial.name}'",
-                    f"{program.store.adds} partial tiles that TMA adds, and no sum of them",
-                    "a nest that adds all parts and stores what the epilogue makes of their sum",
-                )
-            name, shape = _SUMS + identifier(partial), list(partial.ty.shape)[1:]
-            images[partial] = ir.tirx.decl_buffer(shape, "float32", name, layout=None)
-    return [_on_sums(each, images) for each in programs]
-
-
-def _on_sums(program: TileProgram, images: dict[Any, Any]) -> TileProgram:
-    parameters = tuple(images.get(each, each) for each in program.parameters)
-    program = replace(program, parameters=parameters)
-    summed = program.summed
-    if not program.store.adds or summed is None:
-        return program
-    sums = images[program.store.tile.buffer]
-    store = replace(program.store, tile=replace(program.store.tile, buffer=sums), part=None)
-    summed = replace(summed, partial=sums, parameters=parameters, accumulated=True)
-    return replace(program, store=store, summed=summed)
+# A reduction that is split over clusters: partial tiles in L2, then their sum.
 
 
 def is_partial(node: Any) -> bool:
@@ -224,8 +166,7 @@ def read_partial(nest: TileNest, accumulators: tuple[Any, ...], wanted: Tile) ->
     part, row, column = body.indices
     tile = _stored_tile(nest, (row, column), wanted, nest.where)
     matrix = nest.known.simplify(nest.placed(part))
-    adds = read_accumulation(nest, int(body.buffer.ty.shape[0]))
-    return Store(tile, row, column, load, matrix, adds)
+    return Store(tile, row, column, load, matrix)
 
 
 def is_sum(node: Any) -> bool:
@@ -284,7 +225,7 @@ def with_sums(programs: list[TileProgram], sums: list[SumProgram]) -> list[TileP
                 "partial tiles that the nest before stores on as many places (grid_stage)",
             )
         programs = [replace(p, summed=each) if p is makers[0] else p for p in programs]
-    return accumulated(programs)
+    return programs
 
 
 def _fits(program: TileProgram, summed: SumProgram) -> bool:

@@ -54,9 +54,9 @@ _COPY = 128
 
 
 class _Part(ConsumerPart):
-    def step(self, steps: Steps, count: Any, step: Any) -> None:
+    def step(self, steps: Steps, number: Any) -> None:
         """Correct the sums of a warp where a chunk begins."""
-        _correct_sums(self.body, steps.phase, steps.multiplier, steps.left.cursor.stage, count)
+        _correct_sums(self.body, steps.phase, steps.multiplier, steps.left.cursor.stage, number)
 
 
 @dataclass(frozen=True)

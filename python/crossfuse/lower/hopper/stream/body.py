@@ -16,7 +16,7 @@ from crossfuse.lower.hopper.stream.tiles import SeenTiles, Tiles
 from crossfuse.planner.kernels.memory import STAGE_BARRIERS
 
 if TYPE_CHECKING:
-    from crossfuse.lower.hopper.stream.plan.warps import WarpPlan
+    from crossfuse.lower.hopper.stream.warps import WarpPlan
 
 #: Flags that a thread has on their way at once, and that one with 24 registers has.
 _LOADS, _FEW_LOADS = 32, 8

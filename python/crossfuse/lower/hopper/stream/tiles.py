@@ -9,9 +9,9 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.statements import Variable, at, let, strides, when
-from crossfuse.lower.hopper.stream.key_flags import VOTERS, load_within, vote
 from crossfuse.lower.hopper.stream.plan.kernel import TileOrder
 from crossfuse.lower.hopper.stream.program import Stream, StreamProgram
+from crossfuse.lower.hopper.stream.seen_keys import VOTERS, load_within, vote
 
 
 class Tiles:

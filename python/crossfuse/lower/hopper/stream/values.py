@@ -21,7 +21,6 @@ from crossfuse.lower.hopper.statements import (
 )
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.common_subexpressions import positive_factor
-from crossfuse.lower.hopper.stream.key_flags import VOTERS, load_within, vote, with_flags
 from crossfuse.lower.hopper.stream.lanes import OF_WGMMA, Lanes, Layout
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
 from crossfuse.lower.hopper.stream.program import (
@@ -33,9 +32,10 @@ from crossfuse.lower.hopper.stream.program import (
     inequality,
     ranges,
 )
+from crossfuse.lower.hopper.stream.seen_keys import VOTERS, load_within, vote, with_flags
 
 if TYPE_CHECKING:
-    from crossfuse.lower.hopper.stream.plan.warps import WarpPlan
+    from crossfuse.lower.hopper.stream.warps import WarpPlan
 
 # Expressions of a stream in the registers of one thread.
 

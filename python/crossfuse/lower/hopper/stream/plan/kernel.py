@@ -110,7 +110,6 @@ class StreamKernel:
     is_persistent: ClassVar = False
     row_count: ClassVar = None
     state: ClassVar[tuple[BufferSpec, ...]] = ()
-    zeroed: ClassVar[tuple[Any, ...]] = ()
 
     @property
     def parameters(self) -> tuple[Any, ...]:
