@@ -100,6 +100,7 @@ SIDE_BY_SIDE = "crossfuse.side_by_side"
 #: each, elements of the reduction, lanes whose sums are added up; or sums that become zero.
 WARP_PRODUCT = "crossfuse.warp_product"
 COLUMN, ROW, ROW_TILE, ELEMENT, LANE, ZERO = "column", "row", "rows", "element", "lane", "zero"
+TERM = "term"
 
 #: Annotation of a loop: it loads what a kernel that starts early may ask for before it waits, where
 #: that is constant, see `crossfuse.lower.launches`.

@@ -16,7 +16,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import MMA_GROUPS, MMA_LANES
-from crossfuse.markers import COLUMN, ELEMENT, LANE, ROW, ROW_TILE, WARP_PRODUCT, ZERO
+from crossfuse.markers import COLUMN, ELEMENT, LANE, ROW, ROW_TILE, TERM, WARP_PRODUCT, ZERO
 
 # Products of one warp (PTX ISA, ``mma.m16n8k16``) of operands as they lie in memory.
 #
@@ -284,10 +284,7 @@ class _Product:
 
     def zero(self) -> Any:
         """Statement: no sum has anything yet."""
-        var = ir.Var("each", "int32")
-        store = ir.BufferStore(self.registers, ir.tirx.FloatImm("float32", 0), [var])
-        count = int(self.registers.ty.shape[0])
-        return ir.For(var, 0, count, ir.ForKind.UNROLLED, store)
+        return _filled(self.registers, ir.tirx.FloatImm("float32", 0))
 
 
 _VECTOR = 8
@@ -318,6 +315,35 @@ __device__ __forceinline__ float crossfuse_add_warp(float sum) {
   #pragma unroll
   for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, lane);
   return sum;
+}
+"""
+
+
+#: A lane's eight elements are rows of both operands: element by element, the products that are due
+#: stand on the diagonals, of the first eight rows in one fragment and of the others in the next.
+#: Two instructions take the place of 16, and of 16 to convert elements.
+_ADD_SQUARES = """\
+__device__ __forceinline__ void crossfuse_add_squares_{name}(float* sums, const void* vector) {{
+  const uint4 x = *(const uint4*)vector;
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32 "
+      "{{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(x.x), "r"(x.z), "r"(x.y), "r"(x.w), "r"(x.x), "r"(x.y));
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32 "
+      "{{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
+      : "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7])
+      : "r"(x.x), "r"(x.z), "r"(x.y), "r"(x.w), "r"(x.z), "r"(x.w));
+}}
+"""
+_SQUARES = 2 * _SUMS
+
+
+#: Of the lanes that share a row of both fragments one has the diagonals.
+_SQUARES_OF_LANE = """\
+__device__ __forceinline__ float crossfuse_squares_of_lane(const float* sums) {
+  const int lane = threadIdx.x % 32, row = lane / 4;
+  const float own = row & 1 ? sums[1] + sums[7] : sums[0] + sums[6];
+  return lane % 4 == row / 2 ? own : 0.0f;
 }
 """
 
@@ -377,11 +403,24 @@ class _Multiplied:
         }
         every = [self._product(each) for each in loops if _role(each) == COLUMN]
         self.products = {each.sums: each for each in every if each is not None}
+        of_warp = {each for each in self.lanes if str(each.scope()) == "warp"}
+        #: Buffers in which lanes add up squares of what they load, by tensor cores.
+        self.squares = {
+            of_squares.buffer
+            for each in loops
+            if _role(each) == TERM
+            and (of_squares := _squares(each))
+            and of_squares.buffer in of_warp
+        }
         #: Registers in the place of other buffers that have an element for each lane.
         self.registers = {
-            each: ir.tirx.decl_buffer([1], str(each.ty.dtype), f"{each.name}_own", scope="local")
-            for each in self.lanes
-            if str(each.scope()) == "warp" and each not in self.products
+            each: ir.tirx.decl_buffer(
+                [_SQUARES if each in self.squares else 1],
+                str(each.ty.dtype),
+                f"{each.name}_own",
+                scope="local",
+            )
+            for each in of_warp.difference(self.products)
         }
         #: Threads of a warp, of the launch that is looked at.
         self.lane: Any = None
@@ -412,6 +451,8 @@ class _Multiplied:
     def _store(self, node: Any, mutator: Any) -> Any:
         node = mutator.default_mutate(node)
         own = self.registers.get(node.buffer)
+        if own is not None and node.buffer in self.squares:  # they begin with nothing
+            return _filled(own, node.value)
         return node if own is None else ir.BufferStore(own, node.value, [0])
 
     def _own(self, node: Any, mutator: Any) -> Any:
@@ -427,6 +468,9 @@ class _Multiplied:
             return self._multiplied([self.products[product.sums]])
         if role == LANE:
             return self._add_up(node)
+        if role == TERM and (squares := _squares(node)) is not None:
+            registers = self.registers[squares.buffer]
+            return ir.Evaluate(squares.added_to(_address(registers, 0)))
         if role:
             self.around[role] = node.loop_var
         return mutator.default_mutate(node)
@@ -471,7 +515,10 @@ class _Multiplied:
         )
         condition = getattr(loop.body, "condition", None)
         if (own := self.registers.get(update.value.b.source)) is not None:
-            return _of_warp(own, update, self.lane, condition)
+            squares = update.value.b.source in self.squares
+            return _of_warp(
+                own, _diagonals(own) if squares else own[0], update, self.lane, condition
+            )
         product = self.products[update.value.b.source]
         column = self.around[COLUMN]
         if product.parts == 1:
@@ -486,10 +533,56 @@ class _Multiplied:
         return ir.SeqStmt([*before, stored]) if before else stored
 
 
-def _of_warp(own: Any, update: Any, lane: Any, condition: Any) -> Any:
+@dataclass(frozen=True, eq=False)
+class _Squares:
+    """Squares of what a lane has loaded, eight elements of 16 bits, in a lane's sum."""
+
+    buffer: Any
+    load: Any
+
+    def added_to(self, sums: Any) -> Any:
+        """Call that adds them to the registers at an address."""
+        name = TYPES[str(self.load.source.ty.dtype)]
+        source = _ADD_SQUARES.format(name=name)
+        vector = _address(self.load.source, *self.load.indices)
+        return ir.cuda_func_call(f"crossfuse_add_squares_{name}", sums, vector, source_code=source)
+
+
+def _squares(loop: Any) -> _Squares | None:
+    """Read a loop over the elements of a load; None where it sums something else."""
+    (store,) = ir.nodes(loop.body, ir.BufferStore)
+    added = store.value.b if isinstance(store.value, ir.tirx.Add) else None
+    if not isinstance(added, ir.tirx.Mul) or int(loop.extent) != _VECTOR:
+        return None
+    casts = (added.a, added.b)
+    if not ir.alike(*casts) or not isinstance(added.a, ir.tirx.Cast):
+        return None
+    load = added.a.value
+    loaded = isinstance(load, ir.TensorLoad) and str(load.source.ty.dtype) in TYPES
+    if not loaded or str(load.source.scope()) != "local":
+        return None
+    first = ir.tirx.IntImm(str(loop.loop_var.ty), 0)
+    return _Squares(store.buffer, ir.substitute(load, {loop.loop_var: first}))
+
+
+def _filled(registers: Any, value: Any) -> Any:
+    """Statement: all registers have a value."""
+    var = ir.Var("each", "int32")
+    store = ir.BufferStore(registers, value, [var])
+    return ir.For(var, 0, int(registers.ty.shape[0]), ir.ForKind.UNROLLED, store)
+
+
+def _diagonals(registers: Any) -> Any:
+    name = "crossfuse_squares_of_lane"
+    return ir.cuda_func_call(
+        name, _address(registers, 0), source_code=_SQUARES_OF_LANE, return_type="float32"
+    )
+
+
+def _of_warp(own: Any, sum_of_lane: Any, update: Any, lane: Any, condition: Any) -> Any:
     """Add up what the lanes of a warp have in a register each; the first one stores the sum."""
     call = ir.cuda_func_call(
-        "crossfuse_add_warp", own[0], source_code=_ADD_WARP, return_type="float32"
+        "crossfuse_add_warp", sum_of_lane, source_code=_ADD_WARP, return_type="float32"
     )
     first = ir.tirx.EQ(lane, ir.tirx.IntImm("int32", 0))
     stored = ir.BufferStore(update.buffer, own[0], list(update.indices))

@@ -53,6 +53,7 @@ CASES = [
     ("gemm:M=3,K=512,N=32,weights=nk,residual=in", SkinnyTiles(8, 4, 1)),
     ("gemm:M=5,K=192,N=32,weights=nk", SkinnyTiles(4, 2, 1)),  # elements two by two
     ("gemm:M=1,K=64,N=16,weights=nk", SkinnyTiles(4, 2, 1)),  # one by one
+    ("gemm:M=9,K=1024,N=16,weights=nk", SkinnyTiles(4, 4, 1)),  # eight at a time
     ("gemm:M=14,K=512,N=16,weights=nk", SkinnyTiles(8, 4, 2)),
     ("gemm:M=32,K=512,N=16,weights=nk", SkinnyTiles(4, 8, 2)),
     ("gated_gemm:M=2,K=512,N=32,act=silu,residual=in", SkinnyTiles(8, 4, 1)),
@@ -71,6 +72,18 @@ def test_kernels_are_right(text: str, tiles: SkinnyTiles) -> None:
     ):
         report.raise_if_wrong()
         judge(report.outputs["out"], inputs)
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "by"), [(9, 512, True), (1, 512, False), (9, 128, False)]
+)
+def test_squares_of_eight_elements_are_added_by_tensor_cores(
+    rows: int, depth: int, by: bool
+) -> None:
+    """A lane of several warps that share a row has fewer; these are added one by one."""
+    func = emit(with_norm(f"gemm:M={rows},K={depth},N=32,weights=nk"))
+    cuda = lower(schedule_skinny(func, tiles=SkinnyTiles(4, 4, 1)), TARGET).image.cuda
+    assert ("crossfuse_add_squares" in cuda) == by
 
 
 def nasty(kind: str, rows: np.ndarray) -> np.ndarray:

@@ -146,7 +146,7 @@ def decoder(rows: int, width: int = 2048, hidden: int = 8192) -> list[Any]:
     [
         (1, ("crossfuse_gated_gemm", "crossfuse_gemm")),
         (8, ("crossfuse_gated_gemm", "crossfuse_gemm")),
-        (16, ("crossfuse_rows_chain",)),
+        (32, ("crossfuse_rows_chain",)),
     ],
 )
 def test_time_decides_between_a_layer_and_its_products(rows: int, due: tuple[str, ...]) -> None:

@@ -77,8 +77,8 @@ def test_other_rows(name: str) -> None:
 
 
 def test_more_rows_stay() -> None:
-    assert found(rms, rows=8) is not None
-    assert found(rms, rows=9) is None
+    assert found(rms, rows=16) is not None
+    assert found(rms, rows=17) is None
 
 
 def test_numbers_that_could_be_too_large_stay() -> None:

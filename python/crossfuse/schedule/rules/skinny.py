@@ -23,6 +23,7 @@ from crossfuse.markers import (
     ROW,
     ROW_TILE,
     SIDE_BY_SIDE,
+    TERM,
     WARP_PRODUCT,
     ZERO,
 )
@@ -317,4 +318,5 @@ def _sum_rows(sch: Any, row_sum: Any, rows: int, grid: Any, x: Any, tiles: Skinn
         sch.compute_at(loaded, step, preserve_unit_loops=True)
         sch.vectorize(sch.get_loops(loaded)[-1])
     sch.unroll(element)
+    sch.annotate(element, WARP_PRODUCT, TERM)
     sch.decompose_reduction(of_lane, step)
