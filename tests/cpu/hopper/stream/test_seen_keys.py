@@ -317,6 +317,35 @@ def test_forms_of_masks(name: str) -> None:
     assert seen_of(masked_by(put)) == said
 
 
+OTHERS = {
+    "causal": {"causal": True},
+    "a window": {"window": 50},
+    "lengths": {"lengths": True},
+    "documents": {"documents": True},
+    "a table": {"table": True},
+    "a bias": {"bias": True},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_rows_that_see_no_key_for_another_reason_weigh_what_is_masked(other: str) -> None:
+    """A key that is seen by flags alone says nothing of a row that another mask keeps from it."""
+    case = Masked(rows=6, keys=230, depth=64, padding=True, hidden=-65536.0, **OTHERS[other])
+    assert seen_of(function(case)) is None
+    assert seen_of(function(replace(case, hidden=-np.inf))) is not None
+    image = kernel(case, {"elements": 32})
+    for shown in (slice(0, 0), slice(225, 230), slice(100, 130)):
+        given = inputs(case)
+        given["filled"][:] = False
+        given["filled"][shown] = True
+        judge(case, image, given)
+
+
+def test_slopes_and_caps_leave_rows_alike() -> None:
+    alike = replace(FEW, hidden=-65536.0, cap=20.0, alibi=True)
+    assert seen_of(function(alike)) == "filled[i0_fused, t * 32 + key], if any"
+
+
 def test_other_streams_go_through_all_tiles() -> None:
     table = Masked(rows=4, keys=96, depth=64, table=True)  # of rows and keys
     assert seen_of(function(table)) is None

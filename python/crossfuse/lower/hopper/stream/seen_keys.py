@@ -8,13 +8,14 @@ masked may be anything, NaN too, as in the cascade itself.
 
 Scores may be masked by a large negative number instead of -inf, as cuDNN's attention (-65536) and
 models (the least number of their type) do. What is masked so counts for nothing beside a key that
-is seen, but a row that sees none weighs what is masked: no tile may be passed by then.
+is seen, but a row that sees none weighs what is masked: no tile may be passed by then. So flags
+have to say for all rows which keys these see, and nothing else may mask by the key.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -107,8 +108,30 @@ def seen_keys(program: StreamProgram) -> Seen | None:
 
 def _silenced(program: StreamProgram, flag: Any, value: bool) -> float | None:
     """The number up to which masks have to count for nothing, so that a flag silences keys."""
-    limits = (-math.inf, HIDES)
+    limits = (-math.inf, *([HIDES] if _flags_say_all(program) else []))
     return next((each for each in limits if _leaves_state(program, flag, value, each)), None)
+
+
+def _flags_say_all(program: StreamProgram) -> bool:
+    """Whether rows see the same keys: nothing else that is loaded or compared is of the key."""
+    stream, split = program.stream, program.split
+    own = () if split is None else (split.place.var,)
+    known = (program.key, stream.var, *own)
+
+    def is_of(value: Any, variables: Sequence[Any]) -> bool:
+        return all(ir.among(each, variables) for each in ir.nodes(value, ir.tirx.Var))
+
+    if not is_of(stream.first, own) or not is_of(stream.count, own):
+        return False
+    for step in program.all_steps:
+        value = with_flags(step.value, program, lambda _: ir.tirx.IntImm("bool", 1))
+        loads = [each for each in ir.nodes(value, ir.TensorLoad) if ir.is_global(each.source)]
+        compared = [each for kind in _COMPARISONS for each in ir.nodes(value, kind)]
+        if any(ir.mentions(each, program.key) for each in loads):
+            return False
+        if not all(is_of(each, known) for each in compared if ir.mentions(each, program.key)):
+            return False
+    return True
 
 
 def _flags(program: StreamProgram) -> list[Any]:
