@@ -48,6 +48,7 @@ def cases(draw: st.DrawFn) -> Masked:
         padding=padding,
         shift=draw(st.sampled_from([0, 5])) if padding else 0,
         bias=draw(st.booleans()),
+        hidden=draw(st.sampled_from([-np.inf, -65536.0, float(np.finfo(np.float32).min)])),
         dtype=draw(st.sampled_from(["bfloat16", "float16"])),
     )
 
@@ -57,7 +58,9 @@ def changed(case: Masked, change: str, seen: int) -> dict[str, Any]:
     name, scale, offset = CHANGES[change]
     made[name] = (made[name].astype(np.float32) * scale + offset).astype(made[name].dtype)
     if case.padding:
-        made["filled"][...] = np.arange(case.keys) < seen
+        # Those before a number of keys, or, with a negative one, those behind it.
+        key = np.arange(case.keys)
+        made["filled"][...] = key < seen if seen >= 0 else key >= -seen
     return made
 
 
@@ -67,7 +70,7 @@ def changed(case: Masked, change: str, seen: int) -> dict[str, Any]:
     st.sampled_from([64, 128, 256]),
     st.sampled_from([1, 1, 2, 3, 4, 8, 16]),
     st.sampled_from(list(CHANGES)),
-    st.integers(0, 800),
+    st.integers(-800, 800),
 )
 def test_few_rows_are_refused_or_right(
     case: Masked, elements: int, cluster: int, change: str, seen: int
