@@ -24,6 +24,7 @@ TEXTS = [
     "gemm:M=1,K=2048,N=2048,weights=nk,residual=in",
     "gemm:M=8,K=8192,N=2048,weights=nk,residual=in",
     "gemm:M=13,K=896,N=512,weights=nk",
+    "gemm:M=16,K=8192,N=2048,weights=nk",
     "gemm:M=32,K=576,N=1536,weights=nk",
     "gated_gemm:M=1,K=2048,N=8192",
     "gated_gemm:M=16,K=2048,N=4096",
