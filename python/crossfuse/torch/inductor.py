@@ -250,14 +250,16 @@ def waiting_first() -> Iterator[bool]:
     Inductor lets them read what the kernel before the last one has written before they wait, as
     that one has ended: each of its own kernels waits before it lets the next one start. Ours let it
     start first, so that weights are on their way, and may end later. Says whether this torch has
-    such kernels.
+    such kernels; one that writes them elsewhere writes none.
     """
     from torch._inductor import config
     from torch._inductor.codegen.triton import TritonKernel
 
     name = "_handle_pdl_before_access"
+    knows = hasattr(config.triton, "enable_pdl")
     if not hasattr(TritonKernel, name):
-        yield False
+        with config.patch({_EARLY: False} if knows else {}):
+            yield False
         return
 
     def wait(kernel: Any, buffer: Any, *_: Any, **__: Any) -> None:
@@ -266,7 +268,7 @@ def waiting_first() -> Iterator[bool]:
             (kernel.body if in_loop else buffer).writeline(kernel.GDC_WAIT)
 
     with patch.object(TritonKernel, name, wait):
-        yield hasattr(config.triton, "enable_pdl")
+        yield knows
 
 
 def count_together(module: fx.GraphModule) -> None:

@@ -270,12 +270,13 @@ def test_kernels_of_inductor_wait_before_they_read() -> None:
     assert getattr(TritonKernel, name) is theirs
 
 
-def test_a_torch_without_such_kernels_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_writes_them_elsewhere_writes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config
     from torch._inductor.codegen.triton import TritonKernel
 
     monkeypatch.delattr(TritonKernel, "_handle_pdl_before_access")
-    with inductor.waiting_first() as early:
-        assert not early
+    with config.patch({"triton.enable_pdl": True}), inductor.waiting_first() as early:
+        assert not early and not config.triton.enable_pdl
 
 
 def counting(a: Any, b: Any, c: Any, d: Any, x: Any) -> tuple[Any, Any]:
