@@ -50,7 +50,7 @@ def outcomes(module: nn.Module, *shape: int, always: bool = False) -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("norm", "shape"), [(nn.RMSNorm, (16, 512)), (nn.LayerNorm, (4, 4, 512))], ids=str
+    ("norm", "shape"), [(nn.RMSNorm, (32, 512)), (nn.LayerNorm, (4, 4, 512))], ids=str
 )
 def test_the_norm_is_taken_where_more_is_saved(norm: Any, shape: tuple[int, ...]) -> None:
     chain, whole, layer = outcomes(Block(512, 2048, norm), *shape)
@@ -63,7 +63,7 @@ def test_the_norm_is_taken_where_more_is_saved(norm: Any, shape: tuple[int, ...]
 
 @pytest.mark.slow
 def test_a_small_chain_is_faster_in_registers() -> None:
-    chain, whole, *_ = outcomes(Block(256, 512), 16, 256)
+    chain, whole, *_ = outcomes(Block(256, 512), 32, 256)
     assert (chain.name, chain.family) == ("crossfuse_gated_ffn", "registers")
     assert whole.text == "a product of it is in crossfuse_gated_ffn, and more is saved so"
 

@@ -25,40 +25,30 @@ from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
 from crossfuse.workload import parse, prim_func, random_inputs
 
 #: Workload; rows, cluster size and parts; ring order, bulk copies.
-CLUSTERS: dict[str, tuple[str, tuple[int, ...], dict[str, bool]]] = {
+CLUSTERS: dict[str, tuple[str, tuple[int, ...]]] = {
     "one part": (
         "gemm_chain:M=16,K=64,N=200,L=72,dtype=float16,act=gelu,weights=nk",
         (64, 4, 1),
-        {},
     ),
-    "a CTA without columns": ("gemm_chain:M=3,K=64,N=72,L=72,dtype=bfloat16", (64, 4, 1), {}),
-    "output alone": ("gated_ffn:M=33,K=64,N=256,L=264,dtype=bfloat16", (64, 4, 1), {}),
-    "parts": ("gemm_chain:M=16,K=64,N=200,L=72,dtype=float16,weights=nk", (64, 2, 2), {}),
-    "parts of no rows": ("gated_ffn:M=33,K=72,N=520,L=264,dtype=bfloat16", (64, 2, 3), {}),
-    "wide": ("gated_ffn:M=49,K=64,N=1000,L=1000,dtype=float16,weights=nk", (64, 8, 2), {}),
-    "two warpgroups": ("gemm_chain:M=127,K=64,N=264,L=72,dtype=bfloat16,act=relu", (128, 4, 1), {}),
-    "ring": ("gated_ffn:M=7,K=64,N=200,L=72,dtype=bfloat16,weights=nk", (64, 3, 1), {"ring": True}),
-    "bulk": ("gemm_chain:M=100,K=64,N=264,L=264,dtype=bfloat16", (64, 4, 1), {"bulk": True}),
+    "a CTA without columns": ("gemm_chain:M=3,K=64,N=72,L=72,dtype=bfloat16", (64, 4, 1)),
+    "output alone": ("gated_ffn:M=33,K=64,N=256,L=264,dtype=bfloat16", (64, 4, 1)),
+    "parts": ("gemm_chain:M=16,K=64,N=200,L=72,dtype=float16,weights=nk", (64, 2, 2)),
+    "parts of no rows": ("gated_ffn:M=33,K=72,N=520,L=264,dtype=bfloat16", (64, 2, 3)),
+    "wide": ("gated_ffn:M=49,K=64,N=1000,L=1000,dtype=float16,weights=nk", (64, 8, 2)),
+    "two warpgroups": ("gemm_chain:M=127,K=64,N=264,L=72,dtype=bfloat16,act=relu", (128, 4, 1)),
     "parts, a CTA without columns": (
         "gemm_chain:M=7,K=64,N=520,L=264,dtype=bfloat16,act=relu",
         (64, 8, 2),
-        {},
     ),
     "parts that begin beyond the columns": (
         "gemm_chain:M=3,K=64,N=520,L=72,dtype=float16,weights=nk",
         (64, 2, 5),
-        {},
-    ),
-    "both": (
-        "gemm_chain:M=5,K=64,N=1000,L=264,dtype=bfloat16",
-        (64, 4, 3),
-        {"ring": True, "bulk": True},
     ),
     # Its tile has 80 or 72 columns, its slice 128.
-    "one CTA": ("gated_ffn:M=5,K=40,N=80,L=40,dtype=bfloat16", (64, 1, 1), {}),
-    "one CTA, odd eights": ("gemm_chain:M=5,K=40,N=72,L=40,dtype=float16", (64, 1, 1), {}),
-    "chosen": ("gated_ffn:M=49,K=64,N=520,L=264,dtype=bfloat16", (0, 0, 0), {}),
-    "one row": ("gemm_chain:M=1,K=64,N=72,L=72,dtype=bfloat16,weights=nk", (0, 0, 0), {}),
+    "one CTA": ("gated_ffn:M=5,K=40,N=80,L=40,dtype=bfloat16", (64, 1, 1)),
+    "one CTA, odd eights": ("gemm_chain:M=5,K=40,N=72,L=40,dtype=float16", (64, 1, 1)),
+    "chosen": ("gated_ffn:M=49,K=64,N=520,L=264,dtype=bfloat16", (0, 0, 0)),
+    "one row": ("gemm_chain:M=1,K=64,N=72,L=72,dtype=bfloat16,weights=nk", (0, 0, 0)),
 }
 #: Workload; rows, columns of the output's tiles, parts, and CTAs of a cluster if they sum them.
 REGISTERS = {
@@ -77,8 +67,8 @@ REGISTERS = {
 }
 
 
-def clustered(text: str, tiles: tuple[int, ...], **passing: bool) -> Any:
-    return schedule_clustered_ffn(prim_func(parse(text)), tiles=ClusterTiles(*tiles), **passing)
+def clustered(text: str, tiles: tuple[int, ...]) -> Any:
+    return schedule_clustered_ffn(prim_func(parse(text)), tiles=ClusterTiles(*tiles))
 
 
 def kept(text: str, tiles: tuple[int, ...]) -> Any:
@@ -87,8 +77,8 @@ def kept(text: str, tiles: tuple[int, ...]) -> Any:
 
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_slices_in_the_cluster(name: str) -> None:
-    text, tiles, passing = CLUSTERS[name]
-    image = passed(parse(text), clustered(text, tiles, **passing))
+    text, tiles = CLUSTERS[name]
+    image = passed(parse(text), clustered(text, tiles))
     if tiles[1]:
         assert [each.cluster for each in image.launches] == [(tiles[1], 1, 1)]
 
@@ -103,8 +93,8 @@ def test_parts_in_registers(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["one part", "parts of no rows"])
 def test_adversarial_inputs_in_the_cluster(name: str) -> None:
-    text, tiles, passing = CLUSTERS[name]
-    image = lower(clustered(text, tiles, **passing)).image
+    text, tiles = CLUSTERS[name]
+    image = lower(clustered(text, tiles)).image
     for inputs in mixed_inputs(parse(text)):
         emulated(parse(text), image, inputs, orders=1)
 
@@ -166,8 +156,8 @@ def test_without_zeros_infinities_leak(where: str, monkeypatch: pytest.MonkeyPat
 
 def changed(name: str, callback: tuple[type, Any]) -> Any:
     """The scheduled function of a cluster with other nodes."""
-    text, tiles, passing = CLUSTERS[name]
-    func = only_function(clustered(text, tiles, **passing))
+    text, tiles = CLUSTERS[name]
+    func = only_function(clustered(text, tiles))
     return func.with_body(ir.mutate(func.body, callback))
 
 

@@ -52,6 +52,7 @@ CASES = {
         replace(ONE, hidden=float(np.finfo(np.float32).min)),
         DSM | {"cluster": 4},
     ),
+    "hidden, lengths": (replace(FEW, hidden=-65536.0, lengths=True), DSM | {"cluster": 3}),
     "hidden, a second kernel": (
         replace(FEW, hidden=-65536.0),
         {"elements": 32, "cluster": 4, "merge": "kernel"},
@@ -320,7 +321,6 @@ def test_forms_of_masks(name: str) -> None:
 OTHERS = {
     "causal": {"causal": True},
     "a window": {"window": 50},
-    "lengths": {"lengths": True},
     "documents": {"documents": True},
     "a table": {"table": True},
     "a bias": {"bias": True},

@@ -313,7 +313,7 @@ class _Rules:
             if number == 0 and _is_finite(other):
                 return one
             if number is not None and self._absorbs(number) and factor is not None and factor > 0:
-                return ir.tirx.FloatImm(str(node.ty), number * factor)
+                return ir.tirx.FloatImm(str(node.ty), _within(number * factor))
         return None
 
     def _maximum(self, node: Any) -> Any:
@@ -321,6 +321,11 @@ class _Rules:
             if self.is_least(_number(one)):
                 return other
         return None
+
+
+def _within(number: float) -> float:
+    """A number as float32 holds it: a product of two may be infinite."""
+    return math.copysign(math.inf, number) if abs(number) > _LARGEST else number
 
 
 def _is_either(condition: Any, chosen: Any, other: Any) -> bool:
@@ -390,5 +395,8 @@ def _is_finite(value: Any) -> bool:
         number is None or math.isfinite(number)
     )
 
+
+#: The largest number of float32.
+_LARGEST = 3.4028234663852886e38
 
 _FUNCTIONS: dict[str, Callable[[float], float]] = {"exp": math.exp, "exp2": math.exp2}
