@@ -129,6 +129,25 @@ def test_results_are_read_through_views() -> None:
     assert torch.ops.aten.mm.default not in targets
 
 
+class Embedded(nn.Module):
+    """Products of rows of a table, as the first layer of a decoder without a norm there has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(16, D)
+        self.queries, self.keys = (nn.Linear(D, H, bias=False) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.table(x.long())
+        return self.queries(x).cumsum(-1) + torch.softmax(self.keys(x), -1)
+
+
+def test_rows_of_a_table() -> None:
+    """TVM has two operators for it, the second a reshape: kernels begin behind both."""
+    report = check(Embedded(), torch.tensor([[3], [5], [7]]))
+    assert report.fused == ("crossfuse_gemms",), report.text()
+
+
 def test_a_product_that_another_kernel_looks_at_stays() -> None:
     """A norm in front of two layers belongs to their kernel, with the bias in front of it."""
 

@@ -241,7 +241,8 @@ def with_whole_operators(
     """Bindings, and those that make what they read, up to values in `known`; None has all.
 
     An operator of the caller may combine what products make with what they do not, as the gradient
-    of an activation does: all of it is computed inside.
+    of an activation does: all of it is computed inside. A reshape that ends an operator of which
+    the rest is not, as that of an embedding does, is left to it.
     """
     found, pending = set(inner), list(inner)
     while pending and known is not None:
@@ -249,7 +250,14 @@ def with_whole_operators(
             if graph.is_elementwise(each) and each not in found and each not in known:
                 found.add(each)
                 pending.append(each)
-    return [each for each in graph.makers if each in found]
+
+    def ends_operator(value: Any) -> bool:
+        if known is None or graph.operator(value) not in RESHAPES or value not in known:
+            return False
+        source = graph.arguments(value)[0]
+        return source not in known and source not in found
+
+    return [each for each in graph.makers if each in found and not ends_operator(each)]
 
 
 def check_known(values: list[Var], known: Container[Any] | None) -> None:
