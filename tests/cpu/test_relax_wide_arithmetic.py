@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tvm import relax
+from tvm.ir import GenericConst
 from tvm.relax import op
 
 from crossfuse.relax.operators import check_elementwise
@@ -147,6 +148,17 @@ def test_what_tvm_refuses_in_bfloat16(build: Callable[..., Any], shapes: Any) ->
     mod = WideArithmetic()(module(build, "bfloat16", *shapes))
     relax.transform.LegalizeOps()(mod)
     assert str(mod["main"].ret_ty.dtype) == "bfloat16"
+
+
+def test_numbers_stay_numbers() -> None:
+    """A cast of a constant would be a binding that is no call, which nothing is merged with."""
+
+    def build(x: Any) -> Any:
+        return op.power(x, relax.const(2.0, "bfloat16"))
+
+    mod = relax.transform.LegalizeOps()(WideArithmetic()(module(build, "bfloat16", (4, 8))))
+    values = [each.value for block in mod["main"].body.blocks for each in block.bindings]
+    assert not [each for each in values if isinstance(each, GenericConst)]
 
 
 def test_a_power_of_bfloat16_is_element_wise() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm import relax, te, tirx, topi
+from tvm.ir import GenericConst
 
 from crossfuse import _tvm as ir
 from crossfuse.relax.operators import refused
@@ -159,6 +160,9 @@ class _Widened(relax.PyExprMutator):
             return relax.Tuple([self._cast(each, dtype) for each in value])
         if str(value.ty.dtype) not in (*_NARROW, "float32"):
             return value
+        if isinstance(value, GenericConst):
+            # ``LegalizeOps`` would bind what is cast, which is a call of nothing.
+            return relax.const(value.value.numpy().astype(dtype), dtype)
         return self.builder_.emit(relax.op.astype(value, dtype))
 
 
