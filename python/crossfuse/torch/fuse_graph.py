@@ -43,7 +43,15 @@ from crossfuse.relax.choice import (
     measured_kernels,
 )
 from crossfuse.relax.fuse_cascades import text_of
-from crossfuse.relax.graph import Graph, in_order, is_number, read_graph, with_bindings
+from crossfuse.relax.graph import (
+    Graph,
+    Node,
+    in_order,
+    is_number,
+    read_graph,
+    with_bindings,
+    with_body,
+)
 from crossfuse.relax.operators import LEGAL, PRODUCT, dtype_of, refused, shape_of
 from crossfuse.relax.outcome import BinOutcome, ChainOutcome
 from crossfuse.relax.replace import Replacement, with_replacements
@@ -97,7 +105,7 @@ class CascadeKernels:
     ) -> None:
         self._target = target
         self._nodes = known
-        self._known = {str(each.name): each for each in known}
+        self._known = {f"{each.name}{_OWN}": each for each in known}
         self._measuring = measuring
         self._callees: dict[Kernel, GlobalVar] = {}
         #: By what was found, and what torch launches instead.
@@ -112,7 +120,7 @@ class CascadeKernels:
         """See `crossfuse.relax.choice.Kernels`."""
         groups, refused = find_cascades(graph, Cascades(self._target, None, None))
         for group in (each for each in groups if each.kernel.form == TILES):
-            names = tuple(str(each.var.name) for each in in_order(group.members) if each.reduces)
+            names = tuple(_name(each) for each in in_order(group.members) if each.reduces)
             reason = self._refusal(graph, group)
             yield Candidate(names, None if reason else self._planned(graph, group), reason)
         for each in refused:
@@ -134,9 +142,13 @@ class CascadeKernels:
             names = ", ".join(str(each.var.name) for each in outputs)
             return f"others read {len(outputs)} results of it: {names}"
         for each in (*inputs, outputs[0].var):
-            if not isinstance(each, Var) or str(each.name) not in self._known:
+            if not self._is_known(each):
                 return "it begins or ends inside of an operator"
         return ""
+
+    def _is_known(self, value: Any) -> bool:
+        """Whether an operator of torch makes a value, and not a part of one."""
+        return isinstance(value, Var) and str(value.name) in self._known
 
     def _planned(self, graph: Graph, group: CascadeGroup) -> PlannedCascade:
         site, derivation = group.found.site, group.found.derivation
@@ -199,35 +211,47 @@ def may_have_attention(graph: Graph) -> bool:
     return sum(each >= _BATCHED for each in ranks) >= _PRODUCTS
 
 
+#: What names of a translated graph's variables end in while it is legalised: TVM makes several
+#: calls of some operators, and names what they make as the graph names other values.
+_OWN = "_"
+
+
 def legalised(mod: Any) -> Graph:
     """The operators of a translated graph as calls of functions, without what nothing reads.
 
-    Numbers that torch gave a name are read as numbers: a mask is known by them.
+    Variables that the graph had have their names with `_OWN` behind them. Numbers that torch gave a
+    name are read as numbers: a mask is known by them.
     """
     main = mod["main"]
-    numbers = {
-        each.var: each.value
-        for block in main.body.blocks
-        for each in block.bindings
-        if is_number(each.value)
-    }
+    bindings = [each for block in main.body.blocks for each in block.bindings]
+    every = (*main.params, *(each.var for each in bindings))
+    own = {each: type(each)(f"{each.name}{_OWN}", each.ty) for each in every}
+    read = own | {each.var: each.value for each in bindings if is_number(each.value)}
 
-    def with_numbers(block: Any) -> list[Any]:
+    def renamed(block: Any) -> list[Any]:
         return [
-            relax.VarBinding(each.var, ir.mutate(each.value, (Var, number)))
+            relax.VarBinding(own[each.var], _with_variables(each.value, read))
             for each in block.bindings
         ]
 
-    def number(var: Any, _: Any) -> Any:
-        return numbers.get(var, var)
-
-    if numbers:
-        mod = mod.clone()
-        mod.update_func(mod.get_global_var("main"), with_bindings(main, with_numbers))
+    made = with_bindings(main, renamed, [own[each] for each in main.params])
+    body = relax.SeqExpr(made.body.blocks, _with_variables(main.body.body, own))
+    mod = mod.clone()
+    mod.update_func(mod.get_global_var("main"), with_body(made, body, made.params))
     passes = [relax.transform.DeadCodeElimination(), relax.transform.LegalizeOps(dict(LEGAL))]
     legal = ir.tvm.ir.transform.Sequential(passes)(mod)
     (block,) = legal["main"].body.blocks
     return read_calls(legal, block)
+
+
+def _name(node: Node) -> str:
+    """The variable of a legalised graph's node, or the function where TVM bound it."""
+    name = str(node.var.name)
+    return name.removesuffix(_OWN) if name.endswith(_OWN) else node.name
+
+
+def _with_variables(value: Any, image: Mapping[Any, Any]) -> Any:
+    return ir.mutate(value, (Var, lambda var, _: image.get(var, var)))
 
 
 def fuse_graph(
