@@ -118,7 +118,8 @@ class CascadeKernels:
 
     def candidates(self, graph: Graph) -> Iterator[Candidate]:
         """See `crossfuse.relax.choice.Kernels`."""
-        groups, refused = find_cascades(graph, Cascades(self._target, None, None))
+        every = Cascades(self._target, None, None)
+        groups, refused = find_cascades(graph, every, self._is_known)
         for group in (each for each in groups if each.kernel.form == TILES):
             names = tuple(_name(each) for each in in_order(group.members) if each.reduces)
             reason = self._refusal(graph, group)

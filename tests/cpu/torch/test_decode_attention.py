@@ -136,6 +136,23 @@ def test_capped_scores() -> None:
     assert check(attended(Step(), "formula", cap=5.0), given, always=True).fused
 
 
+def test_masks_that_are_looked_up() -> None:
+    """Padding of each sequence by indices, which are several calls of one operator in TVM."""
+    step = Step(batch=3)
+    *operands, _ = inputs(step)
+    padded = torch.arange(step.length) >= torch.tensor([[3], [0], [7]])
+
+    def forward(q: Any, keys: Any, values: Any, at: Any, k: Any, v: Any, padded: Any) -> Any:
+        places = torch.arange(step.length)[None, None, None]
+        sequences = torch.arange(step.batch)[:, None, None, None]
+        seen = (places <= at[:, None]) & padded[sequences, places]
+        mask = torch.where(seen, 0.0, -torch.inf).to(q.dtype)
+        return attended(step, "formula", cap=5.0)(q, keys, values, at, k, v, mask)
+
+    report = check(forward, [*operands, padded], always=True)
+    assert report.fused == ("crossfuse_cascade_0",), report.text()
+
+
 #: The last one is shared by the CTAs of clusters, most of which see nothing but hidden keys.
 @pytest.mark.slow
 @pytest.mark.parametrize("offset", [0.0, 1e4])

@@ -21,18 +21,25 @@ from crossfuse.relax.merge import Unit, Units, likeness, merged, name_of, places
 _OPERATIONS = 16
 #: Views behind one another that are looked through: torch expands, reshapes and permutes in a row.
 _MOST_VIEWS = 4
+#: Whether a variable is the result of an operator of the caller, and no part of one.
+Known = Callable[[Any], bool]
 
 
 class Growth:
     """Grows units of a dataflow block's calls until each is as large a cascade as it can be.
 
     Units in `done` are finished, and join no other. `steps` has, for each unit that reduces, the
-    units that it was made of one after the other, and itself last.
+    units that it was made of one after the other, and itself last. Of calls that are one operator
+    of the caller, whose results alone are `known`, element-wise ones around a cascade are taken in
+    together.
     """
 
-    def __init__(self, graph: Graph, cascades: Cascades, done: Iterable[Unit] = ()) -> None:
+    def __init__(
+        self, graph: Graph, cascades: Cascades, known: Known, done: Iterable[Unit] = ()
+    ) -> None:
         self.graph = graph
         self.cascades = cascades
+        self.known = known
         self.units = Units(graph)
         self.steps: dict[Unit, list[Unit]] = {}
         self._found: dict[Unit, Found] = {}
@@ -279,11 +286,25 @@ class Growth:
         """Element-wise calls behind a cascade and before it, with views in between."""
         for step in (self.units.users, self.units.sources):
             for each in sorted(step(unit), key=places):
-                for other in _beyond_views(each, step, unit):
+                for found in _beyond_views(each, step, unit):
+                    other = self._with_operators(found, unit)
                     parts = {self.units.of[node] for node in other}
                     taken = parts & (self.steps.keys() | self._done)
                     if not (taken or why_not(other)):
                         yield other
+
+    def _with_operators(self, other: Unit, unit: Unit) -> Unit:
+        """Neighbours of a unit with all calls of the operators that they are parts of."""
+        pending = list(other)
+        while pending:
+            node = pending.pop()
+            near = [each for each in self.graph.sources(node) if not self.known(each.var)]
+            near += self.graph.users(node) if not self.known(node.var) else ()
+            for each in near:
+                if each not in other | unit:
+                    pending += self.units.of[each]
+                    other |= self.units.of[each]
+        return other
 
     def _is_worth(self, unit: Unit, other: Unit) -> bool:
         """Whether recomputing a call for other rows takes less time than the bytes it saves."""
@@ -351,19 +372,19 @@ class Refused:
 
 
 def find_cascades(
-    graph: Graph, cascades: Cascades
+    graph: Graph, cascades: Cascades, known: Known = lambda _: True
 ) -> tuple[tuple[CascadeGroup, ...], tuple[Refused, ...]]:
     """Find the cascades of a dataflow block, and those that were tried but have no kernel.
 
     Where calls that were joined have no kernel, the largest part that has one is taken, and the
     rest is tried again without what is known to fail. Groups are disjoint, in the order of their
-    last calls.
+    last calls. Element-wise calls around a cascade join it by whole operators, see `Growth`.
     """
     groups: list[CascadeGroup] = []
     refused: dict[Unit, Refused] = {}
     failed = True
     while failed:
-        growth = Growth(graph, cascades, [each.members for each in groups])
+        growth = Growth(graph, cascades, known, [each.members for each in groups])
         growth.grow()
         failed = False
         for steps in growth.steps.values():
