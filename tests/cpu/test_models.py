@@ -28,7 +28,7 @@ ATTENTION, TOGETHER = "crossfuse_cascade_", "crossfuse_gemms"
 CASES = [
     (
         "llama-3.2-1b,layers=1,tokens=1,cache=16,reduce=16",
-        [GATED, "crossfuse_gemm", TOGETHER, ATTENTION],
+        ["crossfuse_gemm", "crossfuse_gemm", TOGETHER, "crossfuse_gated_gemm", ATTENTION],
     ),
     (
         "gpt2-small,layers=1,tokens=8,reduce=12,dtype=float16,head=true",
