@@ -84,7 +84,7 @@ def masks_by(slots: Iterable[Slot], reads: Callable[[Set[sympy.Symbol]], bool]) 
 def _hidden(expression: sympy.Basic) -> sympy.Basic | None:
     """Minus infinity in the place of an expression that a mask has made so small."""
     parts = expression.args if isinstance(expression, sympy.Add) else (expression,)
-    small = any(each.is_Number and each < HIDES for each in parts)
+    small = any(each.is_Number and each.is_extended_real and each < HIDES for each in parts)
     return -sympy.oo if small and expression != -sympy.oo else None
 
 
