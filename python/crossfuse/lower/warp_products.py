@@ -16,107 +16,18 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import MMA_GROUPS, MMA_LANES
+from crossfuse.lower.mma import (
+    SQUARES,
+    SUMS,
+    TYPES,
+    add_squares,
+    multiply_vectors,
+    squares_of_lane,
+)
 from crossfuse.markers import COLUMN, ELEMENT, LANE, ROW, ROW_TILE, TERM, WARP_PRODUCT, ZERO
 
-# Products of one warp (PTX ISA, ``mma.m16n8k16``) of operands as they lie in memory.
-#
-# Which elements of the reduction a lane holds is free, as long as both operands agree: a lane
-# loads 16 bytes, eight neighbours of a row, and they are its elements of two instructions.
-
-#: Types of operands, as PTX names them.
-TYPES = {"bfloat16": "bf16", "float16": "f16"}
-#: The elements of 16 bytes are those of two instructions, four for each: which of the reduction
-#: they are is the same in both operands.
-_VECTORS = """\
-__device__ __forceinline__ void crossfuse_multiply_{name}(
-    float* sums, const void* even, const void* odd, const void* rows) {{
-  const uint4 a = *(const uint4*)even, b = *(const uint4*)odd, x = *(const uint4*)rows;
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32 "
-      "{{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a.x), "r"(b.x), "r"(a.y), "r"(b.y), "r"(x.x), "r"(x.y));
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32 "
-      "{{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a.z), "r"(b.z), "r"(a.w), "r"(b.w), "r"(x.z), "r"(x.w));
-}}
-"""
-
-
-def multiply_vectors(dtype: str, sums: Any, even: Any, odd: Any, rows: Any) -> Any:
-    """Call that adds products of two columns' 16 bytes and those of each of eight rows.
-
-    All are addresses of registers: of four float32, and of 16 bytes each.
-    """
-    name = TYPES[dtype]
-    source = _VECTORS.format(name=name)
-    return ir.cuda_func_call(
-        f"crossfuse_multiply_{name}", sums, even, odd, rows, source_code=source
-    )
-
-
-#: Neighbours of a row stand in one word, and an instruction takes neighbours down a column: words
-#: of two rows are dealt out anew.
-_DOWN = """\
-__device__ __forceinline__ void crossfuse_multiply_down_{name}(
-    float* sums, const void* vectors, unsigned low, unsigned high) {{
-  const unsigned* words = (const unsigned*)vectors;
-  #pragma unroll
-  for (int i = 0; i < 4; ++i) {{
-    const unsigned a = words[i], b = words[4 + i], c = words[8 + i], d = words[12 + i];
-    float* sum = sums + {stride} * i;
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32 "
-        "{{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a & 0xffffu | b << 16), "r"(a >> 16 | b & 0xffff0000u),
-          "r"(c & 0xffffu | d << 16), "r"(c >> 16 | d & 0xffff0000u), "r"(low), "r"(high));
-  }}
-}}
-"""
-
-
-def multiply_down(dtype: str, sums: Any, vectors: Any, right: tuple[Any, Any], stride: int) -> Any:
-    """Call that adds products down the columns of 16 rows, of which a lane has 16 bytes of four.
-
-    These make four instructions, of 16 columns each; their sums are `stride` registers apart. The
-    right operand are both words of a lane.
-    """
-    name = TYPES[dtype]
-    source = _DOWN.format(name=name, stride=stride)
-    call = f"crossfuse_multiply_down_{name}"
-    return ir.cuda_func_call(call, sums, vectors, *right, source_code=source)
-
-
-_TRANSPOSE = """\
-__device__ __forceinline__ unsigned crossfuse_transpose(unsigned word) {
-  unsigned transposed;
-  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(word));
-  return transposed;
-}
-"""
-
-
-def transpose(word: Any) -> Any:
-    """The lane's word of a transposed 8 x 8 matrix of 16 bits, of which it has another."""
-    return ir.cuda_func_call(
-        "crossfuse_transpose", word, source_code=_TRANSPOSE, return_type="uint32"
-    )
-
-
-_LOAD = """\
-__device__ __forceinline__ void crossfuse_load_vector(void* to, const void* from, bool inside) {
-  *(uint4*)to = inside ? *(const uint4*)from : make_uint4(0, 0, 0, 0);
-}
-"""
-
-
-def load_vector(to: Any, at: Any, inside: Any) -> Any:
-    """Call that loads 16 bytes of memory into registers; zeros unless `inside`."""
-    return ir.cuda_func_call("crossfuse_load_vector", to, at, inside, source_code=_LOAD)
-
-
-#: Columns of the weights that a thread has in a fragment of 16, and its sums of eight rows.
-_COLUMNS, _SUMS = 2, 4
+#: Columns of the weights that a thread has in a fragment of 16.
+_COLUMNS = 2
 
 
 def multiply_by_warps() -> Any:
@@ -191,12 +102,12 @@ class _Product:
 
     def first(self, column: Any, row_tile: Any) -> Any:
         """Register of the first sum of a fragment that holds a column and rows."""
-        return (column // _COLUMNS * self._places + row_tile) * _SUMS
+        return (column // _COLUMNS * self._places + row_tile) * SUMS
 
     @property
     def count(self) -> int:
         """Registers for all sums."""
-        return self.columns // _COLUMNS * self._places * _SUMS
+        return self.columns // _COLUMNS * self._places * SUMS
 
     @property
     def makes_rows(self) -> bool:
@@ -319,35 +230,6 @@ __device__ __forceinline__ float crossfuse_add_warp(float sum) {
 """
 
 
-#: A lane's eight elements are rows of both operands: element by element, the products that are due
-#: stand on the diagonals, of the first eight rows in one fragment and of the others in the next.
-#: Two instructions take the place of 16, and of 16 to convert elements.
-_ADD_SQUARES = """\
-__device__ __forceinline__ void crossfuse_add_squares_{name}(float* sums, const void* vector) {{
-  const uint4 x = *(const uint4*)vector;
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32 "
-      "{{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(x.x), "r"(x.z), "r"(x.y), "r"(x.w), "r"(x.x), "r"(x.y));
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32 "
-      "{{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
-      : "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7])
-      : "r"(x.x), "r"(x.z), "r"(x.y), "r"(x.w), "r"(x.z), "r"(x.w));
-}}
-"""
-_SQUARES = 2 * _SUMS
-
-
-#: Of the lanes that share a row of both fragments one has the diagonals.
-_SQUARES_OF_LANE = """\
-__device__ __forceinline__ float crossfuse_squares_of_lane(const float* sums) {
-  const int lane = threadIdx.x % 32, row = lane / 4;
-  const float own = row & 1 ? sums[1] + sums[7] : sums[0] + sums[6];
-  return lane % 4 == row / 2 ? own : 0.0f;
-}
-"""
-
-
 #: As exact as in float32: a product of two elements of bfloat16 has all its bits there, and is
 #: rounded once. Half as many instructions let nvcc unroll the loop, and so load ahead.
 _ELEMENTS = """\
@@ -415,7 +297,7 @@ class _Multiplied:
         #: Registers in the place of other buffers that have an element for each lane.
         self.registers = {
             each: ir.tirx.decl_buffer(
-                [_SQUARES if each in self.squares else 1],
+                [SQUARES if each in self.squares else 1],
                 str(each.ty.dtype),
                 f"{each.name}_own",
                 scope="local",
@@ -516,9 +398,8 @@ class _Multiplied:
         condition = getattr(loop.body, "condition", None)
         if (own := self.registers.get(update.value.b.source)) is not None:
             squares = update.value.b.source in self.squares
-            return _of_warp(
-                own, _diagonals(own) if squares else own[0], update, self.lane, condition
-            )
+            of_lane = squares_of_lane(_address(own, 0)) if squares else own[0]
+            return _of_warp(own, of_lane, update, self.lane, condition)
         product = self.products[update.value.b.source]
         column = self.around[COLUMN]
         if product.parts == 1:
@@ -542,10 +423,8 @@ class _Squares:
 
     def added_to(self, sums: Any) -> Any:
         """Call that adds them to the registers at an address."""
-        name = TYPES[str(self.load.source.ty.dtype)]
-        source = _ADD_SQUARES.format(name=name)
         vector = _address(self.load.source, *self.load.indices)
-        return ir.cuda_func_call(f"crossfuse_add_squares_{name}", sums, vector, source_code=source)
+        return add_squares(str(self.load.source.ty.dtype), sums, vector)
 
 
 def _squares(loop: Any) -> _Squares | None:
@@ -570,13 +449,6 @@ def _filled(registers: Any, value: Any) -> Any:
     var = ir.Var("each", "int32")
     store = ir.BufferStore(registers, value, [var])
     return ir.For(var, 0, int(registers.ty.shape[0]), ir.ForKind.UNROLLED, store)
-
-
-def _diagonals(registers: Any) -> Any:
-    name = "crossfuse_squares_of_lane"
-    return ir.cuda_func_call(
-        name, _address(registers, 0), source_code=_SQUARES_OF_LANE, return_type="float32"
-    )
 
 
 def _of_warp(own: Any, sum_of_lane: Any, update: Any, lane: Any, condition: Any) -> Any:

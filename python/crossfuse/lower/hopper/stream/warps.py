@@ -55,8 +55,8 @@ from crossfuse.lower.hopper.stream.program import Box, Kind, StreamProgram, rang
 from crossfuse.lower.hopper.stream.seen_keys import seen_keys
 from crossfuse.lower.hopper.stream.values import Elements, RowState, Values
 from crossfuse.lower.image import BufferSpec, TensorMap
+from crossfuse.lower.mma import load_vector, multiply_down, multiply_vectors, transpose
 from crossfuse.lower.refusal import refuse
-from crossfuse.lower.warp_products import load_vector, multiply_down, multiply_vectors, transpose
 from crossfuse.planner.kernels.memory import Arena
 from crossfuse.planner.kernels.stream import COLUMN_STEP, DEPTH_STEP, ROWS, WarpStream
 
