@@ -24,6 +24,7 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,32 @@ MODELS: dict[str, dict[str, Any]] = {
         "rope_theta": 5e5,
         "tie_word_embeddings": False,
     },
+    "qwen3-30b-a3b": {
+        "model_type": "qwen3_moe",
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_hidden_layers": 48,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": False,
+    },
+}
+#: Sizes that a narrower model divides.
+_DIVIDED = {
+    "hidden_size",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "num_experts",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
 }
 #: Kinds of kernels by parts of their names, the first that fits.
 KINDS = {
@@ -71,6 +98,7 @@ def main() -> None:
     parser.add_argument("--model", choices=list(MODELS), default="llama-3.2-1b")
     parser.add_argument("--layers", type=int, help="those of the model if left out")
     parser.add_argument("--narrower", type=int, default=1, help="divides the model's sizes")
+    parser.add_argument("--experts", default="batched_mm", help="how transformers multiplies them")
     parser.add_argument("--replays", type=int, default=40)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for each line")
@@ -91,7 +119,7 @@ def main() -> None:
 
 def _apart(way: str, sequences: str, given: argparse.Namespace) -> dict[str, Any]:
     """A line, from a process of its own."""
-    options = ("cache", "model", "layers", "narrower", "replays", "device")
+    options = ("cache", "model", "layers", "narrower", "experts", "replays", "device")
     chosen = {each: getattr(given, each) for each in options if getattr(given, each) is not None}
     named = [part for name, value in chosen.items() for part in (f"--{name}", str(value))]
     return found_apart([__file__, *named, "--child", way, sequences], given.timeout)
@@ -114,17 +142,16 @@ class Step:
 
     def __init__(self, sequences: int, given: argparse.Namespace) -> None:
         import torch
-        from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM
 
         torch.manual_seed(0)
-        sizes = dict(MODELS[given.model])
-        for each in ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size"):
-            sizes[each] //= given.narrower
-        sizes["num_key_value_heads"] = max(1, sizes["num_key_value_heads"] // given.narrower)
+        sizes = {"model_type": "llama", **MODELS[given.model]}
+        for each in _DIVIDED & sizes.keys():
+            sizes[each] = max(1, sizes[each] // given.narrower)
         sizes["num_hidden_layers"] = given.layers or sizes["num_hidden_layers"]
-        self.config = LlamaConfig(**sizes, max_position_embeddings=given.cache)
+        self.config = AutoConfig.for_model(**sizes, max_position_embeddings=given.cache)
         with torch.device(given.device):
-            model = LlamaForCausalLM(self.config).to(torch.bfloat16)
+            model = AutoModelForCausalLM.from_config(self.config, dtype=torch.bfloat16)
         self.model = model.eval()
         self.length, self.given = given.cache, given
         self.filled = given.cache // 2
@@ -138,6 +165,9 @@ class Step:
 
         cache = StaticCache(config=self.config, max_cache_len=self.length)
         places = torch.arange(self.filled, device=self.given.device)
+        if self._routers:
+            exact = next(self.model.parameters()).dtype == torch.float64
+            self.model.set_experts_implementation("eager" if exact else "grouped_mm")
         with torch.no_grad():
             self.model(input_ids=self.tokens[:, :-1], past_key_values=cache, cache_position=places)
         return cache
@@ -148,12 +178,41 @@ class Step:
 
         token = self.tokens[:, -1:].contiguous()
         place = torch.tensor([self.filled], device=self.given.device)
+        if self._routers:
+            # As `generate` does behind the prefill.
+            self.model.set_experts_implementation(self.given.experts)
 
         def step() -> Any:
             made = self.model(input_ids=token, past_key_values=cache, cache_position=place)
             return made.logits
 
         return step
+
+    @property
+    def _routers(self) -> list[Any]:
+        """Modules that choose experts, if there are any."""
+        return [each for each in self.model.modules() if type(each).__name__.endswith("Router")]
+
+    @property
+    def _experts(self) -> list[Any]:
+        """Modules of the weights of all experts."""
+        return [each for each in self.model.modules() if type(each).__name__.endswith("Experts")]
+
+    @cached_property
+    def touched(self) -> float:
+        """Share of the experts whose weights the step reads."""
+        found: list[Any] = []
+        hooks = [
+            each.register_forward_hook(lambda _module, _given, made: found.append(made[-1]))
+            for each in self._routers
+        ]
+        self.run(self.cached())()
+        for each in hooks:
+            each.remove()
+        of_step = found[-len(hooks) :] if hooks else []
+        return sum(each.unique().numel() for each in of_step) / (
+            max(1, len(of_step)) * getattr(self.config, "num_experts", 1)
+        )
 
     @property
     def floor(self) -> float:
@@ -164,9 +223,12 @@ class Step:
         config, item = self.config, 2
         # Of an embedding that is no head, a step reads a row for each sequence.
         held = self.model.get_input_embeddings().weight
-        read = [each for each in self.model.parameters() if each is not held]
+        experts = {id(one): each for each in self._experts for one in each.parameters()}
+        read = [one for one in self.model.parameters() if one is not held]
         head = self.model.get_output_embeddings().weight
-        weights = (sum(each.numel() for each in read) + (head is held) * held.numel()) * item
+        shares = [self.touched if id(one) in experts else 1.0 for one in read]
+        count = sum(share * one.numel() for share, one in zip(shares, read, strict=True))
+        weights = (count + (head is held) * held.numel()) * item
         heads = config.num_key_value_heads * config.head_dim
         keys = 2 * self.tokens.shape[0] * self.filled * heads * config.num_hidden_layers * item
         target = device() if find_gpus() else device("nvidia-h200")

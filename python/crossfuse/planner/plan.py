@@ -281,6 +281,12 @@ def _of_family(
     return [_of_kernel(frame, select(candidates, int(each)), shape, spec, rates) for each in order]
 
 
+def plan_of_kernel(chain: Chain, kernel: TileKernel, target: Device) -> Plan:
+    """The plan of one kernel of a chain whose weights are stored as [n, k]."""
+    frame = Plan(chain, True, target.name, EAGER, {}, 0.0, {}, "", {})
+    return _of_kernel(frame, kernel, shape_of(chain), target, rates_of(target))
+
+
 def _of_kernel(frame: Plan, kernel: TileKernel, shape: Shape, spec: Device, rates: Rates) -> Plan:
     found = corrected(kernel, shape, spec, rates)
     terms = plain_numbers(found.terms)

@@ -128,6 +128,17 @@ class Outlined:
         count = len(self.form.products) if self.form is not None else 0
         return tuple(each for each in self.arguments[1 : 1 + count] if each.value is None)
 
+    @property
+    def made(self) -> tuple[int, ...]:
+        """Extents of what the function stores.
+
+        Returns
+        -------
+        tuple[int, ...]
+            [M, L], or with an extent of 1 in between.
+        """
+        return tuple(int(each) for each in self.func.params[-1].ty.shape)
+
     def padded(self, stored: Container[str] = ()) -> Outlined:
         """Pad the arguments where TMA cannot read their rows, see `crossfuse.workload.build`.
 

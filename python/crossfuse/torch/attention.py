@@ -59,6 +59,13 @@ class Attention:
         given = (self.query, self.key, self.value)
         return given if self.mask is None else (*given, self.mask)
 
+    def emit(self, importer: Any) -> Any:
+        """Emit a call of the function that attention is; the importer has its operands."""
+        given = [importer.env[each] for each in self.reads]
+        return importer.block_builder.emit_te(
+            _attended, given, self.scale, self.causal, primfunc_name_hint="attention"
+        )
+
 
 def attention_of(node: fx.Node) -> Attention | None:
     """Attention that a node takes out of an operator's results; None where it is something else.
@@ -175,16 +182,8 @@ def _bytes(node: fx.Node) -> int:
 # The operator as a function.
 
 
-def emit_attention(found: Attention, importer: Any) -> Any:
-    """Emit a call of the function that attention is; the importer has its operands."""
-    given = [importer.env[each] for each in found.reads]
-    return importer.block_builder.emit_te(
-        _attended, given, found.scale, found.causal, primfunc_name_hint="attention"
-    )
-
-
 def is_attention(value: Any) -> bool:
-    """Whether an expression of a translated graph is what `emit_attention` emits."""
+    """Whether an expression of a translated graph is what `Attention.emit` emits."""
     op = getattr(value, "op", None)
     return getattr(op, "name", "") == "relax.call_tir"
 

@@ -29,6 +29,7 @@ from crossfuse.planner.families.registry import CASCADE_FAMILIES
 from crossfuse.relax.calls import Equal, KernelCall, read_calls, with_early_starts
 from crossfuse.relax.cascades.groups import CascadeGroup, find_cascades
 from crossfuse.relax.cascades.kernels import Cascades, Found, Kernel
+from crossfuse.relax.chains.experts import Experts
 from crossfuse.relax.chains.groups import Group
 from crossfuse.relax.chains.kernels import ChainKernels
 from crossfuse.relax.chains.kinds import Chains, GroupKind, MadeChains
@@ -276,7 +277,7 @@ def fuse_graph(
     timed = None if timer is None else measuring(timer, mode, module.graph, translation)
     where, always = (target, sequential), options.always
     weights = _weights(module, translation)
-    few = (FewRows(), GatedFewRows()) if options.products else ()
+    few = (FewRows(), GatedFewRows(), Experts()) if options.products else ()
     kinds = (Chains(), MadeChains(), *few)
     kernels = TorchKernels(translation, target, options.bins, timed, weights, kinds)
     chains = in_torch(choose("main", graph, kernels, always), translation.names)

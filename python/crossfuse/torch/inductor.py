@@ -26,6 +26,7 @@ from crossfuse.torch.graph_cache import (
     write_program,
 )
 from crossfuse.torch.report import BACKWARD, FORWARD, keep
+from crossfuse.torch.short_sorts import sort_short
 
 if TYPE_CHECKING:
     from crossfuse.torch.backend import Backend
@@ -350,6 +351,8 @@ def compile_with_inductor(
 
     def inner(graph: fx.GraphModule, given: Sequence[Any], **known: Any) -> Any:
         part, settings = _part(known), launched_together(graph)
+        if settings:
+            sort_short(graph)
         made.append(backend.fuse(graph, part))
         called.extend(_called(graph.graph))
         # Before torch keeps the program, which it does with its last graph.

@@ -24,7 +24,8 @@ from tvm.ir import Var
 from crossfuse.relax.converters import CONVERTERS
 from crossfuse.relax.symbols import extents_of, same_extents
 from crossfuse.relax.torch_import import draws, end_blocks
-from crossfuse.torch.attention import attention_of, emit_attention
+from crossfuse.torch.attention import attention_of
+from crossfuse.torch.parts import part_of
 from crossfuse.torch.rewrite import extent
 from crossfuse.workload.dtypes import FLOAT_TYPES
 
@@ -87,8 +88,9 @@ class _Attempt:
         self._graph = graph
         self._refused = refused
         self._elsewhere = _elsewhere(graph)
-        found = ((each, attention_of(each)) for each in graph.nodes)
-        self._attention = {node: each for node, each in found if each is not None}
+        found = ((each, attention_of(each) or part_of(each)) for each in graph.nodes)
+        #: What nodes take out of the results of operators that give several.
+        self._taken = {node: each for node, each in found if each is not None}
         self._symbols: dict[sympy.Symbol, Var] = {}
         self._importer = ExportedProgramImporter()
         self._known = {**self._importer.convert_map, **CONVERTERS}
@@ -121,8 +123,8 @@ class _Attempt:
     def _is_known(self, node: fx.Node) -> bool:
         if node.op != "call_function" or node.target in self._refused or not self._takes(node):
             return False
-        if node in self._attention:
-            return all(map(self._takes, self._attention[node].reads))
+        if node in self._taken:
+            return all(map(self._takes, self._taken[node].reads))
         if getattr(node.target, "__name__", "") not in self._known or _writes(node) or draws(node):
             return False
         sizes = [each for each in node.all_input_nodes if is_size(each)]
@@ -145,14 +147,14 @@ class _Attempt:
         return value
 
     def _emitted(self, node: fx.Node) -> Any:
-        if node in self._attention:
-            return emit_attention(self._attention[node], self._importer)
+        if node in self._taken:
+            return self._taken[node].emit(self._importer)
         name = node.target.__name__
         extra = (self._importer,) if name in CONVERTERS else ()
         return self._known[name](node, *extra)
 
     def _is_needed(self, node: fx.Node, inside: Container[fx.Node]) -> bool:
-        through = {found.source for each, found in self._attention.items() if each in inside}
+        through = {found.source for each, found in self._taken.items() if each in inside}
         users = (each for each in node.users if each not in through)
         return any(user not in inside and not is_size(user) for user in users)
 

@@ -178,7 +178,7 @@ def call_of(
     values = tuple(value_of(each, given) for each in outlined.arguments)
     pairs = zip(values, outlined.arguments, strict=True)
     shapes = tuple(_shape(value, each.shape, rows) for value, each in pairs)
-    made = (outlined.M if rows is None else rows, outlined.L)
+    made = outlined.made if rows is None else (rows, outlined.L)
     result = relax.TensorType(made, outlined.output_dtype)
     return kind(function, values, shapes, (output,), (result,))
 

@@ -173,13 +173,13 @@ def _bind(sch: Any, chain: Chain, tiles: SkinnyKernel) -> None:
     sch.unroll(load)
     for partial, of_warp in divided:
         sch.set_scope(partial, 0, "warp")
-        _add_lanes(sch, of_warp, warp, tiles)
+        add_lanes(sch, of_warp, warp, tiles)
     grid = _with_epilogue(sch, chain, grid, tiles)
-    _load_weights(sch, partials, weights, step)
+    load_weights(sch, partials, weights, step)
     for partial in partials:
         first = sch.decompose_reduction(partial, step)
-        _mark(sch, first, ZERO, ZERO)
-        _mark(sch, partial, COLUMN, ROW, ELEMENT)
+        mark(sch, first, ZERO, ZERO)
+        mark(sch, partial, COLUMN, ROW, ELEMENT)
     _store(sch, chain, grid, tiles)
 
 
@@ -211,42 +211,54 @@ def _in_one_loop(sch: Any, chain: Chain, divided: Sequence[tuple[Any, Any]]) -> 
     sch.merge(*(sch.get_loops(partial)[5] for partial, _ in divided))
 
 
-def _add_lanes(sch: Any, of_warp: Any, warp: Any, tiles: SkinnyKernel) -> None:
+def add_lanes(sch: Any, of_warp: Any, warp: Any, tiles: SkinnyKernel, *, own: bool = False) -> None:
     """Add up the sums of a warp's threads, each result where a tensor core leaves it."""
     sch.reverse_compute_at(of_warp, warp, preserve_unit_loops=True)
-    *_, lane, i, j = sch.get_loops(of_warp)
+    lane, *matrix, i, j = list(sch.get_loops(of_warp))[-4 if own else -3 :]
     # Of more lanes than a fragment has, which exchange their sums, each stores a row.
     pair = _PAIR if tiles.lanes == MMA_LANES else 1
     row_tile, lanes, row = sch.split(i, [None, tiles.lanes, pair])
     group, column = sch.split(j, [tiles.groups, tiles.columns])
-    sch.reorder(group, lanes, row_tile, row, column, lane)
+    sch.reorder(*matrix, group, lanes, row_tile, row, column, lane)
     sch.bind(sch.fuse(group, lanes), "threadIdx.x")
     sch.set_scope(of_warp, 0, "shared.dyn")
-    _mark(sch, of_warp, ROW_TILE, ROW, COLUMN, LANE)
+    mark(sch, of_warp, ROW_TILE, ROW, COLUMN, LANE)
 
 
-def _load_weights(sch: Any, partials: Sequence[Any], weights: Sequence[Any], step: Any) -> None:
-    """Load weights of a step, all of them before any is used.
+def load_weights(
+    sch: Any, partials: Sequence[Any], weights: Sequence[Any], step: Any, *, own: bool = False
+) -> None:
+    """Load weights of a step, all of them before any is used; matrices may each have their `own`.
 
     Registers are indexed by the iterators of the product, of which those of threads take no room.
     """
+
+    def place(thread: Any, i: Any, j: Any, step: Any, load: Any, e: Any) -> tuple[Any, ...]:
+        return j, step, load, thread, e
+
+    def own_place(
+        thread: Any, matrix: Any, _row: Any, j: Any, step: Any, load: Any, e: Any
+    ) -> tuple[Any, ...]:
+        return matrix, j, step, load, thread, e
+
     # Each is put in front of those before it: the last one first, so that gate is loaded first.
     for partial, buffer in zip(reversed(partials), reversed(weights), strict=True):
         block = sch.reindex_cache_read(
             partial,
             read_index(sch, partial, buffer),
             "local",
-            lambda thread, i, j, step, load, e: (j, step, load, thread, e),
+            own_place if own else place,
         )
         sch.compute_at(block, step, preserve_unit_loops=True, index=_FIRST)
         *loops, vector = list(sch.get_loops(block))[_AROUND:]
         sch.vectorize(vector)
         for loop in loops:
             sch.unroll(loop)
-        sch.annotate(loops[1], AHEAD, 1)
+        if not own:  # which matrix it is may be what a kernel waits for
+            sch.annotate(loops[1], AHEAD, 1)
 
 
-def _mark(sch: Any, block: Any, *roles: str) -> None:
+def mark(sch: Any, block: Any, *roles: str) -> None:
     """Say what the innermost loops around a block are; the lowering multiplies by tensor cores."""
     loops = list(sch.get_loops(block))
     for loop, role in zip(loops[-len(roles) :], roles, strict=True):

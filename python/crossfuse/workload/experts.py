@@ -1,0 +1,222 @@
+"""Unscheduled functions of mixtures of experts: products by weights that an index chooses.
+
+A router gives each token a few experts, and a pair of both is a row of products by the weights of
+this expert alone. Of few tokens nothing else is worth to be multiplied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import te, tirx
+
+from crossfuse.calls import checked
+from crossfuse.workload.build import Elementwise
+from crossfuse.workload.dtypes import Operand
+
+#: Names of the blocks beside products and what is made of them.
+EXPERT, ROWS, CHOSEN, TOTAL, MIXED = "expert", "rows", "chosen", "total", "mixed"
+
+
+@dataclass(frozen=True)
+class ExpertProduct:
+    """Columns of the weights of all experts that rows are multiplied by.
+
+    Attributes
+    ----------
+    name : str
+        Of the block, and of the float32 buffer that it writes.
+    first : int
+        The first of the weights' rows, which are columns of the product.
+    step : int
+        Rows of the weights from one column to the next: 2 where gate and up alternate.
+
+    Examples
+    --------
+    >>> ExpertProduct("gemm0_up", 768).step
+    1
+    """
+
+    name: str
+    first: int = 0
+    step: int = 1
+
+
+@dataclass(frozen=True)
+class ExpertsForm:
+    """Products of rows by the weights of the experts that places name.
+
+    Attributes
+    ----------
+    left : Operand
+        Rows, [pairs // repeats, K]: each is multiplied by the weights of `repeats` experts.
+    weight : Operand
+        Of all experts, [experts, columns of all products, K].
+    places : Operand
+        The experts of each row, [rows, width]: those of a row's pairs are its first ones, as
+        sorted scores have them. Negative ones count from the last expert; none is checked.
+    products : tuple[ExpertProduct, ...]
+        One, or gate and up.
+    columns : int
+        Of each product, N.
+    epilogue : callable
+        Makes the output from the products, as `crossfuse.workload.build.Form.epilogue`.
+    extras : tuple[Operand, ...]
+        What it reads besides.
+    out : str
+        Type of the output, [pairs // summed, 1, N].
+    pairs : int
+        Rows of the products, one for each token and expert of it.
+    repeats : int
+        Experts of a row.
+    summed : int
+        Neighbouring pairs whose products are added up, the experts of a token; 1 for none.
+    factor : Operand or None
+        What each pair's product is multiplied by before that, [rows, width] as the places.
+    normalised : bool
+        Whether factors are divided by the sum of those that are added up together.
+
+    Examples
+    --------
+    >>> from crossfuse.workload.dtypes import Operand
+    >>> x, w = Operand("A", (2, 64), "bfloat16"), Operand("B", (16, 32, 64), "bfloat16")
+    >>> form = ExpertsForm(
+    ...     x, w, Operand("places", (2, 4), "int64"), (ExpertProduct("gemm0"),), 32,
+    ...     lambda tensors, i, j: tensors["gemm0"](i, j), (), "bfloat16", 8, repeats=4)
+    >>> [str(each.name) for each in emit_experts(form).params]
+    ['A', 'B', 'places', 'out']
+    """
+
+    left: Operand
+    weight: Operand
+    places: Operand
+    products: tuple[ExpertProduct, ...]
+    columns: int
+    epilogue: Elementwise
+    extras: tuple[Operand, ...]
+    out: str
+    pairs: int
+    repeats: int = 1
+    summed: int = 1
+    factor: Operand | None = None
+    normalised: bool = False
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """Inputs of the function in order."""
+        factor = () if self.factor is None else (self.factor,)
+        return (self.left, self.weight, self.places, *factor, *self.extras)
+
+
+@checked
+def emit_experts(form: ExpertsForm) -> tirx.PrimFunc:
+    """Write products of rows by the weights of experts.
+
+    Blocks in order, each under its own loops: ``expert``, the place of each pair's, from 0;
+    ``rows`` if rows are repeated, which copies each to the pairs of its token; for each product
+    ``chosen``, the weights of each pair's expert [pairs, N, K], and the product, float32
+    [pairs, 1, N]; where pairs are added up ``mixed``, float32 [pairs // summed, 1, N], and
+    ``total``, the sum of their factors, if these are normalised; ``out``, of the same extents. The
+    second one counts rows of the same expert, of which there is one. Copies are for schedules to
+    leave out.
+
+    Parameters
+    ----------
+    form : ExpertsForm
+        What is computed.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        In s_tir form; its parameters are the form's operands, then the output.
+
+    Examples
+    --------
+    See `ExpertsForm`.
+    """
+    tensors: dict[str, Any] = {
+        o.name: te.placeholder(o.shape, o.dtype, o.name) for o in form.operands
+    }
+    parameters = list(tensors.values())
+    left, weight, places = (tensors[e.name] for e in (form.left, form.weight, form.places))
+    depth, experts = form.left.shape[1], form.weight.shape[0]
+    rows = left
+    if form.repeats > 1:
+        shape = (form.pairs, depth)
+        rows = te.compute(shape, lambda i, k: left(i // form.repeats, k), name=ROWS)
+
+    def from_first(pair: Any) -> Any:
+        place = _of_pair(places, form, pair)
+        return tirx.Select(place < 0, place + experts, place)
+
+    expert = te.compute((form.pairs,), from_first, name=EXPERT)
+    for each in form.products:
+        end = each.name.removeprefix("gemm0")
+        made = _product(rows, _chosen(weight, expert, each, form, f"{CHOSEN}{end}"), each.name)
+        tensors[each.name] = made if form.summed == 1 else _mixed(made, tensors, form)
+    given = {each.name for each in form.operands}
+
+    def element(i: Any, row: Any, j: Any) -> Any:
+        read = {n: t if n in given else _of_row(t, row) for n, t in tensors.items()}
+        return form.epilogue(read, i, j).astype(form.out)
+
+    output = te.compute((form.pairs // form.summed, 1, form.columns), element, name="out")
+    return te.create_prim_func([*parameters, output])
+
+
+def _of_row(product: Any, row: Any) -> Any:
+    return lambda i, j: product(i, row, j)
+
+
+def _chosen(weight: Any, expert: Any, of: ExpertProduct, form: ExpertsForm, name: str) -> Any:
+    shape = (form.pairs, form.columns, weight.shape[2])
+
+    def element(i: Any, j: Any, k: Any) -> Any:
+        return weight(expert(i), j * of.step + of.first, k)
+
+    return te.compute(shape, element, name=name)
+
+
+def _product(rows: Any, chosen: Any, name: str) -> Any:
+    pairs, columns, depth = chosen.shape
+    k = te.reduce_axis((0, depth), "k")
+
+    def element(i: Any, _row: Any, j: Any) -> Any:
+        return te.sum(rows(i, k).astype("float32") * chosen(i, j, k).astype("float32"), axis=k)
+
+    return te.compute((pairs, 1, columns), element, name=name)
+
+
+def _of_pair(tensor: Any, form: ExpertsForm, pair: Any) -> Any:
+    """What a tensor of the first columns of each row has for a pair."""
+    count = form.pairs // int(tensor.shape[0])
+    return tensor(pair // count, pair % count)
+
+
+def _mixed(product: Any, tensors: Mapping[str, Any], form: ExpertsForm) -> Any:
+    each = te.reduce_axis((0, form.summed), "each")
+    factor = form.factor and tensors[form.factor.name]
+
+    def weight(pair: Any) -> Any:
+        return _of_pair(factor, form, pair).astype("float32")
+
+    total = None
+    if factor is not None and form.normalised:
+        other = te.reduce_axis((0, form.summed), "each")
+
+        def sum_of(i: Any) -> Any:
+            return te.sum(weight(i * form.summed + other), axis=other)
+
+        total = te.compute((form.pairs // form.summed,), sum_of, name=TOTAL)
+
+    def element(i: Any, row: Any, j: Any) -> Any:
+        pair = i * form.summed + each
+        value = product(pair, row, j)
+        if factor is not None:
+            share = weight(pair)
+            value = value * (share if total is None else share / total(i))
+        return te.sum(value, axis=each)
+
+    return te.compute((form.pairs // form.summed, 1, form.columns), element, name=MIXED)

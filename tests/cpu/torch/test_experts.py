@@ -1,0 +1,172 @@
+"""Mixtures of experts in torch's graphs, as a decoder of few tokens has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+nn, F = torch.nn, torch.nn.functional
+
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+
+from crossfuse.torch import Backend, Report, inductor, reports  # noqa: E402
+from crossfuse.torch.parts import part_of  # noqa: E402
+from crossfuse.torch.short_sorts import sort_short  # noqa: E402
+
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("fresh_dynamo")]
+E, TOP, K, N = 16, 4, 256, 64
+
+
+class Mixture(nn.Module):
+    """A router, and the network of each expert for the tokens that are its own.
+
+    `way` says in which form torch is told to multiply by the weights of a pair's expert.
+    """
+
+    def __init__(self, way: str = "weights first", normalised: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.way, self.normalised = way, normalised
+        self.router = nn.Parameter(torch.randn(E, K) * 0.1)
+        turned = way == "stored transposed"
+        shapes = [(E, K, 2 * N), (E, N, K)] if turned else [(E, 2 * N, K), (E, K, N)]
+        self.gate_up, self.down = (nn.Parameter(torch.randn(each) * 0.06) for each in shapes)
+
+    def multiply(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        if self.way == "weights first":
+            return torch.bmm(weights, x.unsqueeze(-1)).squeeze(-1)
+        turned = weights if self.way == "stored transposed" else weights.transpose(1, 2)
+        return torch.bmm(x.unsqueeze(1), turned).squeeze(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = F.linear(x, self.router).float().softmax(-1)
+        share, places = scores.topk(TOP, -1)
+        if self.normalised:
+            share = share / share.sum(-1, keepdim=True)
+        share, places = share.to(x.dtype).reshape(-1), places.reshape(-1)
+        rows = x.repeat_interleave(TOP, 0)
+        if self.way == "other rows":
+            rows = x.repeat(TOP, 1)
+        gate, up = self.multiply(rows, self.gate_up[places]).chunk(2, -1)
+        made = self.multiply(F.silu(gate) * up, self.down[places])
+        return x + (made * share.unsqueeze(-1)).view(len(x), TOP, K).sum(1).to(x.dtype)
+
+
+def compiled(model: Any, x: torch.Tensor, **options: Any) -> tuple[torch.Tensor, Report]:
+    backend = Backend(cpu="llvm", target="nvidia-h200", **options)
+    with torch.no_grad():
+        return torch.compile(model, backend=backend, dynamic=False)(x), reports()[-1]
+
+
+def check(model: nn.Module, tokens: int, dtype: Any = torch.bfloat16, **options: Any) -> Report:
+    """The compiled model errs at most twice as much as torch does, where both route alike."""
+    model = model.to(dtype).eval()
+    x = torch.randn(tokens, K).to(dtype)
+    got, report = compiled(model, x, **options)
+    with torch.no_grad():
+        eager = model(x).double()
+        exact = model.double()(x.double())
+    off, limit = ((each - exact).abs().amax(-1) for each in (got.double(), eager))
+    assert (off <= 2 * limit + 1e-6).all()
+    return report
+
+
+def experts_of(report: Report) -> list[tuple[str, ...]]:
+    return [each.products for each in report.outcomes if each.name.startswith("crossfuse_experts")]
+
+
+@pytest.mark.parametrize(
+    ("way", "tokens", "dtype"),
+    [
+        ("weights first", 1, torch.bfloat16),
+        ("weights first", 3, torch.float16),
+        ("rows first", 2, torch.bfloat16),
+    ],
+)
+@pytest.mark.parametrize("normalised", [True, False])
+def test_experts_become_two_kernels(way: str, tokens: int, dtype: Any, normalised: bool) -> None:
+    report = check(Mixture(way, normalised), tokens, dtype, rest="eager")
+    assert experts_of(report) == [("bmm",), ("bmm_1",)]
+
+
+def test_sorted_scores_are_read_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of few rows, a router's largest scores are the first of all of them, sorted."""
+    monkeypatch.setattr(inductor, "launched_together", lambda _: {"combo_kernels": True})
+    report = check(Mixture(), 3)
+    assert experts_of(report) == [("bmm",), ("bmm_1",)]
+    (second,) = (each for each in report.outcomes if each.name == "crossfuse_experts1")
+    assert f"places[3, {E}] factor[3, {E}]" in second.text
+
+
+def test_weights_that_lie_otherwise_are_left() -> None:
+    assert experts_of(check(Mixture("stored transposed"), 2, rest="eager")) == []
+
+
+def test_rows_in_another_order_are_stored_first() -> None:
+    report = check(Mixture("other rows"), 3, rest="eager")
+    (first,) = (each for each in report.outcomes if each.name == "crossfuse_experts")
+    assert f"from A[{3 * TOP}, {K}]" in first.text
+
+
+def test_places_from_the_last_expert() -> None:
+    weights = torch.randn(E, 32, K).bfloat16()
+
+    def chosen(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(weights[places], x.unsqueeze(-1)).squeeze(-1)
+
+    x, places = torch.randn(3, K).bfloat16(), torch.tensor([-1, 0, -E])
+    backend = Backend(cpu="llvm", target="nvidia-h200", rest="eager")
+    with torch.no_grad():
+        got = torch.compile(chosen, backend=backend, dynamic=False)(x, places)
+        torch.testing.assert_close(got, chosen(x, places), rtol=2e-2, atol=1e-1)
+    assert len(experts_of(reports()[-1])) == 1
+
+
+# The largest of few numbers.
+
+
+def _largest(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    most, places = x.topk(3, -1)
+    least, others = torch.topk(x, 2, dim=-1, largest=False)
+    unordered = torch.topk(x, 4, -1, True, False)[0]
+    return most, places, least, others, unordered.sum(-1)
+
+
+@pytest.mark.parametrize("row", [[1.0] * 8, [float("-inf")] * 8, [float("nan"), *range(7)]])
+def test_few_numbers_are_sorted_as_torch_chooses_them(row: list[float]) -> None:
+    x = torch.stack([torch.tensor(row), torch.arange(8.0), torch.randn(8)])
+    module = make_fx(_largest, tracing_mode="fake")(x)
+    sort_short(module)
+    targets = [each.target for each in module.graph.nodes]
+    assert torch.ops.aten.topk.default not in targets
+    for got, due in zip(module(x), _largest(x), strict=True):
+        if got.dtype == torch.int64:  # of equal numbers any
+            got, due = x.gather(-1, got), x.gather(-1, due)
+        torch.testing.assert_close(got, due, equal_nan=True)
+
+
+@pytest.mark.parametrize("choose", [lambda x: x.topk(2, 0), lambda x: x.repeat(1, 128).topk(2, -1)])
+def test_others_are_left_to_torch(choose: Any) -> None:
+    module = make_fx(lambda x: tuple(choose(x)), tracing_mode="fake")(torch.randn(3, 8))
+    sort_short(module)
+    assert torch.ops.aten.topk.default in [each.target for each in module.graph.nodes]
+
+
+# Parts of a tensor.
+
+
+def _parts(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    first, *_, last = x.split(3, -1)
+    one, _, three = x.split_with_sizes([1, 2, 1], 0)
+    return first, last, one, three, *x.chunk(2, 1)
+
+
+def test_parts_are_slices() -> None:
+    x = torch.arange(32.0).reshape(4, 8)
+    module = make_fx(_parts, tracing_mode="fake")(x)
+    found = [each for node in module.graph.nodes if (each := part_of(node)) is not None]
+    made = [torch.narrow(x, e.axis, e.begin, e.end - e.begin) for e in found]
+    taken = list(_parts(x))
+    assert all(any(torch.equal(each, other) for other in made) for each in taken)
