@@ -12,7 +12,6 @@ from typing import Any
 
 from tvm import te, tirx
 
-from crossfuse.calls import checked
 from crossfuse.workload.build import Elementwise
 from crossfuse.workload.dtypes import Operand
 
@@ -22,85 +21,46 @@ EXPERT, ROWS, CHOSEN, TOTAL, MIXED = "expert", "rows", "chosen", "total", "mixed
 
 @dataclass(frozen=True)
 class ExpertProduct:
-    """Columns of the weights of all experts that rows are multiplied by.
+    """Columns of the weights of all experts that rows are multiplied by."""
 
-    Attributes
-    ----------
-    name : str
-        Of the block, and of the float32 buffer that it writes.
-    first : int
-        The first of the weights' rows, which are columns of the product.
-    step : int
-        Rows of the weights from one column to the next: 2 where gate and up alternate.
-
-    Examples
-    --------
-    >>> ExpertProduct("gemm0_up", 768).step
-    1
-    """
-
+    #: Of the block, and of the float32 buffer that it writes.
     name: str
+    #: The first of the weights' rows, which are columns of the product, and from one to the next:
+    #: 2 where gate and up alternate.
     first: int = 0
     step: int = 1
 
 
 @dataclass(frozen=True)
 class ExpertsForm:
-    """Products of rows by the weights of the experts that places name.
+    """Products of rows by the weights of the experts that places name."""
 
-    Attributes
-    ----------
-    left : Operand
-        Rows, [pairs // repeats, K]: each is multiplied by the weights of `repeats` experts.
-    weight : Operand
-        Of all experts, [experts, columns of all products, K].
-    places : Operand
-        The experts of each row, [rows, width]: those of a row's pairs are its first ones, as
-        sorted scores have them. Negative ones count from the last expert; none is checked.
-    products : tuple[ExpertProduct, ...]
-        One, or gate and up.
-    columns : int
-        Of each product, N.
-    epilogue : callable
-        Makes the output from the products, as `crossfuse.workload.build.Form.epilogue`.
-    extras : tuple[Operand, ...]
-        What it reads besides.
-    out : str
-        Type of the output, [pairs // summed, 1, N].
-    pairs : int
-        Rows of the products, one for each token and expert of it.
-    repeats : int
-        Experts of a row.
-    summed : int
-        Neighbouring pairs whose products are added up, the experts of a token; 1 for none.
-    factor : Operand or None
-        What each pair's product is multiplied by before that, [rows, width] as the places.
-    normalised : bool
-        Whether factors are divided by the sum of those that are added up together.
-
-    Examples
-    --------
-    >>> from crossfuse.workload.dtypes import Operand
-    >>> x, w = Operand("A", (2, 64), "bfloat16"), Operand("B", (16, 32, 64), "bfloat16")
-    >>> form = ExpertsForm(
-    ...     x, w, Operand("places", (2, 4), "int64"), (ExpertProduct("gemm0"),), 32,
-    ...     lambda tensors, i, j: tensors["gemm0"](i, j), (), "bfloat16", 8, repeats=4)
-    >>> [str(each.name) for each in emit_experts(form).params]
-    ['A', 'B', 'places', 'out']
-    """
-
+    #: Rows, [pairs // repeats, K]: each is multiplied by the weights of `repeats` experts.
     left: Operand
+    #: Of all experts, [experts, columns of all products, K].
     weight: Operand
+    #: The experts of each row, [rows, width]: those of a row's pairs are its first ones, as sorted
+    #: scores have them. Negative ones count from the last expert; none is checked.
     places: Operand
+    #: One, or gate and up.
     products: tuple[ExpertProduct, ...]
+    #: Of each product, N.
     columns: int
+    #: Makes the output from the products, as that of `crossfuse.workload.build.Form`.
     epilogue: Elementwise
+    #: What it reads besides.
     extras: tuple[Operand, ...]
+    #: Type of the output, [pairs // summed, 1, N].
     out: str
+    #: Rows of the products, one for each token and expert of it.
     pairs: int
+    #: Experts of a row of the left operand.
     repeats: int = 1
+    #: Neighbouring pairs whose products are added up, the experts of a token; 1 for none.
     summed: int = 1
+    #: What each pair's product is multiplied by before that, [rows, width] as the places.
     factor: Operand | None = None
+    #: Whether factors are divided by the sum of those that are added up together.
     normalised: bool = False
 
     @property
@@ -110,9 +70,8 @@ class ExpertsForm:
         return (self.left, self.weight, self.places, *factor, *self.extras)
 
 
-@checked
 def emit_experts(form: ExpertsForm) -> tirx.PrimFunc:
-    """Write products of rows by the weights of experts.
+    """Write products of rows by the weights of experts, as one unscheduled function.
 
     Blocks in order, each under its own loops: ``expert``, the place of each pair's, from 0;
     ``rows`` if rows are repeated, which copies each to the pairs of its token; for each product
@@ -120,21 +79,7 @@ def emit_experts(form: ExpertsForm) -> tirx.PrimFunc:
     [pairs, 1, N]; where pairs are added up ``mixed``, float32 [pairs // summed, 1, N], and
     ``total``, the sum of their factors, if these are normalised; ``out``, of the same extents. The
     second one counts rows of the same expert, of which there is one. Copies are for schedules to
-    leave out.
-
-    Parameters
-    ----------
-    form : ExpertsForm
-        What is computed.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        In s_tir form; its parameters are the form's operands, then the output.
-
-    Examples
-    --------
-    See `ExpertsForm`.
+    leave out. Parameters are the form's operands, then the output.
     """
     tensors: dict[str, Any] = {
         o.name: te.placeholder(o.shape, o.dtype, o.name) for o in form.operands
