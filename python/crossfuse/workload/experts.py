@@ -62,6 +62,8 @@ class ExpertsForm:
     factor: Operand | None = None
     #: Whether factors are divided by the sum of those that are added up together.
     normalised: bool = False
+    #: Whether places beyond the experts are those of the first or the last one.
+    bounded: bool = False
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -94,6 +96,9 @@ def emit_experts(form: ExpertsForm) -> tirx.PrimFunc:
 
     def from_first(pair: Any) -> Any:
         place = _of_pair(places, form, pair)
+        if form.bounded:
+            last = tirx.const(experts - 1, form.places.dtype)
+            return tirx.max(tirx.min(place, last), tirx.const(0, form.places.dtype))
         return tirx.Select(place < 0, place + experts, place)
 
     expert = te.compute((form.pairs,), from_first, name=EXPERT)

@@ -110,13 +110,17 @@ def test_rows_in_another_order_are_stored_first() -> None:
     assert f"from A[{3 * TOP}, {K}]" in first.text
 
 
-def test_places_from_the_last_expert() -> None:
+@pytest.mark.parametrize("bounded", [False, True])
+def test_places_from_the_last_expert(bounded: bool) -> None:
     weights = torch.randn(E, 32, K).bfloat16()
 
     def chosen(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        return torch.bmm(weights[places], x.unsqueeze(-1)).squeeze(-1)
+        at = places.clamp(0, E - 1) if bounded else places
+        return torch.bmm(weights[at], x.unsqueeze(-1)).squeeze(-1)
 
     x, places = torch.randn(3, K).bfloat16(), torch.tensor([-1, 0, -E])
+    if bounded:
+        places = torch.tensor([-7, E + 3, 5])
     backend = Backend(cpu="llvm", target="nvidia-h200", rest="eager")
     with torch.no_grad():
         got = torch.compile(chosen, backend=backend, dynamic=False)(x, places)

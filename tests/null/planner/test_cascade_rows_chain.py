@@ -15,6 +15,7 @@ from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.explain.cascade import apart
 from crossfuse.planner.families import EAGER, ROWS_CHAIN
 from crossfuse.planner.families.registry import CASCADE_FAMILIES, cascade_families, read_tiles
+from crossfuse.planner.plan import ranked
 from crossfuse.planner.tune.kernel_space import cascade_space_of
 from null.planner.cascades import NORM_FFN, NORM_GEMM
 
@@ -38,6 +39,15 @@ def test_one_kernel_is_chosen_and_travels() -> None:
     # Inputs and the output: the rows and the intermediate stay in L2.
     assert found.bytes["hbm"] == NORM_FFN.product.hbm_bytes < found.bytes["l2"]
     assert found.taken is not None and found.taken.shared_bytes <= H100.max_shared_bytes
+
+
+def test_separate_kernels_are_those_of_the_chain_and_one_of_rows() -> None:
+    """Groups of a model with the norm and without it are compared with the same library."""
+    assert NORM_FFN.product is not None
+    (alone,) = ranked(NORM_FFN.product.chain, H100, only=(EAGER,))
+    (whole,) = ranked_cascade(NORM_FFN, H100, only=(EAGER,))
+    kernel = RATES.fitted.eager_kernel
+    assert kernel < whole.microseconds - alone.microseconds < 1.1 * kernel
 
 
 def test_an_explanation_has_the_kernels_that_one_replaces() -> None:

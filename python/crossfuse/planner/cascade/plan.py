@@ -13,12 +13,13 @@ from crossfuse.errors import PlanRefused, RefusedError, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.planner.cascade.shape import CascadeShape, shape_of_cascade
 from crossfuse.planner.choice import Runner, check_families, no_plan, plain_numbers, runner_of
+from crossfuse.planner.cost.estimate import eager
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.family import CascadeFamily, T, Taken
 from crossfuse.planner.families.registry import CASCADE_FAMILIES, STATE_PLACES, cascade_families
-from crossfuse.planner.kernels.shape import Step
+from crossfuse.planner.kernels.shape import Step, shape_of
 from crossfuse.schema import Damaged, parse, typed, versioned
 
 if TYPE_CHECKING:
@@ -172,13 +173,26 @@ def _of_kernel(family: CascadeFamily[T, Any], tiles: T, spec: Device, rates: Rat
 
 
 def _of_passes(shape: CascadeShape, spec: Device, rates: Rates) -> CascadePlan:
-    found = eager_estimate(shape.passes, spec, rates)
+    found = _separate(shape, spec, rates)
     ours = (each.apart(spec, rates) for each in cascade_families(shape))
     known = [found, *(each for each in ours if each is not None)]
     found = min(known, key=lambda each: float(each.microseconds))
     found = rates.with_own(found, None, shape, spec)
     total = sum(each.read + each.written for each in shape.passes)
     return replace(_frame(shape, spec, found), bytes={"hbm": total})
+
+
+def _separate(shape: CascadeShape, spec: Device, rates: Rates) -> Estimate:
+    """Estimate separate kernels, of a chain behind rows as of the chain alone.
+
+    Else groups of a model with the rows and without them are compared with different libraries.
+    """
+    if shape.product is None or not shape.product.is_chain:
+        return eager_estimate(shape.passes, spec, rates)
+    rows = eager_estimate(shape.passes[:1], spec, rates)
+    behind = eager(shape_of(shape.product.chain), rates, spec.sms)
+    terms = {name: rows.terms.get(name, 0.0) + time for name, time in behind.terms.items()}
+    return Estimate({**rows.terms, **terms}, behind.busy)
 
 
 def _frame(shape: CascadeShape, spec: Device, found: Estimate) -> CascadePlan:

@@ -56,6 +56,8 @@ class Match:
     #: Weights of all experts, and the expert of each pair: the first ones of each row.
     weight: Any
     places: Any
+    #: Whether places beyond the experts are those of the first or the last one.
+    bounded: bool
     #: Rows, of each token or of each pair, and experts of a row.
     left: Any
     repeats: int
@@ -151,16 +153,10 @@ def _read(graph: Graph, product: Var) -> Match | None:
     if not repeats:
         return None
     flat = _matrix(graph, product, (pairs, columns))
-    found = Match(
-        product,
-        pairs,
-        weight,
-        _first_of_rows(graph, _from_end(graph, places)),
-        source,
-        repeats,
-        (flat,),
-        ((0, 1),),
-    )
+    given, bounded = _bounded(graph, _from_end(graph, places), shape_of(weight, _TAKE)[0])
+    first = _first_of_rows(graph, given)
+    begins = ((0, 1),)
+    found = Match(product, pairs, weight, first, bounded, source, repeats, (flat,), begins)
     return _with_parts(graph, _with_sum(graph, found), columns)
 
 
@@ -200,6 +196,20 @@ def _from_end(graph: Graph, places: Any) -> Any:
     flags, _, plain = graph.makers[places].value.args
     same = graph.operator(flags) == "relax.less" and graph.arguments(flags)[0].same_as(plain)
     return plain if same and scalar(graph.makers[flags].value.args[1]) == 0 else places
+
+
+def _bounded(graph: Graph, places: Any, experts: int) -> tuple[Any, bool]:
+    """Places before they were moved to the nearest expert, and whether they were."""
+    value = places
+    for name, bound in (("relax.minimum", experts - 1), ("relax.maximum", 0)):
+        while graph.operator(value) in RESHAPES and _has_elements_of(value, places):
+            (value,) = graph.arguments(value)
+        if graph.operator(value) != name:
+            return places, False
+        value, limit = graph.makers[value].value.args
+        if scalar(limit) != bound:
+            return places, False
+    return value, True
 
 
 def _first_of_rows(graph: Graph, value: Any) -> Any:
@@ -435,6 +445,7 @@ def _form(
         summed=found.summed,
         factor=None if factor is None else Operand("factor", _rows(factor), dtype_of(factor)),
         normalised=found.normalised,
+        bounded=found.bounded,
     )
 
 
