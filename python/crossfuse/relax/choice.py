@@ -107,7 +107,7 @@ class PlannedGroup:
         if always or fuse or (fuse is None and self.gain > 0):
             return ""
         if fuse is None:
-            return f"not to fuse is estimated to be faster by {-self.gain:.1f} us"
+            return f"not to fuse is estimated to be faster by {abs(self.gain):.1f} us"
         return "no kernel was measured to be faster than not to fuse"
 
 

@@ -33,6 +33,7 @@ from crossfuse.relax.chains.experts import Experts
 from crossfuse.relax.chains.groups import Group
 from crossfuse.relax.chains.kernels import ChainKernels
 from crossfuse.relax.chains.kinds import Chains, GroupKind, MadeChains
+from crossfuse.relax.chains.many_rows import ManyRows
 from crossfuse.relax.chains.planned import PlannedChain, PlannedRows, call_of
 from crossfuse.relax.chains.products import FewRows, GatedFewRows
 from crossfuse.relax.choice import (
@@ -277,7 +278,7 @@ def fuse_graph(
     timed = None if timer is None else measuring(timer, mode, module.graph, translation)
     where, always = (target, sequential), options.always
     weights = _weights(module, translation)
-    few = (FewRows(), GatedFewRows(), Experts()) if options.products else ()
+    few = (FewRows(), GatedFewRows(), ManyRows(), Experts()) if options.products else ()
     kinds = (Chains(), MadeChains(), *few)
     kernels = TorchKernels(translation, target, options.bins, timed, weights, kinds)
     chains = in_torch(choose("main", graph, kernels, always), translation.names)

@@ -77,6 +77,8 @@ class Body:
         """Loop over the tiles of this cluster; yields the values of all places."""
         clusters, tiles = self.plan.clusters, phase.program.tiles
         cluster, places = self.where.cluster, self.where.places
+        if phase.first:
+            cluster = let("own", (cluster + (clusters - phase.first)) % clusters)
         if clusters == tiles:
             yield places | grid_places(phase.program, cluster)
         elif clusters > tiles:

@@ -47,6 +47,10 @@ class Together(Chains):
 
     name = "together"
 
+    def together(self, members: Sequence[PlannedChain], target: Device) -> tuple[Plan, ...]:
+        """Plans of one kernel of several products, and not to fuse; none if there is no kernel."""
+        return _plans(members, target)
+
     def scheduled(self, func: Any, plan: Any, constant: bool) -> Any:
         """See `GroupKind`."""
         return FAMILY.schedule(func, plan.tiles, plan.device, constant_weights=constant)
@@ -81,9 +85,9 @@ class PlannedTogether(PlannedChain):
 
 
 def joined(
-    graph: Graph, found: Sequence[PlannedChain], target: Device
+    graph: Graph, found: Sequence[PlannedChain], target: Device, kind: Together
 ) -> Iterator[PlannedTogether]:
-    """Products of one operand among some that were planned, each group with a plan.
+    """Products of one operand among some that were planned, each group with a plan of a kind.
 
     Left out are those for which no tiles divide each product.
     """
@@ -93,9 +97,9 @@ def joined(
         by_operand.setdefault((first, each.outlined.dtype, each.outlined.M), []).append(each)
     for every in by_operand.values():
         members = tuple(_at_once(graph, every))
-        plans = _plans(members, target) if len(members) > 1 else ()
+        plans = kind.together(members, target) if len(members) > 1 else ()
         if plans:
-            yield _planned(members, plans)
+            yield _planned(members, plans, kind)
 
 
 def _at_once(graph: Graph, every: Sequence[PlannedChain]) -> Iterator[PlannedChain]:
@@ -119,24 +123,33 @@ def _plans(members: Sequence[PlannedChain], target: Device) -> tuple[Plan, ...]:
         if not any(map(SkinnyKernel.read(each.tiles).broken, shapes))
     ]
     fit.sort(key=lambda each: each.microseconds)
-    apart = replace(every[0], family=EAGER, tiles={}, runners=(), kernels=())
+    return against_library(fit[:FEW], members)
+
+
+def against_library(plans: Sequence[Plan], members: Sequence[PlannedChain]) -> tuple[Plan, ...]:
+    """Plans of several products in order, with that of a library's kernel for each; or none."""
+    if not plans:
+        return ()
+    apart = replace(plans[0], family=EAGER, tiles={}, runners=(), kernels=())
     eager = sum(each.eager for each in members)
     apart = replace(apart, microseconds=eager, terms={"kernels": eager}, bound="kernels")
-    return tuple(in_order([*fit[:FEW], apart], fused=False)) if fit else ()
+    return tuple(in_order([*plans, apart], fused=False))
 
 
 #: More than there are tiles.
 _ALL = 1000
 
 
-def _planned(members: tuple[PlannedChain, ...], plans: tuple[Plan, ...]) -> PlannedTogether:
+def _planned(
+    members: tuple[PlannedChain, ...], plans: tuple[Plan, ...], kind: Together
+) -> PlannedTogether:
     forms = [each.outlined.form for each in members]
     given = tuple(dict.fromkeys(one for each in members for one in each.given))
     outlined = _outlined(members, given, emit_products([each for each in forms if each]))
     first = members[0]
     summary = " + ".join(f"{each.outlined.L}" for each in members)
     text = f"gemm:M={outlined.M},K={outlined.K},N={summary},dtype={outlined.dtype} of one operand"
-    return PlannedTogether(plans, None, first.output, given, text, outlined, Together(), members)
+    return PlannedTogether(plans, None, first.output, given, text, outlined, kind, members)
 
 
 def _outlined(members: Sequence[PlannedChain], given: Sequence[Var], func: Any) -> Outlined:
@@ -193,7 +206,7 @@ class FewRows(Chains):
         self, graph: Graph, found: Sequence[PlannedChain], target: Device
     ) -> Iterator[PlannedTogether]:
         """See `GroupKind`; products of one operand are one launch."""
-        return joined(graph, found, target)
+        return joined(graph, found, target, Together())
 
     def ranked(self, func: Any, target: Device) -> Sequence[Plan]:
         """See `GroupKind`; large tiles for tensor cores are left to a library."""
@@ -209,14 +222,14 @@ class FewRows(Chains):
         return [first, *ours[1:], eager]
 
 
-def find_products(graph: Graph) -> Iterator[Group]:
+def find_products(graph: Graph, fewest: int = 1, most: int = ROWS) -> Iterator[Group]:
     """Find products of few static rows by matrices that are stored, in order."""
     for variable in graph.makers:
         if graph.operator(variable) != PRODUCT:
             continue
         left, right = graph.arguments(variable)
         of_weight = tuple(views_of_weight(graph, right))
-        if not is_of_few_rows(graph, variable, of_weight):
+        if not fewest <= rows_by_weight(graph, variable, of_weight) <= most:
             continue
         views = frozenset((*of_weight, *made_of_rows(graph, left)))
         inside = {*views, variable}
@@ -279,22 +292,22 @@ def views_of_rows(graph: Graph, value: Any) -> Iterator[Any]:
         value = source
 
 
-def is_of_few_rows(graph: Graph, product: Var, views: Collection[Var]) -> bool:
-    """Whether a product has few rows, and multiplies them by a matrix that nothing computes.
+def rows_by_weight(graph: Graph, product: Var, views: Collection[Var]) -> int:
+    """Static rows that a product multiplies by a matrix that nothing computes; 0 of others.
 
     `views` are the operators between the matrix and the product.
     """
     left, right = graph.arguments(product)
     try:
         if is_symbolic(left) or is_symbolic(right) or len(extents_of(right)) != _MATRIX:
-            return False
+            return 0
         rows = prod(int(each) for each in extents_of(left)[:-1])
     except RefusedError:
-        return False
+        return 0
     weight = right
     while weight in views:
         (weight, *_) = graph.arguments(weight)
-    return rows <= ROWS and weight not in graph.makers
+    return rows if weight not in graph.makers else 0
 
 
 # Gate and up of few rows with what is made of both, such as ``silu(gate) * up``, as one kernel.
@@ -362,7 +375,7 @@ def _are_alike(graph: Graph, products: frozenset[Var]) -> bool:
     weights = [graph.arguments(each)[1] for each in products]
     shapes = [each.ty.shape.values for each in (first, second)]
     return same_extents(*shapes) and all(
-        is_of_few_rows(graph, each, tuple(views_of_weight(graph, right)))
+        1 <= rows_by_weight(graph, each, tuple(views_of_weight(graph, right))) <= ROWS
         for each, right in zip(products, weights, strict=True)
     )
 

@@ -118,7 +118,7 @@ def schedule_phases(
         if phase.along == REDUCTION:
             _split(sch, layer, chosen, phase, constant_weights)
         else:
-            _divide(sch, layer, chosen, phase, constant_weights)
+            divide(sch, layer, chosen, phase, constant_weights)
     if staged:
         for layer in chain.layers[:-1]:
             sch.grid_stage(layer.epilogue)
@@ -168,7 +168,7 @@ def _split(sch: Any, layer: Layer, tiles: ChainTiles, phase: PhaseTiles, constan
     bind_split(sch, product, layer.epilogue, split, constant)
 
 
-def _divide(sch: Any, layer: Layer, tiles: ChainTiles, phase: PhaseTiles, constant: bool) -> None:
+def divide(sch: Any, layer: Layer, tiles: ChainTiles, phase: PhaseTiles, constant: bool) -> None:
     """Let each CTA of a cluster make a tile of its own, beside or below the others'.
 
     Tiles are those of what is made of the products, which move: TVM moves no block that reads what

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -273,6 +274,8 @@ def plan_kernel(
     """
     phases = plan_phases(programs)
     clusters = _clusters(phases, device)
+    if _are_apart(phases):
+        phases = _in_turns(phases, clusters)
     follows = len(phases) == 1 and phases[0].program.follows
     found = (each.found_in(phases, device) for each in _FEATURES)
     features = tuple(each for each in found if each is not None)
@@ -290,6 +293,21 @@ def _has_constant_weights(phase: PhasePlan, constant: Collection[str]) -> bool:
     return phase.program.contraction.constant or named
 
 
+def _are_apart(phases: tuple[PhasePlan, ...]) -> bool:
+    """Whether there are several phases, and none needs anything that another one makes."""
+    passed = (each.program.gives or each.program.keeps or each.awaits for each in phases)
+    return len(phases) > 1 and not any(passed)
+
+
+def _in_turns(phases: tuple[PhasePlan, ...], clusters: int) -> tuple[PhasePlan, ...]:
+    """Phases that need nothing of each other: their tiles are dealt out as if they were of one."""
+    ends = accumulate(each.program.tiles for each in phases)
+    return tuple(
+        replace(each, first=(end - each.program.tiles) % clusters)
+        for each, end in zip(phases, ends, strict=True)
+    )
+
+
 def _clusters(phases: tuple[PhasePlan, ...], device: Device) -> int:
     """Number of clusters that are resident; that of tiles where a cluster computes just one."""
     room = device.resident_clusters(phases[0].program.cluster_size)
@@ -305,7 +323,8 @@ def _clusters(phases: tuple[PhasePlan, ...], device: Device) -> int:
                 instead="take fewer parts or larger tiles",
             )
         return clusters
-    clusters = min(room, max(each.program.tiles for each in phases))
+    every = [each.program.tiles for each in phases]
+    clusters = min(room, sum(every) if _are_apart(phases) else max(every))
     split = [each.program for each in phases if each.program.exchange is not None]
     # What peers send has one place: a cluster computes one tile.
     needed = max((each.tiles for each in split), default=clusters)

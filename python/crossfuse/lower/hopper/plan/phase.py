@@ -128,6 +128,9 @@ class PhasePlan:
     chunks: ChunkPlan | None = None
     #: Registers of a thread that loads, and of one that multiplies; 0 as launched.
     registers: tuple[int, int] = (0, 0)
+    #: The cluster that makes the first tile: of phases that need nothing of each other, the one
+    #: behind that of the last tile before it.
+    first: int = 0
 
     @property
     def columns(self) -> int:

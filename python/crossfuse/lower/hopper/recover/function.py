@@ -50,6 +50,7 @@ from crossfuse.lower.verify.structure import takes_fewer_rows
 from crossfuse.markers import (
     GRID_STAGE,
     ROWS,
+    SIDE_BY_SIDE,
     has_stages,
     holds_stream,
     staged_blocks,
@@ -329,7 +330,23 @@ def recover(func: Any) -> tuple[tuple[TileProgram, ...], ...]:
     programs = with_streams(programs, streams)
     if takes_fewer_rows(func):
         programs = with_fewer_rows(func, programs)
+    if SIDE_BY_SIDE in func.body.block.annotations:
+        _check_apart(programs)
+        return (tuple(programs),)
     return tuple(map(tuple, kernels_of(programs)))
+
+
+def _check_apart(programs: Sequence[TileProgram]) -> None:
+    """Refuse nests of one kernel that need what another one makes."""
+    made = [each.store.tile.buffer for each in programs]
+    for program in programs:
+        passed = program.gives is not None or program.keeps or program.splits
+        if passed or any(ir.among(each, made) for each in _loaded(program)):
+            raise refuse_program(
+                f"tensor '{program.store.tile.buffer.name}'",
+                "a nest that reads what another one makes, or that shares its reduction",
+                "nests side by side that need nothing of each other",
+            )
 
 
 def _check_marks(func: Any, programs: list[TileProgram], rows: int) -> None:
