@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import sympy
 
-from crossfuse.cascade.expressions.functions import function
+from crossfuse.cascade.expressions.functions import Unevaluated, function
 from crossfuse.cascade.rewrite.phases import Shared, is_risky, moderate, share
 from crossfuse.cascade.spec import MAX, SUM, Slot, new, value
 
@@ -40,6 +40,15 @@ def test_any_divisor(expression: sympy.Expr, size: float, divisor: float) -> Non
     if expression == x**2 / s**2 and not 1e-18 < divisor < 1e18:
         return  # the square is what leaves the range
     np.testing.assert_allclose(found, wanted, rtol=5e-7)
+
+
+def test_what_is_divided_is_multiplied_before_it_is_scaled_again() -> None:
+    """As a gradient by a range: a quotient by 1e30, times 2**-64, is 0; times 1e30 it is not."""
+    (left,) = share([c * x / s**2], [x, c]).expressions
+    outer = max(left.atoms(Unevaluated), key=sympy.count_ops)
+    inside = [each for each in outer.args[0].args if each.free_symbols & {x, c}]
+    assert len(inside) == 1 and isinstance(inside[0], Unevaluated)
+    assert {x, c} <= inside[0].free_symbols
 
 
 def test_what_is_known_needs_no_factor() -> None:

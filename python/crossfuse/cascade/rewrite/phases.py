@@ -235,7 +235,8 @@ class _Hoist:
     ) -> sympy.Expr:
         """A product with reciprocals that may be out of range, one after another.
 
-        Factors follow in turns: a product of them may be out of range where the whole is not.
+        Factors follow in turns: a product of them may be out of range where the whole is not. What
+        is divided already is multiplied by the next before it is scaled: it may be small.
         """
         above = unopened(*(each for each in still if each not in risky))
         divisors = [below for each in risky for below in [divisor(each)[0]] * divisor(each)[1]]
@@ -245,7 +246,8 @@ class _Hoist:
         for number, below in enumerate(divisors):
             factor = self.symbol(scale(below))
             reciprocal = self.symbol(above / Unevaluated(factor * below))
-            made *= parts[number] if number < len(parts) else 1
+            part = parts[number] if number < len(parts) else sympy.S.One
+            made = Unevaluated(made * part) if number else part
             made = Unevaluated(factor * made) * reciprocal
             above = sympy.S.One
         return made
