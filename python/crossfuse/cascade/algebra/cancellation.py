@@ -9,15 +9,16 @@ numbers, and refused if two passes are more exact.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
 
+from crossfuse.cascade.algebra.exponents import squares_of_quotients
 from crossfuse.cascade.algebra.separation import refused
 from crossfuse.cascade.expressions.functions import Abs
-from crossfuse.cascade.spec import Cascade, Derivation, Stage
+from crossfuse.cascade.spec import Cascade, Derivation, Stage, Step, value
 
 #: Makes a refusal of the stage, the kind of rows, the error there and that of separate passes.
 _Refusal = Callable[[str, str, float, float], Exception]
@@ -59,12 +60,14 @@ def check(derivation: Derivation, split: Sequence[str]) -> None:
     # No positions, no integers: elements whose values a trial may choose.
     free = [e for e in cascade.elements if e != cascade.index and not e.is_integer]
     if split:
-        _try(derivation, split, _kinds(free, _given(cascade)), _cancels)
+        kinds = _kinds(free, _given(cascade)) + _balanced_kinds(cascade, split, free)
+        _try(derivation, split, kinds, _cancels)
     hoisted = [e.stage for e in derivation.steps if e.hoisted and e.pair in _DISTRIBUTED]
     if hoisted and derivation.exact:
         _try(derivation, hoisted, _far_kinds(free), _overflows)
     if derivation.exact and any(each.rescaling or each.hoisted for each in derivation.steps):
         _try_constant(derivation, [_Kind(place, 0.0, tuple(free)) for place in _CONSTANTS])
+        _try_scales(derivation, [each for each in _far_kinds(free) if not each.outlier])
 
 
 def _try(
@@ -116,6 +119,64 @@ def _try(
                 if lost.any():
                     which = int(np.argmax(lost))
                     raise _unlike(name, kinds[which].text, float(unlike[which]))
+
+
+def _try_scales(derivation: Derivation, kinds: Sequence[_Kind]) -> None:
+    """Refuse a derivation whose sums are no numbers where separate passes make some.
+
+    A norm of 1e30 is infinite, what it divides is 0, and so is the sum of squares of that. If the
+    squares are summed first, they are an infinity that an infinity divides.
+    """
+    import numpy as np
+
+    from crossfuse.cascade.run import merge_tree, two_pass
+
+    cascade = derivation.cascade
+    norms = {each.symbol for each in cascade.stages if _is_norm(each)}
+    names = [
+        each.stage
+        for each in derivation.steps
+        if each.hoisted
+        and _divides(cascade.stage(each.stage).term, norms)
+        and not _divides_itself(each)
+    ]
+    if not names or not kinds:
+        return
+    single, _ = _data(cascade, kinds)
+    scaled = [replace(each, term=squares_of_quotients(each.term)) for each in cascade.stages]
+    with np.errstate(all="ignore"):
+        apart = two_pass(replace(cascade, stages=tuple(scaled), results={}, rows={}), single)
+        streamed = merge_tree(derivation, single, _SEGMENTS, _TILE)
+    for name in names:
+        none = np.isfinite(apart[name]) & ~np.isfinite(streamed[name])
+        gone = none.reshape(len(kinds), -1).any(axis=1)
+        if gone.any():
+            raise refused(
+                "cascade-range",
+                name,
+                found="a sum that is divided when it is complete, and is no number of "
+                + kinds[int(np.argmax(gone))].text,
+                limit="a number, which separate passes make of them: they scale each element",
+                instead="cut the cascade before this stage",
+            )
+
+
+def _is_norm(stage: Stage) -> bool:
+    """Whether a stage sums squares."""
+    squares = (each.args[1].is_even for each in stage.term.atoms(sympy.Pow))
+    return stage.monoid.name == "sum" and any(squares)
+
+
+def _divides_itself(step: Step) -> bool:
+    """Whether the slot of a sum divides it too, as in a layer norm of a layer norm."""
+    own = {value(each.slot) for each in step.factors}
+    return any(each.context.free_symbols & own for each in step.factors)
+
+
+def _divides(term: sympy.Expr, sums: Collection[sympy.Basic]) -> bool:
+    """Whether a term is divided by what is made of sums."""
+    powers = (each for each in term.atoms(sympy.Pow) if each.free_symbols & set(sums))
+    return any(each.args[1].could_extract_minus_sign() for each in powers)
 
 
 def _try_constant(derivation: Derivation, kinds: Sequence[_Kind]) -> None:
@@ -245,6 +306,8 @@ class _Kind:
     outlier: float = 0.0
     #: An invariant that is the mean of an element instead, or the sum of one that is positive.
     given: tuple[sympy.Symbol, sympy.Symbol] | None = None
+    #: An invariant that makes a stage 0, and the name of that; other elements are positive.
+    balanced: tuple[sympy.Symbol, str] | None = None
 
     @property
     def text(self) -> str:
@@ -254,6 +317,8 @@ class _Kind:
         if self.given is not None:
             one, of = self.given
             but += f", where {one} is the {'mean' if of in self.moved else 'sum'} of {of}"
+        if self.balanced is not None:
+            but += f", where {self.balanced[0]} makes {self.balanced[1]} 0"
         return f"rows of{nearly} {names} about {self.about:g}, {self.spread:g} apart{but}"
 
 
@@ -283,6 +348,49 @@ def _kinds(free: Sequence[sympy.Symbol], given: Sequence[sympy.Symbol]) -> list[
     return found
 
 
+def _balanced_kinds(
+    cascade: Cascade, split: Sequence[str], free: Sequence[sympy.Symbol]
+) -> list[_Kind]:
+    """Kinds of rows in which what is given of a row makes a split sum 0, whatever it is of it.
+
+    Of ``sum w (x - total/count)`` the total is no mean, but what it becomes may be one.
+    """
+    place = _PLACES[3]
+    return [
+        _Kind(*place, (each,), balanced=(one, name))
+        for name in split
+        for one in _given(cascade)
+        for each in free
+        if _meet(cascade.stage(name).term, one, each)
+    ]
+
+
+def _meet(term: sympy.Expr, invariant: sympy.Symbol, element: sympy.Symbol) -> bool:
+    """Whether a part of a term adds what is made of an invariant to an element as it is."""
+    return any(
+        invariant in (total - each).free_symbols
+        for total in term.atoms(sympy.Add)
+        for each in total.args
+        if each.as_coeff_Mul()[1] == element
+    )
+
+
+def _balance(cascade: Cascade, kind: _Kind, some: slice, single: dict[str, Any]) -> None:
+    """Set an invariant so that a stage that is linear in it is 0, in these rows."""
+    import numpy as np
+
+    from crossfuse.cascade.run import two_pass
+
+    assert kind.balanced is not None
+    invariant, stage = kind.balanced
+    double = {name: each[some].astype(np.float64) for name, each in single.items()}
+    at = [np.full(_ROWS, place) for place in (0.0, 1.0)]
+    with np.errstate(all="ignore"):
+        none, one = (two_pass(cascade, {**double, str(invariant.name): e})[stage] for e in at)
+        found = none / (none - one)
+    single[str(invariant.name)][some] = np.where(np.isfinite(found), found, 0)
+
+
 def _far_kinds(free: Sequence[sympy.Symbol]) -> list[_Kind]:
     """Kinds of rows whose powers are out of range."""
     found = [_Kind(0.0, 1.0, (each,), outlier=_HUGE) for each in free]
@@ -307,6 +415,8 @@ def _data(cascade: Cascade, kinds: Sequence[_Kind]) -> tuple[dict[str, Any], dic
             for number, kind in enumerate(kinds):
                 if kind.given is not None and symbol == kind.given[1] and symbol not in kind.moved:
                     found[number] = np.abs(found[number])
+                if kind.balanced is not None and symbol not in kind.moved:
+                    found[number] = np.abs(found[number])
                 if kind.alike:
                     found[number] = common[number] + 1e-3 * found[number]
                 if symbol in kind.moved:
@@ -323,5 +433,7 @@ def _data(cascade: Cascade, kinds: Sequence[_Kind]) -> tuple[dict[str, Any], dic
             some = slice(number * _ROWS, (number + 1) * _ROWS)
             total = single[str(of.name)][some].sum(axis=1)
             single[str(invariant.name)][some] = total / (_LENGTH if of in kind.moved else 1)
+        if kind.balanced is not None:
+            _balance(cascade, kind, slice(number * _ROWS, (number + 1) * _ROWS), single)
     double = {name: each.astype(np.float64) for name, each in single.items()}
     return single, double

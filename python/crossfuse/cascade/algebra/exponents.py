@@ -6,9 +6,10 @@ an equal expression.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import sympy
+from sympy.core.relational import Relational
 
 from crossfuse.cascade.expressions.functions import Fence, Unevaluated, with_parts
 
@@ -128,7 +129,8 @@ def _scale(base: sympy.Basic) -> sympy.Expr:
 def ratios(expression: sympy.Basic) -> sympy.Basic:
     """Join powers in numerator and denominator of every product in an expression.
 
-    A ratio is `Unevaluated`, which sympy does not take apart again.
+    A ratio is `Unevaluated`, which sympy does not take apart again. Roots stay apart: what they are
+    of has twice their range, and so has its quotient.
     """
     if isinstance(expression, Unevaluated) or not expression.has(sympy.Pow):
         return expression
@@ -138,7 +140,7 @@ def ratios(expression: sympy.Basic) -> sympy.Basic:
     parts = list(expression.args)
     for below in expression.args:
         base, power = below.as_base_exp()
-        if base.is_number or not power.could_extract_minus_sign() or power == -1:
+        if base.is_number or not _divides(below) or (power.is_number and -power <= 1):
             continue
         above = [each for each in parts if _is_paired(each, -power)]
         if above and below in parts:
@@ -158,6 +160,52 @@ def _is_paired(part: sympy.Expr, power: sympy.Expr) -> bool:
     return not base.is_number and bool(own == power or smaller)
 
 
+def powers_of_products(expression: sympy.Basic) -> sympy.Basic:
+    """Write products of equal powers as powers of products: ``(x*w)**2``, which sympy takes apart.
+
+    Of ``x**2 * w**2`` a factor may be infinite, or 0, where the product is neither: of numbers of
+    1e19 that a mask multiplies the square is no number. It is one multiplication less, too.
+    """
+    if isinstance(expression, Unevaluated) or not expression.has(sympy.Pow):
+        return expression
+    expression = _with_tests(expression, powers_of_products)
+    if not isinstance(expression, sympy.Mul):
+        return expression
+    alike: dict[sympy.Expr, list[sympy.Expr]] = {}
+    rest: list[sympy.Expr] = []
+    for each in expression.args:
+        base, power = each.as_base_exp()
+        whole = power.is_Integer and abs(power) > 1 and not base.is_number
+        (alike.setdefault(abs(power), []) if whole else rest).append(each)
+    for power, parts in alike.items():
+        # Divisors alone divide in turns.
+        if len(parts) > 1 and not all(map(_divides, parts)):
+            bases = (base ** (own / power) for base, own in (e.as_base_exp() for e in parts))
+            parts = [Unevaluated(sympy.Mul(*bases)) ** power]
+        rest += parts
+    return sympy.Mul(*rest)
+
+
+def squares_of_quotients(expression: sympy.Basic) -> sympy.Basic:
+    """Write squares over a divisor as squares of quotients by its root.
+
+    Of ``(x * rsqrt(s))**2`` sympy makes ``x**2/s``, whose square is out of range first.
+    """
+    if isinstance(expression, Unevaluated) or not expression.has(sympy.Pow):
+        return expression
+    expression = with_parts(expression, squares_of_quotients)
+    if not isinstance(expression, sympy.Mul):
+        return expression
+    powers = {each: each.as_base_exp() for each in expression.args if not each.is_number}
+    above = [base for base, power in powers.values() if power == 2]
+    below = [base for base, power in powers.values() if power == -1 and not base.is_integer]
+    if not above or not below:
+        return expression
+    ratio = Unevaluated(sympy.Mul(*above) / sympy.Mul(*map(sympy.sqrt, below)))
+    taken = {base**2 for base in above} | {1 / base for base in below}
+    return sympy.Mul(*(each for each in expression.args if each not in taken), ratio**2)
+
+
 def averages(
     expression: sympy.Basic, sums: Collection[sympy.Symbol], length: sympy.Symbol | None
 ) -> sympy.Basic:
@@ -168,7 +216,7 @@ def averages(
     """
     if length not in expression.free_symbols or isinstance(expression, Unevaluated):
         return expression
-    expression = with_parts(expression, lambda each: averages(each, sums, length))
+    expression = _with_tests(expression, lambda each: averages(each, sums, length))
     if not isinstance(expression, sympy.Mul):
         return expression
     powers = dict(each.as_base_exp() for each in expression.args)
@@ -184,6 +232,28 @@ def averages(
     rest = [each for each in expression.args if each.as_base_exp()[0] not in {length, *found}]
     means = (Unevaluated(base / length) ** power for base, power in found.items())
     return sympy.Mul(*rest, *means)
+
+
+def _with_tests(
+    expression: sympy.Basic, change: Callable[[sympy.Basic], sympy.Basic]
+) -> sympy.Basic:
+    """Change all parts of an expression, and both sides of comparisons that choose among them."""
+
+    def changed(test: sympy.Basic) -> sympy.Basic:
+        if isinstance(test, Relational):
+            return test.func(*map(change, test.args), evaluate=False)
+        if isinstance(test, sympy.And | sympy.Or | sympy.Not):
+            return test.func(*map(changed, test.args), evaluate=False)
+        return test
+
+    if not isinstance(expression, sympy.Piecewise):
+        return with_parts(expression, change)
+    sides = [(change(value), changed(test)) for value, test in expression.args]
+    return sympy.Piecewise(*sides, evaluate=False)
+
+
+def _divides(factor: sympy.Expr) -> bool:
+    return bool(factor.as_base_exp()[1].could_extract_minus_sign())
 
 
 def nonnegative(expression: sympy.Expr) -> bool:

@@ -311,11 +311,12 @@ def _scales(base: sympy.Expr, element: sympy.Expr, power: sympy.Expr, state: Sta
     """Whether a divisor keeps an element in range, and can be taken back where it is 0."""
     if base in state.symbols:
         return _is_largest(state.of(base)) and _vanishes(element, state.of(base), power)
-    # Such as max(a, epsilon) and a + epsilon: never 0, so that it can always be taken back.
+    # Such as max(a, epsilon) and a + epsilon: never 0, so that it can always be taken back. A norm
+    # in the place of a largest magnitude may be infinite, which cannot.
     inside = [state.of(each) for each in base.free_symbols & state.symbols]
     if len(inside) != 1 or not positive(base):
         return False
-    return isinstance(base, sympy.Max) or (isinstance(base, sympy.Add) and _is_largest(*inside))
+    return isinstance(base, sympy.Max | sympy.Add) and _is_largest(*inside)
 
 
 def _is_largest(kept: Kept) -> bool:

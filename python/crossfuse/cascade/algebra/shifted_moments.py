@@ -72,7 +72,7 @@ class ShiftedMoments:
         mass = self._mass(mean)
         whole = progress.known[progress.cascade.stage(mean.weight).symbol] if mean.weight else None
         weight = progress.cascade.length if whole is None else whole
-        scale = (mean.scale.xreplace(progress.known) * weight).cancel()
+        scale = mean.scale.xreplace(progress.known) * weight
         centre = self._known(mean, mass) or self._mean(
             mean, mass, stage.name if scale == 1 else state.fresh(f"{stage.name}_mean")
         )

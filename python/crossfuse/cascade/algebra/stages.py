@@ -15,8 +15,10 @@ from crossfuse.cascade.algebra.exponents import (
     joined,
     natural,
     nonnegative,
+    powers_of_products,
     ratios,
     rescaled,
+    squares_of_quotients,
     unlogged,
 )
 from crossfuse.cascade.algebra.means import means, ordered
@@ -473,10 +475,10 @@ def _derive(cascade: Cascade) -> Derivation:
             made = rescaled(joined(state.finished(joined(whole))))
             # Powers of quotients stay such: squares of elements or a divisor may be out of range.
             if as_rows:
-                made = ratios(shared_out(made, elements, invariants))
+                made = squares_of_quotients(ratios(shared_out(made, elements, invariants)))
             else:
-                made = averages(made, sums, cascade.length)
-            found[name] = made.xreplace(progress.finished).xreplace(unfinished)
+                made = ratios(averages(made, sums, cascade.length))
+            found[name] = powers_of_products(made).xreplace(progress.finished).xreplace(unfinished)
         return found
 
     stages = over_slots({each.name: each.symbol for each in cascade.stages})

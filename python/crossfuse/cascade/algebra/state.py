@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from crossfuse.cascade.algebra.exponents import nonnegative, positive
+from crossfuse.cascade.algebra.exponents import nonnegative, positive, powers_of_products
 from crossfuse.cascade.expressions.functions import Unevaluated
 from crossfuse.cascade.spec import Monoid, Slot, guarded, new, value
 
@@ -58,9 +58,8 @@ class Kept:
         largest = self.monoid.name == "max" and not self.signed
         init = sympy.S.Zero if largest else self.monoid.identity
         init = init if self.begun is None else self.begun
-        return Slot(
-            self.name, self.monoid, self.contribution, self.carry, self.merge, init, self.guard()
-        )
+        brought = powers_of_products(self.contribution)
+        return Slot(self.name, self.monoid, brought, self.carry, self.merge, init, self.guard())
 
     def guard(self) -> sympy.Expr | None:
         """The stand-in for the new value where that has no inverse; None if none is used."""
