@@ -222,12 +222,39 @@ def decayed(x: Any) -> Any:
     return (by * (x - total(by * x) / total(by)).square()).sum(-1) / by.sum(-1)
 
 
+def noise(r: Rows) -> Any:
+    """The energy of what is left of y beside that of its projection on x, in decibels."""
+    along = total(r.x * r.y) / (total(r.x * r.x) + 1e-8) * r.x
+    rest = (r.y - along).square().sum(-1) + 1e-8
+    return 10 * torch.log10((along.square().sum(-1) + 1e-8) / rest)
+
+
+def likeness(r: Rows) -> Any:
+    """A correlation whose divisor is bounded from below."""
+    x, y = r.x - mean(r.x), r.y - mean(r.y)
+    of = x.square().sum(-1).sqrt() * y.square().sum(-1).sqrt()
+    return (x * y).sum(-1) / of.clamp_min(1e-8)
+
+
+def middle_range(x: Any) -> Any:
+    return (x - least(x)) / (largest(x) - least(x)).clamp_min(1e-8)
+
+
+def shares_of_positive(x: Any) -> Any:
+    return F.relu(x) / (total(F.relu(x)) + 1e-6)
+
+
 #: Whose gradients are tested too: those that had faults; w is 1 at a label and 0 elsewhere.
 TRAINED_QUICK: dict[str, Function] = {
     "least share": lambda r: r.x.softmax(-1).amin(-1),
     "largest of weighted scores": lambda r: (scores(r.x) * r.v).amax(-1),
     "by the largest magnitude": lambda r: r.x / largest(r.x.abs()),
     "divergence from a label": lambda r: labels(r.x, r.w),
+    "noise": noise,
+    "likeness": likeness,
+    "range above a bound": lambda r: middle_range(r.x),
+    "shares of what is positive": lambda r: shares_of_positive(r.x),
+    "clamped variance": lambda r: (r.x.square().mean(-1) - r.x.mean(-1).square()).clamp_min(0),
     "softmax of a layer norm": lambda r: F.layer_norm(r.x, r.x.shape[-1:]).softmax(-1),
     "softmax of standard scores": lambda r: (
         (r.x - mean(r.x)) * torch.rsqrt(r.x.var(-1, keepdim=True, correction=0) + 1e-5)
@@ -273,5 +300,23 @@ TRAINED: dict[str, Function] = TRAINED_QUICK | {
     "distance from equal shares": lambda r: -r.x.log_softmax(-1).mean(-1),
     "variance by weights of all rows": lambda r: decayed(r.x),
     "cosine of distances": lambda r: F.cosine_similarity(r.x - mean(r.x), r.y - mean(r.y), dim=-1),
+    "squashed": lambda r: (
+        total(r.x**2) / (1 + total(r.x**2)) * r.x / torch.sqrt(total(r.x**2) + 1e-9)
+    ),
+    "clipped gradient": lambda r: (
+        r.x * torch.clamp(1 / (r.x.norm(dim=-1, keepdim=True) + 1e-6), max=1)
+    ),
+    "concordance": lambda r: (
+        2
+        * covariance(r)
+        / (r.x.var(-1, correction=0) + r.y.var(-1, correction=0) + (r.x - r.y).mean(-1) ** 2 + 1e-8)
+    ),
+    "overlap": lambda r: (
+        1 - (2 * (r.x.sigmoid() * r.w).sum(-1) + 1) / (r.x.sigmoid().sum(-1) + r.w.sum(-1) + 1)
+    ),
+    "flatness": lambda r: (r.x**2 + 1e-10).log().mean(-1).exp() / (r.x**2 + 1e-10).mean(-1),
+    "sparseness": lambda r: r.x.abs().sum(-1) / (r.x.norm(dim=-1) + 1e-8),
+    "rest of a projection": lambda r: r.x - total(r.x * r.y) / (total(r.y * r.y) + 1e-8) * r.y,
+    "pooled by a gate": lambda r: (r.x.sigmoid() * r.v).sum(-1) / (r.x.sigmoid().sum(-1) + 1e-6),
     "mean distance": lambda r: (r.x - mean(r.x)).abs().mean(-1),
 }

@@ -31,6 +31,8 @@ KINDS = (
 )
 #: Exponents of what 50 apart are rounded as far as they are from 0, see `test_fuzz_functions`.
 UNITS = 64
+#: Products of several sums, of which some are infinite from 1e30 on where others are 0.
+BEYOND = ("largest of weighted scores", "noise")
 NAMES = [
     pytest.param(each, id=each, marks=() if each in TRAINED_QUICK else pytest.mark.nightly)
     for each in TRAINED
@@ -75,7 +77,7 @@ def gradient(function: Function, given: list[Any], cotangent: Any) -> Any:
     return make_fx(pulled)(cotangent, *given)
 
 
-def check(graph: Any, exact: Any, given: list[Any]) -> None:
+def check(named: str, graph: Any, exact: Any, given: list[Any]) -> None:
     """Each kind of rows errs at most twice as much as with separate kernels, and is a number."""
     fn = compile_model(Of(graph).eval(), tuple(given), always=True, runs_on="llvm")
     dtype, due = given[0].dtype, exact(*wide(given))
@@ -84,6 +86,9 @@ def check(graph: Any, exact: Any, given: list[Any]) -> None:
     with np.errstate(all="ignore"):
         got, apart = fn(*given), graph(*given)
     known = due.isfinite() & apart.isfinite() & (due.abs() <= torch.finfo(dtype).max)
+    if named not in BEYOND:
+        gone = (known & ~got.isfinite()).reshape(len(KINDS), -1).any(1)
+        assert not gone.any(), [kind for kind, none in zip(KINDS, gone, strict=True) if none]
     due = torch.where(known, due, torch.nan)
     size = errors(torch.zeros_like(due), due)
     unfused, fused = errors(apart, due), errors(got, due)
@@ -109,7 +114,7 @@ def test_values(name: str, dtype: Any) -> None:
     def forward(*given: Any) -> Any:
         return TRAINED[name](Rows(*given))
 
-    check(forward, forward, tensors(drawn(0, dtype)))
+    check(name, forward, forward, tensors(drawn(0, dtype)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -121,4 +126,4 @@ def test_gradients(name: str, dtype: Any) -> None:
     cotangent = torch.from_numpy(np.asarray(rng.standard_normal(shape))).to(dtype)
     graph = gradient(function, given, cotangent)
     exact = gradient(function, wide(given), cotangent.double())
-    check(graph, exact, [cotangent, *given])
+    check(name, graph, exact, [cotangent, *given])
