@@ -17,9 +17,9 @@ from typing import Any
 from crossfuse.hardware import device
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.explain.published import count
 from crossfuse.workload import parse
 from study.dataflow.movement import Machine
+from study.dataflow.published import count
 from study.dataflow.readings import readings, tied_tiles, without_clusters
 from study.dataflow.relaxations import RELAXATIONS, groups_of, relaxation
 from study.dataflow.search import Roof, idle_loops, least_bytes, search

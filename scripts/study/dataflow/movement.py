@@ -26,9 +26,9 @@ import numpy as np
 from crossfuse.calls import checked
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import TERMS, Chain, Tensor
-from crossfuse.planner.explain.published import ACCUMULATOR, LoopSchedule
 from crossfuse.planner.kernels.shape import Count, Flag, Share, ceil_div, choose
 from study.dataflow.cluster import cluster_lanes
+from study.dataflow.published import ACCUMULATOR, LoopSchedule
 from study.dataflow.schedules import Residency
 from study.dataflow.tiling import LEVELS, Tiling
 from study.dataflow.volume import (

@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.explain.published import ACCUMULATOR
 from crossfuse.planner.kernels.shape import Count, Share, least, most
 from study.dataflow.cluster import cluster_lanes, floor_div
+from study.dataflow.published import ACCUMULATOR
 from study.dataflow.schedules import Residency
 from study.dataflow.volume import Nest, region_elements, sums_of
 

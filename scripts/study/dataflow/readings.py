@@ -13,7 +13,8 @@ import numpy as np
 
 from crossfuse.hardware import Device
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.explain.published import (
+from study.dataflow.cluster import legal_cluster
+from study.dataflow.published import (
     CLUSTER_EXTENTS,
     Extents,
     LoopSchedule,
@@ -24,7 +25,6 @@ from crossfuse.planner.explain.published import (
     published,
     sum_before_use,
 )
-from study.dataflow.cluster import legal_cluster
 from study.dataflow.rules import PUBLISHED, R1, Rule, count
 
 

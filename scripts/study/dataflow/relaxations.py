@@ -29,7 +29,9 @@ import numpy as np
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.chain.spec import TERMS, Chain
-from crossfuse.planner.explain.published import (
+from crossfuse.planner.kernels.shape import ceil_div
+from study.dataflow.cluster import MAX_CLUSTER, legal_cluster
+from study.dataflow.published import (
     CLUSTER_EXTENTS,
     Extents,
     LoopSchedule,
@@ -42,8 +44,6 @@ from crossfuse.planner.explain.published import (
     loop_schedules,
     sum_before_use,
 )
-from crossfuse.planner.kernels.shape import ceil_div
-from study.dataflow.cluster import MAX_CLUSTER, legal_cluster
 from study.dataflow.rules import Rule, with_room
 from study.dataflow.schedules import Residency, kept, recomputed
 from study.dataflow.tiling import PIECE, Tiling

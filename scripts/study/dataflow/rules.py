@@ -20,7 +20,8 @@ import numpy as np
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.explain.published import (
+from crossfuse.planner.kernels.shape import Step
+from study.dataflow.published import (
     RULES,
     Domain,
     Extents,
@@ -35,7 +36,6 @@ from crossfuse.planner.explain.published import (
     several_ctas,
     tiles_walked,
 )
-from crossfuse.planner.kernels.shape import Step
 
 KINDS = ("block", "cluster", "schedule", "room")
 

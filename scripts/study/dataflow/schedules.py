@@ -1,6 +1,6 @@
 """Loop schedules as text, and how long tensors stay where they are used.
 
-What a schedule is stands in `crossfuse.planner.explain.published`.
+What a schedule is stands in `study.dataflow.published`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import Chain, Tensor
-from crossfuse.planner.explain.published import LoopSchedule, held, latest
+from study.dataflow.published import LoopSchedule, held, latest
 
 
 def read_schedule(text: str, chain: Chain) -> LoopSchedule:

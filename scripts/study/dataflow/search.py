@@ -15,9 +15,9 @@ import numpy as np
 from crossfuse.calls import AtLeastOne, checked
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.explain.published import LoopSchedule
 from crossfuse.planner.kernels.shape import ceil_div
 from study.dataflow.movement import Machine, Movement, arrivals, movement, through_l2
+from study.dataflow.published import LoopSchedule
 from study.dataflow.relaxations import Group, candidates_of
 from study.dataflow.schedules import Residency
 from study.dataflow.tiling import PIECE, Tiling

@@ -27,9 +27,9 @@ import numpy as np
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.explain.published import LoopSchedule
 from crossfuse.planner.kernels.shape import Count, ceil_div, least
 from study.dataflow.cluster import check_cluster, cluster_lanes
+from study.dataflow.published import LoopSchedule
 
 LEVELS = ("cta", "cluster", "grid")
 #: Candidates that are analysed at once: an array of them has 128 KiB.

@@ -29,9 +29,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from crossfuse.planner.chain.spec import TERMS, Chain, refuse_reductions
-from crossfuse.planner.explain.published import LoopSchedule
 from crossfuse.planner.kernels.shape import Count, Flag, ceil_div, choose
 from study.dataflow.cluster import floor_div
+from study.dataflow.published import LoopSchedule
 from study.dataflow.schedules import Residency
 from study.dataflow.tiling import Grain, Tiling, View, grains
 

@@ -139,11 +139,6 @@ def test_rules_leave_what_is_ranked(text: str, family: str) -> None:
         assert len({each.name for each in steps}) == len(steps)
 
 
-def test_the_published_space_is_counted_beside_it() -> None:
-    found = explained("G4", "dsm").published
-    assert [each.name for each in found] == ["all", "R1", "R2", "R3", "R4", "R5"]
-
-
 def test_further_plans_are_compared_with_the_first() -> None:
     found = explain_best("G4", top=4)
     plans = ranked("G4", keep=4)
@@ -168,7 +163,6 @@ def test_json_gives_the_plan_back(text: str, family: str) -> None:
         "layout",
         "best",
         "pruned",
-        "published",
         "provisional",
     }
     assert set(document["levels"][0]) == {"name", "amount", "microseconds"}

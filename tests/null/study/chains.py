@@ -9,8 +9,8 @@ import numpy as np
 
 from crossfuse.planner.chain.build import PARTS, Further, matrix_chain
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.explain.published import LoopSchedule
 from study.dataflow.cluster import legal_cluster
+from study.dataflow.published import LoopSchedule
 from study.dataflow.relaxations import Group
 from study.dataflow.schedules import Residency, kept, recomputed
 from study.dataflow.tiling import PIECE, Tiling

@@ -14,8 +14,8 @@ from itertools import product as combinations
 from math import prod
 
 from crossfuse.planner.chain.spec import Chain, Tensor
-from crossfuse.planner.explain.published import LoopSchedule
 from study.dataflow.movement import further_loops
+from study.dataflow.published import LoopSchedule
 from study.dataflow.schedules import Residency
 from study.dataflow.tiling import Tiling, grains
 

@@ -10,7 +10,6 @@ import pytest
 from crossfuse.errors import PlanRefused
 from crossfuse.planner.chain.build import matrix_chain
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.explain.published import loop_schedules
 from null.study.chains import random_case, random_tiling
 from null.study.exchange_simulator import (
     Wires,
@@ -20,6 +19,7 @@ from null.study.exchange_simulator import (
 )
 from study.dataflow.cluster import cluster_lanes
 from study.dataflow.movement import METHODS, combined_bytes, exchanges
+from study.dataflow.published import loop_schedules
 from study.dataflow.schedules import kept
 from study.dataflow.tiling import Tiling
 from study.dataflow.volume import elements_made, elements_moved, nests

@@ -9,8 +9,8 @@ import pytest
 
 from crossfuse.errors import PlanRefused
 from crossfuse.planner.chain.build import matrix_chain
-from crossfuse.planner.explain.published import loop_schedules
 from null.study.chains import random_chain
+from study.dataflow.published import loop_schedules
 from study.dataflow.schedules import read_schedule
 
 FFN = matrix_chain(128, [768, 3072, 768])

@@ -11,7 +11,11 @@ from crossfuse.errors import ArgumentRefused, PlanRefused
 from crossfuse.hardware import device
 from crossfuse.planner.chain.build import chain_of, matrix_chain
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.explain.published import (
+from crossfuse.workload import parse
+from null.study.chains import pieces, random_case
+from study.dataflow.cluster import legal_cluster
+from study.dataflow.movement import MEMORIES, Machine, movement
+from study.dataflow.published import (
     blocks_of,
     chosen,
     count,
@@ -20,10 +24,6 @@ from crossfuse.planner.explain.published import (
     published,
     sum_before_use,
 )
-from crossfuse.workload import parse
-from null.study.chains import pieces, random_case
-from study.dataflow.cluster import legal_cluster
-from study.dataflow.movement import MEMORIES, Machine, movement
 from study.dataflow.relaxations import (
     RELAXATIONS,
     Batch,

@@ -11,10 +11,10 @@ import pytest
 
 from crossfuse.planner.chain.build import matrix_chain
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.explain.published import LoopSchedule, loop_schedules
 from null.study.chains import Case, random_case, random_chain, random_residency, random_tiling
 from null.study.simulator import Walk
 from study.dataflow.movement import further_loops
+from study.dataflow.published import LoopSchedule, loop_schedules
 from study.dataflow.schedules import check_residency, kept, recomputed
 from study.dataflow.tiling import LEVELS, Tiling, check_tiling, grains
 from study.dataflow.volume import (

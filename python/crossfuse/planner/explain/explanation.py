@@ -13,7 +13,6 @@ from crossfuse.planner.cost.estimate import alone, eager, turns_of
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.explain.levels import Level, Place, Share, layout, levels, places
 from crossfuse.planner.explain.picture import picture
-from crossfuse.planner.explain.published import count
 from crossfuse.planner.explain.tables import printed, render
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.registry import families, read_kernel
@@ -65,9 +64,6 @@ class Explanation:
         The next best plans of any family, the fastest first, if they were asked for.
     pruned : Mapping[str, tuple[Step, ...]]
         Tiles that each rule leaves, by family.
-    published : tuple[Step, ...]
-        Candidates that the published rules leave of the published space, for comparison; nothing
-        for chains of more than four products.
     provisional : bool
         Whether the device's rates are not all measured.
 
@@ -85,7 +81,6 @@ class Explanation:
     layout: tuple[Share, ...]
     best: tuple[Runner, ...]
     pruned: Mapping[str, tuple[Step, ...]]
-    published: tuple[Step, ...]
     provisional: bool
 
     def to_json(self) -> dict[str, Any]:
@@ -122,11 +117,6 @@ class Explanation:
         return picture(self)
 
 
-#: Products of chains, at most, whose published space is counted: orders of loops multiply, those of
-#: six products take minutes.
-_COUNTED = 4
-
-
 def explain(
     plan: Choice,
     *,
@@ -161,7 +151,6 @@ def explain(
         layout(kernel, shape) if kernel else (),
         tuple(runner_of(each, plan) for each in best),
         {each.name: each.pruned(shape, spec) for each in families(shape)},
-        count(chain, spec) if len(chain.products) <= _COUNTED else (),
         known.measured.provisional,
     )
 

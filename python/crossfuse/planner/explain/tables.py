@@ -58,8 +58,6 @@ def render(reasons: Explanation) -> list[RenderableType]:
     if reasons.plan.runners:
         parts.append(runners_table("the best of every other family", reasons.plan.runners))
     parts.append(pruned_table(reasons.pruned))
-    if reasons.published:
-        parts.append(_published(reasons.published))
     return parts
 
 
@@ -220,13 +218,3 @@ def pruned_table(pruned: Mapping[str, Sequence[Step]]) -> RenderableType:
             before = each.candidates
     title = "tiles that rules leave"
     return table(title, ("family", "left ", "pruned ", "what it keeps"), rows)
-
-
-def _published(steps: Sequence[Step]) -> RenderableType:
-    rows = []
-    before = steps[0].candidates
-    for each in steps:
-        rows.append((each.name, f"{each.candidates:,}", f"{before - each.candidates:,}", each.text))
-        before = each.candidates
-    title = "the published space of loop schedules, for comparison"
-    return table(title, ("rule", "left ", "pruned ", "what it keeps"), rows)

@@ -1,9 +1,8 @@
 """The space that FlashFuser starts from (arXiv 2512.12949), and what each of its rules leaves.
 
 A candidate is a loop schedule, a block extent for each dim and a cluster extent for each dim. No
-kernel is made of it: explanations show the counts beside those of our families. Schedules, blocks
-and clusters are counted apart and multiplied. Only rules on room look at candidates, and those ask
-of a cluster nothing but how many CTAs it has.
+kernel is made of it. Schedules, blocks and clusters are counted apart and multiplied. Only rules on
+room look at candidates, and those ask of a cluster nothing but how many CTAs it has.
 
 ```
 m n | l k      m and n are spatial: clusters stand along them, each with one tile of both

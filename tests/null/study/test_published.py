@@ -10,7 +10,7 @@ import pytest
 from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
 from crossfuse.planner.chain.build import matrix_chain
-from crossfuse.planner.explain.published import (
+from study.dataflow.published import (
     CLUSTER_EXTENTS,
     Room,
     count,
