@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 #: Characters of a fault that a refusal repeats.
 _LONGEST_FAULT = 300
@@ -290,6 +290,29 @@ def refuse(
     budget: max_cluster: found 32; limit: 1 to 16 CTAs. Instead: ask for less.
     """
     return error(Refusal(rule, _cut(where, _PLACE), _cut(str(found)), _cut(limit), _cut(instead)))
+
+
+@dataclass(frozen=True)
+class Rule(Generic[_Refused]):
+    """A rule that is broken at several places: called with what is found at one, it is refused.
+
+    Examples
+    --------
+    >>> refused = Rule(PlanRefused, "budget", instead="ask for less")
+    >>> print(refused("max_cluster", 32, "1 to 16 CTAs"))
+    budget: max_cluster: found 32; limit: 1 to 16 CTAs. Instead: ask for less.
+    """
+
+    #: The family of its refusals.
+    error: type[_Refused]
+    name: str
+    #: What to do in its stead, where a place says nothing else.
+    instead: str = ""
+
+    def __call__(self, where: str, found: object, limit: str, instead: str = "") -> _Refused:
+        """Build the exception to raise, see `refuse`."""
+        instead = instead or self.instead
+        return refuse(self.error, self.name, where, found=found, limit=limit, instead=instead)
 
 
 def _cut(text: str, most: int = _FACT) -> str:

@@ -69,8 +69,35 @@ def read_sources(root: Path) -> Sources:
     for path, tree in trees(root):
         parts = path.relative_to(root.parent).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        modules[name] = _read_module(name, tree)
+        modules[name] = _read_module(name, _with_functions(tree))
     return Sources(modules)
+
+
+def _with_functions(tree: ast.Module) -> ast.Module:
+    """A module with a function for each `Rule`, which refuses as the object does when called."""
+    body: list[ast.stmt] = []
+    for each in tree.body:
+        value = each.value if isinstance(each, ast.Assign) else None
+        if isinstance(value, ast.Call) and _last_name(value.func) == "Rule":
+            assert isinstance(each, ast.Assign)
+            body.append(_function_of(_last_name(each.targets[0]), value, each))
+        elif not isinstance(each, ast.ClassDef) or each.name != "Rule":
+            body.append(each)
+            if isinstance(each, ast.ImportFrom) and any(name.name == "Rule" for name in each.names):
+                each.names.append(ast.alias("refuse"))
+    return ast.Module(body, tree.type_ignores)
+
+
+def _function_of(name: str, rule: ast.Call, at: ast.stmt) -> ast.FunctionDef:
+    instead = next((ast.unparse(each.value) for each in rule.keywords), '""')
+    fixed = ", ".join(map(ast.unparse, rule.args))
+    text = f"def {name}(where, found, limit, instead={instead}):\n"
+    text += f" return refuse({fixed}, where, found=found, limit=limit, instead=instead)"
+    (made,) = ast.parse(text).body
+    assert isinstance(made, ast.FunctionDef)
+    for node in ast.walk(made):
+        ast.copy_location(node, at)
+    return made
 
 
 def _read_module(name: str, tree: ast.Module) -> Module:

@@ -9,14 +9,11 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.read import Block, read_blocks
-from crossfuse.errors import GradientRefused, PlanRefused, RefusedError, refuse
+from crossfuse.errors import GradientRefused, PlanRefused, Rule
+
+refused = Rule(GradientRefused, "gradient")
 
 # Refusals of functions whose gradient is not written.
-
-
-def refused(where: str, found: object, limit: str, instead: str) -> RefusedError:
-    """Build the refusal of a function; see `crossfuse.errors.Refusal`."""
-    return refuse(GradientRefused, "gradient", where, found=found, limit=limit, instead=instead)
 
 
 @contextmanager

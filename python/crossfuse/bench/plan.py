@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from crossfuse.bench.cascades import cascade_floor, rows_of
 from crossfuse.bench.floor import floor
 from crossfuse.bench.job import L2, PROTOCOLS, VARIANTS, Planned
-from crossfuse.errors import WorkloadRefused, refuse
+from crossfuse.errors import Rule, WorkloadRefused
 from crossfuse.measure.job import Job
 from crossfuse.measure.timing import CALLS, REPEATS
 from crossfuse.models.spec import ModelSpec, names_one
@@ -17,6 +17,8 @@ from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.dtypes import closest
 from crossfuse.workload.spec import KINDS, WorkloadSpec
 from crossfuse.workload.suites import ids, resolve, take_apart
+
+_refused = Rule(WorkloadRefused, "bench")
 
 #: Names of suites.
 SUITES = ("gemm_chain", "gated_ffn", "conv_chain", "cascade")
@@ -111,9 +113,7 @@ def select(
 
 def _cascade(text: str, rows: Sequence[int]) -> CascadeSpec:
     if rows:
-        raise refuse(
-            WorkloadRefused,
-            "bench",
+        raise _refused(
             "--m",
             found=f"{','.join(map(str, rows))} for {text.strip()}",
             limit="chains of products, whose rows M are",
@@ -138,9 +138,7 @@ def _rows(text: str) -> tuple[int, ...]:
     words = _words(text)
     if all(word.isascii() and word.isdecimal() and len(word) < 20 for word in words):
         return tuple(map(int, words))
-    raise refuse(
-        WorkloadRefused,
-        "bench",
+    raise _refused(
         "--m",
         found=repr(text),
         limit="positive integers separated by commas",
@@ -152,9 +150,7 @@ def _names(option: str, text: str, known: Iterable[str]) -> tuple[str, ...]:
     words = _words(text)
     for word in words or ("",):
         if word not in known:
-            raise refuse(
-                WorkloadRefused,
-                "bench",
+            raise _refused(
                 option,
                 found=repr(word),
                 limit="names separated by commas, of " + ", ".join(known),

@@ -14,17 +14,14 @@ from tvm import te
 from crossfuse import _tvm as ir
 from crossfuse.blocks import access
 from crossfuse.blocks.scheduled import carried, combiner_of, is_reduction
-from crossfuse.errors import PlanRefused, RefusedError, refuse
+from crossfuse.errors import PlanRefused, Rule
+
+refused = Rule(PlanRefused, "extract")
 
 # Refusals of blocks that do not say plainly what they compute.
 
 #: What to do with a function that says no more what it computes.
 LOWERED = "extract the chain before the function is lowered"
-
-
-def refused(where: str, found: object, limit: str, instead: str) -> RefusedError:
-    """Build the refusal of a function; see `crossfuse.errors.Refusal`."""
-    return refuse(PlanRefused, "extract", where, found=found, limit=limit, instead=instead)
 
 
 _WHOLE = "write each buffer by one block, all of it"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from crossfuse.calls import checked
 from crossfuse.compiler.compiled import Compiled, compile
-from crossfuse.errors import WorkloadRefused, refuse
+from crossfuse.errors import Rule, WorkloadRefused
 from crossfuse.files import scratch_folder
 from crossfuse.hardware import Device
 from crossfuse.runtime.dispatch_table import BINS
@@ -18,6 +18,8 @@ from crossfuse.workload.spec import WorkloadSpec
 
 if TYPE_CHECKING:
     from crossfuse.runtime import Dispatch, DispatchTable
+
+_refuse = Rule(WorkloadRefused, "compile_bins")
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,3 @@ def _placements(placement: str | Mapping[int, str], rows: tuple[int, ...]) -> di
             "placement", f"one for {unknown[0]} rows", f"bins of {rows} rows", "add that bin"
         )
     return {each: placement.get(each, "auto") for each in rows}
-
-
-def _refuse(where: str, found: str, limit: str, instead: str) -> Exception:
-    return refuse(WorkloadRefused, "compile_bins", where, found=found, limit=limit, instead=instead)

@@ -19,7 +19,14 @@ from crossfuse.compiler.options import (
     tensor_options,
 )
 from crossfuse.compiler.source import Source, read_source
-from crossfuse.errors import ArtefactRefused, LoweringRefused, RefusedError, ScheduleRefused, refuse
+from crossfuse.errors import (
+    ArtefactRefused,
+    LoweringRefused,
+    RefusedError,
+    Rule,
+    ScheduleRefused,
+    refuse,
+)
 from crossfuse.files import scratch_folder
 from crossfuse.hardware import Device, device
 from crossfuse.measure.choice import Measured
@@ -38,6 +45,7 @@ if TYPE_CHECKING:
     from crossfuse.relax.torch_import import Imported
     from crossfuse.runtime import Artefact, LoadedKernel
 
+_refused = Rule(ScheduleRefused, "compile")
 
 # The choice of a source's kernel: the options to schedule it, and the best of its kind.
 
@@ -47,9 +55,7 @@ if TYPE_CHECKING:
 def check_known(what: str, found: str, known: tuple[str, ...]) -> None:
     """Refuse a name that is not among an argument's known names."""
     if found not in known:
-        raise refuse(
-            ScheduleRefused,
-            "compile",
+        raise _refused(
             what,
             found=repr(found),
             limit=", ".join(map(repr, known)),
@@ -60,9 +66,7 @@ def check_known(what: str, found: str, known: tuple[str, ...]) -> None:
 def check_place(rule: str, placement: str, cascade: bool) -> None:
     """Refuse a placement of the intermediate for kernels of ordinary instructions."""
     if rule == "threads" and placement != "auto" and not cascade:
-        raise refuse(
-            ScheduleRefused,
-            "compile",
+        raise _refused(
             "placement",
             found=f"{placement!r} with rule='threads'",
             limit="'auto': kernels of this rule keep an intermediate in DSM",
@@ -90,9 +94,7 @@ def check_plan(
     found = f"a plan with rule={rule!r} and placement={placement!r}"
     if known:
         found = f"a plan, which has clusters, and cluster={cluster}"
-    raise refuse(
-        ScheduleRefused,
-        "compile",
+    raise _refused(
         "plan",
         found="a plan and a schedule" if source.schedule is not None else found,
         limit="a plan with rule='auto' or 'tensor' and placement='auto', of a source without a "
@@ -107,9 +109,7 @@ def _check_cascade_plan(source: Source, plan: Plan | CascadePlan, cascade: bool)
         return
     what = "a cascade" if cascade else "no cascade of reductions"
     of = f"a plan of {plan.shape.name}" if isinstance(plan, CascadePlan) else "a plan of a chain"
-    raise refuse(
-        ScheduleRefused,
-        "compile",
+    raise _refused(
         "plan",
         found=f"{of} for {source.summary}, {what}",
         limit="a plan of what is compiled",
@@ -120,9 +120,7 @@ def _check_cascade_plan(source: Source, plan: Plan | CascadePlan, cascade: bool)
 def check_no_model(read: Source) -> None:
     """Refuse a model, whose inputs and output are reshaped to the shapes it was compiled with."""
     if read.outlined is not None:
-        raise refuse(
-            ScheduleRefused,
-            "compile",
+        raise _refused(
             "fewer_rows",
             found=read.summary,
             limit="a spec, a function or a schedule: a model has the shapes of its example inputs",
@@ -292,9 +290,7 @@ def _none_fits(source: Source, refusals: list[RefusedError]) -> RefusedError:
     """The refusal itself if all found the same, else one that names each rule that was broken."""
     if len(_reasons(refusals)) == 1:
         return refusals[0]
-    return refuse(
-        ScheduleRefused,
-        "compile",
+    return _refused(
         source.summary,
         found=_of_each_rule(refusals),
         limit="a cluster size of 1 to 16 for which a rule has a schedule that fits",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.calls import checked
-from crossfuse.errors import RefusedError, WorkloadRefused, refuse
+from crossfuse.errors import RefusedError, Rule, WorkloadRefused
 from crossfuse.files import sha256
 from crossfuse.hardware import Device, device, tvm_target
 from crossfuse.runtime.dispatch_table import BINS
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from crossfuse.relax.fuse_cascades import Outcome
     from crossfuse.relax.outcome import ChainOutcome
     from crossfuse.relax.torch_import import Imported
+
+_refused = Rule(WorkloadRefused, "compile-model")
 
 
 @dataclass(frozen=True)
@@ -319,9 +321,3 @@ def _extent(extent: Any) -> int | str:
         return int(extent)
     except TypeError:
         return str(extent)
-
-
-def _refused(where: str, found: str, limit: str, instead: str) -> Exception:
-    return refuse(
-        WorkloadRefused, "compile-model", where, found=found, limit=limit, instead=instead
-    )

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.calls import checked
-from crossfuse.errors import WorkloadRefused, refuse
+from crossfuse.errors import Rule, WorkloadRefused
 from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.spec import LAYERS, LayersSpec, WorkloadSpec
 from crossfuse.workload.suites import names_layers, parse_layers
@@ -16,6 +16,8 @@ from crossfuse.workload.suites import names_layers, parse_layers
 if TYPE_CHECKING:
     from crossfuse.relax.outline import Outlined
     from crossfuse.relax.torch_import import Imported
+
+_refused = Rule(WorkloadRefused, "compile")
 
 
 @dataclass(frozen=True)
@@ -108,9 +110,7 @@ def read_source(source: Any, example_inputs: Sequence[Any] | None = None) -> Sou
         return _from_module(source, example_inputs)
     read = _from_others(source)
     if example_inputs:
-        raise refuse(
-            WorkloadRefused,
-            "compile",
+        raise _refused(
             "example_inputs",
             found=f"{len(example_inputs)} of them for {read.summary}",
             limit="those of a torch module: all else has extents and types of its own",
@@ -146,9 +146,7 @@ def _from_others(source: Any) -> Source:
             outlined=outlined,
             constant_weights=_stored(outlined, inputs),
         )
-    raise refuse(
-        WorkloadRefused,
-        "compile",
+    raise _refused(
         "source",
         found=f"a {type(source).__name__}",
         limit="a workload id or spec, a torch module, a Relax module, a PrimFunc or a schedule",
@@ -166,9 +164,7 @@ def _check_extents(func: Any) -> None:
         sizes = [ir.constant(each) for each in parameter.ty.shape]
         if not all(sizes):
             extents = ", ".join(map(str, parameter.ty.shape))
-            raise refuse(
-                WorkloadRefused,
-                "compile",
+            raise _refused(
                 f"parameter '{parameter.name}'",
                 found=f"{parameter.ty.dtype}[{extents}]",
                 limit="extents that are numbers, each at least 1",
@@ -209,9 +205,7 @@ def _stored(outlined: Outlined, inputs: int) -> bool:
 
 def _from_module(module: Any, example_inputs: Sequence[Any] | None) -> Source:
     if not example_inputs:
-        raise refuse(
-            WorkloadRefused,
-            "compile",
+        raise _refused(
             type(module).__name__,
             found="no example inputs",
             limit="one tensor for each input of the module",

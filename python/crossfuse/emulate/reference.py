@@ -18,7 +18,7 @@ from crossfuse import _tvm as ir
 from crossfuse.blocks.scheduled import is_reduction
 from crossfuse.emulate.float_operators import as_on_gpu, converted, rebuilt, retyped, widen
 from crossfuse.emulate.llvm import run_serial
-from crossfuse.errors import WorkloadRefused, refuse
+from crossfuse.errors import Rule, WorkloadRefused
 from crossfuse.lower.extract import buffer_specs, only_function
 from crossfuse.lower.keep_nans import keep_nans
 from crossfuse.schema import Count, Extent
@@ -27,6 +27,8 @@ from crossfuse.workload.tolerances import Tolerance, plain_tolerance
 
 if TYPE_CHECKING:
     import numpy as np
+
+_reference_refused = Rule(WorkloadRefused, "reference")
 
 
 @dataclass(frozen=True)
@@ -156,9 +158,7 @@ def _hasten(sch: Any, handle: Any) -> None:
 
 
 def _refused(found: str, limit: str, instead: str) -> Exception:
-    return refuse(
-        WorkloadRefused, "reference", "function", found=found, limit=limit, instead=instead
-    )
+    return _reference_refused("function", found=found, limit=limit, instead=instead)
 
 
 # Functions with float64 in place of every floating-point type, as references.
@@ -207,9 +207,7 @@ def _check(function: Any) -> None:
         if not ir.is_buffer_var(variable) and is_float(str(variable.ty)):
             found.append(f"a variable of {variable.ty}, {variable.name}")
     if found:
-        raise refuse(
-            WorkloadRefused,
-            "reference",
+        raise _reference_refused(
             "function",
             found=found[0],
             limit="loads and stores of buffers, arithmetic and TVM's own functions",

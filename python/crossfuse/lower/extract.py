@@ -33,7 +33,7 @@ from crossfuse.lower.launches import waits_itself
 from crossfuse.lower.pipeline import cluster_passes, host_passes
 from crossfuse.lower.place_shared_memory import SHARED_MEMORY, size_in_bytes
 from crossfuse.lower.ranks import of_one_rank, with_windows
-from crossfuse.lower.refusal import refusals, refuse
+from crossfuse.lower.refusal import Rule, refusals, refuse
 from crossfuse.lower.tree import accesses, coordinate, is_call, sites
 from crossfuse.lower.verify.structure import check_grid_stage, check_structure, takes_fewer_rows
 from crossfuse.markers import (
@@ -46,6 +46,8 @@ from crossfuse.markers import (
     workspace_names,
 )
 from crossfuse.workload.dtypes import float_type
+
+_lower_refused = Rule("lower")
 
 # Kernels on padded copies of their inputs: rows of the copies begin on multiples of 16 bytes.
 #
@@ -203,8 +205,7 @@ def check_image(image: KernelImage) -> None:
     names = [buffer.name for buffer in image.memory]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise refuse(
-            "lower",
+        raise _lower_refused(
             f"parameter '{twice}'",
             found="two parameters of one name",
             limit="parameters told apart by their names",
@@ -213,8 +214,7 @@ def check_image(image: KernelImage) -> None:
     for launch in image.launches:
         for name in launch.arguments:
             if name not in names:
-                raise refuse(
-                    "lower",
+                raise _lower_refused(
                     f"kernel '{launch.symbol}'",
                     found=f"argument '{name}', which is no parameter of the function",
                     limit=f"kernels on the function's own buffers ({', '.join(names)})",
@@ -286,8 +286,7 @@ def _launched(statement: Any) -> list[str]:
 
 
 def _refuse_host(found: str) -> Exception:
-    return refuse(
-        "lower",
+    return _lower_refused(
         "host code",
         found=found,
         limit="kernels alone, each launched once, in program order",
@@ -448,8 +447,7 @@ def only_function(func: Any) -> Any:
     module = func.mod if isinstance(func, ir.Schedule) else func
     functions = [each for each in module.functions.values() if isinstance(each, ir.PrimFunc)]
     if len(functions) != 1:
-        raise refuse(
-            "lower",
+        raise _lower_refused(
             "module",
             found=f"{len(functions)} functions",
             limit="one PrimFunc",
@@ -482,8 +480,7 @@ def _parameters(function: Any) -> tuple[BufferSpec, ...]:
             else (None,)
         )
         if any(extent is None for extent in shape):
-            raise refuse(
-                "lower",
+            raise _lower_refused(
                 f"parameter '{parameter.name}'",
                 found=_shape_text(parameter),
                 limit="buffers of constant shape",
@@ -492,8 +489,7 @@ def _parameters(function: Any) -> tuple[BufferSpec, ...]:
         fixed = tuple(int(extent) for extent in shape if extent is not None)
         name = str(parameter.name)
         if not _NAME.fullmatch(name):
-            raise refuse(
-                "lower",
+            raise _lower_refused(
                 f"parameter {name!r}",
                 found="a name that CUDA has no place for",
                 limit="letters of ASCII, digits, '_', '.' and '-', no digit first",
@@ -536,8 +532,7 @@ def _shape_text(parameter: Any) -> str:
 
 def _check_bound(function: Any, name: str) -> None:
     if not any(map(coordinate, ir.nodes(function.body, ir.For))):
-        raise refuse(
-            "lower",
+        raise _lower_refused(
             f"function '{name}'",
             found="no loop bound to CTAs or threads",
             limit="a function scheduled for a GPU",

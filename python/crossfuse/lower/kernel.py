@@ -12,9 +12,11 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.errors import RefusedError
-from crossfuse.lower.refusal import refuse
+from crossfuse.lower.refusal import Rule, refuse
 from crossfuse.lower.tree import Access, accesses, analyzer
 from crossfuse.markers import AXES, DSM_SCOPE, cluster_axis, thread_tag
+
+_refused = Rule("shared.dsm")
 
 
 @dataclass(frozen=True)
@@ -163,8 +165,7 @@ def is_own(rank: Any, cluster_loop: Any, loops: tuple[Any, ...]) -> bool:
 def _check_indexed(mine: list[Access]) -> None:
     for access in mine:
         if access.indices is None:
-            raise refuse(
-                "shared.dsm",
+            raise _refused(
                 f"buffer '{access.buffer.name}'",
                 found=f"a pointer to a slab or a view of it: {access.site.text}",
                 limit="loads and stores of elements: a pointer does not say which CTA it means",
@@ -189,8 +190,7 @@ def _slab_axis(
 
 
 def _no_axis(buffer: Any, mine: list[Access], cluster: dict[str, int]) -> RefusedError:
-    return refuse(
-        "shared.dsm",
+    return _refused(
         f"buffer '{buffer.name}'",
         found=f"a leading extent of {buffer.ty.shape[0]} and no access by a CTA to its own slab, "
         f"in {mine[0].site.text}",
@@ -204,8 +204,7 @@ def _no_axis(buffer: Any, mine: list[Access], cluster: dict[str, int]) -> Refuse
 def _check_enclosed(buffer: Any, mine: list[Access], axis: str) -> None:
     for access in mine:
         if access.cluster_loop(axis) is None:
-            raise refuse(
-                "shared.dsm",
+            raise _refused(
                 f"buffer '{buffer.name}'",
                 found=f"an access outside every loop bound to cluster axis {axis}: "
                 + access.site.text,

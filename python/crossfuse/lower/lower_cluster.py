@@ -16,7 +16,7 @@ from crossfuse.lower.kernel import (
     read_kernel,
     root_of,
 )
-from crossfuse.lower.refusal import refuse
+from crossfuse.lower.refusal import Rule
 from crossfuse.lower.slabs import Slabs, cluster_barrier, push_of
 from crossfuse.lower.tree import Access, accesses, analyzer, coordinate_loop
 from crossfuse.lower.verify.stores import check_distinct_stores
@@ -32,6 +32,8 @@ from crossfuse.markers import (
     is_cluster_function,
     thread_tag,
 )
+
+_refused = Rule("dsm_shuffle")
 
 
 @dataclass(frozen=True, eq=False)
@@ -395,8 +397,7 @@ def _add(rotations: dict[Any, tuple[Any, int]], block: Any, access: Access) -> N
         or cluster_axis(slices) is not None
         or not _inside(slices, cluster[-1])
     ):
-        raise refuse(
-            "dsm_shuffle",
+        raise _refused(
             f"block '{block.name_hint}'",
             found=f"slice {rank} of {size}",
             limit="a ring walks over the slices by one serial loop inside the cluster-bound loop",
@@ -415,8 +416,7 @@ def _inside(loop: Any, outer: Any) -> bool:
 def _check_no_init(loop: Any, block: Any) -> None:
     for node in ir.nodes(loop.body, ir.IfThenElse):
         if ir.mentions(node.condition, loop.loop_var):
-            raise refuse(
-                "dsm_shuffle",
+            raise _refused(
                 f"block '{block.name_hint}', loop '{loop.loop_var.name}'",
                 found=f"an initialisation inside the ring: if {node.condition}",
                 limit="the order of a ring depends on the rank, so its first step is not step 0",
@@ -433,8 +433,7 @@ def _check_order(loop: Any, block: Any) -> None:
         if not access.write or access.buffer in local:
             continue
         if not _by_slice(access, loop) and not _is_update(access):
-            raise refuse(
-                "dsm_shuffle",
+            raise _refused(
                 f"block '{block.name_hint}', loop '{loop.loop_var.name}'",
                 found=f"a statement whose order matters: {access.site.text}",
                 limit="the steps of a ring commute: each adds to the result, or writes a part of "

@@ -12,7 +12,7 @@ from crossfuse import _tvm as ir
 from crossfuse.files import packaged_text
 from crossfuse.lower.image import ARRIVALS, RANK, WINDOW_UNIT, BufferSpec, KernelImage
 from crossfuse.lower.kernel import root_of
-from crossfuse.lower.refusal import refuse
+from crossfuse.lower.refusal import Rule
 from crossfuse.lower.slabs import unused
 from crossfuse.lower.tree import Access, accesses, analyzer, sites
 from crossfuse.markers import (
@@ -27,6 +27,8 @@ from crossfuse.markers import (
 # Whose a buffer is.
 
 RULE = "ranks"
+
+_refused = Rule(RULE)
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,7 @@ def _count(func: Any) -> int:
     """Number of ranks, which all loops over them have."""
     loops = [each for each in ir.nodes(func.body, ir.For) if is_rank_bound(each)]
     if not loops:
-        raise refuse(
-            RULE,
+        raise _refused(
             "function",
             found=f"buffers in scope {PEER_SCOPE} and no loop over the GPUs",
             limit="slabs that a loop over the GPUs fills",
@@ -84,8 +85,7 @@ def _count(func: Any) -> int:
     counts = [ir.constant(each.extent) or 0 for each in loops]
     for loop, count in zip(loops, counts, strict=True):
         if count != counts[0] or not 1 <= count <= MAX_RANKS:
-            raise refuse(
-                RULE,
+            raise _refused(
                 f"loop '{loop.loop_var.name}'",
                 found=f"extent {loop.extent}",
                 limit=f"one number of GPUs in all loops over them, 1 to {MAX_RANKS}",
@@ -95,8 +95,7 @@ def _count(func: Any) -> int:
         around = site.loops
         inner = next((each for each in around[1:] if is_rank_bound(each)), None)
         if inner is not None:
-            raise refuse(
-                RULE,
+            raise _refused(
                 f"loop '{inner.loop_var.name}'",
                 found=f"loop '{around[0].loop_var.name}' around it",
                 limit="the outermost loop of its nest, which is a kernel in each GPU",
@@ -149,8 +148,7 @@ def _is_global(buffer: Any) -> bool:
 def _note(uses: _Uses, access: Access, count: int) -> None:
     """Add an access to what is known of its buffer."""
     if access.indices is None:
-        raise refuse(
-            RULE,
+        raise _refused(
             f"buffer '{access.buffer.name}'",
             found=f"a pointer to it or a view of it: {access.site.text}",
             limit="loads and stores of elements: a pointer does not say whose they are",
@@ -172,24 +170,21 @@ def _check_slabs(func: Any, buffer: Any, uses: _Uses, count: int) -> None:
     where = f"buffer '{buffer.name}'"
     shape = ", ".join(map(str, buffer.ty.shape))
     if any(each.same_as(buffer) for each in func.params):
-        raise refuse(
-            RULE,
+        raise _refused(
             where,
             found=f"a parameter in scope {PEER_SCOPE}",
             limit="an intermediate, of which the runtime makes the window",
             instead="copy between it and a parameter whose first dimension is the rank",
         )
     if not buffer.ty.shape or ir.constant(buffer.ty.shape[0]) != count:
-        raise refuse(
-            RULE,
+        raise _refused(
             where,
             found=f"shape ({shape})",
             limit=f"{count} slabs along the first dimension, one in each GPU",
             instead="give the buffer the rank as its first dimension",
         )
     if uses.stored is not None:
-        raise refuse(
-            RULE,
+        raise _refused(
             where,
             found=f"a store to another rank's slab: {uses.stored.site.text}",
             limit="slabs that their own GPU fills, in a loop over the GPUs, and all may read",
@@ -201,8 +196,7 @@ def _check_owner(func: Any, buffer: Any, uses: _Uses, count: int) -> None:
     """Check that a buffer is one GPU's, or the same on all."""
     where = f"buffer '{buffer.name}'"
     if uses.own is not None and uses.other is not None:
-        raise refuse(
-            RULE,
+        raise _refused(
             where,
             found=f"another rank's slice, beside the own one: {uses.other.site.text}",
             limit=f"the slice of the own rank alone, in loops over {count} GPUs; only buffers in "
@@ -210,8 +204,7 @@ def _check_owner(func: Any, buffer: Any, uses: _Uses, count: int) -> None:
             instead="call rank_gather for the block that reads it",
         )
     if uses.mixed is not None:
-        raise refuse(
-            RULE,
+        raise _refused(
             where,
             found=f"the rank in an index that it does not make alone: {uses.mixed.site.text}",
             limit="the rank as the first index of what is no peers' buffer",
@@ -219,8 +212,7 @@ def _check_owner(func: Any, buffer: Any, uses: _Uses, count: int) -> None:
         )
     stored = uses.stored
     if stored is not None and _is_global(buffer) and _rank_loop(stored) is not None:
-        raise refuse(
-            RULE,
+        raise _refused(
             where,
             found=f"a store by one rank to what all have a copy of: {stored.site.text}",
             limit="in a loop over the GPUs, stores to slices of the own rank",
@@ -236,8 +228,7 @@ def _check_nests(func: Any, peers: Sequence[Any], count: int) -> None:
         filled = [each.buffer for each in uses if each.write]
         for access in uses:
             if access.buffer in filled and _own_axis(access, count) is None:
-                raise refuse(
-                    RULE,
+                raise _refused(
                     f"buffer '{access.buffer.name}'",
                     found=f"a read of other ranks' slabs in the nest that fills them: "
                     f"{access.site.text}",
@@ -258,8 +249,7 @@ _MEETS = "crossfuse.meets_ranks"
 def check_one_gpu(func: Any) -> None:
     """Refuse a function over several GPUs where TVM's own runtime would run it."""
     if spans_ranks(func):
-        raise refuse(
-            RULE,
+        raise _refused(
             "module",
             found="a function over several GPUs",
             limit="functions of one GPU: TVM's runtime has no memory of peers",
@@ -291,8 +281,7 @@ def _check_plain(func: Any) -> None:
         found = "kernels that start before those before them are over"
     else:
         return
-    raise refuse(
-        RULE,
+    raise _refused(
         "function",
         found=found,
         limit="kernels of the general lowering, one behind the other, in functions over GPUs",

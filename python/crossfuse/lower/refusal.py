@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from crossfuse import errors
 from crossfuse.errors import LoweringRefused, RefusedError
@@ -22,6 +23,18 @@ def refuse(rule: str, where: str, *, found: object, limit: str, instead: str) ->
         LoweringRefused, rule, where, found=found, limit=limit, instead=instead
     )
     return _made.last
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule of the lowering that is broken at several places, see `crossfuse.errors.Rule`."""
+
+    name: str
+    instead: str = ""
+
+    def __call__(self, where: str, found: object, limit: str, instead: str = "") -> RefusedError:
+        """Build the refusal to raise, and remember it."""
+        return refuse(self.name, where, found=found, limit=limit, instead=instead or self.instead)
 
 
 @contextmanager

@@ -9,11 +9,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 
-from crossfuse.errors import EnvironmentRefused, refuse
+from crossfuse.errors import EnvironmentRefused, Rule
 from crossfuse.hardware import Device, device_of, find_gpus
 from crossfuse.measure.job import Request, Taken, Timing, Way
 from crossfuse.measure.peer import NoAnswer, Peer
 from crossfuse.schema import Damaged, typed
+
+_refused = Rule(EnvironmentRefused, "measure")
 
 # What hangs or faults in a worker costs its process, and has no time.
 
@@ -148,9 +150,7 @@ def find_timer(index: int = 0) -> Timer:
     if fits and find_spec("torch") is not None:
         return Timer(index, gpus[index].name, device_of(gpus[index]).name)
     names = ", ".join(each.name for each in gpus) or "no CUDA device"
-    raise refuse(
-        EnvironmentRefused,
-        "measure",
+    raise _refused(
         "this machine",
         found="no torch" if fits else names,
         limit="torch and a GPU of compute capability 9.0",
@@ -164,9 +164,7 @@ def timing(target: Device, index: int = 0) -> Iterator[Timer]:
     timer = find_timer(index)
     try:
         if timer.target != target.name:
-            raise refuse(
-                EnvironmentRefused,
-                "measure",
+            raise _refused(
                 f"target {target.name}",
                 found=f"{timer.gpu}, which is {timer.target}",
                 limit="kernels for the GPU that measures them",

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from crossfuse.bench.problem import is_function
-from crossfuse.errors import RefusedError, WorkloadRefused, refuse
+from crossfuse.errors import Rule, WorkloadRefused
 from crossfuse.files import read_text, sha256
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.registry import CASCADE_FAMILIES
 from crossfuse.planner.families.registry import FAMILIES as CHAINS
 from crossfuse.schema import Damaged, parse, typed
+
+_refused = Rule(WorkloadRefused, "candidate")
 
 #: Family of recorded schedules, which candidates have besides those that the planner knows.
 TRACE = "trace"
@@ -190,7 +192,3 @@ def _words(tiles: Mapping[str, Any]) -> list[str]:
         elif value:
             found.append(f"{name}={value}")
     return found
-
-
-def _refused(where: str, found: str, limit: str, instead: str) -> RefusedError:
-    return refuse(WorkloadRefused, "candidate", where, found=found, limit=limit, instead=instead)

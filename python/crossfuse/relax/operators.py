@@ -12,7 +12,7 @@ from tvm.relax.transform.legalize_ops.binary import _binary
 from tvm.s_tir import SBlock
 from tvm_ffi import WalkResult, structural_equal, structural_walk
 
-from crossfuse.errors import RefusedError, WorkloadRefused, refuse
+from crossfuse.errors import Rule, WorkloadRefused
 
 # ``relax.take`` as a function that reads where the index says, for ``LegalizeOps``.
 #
@@ -182,6 +182,9 @@ LEGAL = {
 
 
 RULE = "outline"
+
+refused = Rule(WorkloadRefused, RULE)
+
 PRODUCT = "relax.matmul"
 CAST = "relax.astype"
 TRANSPOSE = "relax.permute_dims"
@@ -192,11 +195,6 @@ RESHAPES = frozenset(
 )
 _KNOWN = "matrix products by weights, element-wise operators, casts and reshapes"
 _ALONE = "outline the feed-forward part alone"
-
-
-def refused(where: str, found: str, limit: str, instead: str) -> RefusedError:
-    """The refusal of a graph."""
-    return refuse(WorkloadRefused, RULE, where, found=found, limit=limit, instead=instead)
 
 
 def operator(call: Any) -> str:

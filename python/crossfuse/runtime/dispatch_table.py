@@ -7,8 +7,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
-from crossfuse.errors import ArtefactRefused, RefusedError, refuse
+from crossfuse.errors import ArtefactRefused, Rule, refuse
 from crossfuse.schema import Damaged, FileName, read
+
+unreadable_table = Rule(
+    ArtefactRefused, "dispatch-table", instead="build the bins again, or copy the whole folder"
+)
 
 TABLE = "dispatch.json"
 """Name of the table in its folder, beside the libraries."""
@@ -171,18 +175,6 @@ class DispatchTable:
             return read(cls, text, version=TABLE_VERSION)
         except Damaged as error:
             raise unreadable_table(where, error.found, error.limit) from None
-
-
-def unreadable_table(where: str, found: str, limit: str) -> RefusedError:
-    """Build the refusal of a table that cannot be read or written."""
-    return refuse(
-        ArtefactRefused,
-        "dispatch-table",
-        where,
-        found=found,
-        limit=limit,
-        instead="build the bins again, or copy the whole folder",
-    )
 
 
 # Default bins of row counts, apart from the code that builds them, which needs TVM.

@@ -9,12 +9,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from crossfuse.errors import ArtefactRefused, EnvironmentRefused, RefusedError, refuse
+from crossfuse.errors import ArtefactRefused, EnvironmentRefused, RefusedError, Rule, refuse
 from crossfuse.lower.image import BufferSpec
 from crossfuse.runtime.launcher import DTYPES
 from crossfuse.runtime.manifest import Manifest
 from crossfuse.runtime.tensors import is_torch
 from crossfuse.workload.dtypes import numpy_type
+
+_refused = Rule(ArtefactRefused, "argument-kind")
 
 # Calls that allocate their outputs, with the inputs' row count and in the inputs' place.
 
@@ -103,9 +105,7 @@ def _empty_like(buffer: BufferSpec, like: Any, name: str) -> Any:
     if torch is not None and isinstance(like, torch.Tensor):
         dtype = getattr(torch, buffer.dtype)
         return torch.empty(buffer.shape, dtype=dtype, device=like.device)
-    raise refuse(
-        ArtefactRefused,
-        "argument-kind",
+    raise _refused(
         f"run of {name}",
         found=f"a first input of type {type(like).__name__}",
         limit="a torch tensor or a numpy array",
@@ -316,9 +316,7 @@ class LoadedKernel(Runnable):
                 )
 
     def _mixed(self, arguments: tuple[Any, ...]) -> RefusedError:
-        return refuse(
-            ArtefactRefused,
-            "argument-kind",
+        return _refused(
             self.name,
             found=", ".join(type(argument).__name__ for argument in arguments),
             limit="numpy arrays alone, or no numpy array",
@@ -353,9 +351,7 @@ def _check_dense(arguments: Sequence[Any]) -> None:
         kinds[str(each.layout).removeprefix("torch.")] = str(each.layout) != "torch.strided"
         found = [kind for kind, is_one in kinds.items() if is_one]
         if found:
-            raise refuse(
-                ArtefactRefused,
-                "argument-kind",
+            raise _refused(
                 f"argument {place}",
                 found=f"a {found[0]} tensor",
                 limit="tensors whose elements lie in memory as they are",

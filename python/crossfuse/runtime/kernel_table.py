@@ -10,13 +10,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from crossfuse.calls import checked
-from crossfuse.errors import ArtefactRefused, RefusedError, refuse
+from crossfuse.errors import ArtefactRefused, RefusedError, Rule
 from crossfuse.files import read_bytes, read_text, sha256, write_atomically
 from crossfuse.runtime.artefact import Artefact
 from crossfuse.runtime.kernel import LoadedKernel, entries
 from crossfuse.runtime.load import load
 from crossfuse.runtime.manifest import Manifest
 from crossfuse.schema import Damaged, FileName, read
+
+_refused = Rule(
+    ArtefactRefused,
+    "kernel-table",
+    instead="build the kernels again into one folder, or copy the whole folder",
+)
 
 # Libraries that a table in their folder lists, each with the hash of its manifest.
 
@@ -270,8 +276,3 @@ def _read(path: Path) -> KernelTable:
         return read(KernelTable, read_text(path), version=TABLE_VERSION)
     except Damaged as error:
         raise _refused(str(path), error.found, error.limit) from None
-
-
-def _refused(where: str, found: str, limit: str) -> RefusedError:
-    instead = "build the kernels again into one folder, or copy the whole folder"
-    return refuse(ArtefactRefused, "kernel-table", where, found=found, limit=limit, instead=instead)

@@ -12,10 +12,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from crossfuse._compat import installed_version
-from crossfuse.errors import ArtefactRefused, RefusedError, refuse
+from crossfuse.errors import ArtefactRefused, Rule
 from crossfuse.hardware import Device
 from crossfuse.lower.image import BufferSpec, Launch
 from crossfuse.schema import Damaged, parse, typed, versioned
+
+unreadable = Rule(
+    ArtefactRefused, "manifest", instead="build the library again with the installed crossfuse"
+)
 
 # Resources of a kernel as ptxas reports them: registers, spills, shared memory, advisories.
 
@@ -231,13 +235,3 @@ class Manifest:
             return typed(cls, record)
         except Damaged as error:
             raise unreadable(where, error.found, error.limit) from None
-
-
-def unreadable(
-    where: str,
-    found: str,
-    limit: str,
-    instead: str = "build the library again with the installed crossfuse",
-) -> RefusedError:
-    """Build the refusal of a manifest that cannot be read or written."""
-    return refuse(ArtefactRefused, "manifest", where, found=found, limit=limit, instead=instead)

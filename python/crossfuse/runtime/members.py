@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from crossfuse.errors import EnvironmentRefused, RefusedError, refuse
+from crossfuse.errors import EnvironmentRefused, RefusedError, Rule
 from crossfuse.runtime.windows import (
     Driver,
     Memory,
@@ -19,6 +19,8 @@ from crossfuse.runtime.windows import (
     memory_of,
     release,
 )
+
+_refused = Rule(EnvironmentRefused, "peer-group")
 
 Result = TypeVar("Result")
 
@@ -87,9 +89,7 @@ class OneOfProcesses:
         """Refuse ranks on several hosts."""
         hosts = self.gather(host())
         if len({boot for boot, _ in hosts}) > 1:
-            raise refuse(
-                EnvironmentRefused,
-                "peer-group",
+            raise _refused(
                 "process group",
                 found=f"ranks on hosts {', '.join(dict.fromkeys(name for _, name in hosts))}",
                 limit="GPUs of one host",
@@ -109,9 +109,7 @@ class OneOfProcesses:
             raise refusal
         for rank, text in enumerate(texts):
             if text is not None:
-                raise refuse(
-                    EnvironmentRefused,
-                    "peer-group",
+                raise _refused(
                     f"rank {rank}",
                     found=text,
                     limit="memory and GPUs as all ranks of a group need them",
@@ -167,9 +165,7 @@ class OneOfProcesses:
             for each in found.values():
                 os.close(each)
             missing = sorted(set(range(self.count)) - {self.rank, *found})
-            raise refuse(
-                EnvironmentRefused,
-                "peer-group",
+            raise _refused(
                 f"rank {self.rank}",
                 found=f"no memory of ranks {', '.join(map(str, missing))}: {error}",
                 limit="processes of one host and one network namespace",

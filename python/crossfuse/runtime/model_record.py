@@ -10,10 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from crossfuse.calls import checked
-from crossfuse.errors import ArtefactRefused, RefusedError, WorkloadRefused, refuse
+from crossfuse.errors import ArtefactRefused, Rule, WorkloadRefused
 from crossfuse.files import read_text
 from crossfuse.runtime.tensors import is_torch
 from crossfuse.schema import Count, Damaged, read
+
+_refused = Rule(WorkloadRefused, "compile-model")
+model_refused = Rule(
+    ArtefactRefused, "model-artefact", instead="export the model again, or copy the whole folder"
+)
 
 # Inputs that a compiled model accepts: their number, element types and shapes.
 
@@ -90,12 +95,6 @@ class ModelInputs:
 
 def _is_row_major(value: Any) -> bool:
     return bool(value.is_contiguous() if is_torch(value) else value.flags.c_contiguous)
-
-
-def _refused(where: str, found: str, limit: str, instead: str) -> Exception:
-    return refuse(
-        WorkloadRefused, "compile-model", where, found=found, limit=limit, instead=instead
-    )
 
 
 LIBRARY, MANIFEST, WEIGHTS = "model.so", "model.json", "weights.npz"
@@ -236,11 +235,3 @@ def read_model_artefact(folder: str | os.PathLike[str]) -> ModelArtefact:
     except Damaged as error:
         raise model_refused(str(path), error.found, "a file of the model") from None
     return ModelArtefact.from_json(text, str(path))
-
-
-def model_refused(where: str, found: str, limit: str) -> RefusedError:
-    """Build the refusal of a folder that holds no model, or no complete one."""
-    instead = "export the model again, or copy the whole folder"
-    return refuse(
-        ArtefactRefused, "model-artefact", where, found=found, limit=limit, instead=instead
-    )

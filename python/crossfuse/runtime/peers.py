@@ -9,12 +9,14 @@ from math import prod
 from typing import Any
 
 from crossfuse.calls import Seconds, checked
-from crossfuse.errors import ArtefactRefused, EnvironmentRefused, RefusedError, refuse
+from crossfuse.errors import ArtefactRefused, EnvironmentRefused, RefusedError, Rule, refuse
 from crossfuse.lower.image import RANK, WINDOW_UNIT, BufferSpec
 from crossfuse.runtime.kernel import LoadedKernel
 from crossfuse.runtime.launcher import DTYPES
 from crossfuse.runtime.members import Members, OneOfProcesses, OneProcess
 from crossfuse.runtime.windows import Driver, Window, check_reach, window_tensor
+
+_refused = Rule(EnvironmentRefused, "peer-group")
 
 
 @checked
@@ -53,9 +55,7 @@ class PeerGroup:
 
         available = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if not devices or not all(0 <= each < available for each in devices):
-            raise refuse(
-                EnvironmentRefused,
-                "peer-group",
+            raise _refused(
                 f"GPUs {', '.join(map(str, devices)) or 'none'}",
                 found=f"{available} GPUs that torch sees",
                 limit="the index of such a GPU for each rank",
@@ -106,9 +106,7 @@ class PeerGroup:
 
         def begun() -> None:
             if not ready:
-                raise refuse(
-                    EnvironmentRefused,
-                    "peer-group",
+                raise _refused(
                     f"rank {members.rank}",
                     found="0 GPUs that torch sees",
                     limit="a GPU of each rank",
@@ -201,13 +199,8 @@ def check_process_group(group: Any) -> None:
         found, instead = "a process that is not in it", "call it in the processes of the group"
     else:
         return
-    raise refuse(
-        EnvironmentRefused,
-        "peer-group",
-        "process group",
-        found=found,
-        limit="a process of an initialised group",
-        instead=instead,
+    raise _refused(
+        "process group", found=found, limit="a process of an initialised group", instead=instead
     )
 
 

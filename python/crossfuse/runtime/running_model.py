@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from crossfuse.errors import ArtefactRefused, EnvironmentRefused, WorkloadRefused, refuse
+from crossfuse.errors import ArtefactRefused, EnvironmentRefused, Rule, WorkloadRefused, refuse
 from crossfuse.runtime.model_record import ModelInputs
 from crossfuse.runtime.tensors import is_torch, to_numpy, to_torch
+
+_refused = Rule(EnvironmentRefused, "compile-model")
 
 # Order between torch's current stream and the stream of TVM's virtual machine.
 
@@ -30,9 +32,7 @@ def after_torch() -> Iterator[None]:
         yield
         return
     if torch.cuda.is_current_stream_capturing():
-        raise refuse(
-            EnvironmentRefused,
-            "compile-model",
+        raise _refused(
             "torch.cuda.current_stream()",
             found="a stream that is captured as a CUDA graph",
             limit="one that runs",
@@ -169,9 +169,7 @@ def check_cuda() -> None:
     import tvm
 
     if not tvm.cuda().exist:
-        raise refuse(
-            EnvironmentRefused,
-            "compile-model",
+        raise _refused(
             "tvm.cuda()",
             found="no GPU",
             limit="a Hopper GPU, and a TVM with CUDA",

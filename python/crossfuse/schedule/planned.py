@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from crossfuse.blocks.chain import read_layers
 from crossfuse.calls import checked
-from crossfuse.errors import CascadeRefused, ScheduleRefused, refuse
+from crossfuse.errors import CascadeRefused, Rule, ScheduleRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.registry import CASCADE_FAMILIES, FAMILIES, families
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from crossfuse.cascade.site import Site
     from crossfuse.cascade.spec import Derivation
 
+_refused = Rule(ScheduleRefused, "plan")
 
 #: Extents that a function must have in common with the planned chain.
 _EXTENTS = ("m", "n", "k", "l", "products", "chain")
@@ -84,9 +85,7 @@ def _check_chain(func: Any, plan: Plan) -> None:
     """Refuse a plan for other extents: its tiles may fit, but were not chosen for these."""
     differ, found, wanted = _differ(func, plan)
     if differ:
-        raise refuse(
-            ScheduleRefused,
-            "plan",
+        raise _refused(
             f"family '{plan.family}'",
             found=", ".join(f"{each} = {getattr(found, each)}" for each in differ),
             limit=", ".join(f"{each} = {getattr(wanted, each)}" for each in differ)
@@ -122,9 +121,7 @@ def schedule_planned(func: Any, plan: Plan, *, constant_weights: bool = False) -
     if plan.family in FAMILIES:
         family = FAMILIES[plan.family]
         return family.schedule(func, plan.tiles, plan.device, constant_weights=constant_weights)
-    raise refuse(
-        ScheduleRefused,
-        "plan",
+    raise _refused(
         f"family '{plan.family}'",
         found=f"a plan of {plan.microseconds:.1f} us that leaves the chain to a library",
         limit="a plan of a kernel of ours",
@@ -179,9 +176,7 @@ def schedule_cascade(
     a cascade that has no such form.
     """
     if family not in CASCADE_FAMILIES:
-        raise refuse(
-            ScheduleRefused,
-            "plan",
+        raise _refused(
             f"family '{family}'",
             found="a plan that leaves the cascade to separate kernels"
             if family == EAGER

@@ -7,12 +7,14 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.blocks.scheduled import function, name_of
 from crossfuse.calls import AnySchedule, checked
-from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.errors import Rule, ScheduleRefused
 from crossfuse.markers import PEER_SCOPE, is_rank_bound
 from crossfuse.schedule.primitive import check_block, refusing, rehearsed
 from crossfuse.schedule.rank_bind import rank_bind
 
 RULE = "rank_gather"
+
+_refused = Rule(ScheduleRefused, RULE)
 
 
 @checked
@@ -88,9 +90,7 @@ def _read(sch: Any, block: Any, index: int) -> int | None:
     where = name_of(sch, block)
     loops = sch.get_loops(block)
     if not loops or not is_rank_bound(sch.get(loops[0])):
-        raise refuse(
-            ScheduleRefused,
-            RULE,
+        raise _refused(
             where,
             found="no loop over the GPUs around it",
             limit="a block in a nest whose outermost loop is bound to the GPUs",
@@ -99,9 +99,7 @@ def _read(sch: Any, block: Any, index: int) -> int | None:
     reads = sch.get(block).reads
     if not 0 <= index < len(reads):
         names = ", ".join(f"{i}: '{each.source.name}'" for i, each in enumerate(reads))
-        raise refuse(
-            ScheduleRefused,
-            RULE,
+        raise _refused(
             where,
             found=f"read buffer index {index}",
             limit=f"one of {names}",
@@ -111,9 +109,7 @@ def _read(sch: Any, block: Any, index: int) -> int | None:
     count = ir.constant(sch.get(loops[0]).extent)
     shape = list(buffer.ty.shape)
     if not shape or ir.constant(shape[0]) != count or str(buffer.scope()) != "global":
-        raise refuse(
-            ScheduleRefused,
-            RULE,
+        raise _refused(
             f"{where}, buffer '{buffer.name}'",
             found=f"shape ({', '.join(map(str, shape))}) in scope {buffer.scope()}",
             limit=f"{count} slabs in global memory, one for each GPU, along the first dimension",

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.errors import ArtefactRefused, refuse
+from crossfuse.errors import ArtefactRefused, Rule
 from crossfuse.files import read_text
 from crossfuse.schedule.primitive import reason
 from crossfuse.schema import Damaged, parse, read
+
+_refused = Rule(ArtefactRefused, "database")
 
 WORKLOADS = "database_workload.json"
 RECORDS = "database_tuning_record.json"
@@ -32,9 +34,7 @@ def read_database(work_dir: str | Path) -> Any:
 
     directory = Path(work_dir)
     if not directory.is_dir():
-        raise refuse(
-            ArtefactRefused,
-            "database",
+        raise _refused(
             str(directory),
             found="no such directory",
             limit="the directory of a tuning session",
@@ -126,9 +126,7 @@ def _mismatch(record: Any, workload: Any) -> str:
 
 
 def _refuse(path: Path, number: int, found: str) -> Exception:
-    return refuse(
-        ArtefactRefused,
-        "database",
+    return _refused(
         f"{path}, line {number}",
         found=found,
         limit="a line that this version of TVM and Crossfuse wrote",

@@ -7,7 +7,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.blocks.scheduled import ClusterLoop, cluster_loops, function
 from crossfuse.calls import AnySchedule, checked
-from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.errors import Rule, ScheduleRefused
 from crossfuse.markers import AXES, NAIVE_TAGS, thread_tag
 from crossfuse.schedule.exchange import slab_axis, slab_uses
 from crossfuse.schedule.primitive import (
@@ -18,6 +18,8 @@ from crossfuse.schedule.primitive import (
 )
 
 RULE = "verify_cluster"
+
+_refused = Rule(ScheduleRefused, RULE)
 
 
 @checked
@@ -64,9 +66,7 @@ def verify_cluster(sch: AnySchedule) -> None:
 def _check_tag(loop: Any) -> None:
     tag = thread_tag(loop)
     if tag in NAIVE_TAGS:
-        raise refuse(
-            ScheduleRefused,
-            RULE,
+        raise _refused(
             f"loop '{loop.loop_var.name}'",
             found=f"a plain bind to {tag}",
             limit="TVM launches too few CTAs for it and gives each the shared tiles of all",
@@ -91,9 +91,7 @@ def _check_slabs(buffer: Any, axis: str | None, known: dict[str, ClusterLoop]) -
     bound = ", ".join(f"{name}={known[name].extent}" for name in AXES if name in known) or "none"
     count = ir.constant(buffer.ty.shape[0])
     if axis is None:
-        raise refuse(
-            ScheduleRefused,
-            RULE,
+        raise _refused(
             where,
             found="no cluster-bound loop over its leading dimension where it is written",
             limit=f"one slab for each CTA of a cluster axis (bound: {bound})",
@@ -101,9 +99,7 @@ def _check_slabs(buffer: Any, axis: str | None, known: dict[str, ClusterLoop]) -
             "dsm_reduce or dsm_shuffle",
         )
     if count != known[axis].extent:
-        raise refuse(
-            ScheduleRefused,
-            RULE,
+        raise _refused(
             where,
             found=f"{buffer.ty.shape[0]} slabs on axis {axis}",
             limit=f"one slab for each CTA of a cluster axis (bound: {bound})",

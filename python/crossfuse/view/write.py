@@ -13,7 +13,7 @@ from string import Template
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.errors import PlanRefused, RefusedError, WorkloadRefused, refuse
+from crossfuse.errors import PlanRefused, RefusedError, Rule, WorkloadRefused, refuse
 from crossfuse.files import read_text
 from crossfuse.hardware import Device, device
 from crossfuse.planner.cost.terms import told
@@ -21,6 +21,8 @@ from crossfuse.planner.explain.picture import COLOURS, LINE, MARGIN, WIDTH, Page
 from crossfuse.planner.families import EAGER
 from crossfuse.schedule.cluster_layout import ClusterLayout, Slabs, meaning
 from crossfuse.schema import Damaged, parse, typed
+
+_view_refused = Rule(WorkloadRefused, "view")
 
 # Reads what can be viewed: workloads, plans, candidates and traces, modules, schedules.
 
@@ -163,9 +165,7 @@ def _from_candidate(path: Path, target: Device) -> Viewed:
 
 
 def _refused(path: Path, found: str) -> RefusedError:
-    return refuse(
-        WorkloadRefused,
-        "view",
+    return _view_refused(
         str(path),
         found=found,
         limit="a plan, a candidate with its trace or tiles, or a scheduled module, as JSON, or "
@@ -428,9 +428,7 @@ def view_page(
 
 def measured_refused(where: str, error: Damaged) -> RefusedError:
     """Build the refusal of a file that should hold time stamps of a GPU but does not."""
-    return refuse(
-        WorkloadRefused,
-        "view",
+    return _view_refused(
         where,
         found=error.found,
         limit=f"{error.limit}, in kernels with events as crossfuse timeline --json prints them",

@@ -15,7 +15,7 @@ from syntax_trees import trees
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "python" / "crossfuse"
 # Of the rule that an error names, where that is written out.
-_LITERAL = re.compile(r"\brefuse\(\s*(?:[A-Z]\w+,\s*)?\"([a-z][\w.-]+)\",")
+_LITERAL = re.compile(r"\b(?:refuse|Rule)\(\s*(?:[A-Z]\w+,\s*)?\"([a-z][\w.-]+)\",")
 
 
 @cache
@@ -68,6 +68,23 @@ def test_the_launcher_is_read_too() -> None:
     assert found["cuda-driver"].family == "EnvironmentRefused"
     assert found["argument-shape"].module == "crossfuse.runtime.host"
     assert found["cluster-fit"].limit and found["launch-index"].limit
+
+
+def test_objects_of_rules_are_read_where_they_are_called(tmp_path: Path) -> None:
+    text = """
+from crossfuse.errors import Rule
+INSTEAD = "take fewer rows"
+refused = Rule(PlanRefused, "rows", instead=INSTEAD)
+def check(n):
+    if n > 8:
+        raise refused("tile", f"{n} rows", "8 rows")
+    raise refused("tile", "no rows", "a row", "add one")
+"""
+    limits = {each.limit: (each.rules, each.instead) for each in package(tmp_path, tiles=text)}
+    assert limits == {
+        "8 rows": (("rows",), "take fewer rows"),
+        "a row": (("rows",), "add one"),
+    }
 
 
 def test_constants_and_choices_are_written_out(tmp_path: Path) -> None:

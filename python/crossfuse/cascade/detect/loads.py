@@ -10,7 +10,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks import access
-from crossfuse.errors import CascadeRefused, PlanRefused, RefusedError, refuse
+from crossfuse.errors import CascadeRefused, PlanRefused, Rule
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,12 +90,7 @@ def _same(one: Any, other: Any) -> bool:
 #: Advice for a function whose reductions do not share an axis.
 SPLIT = "split the function there, and fuse each part by itself"
 
-
-def refused(where: str, found: object, limit: str, instead: str = SPLIT) -> RefusedError:
-    """Build the refusal of a function; see `crossfuse.errors.Refusal`."""
-    return refuse(
-        CascadeRefused, "cascade-detect", where, found=found, limit=limit, instead=instead
-    )
+refused = Rule(CascadeRefused, "cascade-detect", instead=SPLIT)
 
 
 @contextmanager

@@ -10,7 +10,9 @@ from typing import Any
 import sympy
 from sympy.printing.precedence import PRECEDENCE
 
-from crossfuse.errors import CascadeRefused, RefusedError, refuse
+from crossfuse.errors import CascadeRefused, Rule
+
+refused = Rule(CascadeRefused, "cascade-expression")
 
 
 class _Whole(sympy.Function):
@@ -307,13 +309,6 @@ def fraction(product: sympy.Expr) -> tuple[list[sympy.Expr], list[sympy.Expr]]:
             below += [base] * -int(exponent)
     # Lengths last: what an infinity divides is 0, but for what was infinite by then.
     return above, sorted(below, key=lambda each: bool(each.is_integer))
-
-
-def refused(where: str, found: object, limit: str, instead: str) -> RefusedError:
-    """Build the refusal of an expression; see `crossfuse.errors.Refusal`."""
-    return refuse(
-        CascadeRefused, "cascade-expression", where, found=found, limit=limit, instead=instead
-    )
 
 
 # Arithmetic fences: they preserve the source's order of additions inside sympy.

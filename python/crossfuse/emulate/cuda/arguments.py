@@ -6,10 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from crossfuse.errors import ArtefactRefused, CheckFailed, RefusedError, refuse
+from crossfuse.errors import ArtefactRefused, CheckFailed, RefusedError, Rule, refuse
 from crossfuse.lower.image import ROW_COUNT, BufferSpec, KernelImage, Launch, TensorMap
 from crossfuse.markers import MAX_CLUSTER
 from crossfuse.workload.dtypes import numpy_type
+
+_misfit = Rule(
+    ArtefactRefused, "emulate-argument", instead="pass the arrays that the image's buffers describe"
+)
 
 _MAX_THREADS = 1024
 # Of a cooperative launch: what fits into the runtime's address space, above what any device runs.
@@ -159,17 +163,6 @@ def _check_array(buffer: BufferSpec, array: np.ndarray) -> None:
     if tuple(array.shape) != tuple(buffer.shape) or array.dtype != expected:
         found = f"shape {tuple(array.shape)} of {array.dtype}"
         raise _misfit(buffer.name, found, f"shape {tuple(buffer.shape)} of {buffer.dtype}")
-
-
-def _misfit(where: str, found: str, limit: str) -> RefusedError:
-    return refuse(
-        ArtefactRefused,
-        "emulate-argument",
-        where,
-        found=found,
-        limit=limit,
-        instead="pass the arrays that the image's buffers describe",
-    )
 
 
 def _contradiction(image: KernelImage, found: str, limit: str) -> RefusedError:

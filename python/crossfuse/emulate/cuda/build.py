@@ -15,8 +15,10 @@ from pathlib import Path
 
 from crossfuse.cache import root
 from crossfuse.emulate.cuda.translate import GENERATED, Translation
-from crossfuse.errors import CheckFailed, EnvironmentRefused, refuse
+from crossfuse.errors import CheckFailed, EnvironmentRefused, Rule, refuse
 from crossfuse.files import scratch, sha256, write_atomically
+
+_refused = Rule(EnvironmentRefused, "emulate-compiler")
 
 # The emulator's C++ compiler: finding it, running it, and reading its errors.
 
@@ -58,9 +60,7 @@ def find_compiler() -> Compiler:
     """
     path = shutil.which("g++")
     if path is None or not sys.platform.startswith("linux"):
-        raise refuse(
-            EnvironmentRefused,
-            "emulate-compiler",
+        raise _refused(
             "PATH",
             found="no g++" if path is None else f"the system {sys.platform}",
             limit="GNU C++ 10 or newer on Linux",
@@ -84,9 +84,7 @@ def run(compiler: Compiler, flags: list[str], cwd: str) -> subprocess.CompletedP
 def require(done: subprocess.CompletedProcess[str], compiler: Compiler) -> None:
     """Raise `EnvironmentRefused` if the compiler rejected the emulator's own text."""
     if done.returncode:
-        raise refuse(
-            EnvironmentRefused,
-            "emulate-compiler",
+        raise _refused(
             f"{compiler.version} ({compiler.path})",
             found=first_errors(done.stderr),
             limit="GNU C++ 10 or newer on Linux with its libraries",

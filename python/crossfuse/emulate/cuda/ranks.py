@@ -13,8 +13,10 @@ import numpy as np
 from crossfuse.calls import AtLeastOne, Seconds, Seed, checked
 from crossfuse.emulate.cuda.arguments import numpy_dtype
 from crossfuse.emulate.cuda.run import EmulationReport, examine, prepare
-from crossfuse.errors import ArtefactRefused, CheckFailed, refuse
+from crossfuse.errors import ArtefactRefused, CheckFailed, Rule, refuse
 from crossfuse.lower.image import ARRIVALS, RANK, BufferSpec, KernelImage, Launch
+
+_refused = Rule(CheckFailed, "emulate-ranks")
 
 #: Of all launches together, each with all of its CTAs: what fits into the runtime's address space.
 _MAX_THREADS = 1 << 18
@@ -87,9 +89,7 @@ def emulate_ranks(
     group = _group(image, count, calls)
     threads = sum(prod(each.grid) * prod(each.block) for each in group.launches)
     if threads > _MAX_THREADS:
-        raise refuse(
-            CheckFailed,
-            "emulate-ranks",
+        raise _refused(
             image.name,
             found=f"{threads} threads of {calls} calls in {count} GPUs",
             limit=f"{_MAX_THREADS} at the same time",
@@ -107,9 +107,7 @@ def _ranks(image: KernelImage) -> int:
     for each in image.buffers:
         if each.ranks:
             return each.ranks
-    raise refuse(
-        CheckFailed,
-        "emulate-ranks",
+    raise _refused(
         image.name,
         found="no buffer in the memory of several GPUs",
         limit="the image of a function over ranks",

@@ -9,7 +9,7 @@ from heapq import merge
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.cascade.rewrite.work import Pass
-from crossfuse.errors import PlanRefused, RefusedError, refuse
+from crossfuse.errors import PlanRefused, RefusedError, Rule
 from crossfuse.hardware import Device, device
 from crossfuse.planner.cascade.shape import CascadeShape, shape_of_cascade
 from crossfuse.planner.choice import Runner, check_families, no_plan, plain_numbers, runner_of
@@ -24,6 +24,8 @@ from crossfuse.schema import Damaged, parse, typed, versioned
 
 if TYPE_CHECKING:
     from crossfuse.planner.explain.cascade import CascadeReasons
+
+_refused = Rule(PlanRefused, "plan")
 
 #: Version of the JSON form.
 VERSION = 2
@@ -212,9 +214,7 @@ def _none_fits(
         last = next((each for each in left if not each.candidates), None)
         if last is not None:
             found = f"'{last.text}' leaves none of {left[0].candidates} tiles of {family}"
-    return refuse(
-        PlanRefused,
-        "plan",
+    return _refused(
         shape.name,
         found=found,
         limit=f"tiles for {spec.name}: its shared memory and registers",
@@ -255,9 +255,7 @@ def placed_cascade(
         found = [each for each in every if each.place.startswith(named[each.family])]
     if found:
         return found
-    raise refuse(
-        PlanRefused,
-        "plan",
+    raise _refused(
         shape.name,
         found=f"placement {place!r}, and no kernel that keeps states there",
         limit=f"{', '.join(STATE_PLACES)} of a stream; the last two where CTAs can share the axis",

@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from crossfuse.errors import PlanRefused, RefusedError, refuse
+from crossfuse.errors import PlanRefused, Rule
+
+refused = Rule(PlanRefused, "chain")
 
 
 @dataclass(frozen=True)
@@ -80,11 +82,6 @@ class Reduction:
     combine: str
     #: Dims of the tensor that are reduced.
     dims: tuple[str, ...]
-
-
-def refused(where: str, found: object, limit: str, instead: str) -> RefusedError:
-    """Build the refusal of a chain; see `crossfuse.errors.Refusal`."""
-    return refuse(PlanRefused, "chain", where, found=found, limit=limit, instead=instead)
 
 
 # Checks of what the analysis of chains takes for granted.

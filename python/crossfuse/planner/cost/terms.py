@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 from crossfuse import schema
-from crossfuse.errors import EnvironmentRefused, PlanRefused, RefusedError, refuse
+from crossfuse.errors import EnvironmentRefused, PlanRefused, Rule, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.memory import Memory, resident
@@ -23,6 +23,9 @@ from crossfuse.schema import Between, Count, Damaged
 if TYPE_CHECKING:
     from crossfuse.hardware import Device
 
+_refuse = Rule(
+    EnvironmentRefused, "learned-trees", instead="learn them again: python scripts/fit_costs.py"
+)
 
 #: Term of what was learned from measured kernels, see `crossfuse.planner.cost.estimate`.
 LEARNED = "learned"
@@ -318,17 +321,6 @@ def trees_of(name: str) -> Trees | None:
 @lru_cache(maxsize=8)
 def _packaged(path: Path) -> Trees:
     return read(path.read_text(encoding="utf-8"), str(path))
-
-
-def _refuse(where: str, found: str, limit: str) -> RefusedError:
-    return refuse(
-        EnvironmentRefused,
-        "learned-trees",
-        where,
-        found=found,
-        limit=limit,
-        instead="learn them again: python scripts/fit_costs.py",
-    )
 
 
 # Terms that users add to the estimate, for what their own use of kernels costs.

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from crossfuse.cascade.rewrite.tiles import RESIDENCES
-from crossfuse.errors import PlanRefused, RefusedError, refuse
+from crossfuse.errors import PlanRefused, RefusedError, Rule
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.cost.estimate import corrected
@@ -37,6 +37,8 @@ from crossfuse.planner.families.registry import (
 )
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.shape import Shape, count, entries, select
+
+_refused = Rule(PlanRefused, "kernel-space")
 
 # Points of a search, family by family, and the steps from one to another.
 
@@ -278,9 +280,7 @@ def space_of(
             groups.append(group)
             first += group.size
     if not groups:
-        raise refuse(
-            PlanRefused,
-            "kernel-space",
+        raise _refused(
             f"chain of {shape.text}",
             found=f"no tiles of {', '.join(only) or 'any family'} that fit",
             limit=f"the shared memory, registers and resident clusters of {device.name}",
@@ -347,9 +347,7 @@ def cascade_space_of(shape: CascadeShape, device: Device, rates: Rates) -> Casca
             groups.append(Group(family.name, columns, len(found), family.second))
             found += of_family
     if not found:
-        raise refuse(
-            PlanRefused,
-            "kernel-space",
+        raise _refused(
             shape.name,
             found=f"no tiles of {' or '.join(each.name for each in families)} that fit",
             limit=f"the shared memory and registers of {device.name}",

@@ -10,7 +10,7 @@ from crossfuse.calls import checked
 from crossfuse.cascade.rewrite.rows_first import RowsFirst, attended
 from crossfuse.cascade.rewrite.tiled.tiled import tiled
 from crossfuse.cascade.rewrite.tiles import CascadeTiles
-from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.errors import Rule, ScheduleRefused, refuse
 from crossfuse.planner.families import ATTENTION_OUT
 from crossfuse.planner.families.attention_out import AttentionOutTiles
 from crossfuse.schedule.rules.cascade_tiles import bind_tiles
@@ -20,6 +20,8 @@ from crossfuse.schedule.rules.tiled_gemm import bind_product
 if TYPE_CHECKING:
     from crossfuse.cascade.site import Site
     from crossfuse.cascade.spec import Derivation
+
+_refused = Rule(ScheduleRefused, "tiles")
 
 
 @checked
@@ -102,18 +104,14 @@ def _check(made: Any, tiles: CascadeTiles) -> None:
     sequences, _, queries, columns = (int(each) for each in made.ty.shape)
     rows = tiles.complete(queries, 0, columns, columns).rows
     if sequences > 1 and queries % rows:
-        raise refuse(
-            ScheduleRefused,
-            "tiles",
+        raise _refused(
             f"tensor '{made.name}'",
             found=f"{sequences} sequences of {queries} queries, in tiles of {rows} rows",
             limit="a multiple of the tile's rows: rows of one sequence lie below those of another",
             instead="take other rows a tile, or schedule attention and its product apart",
         )
     if tiles.cluster > 1 and columns % (_SLICE * tiles.cluster):
-        raise refuse(
-            ScheduleRefused,
-            "tiles",
+        raise _refused(
             f"tensor '{made.name}'",
             found=f"{columns} columns of a head, of which {tiles.cluster} CTAs merge a slice each",
             limit=f"slices of a multiple of {_SLICE} columns that make up a head",

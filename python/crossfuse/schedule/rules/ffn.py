@@ -13,7 +13,7 @@ from crossfuse import _tvm as ir
 from crossfuse.blocks.chain import Chain, read_chain
 from crossfuse.blocks.scheduled import position, read_of
 from crossfuse.calls import AnyFunction, ClusterSize, checked
-from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.errors import Rule, ScheduleRefused
 from crossfuse.schedule.rules.tiles import (
     Tiles,
     bind_threads,
@@ -23,6 +23,8 @@ from crossfuse.schedule.rules.tiles import (
     staged_depth,
     tile_columns,
 )
+
+_refused = Rule(ScheduleRefused, "rule")
 
 
 @checked
@@ -77,9 +79,7 @@ def schedule_ffn(
 
 def _check_cluster(chain: Chain, cluster: int) -> None:
     if chain.second is None:
-        raise refuse(
-            ScheduleRefused,
-            "rule",
+        raise _refused(
             "ffn",
             found="one matrix product",
             limit="two products with one elementwise block between them",
@@ -87,9 +87,7 @@ def _check_cluster(chain: Chain, cluster: int) -> None:
         )
     fitting = [c for c in range(1, 17) if chain.n % c == 0 and chain.l % c == 0]
     if cluster not in fitting:
-        raise refuse(
-            ScheduleRefused,
-            "rule",
+        raise _refused(
             f"chain with intermediate width {chain.n} and output width {chain.l}",
             found=f"cluster size {cluster}",
             limit="1 to 16 CTAs that divide both widths",

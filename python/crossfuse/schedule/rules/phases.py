@@ -9,7 +9,7 @@ from crossfuse import _tvm as ir
 from crossfuse.blocks.chain import Chain, Layer, read_layers
 from crossfuse.blocks.scheduled import name_of
 from crossfuse.calls import AnyFunction, checked
-from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.errors import Rule, ScheduleRefused
 from crossfuse.hardware import Device, device
 from crossfuse.planner.cost.estimate import fastest
 from crossfuse.planner.cost.rates import rates_of
@@ -25,6 +25,8 @@ from crossfuse.planner.kernels.shape import count, flags, select, shape_of_block
 from crossfuse.schedule.rules.pipelined import bind_split, grouped, place_products
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schema import Damaged, Tile, typed
+
+_refused = Rule(ScheduleRefused, "tiles")
 
 
 @dataclass(frozen=True)
@@ -139,9 +141,7 @@ def _completed(
     if count(found):
         found = select(found, flags(found, found.fits(shape, target)))
     if not count(found) or tiles.phases:
-        raise refuse(
-            ScheduleRefused,
-            "tiles",
+        raise _refused(
             name_of(sch, chain.layers[0].products[0]),
             found=f"{tiles} for {layers} layers",
             limit="rows, a cluster and a phase for each layer; without phases, rows and clusters "
@@ -156,9 +156,7 @@ def _split(sch: Any, layer: Layer, tiles: ChainTiles, phase: PhaseTiles, constan
     """Let each CTA of a cluster sum a part of a layer's reduction."""
     product, *others = layer.products
     if others:
-        raise refuse(
-            ScheduleRefused,
-            "tiles",
+        raise _refused(
             name_of(sch, product),
             found=f"reductions of {len(layer.products)} products split over {tiles.cluster} CTAs",
             limit="one product, of which they exchange the sums",

@@ -8,7 +8,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.blocks.chain import Chain, read_product
 from crossfuse.calls import AnyFunction, ClusterSize, checked
-from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.errors import Rule, ScheduleRefused, refuse
 from crossfuse.markers import MAX_CLUSTER
 from crossfuse.schedule.rules.tiles import (
     Tiles,
@@ -19,6 +19,8 @@ from crossfuse.schedule.rules.tiles import (
     staged_depth,
     tile_columns,
 )
+
+_refused = Rule(ScheduleRefused, "tiles")
 
 
 @checked
@@ -86,9 +88,7 @@ def choose_split_tiles(
     threads_x = given.threads_x or largest_divisor(gcd(width, share), 64)
     threads_y = given.threads_y or largest_divisor(gcd(rows, share // threads_x), 16)
     if share % (threads_x * threads_y):
-        raise refuse(
-            ScheduleRefused,
-            "tiles",
+        raise _refused(
             "threads",
             found=f"{threads_x} x {threads_y} threads for {share} elements a CTA",
             limit="threads that divide each CTA's share of the tile",
@@ -119,9 +119,7 @@ def _tile_shape(given: Tiles, m: int, n: int, cluster: int, scatter: bool) -> tu
     if not divides(rows, width) and n >= cluster:
         width = cluster * max(1, width // cluster)
     if not divides(rows, width) or rows > m:
-        raise refuse(
-            ScheduleRefused,
-            "tiles",
+        raise _refused(
             f"product of {m} rows and {n} columns",
             found=f"a tile of {rows} x {width} elements for {cluster} CTAs",
             limit="a tile within the product whose elements divide over the CTAs"

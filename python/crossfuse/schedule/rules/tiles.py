@@ -10,9 +10,11 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.blocks.scheduled import constant_extent
 from crossfuse.calls import checked
-from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.errors import Rule, ScheduleRefused
 from crossfuse.hardware import MAX_SHARED_BYTES
 from crossfuse.schedule.rules.pipelined import stage_at
+
+_refused = Rule(ScheduleRefused, "tiles")
 
 
 @checked
@@ -130,9 +132,7 @@ def _positive(tiles: Tiles) -> None:
     for field in fields(tiles):
         value = getattr(tiles, field.name)
         if value < 1:
-            raise refuse(
-                ScheduleRefused,
-                "tiles",
+            raise _refused(
                 field.name,
                 found=value,
                 limit="a positive number",
@@ -143,9 +143,7 @@ def _positive(tiles: Tiles) -> None:
 def _divides(what: str, part: int, whole: int) -> None:
     if whole % part:
         divisors = [each for each in range(1, whole + 1) if whole % each == 0]
-        raise refuse(
-            ScheduleRefused,
-            "tiles",
+        raise _refused(
             what,
             found=f"{part}, which does not divide {whole}",
             limit=f"a divisor of {whole}",

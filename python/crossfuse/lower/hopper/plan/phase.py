@@ -28,11 +28,14 @@ from crossfuse.lower.hopper.rows.plan import (
 from crossfuse.lower.hopper.stream.program import RowReductions, StreamProgram, starts_on_tiles
 from crossfuse.lower.hopper.wgmma import OPERAND_TYPES
 from crossfuse.lower.image import TensorMap
-from crossfuse.lower.refusal import refuse
+from crossfuse.lower.refusal import Rule, refuse
 from crossfuse.planner.kernels.phase import blocks_of, warpgroups_of, widest
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.rows.program import RowProgram
+
+_tile_shape_refused = Rule("tile-shape")
+_grid_stage_refused = Rule("grid-stage")
 
 
 def share_rows(program: TileProgram) -> tuple[int, int]:
@@ -45,8 +48,7 @@ def share_rows(program: TileProgram) -> tuple[int, int]:
     count, blocks = int(warpgroups_of(rows)), int(blocks_of(rows))
     most = widest(rows, len(contraction.products))
     if rows != count * blocks * WARPGROUP_ROWS or columns % 8 or columns > most:
-        raise refuse(
-            "tile-shape",
+        raise _tile_shape_refused(
             f"product of '{contraction.products[0].accumulator.name}'",
             found=f"a tile of {rows} x {columns}",
             limit="64 or 128 rows with columns in multiples of 8 up to 256, or 192 or 256 rows "
@@ -67,8 +69,7 @@ def _check_blocks(program: TileProgram) -> None:
     rows = program.contraction.rows
     for what, is_wanted in others.items():
         if is_wanted:
-            raise refuse(
-                "tile-shape",
+            raise _tile_shape_refused(
                 f"product of '{program.contraction.products[0].accumulator.name}'",
                 found=f"{what}, in tiles of {rows} rows",
                 limit=f"{rows // 2} rows: no warpgroup has several blocks of "
@@ -84,8 +85,7 @@ _WARPGROUPS = 2
 def check_reduced(reduced: RowReductions, count: int, blocks: int) -> None:
     """Refuse tiles whose sums leave no registers for the elements selected from their rows."""
     if count > _WARPGROUPS or blocks > 1:
-        raise refuse(
-            "tile-shape",
+        raise _tile_shape_refused(
             f"product of '{reduced.scores.name}'",
             found=f"tiles of {reduced.tile[0]} rows, which are reduced in registers",
             limit="64 or 128 rows: other warpgroups have no registers left beside the sums",
@@ -326,8 +326,7 @@ def plan_phases(programs: tuple[TileProgram, ...]) -> tuple[PhasePlan, ...]:
     for phase in others:
         found = (phase.rows, phase.program.cluster_size)
         if found != (first.rows, first.program.cluster_size):
-            raise refuse(
-                "grid-stage",
+            raise _grid_stage_refused(
                 "phases of one kernel",
                 found=f"tiles of {phase.rows} rows in clusters of {found[1]}",
                 limit=f"{first.rows} rows in clusters of "
@@ -356,8 +355,7 @@ def _plan_streamed(program: TileProgram, stream: StreamProgram) -> PhasePlan:
     """Plan a phase whose left operand a stream of tiles stores; refused if they do not fit."""
     left, output = program.contraction.left, stream.output
     if len(output.shape) != 2 or not starts_on_tiles(stream):
-        raise refuse(
-            "grid-stage",
+        raise _grid_stage_refused(
             f"tensor '{output.buffer.name}'",
             found=f"boxes of {output.rows} x {output.columns} from {list(output.origin)} of a "
             f"tensor of {output.shape}",
@@ -374,8 +372,7 @@ def _plan_streamed(program: TileProgram, stream: StreamProgram) -> PhasePlan:
     phase = plan_phase(program, flags)
     found = (stream.tile[0], stream.cluster_size)
     if found != (phase.rows, program.cluster_size) or phase.blocks > 1:
-        raise refuse(
-            "grid-stage",
+        raise _grid_stage_refused(
             "a stream and a product of one kernel",
             found=f"tiles of {found[0]} and {phase.rows} rows, in clusters of "
             f"{found[1]} and {program.cluster_size}",

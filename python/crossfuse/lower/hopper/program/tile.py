@@ -10,8 +10,14 @@ from typing import Any, TypeVar
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.image import PixelBox, TensorMap
-from crossfuse.lower.refusal import refuse
+from crossfuse.lower.refusal import Rule, refuse
 from crossfuse.lower.tree import analyzer, bounds, children, implies
+
+refuse_program = Rule(
+    "tile-program",
+    instead="schedule as the tiled rules do (crossfuse.schedule.rules), or leave the stages "
+    "out for the general lowering",
+)
 
 _Program = TypeVar("_Program")
 
@@ -401,15 +407,3 @@ def check_start(loop: Any) -> None:
         raise refuse_program(
             f"loop '{loop.loop_var.name}'", f"a loop that starts at {loop.min}", "loops from 0"
         )
-
-
-def refuse_program(where: str, found: str, limit: str) -> Exception:
-    """The refusal of a function that is no tile program, to be raised."""
-    return refuse(
-        "tile-program",
-        where,
-        found=found,
-        limit=limit,
-        instead="schedule as the tiled rules do (crossfuse.schedule.rules), or leave the stages "
-        "out for the general lowering",
-    )

@@ -13,7 +13,7 @@ from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.hopper.rows.program import ChunkLoop, RowProgram
 from crossfuse.lower.hopper.statements import when
 from crossfuse.lower.image import BufferSpec, TensorMap
-from crossfuse.lower.refusal import refuse
+from crossfuse.lower.refusal import Rule
 from crossfuse.planner.kernels.phase import (
     MOST_ROWS,
     ROW_SLOTS,
@@ -25,6 +25,8 @@ from crossfuse.planner.kernels.phase import (
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.plan.phase import PhasePlan
+
+_refused = Rule("rows", instead="take other tiles, or make whole rows: leave the chunk out")
 
 # How the CTAs of a kernel share out rows that are made chunk by chunk.
 #
@@ -164,16 +166,6 @@ def _described(buffer: Any, box: tuple[int, int]) -> TensorMap:
     return TensorMap(f"{name}_chunk_map", name, (columns, rows), (pitch,), box, 0)
 
 
-def _refused(where: str, found: str, limit: str) -> Exception:
-    return refuse(
-        "rows",
-        where,
-        found=found,
-        limit=limit,
-        instead="take other tiles, or make whole rows: leave the chunk out",
-    )
-
-
 # Whether a product begins with raw rows, while a warpgroup of its own makes the others.
 #
 # Until the rows of its tile have come, a CTA that waits for them has its tensor cores idle, and
@@ -275,16 +267,14 @@ def check_row_room(phase: PhasePlan) -> None:
     """Refuse sums beside which the loading warpgroup has no registers for rows."""
     most = SUMS_BESIDE_ROWS if phase.chunks is None else SUMS_BESIDE_CHUNKS
     if phase.chunks is not None and phase.blocks > 1:
-        raise refuse(
-            "rows",
+        raise _refused(
             f"tile of {phase.rows} x {phase.columns}",
             found=f"{phase.blocks} blocks of 64 rows of a warpgroup",
             limit="one block, whose sums have two factors in a thread",
             instead="take tiles of fewer rows, or make whole rows: leave the chunk out",
         )
     if phase.sums > most:
-        raise refuse(
-            "rows",
+        raise _refused(
             f"tile of {phase.rows} x {phase.columns}",
             found=f"{phase.sums} registers of a thread for sums",
             limit=f"{most}: warps that make rows have the others",

@@ -10,9 +10,18 @@ from crossfuse.hardware import WARP, WARPGROUP
 from crossfuse.lower.hopper.rows.program import ChunkLoop, RowProgram, scaled_rows
 from crossfuse.lower.pack_registers import VECTORS, load_in_order
 from crossfuse.lower.pipeline import block_passes, fast_exponentials
-from crossfuse.lower.refusal import refuse
+from crossfuse.lower.refusal import Rule
 from crossfuse.lower.tree import coordinate
 from crossfuse.markers import CHUNKS, FAST, GRID_STAGE
+
+_refused_chunks = Rule(
+    "rows", instead="schedule as schedule_rows_gemm does, or make whole rows: leave the chunk out"
+)
+_refused = Rule(
+    "rows",
+    instead="schedule as schedule_rows_gemm does, or leave grid_stage out and make the rows in a "
+    "kernel of their own",
+)
 
 # The loop over chunks of a row, read off the statements that make it.
 
@@ -69,16 +78,6 @@ def known_in(body: Any, lane: Any) -> Any:
     for each in ir.nodes(body, ir.For):
         known.bind(each.loop_var, ir.tvm.ir.Range.from_min_extent(each.min, each.extent))
     return known
-
-
-def _refused_chunks(where: str, found: str, limit: str) -> Exception:
-    return refuse(
-        "rows",
-        where,
-        found=found,
-        limit=limit,
-        instead="schedule as schedule_rows_gemm does, or make whole rows: leave the chunk out",
-    )
 
 
 # Loads of a row, all in front of what is computed: they take as long as one then.
@@ -322,14 +321,3 @@ def _check_memory(
                 "which alone a flag tells",
             )
     return tuple(passing)
-
-
-def _refused(where: str, found: str, limit: str) -> Exception:
-    return refuse(
-        "rows",
-        where,
-        found=found,
-        limit=limit,
-        instead="schedule as schedule_rows_gemm does, or leave grid_stage out and make the rows "
-        "in a kernel of their own",
-    )

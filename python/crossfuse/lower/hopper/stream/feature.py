@@ -41,7 +41,7 @@ from crossfuse.lower.hopper.stream.merge import SplitConsumer
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan, launched_registers, plan_stream
 from crossfuse.lower.hopper.stream.program import StreamProgram
 from crossfuse.lower.image import TensorMap
-from crossfuse.lower.refusal import refuse
+from crossfuse.lower.refusal import Rule
 from crossfuse.planner.kernels.memory import (
     ALIGNMENT,
     BARRIER,
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from crossfuse.lower.hopper.plan.kernel import KernelPlan
     from crossfuse.lower.hopper.roles import Body
 
+_refused = Rule("grid-stage")
 
 #: First of the two warps that load for the stream.
 _FIRST_WARP = 2
@@ -126,8 +127,7 @@ class Streamed(Feature):
         order, start = self.stream.order, plan.arena["stream"].offset
         room = device.resident_clusters(plan.cluster_size)
         if self.stream.receives and order.turns > room:
-            raise refuse(
-                "grid-stage",
+            raise _refused(
                 f"clusters of {plan.cluster_size} on {device.name}",
                 found=f"{order.turns} tiles whose keys CTAs share",
                 limit=f"{room} clusters that run at the same time, each with one tile",
@@ -178,16 +178,14 @@ def share_memory(
     left = replace(device, max_shared_bytes=device.max_shared_bytes - least - boxes - BESIDE_STREAM)
     plan = plan_stream(program, left)
     if plan.states is not None:
-        raise refuse(
-            "grid-stage",
+        raise _refused(
             f"sums '{program.sums.name}'",
             found="states of CTAs that share keys, which a second kernel merges",
             limit="states that the CTAs of a cluster merge",
             instead='take CascadeTiles(merge="dsm"), or leave grid_stage out',
         )
     if plan.adders:
-        raise refuse(
-            "grid-stage",
+        raise _refused(
             f"sums '{program.sums.name}'",
             found=f"{program.output.columns} columns, which {plan.adders} warpgroups share",
             limit="sums of as many columns as a warpgroup holds beside scores and weights",

@@ -24,7 +24,7 @@ from crossfuse.lower.hopper.stream.plan.memory import (
 from crossfuse.lower.hopper.stream.program import Kind, Step, StreamProgram
 from crossfuse.lower.hopper.stream.seen_keys import seen_keys
 from crossfuse.lower.image import BufferSpec, TensorMap
-from crossfuse.lower.refusal import refuse
+from crossfuse.lower.refusal import Rule, refuse
 from crossfuse.planner.kernels.memory import Arena
 from crossfuse.planner.kernels.stream import (
     BOX_COLUMNS,
@@ -35,6 +35,8 @@ from crossfuse.planner.kernels.stream import (
     divide_columns,
     element_registers,
 )
+
+_stream_tile_refused = Rule("stream-tile")
 
 # Which tiles of rows a CTA goes through, in which order.
 
@@ -272,16 +274,14 @@ def _plan_states(program: StreamProgram, mailbox: Mailbox | None) -> BufferSpec 
 def _check_tile(program: StreamProgram) -> None:
     rows, keys = program.tile
     if rows % WARPGROUP_ROWS or rows // WARPGROUP_ROWS not in REGISTERS or keys % 16:
-        raise refuse(
-            "stream-tile",
+        raise _stream_tile_refused(
             f"scores '{program.scores.name}'",
             found=f"a tile of {rows} rows and {keys} keys",
             limit=f"64, 128 or 192 rows, and keys in multiples of 16 up to {MAX_BOX}",
             instead="split rows and keys by other factors",
         )
     if program.output.rows < rows > WARPGROUP_ROWS:
-        raise refuse(
-            "stream-tile",
+        raise _stream_tile_refused(
             f"scores '{program.scores.name}'",
             found=f"{program.output.rows} of {rows} rows of a tile that are stored",
             limit=f"all rows, or a tile of {WARPGROUP_ROWS}",
@@ -293,8 +293,7 @@ def _check_tile(program: StreamProgram) -> None:
     beyond = widths[1] > widths[0] if program.shares_tile else widths[0] != widths[1]
     most = max(SHARED_REGISTERS) * MAX_COLUMNS
     if depths[0] != depths[1] or beyond or keys > MAX_BOX or widths[1] > most:
-        raise refuse(
-            "stream-tile",
+        raise _stream_tile_refused(
             f"scores '{program.scores.name}'",
             found=f"queries of {depths[0]}, keys of {depths[1]}, values of {widths[0]} and "
             f"results of {widths[1]} columns, in tiles of {keys} keys",

@@ -12,8 +12,14 @@ from crossfuse.hardware import WARPGROUP_ROWS
 from crossfuse.lower.hopper.program.tile import TileNest, tile_nest
 from crossfuse.lower.hopper.recover.contraction import accumulates, factors, is_zero, same_indices
 from crossfuse.lower.hopper.stream.program import Axis, Box
-from crossfuse.lower.refusal import refuse
+from crossfuse.lower.refusal import Rule
 from crossfuse.lower.tree import bounds, implies, is_call
+
+refuse_stream = Rule(
+    "stream",
+    instead="write the stream as docs/hopper.md shows it, or leave the annotation out for "
+    "the general lowering",
+)
 
 
 @dataclass(frozen=True)
@@ -213,17 +219,6 @@ class Roles:
                 f"another part of it, from {list(access.origin)}",
                 f"the tile that others take, from {list(origin)}",
             )
-
-
-def refuse_stream(
-    where: str,
-    found: str,
-    limit: str,
-    instead: str = "write the stream as docs/hopper.md shows it, or leave the annotation out for "
-    "the general lowering",
-) -> Exception:
-    """Make the refusal of a stream that has another form."""
-    return refuse("stream", where, found=found, limit=limit, instead=instead)
 
 
 # Tiles of tensors in global memory: what a stream loads and stores.
