@@ -31,7 +31,7 @@ CHOSEN = {
         "crossfuse.cascade.rewrite.streaming.streaming",
         "crossfuse.cascade.rewrite.tiled.tiled.tiled",
         "crossfuse.cascade.run.stream",
-        "crossfuse.cascade.site.Site",
+        "crossfuse.cascade.spec.Site",
         "crossfuse.cascade.spec.Cascade",
     ),
     "crossfuse.errors": (

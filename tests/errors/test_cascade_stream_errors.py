@@ -9,7 +9,7 @@ import pytest
 
 from cpu.cascade.rewrite.cases import site_of, stream_of
 from crossfuse.cascade.rewrite.tiles import StreamTiles
-from crossfuse.cascade.site import Site
+from crossfuse.cascade.spec import Site
 from crossfuse.errors import CascadeRefused
 from crossfuse.schedule.rules.stream import schedule_stream
 

@@ -16,7 +16,7 @@ from crossfuse import _tvm as ir
 from crossfuse.cache import answered, content_key, shelf
 from crossfuse.calls import checked
 from crossfuse.cascade.rewrite.tiles import CascadeTiles, StreamTiles
-from crossfuse.cascade.site import Site
+from crossfuse.cascade.spec import Site
 from crossfuse.hardware import Device, device
 from crossfuse.relax.calls import SCHEDULED, marked, read_calls
 from crossfuse.relax.cascades.groups import CascadeGroup, calls_of, find_cascades

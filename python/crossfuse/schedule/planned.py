@@ -15,8 +15,7 @@ from crossfuse.planner.kernels.shape import Shape, shape_of, shape_of_blocks
 from crossfuse.planner.plan import Plan, aligned_function, plans_of_function
 
 if TYPE_CHECKING:
-    from crossfuse.cascade.site import Site
-    from crossfuse.cascade.spec import Derivation
+    from crossfuse.cascade.spec import Derivation, Site
 
 _refused = Rule(ScheduleRefused, "plan")
 

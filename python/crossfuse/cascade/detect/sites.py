@@ -18,8 +18,16 @@ from crossfuse.cascade.detect.program import Program, read_program
 from crossfuse.cascade.detect.selection import Selection
 from crossfuse.cascade.detect.terms import Reading, Symbols, is_kept, with_length
 from crossfuse.cascade.expressions.tir import number
-from crossfuse.cascade.site import OutputSite, Site, StageSite, check_exact
-from crossfuse.cascade.spec import Cascade, Monoid, Stage, topk
+from crossfuse.cascade.spec import (
+    Cascade,
+    Monoid,
+    OutputSite,
+    Site,
+    Stage,
+    StageSite,
+    check_exact,
+    topk,
+)
 
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc

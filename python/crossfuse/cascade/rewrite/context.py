@@ -25,8 +25,7 @@ from crossfuse.cascade.detect.loads import mentions
 from crossfuse.cascade.rewrite.phases import Definitions
 from crossfuse.cascade.rewrite.scripting import Scratch, numbers
 from crossfuse.cascade.rewrite.tiles import StreamTiles
-from crossfuse.cascade.site import Site, check_exact
-from crossfuse.cascade.spec import Derivation, Slot, guarded, new, old, value
+from crossfuse.cascade.spec import Derivation, Site, Slot, check_exact, guarded, new, old, value
 
 # Groups loads along the axis into tiles of neighbouring elements.
 #

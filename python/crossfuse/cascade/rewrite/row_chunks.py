@@ -23,8 +23,7 @@ from crossfuse.cascade.rewrite.rows_first import RowsFirst, realized
 from crossfuse.cascade.rewrite.scripting import held, named, spatial
 from crossfuse.cascade.rewrite.segments import Outputs, Residence, Segment
 from crossfuse.cascade.rewrite.tiles import StreamTiles, refused
-from crossfuse.cascade.site import OutputSite, Site
-from crossfuse.cascade.spec import Derivation, Slot, new, value
+from crossfuse.cascade.spec import Derivation, OutputSite, Site, Slot, new, value
 from crossfuse.hardware import WARP
 from crossfuse.markers import CHUNKS, FAST, MERGE
 

@@ -20,7 +20,7 @@ from crossfuse.blocks.read import Block, read_blocks, write_function
 from crossfuse.blocks.scheduled import is_reduction
 from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.tiles import refused, tiles_refused
-from crossfuse.cascade.site import Site
+from crossfuse.cascade.spec import Site
 from crossfuse.errors import PlanRefused
 
 

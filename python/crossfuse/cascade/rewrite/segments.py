@@ -42,8 +42,7 @@ from crossfuse.cascade.rewrite.scripting import (
     when,
     zero,
 )
-from crossfuse.cascade.site import OutputSite
-from crossfuse.cascade.spec import Slot, guarded, new, old, position, value
+from crossfuse.cascade.spec import OutputSite, Slot, guarded, new, old, position, value
 
 #: The element of a tile at a place in it.
 Tile = Callable[[Any], Any]

@@ -22,8 +22,7 @@ from crossfuse.cascade.rewrite.scripting import (
 )
 from crossfuse.cascade.rewrite.segments import Outputs, Residence, Segment
 from crossfuse.cascade.rewrite.tiles import StreamTiles, refused
-from crossfuse.cascade.site import Site
-from crossfuse.cascade.spec import Derivation
+from crossfuse.cascade.spec import Derivation, Site
 from crossfuse.hardware import WARP
 from crossfuse.markers import FAST, MERGE, MERGE_EQUAL, PUSH, RESIDENT_CTAS
 

@@ -21,8 +21,7 @@ from crossfuse.cascade.rewrite.scripting import held, loop, named, spatial, when
 from crossfuse.cascade.rewrite.segments import for_lanes
 from crossfuse.cascade.rewrite.streaming import StreamWriter, begin, check_stream, streaming
 from crossfuse.cascade.rewrite.tiles import StreamTiles, SummingTiles, refused
-from crossfuse.cascade.site import Site
-from crossfuse.cascade.spec import Derivation
+from crossfuse.cascade.spec import Derivation, Site
 from crossfuse.markers import WORKSPACES
 
 #: What names of blocks begin with that add the sums of groups, with the number of the sum.

@@ -14,8 +14,7 @@ import sympy
 
 if TYPE_CHECKING:
     from crossfuse.cascade.rewrite.tiled.tile_context import TileContext
-    from crossfuse.cascade.site import Site
-    from crossfuse.cascade.spec import Derivation
+    from crossfuse.cascade.spec import Derivation, Site
 
 # Bytes, and the arithmetic of an element of the axis.
 

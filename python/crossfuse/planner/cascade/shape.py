@@ -17,8 +17,7 @@ from crossfuse.workload.cascades import RowsGradient
 
 if TYPE_CHECKING:
     from crossfuse.cascade.rewrite.rows_first import RowsFirst
-    from crossfuse.cascade.site import Site
-    from crossfuse.cascade.spec import Derivation
+    from crossfuse.cascade.spec import Derivation, Site
     from crossfuse.workload.cascade_spec import CascadeSpec
 
 

@@ -27,8 +27,7 @@ from crossfuse.planner.kernels.shape import NOTHING, Shape, Step, count, flags, 
 from crossfuse.schema import Damaged, typed
 
 if TYPE_CHECKING:
-    from crossfuse.cascade.site import Site
-    from crossfuse.cascade.spec import Derivation
+    from crossfuse.cascade.spec import Derivation, Site
 
 
 _RULES = "crossfuse.schedule.rules"

@@ -16,8 +16,7 @@ from crossfuse.cascade.rewrite.tiled.tile_context import tile_context
 from crossfuse.cascade.rewrite.tiled.tiled import tiled
 from crossfuse.cascade.rewrite.tiles import CascadeTiles, StreamTiles
 from crossfuse.cascade.rewrite.work import work_of
-from crossfuse.cascade.site import Site
-from crossfuse.cascade.spec import Derivation, check_extremes
+from crossfuse.cascade.spec import Derivation, Site, check_extremes
 from crossfuse.errors import CascadeRefused, PlanRefused, RefusedError, contained, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade.plan import ranked_cascade

@@ -18,8 +18,7 @@ from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_gemm import bind_product
 
 if TYPE_CHECKING:
-    from crossfuse.cascade.site import Site
-    from crossfuse.cascade.spec import Derivation
+    from crossfuse.cascade.spec import Derivation, Site
 
 _refused = Rule(ScheduleRefused, "tiles")
 

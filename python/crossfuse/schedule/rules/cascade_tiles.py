@@ -9,8 +9,7 @@ from crossfuse.calls import AnyFunction, checked
 from crossfuse.cascade.rewrite.tiled.tile_context import COLUMNS, DEPTH, PARTS, ROWS, STEPS
 from crossfuse.cascade.rewrite.tiled.tiled import MERGE, TILE, tiled
 from crossfuse.cascade.rewrite.tiles import CascadeTiles
-from crossfuse.cascade.site import Site
-from crossfuse.cascade.spec import Derivation
+from crossfuse.cascade.spec import Derivation, Site
 from crossfuse.markers import STAGES, STREAM
 
 

@@ -26,8 +26,7 @@ from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_gemm import bind_product
 
 if TYPE_CHECKING:
-    from crossfuse.cascade.site import Site
-    from crossfuse.cascade.spec import Derivation
+    from crossfuse.cascade.spec import Derivation, Site
 
 #: Registers of a thread for loads in flight: of elements for the state, and of those for outputs.
 #: More spill beside those of `crossfuse.lower.hopper.plan.kernel`.

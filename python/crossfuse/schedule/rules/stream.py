@@ -8,8 +8,7 @@ from crossfuse import _tvm as ir
 from crossfuse.calls import AnyFunction, checked
 from crossfuse.cascade.rewrite.streaming import streaming
 from crossfuse.cascade.rewrite.tiles import StreamTiles
-from crossfuse.cascade.site import Site
-from crossfuse.cascade.spec import Derivation
+from crossfuse.cascade.spec import Derivation, Site
 from crossfuse.markers import DSM_SCOPE
 
 #: Blocks of a streaming function, in program order, and those that only clusters have.

@@ -8,8 +8,7 @@ from crossfuse import _tvm as ir
 from crossfuse.calls import AnyFunction, checked
 from crossfuse.cascade.rewrite.summing import ADDED, added_tiles, summing
 from crossfuse.cascade.rewrite.tiles import SummingTiles
-from crossfuse.cascade.site import Site
-from crossfuse.cascade.spec import Derivation
+from crossfuse.cascade.spec import Derivation, Site
 from crossfuse.schedule.rules.stream import bind_stream, place_stream
 
 #: Blocks of the rows, in program order.

@@ -12,8 +12,7 @@ import tvm
 from crossfuse import _tvm as ir
 from crossfuse.blocks.read import Block
 from crossfuse.cascade.detect.program import Program, read_program
-from crossfuse.cascade.site import OutputSite, Site
-from crossfuse.cascade.spec import Stage
+from crossfuse.cascade.spec import OutputSite, Site, Stage
 
 Arrays = Mapping[Any, np.ndarray]
 _REDUCE = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}

@@ -8,7 +8,7 @@ import pytest
 from cpu.cascade.detect.evaluate import assert_same
 from cpu.cascade.small import SMALL, small
 from crossfuse.cascade.detect import detect
-from crossfuse.cascade.site import Site
+from crossfuse.cascade.spec import Site
 from crossfuse.workload.cascade_build import prim_func
 from crossfuse.workload.cascade_numerics import random_inputs
 

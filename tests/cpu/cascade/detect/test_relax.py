@@ -14,7 +14,7 @@ from tvm.relax import op
 from cpu.cascade.detect.evaluate import assert_same
 from crossfuse import _tvm as ir
 from crossfuse.cascade.detect import detect
-from crossfuse.cascade.site import Site
+from crossfuse.cascade.spec import Site
 
 pytestmark = pytest.mark.cpu
 

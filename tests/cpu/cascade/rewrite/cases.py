@@ -14,7 +14,7 @@ from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.streaming import streaming
 from crossfuse.cascade.rewrite.tiles import StreamTiles
-from crossfuse.cascade.site import Site
+from crossfuse.cascade.spec import Site
 from crossfuse.schedule.rules.stream import schedule_stream
 
 Arrays = Mapping[str, np.ndarray]

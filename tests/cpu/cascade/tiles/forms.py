@@ -7,8 +7,7 @@ from typing import Any
 from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.tiles import CascadeTiles
-from crossfuse.cascade.site import Site
-from crossfuse.cascade.spec import Derivation
+from crossfuse.cascade.spec import Derivation, Site
 from crossfuse.emulate.llvm import run_sequential, run_serial
 from crossfuse.emulate.serialise import serialise
 from crossfuse.lower.extract import only_function

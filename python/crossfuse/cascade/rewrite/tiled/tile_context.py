@@ -16,8 +16,7 @@ from crossfuse.cascade.rewrite.context import Context
 from crossfuse.cascade.rewrite.tiled.skipping import limited, masks_by
 from crossfuse.cascade.rewrite.tiled.steps import Statement, base_two, operands, steps
 from crossfuse.cascade.rewrite.tiles import CascadeTiles, tiles_refused
-from crossfuse.cascade.site import Site
-from crossfuse.cascade.spec import Derivation, Slot, guarded, new, value
+from crossfuse.cascade.spec import Derivation, Site, Slot, guarded, new, value
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,8 +31,7 @@ from crossfuse.cascade.rewrite.tiled.tile_context import (
     whole,
 )
 from crossfuse.cascade.rewrite.tiles import CascadeTiles, tiles_refused
-from crossfuse.cascade.site import OutputSite, Site
-from crossfuse.cascade.spec import Derivation, guarded, new, position, value
+from crossfuse.cascade.spec import Derivation, OutputSite, Site, guarded, new, position, value
 
 
 class Results:
