@@ -40,8 +40,7 @@ from zlib import crc32
 import numpy as np
 
 from crossfuse.files import write_json
-from crossfuse.meta_schedule.candidate import Candidate
-from crossfuse.meta_schedule.scheduled import candidate_at, kernels_of
+from crossfuse.meta_schedule.candidate import Candidate, candidate_at, kernels_of
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.tune.kernel_space import KernelSpace
 from crossfuse.workload.spec import WorkloadSpec

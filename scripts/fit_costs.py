@@ -29,7 +29,7 @@ from crossfuse.planner.cost.rates import Fitted, Rates, load, measured, rates_fr
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.registry import FAMILIES, read_kernel
 from crossfuse.planner.kernels.shape import Shape, shape_of
-from crossfuse.schedule.rules.parted_tiles import ClusterTiles, RegisterTiles
+from crossfuse.schedule.rules.parted_ffn import ClusterTiles, RegisterTiles
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.workload import parse, prim_func
 from study.compare_spaces import read_measured

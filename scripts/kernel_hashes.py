@@ -137,7 +137,7 @@ def hash_candidate(each: Any, target: str) -> str:
     from crossfuse.errors import RefusedError
     from crossfuse.hardware import device
     from crossfuse.lower.extract import lower
-    from crossfuse.meta_schedule.scheduled import schedule_candidate
+    from crossfuse.meta_schedule.candidate import schedule_candidate
 
     known = device(target)
     try:

@@ -18,14 +18,17 @@ from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage
 from crossfuse.schedule.planned import schedule_cascade_of
-from crossfuse.schedule.rules.cascade_tiles import schedule_cascade_tiles
-from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
-from crossfuse.schedule.rules.parted_tiles import ClusterTiles, RegisterTiles
-from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
-from crossfuse.schedule.rules.rows_gemm import schedule_rows_gemm
+from crossfuse.schedule.rules.parted_ffn import (
+    ClusterTiles,
+    RegisterTiles,
+    schedule_clustered_ffn,
+    schedule_register_ffn,
+)
+from crossfuse.schedule.rules.rows import schedule_rows_gemm
 from crossfuse.schedule.rules.skinny import SkinnyTiles, schedule_skinny
-from crossfuse.schedule.rules.split_k import schedule_split_k
+from crossfuse.schedule.rules.stream import schedule_cascade_tiles
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
+from crossfuse.schedule.rules.threads import schedule_split_k
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
 from crossfuse.workload import parse, prim_func, random_inputs

@@ -37,8 +37,8 @@ import numpy as np
 from crossfuse import files
 from crossfuse.errors import ArtefactRefused, refuse
 from crossfuse.meta_schedule.build import Conditions
+from crossfuse.meta_schedule.candidate import kernels_of
 from crossfuse.meta_schedule.records import Record, fastest, read_records
-from crossfuse.meta_schedule.scheduled import kernels_of
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.tune.cost_model import CostModel, require_xgboost
 from crossfuse.planner.tune.strategy import STRATEGIES, make_strategy

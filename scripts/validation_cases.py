@@ -7,8 +7,7 @@ from typing import Any
 
 import crossfuse
 from crossfuse import Compiled
-from crossfuse.schedule.rules.ffn import schedule_ffn
-from crossfuse.schedule.rules.split_k import schedule_split_k
+from crossfuse.schedule.rules.threads import schedule_ffn, schedule_split_k
 from crossfuse.workload import parse, prim_func
 from crossfuse.workload.suites import lookup
 

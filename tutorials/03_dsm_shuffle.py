@@ -21,7 +21,7 @@ from support import hopper, kernel_text, loops_text, measured_here, recorded, re
 import crossfuse
 from crossfuse.emulate.cuda import remove_cluster_barrier
 from crossfuse.lower.extract import lower
-from crossfuse.schedule.rules.ffn import schedule_ffn
+from crossfuse.schedule.rules.threads import schedule_ffn
 from crossfuse.workload import prim_func, random_inputs, reference
 from crossfuse.workload.suites import resolve
 

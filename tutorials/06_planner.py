@@ -22,7 +22,7 @@ import crossfuse
 from crossfuse.hardware import device
 from crossfuse.planner.cost.estimate import corrected
 from crossfuse.planner.cost.rates import DIRECTORY, rates_of, rates_of_file
-from crossfuse.planner.explain.best import limited
+from crossfuse.planner.explain.explanation import limited
 from crossfuse.planner.families.registry import read_kernel
 from crossfuse.planner.kernels.shape import shape_of
 from crossfuse.workload import resolve

@@ -28,9 +28,8 @@ import crossfuse
 from crossfuse.emulate.cuda import change_argument, drop_call, wrong_rank
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
-from crossfuse.schedule.rules.ffn import schedule_ffn
-from crossfuse.schedule.rules.split_k import schedule_split_k
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
+from crossfuse.schedule.rules.threads import schedule_ffn, schedule_split_k
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
 from crossfuse.workload import check, parse, prim_func, random_inputs
 

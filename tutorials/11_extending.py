@@ -27,8 +27,7 @@ from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import device, tvm_target
 from crossfuse.lower.extract import lower
 from crossfuse.meta_schedule.builder import import_intrinsics
-from crossfuse.meta_schedule.candidate import Candidate
-from crossfuse.meta_schedule.scheduled import candidate_of, schedule_candidate
+from crossfuse.meta_schedule.candidate import Candidate, candidate_of, schedule_candidate
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.cost.terms import OwnTerm
 from crossfuse.schedule.install import add_primitive
@@ -183,7 +182,7 @@ with refused("no cluster barrier lies between"):
 # ## The rule in a search
 #
 # MetaSchedule asks `ScheduleRule`s for designs. Wrapped as one, ours stands in a design space
-# beside TVM's own (`crossfuse.meta_schedule.rule.ScheduleKernels` is the project's); here it is
+# beside TVM's own (`crossfuse.meta_schedule.task.ScheduleKernels` is the project's); here it is
 # alone:
 
 # %%

@@ -1,7 +1,7 @@
 """Entry point of group ``tvm.backends``: TVM calls `register` at the end of ``import tvm``.
 
 So every process that imports TVM, workers of a tuner too, has the primitives, the pipeline, the
-operators of `crossfuse.lower.keep_nans`, and wgmma as a dispatch of TIRx's `gemm_async`.
+operators of `crossfuse.lower.hidden`, and wgmma as a dispatch of TIRx's `gemm_async`.
 All are stand-ins that load the project when they are first used: ``import tvm`` stays as fast as
 it was, and may happen inside an import of ours.
 """
@@ -67,12 +67,12 @@ def _install_extremes() -> None:
 
 
 def _extreme(rule: str) -> Callable[[Any], Any]:
-    """A function of `crossfuse.lower.keep_nans` that is loaded when it is first called."""
+    """A function of `crossfuse.lower.hidden` that is loaded when it is first called."""
 
     def lower(call: Any) -> Any:
-        from crossfuse.lower import keep_nans
+        from crossfuse.lower import hidden
 
-        return getattr(keep_nans, rule)(call)
+        return getattr(hidden, rule)(call)
 
     return lower
 

@@ -92,7 +92,7 @@ EARLY = "crossfuse.early"
 RESIDENT_CTAS = "crossfuse.resident_ctas"
 
 #: As `FAST`: nests of the root stand side by side in one launch, each has CTAs of its own, see
-#: `crossfuse.lower.launches`.
+#: `crossfuse.lower.kernel`.
 SIDE_BY_SIDE = "crossfuse.side_by_side"
 
 #: Annotation of loops: a warp multiplies by its tensor cores what stands in them. The value is what
@@ -103,7 +103,7 @@ COLUMN, ROW, ROW_TILE, ELEMENT, LANE, ZERO = "column", "row", "rows", "element",
 TERM = "term"
 
 #: Annotation of a loop: it loads what a kernel that starts early may ask for before it waits, where
-#: that is constant, see `crossfuse.lower.launches`.
+#: that is constant, see `crossfuse.lower.kernel`.
 AHEAD = "crossfuse.ahead"
 
 AXES = ("x", "y", "z")

@@ -200,7 +200,7 @@ def mutate(image: KernelImage) -> Mutated:
     Examples
     --------
     >>> from crossfuse.lower.extract import lower
-    >>> from crossfuse.schedule.rules.split_k import schedule_split_k
+    >>> from crossfuse.schedule.rules.threads import schedule_split_k
     >>> from crossfuse.workload import parse, prim_func
     >>> image = lower(schedule_split_k(prim_func(parse("gemm:M=16,K=64,N=16")), cluster=4)).image
     >>> [each.operation for each in mutate(image).mutants[:2]]

@@ -34,9 +34,8 @@ from crossfuse.meta_schedule.build import (
     references,
 )
 from crossfuse.meta_schedule.bundle import record as measured
-from crossfuse.meta_schedule.candidate import Candidate
+from crossfuse.meta_schedule.candidate import Candidate, candidate_at
 from crossfuse.meta_schedule.records import Record, append, append_line, read_records
-from crossfuse.meta_schedule.scheduled import candidate_at
 from crossfuse.planner.tune.strategy import Strategy
 from crossfuse.schema import Damaged, read
 

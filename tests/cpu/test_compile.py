@@ -172,7 +172,7 @@ def test_torch_module_with_three_dimensional_input() -> None:
 
 
 def test_given_schedule_is_not_rescheduled() -> None:
-    from crossfuse.schedule.rules.split_k import schedule_split_k
+    from crossfuse.schedule.rules.threads import schedule_split_k
 
     schedule = schedule_split_k(prim_func(parse("gemm:M=16,K=64,N=32")), cluster=2)
     compiled = crossfuse.compile(schedule)

@@ -8,7 +8,7 @@ import crossfuse
 from crossfuse.compiler.compiled import Wanted, choose
 from crossfuse.compiler.source import read_source
 from crossfuse.emulate.cuda import emulate
-from crossfuse.emulate.reference import draw, limits, parameters
+from crossfuse.emulate.llvm import draw, limits, parameters
 from crossfuse.errors import WorkloadRefused
 from crossfuse.hardware import device
 from crossfuse.planner.chain.build import chain_of

@@ -15,9 +15,8 @@ from crossfuse.errors import ScheduleRefused
 from crossfuse.hardware import device
 from crossfuse.planner.kernels.shape import shape_of_blocks
 from crossfuse.planner.plan import plan
-from crossfuse.schedule.records import trace_json
-from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
-from crossfuse.schedule.rules.parted_tiles import ClusterTiles
+from crossfuse.schedule.planned import trace_json
+from crossfuse.schedule.rules.parted_ffn import ClusterTiles, schedule_clustered_ffn
 from crossfuse.workload import parse, prim_func, resolve
 
 H100 = device("nvidia-h100")

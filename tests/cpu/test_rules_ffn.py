@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cpu.fuzz.oracle import INPUTS, judge
-from crossfuse.schedule.rules.ffn import schedule_ffn
-from crossfuse.schedule.rules.tiles import Tiles
+from crossfuse.schedule.rules.threads import Tiles, schedule_ffn
 from crossfuse.workload import WorkloadSpec, prim_func
 from crossfuse.workload.suites import ids, lookup
 

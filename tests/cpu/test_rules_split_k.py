@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cpu.fuzz.oracle import INPUTS, judge
-from crossfuse.schedule.rules.split_k import schedule_split_k
-from crossfuse.schedule.rules.tiles import Tiles
+from crossfuse.schedule.rules.threads import Tiles, schedule_split_k
 from crossfuse.workload import WorkloadSpec, prim_func
 
 CLUSTERS = (1, 2, 3, 4, 5, 6, 7, 8, 16)

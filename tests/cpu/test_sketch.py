@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from crossfuse.compiler.report import sketch
-from crossfuse.schedule.rules.split_k import schedule_split_k
+from crossfuse.schedule.rules.threads import schedule_split_k
 from crossfuse.workload import parse, prim_func
 
 

@@ -15,7 +15,7 @@ from tvm.s_tir import meta_schedule as ms
 from cpu.schedule.kernels import matmul
 from cpu.schedule.sampled import FUNCTIONS, sampled
 from crossfuse.errors import ArtefactRefused
-from crossfuse.schedule.records import RECORDS, WORKLOADS, read_database
+from crossfuse.schedule.planned import RECORDS, WORKLOADS, read_database
 
 ADVICE = (
     "limit: a line that this version of TVM and Crossfuse wrote. Instead: delete the line (of the "

@@ -18,8 +18,8 @@ from crossfuse.lower.extract import lower, only_function
 from crossfuse.lower.hopper.plan.kernel import plan_kernel
 from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.markers import GRID_STAGE
-from crossfuse.schedule.rules.ffn import schedule_ffn
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
+from crossfuse.schedule.rules.threads import schedule_ffn
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
 from crossfuse.workload import parse, prim_func

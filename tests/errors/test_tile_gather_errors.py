@@ -13,8 +13,7 @@ from crossfuse.lower.extract import lower, only_function
 from crossfuse.lower.hopper.plan.kernel import plan_kernel
 from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.planner.families.dsm import ClusteredKernel
-from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
-from crossfuse.schedule.rules.parted_tiles import ClusterTiles
+from crossfuse.schedule.rules.parted_ffn import ClusterTiles, schedule_clustered_ffn
 from crossfuse.workload import parse, prim_func
 
 CHAIN = "gemm_chain:M=128,K=64,N=256,L=64,dtype=bfloat16,act=relu"

@@ -11,8 +11,7 @@ from crossfuse.errors import LoweringRefused, ScheduleRefused
 from crossfuse.lower.extract import lower
 from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.planner.families.registers import RegisterKernel
-from crossfuse.schedule.rules.parted_tiles import RegisterTiles
-from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
+from crossfuse.schedule.rules.parted_ffn import RegisterTiles, schedule_register_ffn
 from crossfuse.workload import parse, prim_func
 
 CHAIN = "gemm_chain:M=64,K=64,N=128,L=64,dtype=bfloat16,weights=nk"

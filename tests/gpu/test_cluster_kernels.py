@@ -8,8 +8,7 @@ import pytest
 
 import crossfuse
 from crossfuse import workload
-from crossfuse.schedule.rules.ffn import schedule_ffn
-from crossfuse.schedule.rules.split_k import schedule_split_k
+from crossfuse.schedule.rules.threads import schedule_ffn, schedule_split_k
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 16)
 REPEATS = 100

@@ -10,10 +10,13 @@ import crossfuse
 from crossfuse import _tvm as ir
 from crossfuse import workload
 from crossfuse.blocks.chain import read_product
-from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
-from crossfuse.schedule.rules.parted_tiles import ClusterTiles, RegisterTiles
+from crossfuse.schedule.rules.parted_ffn import (
+    ClusterTiles,
+    RegisterTiles,
+    schedule_clustered_ffn,
+    schedule_register_ffn,
+)
 from crossfuse.schedule.rules.pipelined import bind_split
-from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm

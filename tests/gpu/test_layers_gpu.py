@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import crossfuse
-from crossfuse.emulate.reference import draw, limits, parameters
+from crossfuse.emulate.llvm import draw, limits, parameters
 from crossfuse.workload import parse_layers, prim_func
 from crossfuse.workload.tolerances import judge
 

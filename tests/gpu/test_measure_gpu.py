@@ -50,8 +50,7 @@ def test_a_search_runs_unchanged(tmp_path: Path, named: bool) -> None:
     from crossfuse.hardware import tvm_target
     from crossfuse.meta_schedule.builder import NvccBuilder
     from crossfuse.meta_schedule.runner import GpuRunner
-    from crossfuse.schedule.rules.parted_tiles import RegisterTiles
-    from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
+    from crossfuse.schedule.rules.parted_ffn import RegisterTiles, schedule_register_ffn
     from crossfuse.workload import parse, prim_func
 
     def space(sch: object) -> list[object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from crossfuse.bench import run
+from crossfuse.bench import plan as run
 from crossfuse.bench.job import Job, Planned
 from crossfuse.bench.ours import kernels
 from crossfuse.bench.plan import plan, setting

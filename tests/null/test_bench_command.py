@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from crossfuse.bench import counters, environment, run
+from crossfuse.bench import counters, environment
+from crossfuse.bench import plan as run
 from crossfuse.bench.job import Counters, Job, Timing
 from crossfuse.cli import app
 from crossfuse.hardware import find_gpus

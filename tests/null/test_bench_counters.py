@@ -15,7 +15,7 @@ from crossfuse.bench import counters, variants
 from crossfuse.bench import models as ways
 from crossfuse.bench.counters import MEMORY, METRICS, count
 from crossfuse.bench.job import Counters, Job, Planned, Row, Timing, Variant
-from crossfuse.bench.run import run
+from crossfuse.bench.plan import run
 from crossfuse.bench.table import progress, report
 from crossfuse.measure import timing
 from crossfuse.schema import typed

@@ -12,7 +12,7 @@ import pytest
 
 from crossfuse.bench import environment, worker
 from crossfuse.bench.job import Planned
-from crossfuse.bench.run import measured, run
+from crossfuse.bench.plan import measured, run
 from crossfuse.errors import EnvironmentRefused
 from crossfuse.hardware import Gpu, find_gpus
 from crossfuse.measure.job import Job, Request, Timing

@@ -36,7 +36,7 @@ from crossfuse.runtime.kernel_table import KernelTable, load_kernels
 from crossfuse.runtime.load import load
 from crossfuse.runtime.model_artefact import load_model
 from crossfuse.runtime.model_record import ModelArtefact, ModelInput
-from crossfuse.schedule.records import read_database
+from crossfuse.schedule.planned import read_database
 from crossfuse.schema import Damaged
 from crossfuse.view.write import read_viewed
 from mutations import NOTHING, damaged

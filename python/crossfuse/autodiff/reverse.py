@@ -7,8 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.autodiff.choices import choose, linear, simplest, under
-from crossfuse.autodiff.derivative import Partial, is_float, partials, times
+from crossfuse.autodiff.derivative import (
+    Partial,
+    choose,
+    is_float,
+    linear,
+    partials,
+    simplest,
+    times,
+    under,
+)
 from crossfuse.autodiff.inverse import Inverse, NotAffineError, Writer, affine, invert
 from crossfuse.autodiff.program import Program, is_selecting, refused, starts_neutral
 from crossfuse.autodiff.quasi_affine import Symbol

@@ -17,7 +17,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
-from crossfuse.autodiff.choices import is_choice, is_number, zero_like
+from crossfuse.autodiff.derivative import is_choice, is_number, zero_like
 from crossfuse.autodiff.program import starts_neutral
 from crossfuse.blocks import access
 from crossfuse.blocks.read import Block

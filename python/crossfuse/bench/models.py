@@ -20,8 +20,8 @@ from crossfuse.bench.job import (
     Variant,
     no_such,
 )
+from crossfuse.bench.plan import in_processes
 from crossfuse.bench.problem import Bound, Problem, judged
-from crossfuse.bench.run import in_processes
 from crossfuse.hardware import device
 from crossfuse.measure.job import Job
 from crossfuse.models.spec import Convolutions, ModelSpec, Widths, names_one, parse

@@ -23,7 +23,7 @@ from crossfuse.bench import variants
 from crossfuse.bench.floor import weight_bytes
 from crossfuse.bench.job import Variant, pack_apart
 from crossfuse.bench.ours import loaded, returning
-from crossfuse.emulate.reference import Parameter, draw, limits, parameters, the_output
+from crossfuse.emulate.llvm import Parameter, draw, limits, parameters, the_output
 from crossfuse.errors import CheckFailed, RefusedError, WorkloadRefused, refuse
 from crossfuse.files import read_arrays, read_text, sha256, write_atomically
 from crossfuse.measure.job import Given

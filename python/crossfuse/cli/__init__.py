@@ -1,4 +1,4 @@
-"""The ``crossfuse`` command: one file a command, heavy imports inside the commands.
+"""The ``crossfuse`` command: heavy imports inside the commands.
 
 Exit codes: 0 done; 1 a check failed or the program broke (with a traceback); 2 refused, or called
 with wrong options.
@@ -14,17 +14,11 @@ import crossfuse
 from crossfuse._discovery import without_torch
 from crossfuse.cli.bench import bench
 from crossfuse.cli.bundle import app as bundle
-from crossfuse.cli.cache import app as cache
-from crossfuse.cli.calibrate import calibrate
-from crossfuse.cli.compile import compile_workload
-from crossfuse.cli.demo import demo
-from crossfuse.cli.doctor import doctor
-from crossfuse.cli.emulate import emulate
-from crossfuse.cli.explain import explain
+from crossfuse.cli.kernels import compile_workload, demo, emulate, explain, timeline, view
+from crossfuse.cli.machine import app as cache
+from crossfuse.cli.machine import calibrate, doctor
 from crossfuse.cli.output import RefusingGroup
-from crossfuse.cli.timeline import timeline
 from crossfuse.cli.tune import tune
-from crossfuse.cli.view import view
 
 app = typer.Typer(
     name="crossfuse",

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crossfuse.cli.kernel import Repeats
-from crossfuse.cli.output import LONGEST, MOST, JsonFlag, finite, show
+from crossfuse.cli.output import LONGEST, MOST, JsonFlag, Repeats, finite, show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,7 +101,7 @@ def _measure(
     from crossfuse.bench.counters import count
     from crossfuse.bench.environment import record, require_gpu
     from crossfuse.bench.models import compile_models
-    from crossfuse.bench.run import build_ahead, run
+    from crossfuse.bench.plan import build_ahead, run
     from crossfuse.bench.table import document, plot, progress, require_matplotlib
     from crossfuse.files import write_json
     from crossfuse.hardware import device

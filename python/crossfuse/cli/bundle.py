@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crossfuse.cli.kernel import Budget, Repeats, Target, Timeout
-from crossfuse.cli.output import LONGEST, MOST, JsonFlag, finite, print_error, print_json
+from crossfuse.cli.output import (
+    LONGEST,
+    MOST,
+    Budget,
+    JsonFlag,
+    Repeats,
+    Target,
+    Timeout,
+    finite,
+    print_error,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from crossfuse.meta_schedule.candidate import Candidate
@@ -84,8 +94,7 @@ def make(
 
 def _candidates(given: list[str], target: str, keep: int, baseline: bool) -> list[Candidate]:
     """Candidates from files, and the best kernels of workloads, without repetitions."""
-    from crossfuse.meta_schedule.candidate import Candidate, read_candidates
-    from crossfuse.meta_schedule.scheduled import best_candidates
+    from crossfuse.meta_schedule.candidate import Candidate, best_candidates, read_candidates
     from crossfuse.planner.families import EAGER
     from crossfuse.workload.cascades import resolve_any
 

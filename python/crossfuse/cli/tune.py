@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crossfuse.cli.kernel import Budget, Target, Timeout, Workload
-from crossfuse.cli.output import MOST, JsonFlag, print_error, print_json
+from crossfuse.cli.output import (
+    MOST,
+    Budget,
+    JsonFlag,
+    Target,
+    Timeout,
+    Workload,
+    print_error,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from crossfuse.meta_schedule.build import Conditions

@@ -146,8 +146,7 @@ def thread_options(func: Any, cluster: int | None = None) -> list[Option]:
 def _by_rule(func: Any, cluster: int) -> Any:
     from crossfuse import _tvm as ir
     from crossfuse.blocks.chain import read_chain
-    from crossfuse.schedule.rules.ffn import schedule_ffn
-    from crossfuse.schedule.rules.split_k import schedule_split_k
+    from crossfuse.schedule.rules.threads import schedule_ffn, schedule_split_k
 
     single = read_chain(ir.Schedule(func)).second is None
     return (schedule_split_k if single else schedule_ffn)(func, cluster=cluster)
@@ -557,7 +556,7 @@ def compile(
 
 def _trace(schedule: Any) -> str:
     """The schedule's trace as JSON text."""
-    from crossfuse.schedule.records import trace_json
+    from crossfuse.schedule.planned import trace_json
 
     return trace_json(schedule.trace)
 

@@ -29,8 +29,7 @@ from crossfuse.planner.families.registry import (
     family_times,
 )
 from crossfuse.planner.kernels.shape import Shape, shape_of_blocks
-from crossfuse.schedule.planned import only_site, schedule_cascade
-from crossfuse.schedule.records import read_note
+from crossfuse.schedule.planned import only_site, read_note, schedule_cascade
 from crossfuse.schema import Damaged
 
 if TYPE_CHECKING:
@@ -253,7 +252,7 @@ def cascade_options(
     from crossfuse.planner.cascade.plan import ranked_cascade
     from crossfuse.planner.cascade.shape import CascadeShape, rows_product_of
     from crossfuse.planner.families.rows import RowsTiles
-    from crossfuse.schedule.rules.rows_gemm import rows_before_product
+    from crossfuse.schedule.rules.rows import rows_before_product
 
     try:
         return _one_cascade(source, target, plan, constant, placement)
@@ -318,7 +317,7 @@ def recorded_options(
     """
     from tvm.s_tir.meta_schedule.tune_context import _normalize_mod
 
-    from crossfuse.schedule.records import note, read_database
+    from crossfuse.schedule.planned import note, read_database
 
     if source.func is None:
         raise _refused(source, work_dir, "a schedule, which has no choices left")

@@ -12,8 +12,8 @@ from crossfuse import _tvm as ir
 from crossfuse.blocks.scheduled import combiner_of, is_reduction
 from crossfuse.emulate.float_operators import as_on_gpu, converted, widen
 from crossfuse.lower.extract import buffer_specs, only_function
+from crossfuse.lower.hidden import keep_nans
 from crossfuse.lower.image import BufferSpec
-from crossfuse.lower.keep_nans import keep_nans
 from crossfuse.lower.lower_merges import MergeBlock, read_merge
 from crossfuse.markers import MERGE, thread_tag, unpadded_shapes
 

@@ -14,6 +14,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse._autoload import register
 from crossfuse.hardware import Device, device, tvm_target
+from crossfuse.lower.hidden import keep_nans
 from crossfuse.lower.hopper.generate import generate
 from crossfuse.lower.hopper.recover.function import row_tensors
 from crossfuse.lower.image import (
@@ -28,8 +29,7 @@ from crossfuse.lower.image import (
     start_early,
     starting_early,
 )
-from crossfuse.lower.keep_nans import keep_nans
-from crossfuse.lower.launches import waits_itself
+from crossfuse.lower.kernel import waits_itself
 from crossfuse.lower.pipeline import cluster_passes, host_passes
 from crossfuse.lower.place_shared_memory import SHARED_MEMORY, size_in_bytes
 from crossfuse.lower.ranks import of_one_rank, with_windows

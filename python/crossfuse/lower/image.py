@@ -218,7 +218,7 @@ def check_budget(plan: SharedMemoryPlan, limit: int = MAX_SHARED_BYTES) -> None:
 # wait before they touch global memory. Some thread waits in each, so that whoever waits for the end
 # of a kernel comes after all kernels before it.
 
-#: The call by which kernels wait behind loads of weights, see `crossfuse.lower.launches`.
+#: The call by which kernels wait behind loads of weights, see `crossfuse.lower.kernel`.
 WAIT_BEHIND = "crossfuse_await_behind_loads"
 #: The calls by which kernels of the Hopper pipeline let the next one begin, and those that ask for
 #: weights first.

@@ -1,4 +1,4 @@
-"""Facts about the cluster kernels of a function, read off its opaque-block form.
+"""Facts about the cluster kernels of a function, and how each is launched.
 
 The passes of this folder run after TVM has compacted buffers: block iteration variables are gone,
 every index is an expression of loop variables, and a `shared.dsm` buffer has shape
@@ -7,14 +7,25 @@ every index is an expression of loop variables, and a `shared.dsm` buffer has sh
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.errors import RefusedError
+from crossfuse.lower.image import WAIT_BEHIND
 from crossfuse.lower.refusal import Rule, refuse
-from crossfuse.lower.tree import Access, accesses, analyzer
-from crossfuse.markers import AXES, DSM_SCOPE, cluster_axis, thread_tag
+from crossfuse.lower.tree import Access, accesses, analyzer, is_call
+from crossfuse.markers import (
+    AHEAD,
+    AXES,
+    DSM_SCOPE,
+    SIDE_BY_SIDE,
+    cluster_axis,
+    constant_parameters,
+    starts_early,
+    thread_tag,
+)
 
 _refused = Rule("shared.dsm")
 
@@ -223,3 +234,272 @@ def _agree(extents: dict[str, int], axis: str, loop: Any, what: str) -> None:
             limit=f"extent {extents.get(axis, 'constant')}, as another loop on it has",
             instead="split both loops by the same factor",
         )
+
+
+# How kernels are launched: independent nests side by side, and loads ahead of an early start.
+
+
+_CTAS = "blockIdx.x"
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """A nest that would be a kernel by itself."""
+
+    #: Its extents of CTAs and threads, outermost first, each an attribute of a statement.
+    extents: tuple[Any, ...]
+    body: Any
+
+    @property
+    def indices(self) -> dict[str, Any]:
+        """Variables of CTAs and threads by their tags."""
+        return {str(each.node.thread_tag): each.node.var for each in self.extents}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Extents by the same tags."""
+        return {str(each.node.thread_tag): int(each.value) for each in self.extents}
+
+
+def side_by_side() -> Any:
+    """Pass: launches of a function with `SIDE_BY_SIDE` become branches of one.
+
+    The kernel has the CTAs of all of them, one after another::
+
+        for blockIdx.x in 8: first(blockIdx.x)      for blockIdx.x in 8 + 4:
+        for blockIdx.x in 4: second(blockIdx.x)         if blockIdx.x < 8: first(blockIdx.x)
+                                                        else: second(blockIdx.x - 8)
+
+    It runs after barriers of threads are placed, which TVM refuses to do in a branch; all threads
+    of a CTA take the same one. Refused are launches of different threads, and those that share
+    what one of them stores.
+    """
+    return ir.body_pass("SideBySide", SIDE_BY_SIDE, _joined)
+
+
+def _joined(body: Any) -> Any:
+    statements = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
+    at = [place for place, each in enumerate(statements) if _is_launch(each)]
+    launches = [_launch(statements[each]) for each in at]
+    _check_alike(launches)
+    _check_apart(launches)
+    kept = [each for place, each in enumerate(statements) if place not in at[1:]]
+    kept[at[0]] = _one_launch(launches)
+    return ir.SeqStmt(kept) if len(kept) > 1 else kept[0]
+
+
+def _is_launch(statement: Any) -> bool:
+    return isinstance(statement, ir.AttrStmt) and str(statement.attr_key) == "thread_extent"
+
+
+def _launch(nest: Any) -> _Launch:
+    """Take the extents out of a nest; what is allocated between them moves inside."""
+    extents: list[Any] = []
+
+    def inside(node: Any, mutator: Any) -> Any:
+        if not _is_launch(node):
+            return mutator.default_mutate(node)
+        extents.append(node)
+        return mutator.mutate(node.body)
+
+    body = ir.mutate(nest, (ir.AttrStmt, inside))
+    return _Launch(tuple(extents), body)
+
+
+def _check_alike(launches: Sequence[_Launch]) -> None:
+    first, *_ = (_threads(each) for each in launches)
+    for each in launches:
+        if _threads(each) != first or _CTAS not in each.sizes:
+            raise refuse(
+                "side-by-side",
+                "function",
+                found=f"nests of {_text(launches[0])} and of {_text(each)}",
+                limit="CTAs along x, and threads alike in all nests",
+                instead="schedule all nests with the same tiles, or leave the annotation out",
+            )
+
+
+def _threads(launch: _Launch) -> dict[str, int]:
+    return {tag: size for tag, size in launch.sizes.items() if tag != _CTAS}
+
+
+def _text(launch: _Launch) -> str:
+    return ", ".join(f"{size} {tag}" for tag, size in launch.sizes.items())
+
+
+def _check_apart(launches: Sequence[_Launch]) -> None:
+    """Refuse nests of which one stores what another one uses: none waits for another."""
+    for one in launches:
+        stored = {each.buffer for each in ir.nodes(one.body, ir.BufferStore)}
+        for other in (each for each in launches if each is not one):
+            used = set(ir.variables(other.body))
+            shared = next((each for each in stored if each in used), None)
+            if shared is not None:
+                raise refuse(
+                    "side-by-side",
+                    f"buffer '{shared.name}'",
+                    found="a nest that stores what another one uses",
+                    limit="nests that run at the same time, in any order",
+                    instead="leave the annotation out: then they are kernels one after another",
+                )
+
+
+def _one_launch(launches: Sequence[_Launch]) -> Any:
+    first = launches[0]
+    body = _branches(launches, 0, first.indices)
+    total = sum(each.sizes[_CTAS] for each in launches)
+    for each in reversed(first.extents):
+        is_ctas = str(each.node.thread_tag) == _CTAS
+        size = ir.tirx.IntImm("int32", total) if is_ctas else each.value
+        body = ir.AttrStmt(each.node, each.attr_key, size, body)
+    return body
+
+
+def _branches(launches: Sequence[_Launch], start: int, indices: Mapping[str, Any]) -> Any:
+    """What CTAs from `start` on do: those of the first launch, then those of the others."""
+    first, *others = launches
+    place = indices[_CTAS]
+    own = {first.indices[tag]: var for tag, var in indices.items()}
+    own[first.indices[_CTAS]] = place - start if start else place
+    body = ir.substitute(first.body, own)
+    if not others:
+        return body
+    end = start + first.sizes[_CTAS]
+    return ir.IfThenElse(place < end, body, _branches(others, end, indices))
+
+
+# The pass by which kernels that start early ask for weights before they wait.
+#
+# Such a kernel begins while the one before it ends, and what that one writes may not be read yet.
+# Weights may: with them on their way, most of a short product's time passes while others compute.
+
+#: The next kernel begins only here: its loads stand behind those of this one in memory's queue.
+_SOURCE = f"""\
+__device__ __forceinline__ void {WAIT_BEHIND}() {{
+  asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+  asm volatile("griddepcontrol.wait;" : : : "memory");
+}}
+"""
+
+
+def ask_ahead() -> Any:
+    """Pass: functions that start early do the loads marked `AHEAD` before they wait.
+
+    That is where all of these are of constants. Loads of a loop are done for its first step::
+
+        squares = sum(A * A)                  weights = B[0]
+        for step in 8:                        wait()
+            weights = B[step]                 squares = sum(A * A)
+            sums += A[step] * weights         sums += A[0] * weights
+                                              for step in 1 to 8:
+                                                  weights = B[step]
+                                                  sums += A[step] * weights
+
+    Other kernels of such functions wait at their beginning, see `crossfuse.lower.image`, where it
+    is also said why no compiler moves a load of `A` in front of the wait.
+    """
+
+    def transform(func: Any) -> Any:
+        if not starts_early(func):
+            return func
+        body = _Asked(constant_parameters(func)).of(func.body)
+        return func if body.same_as(func.body) else ir.with_body(func, body)
+
+    return ir.prim_func_pass("AskAhead", transform)
+
+
+def waits_itself(kernel: Any) -> bool:
+    """Whether a kernel waits for the one before it behind loads of its own."""
+    calls = (each for each in ir.nodes(kernel.body, ir.Call) if is_call(each, _CALL))
+    return any(str(each.args[0].value) == WAIT_BEHIND for each in calls)
+
+
+_CALL = "tirx.cuda.func_call"
+
+
+class _Asked:
+    """Bodies of kernels with their waits behind loads of constants."""
+
+    def __init__(self, constant: Sequence[str]) -> None:
+        self.constant = frozenset(constant)
+
+    def of(self, body: Any) -> Any:
+        """The body of a function, launch by launch."""
+        return ir.mutate(body, (ir.AttrStmt, self._launch))
+
+    def _launch(self, node: Any, mutator: Any) -> Any:
+        """A kernel, if all that it may ask for ahead is constant."""
+        marked = [each for each in ir.nodes(node.body, ir.For) if AHEAD in each.annotations]
+        given = {str(load.source.name) for each in marked for load in ir.global_loads(each)}
+        if str(node.attr_key) != "thread_extent" or not marked or not given <= self.constant:
+            return mutator.default_mutate(node)
+        asked = ir.mutate(node.body, (ir.For, _loop), (ir.SeqStmt, _sequence))
+        return ir.AttrStmt(node.node, node.attr_key, node.value, asked)
+
+
+def _loop(node: Any, mutator: Any) -> Any:
+    """A loop that asks for weights step by step."""
+    if not _asks(node):
+        return mutator.default_mutate(node)
+    front, behind = _apart(node)
+    return ir.SeqStmt([*front, *behind])
+
+
+def _sequence(node: Any, mutator: Any) -> Any:
+    """Statements of which some ask for all weights at once, or one is a loop that does.
+
+    What stands in front of these, as sums of rows, may read what the wait is for.
+    """
+    statements = list(node.seq)
+    if any(map(_is_ahead, statements)):
+        front, behind = _loads_first(statements)
+        return ir.SeqStmt([*front, _wait(), *behind])
+    place = next((place for place, each in enumerate(statements) if _asks(each)), None)
+    if place is None:
+        return mutator.default_mutate(node)
+    front, behind = _apart(statements[place])
+    return ir.SeqStmt([*front, *statements[:place], *behind, *statements[place + 1 :]])
+
+
+def _asks(statement: Any) -> bool:
+    """Whether a statement is a loop that asks for weights step by step."""
+    return isinstance(statement, ir.For) and any(map(_is_ahead, ir.sequence(statement.body)))
+
+
+def _apart(loop: Any) -> tuple[list[Any], list[Any]]:
+    """What a loop that asks for weights does up to the wait, and behind it."""
+    front, others = _loads_first(ir.sequence(loop.body))
+    start = {loop.loop_var: loop.min}
+    loads = [each for each in front if _is_ahead(each)]
+    first = [_again(ir.substitute(each, start)) if each in loads else each for each in front]
+    behind = [_again(ir.substitute(each, start)) for each in others]
+    rest = ir.SeqStmt([*loads, *others])
+    steps = ir.for_like(loop, rest, min=loop.min + 1, extent=loop.extent - 1)
+    return [*first, _wait()], [*behind, steps]
+
+
+def _loads_first(statements: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Loads of weights with the registers of all statements, and the other statements."""
+    loads = [each for each in statements if _is_ahead(each)]
+    allocated = [each for each in statements if isinstance(each, ir.AllocBuffer)]
+    others = [each for each in statements if each not in loads and each not in allocated]
+    return [*allocated, *loads], others
+
+
+def _wait() -> Any:
+    return ir.Evaluate(ir.cuda_func_call(WAIT_BEHIND, source_code=_SOURCE))
+
+
+def _is_ahead(statement: Any) -> bool:
+    return isinstance(statement, ir.For) and AHEAD in statement.annotations
+
+
+def _again(statement: Any) -> Any:
+    """The same statement with loop variables of its own."""
+
+    def loop(node: Any, mutator: Any) -> Any:
+        own = ir.Var(node.loop_var.name, str(node.loop_var.ty))
+        body = ir.substitute(mutator.default_mutate(node).body, {node.loop_var: own})
+        return ir.for_like(node, body, loop_var=own)
+
+    return ir.mutate(statement, (ir.For, loop))

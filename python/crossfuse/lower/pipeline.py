@@ -13,10 +13,8 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.files import packaged_text
 from crossfuse.hardware import WARP
-from crossfuse.lower.hidden_indices import distrust_equal_indices, flatten_buffers, trust_again
-from crossfuse.lower.keep_nans import keep_nans
-from crossfuse.lower.kernel import parts_of, read_kernel, root_of
-from crossfuse.lower.launches import ask_ahead, side_by_side
+from crossfuse.lower.hidden import distrust_equal_indices, flatten_buffers, keep_nans, trust_again
+from crossfuse.lower.kernel import ask_ahead, parts_of, read_kernel, root_of, side_by_side
 from crossfuse.lower.lower_cluster import bound_registers, launch_clusters, lower_cluster
 from crossfuse.lower.lower_merges import lower_merges
 from crossfuse.lower.pack_registers import order_loads, pack_registers

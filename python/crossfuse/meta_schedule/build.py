@@ -81,7 +81,7 @@ def _is_built(path: Path) -> bool:
 
 def _build(candidate: Candidate, folder: Path, target: str, timeout: float) -> None:
     from crossfuse.lower.extract import lower
-    from crossfuse.meta_schedule.scheduled import schedule_candidate
+    from crossfuse.meta_schedule.candidate import schedule_candidate
     from crossfuse.runtime import build_library
 
     spec = device(target)

@@ -90,7 +90,7 @@ class NvccBuilder(PyBuilder):
 
     Examples
     --------
-    >>> from crossfuse.schedule.rules.split_k import schedule_split_k
+    >>> from crossfuse.schedule.rules.threads import schedule_split_k
     >>> from crossfuse.workload import parse, prim_func
     >>> spec = parse("gemm:M=16,K=64,N=16")
     >>> mod = schedule_split_k(prim_func(spec), cluster=4).mod

@@ -23,11 +23,10 @@ from crossfuse.errors import RefusedError
 from crossfuse.hardware import device, tvm_target
 from crossfuse.measure.job import STATUSES, Job, Timing
 from crossfuse.meta_schedule.build import Build
-from crossfuse.meta_schedule.candidate import Candidate
+from crossfuse.meta_schedule.candidate import Candidate, candidate_of, function_of, replayable
 from crossfuse.meta_schedule.records import Record, append
-from crossfuse.meta_schedule.scheduled import candidate_of, function_of, replayable
 from crossfuse.planner.families import EAGER
-from crossfuse.schedule.records import trace_json
+from crossfuse.schedule.planned import trace_json
 from crossfuse.workload.spec import WorkloadSpec
 
 #: Files of a database, as MetaSchedule names them.

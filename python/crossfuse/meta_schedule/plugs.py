@@ -53,9 +53,8 @@ def plugs(
     ['cost_model', 'space', 'strategy']
     """
     from crossfuse.meta_schedule.builder import import_intrinsics
-    from crossfuse.meta_schedule.fused_space import FusedSpace
     from crossfuse.meta_schedule.search import KernelCost, KernelSearch
-    from crossfuse.meta_schedule.task import Tasks
+    from crossfuse.meta_schedule.task import FusedSpace, Tasks
 
     import_intrinsics()
     tasks = Tasks(device(target)) if tasks is None else tasks

@@ -15,8 +15,7 @@ from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate, PySearchSt
 
 from crossfuse.errors import RefusedError
 from crossfuse.files import write_atomically
-from crossfuse.meta_schedule.fused_space import others_context
-from crossfuse.meta_schedule.task import Task, Tasks, microseconds_of
+from crossfuse.meta_schedule.task import Task, Tasks, microseconds_of, others_context
 from crossfuse.planner.cost.terms import NAMES
 from crossfuse.planner.tune.cost_model import CostModel, features
 from crossfuse.planner.tune.strategy import Strategy, make_strategy

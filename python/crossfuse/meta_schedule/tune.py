@@ -21,9 +21,8 @@ from crossfuse.files import read_text, write_atomically, write_json
 from crossfuse.hardware import device
 from crossfuse.meta_schedule.build import Conditions
 from crossfuse.meta_schedule.bundle import measure_all, over
-from crossfuse.meta_schedule.candidate import Candidate
+from crossfuse.meta_schedule.candidate import Candidate, candidate_at, kernels_of
 from crossfuse.meta_schedule.records import Found, Record, append, read_records, unknown
-from crossfuse.meta_schedule.scheduled import candidate_at, kernels_of
 from crossfuse.planner.tune.cost_model import CostModel, require_xgboost
 from crossfuse.planner.tune.strategy import Strategy, make_strategy
 from crossfuse.schema import Damaged, parse

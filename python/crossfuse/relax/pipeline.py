@@ -13,7 +13,7 @@ from tvm import relax
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import Device, device, tvm_target
-from crossfuse.lower.keep_nans import keep_nans
+from crossfuse.lower.hidden import keep_nans
 from crossfuse.relax.build_kernels import BuildKernels
 from crossfuse.relax.calls import SCHEDULED
 from crossfuse.relax.fuse_cascades import FuseCascades
@@ -29,7 +29,7 @@ class KeepNans:
     """Let ``relu``, ``clip``, ``maximum`` and ``minimum`` be NaN where torch's are.
 
     A pass over modules behind ``LegalizeOps`` and `FuseCascades`, which reads cascades with TVM's
-    own maxima. It changes functions of TensorIR, see `crossfuse.lower.keep_nans`; kernels that
+    own maxima. It changes functions of TensorIR, see `crossfuse.lower.hidden`; kernels that
     we schedule are changed when they are lowered.
 
     Examples
@@ -54,7 +54,7 @@ class KeepNans:
         Returns
         -------
         tvm.IRModule
-            With operators of `crossfuse.lower.keep_nans`.
+            With operators of `crossfuse.lower.hidden`.
         """
         made = mod.clone()
         for name, func in mod.functions_items():

@@ -21,11 +21,11 @@ PRIMITIVES = {
     "dsm_shuffle": "crossfuse.schedule.dsm_shuffle",
     "grid_stage": "crossfuse.schedule.grid_stage",
     "accept_fewer_rows": "crossfuse.schedule.accept_fewer_rows",
-    "rank_bind": "crossfuse.schedule.rank_bind",
-    "rank_reduce": "crossfuse.schedule.rank_reduce",
-    "rank_gather": "crossfuse.schedule.rank_gather",
+    "rank_bind": "crossfuse.schedule.ranks",
+    "rank_reduce": "crossfuse.schedule.ranks",
+    "rank_gather": "crossfuse.schedule.ranks",
     "verify_cluster": "crossfuse.schedule.verify_cluster",
-    "cluster_layout": "crossfuse.schedule.cluster_layout",
+    "cluster_layout": "crossfuse.schedule.cluster_bind",
 }
 
 

@@ -133,7 +133,7 @@ def _schedule_of(spec: str, plan: Any) -> Any:
     from crossfuse.planner.plan import is_cascade
 
     if is_cascade(spec):
-        from crossfuse.meta_schedule.scheduled import function_of
+        from crossfuse.meta_schedule.candidate import function_of
         from crossfuse.schedule.planned import schedule_cascade_of
         from crossfuse.workload import cascades
 
@@ -145,8 +145,7 @@ def _schedule_of(spec: str, plan: Any) -> Any:
 
 
 def _from_candidate(path: Path, target: Device) -> Viewed:
-    from crossfuse.meta_schedule.candidate import read_candidates
-    from crossfuse.meta_schedule.scheduled import schedule_candidate
+    from crossfuse.meta_schedule.candidate import read_candidates, schedule_candidate
 
     found = read_candidates(path)
     if not found:

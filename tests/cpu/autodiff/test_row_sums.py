@@ -17,7 +17,7 @@ from crossfuse.compiler.compiled import choose
 from crossfuse.compiler.source import read_source
 from crossfuse.emulate import run_sequential
 from crossfuse.emulate.cuda import emulate
-from crossfuse.emulate.reference import draw, parameters
+from crossfuse.emulate.llvm import draw, parameters
 from crossfuse.errors import CascadeRefused, PlanRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crossfuse.emulate.reference import draw, in_float64, limits, parameters
+from crossfuse.emulate.llvm import draw, in_float64, limits, parameters
 from crossfuse.errors import CheckFailed, WorkloadRefused
 from crossfuse.workload import prim_func, resolve
 from crossfuse.workload.tolerances import judge, tolerance

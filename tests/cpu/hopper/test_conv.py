@@ -13,8 +13,7 @@ from crossfuse.emulate.cuda import change_argument, emulate
 from crossfuse.errors import CheckFailed, LoweringRefused, ScheduleRefused
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage, PixelBox, TensorMap
-from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
-from crossfuse.schedule.rules.parted_tiles import ClusterTiles
+from crossfuse.schedule.rules.parted_ffn import ClusterTiles, schedule_clustered_ffn
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.workload import (

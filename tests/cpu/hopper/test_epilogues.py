@@ -18,8 +18,7 @@ from crossfuse.lower.hopper.epilogue.elements import further_of
 from crossfuse.lower.hopper.plan.kernel import plan_kernel
 from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.lower.image import BufferSpec, KernelImage, TensorMap
-from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
-from crossfuse.schedule.rules.parted_tiles import ClusterTiles
+from crossfuse.schedule.rules.parted_ffn import ClusterTiles, schedule_clustered_ffn
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm

@@ -13,8 +13,7 @@ from cpu.hopper.planting import one_changed
 from crossfuse.emulate.cuda import change_argument, drop_call
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage
-from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
-from crossfuse.schedule.rules.parted_tiles import ClusterTiles
+from crossfuse.schedule.rules.parted_ffn import ClusterTiles, schedule_clustered_ffn
 from crossfuse.workload import parse, prim_func
 
 #: Workload; rows, cluster size and parts.

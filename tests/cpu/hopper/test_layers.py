@@ -14,8 +14,7 @@ from crossfuse.blocks.chain import read_layers
 from crossfuse.compiler.compiled import Wanted, choose
 from crossfuse.compiler.source import read_source
 from crossfuse.emulate.cuda import emulate
-from crossfuse.emulate.llvm import run_sequential
-from crossfuse.emulate.reference import draw, limits, parameters
+from crossfuse.emulate.llvm import draw, limits, parameters, run_sequential
 from crossfuse.errors import RefusedError, ScheduleRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function

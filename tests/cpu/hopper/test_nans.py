@@ -13,11 +13,9 @@ from cpu.hopper.checkers import emulated
 from cpu.lower.support import kernels_in
 from crossfuse.emulate.llvm import run_sequential
 from crossfuse.lower.extract import lower
-from crossfuse.schedule.rules.ffn import schedule_ffn
-from crossfuse.schedule.rules.parted_tiles import RegisterTiles
-from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
-from crossfuse.schedule.rules.split_k import schedule_split_k
+from crossfuse.schedule.rules.parted_ffn import RegisterTiles, schedule_register_ffn
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
+from crossfuse.schedule.rules.threads import schedule_ffn, schedule_split_k
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
 from crossfuse.workload import check, parse, prim_func, random_inputs

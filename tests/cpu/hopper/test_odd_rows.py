@@ -17,9 +17,12 @@ from crossfuse import _tvm as ir
 from crossfuse.errors import CheckFailed
 from crossfuse.lower import pipeline
 from crossfuse.lower.extract import lower
-from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
-from crossfuse.schedule.rules.parted_tiles import ClusterTiles, RegisterTiles
-from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
+from crossfuse.schedule.rules.parted_ffn import (
+    ClusterTiles,
+    RegisterTiles,
+    schedule_clustered_ffn,
+    schedule_register_ffn,
+)
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm

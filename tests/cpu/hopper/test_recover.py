@@ -14,8 +14,8 @@ from crossfuse.lower.hopper.program.tile import with_parameters
 from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.markers import is_tile_program
-from crossfuse.schedule.rules.split_k import schedule_split_k
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
+from crossfuse.schedule.rules.threads import schedule_split_k
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
 from crossfuse.workload import check, parse, prim_func, random_inputs
 

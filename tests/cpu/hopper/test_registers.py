@@ -18,8 +18,7 @@ from crossfuse.lower.hopper.plan.kernel import plan_kernel
 from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.lower.image import KernelImage
 from crossfuse.runtime import compile_cubin
-from crossfuse.schedule.rules.parted_tiles import RegisterTiles
-from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
+from crossfuse.schedule.rules.parted_ffn import RegisterTiles, schedule_register_ffn
 from crossfuse.workload import parse, prim_func
 
 #: Workload; rows, columns of the output's tiles, parts, and CTAs of a cluster if they sum them.

@@ -19,9 +19,12 @@ from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.lower.image import KernelImage
 from crossfuse.planner.kernels.shape import rows_in_parts
 from crossfuse.runtime import compile_cubin
-from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
-from crossfuse.schedule.rules.parted_tiles import ClusterTiles, RegisterTiles
-from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
+from crossfuse.schedule.rules.parted_ffn import (
+    ClusterTiles,
+    RegisterTiles,
+    schedule_clustered_ffn,
+    schedule_register_ffn,
+)
 from crossfuse.workload import parse, prim_func, random_inputs
 
 #: Workload; rows, cluster size and parts; ring order, bulk copies.

@@ -9,7 +9,7 @@ from cpu.hopper.rows.products import HEADS, of_spec, spec
 from crossfuse.emulate.cuda import emulate
 from crossfuse.errors import LoweringRefused
 from crossfuse.lower.extract import lower
-from crossfuse.schedule.rules.split_k import schedule_split_k
+from crossfuse.schedule.rules.threads import schedule_split_k
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.workload import cascade_numerics, parse, prim_func, random_inputs
 

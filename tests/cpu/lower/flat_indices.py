@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hidden_indices import flatten_buffers
+from crossfuse.lower.hidden import flatten_buffers
 
 _SAMPLES = 512
 #: Values of what is no iterator are below, taken at random or one after another.

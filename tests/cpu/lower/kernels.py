@@ -8,8 +8,7 @@ from tvm.script import tirx as T
 
 from cpu.macros import X, Y
 from crossfuse import _tvm as ir
-from crossfuse.schedule.rules.ffn import schedule_ffn
-from crossfuse.schedule.rules.split_k import schedule_split_k
+from crossfuse.schedule.rules.threads import schedule_ffn, schedule_split_k
 from crossfuse.workload import parse, prim_func
 
 

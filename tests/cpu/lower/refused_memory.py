@@ -10,7 +10,7 @@ from tvm.script import tirx as T
 from cpu.lower.kernels import temporal
 from cpu.macros import X, Y
 from crossfuse import _tvm as ir
-from crossfuse.schedule.rules.ffn import schedule_ffn
+from crossfuse.schedule.rules.threads import schedule_ffn
 from crossfuse.workload import parse, prim_func
 
 

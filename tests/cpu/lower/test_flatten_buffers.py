@@ -10,7 +10,7 @@ from tvm.script import tirx as T
 
 from cpu.lower.flat_indices import wrong_indices
 from crossfuse import _tvm as ir
-from crossfuse.lower.hidden_indices import flatten_buffers
+from crossfuse.lower.hidden import flatten_buffers
 
 _FACTORS = (1, 1, 2, 4, 8, 3, 24, 25, 7, 100, 127, 1016, 4064, 2032)
 _POWERS = (2, 4, 8, 16, 32, 64, 128)

@@ -16,7 +16,7 @@ from crossfuse._autoload import register
 from crossfuse.emulate.cuda import emulate
 from crossfuse.emulate.llvm import run_sequential
 from crossfuse.lower.extract import lower
-from crossfuse.lower.keep_nans import MAXIMUM, MINIMUM, keep_nans
+from crossfuse.lower.hidden import MAXIMUM, MINIMUM, keep_nans
 
 LENGTH = 64
 _NAN, _INF = float("nan"), float("inf")

@@ -6,8 +6,7 @@ from typing import Any
 
 from cpu.lower.kernels import split_k
 from cpu.lower.support import barriers, checked
-from crossfuse.schedule.rules.ffn import schedule_ffn
-from crossfuse.schedule.rules.tiles import Tiles
+from crossfuse.schedule.rules.threads import Tiles, schedule_ffn
 from crossfuse.workload import parse, prim_func
 
 

@@ -18,7 +18,7 @@ from crossfuse import _tvm as ir
 from crossfuse.hardware import tvm_target
 from crossfuse.lower.extract import lower
 from crossfuse.lower.pipeline import cluster_passes, host_passes, make_pipeline
-from crossfuse.schedule.rules.split_k import schedule_split_k
+from crossfuse.schedule.rules.threads import schedule_split_k
 from crossfuse.workload import parse, prim_func
 
 CUDA = tvm_target("nvidia-h100")

@@ -85,7 +85,7 @@ class _Future(PyRunnerFuture):
 def _said(module: Any) -> str:
     """The note that a module's root block carries."""
     from crossfuse import _tvm as ir
-    from crossfuse.schedule.records import NOTE
+    from crossfuse.schedule.planned import NOTE
 
     sch = ir.Schedule(module)
     (name,) = (str(each.name_hint) for each in module.functions)

@@ -29,9 +29,8 @@ from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.meta_schedule.database import KeepRecords
 from crossfuse.meta_schedule.plugs import plugs
 from crossfuse.meta_schedule.records import Record, read_records
-from crossfuse.meta_schedule.rule import post_order_apply
 from crossfuse.meta_schedule.runner import GpuRunner
-from crossfuse.meta_schedule.task import Tasks
+from crossfuse.meta_schedule.task import Tasks, post_order_apply
 from crossfuse.workload import prim_func, resolve
 
 pytest.importorskip("torch")

@@ -15,8 +15,8 @@ from crossfuse.bench.problem import TAG, name_of
 from crossfuse.hardware import tvm_target
 from crossfuse.lower.extract import lower
 from crossfuse.meta_schedule.builder import import_intrinsics
-from crossfuse.meta_schedule.rule import ScheduleKernels, post_order_apply
-from crossfuse.schedule.records import note
+from crossfuse.meta_schedule.task import ScheduleKernels, post_order_apply
+from crossfuse.schedule.planned import note
 from crossfuse.workload import prim_func, resolve
 
 ms = pytest.importorskip("tvm.s_tir.meta_schedule")

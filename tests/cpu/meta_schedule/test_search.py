@@ -15,12 +15,18 @@ from crossfuse.hardware import device, tvm_target
 from crossfuse.lower.extract import lower
 from crossfuse.meta_schedule.builder import import_intrinsics
 from crossfuse.meta_schedule.database import workload_module
-from crossfuse.meta_schedule.fused_space import FusedSpace, MutateKernel, VerifyLowered
 from crossfuse.meta_schedule.plugs import plugs
 from crossfuse.meta_schedule.search import KernelCost, KernelFeatures
-from crossfuse.meta_schedule.task import Task, Tasks, task_of
+from crossfuse.meta_schedule.task import (
+    FusedSpace,
+    MutateKernel,
+    Task,
+    Tasks,
+    VerifyLowered,
+    task_of,
+)
 from crossfuse.planner.tune.cost_model import NAMES, CostModel
-from crossfuse.schedule.records import note
+from crossfuse.schedule.planned import note
 from crossfuse.workload import prim_func, resolve
 
 pytest.importorskip("xgboost")

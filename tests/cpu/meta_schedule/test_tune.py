@@ -26,8 +26,7 @@ HOW = Conditions(job=Job("", "ours", calls=2), timeout=120.0, measurer=STAND_IN)
 
 def some_schedules(sch: Any) -> list[Any]:
     """A space of two."""
-    from crossfuse.schedule.rules.parted_tiles import RegisterTiles
-    from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
+    from crossfuse.schedule.rules.parted_ffn import RegisterTiles, schedule_register_ffn
 
     func = sch.mod["main"]
     return [

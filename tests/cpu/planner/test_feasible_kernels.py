@@ -23,7 +23,7 @@ from crossfuse.lower.hopper.generate import plans_of
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
 from crossfuse.lower.hopper.stream.warps import WarpPlan
 from crossfuse.lower.image import Launch
-from crossfuse.meta_schedule.scheduled import candidate_at, kernels_of, schedule_candidate
+from crossfuse.meta_schedule.candidate import candidate_at, kernels_of, schedule_candidate
 from crossfuse.planner.families import STREAM, TILES, WARPS
 from crossfuse.planner.families.registry import CASCADE_FAMILIES, FAMILIES, read_tiles
 from crossfuse.planner.plan import ranked

@@ -12,7 +12,7 @@ from tvm.s_tir.schedule import Trace
 from cpu.schedule.kernels import scaled_matmul
 from cpu.schedule.steps import assert_same
 from crossfuse.markers import ROWS, marked_blocks
-from crossfuse.schedule.records import trace_json
+from crossfuse.schedule.planned import trace_json
 
 
 def marked(before: bool) -> Any:

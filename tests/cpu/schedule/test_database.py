@@ -15,7 +15,7 @@ from tvm.support.popen_pool import PopenPoolExecutor
 
 from cpu.schedule import ranks
 from cpu.schedule.sampled import CASES, FUNCTIONS, sampled
-from crossfuse.schedule.records import read_database
+from crossfuse.schedule.planned import read_database
 
 TARGET = "llvm"
 #: In front of the cases of functions over several GPUs.

@@ -14,7 +14,7 @@ from cpu.schedule.kernels import scaled_matmul
 from cpu.schedule.steps import assert_same
 from crossfuse.emulate.llvm import run_sequential
 from crossfuse.markers import staged_blocks
-from crossfuse.schedule.records import trace_json
+from crossfuse.schedule.planned import trace_json
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.workload import check, parse, prim_func, random_inputs
 

@@ -23,7 +23,7 @@ from cpu.schedule.ranks import (
 )
 from cpu.schedule.steps import assert_same
 from crossfuse.emulate.llvm import run_sequential
-from crossfuse.schedule.records import trace_json
+from crossfuse.schedule.planned import trace_json
 
 
 @T.prim_func(s_tir=True)

@@ -17,8 +17,8 @@ from crossfuse.emulate.llvm import run_sequential
 from crossfuse.errors import ScheduleRefused
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import starting_early
-from crossfuse.schedule.rules.ffn import schedule_ffn
 from crossfuse.schedule.rules.skinny import SkinnyTiles, schedule_skinny
+from crossfuse.schedule.rules.threads import schedule_ffn
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
 from crossfuse.workload.build import emit, emit_products
 

@@ -16,14 +16,13 @@ from crossfuse.compiler.compiled import Wanted, options_of
 from crossfuse.compiler.source import read_source
 from crossfuse.emulate.cuda import drop_call, emulate
 from crossfuse.emulate.cuda.chain import Link, chain
-from crossfuse.emulate.llvm import run_sequential
-from crossfuse.emulate.reference import draw, parameters
+from crossfuse.emulate.llvm import draw, parameters, run_sequential
 from crossfuse.errors import ScheduleRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import starting_early
 from crossfuse.schedule.rules.skinny import SkinnyTiles, schedule_skinny
-from crossfuse.schedule.rules.split_k import schedule_split_k
+from crossfuse.schedule.rules.threads import schedule_split_k
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
 from crossfuse.workload import adversarial_inputs, check, parse, prim_func, random_inputs
 from crossfuse.workload.build import emit, emit_products, form_of

@@ -13,7 +13,7 @@ from tvm.s_tir.schedule import Trace
 from cpu.schedule.sampled import CASES, FUNCTIONS, SIZES, sampled
 from cpu.schedule.steps import assert_same
 from crossfuse.emulate.llvm import run_sequential
-from crossfuse.schedule.records import trace_json
+from crossfuse.schedule.planned import trace_json
 
 
 def replayed(case: str, trace: Any) -> Any:

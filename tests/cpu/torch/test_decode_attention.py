@@ -21,7 +21,7 @@ from cpu.torch.decoder import (  # noqa: E402
 )
 from crossfuse.cascade.rewrite.work import Pass  # noqa: E402
 from crossfuse.emulate.cuda import emulate  # noqa: E402
-from crossfuse.emulate.reference import draw, limits, parameters  # noqa: E402
+from crossfuse.emulate.llvm import draw, limits, parameters  # noqa: E402
 from crossfuse.hardware import device  # noqa: E402
 from crossfuse.lower.extract import lower  # noqa: E402
 from crossfuse.torch import Backend, Report, reports  # noqa: E402

@@ -13,7 +13,7 @@ nn, F = torch.nn, torch.nn.functional
 from cpu.torch.decoder import graph_of  # noqa: E402
 from cpu.torch.test_few_rows import TARGET, check  # noqa: E402
 from crossfuse.emulate.cuda import emulate  # noqa: E402
-from crossfuse.emulate.reference import draw, limits, parameters  # noqa: E402
+from crossfuse.emulate.llvm import draw, limits, parameters  # noqa: E402
 from crossfuse.hardware import device  # noqa: E402
 from crossfuse.lower.extract import lower  # noqa: E402
 from crossfuse.relax.chains.kernels import ChainKernels  # noqa: E402

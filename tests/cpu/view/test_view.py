@@ -16,7 +16,7 @@ import crossfuse
 from crossfuse import _tvm as ir
 from crossfuse.cli import app
 from crossfuse.errors import RefusedError
-from crossfuse.schedule.records import trace_json
+from crossfuse.schedule.planned import trace_json
 from crossfuse.view.write import linked, schedule_lines, view_page
 
 SPEC = "gated_ffn:M=64,K=128,N=256,L=128"

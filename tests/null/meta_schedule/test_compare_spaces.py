@@ -12,8 +12,7 @@ import pytest
 
 from crossfuse.errors import ArtefactRefused, PlanRefused
 from crossfuse.hardware import device
-from crossfuse.meta_schedule.candidate import Candidate, read_candidates
-from crossfuse.meta_schedule.scheduled import kernels_of
+from crossfuse.meta_schedule.candidate import Candidate, kernels_of, read_candidates
 from crossfuse.workload.suites import name_of, resolve
 from null.script import SCRIPTS, load
 from study import subcommands

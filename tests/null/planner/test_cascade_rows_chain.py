@@ -12,7 +12,7 @@ from crossfuse.hardware import device
 from crossfuse.planner.cascade.plan import CascadePlan, plan_cascade, ranked_cascade
 from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.cost.rates import rates_of
-from crossfuse.planner.explain.cascade import apart
+from crossfuse.planner.explain.explanation import apart
 from crossfuse.planner.families import EAGER, ROWS_CHAIN
 from crossfuse.planner.families.registry import CASCADE_FAMILIES, cascade_families, read_tiles
 from crossfuse.planner.plan import ranked

@@ -12,8 +12,7 @@ import pytest
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import device
 from crossfuse.planner.cost.terms import TERMS
-from crossfuse.planner.explain.best import explain_best
-from crossfuse.planner.explain.explanation import Explanation, explain
+from crossfuse.planner.explain.explanation import Explanation, explain, explain_best
 from crossfuse.planner.explain.levels import LEVELS, Share
 from crossfuse.planner.families.registry import FAMILIES
 from crossfuse.planner.kernels.shape import count as kernels_of

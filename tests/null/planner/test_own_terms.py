@@ -16,7 +16,7 @@ from crossfuse.planner.cascade.plan import plan_cascade, ranked_cascade
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.cost.terms import OwnTerm, told
-from crossfuse.planner.explain.cascade import explain_plan
+from crossfuse.planner.explain.explanation import explain_plan
 from crossfuse.planner.families import ROWS
 from crossfuse.planner.families.registry import CASCADE_FAMILIES
 from crossfuse.planner.families.rows import RowsTiles

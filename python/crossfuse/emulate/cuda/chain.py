@@ -32,7 +32,7 @@ class Link:
     Examples
     --------
     >>> from crossfuse.lower.extract import lower
-    >>> from crossfuse.schedule.rules.split_k import schedule_split_k
+    >>> from crossfuse.schedule.rules.threads import schedule_split_k
     >>> from crossfuse.workload import parse, prim_func
     >>> image = lower(schedule_split_k(prim_func(parse("gemm:M=16,K=64,N=64")), cluster=4)).image
     >>> Link(image, {"A": "hidden", "out": "result"}).buffers["A"]
@@ -71,7 +71,7 @@ def chain(links: Sequence[Link]) -> KernelImage:
     --------
     >>> from crossfuse.emulate.cuda import emulate
     >>> from crossfuse.lower.extract import lower
-    >>> from crossfuse.schedule.rules.split_k import schedule_split_k
+    >>> from crossfuse.schedule.rules.threads import schedule_split_k
     >>> from crossfuse.workload import parse, prim_func, random_inputs
     >>> spec = parse("gemm:M=16,K=64,N=64")
     >>> image = lower(schedule_split_k(prim_func(spec), cluster=4)).image

@@ -48,7 +48,7 @@ def remove_cluster_barrier(image: KernelImage, index: int = 0) -> KernelImage:
     --------
     >>> from crossfuse.emulate.cuda import emulate
     >>> from crossfuse.lower.extract import lower
-    >>> from crossfuse.schedule.rules.split_k import schedule_split_k
+    >>> from crossfuse.schedule.rules.threads import schedule_split_k
     >>> from crossfuse.workload import parse, prim_func, random_inputs
     >>> spec = parse("gemm:M=16,K=64,N=16")
     >>> image = lower(schedule_split_k(prim_func(spec), cluster=4)).image
@@ -85,7 +85,7 @@ def drop_call(image: KernelImage, name: str, index: int = 0) -> KernelImage:
     Examples
     --------
     >>> from crossfuse.lower.extract import lower
-    >>> from crossfuse.schedule.rules.split_k import schedule_split_k
+    >>> from crossfuse.schedule.rules.threads import schedule_split_k
     >>> from crossfuse.workload import parse, prim_func
     >>> image = lower(schedule_split_k(prim_func(parse("gemm:M=16,K=64,N=16")), cluster=4)).image
     >>> wrong = drop_call(image, "__syncthreads")
@@ -128,7 +128,7 @@ def change_argument(
     Examples
     --------
     >>> from crossfuse.lower.extract import lower
-    >>> from crossfuse.schedule.rules.split_k import schedule_split_k
+    >>> from crossfuse.schedule.rules.threads import schedule_split_k
     >>> from crossfuse.workload import parse, prim_func
     >>> image = lower(schedule_split_k(prim_func(parse("gemm:M=16,K=64,N=16")), cluster=4)).image
     >>> wrong = change_argument(image, "crossfuse_dsm_load_b32", 1, "({} ^ 1)")
@@ -178,7 +178,7 @@ def early_exit(image: KernelImage) -> KernelImage:
     Examples
     --------
     >>> from crossfuse.lower.extract import lower
-    >>> from crossfuse.schedule.rules.split_k import schedule_split_k
+    >>> from crossfuse.schedule.rules.threads import schedule_split_k
     >>> from crossfuse.workload import parse, prim_func
     >>> image = lower(schedule_split_k(prim_func(parse("gemm:M=16,K=64,N=16")), cluster=4)).image
     >>> early_exit(image).cuda != image.cuda
@@ -214,7 +214,7 @@ def wrong_rank(image: KernelImage, index: int = 0, *, wrap: bool = False) -> Ker
     Examples
     --------
     >>> from crossfuse.lower.extract import lower
-    >>> from crossfuse.schedule.rules.split_k import schedule_split_k
+    >>> from crossfuse.schedule.rules.threads import schedule_split_k
     >>> from crossfuse.workload import parse, prim_func
     >>> image = lower(schedule_split_k(prim_func(parse("gemm:M=16,K=64,N=16")), cluster=4)).image
     >>> wrong_rank(image).cuda != image.cuda

@@ -265,7 +265,7 @@ def emulate(
     Examples
     --------
     >>> from crossfuse.lower.extract import lower
-    >>> from crossfuse.schedule.rules.split_k import schedule_split_k
+    >>> from crossfuse.schedule.rules.threads import schedule_split_k
     >>> from crossfuse.workload import check, parse, prim_func, random_inputs
     >>> spec = parse("gemm:M=16,K=64,N=16")
     >>> inputs = random_inputs(spec)

@@ -20,7 +20,7 @@ from crossfuse.lower.hopper.program.tile_program import Contraction, TileProgram
 from crossfuse.lower.hopper.recover.contraction import check_reduction, read_contraction
 from crossfuse.lower.hopper.recover.store import Loops, outer_loops, places_of
 from crossfuse.lower.hopper.statements import Variable, Warmup, at, let, registers, when
-from crossfuse.lower.hopper.stream.lanes import Lanes
+from crossfuse.lower.hopper.stream.body import Lanes
 from crossfuse.lower.hopper.stream.program import (
     Axis,
     Best,

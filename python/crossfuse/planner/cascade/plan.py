@@ -23,7 +23,7 @@ from crossfuse.planner.kernels.shape import Step, shape_of
 from crossfuse.schema import Damaged, parse, typed, versioned
 
 if TYPE_CHECKING:
-    from crossfuse.planner.explain.cascade import CascadeReasons
+    from crossfuse.planner.explain.explanation import CascadeReasons
 
 _refused = Rule(PlanRefused, "plan")
 
@@ -77,8 +77,8 @@ class CascadePlan:
             raise no_plan(error.found, error.limit, VERSION) from None
 
     def explain(self, target: str | Device | None = None) -> CascadeReasons:
-        """Say why this is the plan: see `crossfuse.planner.explain.cascade.explain_plan`."""
-        from crossfuse.planner.explain.cascade import explain_plan
+        """Say why this is the plan: see `crossfuse.planner.explain.explanation.explain_plan`."""
+        from crossfuse.planner.explain.explanation import explain_plan
 
         return explain_plan(self, target=target)
 

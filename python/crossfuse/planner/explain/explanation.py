@@ -1,24 +1,46 @@
-"""A plan of a chain with all reasons for it: see `explain`."""
+"""A plan of a chain, or of a cascade, with all reasons for it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from crossfuse.cascade.rewrite.work import Pass
+from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import Device, device
+from crossfuse.planner.cascade.plan import CascadePlan, pass_times, ranked_cascade
+from crossfuse.planner.cascade.shape import CascadeShape, RowsProduct
+from crossfuse.planner.chain.build import matrix_chain
 from crossfuse.planner.chain.spec import refuse_reductions
-from crossfuse.planner.choice import Choice, Runner, no_plan, runner_of
-from crossfuse.planner.cost.estimate import alone, eager, turns_of
-from crossfuse.planner.cost.rates import Rates, rates_of
-from crossfuse.planner.explain.levels import Level, Place, Share, layout, levels, places
-from crossfuse.planner.explain.picture import picture
+from crossfuse.planner.choice import Choice, Runner, no_plan, plain_numbers, runner_of
+from crossfuse.planner.cost.estimate import alone, best_of, eager, turns_of
+from crossfuse.planner.cost.rates import Rates, at, rates_of
+from crossfuse.planner.cost.terms import Estimate, added
+from crossfuse.planner.explain import tables
+from crossfuse.planner.explain.levels import (
+    CASCADE_LEVELS,
+    Level,
+    Place,
+    Share,
+    layout,
+    levels,
+    places,
+    size_text,
+)
+from crossfuse.planner.explain.picture import picture, times_picture
 from crossfuse.planner.explain.tables import printed, render
 from crossfuse.planner.families import EAGER
-from crossfuse.planner.families.registry import families, read_kernel
+from crossfuse.planner.families.registry import (
+    CASCADE_FAMILIES,
+    cascade_families,
+    families,
+    read_kernel,
+    read_tiles,
+)
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.memory import resident, uses
-from crossfuse.planner.kernels.shape import Shape, Step, least, shape_of
+from crossfuse.planner.kernels.shape import Shape, Step, count, least, shape_of
 from crossfuse.schema import parse
 
 if TYPE_CHECKING:
@@ -177,3 +199,260 @@ def _usage(plan: Choice, kernel: TileKernel, shape: Shape, spec: Device) -> tupl
         shared = uses(phases, memory)
         found.append(Usage(shared, int(clusters), room, waves, spec.sms - taken.busy))
     return tuple(found)
+
+
+# Why a plan of a cascade was chosen: levels, terms, separate kernels, other places, rules.
+
+
+#: Version of the JSON form.
+
+
+@dataclass(frozen=True)
+class CascadeReasons:
+    """Reasons for a plan of a cascade, as values."""
+
+    plan: CascadePlan
+    #: What the plan moves and computes.
+    levels: tuple[Level, ...]
+    #: The separate kernels if it is not fused, with their microseconds.
+    passes: tuple[tuple[Pass, float], ...]
+    #: The next best plans, if they were asked for.
+    best: tuple[Runner, ...]
+    #: Tiles that each rule leaves, by family.
+    pruned: Mapping[str, tuple[Step, ...]]
+    #: Whether the device's rates are not all measured.
+    provisional: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to a value that `json` can write; `CascadePlan.from_json` reads its ``plan``."""
+        fields = asdict(self)
+        fields["plan"] = parse(self.plan.to_json())
+        fields["passes"] = [{**each, "microseconds": time} for each, time in fields["passes"]]
+        return {"version": VERSION, **fields}
+
+    def render(self) -> list[RenderableType]:
+        """Build all tables, in reading order."""
+        plan = self.plan
+        parts = [
+            _head(self),
+            tables.levels_table(self.levels, plan.microseconds, CASCADE_LEVELS),
+            tables.terms_table(plan.terms),
+            _taken(plan),
+            _passes(self.passes),
+        ]
+        if self.best:
+            parts.append(tables.runners_table("next best plans", self.best))
+        if plan.runners:
+            parts.append(tables.runners_table("the best of every other place", plan.runners))
+        parts.append(tables.pruned_table(self.pruned))
+        return [each for each in parts if each is not None]
+
+    def text(self, width: int = 100) -> str:
+        """Format as tables of plain text, of lines with `width` columns at most."""
+        return tables.printed(self.render(), width)
+
+    def svg(self) -> str:
+        """Draw time by level and by term as SVG."""
+        return times_picture(self.plan, self.levels)
+
+
+def explain_plan(
+    plan: CascadePlan,
+    *,
+    target: str | Device | None = None,
+    rates: Rates | None = None,
+    best: Sequence[CascadePlan] = (),
+) -> CascadeReasons:
+    """Explain a plan of a cascade, beside the next `best` ones.
+
+    `target` is the device that it was made for, if its limits were not those of the name in the
+    plan. `rates` are those that it was made with; None takes the device's record.
+    """
+    spec = device(target or plan.device)
+    known = rates or rates_of(spec)
+    shape = plan.shape
+    passes = pass_times(shape.passes, spec, known)
+    others = sorted((*plan.runners, *_apart(plan, spec, known)), key=lambda each: each.microseconds)
+    return CascadeReasons(
+        replace(plan, runners=tuple(others)),
+        _levels(plan, known, spec.sms),
+        tuple((e, max(time.values())) for e, time in zip(shape.passes, passes, strict=True)),
+        tuple(runner_of(each, plan) for each in best),
+        {each.name: each.candidates(spec)[0] for each in cascade_families(shape)},
+        known.measured.provisional,
+    )
+
+
+def _apart(plan: CascadePlan, spec: Device, rates: Rates) -> Iterator[Runner]:
+    """What several kernels of ours would take, which are no plan."""
+    for way, found in apart(plan.shape, spec, rates):
+        terms = plain_numbers(found.terms)
+        other = replace(plan, microseconds=sum(terms.values()), terms=terms, tiles={})
+        yield replace(runner_of(other, plan), family=way)
+
+
+def apart(shape: CascadeShape, device: Device, rates: Rates) -> Iterator[tuple[str, Estimate]]:
+    """Estimate rows and a chain of products in two kernels, each way with its name.
+
+    The rows by themselves, then the chain; and of one first product rows with it, then the second.
+    Ways without kernels are left out, and a cascade without a chain has none.
+    """
+    product = shape.product
+    if product is None or not product.is_chain:
+        return
+    whole = product.shape
+    rows = _of_cascade(CascadeShape(shape.name, product.rows), device, rates)
+    chain = _of_chain(whole, device, rates)
+    if rows is not None and chain is not None:
+        yield f"rows ({rows[0]}), then their chain ({chain[0]})", _sum(rows[1], chain[1])
+    if whole.products > 1:
+        return  # no kernel makes rows for two products
+    first = matrix_chain(whole.m, [whole.k, whole.n], item=whole.item)
+    made = RowsProduct(first, product.k_major, product.rows, product.chunk)
+    before = _of_cascade(CascadeShape(shape.name, product.rows, (), made), device, rates)
+    single = replace(whole, n=whole.l, k=whole.n, l=0)
+    after = _of_chain(single, device, rates)
+    if before is not None and after is not None:
+        yield f"rows with their product ({before[0]}), then the next one", _sum(before[1], after[1])
+
+
+def _of_cascade(shape: CascadeShape, device: Device, rates: Rates) -> tuple[str, Estimate] | None:
+    """Family and estimate of the best kernel of a cascade."""
+    for family in cascade_families(shape):
+        _, found = family.in_order(device, rates)
+        if found:
+            return family.name, family.estimate(found[0], device, rates)
+    return None
+
+
+def _of_chain(shape: Shape, device: Device, rates: Rates) -> tuple[str, Estimate] | None:
+    """Family and estimate of the best kernel of a chain."""
+    every = ((each.name, each.every(shape, device)) for each in families(shape))
+    found = [(name, best_of(e, shape, device, rates)) for name, e in every if count(e)]
+    return min(found, key=lambda each: float(each[1].microseconds), default=None)
+
+
+def _sum(one: Estimate, other: Estimate) -> Estimate:
+    """The estimate of two kernels, one after the other."""
+    return Estimate(added(one.terms, other.terms), added(one.busy, other.busy))
+
+
+def _levels(plan: CascadePlan, rates: Rates, sms: int) -> tuple[Level, ...]:
+    found = []
+    amounts = {**_computed(plan), **plan.bytes}
+    alone = dict(plan.alone)
+    if plan.taken is not None and plan.bytes.get("dsm"):
+        busy = min(plan.taken.ctas, sms)
+        rate = float(at(rates.measured.dsm_push, plan.taken.cluster))
+        alone["dsm"] = plan.bytes["dsm"] / (busy * rate)
+    alone.setdefault("shared", alone.get("ingest", 0.0))
+    for name in CASCADE_LEVELS:
+        if amounts.get(name):
+            found.append(Level(name, int(amounts[name]), alone.get(name) or None))
+    return tuple(found)
+
+
+def _computed(plan: CascadePlan) -> dict[str, int]:
+    """Operations of products, and instructions beside them."""
+    if plan.family == EAGER:
+        return {"tensor": sum(each.flops for each in plan.shape.passes)}
+    tiles = read_tiles(plan.family, plan.tiles)
+    return CASCADE_FAMILIES[plan.family](plan.shape).computed(tiles)
+
+
+def _head(reasons: CascadeReasons) -> RenderableType:
+    from rich.text import Text
+
+    plan = reasons.plan
+    chosen = "do not fuse: separate kernels"
+    if plan.family != EAGER:
+        form = CASCADE_FAMILIES[plan.family].form
+        chosen = f"{form}: {tables.tiles_text(plan.tiles)}; {plan.place}"
+    lines = [
+        chosen,
+        f"{plan.microseconds:.2f} us estimated on {plan.device}, bound by {plan.bound}",
+    ]
+    if reasons.provisional:
+        lines.append(tables.PROVISIONAL)
+    return Text("\n".join(lines))
+
+
+def _taken(plan: CascadePlan) -> RenderableType | None:
+    found = plan.taken
+    if found is None:
+        return None
+    rows = {
+        "CTAs": f"{found.ctas}",
+        "CTAs of a cluster": f"{found.cluster}",
+        "threads of a CTA": f"{found.threads}",
+        "CTAs of an SM": f"{found.side}",
+        "waves": f"{found.waves:.2f}",
+        "registers of a thread, about": f"{found.registers}",
+        "shared memory of a CTA": size_text(found.shared_bytes),
+    }
+    return tables.table("what the kernel takes", ("", "kernel "), list(rows.items()))
+
+
+def _passes(passes: Sequence[tuple[Pass, float]]) -> RenderableType:
+    rows = [
+        (each.name, size_text(each.read), size_text(each.written), f"{time:.2f}")
+        for each, time in passes
+    ]
+    return tables.table(
+        "not fused: one kernel after another", ("makes", "reads ", "writes ", "us "), rows
+    )
+
+
+# Planning and explaining in one call, and devices with lowered limits.
+
+
+def explain_best(
+    workload: Any,
+    target: str | Device | None = None,
+    *,
+    only: Sequence[str] = (),
+    rates: Rates | None = None,
+    top: int = 1,
+) -> Explanation | CascadeReasons:
+    """Plan a workload and explain the plan, compared with the `top` - 1 plans that come next."""
+    from crossfuse.planner.plan import is_cascade, ranked
+
+    if top < 1:
+        raise refuse(
+            PlanRefused,
+            "explain",
+            "top",
+            found=top,
+            limit="1 or more plans",
+            instead="ask for 1, which is the chosen plan alone",
+        )
+    if is_cascade(workload):
+        cascades = ranked_cascade(workload, target, only=only, rates=rates, keep=top)
+        return explain_plan(cascades[0], target=target, rates=rates, best=cascades[1:top])
+    plans = ranked(workload, target, only=only, rates=rates, keep=top)
+    return explain(plans[0], target=target, rates=rates, best=plans[1:top])
+
+
+def limited(target: str | Device | None, *, max_cluster: int = 0, shared_bytes: int = 0) -> Device:
+    """Lower the limits of a device; 0 leaves one as it is, more than it has is refused.
+
+    `max_cluster` is CTAs of a cluster, of which up to 8 are portable, `shared_bytes` of a CTA.
+    """
+    spec = device(target)
+    given = {"max_cluster": max_cluster, "max_shared_bytes": shared_bytes}
+    for name, value in given.items():
+        most = getattr(spec, name)
+        if not 0 <= value <= most:
+            raise refuse(
+                PlanRefused,
+                "budget",
+                name,
+                found=value,
+                limit=f"1 to {most}, what {spec.name} has, or 0 to take that",
+                instead="ask for less, or leave the limit out",
+            )
+    return replace(
+        spec,
+        max_cluster=max_cluster or spec.max_cluster,
+        max_shared_bytes=shared_bytes or spec.max_shared_bytes,
+    )

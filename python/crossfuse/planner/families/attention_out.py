@@ -88,7 +88,7 @@ class AttentionOut(CascadeFamily[AttentionOutTiles, TileWork]):
     name: ClassVar[str] = ATTENTION_OUT
     text: ClassVar[str] = "attention, then the product of its heads, in one kernel"
     form: ClassVar[str] = "Attention first, and its output product in the same kernel"
-    rule: ClassVar[str] = "attention_out.schedule_attention_out"
+    rule: ClassVar[str] = "rows.schedule_attention_out"
     kind: ClassVar[Any] = AttentionOutTiles
     streams: ClassVar[Any] = TileWork
     followed: ClassVar[bool] = True

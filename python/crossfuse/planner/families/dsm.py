@@ -1,6 +1,6 @@
 """Family ``dsm``: kernels whose intermediate stays in the shared memory of a cluster.
 
-The tiles of `crossfuse.schedule.rules.parted_tiles`: a cluster makes a part of the intermediate's
+The tiles of `crossfuse.schedule.rules.parted_ffn`: a cluster makes a part of the intermediate's
 columns, each CTA a slice of it; all gather all slices through DSM, and multiply a slice of the
 output each. Several parts are summed through L2.
 """
@@ -188,8 +188,8 @@ FAMILY = ChainFamily(
     ClusteredKernel,
     "in the shared memory of a cluster",
     products=2,
-    rule="clustered_ffn.schedule_clustered_ffn",
-    tiles={"tiles": "parted_tiles.ClusterTiles"},
+    rule="parted_ffn.schedule_clustered_ffn",
+    tiles={"tiles": "parted_ffn.ClusterTiles"},
     placements={
         "dsm": "the fused kernel with the intermediate in the shared memory of a cluster; of "
         "cascades the states that its CTAs merge"

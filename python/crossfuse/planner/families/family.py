@@ -255,7 +255,7 @@ class CascadeFamily(ABC, Generic[T, W]):
     #: What it is, in a few words, and as the head of an explanation.
     text: ClassVar[str]
     form: ClassVar[str]
-    #: The schedule rule, see `of_rules`; its file has ``planned``, which writes a plan's kernel.
+    #: The schedule rule ``schedule_NAME``, see `of_rules`; ``planned_NAME`` writes a plan's kernel.
     rule: ClassVar[str]
     #: The type of the tiles.
     kind: ClassVar[Any]
@@ -347,8 +347,9 @@ class CascadeFamily(ABC, Generic[T, W]):
     @classmethod
     def schedule(cls, site: Site, derivation: Derivation, tiles: T, *, constant: bool) -> Any:
         """Write and schedule a cascade; `constant` weights are written by no running kernel."""
-        module, _, _ = cls.rule.partition(".")
-        return of_rules(f"{module}.planned")(site, derivation, tiles, constant)
+        return of_rules(cls.rule.replace("schedule_", "planned_"))(
+            site, derivation, tiles, constant
+        )
 
     def kernels(self, tiles: T) -> tuple[str, ...]:
         """Name the launched kernels."""

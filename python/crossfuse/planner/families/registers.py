@@ -1,6 +1,6 @@
 """Family ``registers``: kernels whose intermediate stays in the registers of its CTA.
 
-The tiles of `crossfuse.schedule.rules.parted_tiles`: a CTA makes the columns of the intermediate
+The tiles of `crossfuse.schedule.rules.parted_ffn`: a CTA makes the columns of the intermediate
 that it multiplies; parts are summed by a cluster through DSM, or through L2.
 """
 
@@ -173,8 +173,8 @@ FAMILY = ChainFamily(
     RegisterKernel,
     "intermediate in the registers of its CTA",
     products=2,
-    rule="register_ffn.schedule_register_ffn",
-    tiles={"tiles": "parted_tiles.RegisterTiles"},
+    rule="parted_ffn.schedule_register_ffn",
+    tiles={"tiles": "parted_ffn.RegisterTiles"},
     placements={
         "registers": "the fused kernel with the intermediate, or state, in the registers of its CTA"
     },

@@ -52,7 +52,7 @@ class RowSums(CascadeFamily[SummingTiles, Work]):
     name: ClassVar[str] = ROW_SUMS
     text: ClassVar[str] = "a stream of threads whose rows are added up"
     form: ClassVar[str] = "Stream of threads, rows added up"
-    rule: ClassVar[str] = "summing.schedule_summing"
+    rule: ClassVar[str] = "stream.schedule_summing"
     kind: ClassVar[Any] = SummingTiles
     streams: ClassVar[Any] = Work
     adds_rows: ClassVar[bool] = True

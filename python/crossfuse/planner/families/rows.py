@@ -253,7 +253,7 @@ class Rows(RowsFirstFamily[RowsTiles]):
     name: ClassVar[str] = ROWS
     text: ClassVar[str] = "rows of a cascade, then their product, in one kernel"
     form: ClassVar[str] = "Rows first, and their product in the same kernel"
-    rule: ClassVar[str] = "rows_gemm.schedule_rows_gemm"
+    rule: ClassVar[str] = "rows.schedule_rows_gemm"
     kind: ClassVar[Any] = RowsTiles
     axes: ClassVar[tuple[str, ...]] = ("rows", "columns", "cluster", "split", "across", "chunk")
     second: ClassVar[tuple[str, ...]] = ("columns",)

@@ -65,7 +65,7 @@ class RowsChain(RowsFirstFamily[RowsChainTiles]):
     name: ClassVar[str] = ROWS_CHAIN
     text: ClassVar[str] = "rows of a cascade, then two products one behind the other, in one kernel"
     form: ClassVar[str] = "Rows first, then both products in the same kernel"
-    rule: ClassVar[str] = "rows_chain.schedule_rows_chain"
+    rule: ClassVar[str] = "rows.schedule_rows_chain"
     kind: ClassVar[Any] = RowsChainTiles
     axes: ClassVar[tuple[str, ...]] = (
         *("rows", "columns", "cluster", "across", "stacked", "columns2", "split2"),

@@ -54,7 +54,7 @@ class Tiles(CascadeFamily[CascadeTiles, TileWork]):
     name: ClassVar[str] = TILES
     text: ClassVar[str] = "a cascade as a stream of tiles with products"
     form: ClassVar[str] = "Stream of tiles (0: chosen)"
-    rule: ClassVar[str] = "cascade_tiles.schedule_cascade_tiles"
+    rule: ClassVar[str] = "stream.schedule_cascade_tiles"
     kind: ClassVar[Any] = CascadeTiles
     streams: ClassVar[Any] = TileWork
     axes: ClassVar[tuple[str, ...]] = ("rows", "elements", "cluster")

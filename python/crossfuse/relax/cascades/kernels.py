@@ -26,8 +26,7 @@ from crossfuse.planner.families.registry import read_tiles
 from crossfuse.planner.families.rows import RowsTiles
 from crossfuse.relax.calls import Equal, with_plan
 from crossfuse.schedule.planned import schedule_cascade
-from crossfuse.schedule.rules.cascade_tiles import schedule_tiled
-from crossfuse.schedule.rules.stream import schedule_stream
+from crossfuse.schedule.rules.stream import schedule_stream, schedule_tiled
 
 #: The form of kernels of threads that stream; others are those of the families `TILES` and `ROWS`.
 THREADS = "threads"

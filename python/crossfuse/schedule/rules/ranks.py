@@ -7,8 +7,13 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.blocks.scheduled import function
 from crossfuse.calls import AnyFunction, AtLeastOne, ClusterSize, checked
-from crossfuse.schedule.rules.split_k import choose_split_tiles, multiply
-from crossfuse.schedule.rules.tiles import Tiles, bind_threads, largest_divisor
+from crossfuse.schedule.rules.threads import (
+    Tiles,
+    bind_threads,
+    choose_split_tiles,
+    largest_divisor,
+    multiply,
+)
 
 #: Threads of a CTA that adds parts, and elements of each: 16 bytes of float32 are loaded at a time.
 _ADDERS, _VECTOR = 128, 4

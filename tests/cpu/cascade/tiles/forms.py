@@ -11,7 +11,7 @@ from crossfuse.cascade.spec import Derivation, Site
 from crossfuse.emulate.llvm import run_sequential, run_serial
 from crossfuse.emulate.serialise import serialise
 from crossfuse.lower.extract import only_function
-from crossfuse.schedule.rules.cascade_tiles import schedule_cascade_tiles
+from crossfuse.schedule.rules.stream import schedule_cascade_tiles
 
 
 def found(function: Any) -> tuple[Site, Derivation]:

@@ -20,8 +20,8 @@ from crossfuse.cascade.rewrite.tiled.tiled import tiled
 from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.errors import ArgumentRefused, CascadeRefused
 from crossfuse.lower.tree import open_blocks
-from crossfuse.schedule.records import trace_json
-from crossfuse.schedule.rules.cascade_tiles import schedule_cascade_tiles
+from crossfuse.schedule.planned import trace_json
+from crossfuse.schedule.rules.stream import schedule_cascade_tiles
 from crossfuse.workload.cascade_build import prim_func
 
 pytestmark = pytest.mark.cpu

@@ -13,7 +13,7 @@ from cpu.cascade.tiles.forms import Compiled, found, run, scheduled
 from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.cascade.spec import left, right, value
 from crossfuse.errors import CheckFailed
-from crossfuse.schedule.rules.cascade_tiles import schedule_cascade_tiles
+from crossfuse.schedule.rules.stream import schedule_cascade_tiles
 from crossfuse.workload.cascade_build import prim_func
 from crossfuse.workload.cascade_numerics import adversarial_inputs, check, random_inputs
 from crossfuse.workload.cascade_spec import CascadeSpec

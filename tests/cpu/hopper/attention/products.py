@@ -8,7 +8,7 @@ from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.rows_first import RowsFirst, attention_first
 from crossfuse.cascade.rewrite.tiles import CascadeTiles
-from crossfuse.schedule.rules.attention_out import schedule_attention_out
+from crossfuse.schedule.rules.rows import schedule_attention_out
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.workload.cascade_build import prim_func
 from crossfuse.workload.cascade_spec import AttentionOut

@@ -25,7 +25,7 @@ from crossfuse.lower.hopper.plan.kernel import KernelPlan, plan_kernel
 from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.lower.hopper.stream.feature import Streamed
 from crossfuse.lower.image import KernelImage
-from crossfuse.schedule.records import trace_json
+from crossfuse.schedule.planned import trace_json
 from crossfuse.workload.cascade_build import prim_func
 from crossfuse.workload.cascade_numerics import adversarial_inputs, check, random_inputs
 from crossfuse.workload.cascade_spec import AttentionOut

@@ -12,7 +12,7 @@ from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.rows_first import RowsFirst, rows_first
 from crossfuse.cascade.rewrite.tiles import StreamTiles
-from crossfuse.schedule.rules.rows_gemm import schedule_rows_gemm
+from crossfuse.schedule.rules.rows import schedule_rows_gemm
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.workload.cascade_build import prim_func
 from crossfuse.workload.cascade_spec import CascadeSpec

@@ -16,7 +16,7 @@ from crossfuse.emulate.llvm import run_sequential
 from crossfuse.errors import CheckFailed, LoweringRefused
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage
-from crossfuse.schedule.rules.rows_chain import schedule_rows_chain
+from crossfuse.schedule.rules.rows import schedule_rows_chain
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.workload.cascade_build import prim_func
 from crossfuse.workload.cascade_numerics import adversarial_inputs, check, random_inputs

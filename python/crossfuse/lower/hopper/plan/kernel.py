@@ -11,10 +11,9 @@ from typing import Any
 
 from crossfuse.hardware import WARPGROUP, Device
 from crossfuse.lower.hopper.epilogue.elements import further_of
-from crossfuse.lower.hopper.features.exchange import SplitSum
+from crossfuse.lower.hopper.features.exchange import SplitSum, SumOfParts
 from crossfuse.lower.hopper.features.feature import Feature, first_of
 from crossfuse.lower.hopper.features.intermediate import Gathering, KeptLeft
-from crossfuse.lower.hopper.features.sum_of_parts import SumOfParts
 from crossfuse.lower.hopper.flags import Flags, state
 from crossfuse.lower.hopper.plan.phase import PhasePlan, box_bytes, plan_phases
 from crossfuse.lower.hopper.plan.tiles import Operand

@@ -12,8 +12,7 @@ from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.epilogue.elements import as_float, round_pair, scatter
 from crossfuse.lower.hopper.pipeline import Cursor, load_name, store_name
 from crossfuse.lower.hopper.statements import Variable, at, registers, run, when
-from crossfuse.lower.hopper.stream.body import StreamBody
-from crossfuse.lower.hopper.stream.lanes import Lanes
+from crossfuse.lower.hopper.stream.body import Lanes, StreamBody
 from crossfuse.lower.hopper.stream.plan.memory import Operand, dimensions
 from crossfuse.lower.hopper.stream.tiles import Tiles
 from crossfuse.lower.hopper.stream.values import RowState, Values

@@ -23,9 +23,8 @@ from crossfuse.lower.hopper.statements import (
     unravel,
     when,
 )
-from crossfuse.lower.hopper.stream.body import StreamBody
+from crossfuse.lower.hopper.stream.body import Lanes, StreamBody
 from crossfuse.lower.hopper.stream.consumer import Consumer
-from crossfuse.lower.hopper.stream.lanes import Lanes
 from crossfuse.lower.hopper.stream.plan.kernel import StreamKernel, StreamPlan
 from crossfuse.lower.hopper.stream.plan.memory import Mailbox
 from crossfuse.lower.hopper.stream.program import Kind, Step, StreamProgram

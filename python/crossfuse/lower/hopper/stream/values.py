@@ -19,9 +19,8 @@ from crossfuse.lower.hopper.statements import (
     run,
     when,
 )
-from crossfuse.lower.hopper.stream.body import StreamBody
+from crossfuse.lower.hopper.stream.body import OF_WGMMA, Lanes, Layout, StreamBody
 from crossfuse.lower.hopper.stream.common_subexpressions import positive_factor
-from crossfuse.lower.hopper.stream.lanes import OF_WGMMA, Lanes, Layout
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
 from crossfuse.lower.hopper.stream.program import (
     Affine,

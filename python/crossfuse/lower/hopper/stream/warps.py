@@ -39,9 +39,8 @@ from crossfuse.lower.hopper.statements import (
     run,
     when,
 )
-from crossfuse.lower.hopper.stream.body import StreamBody
+from crossfuse.lower.hopper.stream.body import SPAN, VECTOR, Lanes, StreamBody, SumsDown
 from crossfuse.lower.hopper.stream.common_subexpressions import share_elements
-from crossfuse.lower.hopper.stream.lanes import SPAN, VECTOR, Lanes, SumsDown
 from crossfuse.lower.hopper.stream.merge import Merger, store_pair, with_row
 from crossfuse.lower.hopper.stream.plan.kernel import (
     RegisterPlan,
