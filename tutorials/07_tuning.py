@@ -24,8 +24,7 @@ from crossfuse.meta_schedule.build import Build, Conditions
 from crossfuse.meta_schedule.builder import import_intrinsics
 from crossfuse.meta_schedule.bundle import make_bundle, open_bundle
 from crossfuse.meta_schedule.candidate import kernels_of, schedule_candidate
-from crossfuse.meta_schedule.database import Store, open_database, workload_module
-from crossfuse.meta_schedule.records import Record, append
+from crossfuse.meta_schedule.records import Record, Store, append, open_database, workload_module
 from crossfuse.meta_schedule.rpc import read_tracker
 from crossfuse.meta_schedule.tune import open_tuning
 from crossfuse.planner.cost.rates import rates_of

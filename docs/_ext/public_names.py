@@ -54,7 +54,7 @@ CHOSEN = {
         "crossfuse.meta_schedule.plugs.plugs",
         "crossfuse.meta_schedule.records.Record",
         "crossfuse.meta_schedule.records.read_records",
-        "crossfuse.meta_schedule.runner.GpuRunner",
+        "crossfuse.meta_schedule.builder.GpuRunner",
     ),
     "crossfuse.planner": (
         "crossfuse.planner.cost.rates.load",

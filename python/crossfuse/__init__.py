@@ -22,7 +22,7 @@ _HOME = {
     "Plan": "planner.plan",
     "Refusal": "errors",
     "RefusedError": "errors",
-    "Tiles": "schedule.rules.tiles",
+    "Tiles": "schedule.rules.threads",
     "WorkloadSpec": "workload",
     "check": "compiler",
     "compile": "compiler",

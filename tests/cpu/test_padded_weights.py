@@ -23,7 +23,7 @@ from crossfuse.lower.extract import buffer_specs, lower  # noqa: E402
 from crossfuse.planner.families import EAGER  # noqa: E402
 from crossfuse.relax import FuseChains, import_torch  # noqa: E402
 from crossfuse.relax.pipeline import serial_kernels  # noqa: E402
-from crossfuse.runtime import running_model  # noqa: E402
+from crossfuse.runtime import model_artefact  # noqa: E402
 from crossfuse.runtime.tensors import to_numpy  # noqa: E402
 from crossfuse.schedule.planned import rank_function, schedule_planned  # noqa: E402
 from crossfuse.torch import Backend, reports  # noqa: E402
@@ -151,8 +151,8 @@ def test_weights_that_torch_can_change_are_padded_anew(
     module, x = model
     fn = crossfuse.compile_model(module, (x,), always=True, runs_on="llvm")
     named = {f"p_{name.replace('.', '_')}": each for name, each in module.named_parameters()}
-    monkeypatch.setattr(running_model.RunningModel, "_shares", lambda _self, _value: True)
-    monkeypatch.setattr(running_model, "check_first_gpu", lambda _index: None)
+    monkeypatch.setattr(model_artefact.RunningModel, "_shares", lambda _self, _value: True)
+    monkeypatch.setattr(model_artefact, "check_first_gpu", lambda _index: None)
     fn.export(tmp_path, weights=False)
     loaded = crossfuse.load_model(tmp_path, weights=named)
     seen = pads_of(loaded)

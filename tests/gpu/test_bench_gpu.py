@@ -6,7 +6,7 @@ import pytest
 
 from crossfuse.bench import worker
 from crossfuse.bench.counters import PERMISSION, count
-from crossfuse.bench.floor import floor, weight_bytes
+from crossfuse.bench.job import floor, weight_bytes
 from crossfuse.measure.job import Job, Request
 from crossfuse.workload import lookup
 

@@ -48,8 +48,7 @@ def test_a_search_runs_unchanged(tmp_path: Path, named: bool) -> None:
     from tvm.s_tir import meta_schedule as ms
 
     from crossfuse.hardware import tvm_target
-    from crossfuse.meta_schedule.builder import NvccBuilder
-    from crossfuse.meta_schedule.runner import GpuRunner
+    from crossfuse.meta_schedule.builder import GpuRunner, NvccBuilder
     from crossfuse.schedule.rules.parted_ffn import RegisterTiles, schedule_register_ffn
     from crossfuse.workload import parse, prim_func
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from crossfuse.bench.cascade_torch import formula, quack
-from crossfuse.bench.cascades import cascade_floor, sample
+from crossfuse.bench.cascades import cascade_floor, formula, quack, sample
 from crossfuse.bench.plan import plan, setting
 from crossfuse.errors import WorkloadRefused
 from crossfuse.workload.cascade_numerics import random_inputs, reference, run

@@ -7,8 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
-from crossfuse.bench.floor import floor, weight_bytes
-from crossfuse.bench.job import VARIANTS, Job, Planned, Row, Timing
+from crossfuse.bench.job import VARIANTS, Job, Planned, Row, Timing, floor, weight_bytes
 from crossfuse.bench.plan import Setting, plan, select, setting
 from crossfuse.errors import WorkloadRefused
 from crossfuse.measure.timing import COLD_BYTES, MOST_COPIES, copies_needed, groups

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import crossfuse
 from crossfuse import hardware
 from crossfuse.bench import environment
-from crossfuse.bench.floor import floor
+from crossfuse.bench.job import floor
 from crossfuse.cli import app
 from crossfuse.errors import EnvironmentRefused
 from crossfuse.hardware import DEVICES, Gpu, device, device_of, find_gpus, record_path

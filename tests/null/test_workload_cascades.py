@@ -45,7 +45,7 @@ def test_every_kind_but_blocks_of_models_is_packaged() -> None:
 def test_a_norm_and_an_ffn_in_numpy_are_those_of_torch(text: str) -> None:
     """In float64, from text to text; `L` is that of the input unless another one is named."""
     torch = pytest.importorskip("torch")
-    from crossfuse.bench.cascade_torch import formula
+    from crossfuse.bench.cascades import formula
 
     spec = cascades.parse(text)
     assert isinstance(spec, cascade_spec.NormFfn) and str(spec) == text
@@ -138,7 +138,7 @@ def test_wrong_text_is_refused(text: str, message: str) -> None:
 def test_a_gradient_is_a_workload(text: str, takes: str) -> None:
     """It takes what is read and gradients of outputs, of their types, and is that of torch."""
     torch = pytest.importorskip("torch")
-    from crossfuse.bench.cascade_torch import formula
+    from crossfuse.bench.cascades import formula
 
     spec = cascades.parse(f"{text},grad")
     assert str(spec) == f"{text},grad=true"
@@ -168,7 +168,7 @@ def _in_torch(spec: cascade_spec.CascadeSpec, inputs: list[Any]) -> Any:
     """A cascade in float64; the formulas of benchmarks widen some to float32 alone."""
     import torch
 
-    from crossfuse.bench.cascade_torch import formula
+    from crossfuse.bench.cascades import formula
 
     if isinstance(spec, cascade_spec.CrossEntropy):
         x, labels = inputs

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from crossfuse.bench.floor import floor, weight_bytes
+from crossfuse.bench.job import floor, weight_bytes
 from crossfuse.errors import WorkloadRefused
 from crossfuse.workload import (
     adversarial_inputs,

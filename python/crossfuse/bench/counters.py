@@ -19,7 +19,7 @@ from pathlib import Path
 from crossfuse.bench.job import Counters
 from crossfuse.errors import EnvironmentRefused, RefusedError, refuse
 from crossfuse.measure.job import Job
-from crossfuse.measure.peer import execute
+from crossfuse.measure.timer import execute
 
 # Nsight Compute: finding it, its command line, and parsing its log.
 

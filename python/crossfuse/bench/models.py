@@ -9,16 +9,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from crossfuse.bench.floor import Floor, roofs_of
 from crossfuse.bench.job import (
     COMPILE_MODES,
     OURS,
     OURS_AUTOTUNE,
     OURS_EAGER,
+    Floor,
     Planned,
     Row,
     Variant,
     no_such,
+    roofs_of,
 )
 from crossfuse.bench.plan import in_processes
 from crossfuse.bench.problem import Bound, Problem, judged

@@ -11,8 +11,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from crossfuse.bench.cascades import cascade_floor, rows_of
-from crossfuse.bench.floor import floor
-from crossfuse.bench.job import L2, PROTOCOLS, VARIANTS, Counters, Planned, Row
+from crossfuse.bench.job import L2, PROTOCOLS, VARIANTS, Counters, Planned, Row, floor
 from crossfuse.bench.ours import compile_kernel, kernels
 from crossfuse.errors import Rule, WorkloadRefused
 from crossfuse.measure.job import Job, Request, Timing

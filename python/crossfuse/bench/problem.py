@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from crossfuse.bench import variants
-from crossfuse.bench.floor import weight_bytes
-from crossfuse.bench.job import Variant, pack_apart
+from crossfuse.bench.job import Variant, pack_apart, weight_bytes
 from crossfuse.bench.ours import loaded, returning
 from crossfuse.emulate.llvm import Parameter, draw, limits, parameters, the_output
 from crossfuse.errors import CheckFailed, RefusedError, WorkloadRefused, refuse

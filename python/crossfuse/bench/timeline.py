@@ -99,7 +99,7 @@ def _stamps(spec: WorkloadSpec, kernel: LoadedKernel, timed: Lowered) -> list[np
     """Time stamps of all kernels of all launches of a graph."""
     import torch
 
-    from crossfuse.bench.floor import weight_bytes
+    from crossfuse.bench.job import weight_bytes
     from crossfuse.measure.timing import copies_needed
     from crossfuse.runtime.tensors import to_torch
     from crossfuse.workload.numerics import random_inputs

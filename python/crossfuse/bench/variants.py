@@ -257,7 +257,7 @@ def make(name: str, spec: WorkloadSpec | CascadeSpec, device: str = "cuda") -> V
 
 
 def _of_cascade(name: str, spec: CascadeSpec) -> Variant:
-    from crossfuse.bench.cascade_torch import formula
+    from crossfuse.bench.cascades import formula
 
     if name == "unfused":
         return norm_then_chain(spec)

@@ -33,7 +33,7 @@ from crossfuse.bench.problem import (
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import device as find_device
 from crossfuse.measure.job import LIBRARY, PROGRAM, SPEC, Job, Request, Timing, Way
-from crossfuse.measure.peer import Serve, serve_lines
+from crossfuse.measure.timer import Serve, serve_lines
 from crossfuse.measure.timing import Step, TimingConditions
 from crossfuse.models import spec as models
 from crossfuse.schema import typed

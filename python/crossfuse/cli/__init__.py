@@ -12,13 +12,12 @@ import typer
 
 import crossfuse
 from crossfuse._discovery import without_torch
-from crossfuse.cli.bench import bench
-from crossfuse.cli.bundle import app as bundle
+from crossfuse.cli.bench import app as bundle
+from crossfuse.cli.bench import bench, tune
 from crossfuse.cli.kernels import compile_workload, demo, emulate, explain, timeline, view
 from crossfuse.cli.machine import app as cache
 from crossfuse.cli.machine import calibrate, doctor
 from crossfuse.cli.output import RefusingGroup
-from crossfuse.cli.tune import tune
 
 app = typer.Typer(
     name="crossfuse",

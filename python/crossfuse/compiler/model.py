@@ -15,10 +15,9 @@ from crossfuse.files import sha256
 from crossfuse.hardware import Device, device, tvm_target
 from crossfuse.runtime.dispatch_table import BINS
 from crossfuse.runtime.manifest import limits_of, releases
-from crossfuse.runtime.model_artefact import exact_cuda
+from crossfuse.runtime.model_artefact import RUNS_ON, RunningModel, Uncopied, exact_cuda
 from crossfuse.runtime.model_record import ModelArtefact, ModelInput, ModelInputs
-from crossfuse.runtime.running_model import RUNS_ON, RunningModel, Uncopied
-from crossfuse.runtime.torch_operator import operators_in
+from crossfuse.runtime.tensors import operators_in
 
 if TYPE_CHECKING:
     from crossfuse.relax.fuse_cascades import Outcome
@@ -76,7 +75,7 @@ class CompiledModel(Uncopied):
     target : Device
         What it is compiled for.
     runs_on : str
-        One of `crossfuse.runtime.running_model.RUNS_ON`.
+        One of `crossfuse.runtime.model_artefact.RUNS_ON`.
 
     Examples
     --------

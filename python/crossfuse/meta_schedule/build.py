@@ -23,8 +23,7 @@ from crossfuse.bench.job import OURS
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import device
 from crossfuse.measure.job import LIBRARY, Job, Request, Way
-from crossfuse.measure.peer import NoAnswer, Peer, Serve, serve_lines
-from crossfuse.measure.timer import REFERENCE_SECONDS, WORKER
+from crossfuse.measure.timer import REFERENCE_SECONDS, WORKER, NoAnswer, Peer, Serve, serve_lines
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.planner.families import EAGER
 from crossfuse.schema import typed

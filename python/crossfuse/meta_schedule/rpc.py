@@ -18,7 +18,7 @@ from crossfuse.bench.problem import ArrayProblem, Problem
 from crossfuse.bench.worker import Session
 from crossfuse.errors import EnvironmentRefused, WorkloadRefused, refuse
 from crossfuse.measure.job import Job, Request, Timing
-from crossfuse.measure.peer import Serve, serve_lines
+from crossfuse.measure.timer import Serve, serve_lines
 from crossfuse.measure.timing import COLD_BYTES
 from crossfuse.planner.families import EAGER
 

@@ -23,7 +23,7 @@ from crossfuse.bench.problem import TAG, name_of, tag
 from crossfuse.blocks.chain import read_layers
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
-from crossfuse.meta_schedule.database import FAILED_SECONDS
+from crossfuse.meta_schedule.records import FAILED_SECONDS
 from crossfuse.planner.chain.build import chain_of_blocks
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.cost.rates import rates_of

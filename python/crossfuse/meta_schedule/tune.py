@@ -44,7 +44,7 @@ class Tuning:
     search: Strategy
     #: Lines of the file of records that are not records.
     broken: tuple[str, ...] = ()
-    #: Gets each record once it is written, such as `crossfuse.meta_schedule.database.Store.add`.
+    #: Gets each record once it is written, such as `crossfuse.meta_schedule.records.Store.add`.
     store: Callable[[Record], object] = lambda record: None
     #: Records of this process, in order.
     added: list[Record] = field(default_factory=list)

@@ -20,7 +20,7 @@ from crossfuse.relax.operators import refused
 from crossfuse.relax.outcome import ChainOutcome
 from crossfuse.relax.replace import with_replacements
 from crossfuse.runtime.dispatch_table import BINS
-from crossfuse.runtime.running_model import PAD_WEIGHTS
+from crossfuse.runtime.model_artefact import PAD_WEIGHTS
 
 # Weights with rows padded once, outside of the model, instead of in each call.
 

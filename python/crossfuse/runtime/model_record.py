@@ -117,7 +117,7 @@ class ModelArtefact:
     versions : Mapping[str, str | None]
         What it was made with.
     runs_on : str
-        One of `crossfuse.runtime.running_model.RUNS_ON`.
+        One of `crossfuse.runtime.model_artefact.RUNS_ON`.
     inputs : tuple[ModelInput, ...]
         What it is called with.
     most : Mapping[str, int]

@@ -13,8 +13,15 @@ from crossfuse.errors import ArtefactRefused, EnvironmentRefused, RefusedError, 
 from crossfuse.lower.image import RANK, WINDOW_UNIT, BufferSpec
 from crossfuse.runtime.kernel import LoadedKernel
 from crossfuse.runtime.launcher import DTYPES
-from crossfuse.runtime.members import Members, OneOfProcesses, OneProcess
-from crossfuse.runtime.windows import Driver, Window, check_reach, window_tensor
+from crossfuse.runtime.windows import (
+    Driver,
+    Members,
+    OneOfProcesses,
+    OneProcess,
+    Window,
+    check_reach,
+    window_tensor,
+)
 
 _refused = Rule(EnvironmentRefused, "peer-group")
 

@@ -25,7 +25,7 @@ PRIMITIVES = {
     "rank_reduce": "crossfuse.schedule.ranks",
     "rank_gather": "crossfuse.schedule.ranks",
     "verify_cluster": "crossfuse.schedule.verify_cluster",
-    "cluster_layout": "crossfuse.schedule.cluster_bind",
+    "cluster_layout": "crossfuse.schedule.cluster_layout",
 }
 
 

@@ -10,12 +10,7 @@ from crossfuse.calls import AnySchedule, checked
 from crossfuse.errors import Rule, ScheduleRefused
 from crossfuse.markers import AXES, NAIVE_TAGS, thread_tag
 from crossfuse.schedule.exchange import slab_axis, slab_uses
-from crossfuse.schedule.primitive import (
-    check_axis,
-    check_cluster,
-    check_extent,
-    check_same,
-)
+from crossfuse.schedule.primitive import check_axis, check_cluster, check_extent, check_same
 
 RULE = "verify_cluster"
 

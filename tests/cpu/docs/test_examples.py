@@ -51,7 +51,7 @@ SLOW = frozenset(
 #: Names whose examples cannot run here, and why.
 WITHOUT = {
     "crossfuse.compiler.time_kernel": "it times calls on a GPU",
-    "crossfuse.meta_schedule.runner.GpuRunner": "its process measures on a GPU",
+    "crossfuse.meta_schedule.builder.GpuRunner": "its process measures on a GPU",
     "crossfuse.runtime.PeerKernel": "several GPUs run it",
 }
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import crossfuse.runtime as runtime
 from crossfuse.bench import variants
-from crossfuse.bench.cascade_torch import formula
+from crossfuse.bench.cascades import formula
 from crossfuse.bench.problem import Problem, is_function
 from crossfuse.bench.worker import Session
 from crossfuse.measure import timing
 from crossfuse.measure.job import Request, Timing
-from crossfuse.measure.peer import serve_lines
+from crossfuse.measure.timer import serve_lines
 from crossfuse.runtime.tensors import to_torch
 from crossfuse.workload import parse
 

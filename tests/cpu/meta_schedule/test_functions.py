@@ -24,12 +24,10 @@ from crossfuse.bench.problem import (
 )
 from crossfuse.hardware import device, tvm_target
 from crossfuse.meta_schedule.build import Conditions
-from crossfuse.meta_schedule.builder import NvccBuilder
+from crossfuse.meta_schedule.builder import GpuRunner, NvccBuilder
 from crossfuse.meta_schedule.candidate import Candidate
-from crossfuse.meta_schedule.database import KeepRecords
 from crossfuse.meta_schedule.plugs import plugs
-from crossfuse.meta_schedule.records import Record, read_records
-from crossfuse.meta_schedule.runner import GpuRunner
+from crossfuse.meta_schedule.records import KeepRecords, Record, read_records
 from crossfuse.meta_schedule.task import Tasks, post_order_apply
 from crossfuse.workload import prim_func, resolve
 

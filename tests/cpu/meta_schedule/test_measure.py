@@ -14,8 +14,14 @@ from crossfuse.measure.timer import Measurer
 from crossfuse.meta_schedule.build import Conditions, build_candidate, shared_object
 from crossfuse.meta_schedule.bundle import make_bundle, measure_bundle, open_bundle
 from crossfuse.meta_schedule.candidate import Candidate, candidate_of, schedule_candidate
-from crossfuse.meta_schedule.database import FAILED_SECONDS, commit, open_database, workload_module
-from crossfuse.meta_schedule.records import Record, read_records
+from crossfuse.meta_schedule.records import (
+    FAILED_SECONDS,
+    Record,
+    commit,
+    open_database,
+    read_records,
+    workload_module,
+)
 from crossfuse.runtime import load
 
 pytest.importorskip("torch")

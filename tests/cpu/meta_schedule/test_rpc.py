@@ -17,8 +17,7 @@ from crossfuse.hardware import device, tvm_target
 from crossfuse.measure.job import LIBRARY, Job, Request, Way
 from crossfuse.meta_schedule.builder import NvccBuilder
 from crossfuse.meta_schedule.candidate import schedule_candidate
-from crossfuse.meta_schedule.database import workload_module
-from crossfuse.meta_schedule.records import read_records
+from crossfuse.meta_schedule.records import read_records, workload_module
 from crossfuse.meta_schedule.rpc import PROTOCOL, RpcSession, Tracker
 
 pytest.importorskip("tornado")

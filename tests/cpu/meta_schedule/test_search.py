@@ -14,8 +14,8 @@ from cpu.meta_schedule.planted import NoteBuilder, PlantedRunner
 from crossfuse.hardware import device, tvm_target
 from crossfuse.lower.extract import lower
 from crossfuse.meta_schedule.builder import import_intrinsics
-from crossfuse.meta_schedule.database import workload_module
 from crossfuse.meta_schedule.plugs import plugs
+from crossfuse.meta_schedule.records import workload_module
 from crossfuse.meta_schedule.search import KernelCost, KernelFeatures
 from crossfuse.meta_schedule.task import (
     FusedSpace,

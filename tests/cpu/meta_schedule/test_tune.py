@@ -12,10 +12,8 @@ from cpu.meta_schedule.test_measure import FULL, STAND_IN, candidate
 from crossfuse.bench.job import Job, Timing
 from crossfuse.hardware import tvm_target
 from crossfuse.meta_schedule.build import Conditions
-from crossfuse.meta_schedule.builder import NvccBuilder
-from crossfuse.meta_schedule.database import KeepRecords, record_of, workload_module
-from crossfuse.meta_schedule.records import read_records
-from crossfuse.meta_schedule.runner import GpuRunner
+from crossfuse.meta_schedule.builder import GpuRunner, NvccBuilder
+from crossfuse.meta_schedule.records import KeepRecords, read_records, record_of, workload_module
 from crossfuse.workload import parse, prim_func
 
 pytest.importorskip("torch")

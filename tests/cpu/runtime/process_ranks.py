@@ -46,7 +46,7 @@ class HostDriver:
 
 
 def members() -> Any:
-    from crossfuse.runtime.members import OneOfProcesses
+    from crossfuse.runtime.windows import OneOfProcesses
 
     return OneOfProcesses(None, 0, 30.0)
 
@@ -89,7 +89,7 @@ def no_way() -> str:
 
 def hosts() -> str:
     """Ranks on several hosts."""
-    from crossfuse.runtime import members as module
+    from crossfuse.runtime import windows as module
 
     mine = members()
     here, module.host = module.host, lambda: (f"boot {mine.rank}", f"node{mine.rank}")

@@ -12,9 +12,8 @@ import pytest
 from crossfuse.errors import ArgumentRefused, ArtefactRefused, EnvironmentRefused
 from crossfuse.lower.extract import lower
 from crossfuse.runtime import PeerGroup, build_library, load
-from crossfuse.runtime.members import OneProcess
 from crossfuse.runtime.peers import PeerKernel, PeerMemory, check_reach, deadline_units
-from crossfuse.runtime.windows import Window
+from crossfuse.runtime.windows import OneProcess, Window
 from crossfuse.schedule.rules.ranks import schedule_row_parallel
 from crossfuse.workload import row_parallel
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from crossfuse.errors import EnvironmentRefused, WorkloadRefused
-from crossfuse.runtime.running_model import after_torch, check_first_gpu
+from crossfuse.runtime.model_artefact import after_torch, check_first_gpu
 
 
 @dataclass(eq=False)

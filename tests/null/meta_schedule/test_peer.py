@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from crossfuse.measure.peer import NoAnswer, Peer
+from crossfuse.measure.timer import NoAnswer, Peer
 from null.meta_schedule.peers import program
 
 MOODY = """

@@ -26,9 +26,8 @@ from crossfuse.planner.cascade.shape import LANES, SPECIAL, clock
 from crossfuse.planner.cost.estimate import OVERLAP, ingest_speed, overlapped
 from crossfuse.planner.cost.rates import Rates, at
 from crossfuse.planner.cost.terms import Estimate
-from crossfuse.planner.kernels import stream
-from crossfuse.planner.kernels.memory import LEAST_STAGES
-from crossfuse.planner.kernels.stream import BOX_COLUMNS
+from crossfuse.planner.kernels import memory
+from crossfuse.planner.kernels.memory import BOX_COLUMNS, LEAST_STAGES
 
 # Resources of an SM that a stream of tiles takes.
 
@@ -41,7 +40,7 @@ def sum_registers(work: TileWork, sizes: CascadeTiles) -> int:
 
     Sums of more columns than a warpgroup holds are shared by two.
     """
-    return stream.element_registers(sizes.elements, 1) + min(sizes.columns, WIDE) // 2
+    return memory.element_registers(sizes.elements, 1) + min(sizes.columns, WIDE) // 2
 
 
 def registers_fit(work: TileWork, sizes: CascadeTiles) -> bool:
@@ -50,16 +49,16 @@ def registers_fit(work: TileWork, sizes: CascadeTiles) -> bool:
     Of expressions that need one array of scores, those are left out that only a warpgroup of their
     own has registers for: the estimate knows none, but where sums are wide.
     """
-    of_rows = stream.REGISTERS.get(sizes.rows // WARPGROUP_ROWS)
+    of_rows = memory.REGISTERS.get(sizes.rows // WARPGROUP_ROWS)
     if of_rows is None or sum_registers(work, sizes) > of_rows[-1]:
         return False
     return not work.columns or adders(work, sizes) is not None
 
 
 def adders(work: TileWork, sizes: CascadeTiles) -> int | None:
-    """Warpgroups that share columns, see `crossfuse.planner.kernels.stream.adders_of`."""
+    """Warpgroups that share columns, see `crossfuse.planner.kernels.memory.adders_of`."""
     split = sizes.cluster > 1
-    return stream.adders_of(sizes.rows, sizes.elements, sizes.columns, work.arrays, split=split)
+    return memory.adders_of(sizes.rows, sizes.elements, sizes.columns, work.arrays, split=split)
 
 
 def multiplying(work: TileWork, sizes: CascadeTiles) -> int:
@@ -118,23 +117,23 @@ def least_bytes(work: TileWork, sizes: CascadeTiles) -> int:
     return held + boxes + LEAST_STAGES * step_bytes(work, sizes) + _REST
 
 
-def _stream_memory(work: TileWork, sizes: CascadeTiles) -> stream.StreamMemory:
+def _stream_memory(work: TileWork, sizes: CascadeTiles) -> memory.StreamMemory:
     """Shared memory of a stream between two products, of which the lowering makes its regions."""
     rows, keys, columns = sizes.rows, sizes.elements, sizes.columns
     stored = min(rows, work.rows)
     handed = None
     if sizes.cluster > 1:
-        size = stream.mailbox_bytes(sizes.cluster, stored, sizes.slice_of(columns), work.slots)
+        size = memory.mailbox_bytes(sizes.cluster, stored, sizes.slice_of(columns), work.slots)
         handed = ("inbox", 0 if sizes.in_memory else size)
     elif adders(work, sizes):
         # A factor and a result of each slot at most.
-        handed = ("passed", stream.handoff_bytes(keys, 2 * work.slots))
-    return stream.StreamMemory(
+        handed = ("passed", memory.handoff_bytes(keys, 2 * work.slots))
+    return memory.StreamMemory(
         rows,
         stored,
-        stream.tile_bytes(rows, sizes.depth, work.left),
-        stream.tile_bytes(keys, sizes.depth, work.right),
-        0 if work.same else stream.tile_bytes(keys, columns, work.value),
+        memory.tile_bytes(rows, sizes.depth, work.left),
+        memory.tile_bytes(keys, sizes.depth, work.right),
+        0 if work.same else memory.tile_bytes(keys, columns, work.value),
         WARPGROUP_ROWS * columns * 2,
         handed,
     )

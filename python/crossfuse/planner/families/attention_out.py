@@ -35,8 +35,7 @@ from crossfuse.planner.families.family import CascadeFamily, Rule, Steps, Taken,
 from crossfuse.planner.families.rows import TOGETHER
 from crossfuse.planner.families.tiled import GEMM, GemmKernel
 from crossfuse.planner.families.tiles import Tiles
-from crossfuse.planner.kernels.memory import LEAST_STAGES, Memory, memory, resident
-from crossfuse.planner.kernels.stream import BESIDE_STREAM
+from crossfuse.planner.kernels.memory import BESIDE_STREAM, LEAST_STAGES, Memory, memory, resident
 from crossfuse.schema import Tile
 
 _ROWS = (64, 128)

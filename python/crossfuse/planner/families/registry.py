@@ -18,8 +18,7 @@ from crossfuse.planner.families.row_sums import RowSums
 from crossfuse.planner.families.rows import Rows
 from crossfuse.planner.families.rows_chain import RowsChain
 from crossfuse.planner.families.stream import Stream
-from crossfuse.planner.families.tiles import Tiles
-from crossfuse.planner.families.warps import Warps
+from crossfuse.planner.families.tiles import Tiles, Warps
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.shape import Shape, count
 

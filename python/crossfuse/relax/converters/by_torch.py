@@ -1,4 +1,4 @@
-"""Operators that a Relax model leaves to torch: a call of `crossfuse.runtime.torch_operator`."""
+"""Operators that a Relax model leaves to torch: a call of `crossfuse.runtime.tensors`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tvm import relax, tirx
 from tvm.ir import StringImm
 
 from crossfuse.relax.converters.operands import name_of, tvm_own
-from crossfuse.runtime.torch_operator import NAME
+from crossfuse.runtime.tensors import NAME
 
 
 def by_torch(node: fx.Node, importer: Any) -> Any:

@@ -11,8 +11,7 @@ from crossfuse import _tvm as ir
 from crossfuse.cascade.detect.loads import mentions
 from crossfuse.cascade.rewrite.phases import combined
 from crossfuse.cascade.rewrite.scripting import held, loop
-from crossfuse.cascade.rewrite.tiled.block_builder import BlockBuilder, Local
-from crossfuse.cascade.rewrite.tiled.state import State
+from crossfuse.cascade.rewrite.tiled.state import BlockBuilder, Local, State
 from crossfuse.cascade.rewrite.tiled.steps import (
     Carry,
     Multiply,

@@ -14,9 +14,16 @@ from crossfuse.cascade.detect.loads import mentions
 from crossfuse.cascade.expressions.tir import to_tir
 from crossfuse.cascade.rewrite.phases import hoisted, is_risky, moderate
 from crossfuse.cascade.rewrite.scripting import loop, spatial, symbol_of
-from crossfuse.cascade.rewrite.tiled.block_builder import BlockBuilder, Local
 from crossfuse.cascade.rewrite.tiled.skipping import span
-from crossfuse.cascade.rewrite.tiled.state import Merge, Slabs, State, dealt_to, part_of
+from crossfuse.cascade.rewrite.tiled.state import (
+    BlockBuilder,
+    Local,
+    Merge,
+    Slabs,
+    State,
+    dealt_to,
+    part_of,
+)
 from crossfuse.cascade.rewrite.tiled.steps import is_linear, rebuilt
 from crossfuse.cascade.rewrite.tiled.stream import Stream
 from crossfuse.cascade.rewrite.tiled.tile_context import (

@@ -34,6 +34,7 @@ from crossfuse.lower.hopper.rows.emit import (
     RowLoop,
     RowsByWarpgroups,
     RowsByWarps,
+    RowsWithHelp,
     Tells,
     WholeRows,
     after_kernel_before,
@@ -42,7 +43,6 @@ from crossfuse.lower.hopper.rows.emit import (
     passed_on,
     staged,
 )
-from crossfuse.lower.hopper.rows.helping import RowsWithHelp
 from crossfuse.lower.hopper.rows.plan import (
     BESIDE_HEAD,
     MULTIPLYING,

@@ -18,8 +18,13 @@ from crossfuse.lower.hopper.pipeline import Cursor
 from crossfuse.lower.hopper.plan.tiles import GROUP, GROUP_REGISTERS
 from crossfuse.lower.hopper.statements import Variable, branches, let, registers, run, when
 from crossfuse.lower.hopper.stream.body import Lanes, StreamBody
-from crossfuse.lower.hopper.stream.copies import ColumnStore, ResultStore
-from crossfuse.lower.hopper.stream.multiply import Multiplier, ScoreProduct, SumProduct
+from crossfuse.lower.hopper.stream.copies import (
+    ColumnStore,
+    Multiplier,
+    ResultStore,
+    ScoreProduct,
+    SumProduct,
+)
 from crossfuse.lower.hopper.stream.plan.memory import BOX, BOX_KEYS
 from crossfuse.lower.hopper.stream.values import Elements, RowState, Values, pin_sums
 from crossfuse.lower.hopper.wgmma import await_batches

@@ -46,11 +46,13 @@ from crossfuse.planner.kernels.memory import (
     ALIGNMENT,
     BARRIER,
     BEFORE_ROWS,
+    BESIDE_STREAM,
     LEAST_STAGES,
+    REGISTERS,
+    SHARED_REGISTERS,
     Arena,
     Piece,
 )
-from crossfuse.planner.kernels.stream import BESIDE_STREAM, REGISTERS, SHARED_REGISTERS
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.plan.kernel import KernelPlan

@@ -30,8 +30,7 @@ from crossfuse.lower.hopper.stream.plan.memory import Mailbox
 from crossfuse.lower.hopper.stream.program import Kind, Step, StreamProgram
 from crossfuse.lower.hopper.stream.values import RowState, Values
 from crossfuse.lower.image import BufferSpec, TensorMap
-from crossfuse.planner.kernels.memory import Arena
-from crossfuse.planner.kernels.stream import FLOAT_BYTES
+from crossfuse.planner.kernels.memory import FLOAT_BYTES, Arena
 
 # What a CTA that shares keys hands over of its state, from registers.
 

@@ -20,7 +20,6 @@ from crossfuse.lower.hopper.statements import (
     when,
 )
 from crossfuse.lower.hopper.stream.body import OF_WGMMA, Lanes, Layout, StreamBody
-from crossfuse.lower.hopper.stream.common_subexpressions import positive_factor
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
 from crossfuse.lower.hopper.stream.program import (
     Affine,
@@ -31,7 +30,13 @@ from crossfuse.lower.hopper.stream.program import (
     inequality,
     ranges,
 )
-from crossfuse.lower.hopper.stream.seen_keys import VOTERS, load_within, vote, with_flags
+from crossfuse.lower.hopper.stream.seen_keys import (
+    VOTERS,
+    load_within,
+    positive_factor,
+    vote,
+    with_flags,
+)
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.stream.warps import WarpPlan

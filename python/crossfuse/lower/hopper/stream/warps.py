@@ -40,7 +40,6 @@ from crossfuse.lower.hopper.statements import (
     when,
 )
 from crossfuse.lower.hopper.stream.body import SPAN, VECTOR, Lanes, StreamBody, SumsDown
-from crossfuse.lower.hopper.stream.common_subexpressions import share_elements
 from crossfuse.lower.hopper.stream.merge import Merger, store_pair, with_row
 from crossfuse.lower.hopper.stream.plan.kernel import (
     RegisterPlan,
@@ -51,13 +50,12 @@ from crossfuse.lower.hopper.stream.plan.kernel import (
 )
 from crossfuse.lower.hopper.stream.plan.memory import Mailbox, plan_mailbox
 from crossfuse.lower.hopper.stream.program import Box, Kind, StreamProgram, ranges
-from crossfuse.lower.hopper.stream.seen_keys import seen_keys
+from crossfuse.lower.hopper.stream.seen_keys import seen_keys, share_elements
 from crossfuse.lower.hopper.stream.values import Elements, RowState, Values
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.mma import load_vector, multiply_down, multiply_vectors, transpose
 from crossfuse.lower.refusal import refuse
-from crossfuse.planner.kernels.memory import Arena
-from crossfuse.planner.kernels.stream import COLUMN_STEP, DEPTH_STEP, ROWS, WarpStream
+from crossfuse.planner.kernels.memory import COLUMN_STEP, DEPTH_STEP, ROWS, Arena, WarpStream
 
 # Decides all that a kernel needs to know whose warps stream keys each by itself.
 

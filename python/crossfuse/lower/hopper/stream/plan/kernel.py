@@ -11,7 +11,6 @@ from crossfuse.cascade.rewrite.tiles import arrays_of
 from crossfuse.hardware import WARPGROUP, WARPGROUP_ROWS, Device
 from crossfuse.lower.hopper.plan.tiles import MAX_BOX
 from crossfuse.lower.hopper.program.tile import Place, identifier
-from crossfuse.lower.hopper.stream.common_subexpressions import share_elements
 from crossfuse.lower.hopper.stream.plan.memory import (
     HandoffLayout,
     Mailbox,
@@ -22,15 +21,15 @@ from crossfuse.lower.hopper.stream.plan.memory import (
     plan_operands,
 )
 from crossfuse.lower.hopper.stream.program import Kind, Step, StreamProgram
-from crossfuse.lower.hopper.stream.seen_keys import seen_keys
+from crossfuse.lower.hopper.stream.seen_keys import seen_keys, share_elements
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import Rule, refuse
-from crossfuse.planner.kernels.memory import Arena
-from crossfuse.planner.kernels.stream import (
+from crossfuse.planner.kernels.memory import (
     BOX_COLUMNS,
     MAX_COLUMNS,
     REGISTERS,
     SHARED_REGISTERS,
+    Arena,
     adders_of,
     divide_columns,
     element_registers,

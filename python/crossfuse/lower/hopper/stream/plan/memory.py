@@ -12,9 +12,9 @@ from crossfuse.lower.hopper.program.tile import identifier
 from crossfuse.lower.hopper.stream.program import Box, Kind, StreamProgram
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
-from crossfuse.planner.kernels.memory import Arena
-from crossfuse.planner.kernels.stream import (
+from crossfuse.planner.kernels.memory import (
     FLOAT_BYTES,
+    Arena,
     StreamMemory,
     handoff_bytes,
     mailbox_bytes,
