@@ -64,7 +64,7 @@ def make_problem(source: Source, schedule: Any, seed: int = 0) -> Problem:
         return _module_problem(source, seed)
     if source.func is not None:
         return _function_problem(source, seed)
-    from crossfuse.emulate.reference import draw, parameters
+    from crossfuse.emulate.llvm import draw, parameters
 
     return Problem(draw(parameters(schedule), seed), None, source.summary)
 
@@ -96,7 +96,7 @@ def _module_problem(source: Source, seed: int) -> Problem:
 
 def _function_problem(source: Source, seed: int) -> Problem:
     """A problem whose reference is the function itself, in float64 and as it rounds."""
-    from crossfuse.emulate.reference import draw, limits, parameters
+    from crossfuse.emulate.llvm import draw, limits, parameters
 
     inputs = draw(parameters(source.func), seed)
     try:
