@@ -60,7 +60,7 @@ CHOSEN = {
         "crossfuse.planner.cost.rates.load",
         "crossfuse.planner.chain.build.chain_of",
         "crossfuse.planner.chain.spec.Chain",
-        "crossfuse.planner.choice.Choice",
+        "crossfuse.planner.choice.Plan",
         "crossfuse.planner.cost.terms.OwnTerm",
         "crossfuse.planner.cost.rates.Rates",
         "crossfuse.planner.cost.rates.rates_of",

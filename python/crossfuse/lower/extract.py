@@ -14,6 +14,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse._autoload import register
 from crossfuse.hardware import Device, device, tvm_target
+from crossfuse.lower.buffers import SHARED_MEMORY, size_in_bytes
 from crossfuse.lower.hidden import keep_nans
 from crossfuse.lower.hopper.generate import generate
 from crossfuse.lower.hopper.recover.function import row_tensors
@@ -31,7 +32,6 @@ from crossfuse.lower.image import (
 )
 from crossfuse.lower.kernel import waits_itself
 from crossfuse.lower.pipeline import cluster_passes, host_passes
-from crossfuse.lower.place_shared_memory import SHARED_MEMORY, size_in_bytes
 from crossfuse.lower.ranks import of_one_rank, with_windows
 from crossfuse.lower.refusal import Rule, refusals, refuse
 from crossfuse.lower.tree import accesses, coordinate, is_call, sites

@@ -13,12 +13,11 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.files import packaged_text
 from crossfuse.hardware import WARP
+from crossfuse.lower.buffers import order_loads, pack_registers, place_shared_memory
 from crossfuse.lower.hidden import distrust_equal_indices, flatten_buffers, keep_nans, trust_again
 from crossfuse.lower.kernel import ask_ahead, parts_of, read_kernel, root_of, side_by_side
 from crossfuse.lower.lower_cluster import bound_registers, launch_clusters, lower_cluster
 from crossfuse.lower.lower_merges import lower_merges
-from crossfuse.lower.pack_registers import order_loads, pack_registers
-from crossfuse.lower.place_shared_memory import place_shared_memory
 from crossfuse.lower.ranks import check_one_gpu, meet_ranks
 from crossfuse.lower.slabs import is_barrier, is_sync, lower_dsm_access, storage_rewrite_elsewhere
 from crossfuse.lower.tree import is_call

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import Chain
@@ -17,20 +17,19 @@ from crossfuse.planner.kernels.kernel import Resources
 from crossfuse.schema import Damaged, read
 
 if TYPE_CHECKING:
+    from crossfuse.hardware import Device
     from crossfuse.planner.cascade.plan import CascadePlan
-    from crossfuse.planner.plan import Plan
+    from crossfuse.planner.explain.explanation import Explanation
 
 #: Version of the JSON form.
 VERSION = 1
-
-Kind = TypeVar("Kind", bound="Choice")
 
 
 @dataclass(frozen=True)
 class Runner:
     """A plan that was not chosen."""
 
-    #: As in `Choice`.
+    #: As in `Plan`.
     family: str
     tiles: Mapping[str, Any]
     #: Estimated.
@@ -40,8 +39,8 @@ class Runner:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """How a chain is computed: the values of `crossfuse.planner.plan.Plan`.
+class Plan:
+    """How a chain is computed, and why so.
 
     Attributes
     ----------
@@ -74,8 +73,10 @@ class Choice:
     Examples
     --------
     >>> import crossfuse
-    >>> found = crossfuse.plan("G1")
-    >>> found.microseconds == sum(found.terms.values())
+    >>> best = crossfuse.plan("G1")
+    >>> 1 < best.microseconds == sum(best.terms.values()) < 10
+    True
+    >>> Plan.from_json(best.to_json()) == best
     True
     """
 
@@ -96,18 +97,18 @@ class Choice:
         return json.dumps({"version": VERSION, **asdict(self)}, indent=1)
 
     @classmethod
-    def from_json(cls: type[Kind], text: str) -> Kind:
+    def from_json(cls, text: str) -> Plan:
         """Read what `to_json` wrote.
 
         Parameters
         ----------
         text : str
-            JSON of a plan of this kind.
+            JSON of a plan of a chain.
 
         Returns
         -------
-        Choice
-            The plan, of the class that it is called on.
+        Plan
+            The plan.
 
         Raises
         ------
@@ -119,13 +120,30 @@ class Choice:
         except Damaged as error:
             raise no_plan(error.found, error.limit) from None
 
+    def explain(self, target: str | Device | None = None) -> Explanation:
+        """Say why this is the plan.
+
+        Parameters
+        ----------
+        target : str | Device | None
+            See `crossfuse.planner.explain.explanation.explain`.
+
+        Returns
+        -------
+        Explanation
+            Values, with ``text`` and ``svg``.
+        """
+        from crossfuse.planner.explain.explanation import explain
+
+        return explain(self, target=target)
+
 
 def plain_numbers(terms: Mapping[str, Any]) -> dict[str, float]:
     """Convert times by term to plain numbers; what takes no time is left out."""
     return {name: float(each) for name, each in terms.items() if float(each)}
 
 
-def runner_of(other: Choice | CascadePlan, best: Choice | CascadePlan) -> Runner:
+def runner_of(other: Plan | CascadePlan, best: Plan | CascadePlan) -> Runner:
     """Compare a plan with the chosen one: by which terms it takes longer."""
     names = dict.fromkeys((*other.terms, *best.terms))
     more = {name: other.terms.get(name, 0.0) - best.terms.get(name, 0.0) for name in names}

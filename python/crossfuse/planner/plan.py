@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,8 @@ from crossfuse.errors import PlanRefused, RefusedError, refuse
 from crossfuse.hardware import TMA_PITCH, Device, device
 from crossfuse.planner.chain.build import chain_of, chain_of_blocks
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.choice import Choice, check_families, plain_numbers, runner_of
+from crossfuse.planner.choice import Plan as Plan
+from crossfuse.planner.choice import check_families, plain_numbers, runner_of
 from crossfuse.planner.cost.estimate import corrected, eager, fastest
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.families import EAGER
@@ -30,7 +31,6 @@ from crossfuse.workload.spec import LAYERS
 if TYPE_CHECKING:
     from crossfuse.blocks.chain import Chain as BlockChain
     from crossfuse.planner.cascade.plan import CascadePlan
-    from crossfuse.planner.explain.explanation import Explanation
 
 AnyWorkload = Annotated[
     Any,
@@ -39,38 +39,6 @@ AnyWorkload = Annotated[
         "the id or text of a workload, its spec, or a chain",
     ),
 ]
-
-
-@dataclass(frozen=True)
-class Plan(Choice):
-    """How a chain is computed; see `crossfuse.planner.choice.Choice` for its values.
-
-    Examples
-    --------
-    >>> import crossfuse
-    >>> best = crossfuse.plan("G1")
-    >>> 1 < best.microseconds < 10
-    True
-    >>> Plan.from_json(best.to_json()) == best
-    True
-    """
-
-    def explain(self, target: str | Device | None = None) -> Explanation:
-        """Say why this is the plan.
-
-        Parameters
-        ----------
-        target : str | Device | None
-            See `crossfuse.planner.explain.explanation.explain`.
-
-        Returns
-        -------
-        Explanation
-            Values, with ``text`` and ``svg``.
-        """
-        from crossfuse.planner.explain.explanation import explain
-
-        return explain(self, target=target)
 
 
 @checked

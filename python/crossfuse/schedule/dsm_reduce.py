@@ -21,7 +21,6 @@ from crossfuse.blocks.scheduled import (
 from crossfuse.calls import AnySchedule, checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.markers import DSM_REDUCE, DSM_SCOPE, MAX_CLUSTER
-from crossfuse.schedule.cluster_bind import cluster_bind
 from crossfuse.schedule.exchange import (
     check_exchange,
     check_whole_tile,
@@ -38,6 +37,7 @@ from crossfuse.schedule.primitive import (
     check_not_within,
     check_reduction_loop,
     check_slab,
+    cluster_bind,
     is_sampled_tile,
     refusing,
     rehearsed,

@@ -21,12 +21,12 @@ from crossfuse.blocks.scheduled import (
 from crossfuse.calls import AnySchedule, checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.markers import DSM_SCOPE, DSM_SHUFFLE, MAX_CLUSTER, cluster_axis
-from crossfuse.schedule.cluster_bind import cluster_bind
 from crossfuse.schedule.primitive import (
     check_block,
     check_dtype,
     check_loop,
     check_slab,
+    cluster_bind,
     refusing,
     rehearsed,
     symbolic_extent,

@@ -20,8 +20,7 @@ from crossfuse.blocks.scheduled import (
 )
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.markers import DSM_SCOPE, MAX_CLUSTER, MERGE, cluster_axis
-from crossfuse.schedule.cluster_bind import cluster_bind
-from crossfuse.schedule.primitive import refusing
+from crossfuse.schedule.primitive import cluster_bind, refusing
 
 if TYPE_CHECKING:
     from crossfuse.schedule.dsm_reduce import Reduction

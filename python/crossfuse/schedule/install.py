@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: Method name -> module that defines the function of that name.
 PRIMITIVES = {
-    "cluster_bind": "crossfuse.schedule.cluster_bind",
+    "cluster_bind": "crossfuse.schedule.primitive",
     "dsm_reduce": "crossfuse.schedule.dsm_reduce",
     "dsm_shuffle": "crossfuse.schedule.dsm_shuffle",
     "grid_stage": "crossfuse.schedule.grid_stage",

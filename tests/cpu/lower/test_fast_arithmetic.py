@@ -5,8 +5,8 @@ from __future__ import annotations
 from tvm.script import tirx as T
 
 from cpu.lower.support import apply, assert_becomes
+from crossfuse.lower.buffers import order_loads, pack_registers
 from crossfuse.lower.lower_cluster import bound_registers
-from crossfuse.lower.pack_registers import order_loads, pack_registers
 from crossfuse.lower.pipeline import fast_exponentials
 from crossfuse.markers import FAST, RESIDENT_CTAS
 

@@ -8,7 +8,7 @@ from tvm.script import tirx as T
 from cpu.lower.support import apply, assert_becomes
 from crossfuse import _tvm as ir
 from crossfuse.errors import LoweringRefused
-from crossfuse.lower.place_shared_memory import place_shared_memory
+from crossfuse.lower.buffers import place_shared_memory
 from crossfuse.lower.refusal import refusals
 
 LOWERED = {"crossfuse.lowered": True}

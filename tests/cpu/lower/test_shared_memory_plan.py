@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from crossfuse import _tvm as ir
 from crossfuse.errors import LoweringRefused
+from crossfuse.lower.buffers import ALIGNMENT, first_fit, plan_shared_memory
 from crossfuse.lower.image import Placement, SharedMemoryPlan, check_budget
-from crossfuse.lower.place_shared_memory import ALIGNMENT, first_fit, plan_shared_memory
 from crossfuse.lower.slabs import cluster_barrier, dsm_load
 
 BARRIER = ("barrier",)

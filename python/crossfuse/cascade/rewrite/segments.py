@@ -95,7 +95,7 @@ class Residence:
         """Statements: copy a vector of elements that were held, as it was loaded.
 
         Else nvcc holds the numbers that one sweep made of registers for the next: twice as many
-        registers, and half as many CTAs (see `crossfuse.lower.pack_registers`). From shared memory
+        registers, and half as many CTAs (see `crossfuse.lower.buffers`). From shared memory
         it loads 16-bit numbers one by one, 16 bytes apart, so that four threads of a warp meet in a
         bank: 32 turns of the memory for a vector that takes four.
         """

@@ -119,7 +119,7 @@ def _chosen(part: sympy.Basic) -> sympy.Basic:
 
 #: Bytes of a register.
 _REGISTER = 4
-#: The type of which `crossfuse.lower.pack_registers` packs two into a register.
+#: The type of which `crossfuse.lower.buffers` packs two into a register.
 _PACKED = "bfloat16"
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from crossfuse.cascade.rewrite.work import Pass
 from crossfuse.errors import PlanRefused, refuse
@@ -13,13 +14,14 @@ from crossfuse.planner.cascade.plan import CascadePlan, pass_times, ranked_casca
 from crossfuse.planner.cascade.shape import CascadeShape, RowsProduct
 from crossfuse.planner.chain.build import matrix_chain
 from crossfuse.planner.chain.spec import refuse_reductions
-from crossfuse.planner.choice import Choice, Runner, no_plan, plain_numbers, runner_of
+from crossfuse.planner.choice import Plan, Runner, no_plan, plain_numbers, runner_of
 from crossfuse.planner.cost.estimate import alone, best_of, eager, turns_of
 from crossfuse.planner.cost.rates import Rates, at, rates_of
 from crossfuse.planner.cost.terms import Estimate, added
 from crossfuse.planner.explain import tables
 from crossfuse.planner.explain.levels import (
     CASCADE_LEVELS,
+    LEVELS,
     Level,
     Place,
     Share,
@@ -29,7 +31,6 @@ from crossfuse.planner.explain.levels import (
     size_text,
 )
 from crossfuse.planner.explain.picture import picture, times_picture
-from crossfuse.planner.explain.tables import printed, render
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.registry import (
     CASCADE_FAMILIES,
@@ -66,28 +67,82 @@ class Usage:
     idle_sms: int
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """Why a plan is the plan, as values.
+@dataclass(frozen=True, kw_only=True)
+class Reasons(ABC):
+    """Why a plan is the plan, as values: what chains and cascades have in common.
 
     Attributes
     ----------
-    plan : Choice
+    plan : Plan | CascadePlan
         What is explained.
     levels : tuple[Level, ...]
-        What the plan moves and multiplies.
-    places : tuple[Place, ...]
-        Where each tensor lives.
-    usage : tuple[Usage, ...]
-        Of each of its kernels, in the order of `Plan.kernels`; empty for a library's.
-    layout : tuple[Share, ...]
-        Shares of the CTAs of the first cluster.
+        What the plan moves and computes.
     best : tuple[Runner, ...]
         The next best plans of any family, the fastest first, if they were asked for.
     pruned : Mapping[str, tuple[Step, ...]]
         Tiles that each rule leaves, by family.
     provisional : bool
         Whether the device's rates are not all measured.
+    """
+
+    plan: Any
+    levels: tuple[Level, ...]
+    best: tuple[Runner, ...]
+    pruned: Mapping[str, tuple[Step, ...]]
+    provisional: bool
+
+    #: What is counted at each level, and titles of the tables of `best` and of other plans.
+    texts: ClassVar[Mapping[str, str]]
+    titles: ClassVar[tuple[str, str]]
+
+    @abstractmethod
+    def head(self) -> RenderableType:
+        """What was chosen, and its time."""
+
+    @abstractmethod
+    def own(self) -> list[RenderableType]:
+        """Tables of plans of this kind alone."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to a value that `json` can write.
+
+        ``plan`` is what `from_json` of its class reads as text; the other fields by name are lists
+        or objects of the fields of what they hold.
+        """
+        fields = asdict(self)
+        fields["plan"] = parse(self.plan.to_json())
+        return {"version": VERSION, **fields}
+
+    def render(self) -> list[RenderableType]:
+        """As tables of rich, in reading order."""
+        plan = self.plan
+        levels = tables.levels_table(self.levels, plan.microseconds, self.texts)
+        parts = [self.head(), levels, tables.terms_table(plan.terms), *self.own()]
+        others = zip(self.titles, (self.best, plan.runners), strict=True)
+        parts += [tables.runners_table(title, each) for title, each in others if each]
+        return [*parts, tables.pruned_table(self.pruned)]
+
+    def text(self, width: int = 100) -> str:
+        """As tables of plain text, of lines with `width` columns at most."""
+        return tables.printed(self.render(), width)
+
+    def svg(self) -> str:
+        """As a picture: time by level and by term."""
+        return times_picture(self.plan, self.levels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation(Reasons):
+    """Why a plan of a chain is the plan; see `Reasons` for what plans of cascades have, too.
+
+    Attributes
+    ----------
+    places : tuple[Place, ...]
+        Where each tensor lives.
+    usage : tuple[Usage, ...]
+        Of each of its kernels, in the order of `Plan.kernels`; empty for a library's.
+    layout : tuple[Share, ...]
+        Shares of the CTAs of the first cluster.
 
     Examples
     --------
@@ -96,43 +151,20 @@ class Explanation:
     chain of 2 products, m = 128, k = 32, n = 512, l = 256, on nvidia-h100
     """
 
-    plan: Choice
-    levels: tuple[Level, ...]
     places: tuple[Place, ...]
     usage: tuple[Usage, ...]
     layout: tuple[Share, ...]
-    best: tuple[Runner, ...]
-    pruned: Mapping[str, tuple[Step, ...]]
-    provisional: bool
 
-    def to_json(self) -> dict[str, Any]:
-        """Convert to a value that `json` can write.
+    texts: ClassVar = LEVELS
+    titles: ClassVar = ("next best plans, of any family", "the best of every other family")
 
-        ``plan`` is what `Plan.from_json` reads as text; the other fields by name are lists or
-        objects of the fields of what they hold.
-        """
-        fields = asdict(self)
-        fields["plan"] = parse(self.plan.to_json())
-        return {"version": VERSION, **fields}
+    def head(self) -> RenderableType:
+        """The chain, and the kernel that was chosen."""
+        return tables.head_of_chain(self)
 
-    def render(self) -> list[RenderableType]:
-        """As tables of rich, in reading order."""
-        return render(self)
-
-    def text(self, width: int = 100) -> str:
-        """As tables of plain text.
-
-        Parameters
-        ----------
-        width : int
-            Columns of a line at most.
-
-        Returns
-        -------
-        str
-            Lines of at most `width` columns.
-        """
-        return printed(self.render(), width)
+    def own(self) -> list[RenderableType]:
+        """Where tensors live, and what kernels take."""
+        return tables.of_chain(self)
 
     def svg(self) -> str:
         """As a picture: time by level and by term, and the layout of a cluster."""
@@ -140,11 +172,11 @@ class Explanation:
 
 
 def explain(
-    plan: Choice,
+    plan: Plan,
     *,
     target: str | Device | None = None,
     rates: Rates | None = None,
-    best: Sequence[Choice] = (),
+    best: Sequence[Plan] = (),
 ) -> Explanation:
     """Explain a plan of a chain, beside the next `best` ones as `ranked` gives them.
 
@@ -166,18 +198,18 @@ def explain(
     ctas = max((each.busy for each in plan.kernels), default=1)
     rooms = kernel.memories(shape, spec) if kernel else ()
     return Explanation(
-        plan,
-        levels(chain, kernel, shape, plan.bytes, times, known, ctas),
-        places(chain, kernel, shape, rooms, spec),
-        _usage(plan, kernel, shape, spec) if kernel else (),
-        layout(kernel, shape) if kernel else (),
-        tuple(runner_of(each, plan) for each in best),
-        {each.name: each.pruned(shape, spec) for each in families(shape)},
-        known.measured.provisional,
+        plan=plan,
+        levels=levels(chain, kernel, shape, plan.bytes, times, known, ctas),
+        best=tuple(runner_of(each, plan) for each in best),
+        pruned={each.name: each.pruned(shape, spec) for each in families(shape)},
+        provisional=known.measured.provisional,
+        places=places(chain, kernel, shape, rooms, spec),
+        usage=_usage(plan, kernel, shape, spec) if kernel else (),
+        layout=layout(kernel, shape) if kernel else (),
     )
 
 
-def _check_whole(plan: Choice, kernels: Sequence[object]) -> None:
+def _check_whole(plan: Plan, kernels: Sequence[object]) -> None:
     """Refuse a plan, as a file may hold one, whose parts do not belong together."""
     if kernels and len(plan.kernels) != len(kernels):
         raise no_plan(f"{len(plan.kernels)} kernels of family {plan.family}", f"{len(kernels)}")
@@ -186,7 +218,7 @@ def _check_whole(plan: Choice, kernels: Sequence[object]) -> None:
         raise no_plan(f"bytes without {missing[0]}", ", ".join(needed))
 
 
-def _usage(plan: Choice, kernel: TileKernel, shape: Shape, spec: Device) -> tuple[Usage, ...]:
+def _usage(plan: Plan, kernel: TileKernel, shape: Shape, spec: Device) -> tuple[Usage, ...]:
     room = int(resident(spec, kernel.cluster))
     launched = kernel.clusters(shape, spec)
     active = max(int(each) for each in launched)
@@ -204,56 +236,29 @@ def _usage(plan: Choice, kernel: TileKernel, shape: Shape, spec: Device) -> tupl
 # Why a plan of a cascade was chosen: levels, terms, separate kernels, other places, rules.
 
 
-#: Version of the JSON form.
+@dataclass(frozen=True, kw_only=True)
+class CascadeReasons(Reasons):
+    """Why a plan of a cascade is the plan."""
 
-
-@dataclass(frozen=True)
-class CascadeReasons:
-    """Reasons for a plan of a cascade, as values."""
-
-    plan: CascadePlan
-    #: What the plan moves and computes.
-    levels: tuple[Level, ...]
     #: The separate kernels if it is not fused, with their microseconds.
     passes: tuple[tuple[Pass, float], ...]
-    #: The next best plans, if they were asked for.
-    best: tuple[Runner, ...]
-    #: Tiles that each rule leaves, by family.
-    pruned: Mapping[str, tuple[Step, ...]]
-    #: Whether the device's rates are not all measured.
-    provisional: bool
+
+    texts: ClassVar = CASCADE_LEVELS
+    titles: ClassVar = ("next best plans", "the best of every other place")
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to a value that `json` can write; `CascadePlan.from_json` reads its ``plan``."""
-        fields = asdict(self)
-        fields["plan"] = parse(self.plan.to_json())
-        fields["passes"] = [{**each, "microseconds": time} for each, time in fields["passes"]]
-        return {"version": VERSION, **fields}
+        """See `Reasons`; a pass is an object with its time."""
+        found = super().to_json()
+        return {**found, "passes": [{**each, "microseconds": t} for each, t in found["passes"]]}
 
-    def render(self) -> list[RenderableType]:
-        """Build all tables, in reading order."""
-        plan = self.plan
-        parts = [
-            _head(self),
-            tables.levels_table(self.levels, plan.microseconds, CASCADE_LEVELS),
-            tables.terms_table(plan.terms),
-            _taken(plan),
-            _passes(self.passes),
-        ]
-        if self.best:
-            parts.append(tables.runners_table("next best plans", self.best))
-        if plan.runners:
-            parts.append(tables.runners_table("the best of every other place", plan.runners))
-        parts.append(tables.pruned_table(self.pruned))
-        return [each for each in parts if each is not None]
+    def head(self) -> RenderableType:
+        """The kernel that was chosen."""
+        return _head(self)
 
-    def text(self, width: int = 100) -> str:
-        """Format as tables of plain text, of lines with `width` columns at most."""
-        return tables.printed(self.render(), width)
-
-    def svg(self) -> str:
-        """Draw time by level and by term as SVG."""
-        return times_picture(self.plan, self.levels)
+    def own(self) -> list[RenderableType]:
+        """What the kernel takes, and separate kernels."""
+        taken = _taken(self.plan)
+        return [*([] if taken is None else [taken]), _passes(self.passes)]
 
 
 def explain_plan(
@@ -274,12 +279,12 @@ def explain_plan(
     passes = pass_times(shape.passes, spec, known)
     others = sorted((*plan.runners, *_apart(plan, spec, known)), key=lambda each: each.microseconds)
     return CascadeReasons(
-        replace(plan, runners=tuple(others)),
-        _levels(plan, known, spec.sms),
-        tuple((e, max(time.values())) for e, time in zip(shape.passes, passes, strict=True)),
-        tuple(runner_of(each, plan) for each in best),
-        {each.name: each.candidates(spec)[0] for each in cascade_families(shape)},
-        known.measured.provisional,
+        plan=replace(plan, runners=tuple(others)),
+        levels=_levels(plan, known, spec.sms),
+        best=tuple(runner_of(each, plan) for each in best),
+        pruned={each.name: each.candidates(spec)[0] for each in cascade_families(shape)},
+        provisional=known.measured.provisional,
+        passes=tuple((e, max(t.values())) for e, t in zip(shape.passes, passes, strict=True)),
     )
 
 

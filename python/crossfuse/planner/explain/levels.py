@@ -98,7 +98,7 @@ def levels(
     """List the levels of a plan.
 
     `kernel` is None for a library's kernels, of which only HBM and flops are known. `moved` is
-    `Choice.bytes`, `times` comes from `crossfuse.planner.cost.estimate.alone`, and `ctas` send to
+    `Plan.bytes`, `times` comes from `crossfuse.planner.cost.estimate.alone`, and `ctas` send to
     peers at the same time.
     """
     found = [Level("tensor", chain.flops, times["tensor"])]

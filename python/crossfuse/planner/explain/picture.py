@@ -15,7 +15,7 @@ from crossfuse.planner.explain.tables import by_tile, range_text
 
 if TYPE_CHECKING:
     from crossfuse.planner.cascade.plan import CascadePlan
-    from crossfuse.planner.choice import Choice
+    from crossfuse.planner.choice import Plan
     from crossfuse.planner.explain.explanation import Explanation
 
 WIDTH, MARGIN, LINE = 760, 16, 22
@@ -88,12 +88,12 @@ def picture(reasons: Explanation) -> str:
     return page.finished()
 
 
-def times_picture(plan: Choice | CascadePlan, levels: Sequence[Level]) -> str:
+def times_picture(plan: Plan | CascadePlan, levels: Sequence[Level]) -> str:
     """Draw the levels and terms of a plan as SVG text."""
     return _page(plan, levels).finished()
 
 
-def _page(plan: Choice | CascadePlan, levels: Sequence[Level]) -> Page:
+def _page(plan: Plan | CascadePlan, levels: Sequence[Level]) -> Page:
     """Make a page with a title, levels and terms."""
     page = Page()
     time = f"{plan.microseconds:.2f} us estimated, bound by {plan.bound}"

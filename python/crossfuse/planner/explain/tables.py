@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from crossfuse.planner.choice import Runner
 from crossfuse.planner.cost.terms import told
-from crossfuse.planner.explain.levels import LEVELS, Level, Range, Share, size_text
+from crossfuse.planner.explain.levels import Level, Range, Share, size_text
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.kernels.kernel import Resources
 from crossfuse.planner.kernels.shape import Step
@@ -43,22 +43,10 @@ def printed(parts: Iterable[RenderableType], width: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def render(reasons: Explanation) -> list[RenderableType]:
-    """Build all tables, in reading order."""
-    parts: list[RenderableType] = [
-        _head(reasons),
-        levels_table(reasons.levels, reasons.plan.microseconds, LEVELS),
-        terms_table(reasons.plan.terms),
-    ]
-    parts.append(_places(reasons))
-    if reasons.usage:
-        parts += [_kernels(reasons), _layout(reasons)]
-    if reasons.best:
-        parts.append(runners_table("next best plans, of any family", reasons.best))
-    if reasons.plan.runners:
-        parts.append(runners_table("the best of every other family", reasons.plan.runners))
-    parts.append(pruned_table(reasons.pruned))
-    return parts
+def of_chain(reasons: Explanation) -> list[RenderableType]:
+    """Tables that plans of chains have alone."""
+    found = [_places(reasons)]
+    return [*found, _kernels(reasons), _layout(reasons)] if reasons.usage else found
 
 
 def tiles_text(tiles: Mapping[str, Any]) -> str:
@@ -73,7 +61,8 @@ def tiles_text(tiles: Mapping[str, Any]) -> str:
     return " ".join(name if each is True else f"{name}={each}" for name, each in shown)
 
 
-def _head(reasons: Explanation) -> RenderableType:
+def head_of_chain(reasons: Explanation) -> RenderableType:
+    """What a chain is, which kernel was chosen, and its time."""
     from rich.text import Text
 
     plan = reasons.plan

@@ -172,7 +172,7 @@ class Feature:
     warpgroups: int = 0
     #: Whether warpgroups begin before the cluster has met, and wait for no other CTA.
     helps: bool = False
-    #: Whether functions are computed in 16 bits, see `crossfuse.lower.pack_registers`.
+    #: Whether functions are computed in 16 bits, see `crossfuse.lower.buffers`.
     fast: bool = False
     #: Whether the kernel may start before the one before it is over.
     may_start_early: bool = True

@@ -193,7 +193,7 @@ class RowProgram:
     lane: Any
     #: Without blocks, in `row` and `lane`; of one chunk of a row if there are `chunks`.
     statement: Any
-    #: Whether registers hold two numbers of 16 bits each, see `crossfuse.lower.pack_registers`.
+    #: Whether registers hold two numbers of 16 bits each, see `crossfuse.lower.buffers`.
     fast: bool
     #: Vectors that they store a number of, such as a scale of each row.
     beside: tuple[Any, ...] = ()

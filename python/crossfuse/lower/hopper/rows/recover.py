@@ -7,8 +7,8 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP, WARPGROUP
+from crossfuse.lower.buffers import VECTORS, load_in_order
 from crossfuse.lower.hopper.rows.program import ChunkLoop, RowProgram, scaled_rows
-from crossfuse.lower.pack_registers import VECTORS, load_in_order
 from crossfuse.lower.pipeline import block_passes, fast_exponentials
 from crossfuse.lower.refusal import Rule
 from crossfuse.lower.tree import coordinate
