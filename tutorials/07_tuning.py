@@ -22,11 +22,10 @@ from crossfuse.hardware import device, tvm_target
 from crossfuse.lower.extract import lower
 from crossfuse.meta_schedule.build import Build, Conditions
 from crossfuse.meta_schedule.builder import import_intrinsics
-from crossfuse.meta_schedule.bundle import make_bundle, open_bundle
 from crossfuse.meta_schedule.candidate import kernels_of, schedule_candidate
 from crossfuse.meta_schedule.records import Record, Store, append, open_database, workload_module
 from crossfuse.meta_schedule.rpc import read_tracker
-from crossfuse.meta_schedule.tune import open_tuning
+from crossfuse.meta_schedule.tune import make_bundle, open_bundle, open_tuning
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.kernels.shape import select
 from crossfuse.planner.tune.kernel_space import Group, KernelSpace

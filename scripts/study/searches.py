@@ -33,9 +33,9 @@ from crossfuse.meta_schedule.build import (
     build_request,
     references,
 )
-from crossfuse.meta_schedule.bundle import record as measured
 from crossfuse.meta_schedule.candidate import Candidate, candidate_at
 from crossfuse.meta_schedule.records import Record, append, append_line, read_records
+from crossfuse.meta_schedule.tune import record as measured
 from crossfuse.planner.tune.strategy import Strategy
 from crossfuse.schema import Damaged, read
 

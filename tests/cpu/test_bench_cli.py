@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from crossfuse.bench import ours, variants
+from crossfuse.bench import variants
 from crossfuse.workload import parse
 
 pytest.importorskip("torch")
@@ -39,7 +39,7 @@ def test_unfused_variant_is_a_kernel_a_product(
     from crossfuse.runtime.tensors import to_torch
 
     spec = parse(f"{kind}:M=16,K=64,N=128,L=32{further}")
-    compile_kernel, made = ours._kernel, []
+    compile_kernel, made = variants._kernel, []
 
     def emulated(part, device):
         made.append(part)
@@ -47,7 +47,7 @@ def test_unfused_variant_is_a_kernel_a_product(
         kernel = compile_kernel(part, device)
         return replace(kernel, call=call)
 
-    monkeypatch.setattr(ours, "_kernel", emulated)
+    monkeypatch.setattr(variants, "_kernel", emulated)
     variant = variants.make("unfused", spec, "cpu")
     assert [each.act for each in made[:2]] == [spec.act, "identity"]
     assert len(made) == (3 if spec.gated else 2)

@@ -9,9 +9,9 @@ import pytest
 from cpu.meta_schedule.loggers import drop_nameless_handlers
 from crossfuse.bench.job import Job, Timing
 from crossfuse.meta_schedule.build import Conditions
-from crossfuse.meta_schedule.bundle import make_bundle, measure_bundle, open_bundle
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.meta_schedule.records import read_records
+from crossfuse.meta_schedule.tune import make_bundle, measure_bundle, open_bundle
 
 pytest.importorskip("torch")
 

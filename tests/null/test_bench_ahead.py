@@ -6,8 +6,8 @@ import pytest
 
 from crossfuse.bench import plan as run
 from crossfuse.bench.job import Job, Planned
-from crossfuse.bench.ours import kernels
 from crossfuse.bench.plan import plan, setting
+from crossfuse.bench.variants import kernels
 from crossfuse.workload import WorkloadSpec, parse
 from crossfuse.workload.cascades import parse as parse_cascade
 

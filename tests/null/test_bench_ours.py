@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from crossfuse import compiler
-from crossfuse.bench import ours, variants, worker
+from crossfuse.bench import variants, worker
 from crossfuse.bench.job import OF_MODELS, OWN
 from crossfuse.errors import LoweringRefused, ScheduleRefused, WorkloadRefused, refuse
 from crossfuse.measure.job import Job, Request
@@ -86,7 +86,7 @@ def test_refused_placement_is_a_row(
         found = f"placement {options['placement']}"
         raise refuse(family, "compile", "chain", found=found, limit="l2", instead="take l2")
 
-    ours.compile_kernel.cache_clear()
+    variants.compile_kernel.cache_clear()
     monkeypatch.setitem(vars(compiler), "compile", refuses)
     found = worker.Session("cpu").answer(Request(Job(CHAIN, "ours-global")))
     assert found.status == "refused"

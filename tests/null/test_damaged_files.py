@@ -21,18 +21,17 @@ from crossfuse.errors import RefusedError
 from crossfuse.files import read_arrays
 from crossfuse.hardware import device
 from crossfuse.meta_schedule.build import Build
-from crossfuse.meta_schedule.bundle import open_bundle
 from crossfuse.meta_schedule.candidate import Candidate, read_candidates
 from crossfuse.meta_schedule.records import Record, append, read_records
+from crossfuse.meta_schedule.tune import open_bundle
 from crossfuse.planner.cascade.plan import CascadePlan, plan_cascade
 from crossfuse.planner.cost import rates as calibration
 from crossfuse.planner.cost.rates import rates_of_file
 from crossfuse.planner.cost.terms import read as read_trees
 from crossfuse.planner.plan import Plan, plan
 from crossfuse.planner.tune.cost_model import CostModel
-from crossfuse.runtime.dispatch import load_dispatch
 from crossfuse.runtime.dispatch_table import Bin, DispatchTable
-from crossfuse.runtime.kernel_table import KernelTable, load_kernels
+from crossfuse.runtime.kernel_table import KernelTable, load_dispatch, load_kernels
 from crossfuse.runtime.load import load
 from crossfuse.runtime.model_artefact import load_model
 from crossfuse.runtime.model_record import ModelArtefact, ModelInput

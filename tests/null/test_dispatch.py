@@ -13,8 +13,8 @@ import pytest
 from crossfuse.errors import ArtefactRefused
 from crossfuse.lower.image import ROW_COUNT, BufferSpec, KernelImage, Launch, TensorMap
 from crossfuse.runtime.artefact import Artefact
-from crossfuse.runtime.dispatch import Dispatch, load_dispatch, write_dispatch
 from crossfuse.runtime.dispatch_table import TABLE, Bin, DispatchTable
+from crossfuse.runtime.kernel_table import Dispatch, load_dispatch, write_dispatch
 from crossfuse.runtime.manifest import FORMAT_VERSION, Manifest
 
 AGAIN = "Instead: build the bins again, or copy the whole folder."

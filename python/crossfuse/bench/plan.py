@@ -12,7 +12,7 @@ from typing import Any
 
 from crossfuse.bench.cascades import cascade_floor, rows_of
 from crossfuse.bench.job import L2, PROTOCOLS, VARIANTS, Counters, Planned, Row, floor
-from crossfuse.bench.ours import compile_kernel, kernels
+from crossfuse.bench.variants import compile_kernel, kernels
 from crossfuse.errors import Rule, WorkloadRefused
 from crossfuse.measure.job import Job, Request, Timing
 from crossfuse.measure.timer import WORKER, Measurer

@@ -21,7 +21,7 @@ import numpy as np
 
 from crossfuse.bench import variants
 from crossfuse.bench.job import Variant, pack_apart, weight_bytes
-from crossfuse.bench.ours import loaded, returning
+from crossfuse.bench.variants import loaded, returning
 from crossfuse.emulate.llvm import Parameter, draw, limits, parameters, the_output
 from crossfuse.errors import CheckFailed, RefusedError, WorkloadRefused, refuse
 from crossfuse.files import read_arrays, read_text, sha256, write_atomically

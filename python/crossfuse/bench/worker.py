@@ -22,7 +22,6 @@ from crossfuse.bench import environment
 from crossfuse.bench.cascades import CascadeProblem
 from crossfuse.bench.job import OWN, Variant
 from crossfuse.bench.models import ModelProblem
-from crossfuse.bench.ours import compile_kernel, kernels
 from crossfuse.bench.problem import (
     DrawnProblem,
     Problem,
@@ -30,6 +29,7 @@ from crossfuse.bench.problem import (
     is_function,
     make_problem,
 )
+from crossfuse.bench.variants import compile_kernel, kernels
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import device as find_device
 from crossfuse.measure.job import LIBRARY, PROGRAM, SPEC, Job, Request, Timing, Way

@@ -198,7 +198,7 @@ def make(
     from crossfuse.hardware import device
     from crossfuse.measure.job import Job
     from crossfuse.meta_schedule.build import Conditions, cores
-    from crossfuse.meta_schedule.bundle import make_bundle
+    from crossfuse.meta_schedule.tune import make_bundle
 
     name = device(target).name
     found = _candidates(candidates, name, keep, baseline)
@@ -251,8 +251,8 @@ def measure(
     """
     from crossfuse.bench.environment import measured_gpu
     from crossfuse.meta_schedule.build import Conditions, cores
-    from crossfuse.meta_schedule.bundle import measure_bundle, open_bundle
     from crossfuse.meta_schedule.records import Progress
+    from crossfuse.meta_schedule.tune import measure_bundle, open_bundle
 
     bundle = open_bundle(folder)
     builders, gpu = jobs or max(1, cores() - 1), measured_gpu()
@@ -278,8 +278,8 @@ def collect(
     as_json: JsonFlag = False,
 ) -> None:
     """Read the records that came back, and store them."""
-    from crossfuse.meta_schedule.bundle import open_bundle
     from crossfuse.meta_schedule.records import append, read_records, unknown
+    from crossfuse.meta_schedule.tune import open_bundle
 
     bundle = open_bundle(folder)
     found = read_records(bundle.results)
@@ -436,7 +436,7 @@ def _measure_kernels(tuning: Tuning, trials: int, budget: float) -> None:
 
 
 def _write_bundle(tuning: Tuning, trials: int) -> None:
-    from crossfuse.meta_schedule.bundle import make_bundle
+    from crossfuse.meta_schedule.tune import make_bundle
 
     candidates = tuning.candidates(trials)
     make_bundle(candidates, tuning.bundle, tuning.how, build_there=True)

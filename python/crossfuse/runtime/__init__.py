@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from crossfuse.runtime.artefact import Artefact, KernelObject, build_library, build_object
-from crossfuse.runtime.dispatch import Dispatch, load_dispatch, write_dispatch
 from crossfuse.runtime.dispatch_table import DispatchTable
 from crossfuse.runtime.kernel import LoadedKernel
-from crossfuse.runtime.kernel_table import Kernels, KernelTable, load_kernels, write_kernels
+from crossfuse.runtime.kernel_table import (
+    Dispatch,
+    Kernels,
+    KernelTable,
+    load_dispatch,
+    load_kernels,
+    write_dispatch,
+    write_kernels,
+)
 from crossfuse.runtime.load import load
 from crossfuse.runtime.manifest import Manifest, ResourceUsage
 from crossfuse.runtime.model_artefact import load_model

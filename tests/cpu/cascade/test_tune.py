@@ -18,9 +18,9 @@ from crossfuse.lower.extract import lower
 from crossfuse.measure.job import LIBRARY, Job, Request, Timing, Way
 from crossfuse.measure.timer import Measurer
 from crossfuse.meta_schedule.build import Build, Conditions, build_candidate, shared_object
-from crossfuse.meta_schedule.bundle import make_bundle, measure_bundle, open_bundle
 from crossfuse.meta_schedule.candidate import Candidate, best_candidates, schedule_candidate
 from crossfuse.meta_schedule.records import Record, append, commit, open_database, read_records
+from crossfuse.meta_schedule.tune import make_bundle, measure_bundle, open_bundle
 from crossfuse.planner.plan import plan
 from crossfuse.workload.cascades import resolve
 

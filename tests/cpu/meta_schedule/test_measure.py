@@ -12,7 +12,6 @@ import pytest
 from crossfuse.measure.job import LIBRARY, Job, Request, Timing, Way
 from crossfuse.measure.timer import Measurer
 from crossfuse.meta_schedule.build import Conditions, build_candidate, shared_object
-from crossfuse.meta_schedule.bundle import make_bundle, measure_bundle, open_bundle
 from crossfuse.meta_schedule.candidate import Candidate, candidate_of, schedule_candidate
 from crossfuse.meta_schedule.records import (
     FAILED_SECONDS,
@@ -22,6 +21,7 @@ from crossfuse.meta_schedule.records import (
     read_records,
     workload_module,
 )
+from crossfuse.meta_schedule.tune import make_bundle, measure_bundle, open_bundle
 from crossfuse.runtime import load
 
 pytest.importorskip("torch")

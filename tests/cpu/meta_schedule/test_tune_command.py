@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from crossfuse.cli import app
 from crossfuse.hardware import device, tvm_target
 from crossfuse.lower.extract import lower
-from crossfuse.meta_schedule.bundle import measure_bundle, open_bundle
 from crossfuse.meta_schedule.candidate import schedule_candidate
 from crossfuse.meta_schedule.records import read_records, workload_module
+from crossfuse.meta_schedule.tune import measure_bundle, open_bundle
 from crossfuse.schedule.planned import trace_json
 from null.meta_schedule.test_tune_search import HOW, SPEC
 

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from crossfuse.cli import app
-from crossfuse.meta_schedule.bundle import measure_bundle, open_bundle
 from crossfuse.meta_schedule.records import Progress, read_records
+from crossfuse.meta_schedule.tune import measure_bundle, open_bundle
 from null.meta_schedule.test_campaign import HOW
 
 GIVEN = [

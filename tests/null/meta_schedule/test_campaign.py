@@ -15,9 +15,9 @@ import pytest
 from crossfuse.bench.job import Job
 from crossfuse.errors import ArtefactRefused
 from crossfuse.meta_schedule.build import Conditions
-from crossfuse.meta_schedule.bundle import make_bundle, measure_all, measure_bundle, open_bundle
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.meta_schedule.records import Record, append, read_records
+from crossfuse.meta_schedule.tune import make_bundle, measure_all, measure_bundle, open_bundle
 from null.meta_schedule.peers import BUILDER, MEASURER, program
 
 HOW = Conditions(
@@ -155,7 +155,7 @@ sys.path.insert(0, {here!r})
 from crossfuse._discovery import without_torch
 without_torch()  # which takes seconds to load, and is not asked for anything
 from null.meta_schedule.test_campaign import HOW
-from crossfuse.meta_schedule.bundle import measure_bundle, open_bundle
+from crossfuse.meta_schedule.tune import measure_bundle, open_bundle
 def report(record):
     print(record.status, flush=True)
 try:

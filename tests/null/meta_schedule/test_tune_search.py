@@ -172,7 +172,7 @@ def test_a_tracker_that_is_none_is_refused(
 
 
 def test_a_bundle_goes_out_and_its_records_come_back(tmp_path: Path) -> None:
-    from crossfuse.meta_schedule.bundle import measure_bundle, open_bundle
+    from crossfuse.meta_schedule.tune import measure_bundle, open_bundle
 
     words = ("G4:M=64", "--work-dir", tmp_path, "--no-learn", "--json")
     result = run(*words, "--trials", 4, "--runner", "bundle")
