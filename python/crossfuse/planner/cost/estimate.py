@@ -15,7 +15,7 @@ While the intermediate passes, weights of the second phase are loaded, as many a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from itertools import pairwise
@@ -387,18 +387,13 @@ def fastest(
 
 
 def fill_tiles(
-    kind: type[TileKernel],
-    shape: Shape,
-    device: Device,
-    given: Mapping[str, int],
-    allowed: Callable[[Any], Flag],
+    found: TileKernel, shape: Shape, device: Device, allowed: Callable[[Any], Flag]
 ) -> TileKernel | None:
-    """Choose the tiles of a kind of kernels that a caller did not give.
+    """Choose the tiles that a caller did not give, of those with what was given.
 
     `allowed` flags those of many kernels that the rule would take, beyond those that are legal. The
     result is of plain numbers; None if no tiles are legal.
     """
-    found = kind.possible(shape, given)
     found = select(found, flags(found, found.legal(shape, device)))
     if count(found):
         found = select(found, flags(found, allowed(found)))

@@ -65,13 +65,9 @@ class PartedTiles(ABC):
 
         wanted = asdict(self)  # type: ignore[call-overload]
         given = {name: each for name, each in wanted.items() if each and name != "stages"}
-        found = fill_tiles(
-            self.kind,
-            shape_of_blocks(chain),
-            device,
-            given,
-            lambda kernels: self.leaves_room(chain, kernels),
-        )
+        shape = shape_of_blocks(chain)
+        possible = self.kind.possible(shape, given)
+        found = fill_tiles(possible, shape, device, lambda each: self.leaves_room(chain, each))
         if found is None:
             raise refuse(
                 ScheduleRefused,

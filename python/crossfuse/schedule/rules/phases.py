@@ -11,8 +11,7 @@ from crossfuse.blocks.scheduled import name_of
 from crossfuse.calls import AnyFunction, checked
 from crossfuse.errors import Rule, ScheduleRefused
 from crossfuse.hardware import Device, device
-from crossfuse.planner.cost.estimate import fastest
-from crossfuse.planner.cost.rates import rates_of
+from crossfuse.planner.cost.estimate import fill_tiles
 from crossfuse.planner.families.phases import (
     ALONG,
     COLUMNS,
@@ -21,7 +20,7 @@ from crossfuse.planner.families.phases import (
     REDUCTION,
     ROWS_OF,
 )
-from crossfuse.planner.kernels.shape import count, flags, select, shape_of_blocks
+from crossfuse.planner.kernels.shape import shape_of_blocks
 from crossfuse.schedule.rules.pipelined import bind_split, grouped, place_products
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schema import Damaged, Tile, typed
@@ -136,11 +135,9 @@ def _completed(
         return tiles
     family, shape = PHASES if staged else LAUNCHES, shape_of_blocks(chain)
     given = {"rows": tiles.rows, "size": tiles.cluster}
-    found = family.tried(shape, target, {name: each for name, each in given.items() if each})
-    found = select(found, flags(found, found.legal(shape, target)))
-    if count(found):
-        found = select(found, flags(found, found.fits(shape, target)))
-    if not count(found) or tiles.phases:
+    tried = family.tried(shape, target, {name: each for name, each in given.items() if each})
+    found = fill_tiles(tried, shape, target, lambda each: each.fits(shape, target))
+    if found is None or tiles.phases:
         raise _refused(
             name_of(sch, chain.layers[0].products[0]),
             found=f"{tiles} for {layers} layers",
@@ -148,8 +145,7 @@ def _completed(
             f"that fit {target.name}",
             instead="leave them out, or name all",
         )
-    (best,), _ = fastest(found, shape, target, rates_of(target))
-    return typed(ChainTiles, select(found, int(best)).tiles())
+    return typed(ChainTiles, found.tiles())
 
 
 def _split(sch: Any, layer: Layer, tiles: ChainTiles, phase: PhaseTiles, constant: bool) -> None:

@@ -22,7 +22,7 @@ from crossfuse.cascade.rewrite.streaming import streaming
 from crossfuse.cascade.rewrite.tiled.tiled import tiled
 from crossfuse.cascade.rewrite.tiles import CascadeTiles, StreamTiles
 from crossfuse.cascade.rewrite.work import work_of
-from crossfuse.errors import Rule, ScheduleRefused, refuse
+from crossfuse.errors import Rule, ScheduleRefused
 from crossfuse.hardware import WARP, WARPGROUP, Device, device
 from crossfuse.planner.families import ATTENTION_OUT, ROWS, ROWS_CHAIN
 from crossfuse.planner.families.attention_out import AttentionOutTiles
@@ -38,6 +38,10 @@ from crossfuse.schedule.rules.tiled_gemm import bind_product
 
 if TYPE_CHECKING:
     from crossfuse.cascade.spec import Derivation, Site
+
+_other_function = Rule(
+    ScheduleRefused, "plan", instead="plan this function, which leaves the family out"
+)
 
 #: Registers of a thread for loads in flight: of elements for the state, and of those for outputs.
 #: More spill beside those of `crossfuse.lower.hopper.plan.kernel`.
@@ -132,13 +136,10 @@ def rows_before_product(func: Any, tiles: RowsTiles, constant: bool) -> Any:
 
     parts = rows_first(func)
     if parts is None:
-        raise refuse(
-            ScheduleRefused,
-            "plan",
+        raise _other_function(
             f"family '{ROWS}'",
             found="a function whose last product reads no rows that a cascade makes",
             limit="a norm or a quantiser of rows, and a product of them and weights",
-            instead="plan this function, which leaves the family out",
         )
     rows = only_site(parts.rows)
     return schedule_rows_gemm(
@@ -272,13 +273,16 @@ def schedule_rows_chain(
     >>> [str(each.name) for each in sch.mod["main"].params]
     ['x', 'gamma', 'gate', 'up', 'down', 'out']
     """
-    on = device(target)
-    chosen = _complete(parts, first or TensorTiles(), second or TensorTiles(), on)
-    sizes = stream or row_tiles(site, derivation, _warpgroups_of_chain(parts, *chosen, on))
+    on, own = device(target), ir.Schedule(parts.product)
+    chain = read_two_products(own, "rows_chain")
+    tiles = (first or TensorTiles()).of_first(own, chain, on, staged=True)
+    chosen = (tiles, (second or TensorTiles()).of_second(own, chain, tiles, on))
+    kernel = StagedKernel.read(dict(zip(("first", "second"), map(asdict, chosen), strict=True)))
+    warpgroups = multiplying_warpgroups(kernel, shape_of_blocks(chain), on)
+    sizes = stream or row_tiles(site, derivation, warpgroups)
     sch = ir.Schedule(joined(parts, streaming(site, derivation, sizes)))
     bind_stream(sch, sizes)
-    chain = _chain_in(sch, parts)
-    bind_two_products(sch, chain, *chosen, True, constant_weights, on)
+    bind_two_products(sch, _chain_in(sch, own, chain), *chosen, True, constant_weights, on)
     sch.grid_stage(sch.get_sblock("outputs"))
     return sch
 
@@ -287,13 +291,10 @@ def planned_rows_chain(site: Site, _: Derivation, tiles: RowsChainTiles, constan
     """Schedule a function as rows, and the products behind them, in tiles of a plan."""
     parts = rows_before_chain(site.function)
     if parts is None:
-        raise refuse(
-            ScheduleRefused,
-            "plan",
+        raise _other_function(
             f"family '{ROWS_CHAIN}'",
             found="a function without two products of weights behind rows that a cascade makes",
             limit="a norm or a quantiser of rows, and a chain of two products behind it",
-            instead="plan this function, which leaves the family out",
         )
     (rows,) = detect(parts.rows)
     first, second = (TensorTiles(**tiles.phases[each]) for each in ("first", "second"))
@@ -303,10 +304,8 @@ def planned_rows_chain(site: Site, _: Derivation, tiles: RowsChainTiles, constan
     )
 
 
-def _chain_in(sch: Any, parts: RowsFirst) -> Chain:
-    """The chain of a joined function: its blocks, by the names that they have in the products'."""
-    own = ir.Schedule(parts.product)
-    chain = read_two_products(own, "rows_chain")
+def _chain_in(sch: Any, own: Any, chain: Chain) -> Chain:
+    """The chain of a joined function: its blocks, by the names that they have in the product."""
 
     def here(block: Any) -> Any:
         return sch.get_sblock(str(own.get(block).name_hint))
@@ -316,25 +315,6 @@ def _chain_in(sch: Any, parts: RowsFirst) -> Chain:
         for each in chain.layers
     )
     return replace(chain, layers=tuple(layers))
-
-
-def _complete(
-    parts: RowsFirst, first: TensorTiles, second: TensorTiles, on: Device
-) -> tuple[TensorTiles, TensorTiles]:
-    """Tiles of both phases with what was left out."""
-    own = ir.Schedule(parts.product)
-    chain = read_two_products(own, "rows_chain")
-    tiles = first.of_first(own, chain, on, staged=True)
-    return tiles, second.of_second(own, chain, tiles, on)
-
-
-def _warpgroups_of_chain(
-    parts: RowsFirst, first: TensorTiles, second: TensorTiles, on: Device
-) -> int:
-    """Multiplying warpgroups of all CTAs of the kernel."""
-    shape = shape_of_blocks(read_two_products(ir.Schedule(parts.product), "rows_chain"))
-    tiles = {"first": asdict(first), "second": asdict(second)}
-    return multiplying_warpgroups(StagedKernel.read(tiles), shape, on)
 
 
 # Rule for attention and the product of what it makes: one kernel of two phases.
@@ -443,13 +423,10 @@ def planned_attention_out(
 ) -> Any:
     """Schedule attention that a product follows, in tiles of a plan."""
     if site.after is None:
-        raise refuse(
-            ScheduleRefused,
-            "plan",
+        raise _other_function(
             f"family '{ATTENTION_OUT}'",
             found="a cascade that no product follows",
             limit="attention, and the product of all heads of a token and weights",
-            instead="plan this function, which leaves the family out",
         )
     return schedule_attention_out(
         site.after,
