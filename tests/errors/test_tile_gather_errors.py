@@ -12,7 +12,7 @@ from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
 from crossfuse.lower.hopper.plan.kernel import plan_kernel
 from crossfuse.lower.hopper.recover.function import recover
-from crossfuse.planner.families.dsm import ClusteredKernel
+from crossfuse.planner.families.parted import ClusteredKernel
 from crossfuse.schedule.rules.parted_ffn import ClusterTiles, schedule_clustered_ffn
 from crossfuse.workload import parse, prim_func
 

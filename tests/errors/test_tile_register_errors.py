@@ -10,7 +10,7 @@ import tvm
 from crossfuse.errors import LoweringRefused, ScheduleRefused
 from crossfuse.lower.extract import lower
 from crossfuse.lower.hopper.recover.function import recover
-from crossfuse.planner.families.registers import RegisterKernel
+from crossfuse.planner.families.parted import RegisterKernel
 from crossfuse.schedule.rules.parted_ffn import RegisterTiles, schedule_register_ffn
 from crossfuse.workload import parse, prim_func
 

@@ -10,7 +10,7 @@ import pytest
 from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
 from crossfuse.planner.chain.build import chain_of, matrix_chain
-from crossfuse.planner.families.dsm import ClusteredKernel
+from crossfuse.planner.families.parted import ClusteredKernel
 from crossfuse.planner.families.registry import FAMILIES, families, read_kernel
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.shape import Shape, count, select, shape_of, stack

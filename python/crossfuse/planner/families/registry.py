@@ -11,7 +11,7 @@ from crossfuse.hardware import Device
 from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.cost.estimate import fastest
 from crossfuse.planner.cost.rates import rates_of
-from crossfuse.planner.families import dsm, phases, registers, skinny, tiled
+from crossfuse.planner.families import parted, phases, skinny, tiled
 from crossfuse.planner.families.attention_out import AttentionOut
 from crossfuse.planner.families.family import CascadeFamily, ChainFamily
 from crossfuse.planner.families.row_sums import RowSums
@@ -30,8 +30,8 @@ FAMILIES: Mapping[str, ChainFamily] = MappingProxyType(
         each.name: each
         for each in (
             tiled.GEMM,
-            registers.FAMILY,
-            dsm.FAMILY,
+            parted.IN_REGISTERS,
+            parted.DSM,
             tiled.STAGED,
             tiled.SEPARATE,
             phases.PHASES,

@@ -12,8 +12,13 @@ from crossfuse.blocks.scheduled import name_of, read_of
 from crossfuse.calls import AnyFunction, checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device, device
-from crossfuse.planner.families.dsm import SLICE, ClusteredKernel
-from crossfuse.planner.families.registers import REGISTERS, STEP, RegisterKernel
+from crossfuse.planner.families.parted import (
+    REGISTERS,
+    SLICE,
+    STEP,
+    ClusteredKernel,
+    RegisterKernel,
+)
 from crossfuse.planner.kernels.shape import Flag, shape_of_blocks
 from crossfuse.schedule.rules.pipelined import (
     by_part,

@@ -19,7 +19,7 @@ from crossfuse.lower.hopper.program.tile import (
 from crossfuse.lower.hopper.program.tile_program import Contraction, TileProgram
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
-from crossfuse.planner.families.registers import REGISTERS
+from crossfuse.planner.families.parted import REGISTERS
 from crossfuse.planner.kernels.phase import SLOTS, WIDTHS, box_columns, box_places, box_widths
 
 #: Most rows of a box. PTX ISA, cp.async.bulk.tensor.
