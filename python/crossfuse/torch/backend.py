@@ -69,7 +69,8 @@ class Backend:
     early : bool
         Whether a kernel of ours that needs what another one makes in the same graph starts before
         what lies between is over, and loads its weights before it waits: inputs and constants of
-        the graph that nothing in it writes (programmatic dependent launch).
+        the graph that nothing in it writes (programmatic dependent launch). Of few rows, kernels
+        that inductor writes start early too, which a second start loads by Triton then.
 
     Examples
     --------

@@ -366,7 +366,7 @@ def compile_with_inductor(
             count_together(rest)
         try:
             with waiting_first() as early:
-                more = {_EARLY: True} if early and settings else {}
+                more = {_EARLY: True} if early and settings and backend.early else {}
                 with config.patch({**whole, **settings, **more}):
                     return compile_fx_inner(rest, given, **known)
         except InductorError as error:

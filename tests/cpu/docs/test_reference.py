@@ -25,8 +25,15 @@ def test_every_public_name_is_described_once(tmp_path: Path) -> None:
 
 
 def test_members_of_bases_that_are_not_public_are_described(tmp_path: Path) -> None:
-    """``run`` of kernels and dispatches is that of `crossfuse.runtime.kernel.Runnable`."""
+    """``run`` of kernels and dispatches is that of `crossfuse.runtime.kernel.Runnable`.
+
+    And ``text`` and ``svg`` of explanations are those of all reasons.
+    """
     write_api(tmp_path, {})
     text = "\n".join(path.read_text(encoding="utf-8") for path in tmp_path.glob("*.md"))
     inheriting = re.findall(r"autoclass:: (\S+)\n   :members:\n   :inherited-members:", text)
-    assert inheriting == ["crossfuse.runtime.Dispatch", "crossfuse.runtime.LoadedKernel"]
+    assert inheriting == [
+        "crossfuse.runtime.Dispatch",
+        "crossfuse.runtime.LoadedKernel",
+        "crossfuse.planner.explain.explanation.Explanation",
+    ]
