@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from crossfuse.cascade.algebra import derive
@@ -18,12 +19,14 @@ from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage
 from crossfuse.schedule.planned import schedule_cascade_of
+from crossfuse.schedule.rules.experts import schedule_experts
 from crossfuse.schedule.rules.parted_ffn import (
     ClusterTiles,
     RegisterTiles,
     schedule_clustered_ffn,
     schedule_register_ffn,
 )
+from crossfuse.schedule.rules.phases import ChainTiles, PhaseTiles
 from crossfuse.schedule.rules.rows import schedule_rows_gemm
 from crossfuse.schedule.rules.skinny import SkinnyTiles, schedule_skinny
 from crossfuse.schedule.rules.stream import schedule_cascade_tiles
@@ -31,10 +34,14 @@ from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.threads import schedule_split_k
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
+from crossfuse.schedule.rules.together import schedule_together
 from crossfuse.workload import parse, prim_func, random_inputs
+from crossfuse.workload.build import emit_products, form_of
 from crossfuse.workload.cascade_build import prim_func as cascade_func
 from crossfuse.workload.cascade_numerics import random_inputs as cascade_inputs
 from crossfuse.workload.cascades import resolve
+from crossfuse.workload.dtypes import Operand
+from crossfuse.workload.experts import ExpertProduct, ExpertsForm, emit_experts
 
 Kernel = tuple[KernelImage, Mapping[str, np.ndarray]]
 
@@ -98,12 +105,56 @@ def _grid(first: TensorTiles, text: str) -> Kernel:
     return _chain(text, lambda f: schedule_tiled_ffn(f, first=first, second=second))
 
 
+def _experts() -> Kernel:
+    """Products of two tokens by the weights of four experts each, added up."""
+    tokens, top, columns, depth, dtype = 2, 4, 32, 64, "bfloat16"
+    form = ExpertsForm(
+        Operand("A", (tokens * top, depth), dtype),
+        Operand("B", (8, columns, depth), dtype),
+        Operand("places", (tokens, top), "int64"),
+        (ExpertProduct("gemm0"),),
+        columns,
+        lambda tensors, i, j: tensors["gemm0"](i, j),
+        (),
+        dtype,
+        tokens * top,
+        summed=top,
+        factor=Operand("factor", (tokens, top), "float32"),
+        normalised=True,
+    )
+    func = emit_experts(form)
+    inputs = _drawn(func) | {"places": np.arange(tokens * top).reshape(tokens, top) % 8}
+    inputs["factor"] = np.abs(inputs["factor"])
+    return _tight(schedule_experts(func), 0), inputs
+
+
+def _side_by_side() -> Kernel:
+    text = "gemm:M=300,K=256,N={},weights=nk"
+    func = emit_products([form_of(parse(text.format(each))) for each in (128, 64, 72)])
+    tiles = ChainTiles(64, 2, (PhaseTiles(64, "rows"),))
+    return _tight(schedule_together(func, tiles=tiles), 6), _drawn(func)
+
+
+def _drawn(func: Any) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    given = [each for each in func.params if not str(each.name).startswith("out")]
+    kinds = {"bfloat16": ml_dtypes.bfloat16}
+    return {
+        str(each.name): rng.standard_normal([*map(int, each.ty.shape)]).astype(
+            kinds.get(str(each.ty.dtype), str(each.ty.dtype))
+        )
+        for each in given
+    }
+
+
 #: By family: what makes a kernel.
 KERNELS: dict[str, Callable[[], Kernel]] = {
     "skinny": lambda: _chain(
         "gated_gemm:M=3,K=512,N=32,bias=last",
         partial(schedule_skinny, tiles=SkinnyTiles(lanes=8, warps=4, loads=1)),
     ),
+    "experts": _experts,
+    "products side by side": _side_by_side,
     "threads": lambda: _chain("gemm:M=16,K=64,N=16", lambda f: schedule_split_k(f, cluster=4)),
     "product": lambda: _chain(
         "gemm:M=512,N=192,K=256,dtype=bfloat16,weights=nk",

@@ -139,6 +139,19 @@ def _loses_a_fence(mutant: Mutant) -> bool:
     return bool(re.search(r"fence_proxy|fence_copies", mutant.statement))
 
 
+def _read_later(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
+    """Boxes are waited for at the end of a phase, and again before the next one fills them."""
+    name = mutant.statement.partition("(")[0].strip()
+    if mutant.operation not in ("drop", "weaken") or "bulk_wait_group" not in name:
+        return ""
+    for line in lines[mutant.line :]:
+        if line.split("(")[0].strip() == name:
+            return "another wait for the same copies follows before boxes are filled again"
+        if re.search(r"stmatrix|cp_async_bulk_tensor_s2g|memory_ptr\[.*\] = ", line):
+            return ""
+    return ""
+
+
 def _met_for_nothing(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
     """Threads meet after one has waited for its copies, but in these sizes there are none."""
     if mutant.operation != "drop" or "bar_sync" not in mutant.statement:
@@ -304,4 +317,5 @@ _RULES: tuple[Rule, ...] = (
     helps_in_the_end,
     _said_later,
     _alone,
+    _read_later,
 )
