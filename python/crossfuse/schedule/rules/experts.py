@@ -11,10 +11,15 @@ from crossfuse.blocks.scheduled import bindings, is_reduction, name_of, reduces
 from crossfuse.calls import AnyFunction, checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import WARP
-from crossfuse.markers import COLUMN, ELEMENT, FAST, RESIDENT_CTAS, ROW, ZERO
+from crossfuse.markers import FAST, RESIDENT_CTAS
 from crossfuse.planner.families.experts import ExpertsShape, best_kernels
 from crossfuse.planner.families.skinny import VECTOR, SkinnyKernel
-from crossfuse.schedule.rules.skinny import SkinnyTiles, add_lanes, load_weights, mark
+from crossfuse.schedule.rules.skinny import (
+    SkinnyTiles,
+    bind_threads,
+    in_one_loop,
+    multiply,
+)
 
 
 @checked
@@ -72,22 +77,11 @@ def schedule_experts(func: AnyFunction, *, tiles: SkinnyTiles | None = None) -> 
         sch.compute_inline(found.rows)
     weights = [sch.get(each).reads[1].source for each in found.products]
     divided = [_divided(sch, each, kernel, found.shape.experts) for each in found.products]
-    partials = [each for each, _ in divided]
     if len(divided) > 1:
-        _in_one_loop(sch, found, divided)
-    grid, warp, group, lane, step, load, *_ = sch.get_loops(partials[0])
-    sch.bind(warp, "threadIdx.y")
-    sch.bind(sch.fuse(group, lane), "threadIdx.x")
-    sch.unroll(load)
-    for partial, of_warp in divided:
-        sch.set_scope(partial, 0, "warp")
-        add_lanes(sch, of_warp, warp, kernel, own=True)
-    grid = _with_epilogue(sch, found, grid, kernel)
-    load_weights(sch, partials, weights, step, own=True)
-    for partial in partials:
-        first = sch.decompose_reduction(partial, step)
-        mark(sch, first, ZERO, ZERO)
-        mark(sch, partial, COLUMN, ROW, ELEMENT)
+        in_one_loop(sch, found.epilogue, found.products, divided)
+    grid, warp = bind_threads(sch, divided, kernel, own=True)
+    _with_epilogue(sch, found, grid, kernel)
+    multiply(sch, divided, weights, own=True)
     _store(sch, found, kernel)
     for each in found.chosen:
         sch.compute_inline(each)
@@ -224,18 +218,8 @@ def _divided(sch: Any, product: Any, tiles: SkinnyKernel, experts: int) -> tuple
     return partial, of_warp
 
 
-def _in_one_loop(sch: Any, found: Experts, divided: Sequence[tuple[Any, Any]]) -> None:
-    """Let each warp sum columns of all products, step by step of the reduction."""
-    # As of gate and up in `crossfuse.schedule.rules.skinny`: sums of lanes follow both.
-    at = sch.get_loops(found.epilogue)[0]
-    for (_, of_warp), product in zip(divided, found.products, strict=True):
-        sch.compute_at(product, at, preserve_unit_loops=True)
-        sch.compute_at(of_warp, at, preserve_unit_loops=True)
-    sch.merge(*(sch.get_loops(partial)[5] for partial, _ in divided))
-
-
-def _with_epilogue(sch: Any, found: Experts, grid: Any, tiles: SkinnyKernel) -> Any:
-    """Bring what follows the sums of warps into the loop over CTAs; its new variable.
+def _with_epilogue(sch: Any, found: Experts, grid: Any, tiles: SkinnyKernel) -> None:
+    """Bring what follows the sums of warps into the loop over CTAs.
 
     Not by a primitive that computes a block at a loop: sums of factors are not yet there.
     """
@@ -247,7 +231,6 @@ def _with_epilogue(sch: Any, found: Experts, grid: Any, tiles: SkinnyKernel) -> 
         sch.reorder(tile, token, i, j, *experts)
         grid = sch.merge(grid, sch.fuse(tile, token))
     sch.bind(grid, "blockIdx.x")
-    return grid
 
 
 def _store(sch: Any, found: Experts, tiles: SkinnyKernel) -> None:

@@ -35,6 +35,9 @@ from crossfuse.schema import Tile
 _FIRST = -2
 #: Loops around one that is put into the steps of the reduction.
 _AROUND = 4
+#: The loop over steps of the reduction among those of what a thread multiplies: behind CTAs, warps,
+#: and lanes with their groups.
+_STEP = 3
 #: Rows of eight whose sums a thread has of a fragment.
 _PAIR = 2
 
@@ -164,23 +167,44 @@ def _bind(sch: Any, chain: Chain, tiles: SkinnyKernel) -> None:
     for each in chain.rows:
         sch.compute_inline(each)
     divided = [_divided(sch, each, tiles) for each in chain.first]
-    partials = [each for each, _ in divided]
     if len(divided) > 1:
-        _in_one_loop(sch, chain, divided)
-    grid, warp, group, lane, step, load, *_ = sch.get_loops(partials[0])
+        in_one_loop(sch, chain.epilogue, chain.first, divided)
+    grid, _ = bind_threads(sch, divided, tiles)
+    grid = _with_epilogue(sch, chain, grid, tiles)
+    multiply(sch, divided, weights)
+    _store(sch, chain, grid, tiles)
+
+
+#: What sums what a thread multiplies, and what sums that of a warp's threads, of each product.
+Divided = Sequence[tuple[Any, Any]]
+
+
+def bind_threads(
+    sch: Any, divided: Divided, tiles: SkinnyKernel, *, own: bool = False
+) -> tuple[Any, Any]:
+    """Give what products were divided into to warps and lanes; loops over CTAs and over warps.
+
+    Matrices of weights may each have their `own` place, in a loop of one.
+    """
+    grid, warp, group, lane, _, load, *_ = sch.get_loops(divided[0][0])
     sch.bind(warp, "threadIdx.y")
     sch.bind(sch.fuse(group, lane), "threadIdx.x")
     sch.unroll(load)
     for partial, of_warp in divided:
         sch.set_scope(partial, 0, "warp")
-        add_lanes(sch, of_warp, warp, tiles)
-    grid = _with_epilogue(sch, chain, grid, tiles)
-    load_weights(sch, partials, weights, step)
+        _add_lanes(sch, of_warp, warp, tiles, own)
+    return grid, warp
+
+
+def multiply(sch: Any, divided: Divided, weights: Sequence[Any], *, own: bool = False) -> None:
+    """Load weights step by step, and say what tensor cores multiply."""
+    partials = [each for each, _ in divided]
+    step = sch.get_loops(partials[0])[_STEP]
+    _load_weights(sch, partials, weights, step, own)
     for partial in partials:
         first = sch.decompose_reduction(partial, step)
-        mark(sch, first, ZERO, ZERO)
-        mark(sch, partial, COLUMN, ROW, ELEMENT)
-    _store(sch, chain, grid, tiles)
+        _mark(sch, first, ZERO, ZERO)
+        _mark(sch, partial, COLUMN, ROW, ELEMENT)
 
 
 def _divided(sch: Any, product: Any, tiles: SkinnyKernel) -> tuple[Any, Any]:
@@ -201,17 +225,17 @@ def _divided(sch: Any, product: Any, tiles: SkinnyKernel) -> tuple[Any, Any]:
     return partial, of_warp
 
 
-def _in_one_loop(sch: Any, chain: Chain, divided: Sequence[tuple[Any, Any]]) -> None:
+def in_one_loop(sch: Any, epilogue: Any, products: Sequence[Any], divided: Divided) -> None:
     """Let each warp sum columns of all products, step by step of the reduction."""
     # The sums of lanes follow both: their nests may not stand between those that are merged.
-    at = sch.get_loops(chain.epilogue)[0]
-    for (_, of_warp), product in zip(divided, chain.first, strict=True):
+    at = sch.get_loops(epilogue)[0]
+    for (_, of_warp), product in zip(divided, products, strict=True):
         sch.compute_at(product, at, preserve_unit_loops=True)
         sch.compute_at(of_warp, at, preserve_unit_loops=True)
     sch.merge(*(sch.get_loops(partial)[5] for partial, _ in divided))
 
 
-def add_lanes(sch: Any, of_warp: Any, warp: Any, tiles: SkinnyKernel, *, own: bool = False) -> None:
+def _add_lanes(sch: Any, of_warp: Any, warp: Any, tiles: SkinnyKernel, own: bool) -> None:
     """Add up the sums of a warp's threads, each result where a tensor core leaves it."""
     sch.reverse_compute_at(of_warp, warp, preserve_unit_loops=True)
     lane, *matrix, i, j = list(sch.get_loops(of_warp))[-4 if own else -3 :]
@@ -222,11 +246,11 @@ def add_lanes(sch: Any, of_warp: Any, warp: Any, tiles: SkinnyKernel, *, own: bo
     sch.reorder(*matrix, group, lanes, row_tile, row, column, lane)
     sch.bind(sch.fuse(group, lanes), "threadIdx.x")
     sch.set_scope(of_warp, 0, "shared.dyn")
-    mark(sch, of_warp, ROW_TILE, ROW, COLUMN, LANE)
+    _mark(sch, of_warp, ROW_TILE, ROW, COLUMN, LANE)
 
 
-def load_weights(
-    sch: Any, partials: Sequence[Any], weights: Sequence[Any], step: Any, *, own: bool = False
+def _load_weights(
+    sch: Any, partials: Sequence[Any], weights: Sequence[Any], step: Any, own: bool
 ) -> None:
     """Load weights of a step, all of them before any is used; matrices may each have their `own`.
 
@@ -258,7 +282,7 @@ def load_weights(
             sch.annotate(loops[1], AHEAD, 1)
 
 
-def mark(sch: Any, block: Any, *roles: str) -> None:
+def _mark(sch: Any, block: Any, *roles: str) -> None:
     """Say what the innermost loops around a block are; the lowering multiplies by tensor cores."""
     loops = list(sch.get_loops(block))
     for loop, role in zip(loops[-len(roles) :], roles, strict=True):
