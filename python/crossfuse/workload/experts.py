@@ -95,10 +95,11 @@ def emit_experts(form: ExpertsForm) -> tirx.PrimFunc:
         rows = te.compute(shape, lambda i, k: left(i // form.repeats, k), name=ROWS)
 
     def from_first(pair: Any) -> Any:
-        place = _of_pair(places, form, pair)
+        # Weights of all experts may have more elements than 32 bits count.
+        place = _of_pair(places, form, pair).astype("int64")
         if form.bounded:
-            last = tirx.const(experts - 1, form.places.dtype)
-            return tirx.max(tirx.min(place, last), tirx.const(0, form.places.dtype))
+            last, first = tirx.const(experts - 1, "int64"), tirx.const(0, "int64")
+            return tirx.max(tirx.min(place, last), first)
         return tirx.Select(place < 0, place + experts, place)
 
     expert = te.compute((form.pairs,), from_first, name=EXPERT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -215,6 +216,14 @@ def test_tokens_of_one_tile_of_columns_follow_each_other() -> None:
     form = gated(Case())
     (launch,) = check(form, drawn(form)).launches
     assert launch.grid[0] == 8 * 2
+
+
+def test_weights_of_many_experts_are_counted_by_64_bits() -> None:
+    """Of 5 GB, whose last expert begins behind 2**31 elements."""
+    case = Case(tokens=1, experts=600, columns=1024, depth=4096)
+    image = lower(schedule_experts(emit_experts(mixed(case))), TARGET).image
+    (declared,) = set(re.findall(r"(int\w*) expert_local_ptr", image.cuda))
+    assert declared == "int64_t"
 
 
 # Kernels that start early.
