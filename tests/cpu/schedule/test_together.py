@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -12,6 +13,7 @@ from cpu.hopper.instructions import MEET
 from cpu.hopper.test_block_faults import HAND_BACK, READ
 from crossfuse import _tvm as ir
 from crossfuse.emulate.cuda import drop_call, emulate
+from crossfuse.emulate.cuda.chain import Link, chain
 from crossfuse.emulate.llvm import run_sequential
 from crossfuse.errors import LoweringRefused, ScheduleRefused
 from crossfuse.hardware import device
@@ -21,6 +23,7 @@ from crossfuse.markers import SIDE_BY_SIDE
 from crossfuse.planner.families.together import together_kernels
 from crossfuse.planner.kernels.shape import Shape
 from crossfuse.schedule.rules.phases import ChainTiles, PhaseTiles, schedule_phases
+from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
 from crossfuse.schedule.rules.together import schedule_together, tiles_of
 from crossfuse.workload import parse, prim_func
 from crossfuse.workload.build import emit_products, form_of
@@ -94,6 +97,31 @@ def test_lost_synchronisation_is_found(name: str, index: int) -> None:
     tiles = ChainTiles(64, 1, (PhaseTiles(64),))
     image = lower(schedule_together(func, tiles=tiles), TARGET).image
     assert emulate(drop_call(image, name, index), drawn(func)).findings
+
+
+def test_it_waits_for_the_kernel_that_makes_its_rows() -> None:
+    """Also CTAs that have no tile of the first product."""
+    first = parse("gemm:M=64,K=128,N=128,weights=nk")
+    one = lower(starting_early(schedule_tiled_gemm(prim_func(first)).mod["main"], ["B"]), TARGET)
+    func = products(64, 128, (64, 192))
+    tiles = ChainTiles(64, 1, (PhaseTiles(64),))
+    main = schedule_together(func, tiles=tiles).mod["main"]
+    other = lower(starting_early(main, ["B_0", "B_1"]), TARGET).image
+    given = drawn(func)
+    rng = np.random.default_rng(1)
+    made = {name: rng.standard_normal(shape) * 0.1 for name, shape in first.inputs.items()}
+    inputs = {name: each.astype(ml_dtypes.bfloat16) for name, each in made.items()}
+    inputs |= {name: each for name, each in given.items() if name != "A"}
+
+    def of_both(image: Any) -> Any:
+        return emulate(
+            chain([Link(one.image, {"out": "hidden"}), Link(image, {"A": "hidden"})]), inputs
+        )
+
+    of_both(other).raise_if_wrong()
+    wait = 'asm volatile("griddepcontrol.wait;"'
+    hasty = replace(other, cuda=other.cuda.replace(wait, f"if (false) {wait}"))
+    assert "early-launch" in {each.kind for each in of_both(hasty).findings}
 
 
 def test_nests_that_pass_something_on_are_refused() -> None:
