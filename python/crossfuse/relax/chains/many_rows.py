@@ -45,7 +45,7 @@ class ManyTogether(Together):
 
     name = "many_together"
 
-    def together(self, members: Sequence[PlannedChain], target: Device) -> tuple[Plan, ...]:
+    def plans_of(self, members: Sequence[PlannedChain], target: Device) -> tuple[Plan, ...]:
         """See `Together`."""
         shapes = [
             shape_of(each.plans[0].chain) for each in members if isinstance(each.plans[0], Plan)

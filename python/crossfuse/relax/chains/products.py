@@ -47,7 +47,7 @@ class Together(Chains):
 
     name = "together"
 
-    def together(self, members: Sequence[PlannedChain], target: Device) -> tuple[Plan, ...]:
+    def plans_of(self, members: Sequence[PlannedChain], target: Device) -> tuple[Plan, ...]:
         """Plans of one kernel of several products, and not to fuse; none if there is no kernel."""
         return _plans(members, target)
 
@@ -97,7 +97,7 @@ def joined(
         by_operand.setdefault((first, each.outlined.dtype, each.outlined.M), []).append(each)
     for every in by_operand.values():
         members = tuple(_at_once(graph, every))
-        plans = kind.together(members, target) if len(members) > 1 else ()
+        plans = kind.plans_of(members, target) if len(members) > 1 else ()
         if plans:
             yield _planned(members, plans, kind)
 
