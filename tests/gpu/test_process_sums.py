@@ -18,6 +18,14 @@ def test_sums_of_two_processes(found: dict[str, list[Any]]) -> None:
     assert found["sums"] == [[True] * 26] * 2
 
 
+def test_ranks_that_come_later(found: dict[str, list[Any]]) -> None:
+    assert found["behind"] == [[True] * 36] * 2
+
+
+def test_products_in_parts(found: dict[str, list[Any]]) -> None:
+    assert found["in_parts"] == [[True] * 60] * 2
+
+
 def test_late_rank_is_named(found: dict[str, list[Any]]) -> None:
-    assert "peer-late: rank 0 of all_reduce: found no arrival of rank 1" in found["late"][0]
+    assert "peer-late: rank 0 of a collective: found no arrival of rank 1" in found["late"][0]
     assert found["late"][1] == "nothing"

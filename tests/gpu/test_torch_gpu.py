@@ -45,8 +45,10 @@ def check(module: Any, got: Any, x: Any) -> None:
 
 
 def one_kernel_a_layer(fused: tuple[str, ...], end: str = "") -> None:
-    # With its norm, without it, or of few rows the last product by itself: what is told faster.
-    kinds = {f"crossfuse_{each}{end}" for each in ("gated_ffn", "rows_chain", "gated_gemm")}
+    # With its norm, without it, with the product behind it, or of few rows the last product by
+    # itself: what is told faster.
+    names = ("gated_ffn", "rows_chain", "layers", "gated_gemm")
+    kinds = {f"crossfuse_{each}{end}" for each in names}
     first = [each for each in fused if not each.startswith("crossfuse_gemm")]
     assert len(first) == LAYERS and kinds.issuperset(first), fused
 

@@ -369,7 +369,7 @@ def lower(
     mine = of_one_rank(function) if across else function
     lowered = _lowered(mine, device(target), name, timeline)
     if across:
-        lowered = replace(lowered, image=with_windows(lowered.image))
+        lowered = replace(lowered, image=with_windows(lowered.image, mine))
     if shapes := unpadded_shapes(function):
         lowered = replace(lowered, image=with_padding(lowered.image, shapes))
     if not starts_early(function):

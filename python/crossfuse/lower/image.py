@@ -6,7 +6,7 @@ Emulators and the runtime read a `KernelImage`; neither needs the compiler that 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -283,11 +283,21 @@ def _ordered(text: str, read: Collection[str]) -> str:
     Of parameters that nothing else is said to point to, nvcc makes loads of constants, which both
     it and ptxas put where they like.
     """
+    return kernel_heads(text, lambda head: promising(head, lambda name: name not in read))
+
+
+def promising(head: str, keeps: Callable[[str], bool]) -> str:
+    """A kernel's parameters, of which those that it `keeps` say that nothing else points there."""
 
     def plain(parameter: re.Match[str]) -> str:
-        return parameter["parameter"] if parameter["name"] in read else parameter[0]
+        return parameter[0] if keeps(parameter["name"]) else parameter["parameter"]
 
-    return _HEAD.sub(lambda head: _RESTRICT.sub(plain, head[0]), text)
+    return _RESTRICT.sub(plain, head)
+
+
+def kernel_heads(text: str, change: Callable[[str], str]) -> str:
+    """The text with the parameters of kernels changed, in declarations too."""
+    return _HEAD.sub(lambda head: change(head[0]), text)
 
 
 def _begun(text: str, launch: Launch) -> str:

@@ -10,7 +10,16 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.files import packaged_text
-from crossfuse.lower.image import ARRIVALS, RANK, WINDOW_UNIT, BufferSpec, KernelImage
+from crossfuse.lower.image import (
+    ARRIVALS,
+    RANK,
+    WINDOW_UNIT,
+    BufferSpec,
+    KernelImage,
+    Launch,
+    kernel_heads,
+    promising,
+)
 from crossfuse.lower.kernel import root_of
 from crossfuse.lower.refusal import Rule
 from crossfuse.lower.slabs import unused
@@ -21,7 +30,6 @@ from crossfuse.markers import (
     is_rank_bound,
     is_tile_program,
     spans_ranks,
-    starts_early,
 )
 
 # Whose a buffer is.
@@ -244,6 +252,8 @@ def _check_nests(func: Any, peers: Sequence[Any], count: int) -> None:
 _ALIGN = "buffer_dim_align"
 #: Attribute of a function: its kernels wait for other ranks; the value is the number of ranks.
 _MEETS = "crossfuse.meets_ranks"
+#: Attribute of a function: bytes that a slab has at least.
+_SLAB = "crossfuse.slab_bytes"
 
 
 def check_one_gpu(func: Any) -> None:
@@ -257,10 +267,21 @@ def check_one_gpu(func: Any) -> None:
         )
 
 
-def window_row(elements: int, dtype: str) -> int:
-    """Elements between the slabs of two ranks in a window of one address range."""
+def window_row(elements: int, dtype: str, least: int = 0) -> int:
+    """Elements between the slabs of two ranks in a window of one address range.
+
+    `least` is the size of a slab in bytes, if it is larger than what it holds.
+    """
     size = ir.item_bytes(dtype)
-    return -(-elements * size // WINDOW_UNIT) * WINDOW_UNIT // size
+    return -(-max(elements * size, least) // WINDOW_UNIT) * WINDOW_UNIT // size
+
+
+def with_slabs(func: Any, size: int) -> Any:
+    """The same function, whose buffers in peers' memory have slabs of `size` bytes or more.
+
+    Functions with slabs of one size can use one another's memory.
+    """
+    return func.with_attr(_SLAB, size)
 
 
 def of_one_rank(func: Any) -> Any:
@@ -276,17 +297,12 @@ def of_one_rank(func: Any) -> Any:
 
 def _check_plain(func: Any) -> None:
     if is_tile_program(func):
-        found = "loops with stages, of the Hopper pipeline"
-    elif starts_early(func):
-        found = "kernels that start before those before them are over"
-    else:
-        return
-    raise _refused(
-        "function",
-        found=found,
-        limit="kernels of the general lowering, one behind the other, in functions over GPUs",
-        instead="leave that out of the schedule of this function",
-    )
+        raise _refused(
+            "function",
+            found="loops with stages, of the Hopper pipeline",
+            limit="kernels of the general lowering in functions over GPUs",
+            instead="leave that out of the schedule of this function",
+        )
 
 
 @dataclass
@@ -308,11 +324,12 @@ class _OneRank:
                 shape, buffer.ty.dtype, buffer.name, scope=buffer.scope()
             )
         taken = {str(each.name) for each in self.func.params}
+        least = int((self.func.attrs or {}).get(_SLAB, 0))
         for buffer in self.ranks.peers:
             name = unused(re.sub(r"\W", "_", str(buffer.name)), taken)
             taken.add(name)
             count, *rest = (int(each) for each in buffer.ty.shape)
-            row = window_row(prod(rest), str(buffer.ty.dtype))
+            row = window_row(prod(rest), str(buffer.ty.dtype), least)
             strides = [row, *(prod(rest[axis + 1 :]) for axis in range(len(rest)))]
             self.windows[buffer] = ir.tirx.decl_buffer(
                 [count, *rest], buffer.ty.dtype, name, strides=strides, layout=None
@@ -451,24 +468,57 @@ class _Meeting:
         )
 
 
-def with_windows(image: KernelImage) -> KernelImage:
+def with_windows(image: KernelImage, mine: Any) -> KernelImage:
     """The image of a function of one rank, which says what spans ranks and may change meanwhile.
 
-    Pointers to peers' memory promise neither that nobody else writes there nor that it is constant:
-    nvcc would load through the read-only cache, which sees no peer's stores.
+    In kernels that touch peers' memory only pointers to inputs promise that nobody writes there.
+    Else nvcc loads slabs through the read-only cache, even in front of a barrier: it does that
+    where it sees no store that may be to them, and does not count what barriers let others do.
     """
     names = [each.name for each in image.buffers]
     first = names.index(ARRIVALS)
-    windows = [_window(each) for each in image.buffers[first:]]
-    text = image.cuda
-    for each in windows:
-        pointer = rf"(?:const )?(\w+\s*\*) __restrict__ ({each.name}(?:_ptr)?\b)"
-        text = re.sub(pointer, r"\1 \2", text)
+    pairs = zip(image.buffers[first:], mine.params[first:], strict=True)
+    windows = [_window(spec, parameter) for spec, parameter in pairs]
+    inputs = [each.name for each in image.buffers[:first] if not each.output]
+
+    def plain(head: str) -> str:
+        return head if ARRIVALS not in head else promising(head, inputs.__contains__)
+
+    text = kernel_heads(image.cuda, plain)
     return replace(image, cuda=text, buffers=(*image.buffers[:first], *windows))
 
 
-def _window(buffer: BufferSpec) -> BufferSpec:
+def _window(buffer: BufferSpec, parameter: Any) -> BufferSpec:
     """A buffer of slabs with all that lies between them."""
-    count, *rest = buffer.shape
-    shape = (count, window_row(prod(rest), buffer.dtype))
-    return replace(buffer, shape=shape, output=True, ranks=count)
+    row = int(parameter.ty.strides[0]) if parameter.ty.strides else prod(buffer.shape[1:])
+    return replace(buffer, shape=(buffer.shape[0], row), output=True, ranks=buffer.shape[0])
+
+
+#: Threads of a kernel that does nothing but meet the other ranks: one for each of them.
+_MEETING = 32
+
+
+def meeting(ranks: int, slab: int) -> KernelImage:
+    """A kernel of one CTA that ends when all ranks have done what comes before theirs.
+
+    `slab` is the size in bytes of the buffer in peers' memory that copies between two of its calls
+    are to; the kernel does not touch it.
+    """
+    row, name = window_row(ranks + 2, "int32"), "meet_ranks"
+    windows = tuple(
+        BufferSpec(each, (ranks, window_row(0, dtype, size)), dtype, output=True, ranks=ranks)
+        for each, dtype, size in ((ARRIVALS, "int32", WINDOW_UNIT), ("slabs", "float32", slab))
+    )
+    text = (
+        f"{packaged_text('crossfuse.lower', 'device/ranks.cuh')}\n"
+        f'extern "C" __global__ void __launch_bounds__({_MEETING}) {name}_kernel('
+        "int* arrivals, const int* rank) {\n"
+        f"  crossfuse_arrive_at_ranks(arrivals, rank[0], {ranks}, {row});\n"
+        "  __syncthreads();  // the own arrival is counted, which says for how many to wait\n"
+        f"  crossfuse_await_ranks(arrivals, rank[0], {ranks}, {row});\n"
+        "}\n"
+    )
+    one = (1, 1, 1)
+    launch = Launch(f"{name}_kernel", one, (_MEETING, 1, 1), one, 0, (ARRIVALS, RANK))
+    own = BufferSpec(RANK, (1,), "int32", output=False)
+    return KernelImage(name, text, (own, *windows), (launch,))

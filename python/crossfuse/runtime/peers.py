@@ -316,6 +316,16 @@ class PeerMemory:
             )
         return PeerKernel(kernel, self)
 
+    def slabs(self, dtype: str) -> Any:
+        """The slabs of all ranks as a tensor, [ranks, elements], of the first GPU of this process.
+
+        Of several buffers in peers' memory it is the first one.
+        """
+        _, size, *_ = self.row_bytes
+        elements = size * 8 // DTYPES[dtype][1]
+        spec = BufferSpec("slabs", (self._members.count, elements), dtype, output=True)
+        return self._tensor(1, spec, next(iter(self.local.values())))
+
     def windows(self, buffers: Sequence[BufferSpec], device: int) -> list[Any]:
         """Windows as a kernel on a GPU takes them."""
         return [self._tensor(*each, device) for each in enumerate(buffers)]

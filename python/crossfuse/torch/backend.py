@@ -17,8 +17,9 @@ from crossfuse.errors import EnvironmentRefused, RefusedError, WorkloadRefused, 
 from crossfuse.hardware import Device, device, find_gpus, local_devices
 from crossfuse.measure.timer import Timer, timing
 from crossfuse.runtime.dispatch_table import BINS
+from crossfuse.torch.collectives import fuse_collectives, without_collectives
 from crossfuse.torch.graph_cache import Record, graph_key, recall, remember
-from crossfuse.torch.rank_sums import connected, fuse_all_reduces, without_sums
+from crossfuse.torch.ranks import connected
 from crossfuse.torch.report import BACKWARD, FORWARD, Report, keep
 from crossfuse.torch.rewrite import is_frozen
 
@@ -182,7 +183,7 @@ class Backend:
             reason = f"its tensors are on {place}, and kernels need a GPU"
             return Report(reason=reason), None
         target, sequential = self.device_of(place), self.sequential(place)
-        sums = fuse_all_reduces(module, self, place)
+        sums = fuse_collectives(module, self, place)
         frozen = is_frozen(module)
         # Functions on the CPU are compiled each time.
         key = "" if sequential else graph_key(module.graph, target, (*self.choices, frozen))
@@ -199,7 +200,7 @@ class Backend:
             if key:
                 remember(key, record)
         if sums:
-            left = without_sums(record.report.untranslated)
+            left = without_collectives(record.report.untranslated)
             outcomes = (*sums, *record.report.outcomes)
             record = replace(
                 record, report=replace(record.report, outcomes=outcomes, untranslated=left)

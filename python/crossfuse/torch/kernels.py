@@ -170,22 +170,32 @@ def define() -> registry.Library:
 
 @lru_cache(maxsize=1)
 def _defined() -> registry.Library:
-    from crossfuse.torch.rank_sums import fake_all_reduce, run_all_reduce
+    from crossfuse.torch import rank_products as products
+    from crossfuse.torch.collectives import COLLECTIVES, fake, run
 
     made = registry.Library("crossfuse", "DEF")
     made.define("run(Tensor[] inputs, str kernel) -> Tensor")
     made.define("run_several(Tensor[] inputs, str kernel) -> Tensor[]")
     made.define("run_rows(Tensor[] inputs, SymInt[] sizes, str kernel) -> Tensor")
-    made.define("all_reduce(Tensor input, str group) -> Tensor")
+    for each in COLLECTIVES:
+        made.define(f"{each.name}(Tensor input, str group) -> Tensor")
+    made.define("all_gather_matmul(Tensor input, Tensor[] weights, str group) -> Tensor[]")
+    made.define("matmul_reduce_scatter(Tensor input, Tensor weight, str group) -> Tensor")
     for device in ("CUDA", "CPU"):
         made.impl("run", _run, device)
         made.impl("run_several", _run_several, device)
         made.impl("run_rows", _run_rows, device)
-        made.impl("all_reduce", run_all_reduce, device)
+        for each in COLLECTIVES:
+            made.impl(each.name, partial(run, each), device)
+        made.impl("all_gather_matmul", products.run_gathered, device)
+        made.impl("matmul_reduce_scatter", products.run_scattered, device)
     registry.register_fake("crossfuse::run", _fake, lib=made)
     registry.register_fake("crossfuse::run_several", _fake_several, lib=made)
     registry.register_fake("crossfuse::run_rows", _fake_rows, lib=made)
-    registry.register_fake("crossfuse::all_reduce", fake_all_reduce, lib=made)
+    for each in COLLECTIVES:
+        registry.register_fake(f"crossfuse::{each.name}", partial(fake, each), lib=made)
+    registry.register_fake("crossfuse::all_gather_matmul", products.fake_gathered, lib=made)
+    registry.register_fake("crossfuse::matmul_reduce_scatter", products.fake_scattered, lib=made)
     return made
 
 

@@ -1,7 +1,8 @@
-"""Workloads of several GPUs: row-parallel products, and sums of the tensors of a group."""
+"""Workloads of several GPUs: row-parallel products, and collectives of the tensors of a group."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from crossfuse.calls import AtLeastOne, checked
@@ -76,9 +77,9 @@ def _refuse(found: str, limit: str) -> Exception:
     )
 
 
-# The sum, of which each GPU gets all.
+# Collectives: of each GPU's tensor all get the sum, or a slice of it, or the tensors themselves.
 
-#: Element types that are summed.
+#: Element types that are summed and collected.
 DTYPES = ("float16", "bfloat16", "float32")
 
 
@@ -111,21 +112,102 @@ def all_reduce(*, elements: AtLeastOne, ranks: AtLeastOne, dtype: str = "bfloat1
     >>> [(str(each.name), [int(n) for n in each.ty.shape]) for each in func.params]
     [('A', [2, 4096]), ('out', [2, 4096])]
     """
+    _check_dtype("all-reduce", dtype)
+    return _summed((ranks, elements), ranks, dtype, lambda rank, _, e: (rank, e))
+
+
+@checked
+def reduce_scatter(*, elements: AtLeastOne, ranks: AtLeastOne, dtype: str = "bfloat16") -> Any:
+    """Make the function of a sum over GPUs of which each gets a slice, summed as by `all_reduce`.
+
+    Parameters
+    ----------
+    elements : int
+        Elements of a slice; each GPU's tensor has as many slices as there are GPUs.
+    ranks : int
+        GPUs.
+    dtype : str
+        Element type of operands and result: float16, bfloat16 or float32.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        Of A [ranks, ranks, elements], by GPU and slice, and out [ranks, elements].
+
+    Raises
+    ------
+    WorkloadRefused
+        If the element type is another one.
+
+    Examples
+    --------
+    >>> func = reduce_scatter(elements=4096, ranks=2)
+    >>> [(str(each.name), [int(n) for n in each.ty.shape]) for each in func.params]
+    [('A', [2, 2, 4096]), ('out', [2, 4096])]
+    """
+    _check_dtype("reduce-scatter", dtype)
+    return _summed((ranks, ranks, elements), ranks, dtype, lambda rank, own, e: (rank, own, e))
+
+
+def _summed(shape: tuple[int, ...], ranks: int, dtype: str, part: Callable[..., Any]) -> Any:
+    """The function in which GPU g sums the parts of all ranks' tensors that `part` names."""
     from tvm import te
 
+    given = te.placeholder(shape, dtype, "A")
+    rank = te.reduce_axis((0, ranks), "r")
+
+    def sums(g: Any, e: Any) -> Any:
+        return te.sum(given[part(rank, g, e)].astype("float32"), [rank])
+
+    total = te.compute((ranks, shape[-1]), sums, "total")
+    result = te.compute((ranks, shape[-1]), lambda g, e: total[g, e].astype(dtype), "out")
+    return te.create_prim_func([given, result])
+
+
+@checked
+def all_gather(*, elements: AtLeastOne, ranks: AtLeastOne, dtype: str = "bfloat16") -> Any:
+    """Make the function by which each GPU gets the tensors of all.
+
+    Parameters
+    ----------
+    elements : int
+        Elements of each GPU's tensor, whatever its shape is.
+    ranks : int
+        GPUs.
+    dtype : str
+        Element type: float16, bfloat16 or float32.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        Of A [ranks, elements] and out [ranks, ranks, elements], each slice of which is A.
+
+    Raises
+    ------
+    WorkloadRefused
+        If the element type is another one.
+
+    Examples
+    --------
+    >>> func = all_gather(elements=4096, ranks=2)
+    >>> [(str(each.name), [int(n) for n in each.ty.shape]) for each in func.params]
+    [('A', [2, 4096]), ('out', [2, 2, 4096])]
+    """
+    from tvm import te
+
+    _check_dtype("all-gather", dtype)
+    given = te.placeholder((ranks, elements), dtype, "A")
+    result = te.compute((ranks, ranks, elements), lambda g, r, e: given[r, e], "out")
+    return te.create_prim_func([given, result])
+
+
+def _check_dtype(what: str, dtype: str) -> None:
     if dtype not in DTYPES:
         raise refuse(
             WorkloadRefused,
-            "all-reduce",
-            "sum over GPUs",
+            what,
+            "tensors of GPUs",
             found=f"element type {dtype}",
             limit=", ".join(DTYPES),
             instead="convert the operands",
         )
-    given = te.placeholder((ranks, elements), dtype, "A")
-    rank = te.reduce_axis((0, ranks), "r")
-    total = te.compute(
-        (ranks, elements), lambda g, e: te.sum(given[rank, e].astype("float32"), [rank]), "total"
-    )
-    result = te.compute((ranks, elements), lambda g, e: total[g, e].astype(dtype), "out")
-    return te.create_prim_func([given, result])

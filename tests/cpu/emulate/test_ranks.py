@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -20,7 +21,8 @@ from crossfuse.emulate.cuda import (
 from crossfuse.emulate.llvm import run_sequential
 from crossfuse.errors import ArtefactRefused, CheckFailed
 from crossfuse.lower.extract import lower
-from crossfuse.lower.image import KernelImage
+from crossfuse.lower.image import WINDOW_UNIT, KernelImage
+from crossfuse.lower.ranks import meeting
 from crossfuse.schedule.rules.ranks import schedule_row_parallel
 from crossfuse.workload import row_parallel
 
@@ -136,6 +138,41 @@ def test_findings_name_what_orders_gpus() -> None:
     assert "no release and acquire of a flag lie between, at the scope of the system" in str(
         caught.value
     )
+
+
+@pytest.mark.parametrize("dropped", [None, 0, 1, 2])
+def test_ranks_meet_in_a_kernel_of_their_own(dropped: int | None) -> None:
+    """Kernels between which others wait are ordered, as copies there would be."""
+    values = operands(CASES["all-reduce"][0])
+    joined = _met(meeting(2, WINDOW_UNIT), [each for each in range(3) if each != dropped])
+    report = emulate_ranks(joined, values, timeout_s=30)
+    # One at either end of a call is enough.
+    assert report.ok == (dropped != 1)
+    if report.ok:
+        (expected,) = run_sequential(all_reduced, values).outputs.values()
+        np.testing.assert_allclose(report.outputs["C"][1], expected, rtol=1e-4, atol=1e-5)
+
+
+def _met(meet: KernelImage, places: list[int]) -> KernelImage:
+    """An all-reduce without waits of its own, with meetings at these places between kernels."""
+    plain = image_of("all-reduce")
+    for call in (AWAIT, ARRIVE):
+        plain = drop_call(drop_call(plain, call, 1), call, 0)
+    text = meet.cuda[meet.cuda.index("extern") :]
+    launches = []
+    for place, kernel in enumerate((*plain.launches, None)):
+        launches += [*meet.launches] if place in places else []
+        launches += [kernel] if kernel else []
+    return replace(plain, cuda=f"{plain.cuda}\n{text}", launches=tuple(launches))
+
+
+def test_own_arrival_is_counted_before_others_are_awaited() -> None:
+    image = meeting(2, WINDOW_UNIT)
+    faulty = replace(image, cuda=re.sub(r"__syncthreads\(\);  // the own.*", "", image.cuda))
+    joined = _met(faulty, [0, 1, 2])
+    values = operands(CASES["all-reduce"][0])
+    reports = [emulate_ranks(joined, values, timeout_s=30, seed=seed) for seed in range(4)]
+    assert "race" in {each.kind for report in reports for each in report.findings}
 
 
 def test_image_of_one_gpu() -> None:

@@ -30,6 +30,7 @@ def test_slabs_begin_at_units_of_memory() -> None:
     assert window_row(1, "float16") * 2 == WINDOW_UNIT
     assert window_row(WINDOW_UNIT // 4, "float32") * 4 == WINDOW_UNIT
     assert window_row(WINDOW_UNIT // 4 + 1, "float32") * 4 == 2 * WINDOW_UNIT
+    assert window_row(1, "float32", 2 * WINDOW_UNIT + 1) * 4 == 3 * WINDOW_UNIT
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -49,7 +50,7 @@ def test_peers_memory_is_neither_constant_nor_ones_own() -> None:
     heads = re.findall(r"__global__[^;{]*\{", text)
     assert all(re.search(r"[(,] *float\* C_rf_global_peer_ptr[,)]", each) for each in heads)
     assert all("int* crossfuse_arrivals_ptr" in each for each in heads)
-    assert "__restrict__ A_ptr" in heads[0]
+    assert "__restrict__ A_ptr" in heads[0] and "__restrict__ C_ptr" not in heads[1]
 
 
 def test_tvm_does_not_build_a_function_over_several_gpus() -> None:

@@ -14,7 +14,8 @@ def told() -> dict[str, Any]:
     from crossfuse.torch import reports
 
     report = reports()[-1]
-    sums = [each for each in report.outcomes if each.products[0].startswith("all_reduce")]
+    names = ("all_reduce", "all_gather", "reduce_scatter")
+    sums = [each for each in report.outcomes if each.products[0].startswith(names)]
     return {
         "names": [each.name for each in sums],
         "texts": [each.text for each in sums],
@@ -97,7 +98,7 @@ def _given(*shape: int, dtype: str = "float32") -> Any:
     import torch.distributed as dist
 
     torch.manual_seed(dist.get_rank())
-    return torch.randn(*shape).to(getattr(torch, dtype))
+    return torch.randn(shape).to(getattr(torch, dtype))
 
 
 def bfloat16() -> dict[str, Any]:
@@ -106,7 +107,7 @@ def bfloat16() -> dict[str, Any]:
 
 def many() -> dict[str, Any]:
     """As many GPUs have it, or links that are slower."""
-    with patch("crossfuse.torch.rank_sums.nccl_sum", lambda size: 0.0):
+    with patch("crossfuse.planner.cost.collectives.CollectiveTimes.nccl", lambda *_: 0.0):
         return _graph(_summed(), _given(128, 1024))
 
 
@@ -115,7 +116,7 @@ def many_anyway() -> dict[str, Any]:
 
 
 def more_than_a_slab() -> dict[str, Any]:
-    return _graph(_summed(), _given(513, 1024), always=True)
+    return _graph(_summed(), _given(16385, 1024), always=True)
 
 
 def doubles() -> dict[str, Any]:
@@ -124,6 +125,82 @@ def doubles() -> dict[str, Any]:
 
 def most() -> dict[str, Any]:
     return _graph(_summed("max"), _given(16))
+
+
+def _scattered(rows: int) -> Callable[[Any], Any]:
+    """A tensor collected from all ranks, and the own slice of a sum."""
+    import torch.distributed as dist
+    from torch.distributed._functional_collectives import all_gather_tensor, reduce_scatter_tensor
+
+    world = dist.group.WORLD
+
+    def run(x: Any) -> Any:
+        full = all_gather_tensor(x * 2, 0, world)
+        return reduce_scatter_tensor(full[:rows] + dist.get_rank(), "sum", 0, world) - 1
+
+    return run
+
+
+def slices() -> dict[str, Any]:
+    return _graph(_scattered(16), _given(8, 48, dtype="bfloat16"))
+
+
+def others_by_hand() -> list[bool]:
+    """Slices and collections, of what kernels take and of what torch does."""
+    import torch
+    import torch.distributed as dist
+
+    from crossfuse.torch import all_gather, reduce_scatter
+
+    right = []
+    for given in (_given(6, 33), _given(4, 16).T, _given(4, dtype="float64"), _given(18)[2:]):
+        every = [torch.empty_like(given.contiguous()) for _ in range(2)]
+        dist.all_gather(every, given.contiguous())
+        right.append(torch.equal(all_gather(given), torch.cat(every)))
+        rows = given.shape[0] // 2
+        mine = slice(dist.get_rank() * rows, (dist.get_rank() + 1) * rows)
+        right.append(torch.equal(reduce_scatter(given), sum(every)[mine]))
+    return right
+
+
+def products_by_hand() -> list[bool]:
+    """Products of collected rows, and sums of products of which each rank keeps its rows."""
+    import torch
+    import torch.distributed as dist
+
+    from crossfuse.torch import all_gather_matmul, matmul_reduce_scatter
+
+    x, weights = _given(6, 32), [_given(32, 16), _given(24, 32).T]
+    every = [torch.empty_like(x) for _ in range(2)]
+    dist.all_gather(every, x)
+    found = all_gather_matmul(x, weights)
+    right = [
+        torch.allclose(each, torch.cat(every) @ weight, atol=1e-5)
+        for each, weight in zip(found, weights, strict=True)
+    ]
+    made = x @ weights[0]
+    dist.all_reduce(made)
+    mine = slice(dist.get_rank() * 3, (dist.get_rank() + 1) * 3)
+    return [*right, torch.allclose(matmul_reduce_scatter(x, weights[0]), made[mine], atol=1e-5)]
+
+
+def odd_rows() -> list[str]:
+    from crossfuse.errors import WorkloadRefused
+    from crossfuse.torch import all_gather, matmul_reduce_scatter, reduce_scatter
+
+    calls = (
+        lambda: reduce_scatter(_given(5, 4)),
+        lambda: matmul_reduce_scatter(_given(3, 4), _given(4, 4)),
+        lambda: all_gather(_given()),
+    )
+    texts = []
+    for call in calls:
+        try:
+            call()
+            texts.append("nothing")
+        except WorkloadRefused as error:
+            texts.append(str(error))
+    return texts
 
 
 def by_hand() -> list[bool]:
@@ -189,5 +266,6 @@ def closed() -> list[Any]:
 if __name__ == "__main__":
     main(
         *(on_cpus, not_connected, connected, bfloat16, many, many_anyway, more_than_a_slab),
-        *(doubles, most, by_hand, gradients, one_rank, closed),
+        *(doubles, most, slices, by_hand, others_by_hand, products_by_hand, odd_rows),
+        *(gradients, one_rank, closed),
     )

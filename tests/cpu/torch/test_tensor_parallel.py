@@ -56,7 +56,7 @@ def test_sum_behind_a_row_parallel_layer_becomes_a_kernel(found: dict[str, Any])
         ("bfloat16", "all_reduce", "a sum of 768 bytes over 2 GPUs"),
         ("many", "", "NCCL is estimated to be faster for a sum of 524288 bytes over 2 GPUs"),
         ("many_anyway", "all_reduce", "a sum of 524288 bytes over 2 GPUs"),
-        ("more_than_a_slab", "", "a sum of 2101248 bytes; limit: 2097152"),
+        ("more_than_a_slab", "", "a sum of 67112960 bytes; limit: 67108864"),
         ("doubles", "", "a sum of float64; limit: float16, bfloat16, float32"),
         ("most", "", "the max over GPUs; limit: sums"),
     ],
@@ -69,6 +69,31 @@ def test_what_kernels_sum_is_chosen(case: str, name: str, text: str, found: dict
 
 def test_sums_by_hand(found: dict[str, Any]) -> None:
     assert found["by_hand"] == [True] * 5
+
+
+def test_slices_and_collections_become_kernels(found: dict[str, Any]) -> None:
+    got = found["slices"]
+    assert got["equal"] and got["names"] == ["all_gather", "reduce_scatter"]
+    assert got["texts"] == [
+        "an all-gather of 768 bytes over 2 GPUs",
+        "a reduce-scatter of 1536 bytes over 2 GPUs",
+    ]
+
+
+def test_collectives_and_products_by_hand(found: dict[str, Any]) -> None:
+    assert found["others_by_hand"] == [True] * 8
+    assert found["products_by_hand"] == [True] * 3
+
+
+def test_rows_that_ranks_do_not_divide(found: dict[str, Any]) -> None:
+    scattered, product, collected = found["odd_rows"]
+    assert scattered == (
+        "torch-operator: crossfuse::reduce_scatter: found a reduce-scatter of 5 rows; limit: a "
+        "multiple of 2, a slice for each rank. Instead: give the tensor other extents, or pad it "
+        "with rows."
+    )
+    assert "found a reduce-scatter of 3 rows; limit: a multiple of 2" in product
+    assert "found an all-gather of a scalar; limit: tensors of rows" in collected
 
 
 def test_gradients_are_refused(found: dict[str, Any]) -> None:

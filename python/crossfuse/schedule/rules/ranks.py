@@ -1,7 +1,8 @@
-"""Rules for several GPUs, each of which gets all of the result: row-parallel products, and sums."""
+"""Rules for several GPUs: row-parallel products, and collectives of one shot."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -120,6 +121,10 @@ _LOAD = 16
 #: and multiprocessors are left to other kernels that wait for peers.
 _THREADS = ((256, 1 << 12), (512, 1 << 15))
 _MOST_THREADS = 1024
+#: CTAs at most, two of the most threads for each of 132 multiprocessors: each waits for all ranks
+#: and is counted in their memory. If extents allow no more than the fewest, there are as many as
+#: there are parts.
+_MOST_CTAS, _FEWEST_CTAS = 264, 64
 
 
 @checked
@@ -154,28 +159,90 @@ def schedule_all_reduce(func: AnyFunction, *, threads: AtLeastOne | None = None)
     >>> [each.scope() for each in sch.get(sch.get_sblock("root")).alloc_buffers]
     ['local', 'global.peer', 'local']
     """
+    return _sum_over_ranks(func, threads)
+
+
+@checked
+def schedule_reduce_scatter(func: AnyFunction, *, threads: AtLeastOne | None = None) -> Any:
+    """Schedule a sum over GPUs of which each gets a slice: slabs are filled, then slices summed.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        What `crossfuse.workload.reduce_scatter` makes.
+    threads : int | None
+        As `schedule_all_reduce` takes it.
+
+    Returns
+    -------
+    tvm.s_tir.Schedule
+        The schedule, with its trace.
+
+    Raises
+    ------
+    ScheduleRefused
+        If a primitive does not fit the function.
+
+    Examples
+    --------
+    >>> from crossfuse.workload import reduce_scatter
+    >>> sch = schedule_reduce_scatter(reduce_scatter(elements=4096, ranks=2))
+    >>> [each.scope() for each in sch.get(sch.get_sblock("root")).alloc_buffers]
+    ['local', 'global.peer', 'local']
+    """
+    return _sum_over_ranks(func, threads)
+
+
+@checked
+def schedule_all_gather(func: AnyFunction, *, threads: AtLeastOne | None = None) -> Any:
+    """Schedule a collection from all GPUs: slabs are filled, then copied by each GPU.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        What `crossfuse.workload.all_gather` makes.
+    threads : int | None
+        As `schedule_all_reduce` takes it.
+
+    Returns
+    -------
+    tvm.s_tir.Schedule
+        The schedule, with its trace.
+
+    Raises
+    ------
+    ScheduleRefused
+        If a primitive does not fit the function.
+
+    Examples
+    --------
+    >>> from crossfuse.workload import all_gather
+    >>> sch = schedule_all_gather(all_gather(elements=4096, ranks=2))
+    >>> [each.scope() for each in sch.get(sch.get_sblock("root")).alloc_buffers]
+    ['global.peer']
+    """
+    sch = ir.Schedule(func)
+    result = sch.get_sblock("out")
+    sch.rank_bind(sch.get_loops(result)[0])
+    copy = sch.rank_gather(result, 0)
+    _in_parts(sch, (copy, result), threads)
+    return sch
+
+
+def _sum_over_ranks(func: Any, threads: int | None) -> Any:
+    """Let each GPU add what the others have for it."""
     sch = ir.Schedule(func)
     total, result = sch.get_sblock("total"), sch.get_sblock("out")
     for block in (total, result):
         sch.rank_bind(sch.get_loops(block)[0])
     copy = sch.rank_gather(total, 0)
-    given = function(sch).params[0].ty
-    bits = int(ir.tvm.DataType(str(given.dtype)).bits)
-    elements = int(given.shape[1])
-    vector = largest_divisor(elements, _LOAD * 8 // bits)
-    parts = elements // vector
-    factors = [None, largest_divisor(parts, threads or _threads(parts)), vector]
-    for block in (copy, result):
-        cta, thread, element = sch.split(sch.get_loops(block)[1], factors)
-        sch.bind(cta, "blockIdx.x")
-        sch.bind(thread, "threadIdx.x")
-        sch.vectorize(element)
+    _, step = _in_parts(sch, (copy, result), threads)
     sch.set_scope(total, 0, "local")
-    sch.compute_at(total, thread, preserve_unit_loops=True)
+    sch.compute_at(total, step, preserve_unit_loops=True)
     loads = sch.cache_read(total, 0, "local")
     *_, element, ranks = sch.get_loops(total)
     sch.reorder(ranks, element)
-    sch.compute_at(loads, thread, preserve_unit_loops=True)
+    sch.compute_at(loads, step, preserve_unit_loops=True)
     # All loads are under way before the first sum: each takes as long as NVLink does.
     *_, ranks_of_loads, element_of_loads = sch.get_loops(loads)
     sch.unroll(ranks_of_loads)
@@ -184,6 +251,32 @@ def schedule_all_reduce(func: AnyFunction, *, threads: AtLeastOne | None = None)
         sch.unroll(loop)
     sch.decompose_reduction(total, ranks)
     return sch
+
+
+def _in_parts(sch: Any, blocks: Sequence[Any], threads: int | None) -> list[Any]:
+    """Let threads take 16 bytes at a time of what blocks go through; their innermost loops."""
+    given = function(sch, blocks[0]).params[0].ty
+    elements = int(given.shape[-1])
+    vector = largest_divisor(elements, _LOAD * 8 // int(ir.tvm.DataType(str(given.dtype)).bits))
+    parts = elements // vector
+    width = largest_divisor(parts, threads or _threads(parts))
+    factors = [None, _steps(parts // width), width, vector]
+    steps = []
+    for block in blocks:
+        _, *slices, element = sch.get_loops(block)
+        cta, step, thread, inner = sch.split(element, factors)
+        sch.reorder(cta, thread, step, *slices, inner)
+        sch.bind(cta, "blockIdx.x")
+        sch.bind(thread, "threadIdx.x")
+        sch.vectorize(inner)
+        steps.append(step)
+    return steps
+
+
+def _steps(ctas: int) -> int:
+    """What each CTA does one behind the other, so that there are not too many of them."""
+    kept = largest_divisor(ctas, _MOST_CTAS)
+    return ctas // kept if kept >= _FEWEST_CTAS else 1
 
 
 def _threads(parts: int) -> int:

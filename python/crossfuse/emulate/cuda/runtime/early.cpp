@@ -46,6 +46,15 @@ void check_waits(const Grid& grid) {
                  grid.kernel->symbol)});
 }
 
+// The launch of the same stream at some distance in the order of all, or none: those of a stream follow
+// one another.
+const Grid* in_stream(const Grid& grid, int distance) {
+  const size_t number = grid.number + distance;  // before the first one is beyond the last
+  if (number >= device.grids.size()) return nullptr;
+  const Grid* other = device.grids[number];
+  return other->launch.stream == grid.launch.stream ? other : nullptr;
+}
+
 bool is_launch_over(const Grid& before, const Thread& now) {
   const Grid& own = *now.cta->cluster->grid;
   if (before.launch.stream != own.launch.stream) return false;
@@ -54,20 +63,34 @@ bool is_launch_over(const Grid& before, const Thread& now) {
 }
 
 bool may_begin(const Grid& grid) {
-  if (grid.number == 0) return true;
+  const Grid* before = in_stream(grid, -1);
+  if (before == nullptr) return true;
   const auto own = device.grids.begin() + grid.number;
   auto is_over = [&](const Grid* each) {
     return each->launch.stream != grid.launch.stream || each->is_over();
   };
   if (!grid.launch.early) return std::all_of(device.grids.begin(), own, is_over);
-  const Grid& before = **(own - 1);
-  return before.begun && before.letting == before.clusters * before.launch.ctas();
+  return before->begun && before->letting == before->clusters * before->launch.ctas();
 }
 
-void end_launch(const Grid& grid) {
+void know_before(Thread& thread) {
+  if (const Grid* before = in_stream(*thread.cta->cluster->grid, -1)) thread.clock.join(before->end);
+}
+
+void end_launch(Grid& grid) {
   check_waits(grid);
-  if (grid.number + 1 == device.grids.size()) return;
-  for (Thread& thread : device.grids[grid.number + 1]->threads) {
+  // Who runs in other GPUs learns of it from launches behind this one. In one GPU their order is enough.
+  if (device.streams) {
+    if (const Grid* before = in_stream(grid, -1)) grid.end = before->end;
+    for (const Cta& cta : ctas_of(grid)) {
+      std::vector<Arrived> all;
+      for (Thread* thread : cta.threads) all.push_back({thread, thread->clock, thread->time});
+      grid.end.join(met_clock(all));
+    }
+  }
+  const Grid* next = in_stream(grid, 1);
+  if (next == nullptr) return;
+  for (Thread& thread : device.grids[next->number]->threads) {
     if (thread.wait == Wait::kGrid) wake(thread);
   }
 }
@@ -86,10 +109,9 @@ void crossfuse_emulate_grid_wait() {
   note_use(CROSSFUSE_SITE, true);
   Grid& grid = *device.grid;
   grid.waits = true;
-  if (grid.number > 0) {
-    const Grid& before = *device.grids[grid.number - 1];
-    while (!before.is_over()) block(Wait::kGrid, CROSSFUSE_SITE);
-  }
+  const Grid* before = in_stream(grid, -1);
+  while (before != nullptr && !before->is_over()) block(Wait::kGrid, CROSSFUSE_SITE);
+  know_before(*device.current);
   device.current->clock.launches = true;
 }
 

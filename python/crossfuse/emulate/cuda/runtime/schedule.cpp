@@ -164,6 +164,9 @@ void begin(Grid& grid, const uint32_t* order) {
   for (unsigned i = 0; i < grid.clusters; ++i) {
     start_cluster(device.clusters[grid.first_cluster + i], *order++);
   }
+  if (device.streams && !grid.launch.early) {
+    for (Thread& thread : grid.threads) know_before(thread);
+  }
   auto runs = [](const Grid* each) { return each->running > 0; };
   const size_t now = std::count_if(device.grids.begin(), device.grids.end(), runs);
   most_at_once = std::max(most_at_once, now);

@@ -31,7 +31,9 @@ void check_waits(const Grid& grid);
 bool is_launch_over(const Grid& before, const Thread& now);
 // Whether a launch of a chain may begin now. It is over: whoever waits for that goes on.
 bool may_begin(const Grid& grid);
-void end_launch(const Grid& grid);
+void end_launch(Grid& grid);
+// A thread knows what launches before its own in its stream did.
+void know_before(Thread& thread);
 // A CTA is done, or says so: for its part the next launch may begin.
 void let_next_begin(Cta& cta);
 void check_dependence(Region& region, const Place& place, bool write, Site site);

@@ -223,6 +223,7 @@ struct Grid {
   bool touches = false;  // some thread has touched something before, which is reported
   unsigned letting = 0;  // CTAs that let the next launch begin
   size_t running = 0;    // clusters that have not ended
+  Clock end;             // what launches behind it know, which run in one of several GPUs
   bool is_over() const { return begun && running == 0; }
 };
 

@@ -1,0 +1,108 @@
+"""How long collectives over GPUs take, ours and NCCL's, and products in parts beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from crossfuse.planner.cost.estimate import eager
+from crossfuse.planner.cost.rates import Rates
+from crossfuse.planner.kernels.shape import Shape
+
+
+@dataclass(frozen=True)
+class CollectiveTimes:
+    """What was measured over two H200 in CUDA graphs (``benchmarks/results/ranks-h200.txt``)."""
+
+    #: Bytes of each GPU's tensor, microseconds of our kernels, and of NCCL's.
+    points: tuple[tuple[int, float, float], ...]
+    #: Whether GPUs load only a slice of the others' tensors.
+    sliced: bool = False
+
+    def kernels(self, size: int, ranks: int) -> float:
+        """Microseconds of ours for tensors of `size` bytes: each GPU loads from all others."""
+        loaded = size * (ranks - 1) * (2 / ranks if self.sliced else 1)
+        return _between([(each, time) for each, time, _ in self.points], loaded)
+
+    def nccl(self, size: int) -> float:
+        """Microseconds of NCCL's; over more than two GPUs at least as many as over two."""
+        return _between([(each, time) for each, _, time in self.points], size)
+
+
+def _between(points: Sequence[tuple[int, float]], size: float) -> float:
+    """The line through the two points next to a size; fewer bytes than the first take as long."""
+    pairs = [*pairwise(points)]
+    (low, begin), (high, end) = next((pair for pair in pairs if size <= pair[1][0]), pairs[-1])
+    return begin + max(0, size - low) * (end - begin) / (high - low)
+
+
+_KIB, _MIB = 1 << 10, 1 << 20
+
+ALL_REDUCE = CollectiveTimes(
+    (
+        (8 * _KIB, 5.4, 10.7),
+        (64 * _KIB, 5.6, 11.6),
+        (128 * _KIB, 6.3, 11.9),
+        (512 * _KIB, 8.7, 13.8),
+        (1 * _MIB, 10.7, 18.5),
+        (2 * _MIB, 15.4, 32.2),
+    )
+)
+
+ALL_GATHER = CollectiveTimes(
+    (
+        (64 * _KIB, 5.7, 8.8),
+        (256 * _KIB, 7.2, 10.6),
+        (512 * _KIB, 8.6, 12.9),
+        (1 * _MIB, 10.7, 18.5),
+        (2 * _MIB, 14.7, 26.8),
+        (4 * _MIB, 25.1, 36.7),
+        (8 * _MIB, 45.8, 55.4),
+        (16 * _MIB, 86.9, 92.5),
+        (32 * _MIB, 166.3, 162.2),
+    )
+)
+
+REDUCE_SCATTER = CollectiveTimes(
+    (
+        (128 * _KIB, 6.0, 8.6),
+        (512 * _KIB, 7.6, 10.3),
+        (1 * _MIB, 9.2, 11.9),
+        (2 * _MIB, 11.5, 16.2),
+        (4 * _MIB, 15.7, 24.0),
+        (8 * _MIB, 26.9, 32.9),
+        (16 * _MIB, 49.5, 53.3),
+        (32 * _MIB, 99.1, 98.5),
+        (64 * _MIB, 195.9, 168.5),
+    ),
+    sliced=True,
+)
+
+
+# Products whose operand is collected, or whose result is scattered, rank by rank: copy engines move
+# one part while the product of another is computed.
+
+#: Bytes of a GPU's tensor that its copy engines write to another's memory in a microsecond.
+_COPIED = 370_000.0
+#: What kernels that wait for ranks, and the fork and join of a stream, add to products.
+_AROUND = 6.0
+
+
+def gathered_in_parts(part: float, size: int, ranks: int) -> float:
+    """Microseconds of all-gather and product, where a rank's rows take `part` to multiply."""
+    copies = (ranks - 1) * size / _COPIED
+    return max(part, copies) + (ranks - 1) * part + _AROUND
+
+
+def scattered_in_parts(part: float, size: int, ranks: int, rates: Rates) -> float:
+    """Microseconds of product and reduce-scatter of `size` bytes; `part` as `gathered_in_parts`."""
+    copy = size / ranks / _COPIED
+    added = (1 + 1 / ranks) * size / rates.measured.hbm_read
+    return (ranks - 1) * max(part, copy) + max(part, copy) + added + _AROUND
+
+
+def product(rows: int, columns: int, depth: int, item: int, rates: Rates, sms: int) -> float:
+    """Microseconds of cuBLAS for a product."""
+    shape = Shape(rows, columns, depth, 0, item=item, out=item)
+    return float(eager(shape, rates, sms).microseconds)

@@ -1,0 +1,283 @@
+"""Products whose operand is collected from GPUs, or whose result is scattered over them, in parts.
+
+A part is the rows of one rank. While one is multiplied, copy engines move another to or from peers'
+memory: no multiprocessor waits for NVLink, and the products are torch's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from crossfuse.calls import checked
+from crossfuse.planner.cost.collectives import (
+    gathered_in_parts,
+    product,
+    scattered_in_parts,
+)
+from crossfuse.planner.cost.rates import Rates, rates_of
+from crossfuse.torch.collectives import (
+    ALL_GATHER,
+    REDUCE_SCATTER,
+    check_shape,
+    ranks_of,
+    run,
+)
+from crossfuse.torch.kernels import check_gradients, define
+from crossfuse.torch.ranks import SLAB, Connection, PeerRanks, connection_of, dtype_of, group_name
+
+
+@checked
+def all_gather_matmul(tensor: Any, weights: Sequence[Any], group: Any = None) -> list[torch.Tensor]:
+    """Multiply the rows of all GPUs of a process group by weights of this one.
+
+    ``[all_gather(tensor) @ each for each in weights]``, as column-parallel layers need it behind
+    tensors that are split by rows. Where it is estimated to be faster, the own rows are multiplied
+    while those of others arrive.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Rows of this process, [rows, depth], as many in all.
+    weights : sequence of torch.Tensor
+        Right operands, [depth, columns] each.
+    group : torch.distributed.ProcessGroup | None
+        None takes all processes.
+
+    Returns
+    -------
+    list of torch.Tensor
+        For each weight, [ranks * rows, columns].
+
+    Raises
+    ------
+    WorkloadRefused
+        If autograd would have to record it.
+
+    Examples
+    --------
+    >>> import torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> all_gather_matmul(torch.ones(2, 3), [torch.ones(3, 1)])
+    [tensor([[3.],
+            [3.]])]
+    >>> dist.destroy_process_group()
+    """
+    name = group_name(group)
+    define()
+    made: list[torch.Tensor] = torch.ops.crossfuse.all_gather_matmul(tensor, list(weights), name)
+    return made
+
+
+@checked
+def matmul_reduce_scatter(tensor: Any, weight: Any, group: Any = None) -> torch.Tensor:
+    """Multiply on all GPUs of a process group, and keep this one's rows of the sum.
+
+    ``reduce_scatter(tensor @ weight)``, as row-parallel layers need it in front of tensors that are
+    split by rows. Where it is estimated to be faster, the rows of other GPUs are multiplied first
+    and move while the own ones are.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Left operand, [rows, depth].
+    weight : torch.Tensor
+        Right operand, [depth, columns].
+    group : torch.distributed.ProcessGroup | None
+        None takes all processes.
+
+    Returns
+    -------
+    torch.Tensor
+        The rows of this rank, [rows / ranks, columns].
+
+    Raises
+    ------
+    WorkloadRefused
+        If autograd would have to record it, or ranks do not divide the rows.
+
+    Examples
+    --------
+    >>> import torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> matmul_reduce_scatter(torch.ones(2, 3), torch.ones(3, 1))
+    tensor([[3.],
+            [3.]])
+    >>> dist.destroy_process_group()
+    """
+    name = group_name(group)
+    define()
+    made: torch.Tensor = torch.ops.crossfuse.matmul_reduce_scatter(tensor, weight, name)
+    return made
+
+
+# The operators ``crossfuse::all_gather_matmul`` and ``crossfuse::matmul_reduce_scatter``.
+
+
+def run_gathered(
+    given: torch.Tensor, weights: Sequence[torch.Tensor], group: str
+) -> list[torch.Tensor]:
+    """What ``crossfuse::all_gather_matmul`` does."""
+    check_gradients((given, *weights))
+    connection, given = connection_of(group), given.contiguous()
+    peers = _peers(connection, given, ranks_of(group) * given.numel())
+    columns = sum(each.shape[1] for each in weights)
+    if peers is None or not gathers_in_parts(given, columns, peers.size):
+        full = run(ALL_GATHER, given, group)
+        return [full @ each for each in weights]
+    return _gathered(peers, given, weights)
+
+
+def fake_gathered(
+    given: torch.Tensor, weights: Sequence[torch.Tensor], group: str
+) -> list[torch.Tensor]:
+    """Tensors as ``crossfuse::all_gather_matmul`` makes."""
+    rows = ranks_of(group) * given.shape[0]
+    return [given.new_empty((rows, each.shape[1])) for each in weights]
+
+
+def run_scattered(given: torch.Tensor, weight: torch.Tensor, group: str) -> torch.Tensor:
+    """What ``crossfuse::matmul_reduce_scatter`` does."""
+    check_gradients((given, weight))
+    ranks = ranks_of(group)
+    check_shape(REDUCE_SCATTER, given, ranks)
+    peers = _peers(connection_of(group), given, given.shape[0] * weight.shape[1])
+    if peers is None or not scatters_in_parts(given, weight.shape[1], ranks):
+        return run(REDUCE_SCATTER, given @ weight, group)
+    return _scattered(peers, given, weight)
+
+
+def fake_scattered(given: torch.Tensor, weight: torch.Tensor, group: str) -> torch.Tensor:
+    """A tensor as ``crossfuse::matmul_reduce_scatter`` makes."""
+    return given.new_empty((given.shape[0] // ranks_of(group), weight.shape[1]))
+
+
+def _peers(connection: Connection | None, given: torch.Tensor, elements: int) -> PeerRanks | None:
+    """GPUs that can move parts of so many elements in all; None if there are none."""
+    if connection is None or not connection.takes(given.contiguous()):
+        return None
+    fits = elements * given.element_size() <= SLAB and dtype_of(given) != "float32"
+    return connection.ranks if fits and isinstance(connection.ranks, PeerRanks) else None
+
+
+# What is faster.
+
+#: Products in parts have to be told faster by that: times of products are off by some per cent.
+_SURE = 0.97
+
+
+def gathers_in_parts(given: torch.Tensor, columns: int, ranks: int) -> bool:
+    """Whether products in parts are estimated to be faster than a collective and one product."""
+    (rows, depth), item = given.shape, given.element_size()
+    size = given.numel() * item
+    part, whole = (_product(each, columns, depth, given) for each in (rows, ranks * rows))
+    collective = min(ALL_GATHER.times.kernels(size, ranks), ALL_GATHER.times.nccl(size))
+    return gathered_in_parts(part, size, ranks) < _SURE * (collective + whole)
+
+
+def scatters_in_parts(given: torch.Tensor, columns: int, ranks: int) -> bool:
+    """Whether products in parts are estimated to be faster than one product and a collective."""
+    (rows, depth), item = given.shape, given.element_size()
+    size = rows * columns * item
+    part, whole = (_product(each, columns, depth, given) for each in (rows // ranks, rows))
+    collective = min(REDUCE_SCATTER.times.kernels(size, ranks), REDUCE_SCATTER.times.nccl(size))
+    return scattered_in_parts(part, size, ranks, _rates(given)) < _SURE * (collective + whole)
+
+
+def _product(rows: int, columns: int, depth: int, given: torch.Tensor) -> float:
+    from crossfuse.torch.backend import Backend
+
+    sms = Backend().device_of(given.device).sms
+    return product(rows, columns, depth, given.element_size(), _rates(given), sms)
+
+
+def _rates(given: torch.Tensor) -> Rates:
+    from crossfuse.torch.backend import Backend
+
+    return rates_of(Backend().device_of(given.device))
+
+
+# Parts one behind the other.
+
+
+@contextmanager
+def _beside() -> Iterator[None]:
+    """Launches of the context run in a stream beside the current one, behind what that has."""
+    current = torch.cuda.current_stream()
+    side = _side(current.device)
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
+        yield
+
+
+def _join() -> None:
+    """Let the current stream wait for the one beside it."""
+    current = torch.cuda.current_stream()
+    current.wait_stream(_side(current.device))
+
+
+_SIDES: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def _side(device: torch.device) -> torch.cuda.Stream:
+    return _SIDES.setdefault(device, torch.cuda.Stream(device))
+
+
+def _others(peers: PeerRanks) -> list[int]:
+    """Other ranks, each at the same distance from its own, so that no two write to one GPU."""
+    return [(peers.rank + distance) % peers.size for distance in range(1, peers.size)]
+
+
+def _gathered(
+    peers: PeerRanks, given: torch.Tensor, weights: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Multiply the own rows while those of others arrive, then these."""
+    rows, depth = given.shape
+    slabs = peers.memory.slabs(dtype_of(given))
+    size, others = given.numel(), _others(peers)
+    place = slice(peers.rank * size, (peers.rank + 1) * size)
+    made = [given.new_empty((peers.size * rows, each.shape[1])) for each in weights]
+    with _beside():
+        peers.meet()  # all have read what their slabs held
+        for each in others:
+            slabs[each, place].copy_(given.view(-1))
+        peers.meet()
+    _multiply(given, weights, made, peers.rank)
+    _join()
+    full = slabs[peers.rank, : peers.size * size].view(peers.size, rows, depth)
+    for each in others:
+        _multiply(full[each], weights, made, each)
+    return made
+
+
+def _multiply(
+    left: torch.Tensor, weights: Sequence[torch.Tensor], made: Sequence[torch.Tensor], part: int
+) -> None:
+    rows = slice(part * left.shape[0], (part + 1) * left.shape[0])
+    for weight, result in zip(weights, made, strict=True):
+        torch.mm(left, weight, out=result[rows])
+
+
+def _scattered(peers: PeerRanks, given: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Multiply the rows of others, which move while the own ones are multiplied; add all parts."""
+    rows, columns = given.shape[0] // peers.size, weight.shape[1]
+    slabs = peers.memory.slabs(dtype_of(given))
+    size, others = rows * columns, _others(peers)
+    place = slice(peers.rank * size, (peers.rank + 1) * size)
+    left = given.view(peers.size, rows, given.shape[1])
+    parts = [given.new_empty((rows, columns)) for _ in others]
+    for number, (each, part) in enumerate(zip(others, parts, strict=True)):
+        torch.mm(left[each], weight, out=part)
+        with _beside():
+            if not number:
+                peers.meet()  # all have read what their slabs held
+            slabs[each, place].copy_(part.view(-1))
+    with _beside():
+        peers.meet()
+    torch.mm(left[peers.rank], weight, out=slabs[peers.rank, place].view(rows, columns))
+    _join()
+    received = slabs[peers.rank, : peers.size * size].view(peers.size, rows, columns)
+    return torch.sum(received, 0)
