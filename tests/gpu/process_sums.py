@@ -97,8 +97,8 @@ def in_parts() -> list[bool]:
 
     where = "crossfuse.torch.rank_products"
     with (
-        patch(f"{where}.gathers_in_parts", return_value=True),
-        patch(f"{where}.scatters_in_parts", return_value=True),
+        patch(f"{where}.gathered_times", return_value=(1.0, 2.0)),
+        patch(f"{where}.scattered_times", return_value=(1.0, 2.0)),
     ):
         for turn in range(10):
             dist.barrier()

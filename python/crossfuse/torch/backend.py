@@ -19,6 +19,7 @@ from crossfuse.measure.timer import Timer, timing
 from crossfuse.runtime.dispatch_table import BINS
 from crossfuse.torch.collectives import fuse_collectives, without_collectives
 from crossfuse.torch.graph_cache import Record, graph_key, recall, remember
+from crossfuse.torch.rank_products import fuse_products
 from crossfuse.torch.ranks import connected
 from crossfuse.torch.report import BACKWARD, FORWARD, Report, keep
 from crossfuse.torch.rewrite import is_frozen
@@ -183,7 +184,7 @@ class Backend:
             reason = f"its tensors are on {place}, and kernels need a GPU"
             return Report(reason=reason), None
         target, sequential = self.device_of(place), self.sequential(place)
-        sums = fuse_collectives(module, self, place)
+        sums = (*fuse_products(module, self, place), *fuse_collectives(module, self, place))
         frozen = is_frozen(module)
         # Functions on the CPU are compiled each time.
         key = "" if sequential else graph_key(module.graph, target, (*self.choices, frozen))

@@ -377,6 +377,7 @@ def left(collective: Collective, node: fx.Node, options: Backend, place: torch.d
 
 
 def without_collectives(untranslated: Sequence[str]) -> tuple[str, ...]:
-    """Names of operators that were left to torch, less those of this file."""
-    ours = {f"crossfuse.{each.name}.default" for each in COLLECTIVES}
+    """Names of operators that were left to torch, less those over GPUs that are ours."""
+    names = (*(each.name for each in COLLECTIVES), "all_gather_matmul", "matmul_reduce_scatter")
+    ours = {f"crossfuse.{each}.default" for each in names}
     return tuple(each for each in untranslated if each not in ours)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from operator import getitem
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import fx
 
 from crossfuse.calls import checked
 from crossfuse.planner.cost.collectives import (
@@ -19,15 +21,23 @@ from crossfuse.planner.cost.collectives import (
     scattered_in_parts,
 )
 from crossfuse.planner.cost.rates import Rates, rates_of
+from crossfuse.relax.outcome import ChainOutcome
 from crossfuse.torch.collectives import (
     ALL_GATHER,
     REDUCE_SCATTER,
     check_shape,
+    left,
+    operator_of,
     ranks_of,
     run,
+    waiting,
 )
 from crossfuse.torch.kernels import check_gradients, define
 from crossfuse.torch.ranks import SLAB, Connection, PeerRanks, connection_of, dtype_of, group_name
+from crossfuse.torch.rewrite import RESHAPE, inserted
+
+if TYPE_CHECKING:
+    from crossfuse.torch.backend import Backend
 
 
 @checked
@@ -125,7 +135,7 @@ def run_gathered(
     connection, given = connection_of(group), given.contiguous()
     peers = _peers(connection, given, ranks_of(group) * given.numel())
     columns = sum(each.shape[1] for each in weights)
-    if peers is None or not gathers_in_parts(given, columns, peers.size):
+    if peers is None or not pays(gathered_times(given, columns, peers.size)):
         full = run(ALL_GATHER, given, group)
         return [full @ each for each in weights]
     return _gathered(peers, given, weights)
@@ -145,7 +155,7 @@ def run_scattered(given: torch.Tensor, weight: torch.Tensor, group: str) -> torc
     ranks = ranks_of(group)
     check_shape(REDUCE_SCATTER, given, ranks)
     peers = _peers(connection_of(group), given, given.shape[0] * weight.shape[1])
-    if peers is None or not scatters_in_parts(given, weight.shape[1], ranks):
+    if peers is None or not pays(scattered_times(given, weight.shape[1], ranks)):
         return run(REDUCE_SCATTER, given @ weight, group)
     return _scattered(peers, given, weight)
 
@@ -159,8 +169,133 @@ def _peers(connection: Connection | None, given: torch.Tensor, elements: int) ->
     """GPUs that can move parts of so many elements in all; None if there are none."""
     if connection is None or not connection.takes(given.contiguous()):
         return None
-    fits = elements * given.element_size() <= SLAB and dtype_of(given) != "float32"
-    return connection.ranks if fits and isinstance(connection.ranks, PeerRanks) else None
+    ranks = connection.ranks
+    return ranks if isinstance(ranks, PeerRanks) and _fits(given, elements) else None
+
+
+def _fits(given: torch.Tensor, elements: int) -> bool:
+    """Whether a slab holds so many elements of a tensor's type, of which there are products."""
+    return elements * given.element_size() <= SLAB and dtype_of(given) != "float32"
+
+
+# In graphs.
+
+
+def fuse_products(
+    module: fx.GraphModule, options: Backend, place: torch.device
+) -> tuple[ChainOutcome, ...]:
+    """Let products of a graph be in parts beside their collectives, in place, where that pays."""
+    outcomes = []
+    for node in list(module.graph.nodes):
+        if operator_of(node) == ALL_GATHER.functional:
+            outcomes += _fuse_gathered(module.graph, node, options, place)
+        elif operator_of(node) == REDUCE_SCATTER.functional:
+            outcomes += _fuse_scattered(module.graph, node, options, place)
+    if outcomes:
+        module.graph.lint()
+        module.recompile()
+    return tuple(outcomes)
+
+
+def _fuse_gathered(
+    graph: fx.Graph, node: fx.Node, options: Backend, place: torch.device
+) -> list[ChainOutcome]:
+    wait = waiting(node)
+    if wait is None or left(ALL_GATHER, node, options, place):
+        return []
+    given, _, group = node.args
+    products = _behind(wait)
+    value, ranks = given.meta["val"], ranks_of(str(group))
+    weights = [each.args[1] for each in products if _is_weight(each.args[1])]
+    known = products and len(weights) == len(products)
+    if not known or not _fits(value, ranks * value.numel()):
+        return []
+    rows, depth = value.numel() // value.shape[-1], value.shape[-1]
+    flat = value.new_empty((rows, depth))
+    times = gathered_times(flat, sum(e.meta["val"].shape[1] for e in weights), ranks)
+    if not pays(times):
+        return []
+    first = min(products, key=[*graph.nodes].index)
+    for each in weights:
+        if each.op == "call_function":
+            first.prepend(each)
+    with graph.inserting_before(first):
+        operand = inserted(graph, RESHAPE, given, [rows, depth])
+        operator = torch.ops.crossfuse.all_gather_matmul.default
+        made = inserted(graph, operator, operand, weights, group)
+        parts = [inserted(graph, getitem, made, number) for number in range(len(products))]
+    for each, part in zip(products, parts, strict=True):
+        each.replace_all_uses_with(part)
+    _erase(graph, [*products, *wait.users, wait, node])
+    return [_told("all_gather_matmul", (node, *products), times)]
+
+
+def _fuse_scattered(
+    graph: fx.Graph, node: fx.Node, options: Backend, place: torch.device
+) -> list[ChainOutcome]:
+    wait = waiting(node)
+    if wait is None or left(REDUCE_SCATTER, node, options, place):
+        return []
+    product, group = _without_view(node.args[0]), node.args[-1]
+    if product.target is not _MM or len(product.users) > 1:
+        return []
+    value, ranks = product.meta["val"], ranks_of(str(group))
+    operand, weight = product.args
+    if value.shape[0] % ranks or not _fits(value, value.numel()):
+        return []
+    times = scattered_times(operand.meta["val"], value.shape[1], ranks)
+    if not pays(times):
+        return []
+    with graph.inserting_before(wait):
+        operator = torch.ops.crossfuse.matmul_reduce_scatter.default
+        made = inserted(graph, operator, operand, weight, group)
+        made = inserted(graph, RESHAPE, made, list(wait.meta["val"].shape))
+    wait.replace_all_uses_with(made)
+    _erase(graph, [wait, node, node.args[0], product])
+    return [_told("matmul_reduce_scatter", (product, node), times)]
+
+
+def _behind(wait: fx.Node) -> list[fx.Node]:
+    """Products of collected rows by weights, if nobody else uses those."""
+    views = [each for each in wait.users if each.target in _VIEWS]
+    sources = [each for each in (wait, *views) if each is not wait or len(views) < len(wait.users)]
+    users = [each for source in sources for each in source.users if each not in views]
+    depth = wait.meta["val"].shape[-1]
+    plain = all(
+        len(each.meta["val"].shape) == 2 and each.meta["val"].shape[-1] == depth for each in sources
+    )
+    mine = all(each.target is _MM and each.args[0] in sources for each in users)
+    return users if plain and mine else []
+
+
+def _erase(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
+    """Take nodes out of a graph, users first: torch keeps collectives that nobody uses."""
+    for each in dict.fromkeys(nodes):
+        graph.erase_node(each)
+
+
+def _is_weight(node: fx.Node) -> bool:
+    """Whether a node is an input of the graph or a view of one, which may stand anywhere."""
+    given = (node,) if node.op != "call_function" else node.all_input_nodes
+    return all(each.op in ("placeholder", "get_attr") for each in given)
+
+
+def _without_view(node: fx.Node) -> fx.Node:
+    """What a view that keeps columns is of, if nobody else uses it."""
+    if node.target not in _VIEWS or len(node.users) > 1:
+        return node
+    given = node.args[0]
+    same = given.meta["val"].shape[-1] == node.meta["val"].shape[-1]
+    return given if same else node
+
+
+def _told(name: str, nodes: Sequence[fx.Node], times: Times) -> ChainOutcome:
+    text = "products in parts, one of each rank, beside copies between GPUs"
+    return ChainOutcome("main", tuple(e.name for e in nodes), name, "peers", *times, text)
+
+
+_MM = torch.ops.aten.mm.default
+_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default, RESHAPE)
 
 
 # What is faster.
@@ -169,22 +304,30 @@ def _peers(connection: Connection | None, given: torch.Tensor, elements: int) ->
 _SURE = 0.97
 
 
-def gathers_in_parts(given: torch.Tensor, columns: int, ranks: int) -> bool:
-    """Whether products in parts are estimated to be faster than a collective and one product."""
-    (rows, depth), item = given.shape, given.element_size()
-    size = given.numel() * item
+Times = tuple[float, float]
+
+
+def pays(times: Times) -> bool:
+    """Whether products in parts are to be taken, by their time and that of what they replace."""
+    return times[0] < _SURE * times[1]
+
+
+def gathered_times(given: torch.Tensor, columns: int, ranks: int) -> Times:
+    """Microseconds of products in parts, and of an all-gather in front of whole ones."""
+    rows, depth = given.shape
+    size = given.numel() * given.element_size()
     part, whole = (_product(each, columns, depth, given) for each in (rows, ranks * rows))
     collective = min(ALL_GATHER.times.kernels(size, ranks), ALL_GATHER.times.nccl(size))
-    return gathered_in_parts(part, size, ranks) < _SURE * (collective + whole)
+    return gathered_in_parts(part, size, ranks), collective + whole
 
 
-def scatters_in_parts(given: torch.Tensor, columns: int, ranks: int) -> bool:
-    """Whether products in parts are estimated to be faster than one product and a collective."""
-    (rows, depth), item = given.shape, given.element_size()
-    size = rows * columns * item
+def scattered_times(given: torch.Tensor, columns: int, ranks: int) -> Times:
+    """Microseconds of a product in parts, and of a whole one in front of a reduce-scatter."""
+    rows, depth = given.shape
+    size = rows * columns * given.element_size()
     part, whole = (_product(each, columns, depth, given) for each in (rows // ranks, rows))
     collective = min(REDUCE_SCATTER.times.kernels(size, ranks), REDUCE_SCATTER.times.nccl(size))
-    return scattered_in_parts(part, size, ranks, _rates(given)) < _SURE * (collective + whole)
+    return scattered_in_parts(part, size, ranks, _rates(given)), collective + whole
 
 
 def _product(rows: int, columns: int, depth: int, given: torch.Tensor) -> float:

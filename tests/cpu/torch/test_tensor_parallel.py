@@ -80,6 +80,13 @@ def test_slices_and_collections_become_kernels(found: dict[str, Any]) -> None:
     ]
 
 
+def test_products_go_beside_their_collectives(found: dict[str, Any]) -> None:
+    got = found["in_parts"]
+    assert got["close"]
+    assert got["names"] == ["all_gather_matmul", "matmul_reduce_scatter"]
+    assert set(got["texts"]) == {"products in parts, one of each rank, beside copies between GPUs"}
+
+
 def test_collectives_and_products_by_hand(found: dict[str, Any]) -> None:
     assert found["others_by_hand"] == [True] * 8
     assert found["products_by_hand"] == [True] * 3
