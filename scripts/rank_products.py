@@ -29,7 +29,7 @@ from crossfuse.torch.collectives import COLLECTIVES, Collective
 #: each GPU.
 GATHERED, SCATTERED = (6656, 4096), (4096, 14336)
 ROWS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-CALLS, REPLAYS = 8, 6
+CALLS, REPLAYS, PAUSE = 8, 6, 0.05
 #: Calls and replays that have to agree bit for bit, and seconds that a rank is late.
 REPEATS, LATE = 1000, 0.05
 TYPE = torch.bfloat16
@@ -52,9 +52,11 @@ def timed(calls: Sequence[Callable[[Any], Any]], weights: Sequence[Any]) -> list
     """Microseconds of calls, timed in turns; NaN for what cannot be captured."""
     graphs = [_captured(each, weights) for each in calls]
     least = [float("inf") if each else float("nan") for each in graphs]
-    for _ in range(REPLAYS):
-        for place, graph in enumerate(graphs):
-            if graph is not None:
+    for turn in range(REPLAYS):
+        for number in range(len(graphs)):
+            place = (number + turn) % len(graphs)
+            if (graph := graphs[place]) is not None:
+                time.sleep(PAUSE)  # clocks fall under load: all begin as cool
                 least[place] = min(least[place], _replayed(graph))
     return least
 
