@@ -412,11 +412,13 @@ def _scattered(peers: PeerRanks, given: torch.Tensor, weight: torch.Tensor) -> t
     place = slice(peers.rank * size, (peers.rank + 1) * size)
     left = given.view(peers.size, rows, given.shape[1])
     parts = [given.new_empty((rows, columns)) for _ in others]
-    for number, (each, part) in enumerate(zip(others, parts, strict=True)):
+    with _beside():
+        # All have read what their slabs held. Behind a product it would find no multiprocessor free
+        # while the next one runs, and copies would wait with it.
+        peers.meet()
+    for each, part in zip(others, parts, strict=True):
         torch.mm(left[each], weight, out=part)
         with _beside():
-            if not number:
-                peers.meet()  # all have read what their slabs held
             slabs[each, place].copy_(part.view(-1))
     with _beside():
         peers.meet()
