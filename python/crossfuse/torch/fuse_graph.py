@@ -54,7 +54,7 @@ from crossfuse.relax.graph import (
     with_bindings,
     with_body,
 )
-from crossfuse.relax.operators import LEGAL, PRODUCT, dtype_of, refused, shape_of
+from crossfuse.relax.operators import PRODUCT, dtype_of, legal_once, refused, shape_of
 from crossfuse.relax.outcome import BinOutcome, ChainOutcome
 from crossfuse.relax.replace import Replacement, with_replacements
 from crossfuse.relax.symbols import extents_of, is_symbolic
@@ -241,7 +241,8 @@ def legalised(mod: Any) -> Graph:
     body = relax.SeqExpr(made.body.blocks, _with_variables(main.body.body, own))
     mod = mod.clone()
     mod.update_func(mod.get_global_var("main"), with_body(made, body, made.params))
-    passes = [relax.transform.DeadCodeElimination(), relax.transform.LegalizeOps(dict(LEGAL))]
+    legalize = relax.transform.LegalizeOps(legal_once(each.value for each in bindings))
+    passes = [relax.transform.DeadCodeElimination(), legalize]
     legal = ir.tvm.ir.transform.Sequential(passes)(mod)
     (block,) = legal["main"].body.blocks
     return read_calls(legal, block)
