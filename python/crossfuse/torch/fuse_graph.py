@@ -66,6 +66,7 @@ from crossfuse.torch.kernels import (
     kernels_of,
     offer_binned,
     offer_kernels,
+    wait_for,
 )
 from crossfuse.torch.report import Report, in_torch
 from crossfuse.torch.rewrite import Call, RowsCall, is_frozen, lies_as_taken, rewrite
@@ -264,6 +265,7 @@ def fuse_graph(
     target: Device,
     sequential: bool,
     timer: Timer | None = None,
+    wait: bool = True,
 ) -> tuple[Record, bool]:
     """Fuse a graph that the cache does not have, in place; False if a part of that went wrong.
 
@@ -272,6 +274,7 @@ def fuse_graph(
     left of the translation is searched for cascades; and the graph then calls all kernels. A
     failure in cascades leaves the chains. `sequential` runs the scheduled functions on the CPU
     instead of kernels. `timer` times kernels and takes the fastest; with None estimates choose.
+    Without `wait` kernels may still be built, see `crossfuse.torch.kernels.wait_for`.
     """
     mode = (options.mode or "default") if options.rest == "inductor" else None
     translation = translate(module.graph)
@@ -285,7 +288,8 @@ def fuse_graph(
     chains = in_torch(choose("main", graph, kernels, always), translation.names)
     static = [each for each in chains.replacements if not each.bins]
     starts = Starts(module.graph, translation.nodes, options.early)
-    made, calls = _offered(translation, static, kernels.module, *where, starts)
+    wait = wait or timed is not None  # beside what is timed, here or by inductor, nothing runs
+    made, calls = _offered(translation, static, kernels.module, *where, starts, wait)
     rows = [each for each in chains.replacements if each.bins]
     rows_calls = _offered_rows(rows, translation.nodes, kernels.module, *where, options)
     cascades, failed = Chosen((), ()), False
@@ -298,7 +302,7 @@ def fuse_graph(
             found = choose("main", legalised(rest), of_cascades, always)
             cascades = in_torch(found, translation.names)
             functions = of_cascades.functions
-            more = _offered(translation, found.replacements, functions, *where, starts)
+            more = _offered(translation, found.replacements, functions, *where, starts, wait)
             made, calls = (*made, *more[0]), (*calls, *more[1])
     except Exception as error:  # whatever it is, the graph is right without cascades
         text, failed = f"{type(error).__name__}: {error}", True
@@ -328,6 +332,7 @@ def _offered(
     target: Device,
     cpu: bool,
     starts: Starts,
+    wait: bool,
 ) -> tuple[tuple[KeptKernel, ...], tuple[Call, ...]]:
     """Build the kernels of groups of static shapes, and give the calls that take their place."""
     started = starts.calls(replacements)
@@ -339,6 +344,8 @@ def _offered(
         offered[each.function].as_first() if each.is_first(functions) else offered[each.function]
         for each in started
     ]
+    if wait:
+        wait_for(each.key for each in called)
     name = {variable: node.name for variable, node in translation.nodes.items()}
 
     def call(found: Replacement, kernel: KeptKernel) -> Call:
