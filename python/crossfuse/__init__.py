@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from crossfuse._compat import check_versions
-from crossfuse._discovery import offer
+from crossfuse._discovery import collecting_later, offer
 
 __version__ = "0.1.0"
 
@@ -54,7 +54,8 @@ def lazy_names(
     def load(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{package}.{homes[name]}"), name)
+        with collecting_later():  # modules stay, TVM's among them
+            value = getattr(import_module(f"{package}.{homes[name]}"), name)
         # Found directly the next time; a module of the same name would stand there else.
         setattr(sys.modules[package], name, value)
         return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -164,8 +164,19 @@ def built(
     Without a directory, they go to one that is removed with the process; `jobs` of 0 builds as many
     at a time as there are processors. Refusals are those of `crossfuse.runtime.build_library`.
     """
+    return building(kind, functions, target, directory, jobs)()
+
+
+def building(
+    kind: Kind[Built],
+    functions: Mapping[str, Any],
+    target: Device,
+    directory: str | Path | None = None,
+    jobs: int = 0,
+) -> Callable[[], tuple[Built, ...]]:
+    """Begin what `built` does, which what is returned waits for; compilers run by themselves."""
     if not functions:
-        return ()
+        return tuple
     folder = Path(directory if directory is not None else scratch_folder())
     paths = {name: folder / f"{name}{kind.suffix}" for name in functions}
     keys = {name: build_key(kind, func, target, name) for name, func in functions.items()}
@@ -173,20 +184,25 @@ def built(
     new = [name for name, found in known.items() if found is None]
     # Lowered in this thread: TVM's contexts are those of a thread.
     images = {name: lower(functions[name], target, name=name).image for name in new}
+    plans = {name: recorded(functions[name]) for name in new}
 
     def build(name: str) -> Built:
         return built_once(
             kind,
             keys[name],
             paths[name],
-            lambda: kind.build(
-                images[name], folder, device=target, metadata=recorded(functions[name])
-            ),
+            lambda: kind.build(images[name], folder, device=target, metadata=plans[name]),
         )
 
-    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
-        known |= dict(zip(new, pool.map(build, new), strict=True))
-    return tuple(each for each in known.values() if each is not None)
+    pool = ThreadPoolExecutor(jobs or os.cpu_count() or 1)
+    begun = {name: pool.submit(build, name) for name in new}
+    pool.shutdown(wait=False)
+
+    def wait() -> tuple[Built, ...]:
+        made = known | {name: each.result() for name, each in begun.items()}
+        return tuple(each for each in made.values() if each is not None)
+
+    return wait
 
 
 def build_key(kind: Kind[Any], func: Any, target: Device, name: str) -> str:

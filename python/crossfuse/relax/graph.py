@@ -88,6 +88,12 @@ class Node:
             return False
         return True
 
+    @cached_property
+    def arguments(self) -> tuple[Any, ...]:
+        """Tensors that its call takes."""
+        known = {each: each for each in self.reads}  # each variable as one object of Python
+        return tuple(known.get(each, each) for each in self.value.args if is_tensor(each))
+
     @property
     def func(self) -> Any:
         """The TIR function that it calls; None without a `callee`."""
@@ -170,9 +176,9 @@ class Graph:
         node = self.makers.get(value) if isinstance(value, Var) else None
         return "" if node is None else node.operator
 
-    def arguments(self, value: Any) -> list[Any]:
+    def arguments(self, value: Any) -> tuple[Any, ...]:
         """Tensors that a bound variable is made of."""
-        return [each for each in self.makers[value].value.args if is_tensor(each)]
+        return self.makers[value].arguments
 
     def is_elementwise(self, value: Any) -> bool:
         """Whether a value is made by an operator that is, see `Node.is_elementwise`."""

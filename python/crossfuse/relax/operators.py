@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from tvm import relax, te, tirx, topi
-from tvm.ir import Call, GenericConst, Op, TensorLoad, Var
+from tvm.ir import Call, GenericConst, GlobalVar, Op, TensorLoad, Tuple, Var
 from tvm.relax.transform.legalize_ops.binary import _binary
 from tvm.s_tir import SBlock
-from tvm_ffi import WalkResult, structural_equal, structural_walk
+from tvm_ffi import StructuralKey, WalkResult, structural_equal, structural_walk
 
 from crossfuse.errors import Rule, WorkloadRefused
 
@@ -181,6 +181,50 @@ LEGAL = {
 }
 
 
+def legal_once(values: Iterable[Any]) -> dict[str, Callable[[Any, Any], Any]]:
+    """`LEGAL` and TVM's own definitions of the operators among the values of one module's bindings.
+
+    Equal calls share a definition, of which each takes TVM half a millisecond.
+    """
+    calls = (each for each in values if isinstance(each, Call) and isinstance(each.op, Op))
+    own = {str(each.op.name): each.op.get_attr("FLegalize") for each in calls}
+    every = {**own, **LEGAL}
+    return {name: _once(every[name]) for name in own if every[name] is not None}
+
+
+def _once(legal: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    known: dict[Any, tuple[Any, list[int]]] = {}
+
+    def found(builder: Any, call: Any) -> Any:
+        given = [_place_of(each, call.args) for each in call.args]  # one tensor may be given twice
+        key = StructuralKey([call.op, call.attrs, call.ty_args, given, *map(_kind, call.args)])
+        if key in known:
+            made, places = known[key]
+            callee, _, *more = made.args
+            taken = Tuple([call.args[each] for each in places])
+            return Call(made.op, [callee, taken, *more], made.attrs, made.ty_args)
+        made = legal(builder, call)
+        taken = made.args[1] if isinstance(made, Call) and len(made.args) > 1 else None
+        # What it calls may take other tensors than the operator, such as of several steps.
+        if isinstance(taken, Tuple) and isinstance(made.args[0], GlobalVar):
+            places = [_place_of(each, call.args) for each in taken.fields]
+            if -1 not in places:
+                known[key] = made, places
+        return made
+
+    return found
+
+
+def _kind(argument: Any) -> Any:
+    """What the definition of an operator depends on: numbers and constants, and types of others."""
+    return argument.ty if isinstance(argument, Var) else argument
+
+
+def _place_of(value: Any, given: Sequence[Any]) -> int:
+    """Place of the first argument that is a value; -1 without any."""
+    return next((place for place, each in enumerate(given) if each.same_as(value)), -1)
+
+
 RULE = "outline"
 
 refused = Rule(WorkloadRefused, RULE)
@@ -249,7 +293,20 @@ def check_elementwise(call: Call) -> None:
         raise refused(operator(call), f"an operator that {reason}", _KNOWN, _ALONE)
 
 
+#: Why operators of some types are not element-wise; None of those that are. Equal layers repeat
+#: their calls, and TVM takes a millisecond for a definition.
+_FAULTS: dict[StructuralKey, str | None] = {}
+
+
 def _fault(call: Call) -> str | None:
+    given = (each.ty if is_tensor(each) or isinstance(each, Tuple) else each for each in call.args)
+    key = StructuralKey([call.op, call.attrs, call.ty_args, *given])
+    if key not in _FAULTS:
+        _FAULTS[key] = _fault_of_definition(call)
+    return _FAULTS[key]
+
+
+def _fault_of_definition(call: Call) -> str | None:
     functions = _definition(call)
     if not functions:
         return "has no definition in TIR"

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -19,7 +20,7 @@ from crossfuse.errors import LoweringRefused, RefusedError, refuse
 from crossfuse.files import sha256, write_atomically
 from crossfuse.hardware import Device
 from crossfuse.lower.image import ROW_COUNT, KernelImage, Launch
-from crossfuse.runtime.launcher import compile_launcher, generate_launcher
+from crossfuse.runtime.launcher import compile_launcher, generate_launcher, library_functions
 from crossfuse.runtime.manifest import (
     FORMAT_VERSION,
     LIBRARY_HASH,
@@ -338,7 +339,9 @@ def _compiled(
     """The launcher's source, the cubin, and the manifest as text."""
     check_image(image, target)
     source = generate_launcher(image, target.arch)
-    cubin = compile_cubin(image.cuda, arch=target.arch, **options)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(library_functions)  # beside nvcc: the first time it takes as long
+        cubin = compile_cubin(image.cuda, arch=target.arch, **options)
     check_resources(image, cubin, target)
     return source, cubin.data, _manifest(image, cubin, target, metadata, trace).to_json()
 

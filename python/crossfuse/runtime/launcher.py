@@ -153,7 +153,7 @@ def compile_launcher(source: str, cubin: bytes, manifest: str, *, linked: bool =
         command += ["-Wl,-z,nodelete", "-Wl,-s"]
     else:
         command += ["-r", "-nostdlib"]
-    functions = _functions(str(compiler), tuple(_flags()))
+    functions = library_functions()
     with scratch() as directory:
         (directory / "launcher.cpp").write_text(source, encoding="utf-8")
         (directory / "library.o").write_bytes(functions)
@@ -168,6 +168,11 @@ def _flags() -> list[str]:
 
     include = sorted({libinfo.find_include_path(), libinfo.find_dlpack_include_path()})
     return [*_FLAGS, *(f"-I{directory}" for directory in (HEADERS, *include))]
+
+
+def library_functions() -> bytes:
+    """The object file that all launchers share; refusals are those of `compile_launcher`."""
+    return _functions(str(find_host_compiler()), tuple(_flags()))
 
 
 @lru_cache(maxsize=4)

@@ -6,7 +6,6 @@ compiling needs. Torch can write the whole program, with its guards; here it is 
 
 from __future__ import annotations
 
-import gc
 import io
 import json
 import logging
@@ -21,6 +20,7 @@ from typing import Any
 
 import torch
 
+from crossfuse._discovery import collecting_later
 from crossfuse.cache import Entry, itself, shelf
 from crossfuse.calls import checked
 from crossfuse.files import scratch
@@ -156,7 +156,7 @@ def compile_ahead(
     backend, named = backend or Backend(), named or {}
     found, program, reason = False, None, ""
     try:
-        with _collecting_later():
+        with collecting_later():
             key, whole = _key(module, inputs, named, backend), _Whole(module)
             program = _kept(key, whole, inputs, named)
         found = program is not None
@@ -169,18 +169,6 @@ def compile_ahead(
     if reason:
         warnings.warn(f"crossfuse compiles a module at its first call: {reason}", stacklevel=3)
     return Ahead(module, found, reason, program, backend)
-
-
-@contextmanager
-def _collecting_later() -> Iterator[None]:
-    """Pause garbage collection while all is loaded that stays: it takes a third of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _fits(program: Any, whole: _Whole, inputs: Any, named: Any) -> bool:

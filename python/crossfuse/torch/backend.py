@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
@@ -12,16 +11,18 @@ from typing import Any
 import torch
 from torch import fx
 
+from crossfuse._discovery import collecting_later
 from crossfuse.calls import checked
 from crossfuse.errors import EnvironmentRefused, RefusedError, WorkloadRefused, refuse
 from crossfuse.hardware import Device, device, find_gpus, local_devices
 from crossfuse.measure.timer import Timer, timing
+from crossfuse.relax.outcome import ChainOutcome
 from crossfuse.runtime.dispatch_table import BINS
 from crossfuse.torch.collectives import fuse_collectives, without_collectives
 from crossfuse.torch.graph_cache import Record, graph_key, recall, remember
 from crossfuse.torch.rank_products import fuse_products
 from crossfuse.torch.ranks import connected
-from crossfuse.torch.report import BACKWARD, FORWARD, Report, keep
+from crossfuse.torch.report import BACKWARD, FORWARD, Report, keep, left_to_torch
 from crossfuse.torch.rewrite import is_frozen
 
 _LOG = logging.getLogger(__name__)
@@ -150,7 +151,7 @@ class Backend:
                 raise _refused("options", repr(name), ", ".join(known))
         return replace(self, **options) if options else self
 
-    def fuse(self, module: fx.GraphModule, part: str = "") -> Record | None:
+    def fuse(self, module: fx.GraphModule, part: str = "", *, wait: bool = True) -> Record | None:
         """Replace the chains of a graph of aten operators, in place.
 
         What goes wrong on the way leaves the graph as it was, with a warning.
@@ -161,6 +162,9 @@ class Backend:
             The graph, with the values of its nodes in their ``meta``.
         part : str
             What `Report.part` says of it.
+        wait : bool
+            Whether its kernels are built when it returns; else `crossfuse.torch.kernels.wait_for`
+            has to be called, which may refuse.
 
         Returns
         -------
@@ -169,22 +173,22 @@ class Backend:
         """
         record = None
         try:
-            report, record = self._fused(module)
+            with collecting_later():
+                report, record = self._fused(module, wait)
         except Exception as error:  # whatever it is, the graph is right without us
-            report = Report(reason=f"{type(error).__name__}: {error}")
-            warnings.warn(f"crossfuse left a graph to torch: {report.reason}", stacklevel=2)
+            report = left_to_torch(error)
         report = replace(report, part=part)
         keep(report)
         _LOG.info("%s", report.text())
         return record and replace(record, report=report)
 
-    def _fused(self, module: fx.GraphModule) -> tuple[Report, Record | None]:
+    def _fused(self, module: fx.GraphModule, wait: bool) -> tuple[Report, Record | None]:
         place = _place(module)
         if not self.runs_on(place):
             reason = f"its tensors are on {place}, and kernels need a GPU"
             return Report(reason=reason), None
         target, sequential = self.device_of(place), self.sequential(place)
-        sums = (*fuse_products(module, self, place), *fuse_collectives(module, self, place))
+        sums = self.fuse_over_ranks(module)
         frozen = is_frozen(module)
         # Functions on the CPU are compiled each time.
         key = "" if sequential else graph_key(module.graph, target, (*self.choices, frozen))
@@ -195,7 +199,7 @@ class Backend:
 
             with ExitStack() as stack:
                 timer, note = self._timer(target, place, stack)
-                record, whole = fuse_graph(module, self, target, sequential, timer)
+                record, whole = fuse_graph(module, self, target, sequential, timer, wait)
             record = replace(record, report=replace(record.report, note=note))
             key = key if whole else ""
             if key:
@@ -207,6 +211,24 @@ class Backend:
                 record, report=replace(record.report, outcomes=outcomes, untranslated=left)
             )
         return record.report, record if key else None
+
+    def fuse_over_ranks(self, module: fx.GraphModule) -> tuple[ChainOutcome, ...]:
+        """Let kernels of ours do a graph's collectives, and products beside them, in place.
+
+        All ranks have to do so: even one that leaves the rest of a graph to torch.
+
+        Parameters
+        ----------
+        module : torch.fx.GraphModule
+            The graph.
+
+        Returns
+        -------
+        tuple[ChainOutcome, ...]
+            What became of each.
+        """
+        place = _place(module)
+        return (*fuse_products(module, self, place), *fuse_collectives(module, self, place))
 
     def _timer(
         self, target: Device, place: torch.device, stack: ExitStack

@@ -54,7 +54,7 @@ from crossfuse.relax.graph import (
     with_bindings,
     with_body,
 )
-from crossfuse.relax.operators import LEGAL, PRODUCT, dtype_of, refused, shape_of
+from crossfuse.relax.operators import PRODUCT, dtype_of, legal_once, refused, shape_of
 from crossfuse.relax.outcome import BinOutcome, ChainOutcome
 from crossfuse.relax.replace import Replacement, with_replacements
 from crossfuse.relax.symbols import extents_of, is_symbolic
@@ -66,6 +66,7 @@ from crossfuse.torch.kernels import (
     kernels_of,
     offer_binned,
     offer_kernels,
+    wait_for,
 )
 from crossfuse.torch.report import Report, in_torch
 from crossfuse.torch.rewrite import Call, RowsCall, is_frozen, lies_as_taken, rewrite
@@ -241,7 +242,8 @@ def legalised(mod: Any) -> Graph:
     body = relax.SeqExpr(made.body.blocks, _with_variables(main.body.body, own))
     mod = mod.clone()
     mod.update_func(mod.get_global_var("main"), with_body(made, body, made.params))
-    passes = [relax.transform.DeadCodeElimination(), relax.transform.LegalizeOps(dict(LEGAL))]
+    legalize = relax.transform.LegalizeOps(legal_once(each.value for each in bindings))
+    passes = [relax.transform.DeadCodeElimination(), legalize]
     legal = ir.tvm.ir.transform.Sequential(passes)(mod)
     (block,) = legal["main"].body.blocks
     return read_calls(legal, block)
@@ -263,6 +265,7 @@ def fuse_graph(
     target: Device,
     sequential: bool,
     timer: Timer | None = None,
+    wait: bool = True,
 ) -> tuple[Record, bool]:
     """Fuse a graph that the cache does not have, in place; False if a part of that went wrong.
 
@@ -271,6 +274,7 @@ def fuse_graph(
     left of the translation is searched for cascades; and the graph then calls all kernels. A
     failure in cascades leaves the chains. `sequential` runs the scheduled functions on the CPU
     instead of kernels. `timer` times kernels and takes the fastest; with None estimates choose.
+    Without `wait` kernels may still be built, see `crossfuse.torch.kernels.wait_for`.
     """
     mode = (options.mode or "default") if options.rest == "inductor" else None
     translation = translate(module.graph)
@@ -284,7 +288,8 @@ def fuse_graph(
     chains = in_torch(choose("main", graph, kernels, always), translation.names)
     static = [each for each in chains.replacements if not each.bins]
     starts = Starts(module.graph, translation.nodes, options.early)
-    made, calls = _offered(translation, static, kernels.module, *where, starts)
+    wait = wait or timed is not None  # beside what is timed, here or by inductor, nothing runs
+    made, calls = _offered(translation, static, kernels.module, *where, starts, wait)
     rows = [each for each in chains.replacements if each.bins]
     rows_calls = _offered_rows(rows, translation.nodes, kernels.module, *where, options)
     cascades, failed = Chosen((), ()), False
@@ -297,7 +302,7 @@ def fuse_graph(
             found = choose("main", legalised(rest), of_cascades, always)
             cascades = in_torch(found, translation.names)
             functions = of_cascades.functions
-            more = _offered(translation, found.replacements, functions, *where, starts)
+            more = _offered(translation, found.replacements, functions, *where, starts, wait)
             made, calls = (*made, *more[0]), (*calls, *more[1])
     except Exception as error:  # whatever it is, the graph is right without cascades
         text, failed = f"{type(error).__name__}: {error}", True
@@ -327,6 +332,7 @@ def _offered(
     target: Device,
     cpu: bool,
     starts: Starts,
+    wait: bool,
 ) -> tuple[tuple[KeptKernel, ...], tuple[Call, ...]]:
     """Build the kernels of groups of static shapes, and give the calls that take their place."""
     started = starts.calls(replacements)
@@ -338,6 +344,8 @@ def _offered(
         offered[each.function].as_first() if each.is_first(functions) else offered[each.function]
         for each in started
     ]
+    if wait:
+        wait_for(each.key for each in called)
     name = {variable: node.name for variable, node in translation.nodes.items()}
 
     def call(found: Replacement, kernel: KeptKernel) -> Call:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from operator import getitem
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -25,7 +26,8 @@ from crossfuse.torch.graph_cache import (
     torch_caches,
     write_program,
 )
-from crossfuse.torch.report import BACKWARD, FORWARD, keep
+from crossfuse.torch.kernels import wait_for
+from crossfuse.torch.report import BACKWARD, FORWARD, keep, left_to_torch, reports
 from crossfuse.torch.short_sorts import sort_short
 
 if TYPE_CHECKING:
@@ -353,22 +355,44 @@ def compile_with_inductor(
         part, settings = _part(known), launched_together(graph)
         if settings:
             sort_short(graph)
-        made.append(backend.fuse(graph, part))
-        called.extend(_called(graph.graph))
+        unfused = _copy(graph)
+        made.append(backend.fuse(graph, part, wait=False))
+        report, keys = reports()[-1], _called(graph.graph)
         # Before torch keeps the program, which it does with its last graph.
         if kept is not None and part != FORWARD and None not in made:
             write_program(kept, [each for each in made if each is not None])
         # Inductor's cache of graphs comes after us: `fuse` has offered the kernels that they call,
         # by keys that say what is in them.
-        rest = take_apart(graph, whole)
-        plain = fx.GraphModule(rest, deepcopy(rest.graph)) if settings else rest
+        compiled = rest(graph, given, settings, known)
+        try:
+            wait_for(keys)  # nvcc ran beside inductor
+        except Exception as error:  # whatever it is, the graph is right without us
+            keep(replace(left_to_torch(error), part=part), report)
+            made[-1] = None
+            if kept is not None:  # the program that torch keeps is another one
+                write_program(replace(kept, records=()))
+            if context := torch._guards.TracingContext.try_get():
+                del (context.output_strides or [])[:]  # those of the fused graph
+            backend.fuse_over_ranks(unfused)  # as other ranks do, which may have their kernels
+            return rest(unfused, given, settings, known)
+        called.extend(keys)
+        return compiled
+
+    def rest(
+        graph: fx.GraphModule,
+        given: Sequence[Any],
+        settings: Mapping[str, bool],
+        known: Mapping[str, Any],
+    ) -> Any:
+        apart = take_apart(graph, whole)
+        plain = _copy(apart) if settings else apart
         if settings:
-            count_together(rest)
+            count_together(apart)
         try:
             with waiting_first() as early:
                 more = {_EARLY: True} if early and settings and backend.early else {}
                 with config.patch({**whole, **settings, **more}):
-                    return compile_fx_inner(rest, given, **known)
+                    return compile_fx_inner(apart, given, **known)
         except InductorError as error:
             if not settings:
                 raise
@@ -389,6 +413,10 @@ def compile_with_inductor(
 
         return SavedProgram(compiled, [each for each in made if each is not None], called)
     return compiled
+
+
+def _copy(module: fx.GraphModule) -> fx.GraphModule:
+    return fx.GraphModule(module, deepcopy(module.graph))
 
 
 def _settings(mode: str) -> dict[str, Any]:

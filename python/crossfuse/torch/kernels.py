@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from hashlib import sha256
@@ -143,6 +143,8 @@ class BinnedKernel:
 
 #: Kernels by their keys, and what runs those of static shapes.
 _KEPT: dict[str, tuple[KeptKernel, Callable[..., Any]]] = {}
+#: Of those that are still being built, what waits for that and offers them.
+_BUILDING: dict[str, Callable[[], None]] = {}
 _BINNED: dict[str, BinnedKernel] = {}
 _DEFINING = Lock()
 
@@ -154,6 +156,26 @@ def offer(kernel: KeptKernel, run: Callable[..., Any]) -> None:
     """
     define()
     _KEPT[kernel.key] = kernel, run
+    _BUILDING.pop(kernel.key, None)
+
+
+def _announce(kernel: KeptKernel, finish: Callable[[], None]) -> None:
+    """Make a kernel known that is being built: a call of it waits until `finish` offers it."""
+
+    def run(*inputs: Any) -> Any:
+        finish()
+        return _KEPT[kernel.key][1](*inputs)
+
+    define()
+    _KEPT.setdefault(kernel.key, (kernel, run))
+    _BUILDING[kernel.key] = finish
+
+
+def wait_for(keys: Iterable[str]) -> None:
+    """Wait for kernels that are being built; their refusals are those of `offer_kernels`."""
+    for key in keys:
+        if finish := _BUILDING.pop(key, None):
+            finish()
 
 
 def offer_binned(kernel: BinnedKernel) -> None:
@@ -259,19 +281,20 @@ def _known(key: str, kernels: Mapping[str, _Kernel]) -> _Kernel:
 def offer_kernels(
     replacements: Sequence[Replacement], mod: Mapping[Any, Any], target: Device, cpu: bool
 ) -> dict[GlobalVar, KeptKernel]:
-    """Build the functions that a graph calls, and make them known to ``crossfuse::run``.
+    """Begin to build the functions that a graph calls, and make them known to ``crossfuse::run``.
 
-    Those that start early are known as the first of a chain too. `cpu` runs the scheduled functions
-    on the CPU instead, one thread after the other. Refusals are those of
-    `crossfuse.runtime.build_library`.
+    Whoever calls them before `wait_for` waits. Those that start early are known as the first of a
+    chain too. `cpu` runs the scheduled functions on the CPU instead, one thread after the other.
+    Refusals are those of `crossfuse.runtime.build_library`.
     """
     from crossfuse.relax.build_kernels import build_key
     from crossfuse.runtime.artefact import LIBRARIES
 
     calls = {each.function: each for each in replacements}
     functions = {name: mod[name] for name in calls}
-    made = kernels_of({str(each.name_hint): func for each, func in functions.items()}, target, cpu)
-    found = {}
+    named = {str(each.name_hint): func for each, func in functions.items()}
+    wait = _building(named, target, cpu)
+    found, offered = {}, []
     for name, call in calls.items():
         hint = str(name.name_hint)
         # Inductor keeps graphs with this key: another release of ours must never find them.
@@ -280,8 +303,15 @@ def offer_kernels(
         library = "" if cpu else build_key(LIBRARIES, mod[name], target, hint)
         results = tuple(map(_result, call.results))
         kernel = found[name] = KeptKernel(key, library, hint, results)
-        for each in (kernel, kernel.as_first()) if starts_early(mod[name]) else (kernel,):
-            offer(each, each.run_of(made[hint]))
+        offered += [kernel, kernel.as_first()] if starts_early(mod[name]) else [kernel]
+
+    def finish() -> None:
+        made = wait()
+        for each in offered:
+            offer(each, each.run_of(made[each.name]))
+
+    for each in offered:
+        _announce(each, finish)
     return found
 
 
@@ -305,6 +335,7 @@ def offer_kept(kernels: tuple[KeptKernel, ...], entries: Mapping[str, Entry] | N
             return shelf(LIBRARIES.name).read(key, partial(written, LIBRARIES, path))
         return written(LIBRARIES, path, entries[key]) if key in entries else None
 
+    wait_for(each.key for each in kernels)  # those that this process is building
     runs = []
     with scratch() as folder:
         for each in kernels:
@@ -319,17 +350,31 @@ def offer_kept(kernels: tuple[KeptKernel, ...], entries: Mapping[str, Entry] | N
 
 def kernels_of(functions: Mapping[str, Any], target: Device, cpu: bool) -> dict[str, Made]:
     """Build functions as `offer_kernels` does, by name."""
+    return _building(functions, target, cpu)()
+
+
+def _building(
+    functions: Mapping[str, Any], target: Device, cpu: bool
+) -> Callable[[], dict[str, Made]]:
+    """Begin to build functions; what is returned waits for the kernels."""
     if cpu:
         from crossfuse.emulate.llvm import SequentialFunction
         from crossfuse.emulate.serialise import serialise
 
-        return {
+        made: dict[str, Made] = {
             name: Sequential(SequentialFunction(serialise(func), func))
             for name, func in functions.items()
         }
-    from crossfuse.relax.build_kernels import built
+        return lambda: made
+    from crossfuse.relax.build_kernels import building
     from crossfuse.runtime import load
     from crossfuse.runtime.artefact import LIBRARIES
 
-    libraries = built(LIBRARIES, functions, target)
-    return {name: load(each.shared_object) for name, each in zip(functions, libraries, strict=True)}
+    wait = building(LIBRARIES, functions, target)
+
+    def loaded() -> dict[str, Made]:
+        return {
+            name: load(each.shared_object) for name, each in zip(functions, wait(), strict=True)
+        }
+
+    return loaded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -152,6 +153,17 @@ def reports() -> tuple[Report, ...]:
     return tuple(_REPORTS)
 
 
-def keep(report: Report) -> None:
-    """Add a report to `reports`."""
+def keep(report: Report, instead_of: Report | None = None) -> None:
+    """Add a report to `reports`, or put it in the place of one."""
+    for place, each in enumerate(_REPORTS):
+        if each is instead_of:
+            _REPORTS[place] = report
+            return
     _REPORTS.append(report)
+
+
+def left_to_torch(error: Exception) -> Report:
+    """Warn that a graph is left to torch for an error, and report it."""
+    report = Report(reason=f"{type(error).__name__}: {error}")
+    warnings.warn(f"crossfuse left a graph to torch: {report.reason}", stacklevel=3)
+    return report

@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
@@ -17,7 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 
-from crossfuse.errors import RefusedError  # noqa: E402
+from crossfuse.errors import LoweringRefused, RefusedError, refuse  # noqa: E402
 from crossfuse.torch import Backend, Report, crossfuse, reports  # noqa: E402
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("fresh_dynamo")]
@@ -182,6 +183,56 @@ def test_what_goes_wrong_leaves_the_graph_as_it_was(monkeypatch: pytest.MonkeyPa
     with torch.no_grad(), pytest.warns(UserWarning, match="RuntimeError: no such thing"):
         got = torch.compile(module, backend=Backend(rest="eager", always=True, cpu="llvm"))(x)
     torch.testing.assert_close(got, module(x))
+
+
+@pytest.mark.usefixtures("fresh_caches")
+@pytest.mark.parametrize("rest", ["eager", "inductor"])
+def test_a_kernel_that_nvcc_refuses_leaves_the_graph_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, rest: str
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        given = {"found": "a riddle", "limit": "CUDA", "instead": "write it so"}
+        raise refuse(LoweringRefused, "nvcc", "main", **given)
+
+    collectives, over_ranks = [], Backend.fuse_over_ranks
+    monkeypatch.setattr("crossfuse.runtime.artefact.compile_cubin", broken)
+    monkeypatch.setattr(
+        Backend, "fuse_over_ranks", lambda *given: collectives.append(given) or over_ranks(*given)
+    )
+    module, x = Function(GRAPHS["dropout"]).half().eval(), torch.randn(16, D).half()
+    before = reports()
+    with torch.no_grad(), pytest.warns(UserWarning, match="left a graph to torch: .* a riddle"):
+        got = torch.compile(module, backend=Backend(rest=rest, always=True, cpu="build"))(x)
+    torch.testing.assert_close(got, module(x), rtol=1e-2, atol=1e-2)
+    (report,) = (each for each in reports() if not any(each is other for other in before))
+    assert not report.outcomes and "found a riddle; limit: CUDA" in report.text()
+    # They are ours in the second graph too that inductor is given.
+    assert len(collectives) == (2 if rest == "inductor" else 1)
+
+
+@pytest.mark.usefixtures("fresh_caches")
+def test_nvcc_runs_beside_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import compile_fx
+
+    from crossfuse.runtime import artefact
+
+    compiling, inner, cubin = Event(), compile_fx.compile_fx_inner, artefact.compile_cubin
+
+    def entered(*given: Any, **known: Any) -> Any:
+        compiling.set()
+        return inner(*given, **known)
+
+    def late(*given: Any, **known: Any) -> Any:
+        assert compiling.wait(60)  # or inductor would wait for what waits for it
+        return cubin(*given, **known)
+
+    monkeypatch.setattr(compile_fx, "compile_fx_inner", entered)
+    monkeypatch.setattr(artefact, "compile_cubin", late)
+    module, x = Function(GRAPHS["dropout"]).half().eval(), torch.randn(16, D).half()
+    backend = Backend(always=True, cpu="build")
+    with torch.no_grad(), pytest.raises(RefusedError, match="argument-device"):
+        torch.compile(module, backend=backend)(x)
+    assert reports()[-1].fused == ("crossfuse_gemm_chain",)
 
 
 def test_chains_stay_when_cascades_go_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from crossfuse.emulate.llvm import draw, limits, parameters  # noqa: E402
 from crossfuse.hardware import device  # noqa: E402
 from crossfuse.lower.extract import lower  # noqa: E402
 from crossfuse.measure.job import GRAPH, LIBRARY, Way  # noqa: E402
-from crossfuse.relax.chains.groups import with_own_operators  # noqa: E402
+from crossfuse.relax.chains.groups import last_products, with_own_operators  # noqa: E402
 from crossfuse.relax.chains.kernels import ChainKernels  # noqa: E402
 from crossfuse.relax.chains.products import FewRows, find_products  # noqa: E402
 from crossfuse.relax.graph import read_graph  # noqa: E402
@@ -99,8 +99,8 @@ def test_what_follows_belongs_to_the_last_product_that_it_needs() -> None:
     found = translate(graph_of(function, [torch.randn(1, D).bfloat16(), *weights]).graph)
     graph = read_graph(found.module["main"])
     every = list(find_products(graph))
-    ends = {each.products[-1] for each in every}
-    groups = [with_own_operators(graph, each, ends) for each in every]
+    last = last_products(graph, {each.products[-1] for each in every})
+    groups = [with_own_operators(graph, each, last) for each in every]
     behind = [[graph.operator(each).removeprefix("relax.") for each in one.after] for one in groups]
     first, gate, up = behind
     assert first == [] and gate[-1] != "multiply"

@@ -139,7 +139,7 @@ def products(x: Any, w: Any, g: Any, b: Any, s: Any) -> tuple[Any, ...]:
 def test_what_is_not_fused_is_taken_apart_as_inductor_does(
     graphs: list[list[str]], monkeypatch: pytest.MonkeyPatch, dynamic: bool
 ) -> None:
-    monkeypatch.setattr(Backend, "fuse", lambda *_: None)
+    monkeypatch.setattr(Backend, "fuse", lambda *_, **__: None)
     shapes = ((1, D), (D,), (D, D), (2, D, D), (7, D))
     for backend in (theirs, OURS):
         trace(products, *shapes, backend=backend, dynamic=dynamic)
@@ -187,9 +187,9 @@ def test_products_are_not_padded_before_they_are_seen(
 
     seen, fuse = [], Backend.fuse
 
-    def watched(self: Any, *given: Any) -> Any:
+    def watched(self: Any, *given: Any, **how: Any) -> Any:
         seen.append(config.shape_padding)
-        return fuse(self, *given)
+        return fuse(self, *given, **how)
 
     monkeypatch.setattr(Backend, "fuse", watched)
     plain = Backend(cpu="build", target="nvidia-h200")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -182,19 +182,18 @@ def after_product(graph: Graph, second: Var, before: tuple[Var, ...]) -> Iterato
         yield value
 
 
-def with_own_operators(graph: Graph, group: Group, ends: Container[Var]) -> Group:
+def with_own_operators(graph: Graph, group: Group, last: Mapping[Any, int]) -> Group:
     """A group that ends in front of an operator for which it would wait for another group.
 
-    `ends` are the last products of all groups. An operator of the results of two of them belongs to
-    the later one, which reads what the other one makes; else each would read it of the other.
+    `last` are the `last_products` of all groups. An operator of the results of two of them belongs
+    to the later one, which reads what the other one makes; else each would read it of the other.
     """
-    last = _last_products(graph, ends)
     place = graph.makers[group.products[-1]].place
     own = takewhile(lambda each: last[each] <= place, group.after)
     return replace(group, after=tuple(own))
 
 
-def _last_products(graph: Graph, ends: Container[Var]) -> dict[Any, int]:
+def last_products(graph: Graph, ends: Container[Var]) -> dict[Any, int]:
     """Place of the last of some products that each value is made of; -1 without any."""
     found: dict[Any, int] = {}
     for node in graph.nodes:

@@ -28,6 +28,7 @@ from crossfuse.relax.chains.groups import (
     check_known,
     check_used_inside,
     is_left_operand,
+    last_products,
     with_own_operators,
     with_whole_operators,
 )
@@ -110,9 +111,9 @@ class ChainKernels:
     def candidates(self, graph: Graph) -> Iterator[Candidate]:
         """See `crossfuse.relax.choice.Kernels`."""
         every = [tuple(kind.find(graph)) for kind in self._kinds]
-        ends = {group.products[-1] for groups in every for group in groups}
+        last = last_products(graph, {group.products[-1] for groups in every for group in groups})
         for kind, groups in zip(self._kinds, every, strict=True):
-            owned = [with_own_operators(graph, group, ends) for group in groups]
+            owned = [with_own_operators(graph, group, last) for group in groups]
             found = [self._candidate(graph, group, kind) for group in owned]
             yield from (*found, *self._joined(graph, kind, found))
 

@@ -95,19 +95,23 @@ def joined(
     for each in found:
         first = each.given[each.outlined.arguments[0].position]
         by_operand.setdefault((first, each.outlined.dtype, each.outlined.M), []).append(each)
+    known: dict[Any, tuple[Plan, ...]] = {}
     for every in by_operand.values():
         members = tuple(_at_once(graph, every))
-        plans = kind.plans_of(members, target) if len(members) > 1 else ()
-        if plans:
-            yield _planned(members, plans, kind)
+        if len(members) > 1:
+            alike = tuple((id(each.plans), each.apart) for each in members)  # of equal layers
+            plans = known[alike] if alike in known else kind.plans_of(members, target)
+            known[alike] = plans
+            if plans:
+                yield _planned(members, plans, kind)
 
 
 def _at_once(graph: Graph, every: Sequence[PlannedChain]) -> Iterator[PlannedChain]:
     """Products whose operands are there before the first of them is made, in order."""
-    place = {each.var: each.place for each in graph.nodes}
-    start = min(place[each.output] for each in every)
+    makers = graph.makers
+    start = min(makers[each.output].place for each in every)
     for each in every:
-        if all(place.get(one, -1) < start for one in each.given):
+        if all(one not in makers or makers[one].place < start for one in each.given):
             yield each
 
 
