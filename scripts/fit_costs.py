@@ -30,7 +30,7 @@ from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.registry import FAMILIES, read_kernel
 from crossfuse.planner.kernels.shape import Shape, shape_of
 from crossfuse.schedule.rules.parted_ffn import ClusterTiles, RegisterTiles
-from crossfuse.schedule.rules.tensor_tiles import TensorTiles
+from crossfuse.schedule.rules.tensor_tiles import TensorTiles, complete_pair
 from crossfuse.workload import parse, prim_func
 from study.compare_spaces import read_measured
 from study.fit import Sample, fit, predict, report
@@ -180,12 +180,10 @@ def _chosen(spec: Any, family: str) -> dict[str, Any]:
     if family == "dsm":
         return asdict(ClusterTiles().complete(sch, chain, on))
     if family == "gemm":
-        return _given(TensorTiles().complete(sch, chain))
-    first = TensorTiles().of_first(sch, chain, on, staged=family == "l2")
-    return {
-        "first": _given(first),
-        "second": _given(TensorTiles().of_second(sch, chain, first, on)),
-    }
+        return _given(TensorTiles().complete(sch, chain, on))
+    tiles = TensorTiles()
+    first, second = complete_pair(sch, chain, tiles, tiles, on, staged=family == "l2")
+    return {"first": _given(first), "second": _given(second)}
 
 
 def _given(tiles: TensorTiles) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def _rows(text: str, chunk: int = 0, constant: bool = False, **tiles: int) -> Ke
 
 
 def _grid(first: TensorTiles, text: str) -> Kernel:
-    second = TensorTiles(columns=64, stages=2)
+    second = TensorTiles(64, 64, split=2, stages=2)
     return _chain(text, lambda f: schedule_tiled_ffn(f, first=first, second=second))
 
 
@@ -175,11 +175,11 @@ KERNELS: dict[str, Callable[[], Kernel]] = {
         lambda f: schedule_tiled_gemm(f, tiles=TensorTiles(split=4, columns=64)),
     ),
     "grid, boxes": lambda: _grid(
-        TensorTiles(columns=32, stages=2, cluster=2, across=2),
+        TensorTiles(64, 32, 2, across=2, stages=2),
         "gated_ffn:M=64,K=128,N=512,L=128,dtype=bfloat16",
     ),
     "grid, elements": lambda: _grid(
-        TensorTiles(columns=24, stages=2),
+        TensorTiles(64, 24, 2, stages=2),
         "gated_ffn:M=64,K=128,N=256,L=128,dtype=float8_e4m3fn,out=bfloat16",
     ),
     "gather": lambda: _chain(

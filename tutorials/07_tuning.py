@@ -272,8 +272,9 @@ def by_hand(family, **tiles):
     return lower(schedule_candidate(candidate, device("nvidia-h100")))
 
 
+odd, other = {"rows": 128, "columns": 33, "cluster": 4}, {"columns": 48, "cluster": 1, "split": 4}
 with refused("found a tile of 128 x 33; limit: 64 or 128 rows with columns in multiples of 8"):
-    by_hand("l2", first={"rows": 128, "columns": 33})
+    by_hand("l2", first=odd, second=other)
 
 # %% [markdown]
 # In a bundle this is no exception but a record with status `build-refused` and this text, and the

@@ -12,7 +12,7 @@ from tvm.script import tirx as T
 import crossfuse
 from cpu.schedule.kernels import matmul, mlp, scaled_matmul
 from cpu.schedule.steps import refusal
-from crossfuse.errors import LoweringRefused
+from crossfuse.errors import LoweringRefused, ScheduleRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
 from crossfuse.lower.hopper.plan.kernel import plan_kernel
@@ -137,6 +137,8 @@ def ffn(text: str, first: TensorTiles | None = None, second: TensorTiles | None 
 
 
 FFN = "gated_ffn:M=64,K=128,N=256,L=128,dtype=bfloat16"
+#: Tiles of both phases, the second reduction split.
+NARROW = TensorTiles(64, 8, 4), TensorTiles(64, 16, split=4)
 
 
 class TestGeneralLowering:
@@ -198,7 +200,7 @@ CHAIN = "gemm_chain:M=128,K=128,N=256,L=128,dtype=bfloat16"
 
 class TestPlan:
     def test_phases_of_other_rows(self) -> None:
-        sch = ffn(FFN, TensorTiles(rows=128), TensorTiles(rows=64))
+        sch = ffn(FFN, TensorTiles(128, 8, 4), TensorTiles(64, 16, split=4))
         text = text_of(lambda: lower(sch))
         assert text == (
             "grid-stage: phases of one kernel: found tiles of 64 rows in clusters of 4; limit: "
@@ -218,14 +220,14 @@ class TestPlan:
         )
 
     def test_reader_of_several_tiles(self) -> None:
-        sch = ffn(CHAIN, TensorTiles(rows=64), TensorTiles(rows=128))
+        sch = ffn(CHAIN, TensorTiles(64, 64, 1), TensorTiles(128, 64, 1))
         assert text_of(lambda: lower(sch)) == (
             "grid-stage: tensor 'hidden': found tiles of 128 rows from 0; limit: tiles within "
             f"the 64 rows of one that is stored. {APART}"
         )
 
     def test_reader_of_a_part_of_a_tile(self) -> None:
-        sch = ffn(CHAIN, TensorTiles(rows=128), TensorTiles(rows=64))
+        sch = ffn(CHAIN, TensorTiles(128, 64, 1), TensorTiles(64, 64, 1))
         text = text_of(lambda: lower(sch))
         assert text.startswith("grid-stage: tensor 'hidden': found tiles of 64 rows from ")
         assert text.endswith(f"; limit: tiles within the 128 rows of one that is stored. {APART}")
@@ -240,7 +242,7 @@ class TestPlan:
         assert text.endswith(f"; limit: tiles side by side. {APART}")
 
     def test_sums_of_several_ctas(self) -> None:
-        _, second = programs(ffn(FFN))
+        _, second = programs(ffn(FFN, *NARROW))
         assert text_of(lambda: plan_kernel((replace(second, staged=True),), H100)) == (
             "grid-stage: tensor 'out': found sums of several CTAs; limit: tiles that one CTA "
             f"computes. {APART}"
@@ -251,27 +253,37 @@ class TestClusters:
     @pytest.mark.parametrize(("rows", "tiles"), [(256, 32), (512, 64)])
     def test_more_tiles_of_a_split_reduction_than_clusters(self, rows: int, tiles: int) -> None:
         spec = f"gated_ffn:M={rows},K=256,N=512,L=4096,dtype=bfloat16"
-        with pytest.raises(LoweringRefused) as caught:
-            crossfuse.compile(spec, placement="l2")
-        assert str(caught.value) == (
+        sch = ffn(spec, TensorTiles(128, 64, 4, stacked=False), TensorTiles(128, 256, split=4))
+        assert text_of(lambda: lower(sch)) == (
             f"grid-stage: clusters of 4 on nvidia-h100: found {tiles} tiles of a split "
             "reduction; limit: 30 clusters that run at the same time, each with one tile. "
             "Instead: take wider tiles, or leave grid_stage out."
         )
 
     @pytest.mark.slow
-    def test_then_auto_takes_tiles_that_fit(self, tmp_path: Any) -> None:
+    def test_what_is_chosen_fits(self, tmp_path: Any) -> None:
         """Two kernels are estimated to be faster than one here."""
         spec = "gated_ffn:M=512,K=1024,N=2048,L=4096,dtype=bfloat16"
-        with pytest.raises(LoweringRefused, match="tiles of a split reduction; limit: 30 clusters"):
-            crossfuse.compile(spec, placement="l2")
-        compiled = crossfuse.compile(spec, directory=tmp_path)
-        launches = compiled.lowered.image.launches
-        assert [each.cooperative for each in launches] == [False, False]
+        for placement, cooperative in (("l2", [True]), ("auto", [False, False])):
+            compiled = crossfuse.compile(spec, placement=placement, directory=tmp_path / placement)
+            launches = compiled.lowered.image.launches
+            assert [each.cooperative for each in launches] == cooperative
+
+    def test_given_rows_that_differ_leave_no_kernel(self) -> None:
+        with pytest.raises(ScheduleRefused) as caught:
+            ffn(FFN, TensorTiles(rows=128), TensorTiles(rows=64))
+        others = "columns=0, cluster=0, split=1, across=0, stages=0, stacked=None"
+        assert str(caught.value) == (
+            "tensor-tiles: block 'gemm0_gate': found 64 x 128 x 256 x 128, for "
+            f"TensorTiles(rows=128, {others}) and TensorTiles(rows=64, {others}); limit: columns "
+            "in multiples of 8 that registers hold sums of, clusters of 1, 2, 4, 8 or 16 CTAs, and "
+            "reductions that they share evenly; one number of rows, and one size of clusters. "
+            "Instead: leave tiles open, or give rows, columns and cluster of each product."
+        )
 
     def test_a_device_with_fewer_sms(self) -> None:
         """The first phase may go through many tiles; the second one may not."""
-        sch = ffn(FFN)
+        sch = ffn(FFN, *NARROW)
         few = replace(H100, name="few", sms=4)
         assert text_of(lambda: lower(sch, few)).startswith(
             "grid-stage: clusters of 4 on few: found 8 tiles of a split reduction; limit: 1 "

@@ -98,7 +98,8 @@ PROGRAMS: dict[str, tuple[Any, str]] = {
     ),
     "another reduction": (
         lambda: schedule_tiled_gemm(
-            prim_func(parse("gemm:M=64,N=64,K=64,dtype=float16,combine=max"))
+            prim_func(parse("gemm:M=64,N=64,K=64,dtype=float16,combine=max")),
+            tiles=TensorTiles(64, 64),
         ),
         "block 'gemm0': found the statement T.max(gemm0_local[v_i, v_j], ",
     ),
@@ -221,7 +222,7 @@ PLANS: dict[str, tuple[Any, str, str]] = {
         OTHER_FACTORS,
     ),
     "stages": (
-        lambda: product("M=128,N=256,K=64,dtype=float16,weights=nk", stages=5),
+        lambda: product("M=128,N=256,K=64,dtype=float16,weights=nk", rows=128, stages=5),
         "shared-memory: kernel: found 278688 bytes for 5 stages of 49152 bytes; ",
         "use fewer stages or smaller tiles",
     ),

@@ -19,14 +19,20 @@ from crossfuse.workload import WorkloadSpec, parse, prim_func
 
 # Two stages make both phases use the same memory, and partial sums take the place of right tiles.
 CASES = {
-    "boxes": ("M=64,K=128,N=512,L=128,dtype=bfloat16", {"columns": 32}),
+    "boxes": ("M=64,K=128,N=512,L=128,dtype=bfloat16", {"columns": 32, "cluster": 4}),
     # Boxes are of 16-bit types.
-    "elements": ("M=64,K=128,N=256,L=128,dtype=float8_e4m3fn,out=bfloat16", {"columns": 24}),
+    "elements": (
+        "M=64,K=128,N=256,L=128,dtype=float8_e4m3fn,out=bfloat16",
+        {"columns": 24, "cluster": 2},
+    ),
     "across": (
         "M=64,K=128,N=512,L=128,dtype=bfloat16",
         {"columns": 32, "cluster": 2, "across": 2},
     ),
-    "two warpgroups": ("M=128,K=64,N=512,L=64,dtype=bfloat16", {"columns": 32, "cluster": 2}),
+    "two warpgroups": (
+        "M=128,K=64,N=512,L=64,dtype=bfloat16",
+        {"rows": 128, "columns": 32, "cluster": 2},
+    ),
 }
 GUARD = "0 < crossfuse_hide(turn)"
 AWAIT = "crossfuse_await_flags"
@@ -47,8 +53,8 @@ def spec_of(case: str) -> WorkloadSpec:
 
 @cache
 def right(case: str) -> KernelImage:
-    first = TensorTiles(**CASES[case][1], stages=2)
-    second = TensorTiles(columns=64, stages=2)
+    first = TensorTiles(**{"rows": 64, **CASES[case][1]}, stages=2)
+    second = TensorTiles(columns=64, split=first.cluster, stages=2)
     func = prim_func(spec_of(case))
     return lower(schedule_tiled_ffn(func, first=first, second=second)).image
 

@@ -44,7 +44,7 @@ def right(name: str) -> KernelImage:
         first = TensorTiles(
             rows=256, columns=32 if turns else 64, cluster=2, stages=2, stacked=False
         )
-        second = TensorTiles(columns=64, stages=2)
+        second = TensorTiles(columns=64, split=2, stages=2)
         func = prim_func(SPECS[name])
         schedule = schedule_tiled_ffn(func, first=first, second=second, staged=not turns)
         return lower(schedule, few(sms=2) if turns else few()).image

@@ -18,15 +18,15 @@ from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
 from crossfuse.workload import parse, prim_func, resolve
 
 H100 = device("nvidia-h100")
-TILES = TensorTiles(rows=256)
 
 
 @cache
-def scheduled(text: str, **tiles: Any) -> Any:
+def scheduled(text: str, columns: tuple[int, int], cluster: int = 4, **tiles: Any) -> Any:
+    """Tiles of 256 rows, with some columns in each phase; the second reduction is split."""
     return schedule_tiled_ffn(
         prim_func(resolve(text)),
-        first=TensorTiles(rows=256, **tiles),
-        second=TILES,
+        first=TensorTiles(256, columns[0], cluster, **tiles),
+        second=TensorTiles(256, columns[1], split=cluster),
         constant_weights=True,
     )
 
@@ -64,7 +64,8 @@ def test_whole_layers(
     sums: int,
     stages: tuple[int, int],
 ) -> None:
-    plan = planned(scheduled(text, across=across))
+    stacked = text.endswith("512")
+    plan = planned(scheduled(text, columns, size // across, across=across, stacked=stacked))
     assert plan.is_persistent
     assert plan.cluster_size == size
     assert plan.clusters <= H100.resident_clusters(size)
@@ -74,7 +75,7 @@ def test_whole_layers(
     assert plan.arena.size <= H100.max_shared_bytes
     first, second = plan.phases
     # A cluster shares the rows of A, or the weights if it stands along the rows.
-    if text.endswith("512"):
+    if stacked:
         assert (first.left.sharers, first.rights[0].sharers) == (across, 2)
     else:
         assert (first.left.sharers, first.rights[0].sharers) == (size, 1)
@@ -83,7 +84,7 @@ def test_whole_layers(
 
 
 def test_two_warpgroups_of_two_blocks() -> None:
-    plan = planned(scheduled("S3:M=256", across=1))
+    plan = planned(scheduled("S3:M=256", (96, 144)))
     assert (plan.consumers, plan.blocks, plan.threads) == (2, 2, 384)
     for phase in plan.phases:
         assert (phase.consumers, phase.blocks) == (2, 2)
@@ -100,11 +101,11 @@ def test_two_warpgroups_of_two_blocks() -> None:
 def test_one_wgmma_for_gate_and_up(weights: str) -> None:
     """Their tiles lie one behind the other as one tile does, if they are stored as [n, k]."""
     text = f"gated_ffn:M=256,K=128,N=256,L=64,dtype=bfloat16,weights={weights}"
-    assert planned(scheduled(text, columns=64)).phases[0].is_one_product == (weights == "nk")
+    assert planned(scheduled(text, (64, 16))).phases[0].is_one_product == (weights == "nk")
 
 
 def test_boxes_lie_in_left_stages() -> None:
-    plan = planned(scheduled("S3:M=256", across=1))
+    plan = planned(scheduled("S3:M=256", (96, 144)))
     store = plan.phases[0].store
     assert [(each.block, each.first, each.columns, each.offset >> 10) for each in store.boxes] == [
         (0, 0, 64, 0),
@@ -146,7 +147,7 @@ def test_no_boxes_where_a_tile_has_too_few_stages(stages: int) -> None:
 
 def test_what_is_received_lies_where_both_rings_were() -> None:
     """256 x 144 float32 are more than four stages of right tiles."""
-    plan = planned(scheduled("S3:M=256", across=1))
+    plan = planned(scheduled("S3:M=256", (96, 144)))
     left, right, received = (plan.arena[each] for each in ("left", "right", "received"))
     assert received.size == 256 * 144 * 4 > plan.right.size
     assert (received.offset, left.end) == (left.offset, right.offset)
@@ -165,5 +166,6 @@ def test_what_is_received_lies_where_both_rings_were() -> None:
     ],
 )
 def test_nvcc_compiles_without_spills(text: str) -> None:
-    (usage,) = compile_cubin(lower(scheduled(text)).image.cuda).resources
+    columns = next((each[3] for each in LAYERS if each[0] == text), (96, 144))
+    (usage,) = compile_cubin(lower(scheduled(text, columns)).image.cuda).resources
     assert (usage.spill_store_bytes, usage.spill_load_bytes, usage.advisories) == (0, 0, ())

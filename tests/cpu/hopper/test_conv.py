@@ -85,7 +85,9 @@ def test_windows_shared_by_multicast_in_both_phases() -> None:
 @pytest.mark.slow
 def test_a_deep_reduction_is_split_where_a_kernel_ends_with_it() -> None:
     spec = parse("conv_chain:batch=2,H=5,W=7,IC=128,OC1=128,OC2=64,k1=3")
-    image = passed(spec, schedule_tiled_ffn(prim_func(spec), staged=False))
+    tiles = TensorTiles(128, 16, split=2)
+    schedule = schedule_tiled_ffn(prim_func(spec), first=tiles, second=tiles, staged=False)
+    image = passed(spec, schedule)
     first, second = image.launches
     assert first.cluster == second.cluster == (2, 1, 1)
     # Each CTA loads the windows of its part, so that nobody shares them.
@@ -171,7 +173,8 @@ def test_channels_that_do_not_fill_a_step_are_refused() -> None:
 def test_sums_of_two_products_are_not_split() -> None:
     func = prim_func(parse("gated_ffn:M=64,K=256,N=128,L=64"))
     with pytest.raises(ScheduleRefused) as caught:
-        schedule_tiled_ffn(func, first=TensorTiles(split=2), staged=False)
+        tiles = TensorTiles(64, 64, split=2)
+        schedule_tiled_ffn(func, first=tiles, second=tiles, staged=False)
     assert str(caught.value) == (
         "tiles: block 'gemm0_gate': found reductions of 2 products split over 2 CTAs; limit: one "
         "product, of which they exchange the sums. Instead: leave out the split of the first "

@@ -31,7 +31,7 @@ PRODUCTS = {
     "boxes": ("M=128,N=128,K=64,dtype=bfloat16,weights=nk,act=relu", {"rows": 128}),
     "boxes of 8": ("M=70,N=72,K=72,dtype=float16,weights=nk", {"columns": 72}),
     "three warpgroups": ("M=190,N=96,K=64,dtype=bfloat16,weights=nk", {"rows": 192, "cluster": 1}),
-    "pairs": ("M=70,N=74,K=72,dtype=bfloat16,weights=nk,act=gelu", {}),
+    "pairs": ("M=70,N=74,K=72,dtype=bfloat16,weights=nk,act=gelu", {"columns": 80}),
     "an odd width": ("M=67,N=37,K=72,dtype=float16,weights=nk", {}),
     "one row": ("M=1,N=64,K=64,dtype=bfloat16,weights=kn", {}),
     "one row, odd width": ("M=1,N=33,K=72,dtype=bfloat16,weights=nk,out=float32", {}),

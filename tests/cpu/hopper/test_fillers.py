@@ -25,7 +25,7 @@ TILES = {
     # 64 rows have no six parts of eight rows, but two.
     LEFT: (TensorTiles(64, 32, cluster=3, across=2), TensorTiles(64, 32, split=3)),
     # Two CTAs share the weights of 32 columns, and not those of 24.
-    RIGHT: (TensorTiles(64, 24, cluster=2, stacked=True), TensorTiles(64, 32)),
+    RIGHT: (TensorTiles(64, 24, 2, stacked=True), TensorTiles(64, 32, 2)),
 }
 
 

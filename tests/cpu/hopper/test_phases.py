@@ -26,22 +26,23 @@ LOAD = "tvm_builtin_ptx_cp_async_bulk_tensor_g2s"
 #: Workload, tiles of both phases.
 SHAPES: dict[str, tuple[str, TensorTiles, TensorTiles]] = {
     "chosen": (FFN, TensorTiles(), TensorTiles()),
-    "few wide tiles": (FFN, TensorTiles(columns=64, cluster=2), TensorTiles(columns=64)),
-    "side by side": (WIDE, TensorTiles(across=2), TensorTiles()),
+    "narrow tiles": (FFN, TensorTiles(64, 8, 4), TensorTiles(64, 16, split=4)),
+    "few wide tiles": (FFN, TensorTiles(64, 64, 2), TensorTiles(64, 64, split=2)),
+    "side by side": (WIDE, TensorTiles(64, 16, 4, across=2), TensorTiles(64, 32, split=4)),
     "two rows of tiles": (
         "gated_ffn:M=256,K=128,N=512,L=256,dtype=bfloat16",
-        TensorTiles(columns=64, stacked=False),
-        TensorTiles(columns=64),
+        TensorTiles(128, 64, 4, stacked=False),
+        TensorTiles(128, 64, split=4),
     ),
     "one below the other": (
         "gated_ffn:M=256,K=128,N=512,L=256,dtype=bfloat16",
-        TensorTiles(columns=64, stacked=True),
-        TensorTiles(),
+        TensorTiles(128, 64, 2, stacked=True),
+        TensorTiles(128, 16, split=2),
     ),
     "two by two": (
         "gated_ffn:M=256,K=128,N=512,L=256,dtype=bfloat16",
-        TensorTiles(columns=64, across=2, stacked=True),
-        TensorTiles(),
+        TensorTiles(128, 64, 2, across=2, stacked=True),
+        TensorTiles(128, 16, split=2),
     ),
     "one below the other, not split": (
         "gemm_chain:M=200,K=64,N=512,L=136,dtype=float16,weights=kn",
@@ -126,7 +127,7 @@ def test_flags_by_number() -> None:
     flags = plan.phases[0].raises
     assert flags is not None
     assert (flags.down, flags.across, flags.raisers, flags.count) == (2, 8, 2, 16)
-    (plan,) = plans("chosen")
+    (plan,) = plans("narrow tiles")
     flags = plan.phases[0].raises
     assert flags is not None
     assert (flags.down, flags.across, flags.raisers, flags.count) == (1, 32, 1, 32)
@@ -183,7 +184,11 @@ def test_kernels_apart_have_no_flags() -> None:
     assert "red.release.gpu" not in image.cuda
 
 
-@pytest.mark.parametrize("name", [each for each in SHAPES if "not split" not in each])
+#: What is chosen need not be split.
+SPLIT = [each for each in SHAPES if "not split" not in each and each != "chosen"]
+
+
+@pytest.mark.parametrize("name", SPLIT)
 def test_what_is_received_lies_where_right_tiles_were(name: str) -> None:
     (plan,) = plans(name)
     _, second = plan.phases

@@ -94,7 +94,8 @@ def test_slots_are_filled_again_by_the_next_tile(columns: int) -> None:
 @cache
 def persistent() -> KernelImage:
     """Tiles of 72 columns: boxes of 64 and of 8."""
-    first, second = TensorTiles(columns=72, stages=2), TensorTiles(columns=64, stages=2)
+    first = TensorTiles(64, 72, 2, stages=2)
+    second = TensorTiles(64, 64, split=2, stages=2)
     return lower(schedule_tiled_ffn(prim_func(parse(FFN)), first=first, second=second)).image
 
 

@@ -31,7 +31,7 @@ def store_of(columns: int, width: int = 4096, **tiles: int) -> StorePlan:
 def phases(columns: int) -> tuple[TileProgram, ...]:
     """A gated FFN in one kernel, with tiles of some columns in its first phase."""
     spec = parse("gated_ffn:M=128,K=128,N=1152,L=128,dtype=bfloat16")
-    tiles = TensorTiles(columns=columns), TensorTiles(columns=128)
+    tiles = TensorTiles(128, columns, 4), TensorTiles(128, 128, split=4)
     sch: Any = schedule_tiled_ffn(prim_func(spec), first=tiles[0], second=tiles[1])
     return recover(only_function(sch))[0]
 

@@ -9,11 +9,13 @@ from cpu.hopper.rows.products import HEADS, of_spec, spec
 from crossfuse.emulate.cuda import emulate
 from crossfuse.errors import LoweringRefused
 from crossfuse.lower.extract import lower
+from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.threads import schedule_split_k
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.workload import cascade_numerics, parse, prim_func, random_inputs
 
 SPEC = parse("gated_ffn:M=64,K=128,N=256,L=64,dtype=bfloat16")
+TILES = {"first": TensorTiles(64, 8, 4), "second": TensorTiles(64, 16, split=4)}
 FIRST = (
     "weights asked for 0",
     "first tiles 0",
@@ -27,7 +29,7 @@ SECOND = ("weights asked for {0}", "first tiles {0}", "multiplied {0}", "peers m
 
 @pytest.mark.parametrize("staged", [False, True], ids=["two kernels", "one kernel"])
 def test_every_event_is_stamped_and_nothing_else_changes(staged: bool) -> None:
-    schedule = schedule_tiled_ffn(prim_func(SPEC), staged=staged)
+    schedule = schedule_tiled_ffn(prim_func(SPEC), staged=staged, **TILES)
     timed, plain = lower(schedule, timeline=True), lower(schedule)
     assert "crossfuse_stamp" not in plain.image.cuda
     report = emulate(timed.image, random_inputs(SPEC), orders=2)
@@ -41,7 +43,7 @@ def test_every_event_is_stamped_and_nothing_else_changes(staged: bool) -> None:
 
 
 def test_events_are_named_in_their_order() -> None:
-    (names,) = lower(schedule_tiled_ffn(prim_func(SPEC)), timeline=True).events
+    (names,) = lower(schedule_tiled_ffn(prim_func(SPEC), **TILES), timeline=True).events
     second = tuple(each.format(1) for each in SECOND)
     end = (*second, "received 1", "stored 1", "end")
     assert names == ("begin", "cluster met", *FIRST, *end)

@@ -18,7 +18,7 @@ from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
 from crossfuse.workload import parse, prim_func
 
-#: Chains, and the CTAs over which the second reduction is split.
+#: Chains, and the CTAs over which the second reduction is split; tiles of both phases are narrow.
 CHAINS = {
     "2 rows": ("gemm_chain:M=2,K=64,N=256,L=72,dtype=float16", 4),
     "3 rows": ("gated_ffn:M=3,K=72,N=1000,L=72,dtype=bfloat16,weights=nk", 4),
@@ -32,8 +32,13 @@ CHAINS = {
 }
 
 
-def scheduled(text: str, **options: Any) -> Any:
-    return schedule_tiled_ffn(prim_func(parse(text)), **options)
+def scheduled(name: str, **options: Any) -> Any:
+    text, split = CHAINS[name]
+    spec = parse(text)
+    rows = 64 if spec.M <= 64 else 128
+    columns = 48 if spec.L > 512 else 16
+    first, second = TensorTiles(rows, 8, split), TensorTiles(rows, columns, split=split)
+    return schedule_tiled_ffn(prim_func(spec), first=first, second=second, **options)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +49,7 @@ def scheduled(text: str, **options: Any) -> Any:
 @pytest.mark.parametrize("name", CHAINS)
 def test_the_second_reduction_is_split(name: str, staged: bool) -> None:
     text, split = CHAINS[name]
-    image = passed(parse(text), scheduled(text, staged=staged))
+    image = passed(parse(text), scheduled(name, staged=staged))
     assert {each.cluster for each in image.launches} == {(split, 1, 1)}
     assert "st.async" in image.cuda
 
@@ -52,7 +57,7 @@ def test_the_second_reduction_is_split(name: str, staged: bool) -> None:
 @pytest.mark.parametrize("name", [pytest.param("7 rows", marks=pytest.mark.nightly), "49 rows"])
 def test_adversarial_inputs(name: str) -> None:
     spec = parse(CHAINS[name][0])
-    image = lower(scheduled(str(spec))).image
+    image = lower(scheduled(name)).image
     for inputs in mixed_inputs(spec):
         emulated(spec, image, inputs, orders=1)
 
@@ -71,7 +76,7 @@ def test_products_of_any_reduction(text: str, tiles: dict[str, int]) -> None:
 
 
 def test_slices_are_whole_rows_and_the_last_ones_end_early() -> None:
-    text = str(scheduled(CHAINS["5 rows"][0]).mod.script())
+    text = str(scheduled("5 rows").mod.script())
     assert "v_i = T.axis.spatial(5, ax1_0 * 3 + ax1_1)" in text
     assert re.search(r"T\.where\(.*ax1_0 \* 3 \+ ax1_1 < 5", text)
 
@@ -120,6 +125,8 @@ def _slices_of(split: int) -> Any:
     ],
 )
 def test_nvcc_compiles_without_spills(text: str) -> None:
-    for usage in compile_cubin(lower(scheduled(text)).image.cuda).resources:
+    for usage in compile_cubin(
+        lower(schedule_tiled_ffn(prim_func(parse(text)))).image.cuda
+    ).resources:
         assert (usage.spill_store_bytes, usage.spill_load_bytes, usage.stack_bytes) == (0, 0, 0)
         assert usage.advisories == ()

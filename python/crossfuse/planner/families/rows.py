@@ -60,6 +60,7 @@ from crossfuse.planner.kernels.phase import (
     row_batches,
 )
 from crossfuse.planner.kernels.shape import (
+    Shape,
     Share,
     TileRule,
     ceil_div,
@@ -129,6 +130,20 @@ class _RowsFirstTiles(Protocol):
 T = TypeVar("T", bound=_RowsFirstTiles)
 
 
+def rules_beside_rows(kernel: Any, shape: Shape, device: Device) -> tuple[TileRule, ...]:
+    """Conditions on kernels of products, beside their own, under which they make rows."""
+    sums = reduce(most, [each.sums for each in kernel.phases(shape)])
+    together = np.asarray(kernel.clusters(shape, device)[0]) <= resident(device, kernel.cluster)
+    return (
+        TileRule(
+            "sums",
+            f"{SUMS_BESIDE_ROWS} registers for sums at most beside those of rows",
+            sums <= SUMS_BESIDE_ROWS,
+        ),
+        TileRule("resident", "CTAs, which wait for one another's rows, all run at once", together),
+    )
+
+
 class RowsFirstFamily(CascadeFamily[T, Work]):
     """A norm, or another cascade of rows, and one product of what it makes, or a chain of two."""
 
@@ -156,19 +171,7 @@ class RowsFirstFamily(CascadeFamily[T, Work]):
 
     def rules(self, kernel: Any, device: Device) -> tuple[TileRule, ...]:
         """Conditions on kernels of the products, beside their own, under which they make rows."""
-        sums = reduce(most, [each.sums for each in kernel.phases(self.product.shape)])
-        clusters = kernel.clusters(self.product.shape, device)[0]
-        together = np.asarray(clusters) <= resident(device, kernel.cluster)
-        return (
-            TileRule(
-                "sums",
-                f"{SUMS_BESIDE_ROWS} registers for sums at most beside those of rows",
-                sums <= SUMS_BESIDE_ROWS,
-            ),
-            TileRule(
-                "resident", "CTAs, which wait for one another's rows, all run at once", together
-            ),
-        )
+        return rules_beside_rows(kernel, self.product.shape, device)
 
     def kernels_beside_rows(self, device: Device) -> tuple[Steps, Any]:
         """List the kernels of the products that may make rows, as one of arrays.

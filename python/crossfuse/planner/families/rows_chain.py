@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 from crossfuse.hardware import Device
 from crossfuse.planner.families import ROWS_CHAIN
 from crossfuse.planner.families.family import ChainFamily
-from crossfuse.planner.families.rows import RowsFirstFamily
+from crossfuse.planner.families.rows import RowsFirstFamily, rules_beside_rows
 from crossfuse.planner.families.tiled import STAGED, StagedKernel
 from crossfuse.planner.kernels.phase import by_warpgroups
-from crossfuse.planner.kernels.shape import TileRule, choose
+from crossfuse.planner.kernels.shape import Shape, TileRule, choose
 from crossfuse.schema import Tile
 
 
@@ -59,6 +59,15 @@ class RowsChainTiles:
 _SUMS_OF_BOTH = {1: 216, 2: 176, 3: 112}
 
 
+def rules_beside_chain(kernel: Any, shape: Shape, device: Device) -> tuple[TileRule, ...]:
+    """Conditions on kernels of a chain, beside their own, under which they make rows."""
+    first, second = kernel.phases(shape)
+    room = by_warpgroups(_SUMS_OF_BOTH, first.warpgroups)
+    text = "registers hold the sums of both products beside what makes rows"
+    held = TileRule("registers beside rows", text, first.sums + second.sums <= room)
+    return (*rules_beside_rows(kernel, shape, device), held)
+
+
 class RowsChain(RowsFirstFamily[RowsChainTiles]):
     """A norm, or another cascade of rows, and a chain of two products of what it makes."""
 
@@ -82,11 +91,7 @@ class RowsChain(RowsFirstFamily[RowsChainTiles]):
 
     def rules(self, kernel: StagedKernel, device: Device) -> tuple[TileRule, ...]:
         """Conditions on kernels of the chain, beside their own, under which they make rows."""
-        first, second = kernel.phases(self.product.shape)
-        room = by_warpgroups(_SUMS_OF_BOTH, first.warpgroups)
-        text = "registers hold the sums of both products beside what makes rows"
-        held = TileRule("registers beside rows", text, first.sums + second.sums <= room)
-        return (*super().rules(kernel, device), held)
+        return rules_beside_chain(kernel, self.product.shape, device)
 
     def place_of(self, tiles: RowsChainTiles) -> str:
         """Describe where rows and the intermediate are stored."""

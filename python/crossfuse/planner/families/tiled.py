@@ -46,6 +46,7 @@ from crossfuse.planner.kernels.shape import (
     ceil_div,
     choose,
     column_options,
+    given_or,
     grid,
     has_equal_shares,
     least,
@@ -201,18 +202,17 @@ class TiledKernel(PhasedKernel):
     def possible(cls: type[_T], shape: Shape, given: Mapping[str, int] = NOTHING) -> _T:
         """List all tiles; a cluster of one CTA is the same however it lies."""
         flags = (0.0, 1.0)
-        kernel = cls(
-            *grid(
-                row_options(shape, ROWS),
-                column_options(shape.n),
-                column_options(shape.l) if shape.l else (0.0,),
-                CLUSTERS,
-                (1.0, 2.0, 4.0),
-                flags,
-                flags if cls.may_split(shape) else flags[:1],
-                flags if shape.l else flags[:1],
-            )
-        )
+        options = {
+            "rows": row_options(shape, ROWS),
+            "columns": column_options(shape.n),
+            "columns2": column_options(shape.l) if shape.l else (0.0,),
+            "size": CLUSTERS,
+            "across": (1.0, 2.0, 4.0),
+            "stacked": flags,
+            "split": flags if cls.may_split(shape) else flags[:1],
+            "split2": flags if shape.l else flags[:1],
+        }
+        kernel = cls(*grid(*(given_or(given, name, each) for name, each in options.items())))
         named: Any = {each: getattr(kernel, each) > 0 for each in ("stacked", "split", "split2")}
         kernel = replace(kernel, **named)
         single = (kernel.size == 1) & (kernel.stacked | kernel.split | kernel.split2)

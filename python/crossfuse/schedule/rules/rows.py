@@ -26,13 +26,13 @@ from crossfuse.errors import Rule, ScheduleRefused
 from crossfuse.hardware import WARP, WARPGROUP, Device, device
 from crossfuse.planner.families import ATTENTION_OUT, ROWS, ROWS_CHAIN
 from crossfuse.planner.families.attention_out import AttentionOutTiles
-from crossfuse.planner.families.rows import RowsTiles
-from crossfuse.planner.families.rows_chain import RowsChainTiles
+from crossfuse.planner.families.rows import RowsTiles, rules_beside_rows
+from crossfuse.planner.families.rows_chain import RowsChainTiles, rules_beside_chain
 from crossfuse.planner.families.tiled import GemmKernel, StagedKernel
 from crossfuse.planner.kernels.kernel import TileKernel
-from crossfuse.planner.kernels.shape import Shape, shape_of_blocks
+from crossfuse.planner.kernels.shape import Shape, all_kept, shape_of_blocks
 from crossfuse.schedule.rules.stream import bind_stream, bind_tiles
-from crossfuse.schedule.rules.tensor_tiles import TensorTiles
+from crossfuse.schedule.rules.tensor_tiles import TensorTiles, complete_pair
 from crossfuse.schedule.rules.tiled_ffn import bind_two_products
 from crossfuse.schedule.rules.tiled_gemm import bind_product
 
@@ -122,10 +122,11 @@ def schedule_rows_gemm(
     """
     if chunk:
         return _by_chunks(parts, row_chunks(parts, site, derivation, chunk), tiles)
-    sizes = stream or row_tiles(site, derivation, _warpgroups(parts.product, tiles, target))
+    chosen, warpgroups = _product_tiles(parts, tiles, device(target))
+    sizes = stream or row_tiles(site, derivation, warpgroups)
     sch = ir.Schedule(joined(parts, streaming(site, derivation, sizes)))
     bind_stream(sch, sizes)
-    bind_product(sch, read_last_product(sch), tiles, constant_weights)
+    bind_product(sch, read_last_product(sch), chosen, constant_weights)
     sch.grid_stage(sch.get_sblock("outputs"))
     return sch
 
@@ -162,13 +163,17 @@ def _by_chunks(parts: RowsFirst, chunks: RowChunks, tiles: TensorTiles | None) -
     return sch
 
 
-def _warpgroups(product: Any, tiles: TensorTiles | None, target: str | Device | None) -> int:
-    """Multiplying warpgroups of all CTAs of a product that run at the same time."""
-    sch = ir.Schedule(product)
+def _product_tiles(
+    parts: RowsFirst, tiles: TensorTiles | None, on: Device
+) -> tuple[TensorTiles, int]:
+    """Tiles of a product, and multiplying warpgroups of all CTAs that run at the same time."""
+    sch = ir.Schedule(parts.product)
     chain = read_last_product(sch)
-    chosen = (tiles or TensorTiles()).complete(chain)
-    kernel = GemmKernel.read(asdict(chosen))
-    return multiplying_warpgroups(kernel, shape_of_blocks(chain), device(target))
+    shape = shape_of_blocks(chain)
+    chosen = (tiles or TensorTiles()).complete(
+        *(sch, chain, on), lambda each: all_kept(rules_beside_rows(each, shape, on))
+    )
+    return chosen, multiplying_warpgroups(GemmKernel.read(asdict(chosen)), shape, on)
 
 
 def multiplying_warpgroups(kernel: TileKernel, shape: Shape, on: Device) -> int:
@@ -275,14 +280,17 @@ def schedule_rows_chain(
     """
     on, own = device(target), ir.Schedule(parts.product)
     chain = read_two_products(own, "rows_chain")
-    tiles = (first or TensorTiles()).of_first(own, chain, on, staged=True)
-    chosen = (tiles, (second or TensorTiles()).of_second(own, chain, tiles, on))
+    shape, open_tiles = shape_of_blocks(chain), TensorTiles()
+    chosen = complete_pair(
+        *(own, chain, first or open_tiles, second or open_tiles, on),
+        allowed=lambda each: all_kept(rules_beside_chain(each, shape, on)),
+    )
     kernel = StagedKernel.read(dict(zip(("first", "second"), map(asdict, chosen), strict=True)))
-    warpgroups = multiplying_warpgroups(kernel, shape_of_blocks(chain), on)
+    warpgroups = multiplying_warpgroups(kernel, shape, on)
     sizes = stream or row_tiles(site, derivation, warpgroups)
     sch = ir.Schedule(joined(parts, streaming(site, derivation, sizes)))
     bind_stream(sch, sizes)
-    bind_two_products(sch, _chain_in(sch, own, chain), *chosen, True, constant_weights, on)
+    bind_two_products(sch, _chain_in(sch, own, chain), *chosen, True, constant_weights)
     sch.grid_stage(sch.get_sblock("outputs"))
     return sch
 
@@ -385,10 +393,11 @@ def schedule_attention_out(
     ['q', 'k', 'v', 'weight', 'residual', 'out']
     """
     sizes = stream or CascadeTiles()
-    _check(parts.rows.params[-1], sizes)
+    rows = _check(parts.rows.params[-1], sizes)
+    given = tiles or TensorTiles(rows=rows, cluster=1, split=sizes.cluster)
     sch = ir.Schedule(attended(parts, tiled(site, derivation, sizes)))
     bind_tiles(sch, sizes)
-    bind_product(sch, read_last_product(sch), tiles, constant_weights)
+    bind_product(sch, read_last_product(sch), given, constant_weights)
     merged = "merged_" if sizes.cluster > 1 else ""
     sch.grid_stage(sch.get_sblock(f"{merged}{parts.rows.params[-1].name}_store"))
     return sch
@@ -398,8 +407,8 @@ def schedule_attention_out(
 _SLICE = 8
 
 
-def _check(made: Any, tiles: CascadeTiles) -> None:
-    """Refuse tiles of several sequences' rows, and slices that are not those of a head."""
+def _check(made: Any, tiles: CascadeTiles) -> int:
+    """Rows of a tile; refuses those of several sequences, and slices that are none of a head."""
     sequences, _, queries, columns = (int(each) for each in made.ty.shape)
     rows = tiles.complete(queries, 0, columns, columns).rows
     if sequences > 1 and queries % rows:
@@ -416,6 +425,7 @@ def _check(made: Any, tiles: CascadeTiles) -> None:
             limit=f"slices of a multiple of {_SLICE} columns that make up a head",
             instead="take another number of CTAs a tile (CascadeTiles.cluster)",
         )
+    return rows
 
 
 def planned_attention_out(

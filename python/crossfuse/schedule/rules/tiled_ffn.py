@@ -11,7 +11,7 @@ from crossfuse.calls import AnyFunction, checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.schedule.rules.pipelined import bind_rows, bind_split, place_products
-from crossfuse.schedule.rules.tensor_tiles import TensorTiles
+from crossfuse.schedule.rules.tensor_tiles import TensorTiles, complete_pair
 
 
 @checked
@@ -70,8 +70,11 @@ def schedule_tiled_ffn(
     """
     sch = ir.Schedule(func)
     chain = read_two_products(sch, "tiled_ffn")
-    tiles = (first or TensorTiles(), second or TensorTiles())
-    bind_two_products(sch, chain, *tiles, staged, constant_weights, device(target))
+    open_tiles = TensorTiles()
+    tiles = complete_pair(
+        sch, chain, first or open_tiles, second or open_tiles, device(target), staged=staged
+    )
+    bind_two_products(sch, chain, *tiles, staged, constant_weights)
     return sch
 
 
@@ -82,21 +85,17 @@ def bind_two_products(
     second: TensorTiles,
     staged: bool,
     constant: bool,
-    on: Device,
 ) -> None:
-    """Bind a chain of two products, as `schedule_tiled_ffn` does."""
-    tiles = first.of_first(sch, chain, on, staged=staged)
-    if tiles.split > 1:
-        _check_split(sch, chain, tiles)
-        bind_split(sch, chain.first[0], chain.middle, tiles, constant)
+    """Bind a chain of two products in tiles that are all chosen."""
+    if first.split > 1:
+        _check_split(sch, chain, first)
+        bind_split(sch, chain.first[0], chain.middle, first, constant)
     else:
-        _first(sch, chain, tiles, constant)
-    # An axis has one extent in a function: both phases have clusters of one shape.
-    chosen = second.of_second(sch, chain, tiles, on)
-    if chosen.split == 1:
-        bind_rows(sch, chain, chain.second, chosen, constant)
+        _first(sch, chain, first, constant)
+    if second.split == 1:
+        bind_rows(sch, chain, chain.second, second, constant)
     else:
-        bind_split(sch, chain.second, chain.epilogue, chosen, constant)
+        bind_split(sch, chain.second, chain.epilogue, second, constant)
     if staged:
         sch.grid_stage(chain.middle)
 

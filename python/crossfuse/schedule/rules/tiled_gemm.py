@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from crossfuse import _tvm as ir
 from crossfuse.blocks.chain import Chain, read_product
 from crossfuse.blocks.scheduled import name_of
@@ -67,8 +69,10 @@ def bind_product(sch: Any, chain: Chain, tiles: TensorTiles | None, constant: bo
     It is refused if the reduction is split and the epilogue reads more than the product.
     """
     (product,) = chain.first
-    chosen = (tiles or TensorTiles()).complete(chain)
     reads_more = len(sch.get_producers(chain.epilogue)) > 1
+    chosen = (tiles or TensorTiles()).complete(
+        sch, chain, allowed=lambda each: ~np.asarray(each.split, bool) | (not reads_more)
+    )
     if chosen.split > 1:
         if reads_more:
             raise _refuse_split(sch, chain, chosen)
