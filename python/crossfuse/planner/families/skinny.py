@@ -38,7 +38,6 @@ from crossfuse.planner.kernels.shape import (
     count,
     grid,
     least,
-    read_extents,
     select,
     shape_of,
 )
@@ -91,6 +90,7 @@ class SkinnyKernel(TileKernel):
     family: ClassVar[str] = "skinny"
     staged_tiles: ClassVar[bool] = False
     own_start: ClassVar[tuple[float, float] | None] = _START
+    of_rule: ClassVar[tuple[str, ...]] = ("lanes", "warps", "loads")
     #: Threads that share a column of the output.
     lanes: Count
     #: Warps of a CTA, which share the reduction.
@@ -102,15 +102,6 @@ class SkinnyKernel(TileKernel):
     def possible(cls, shape: Shape, given: Mapping[str, int] = NOTHING) -> SkinnyKernel:
         """List all tiles."""
         return cls(*grid(_LANES, _WARPS, _LOADS))
-
-    @classmethod
-    def read(cls, tiles: Mapping[str, Any]) -> SkinnyKernel:
-        """Make a kernel of `SkinnyTiles`."""
-        return cls(*read_extents(tiles, "lanes", "warps", "loads"))
-
-    def tiles(self) -> dict[str, Any]:
-        """Fields of `SkinnyTiles`, of one candidate."""
-        return {name: int(getattr(self, name)) for name in ("lanes", "warps", "loads")}
 
     @property
     def cluster(self) -> Count:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from crossfuse.planner.cost.estimate import Clock, Load, Streams, Work
     from crossfuse.planner.cost.rates import Rates
 
+_K = TypeVar("_K", bound="TileKernel")
+
 
 @dataclass(frozen=True)
 class Resources:
@@ -61,6 +63,8 @@ class TileKernel(ABC):
     #: Its start beyond the latency of memory (`crossfuse.planner.cost.estimate.start_time`); None
     #: where that is as fitted.
     own_start: ClassVar[tuple[float, float] | None] = None
+    #: Fields of the rule's tiles, in the order of the kernel's own, where all are extents.
+    of_rule: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     @abstractmethod
@@ -72,12 +76,12 @@ class TileKernel(ABC):
         """
 
     @classmethod
-    @abstractmethod
-    def read(cls, tiles: Mapping[str, Any]) -> TileKernel:
+    def read(cls: type[_K], tiles: Mapping[str, Any]) -> _K:
         """Make a kernel of the fields of its rule's tiles, the inverse of `tiles`.
 
         All that divide the chain must be given, else `crossfuse.schema.Damaged` is raised.
         """
+        return cls(*read_extents(tiles, *cls.of_rule))
 
     @property
     @abstractmethod
@@ -104,9 +108,9 @@ class TileKernel(ABC):
         """Whether the tiles keep all `rules`."""
         return all_kept(self.rules(shape, device))
 
-    @abstractmethod
     def tiles(self) -> dict[str, Any]:
         """Fields of the rule's tiles, of one candidate."""
+        return {name: int(getattr(self, name)) for name in self.of_rule}
 
     @property
     def added_parts(self) -> Count:
@@ -196,9 +200,6 @@ class TileKernel(ABC):
 # several parts are added.
 
 
-_P = TypeVar("_P", bound="PartedKernel")
-
-
 class PartedKernel(TileKernel):
     """Tiles of a chain whose intermediate lies in parts of its columns."""
 
@@ -208,17 +209,6 @@ class PartedKernel(TileKernel):
     parts: Count
     #: CTAs of a cluster.
     size: Count
-    #: Fields of the rule's tiles, in the order of the kernel's own.
-    of_rule: ClassVar[tuple[str, ...]]
-
-    @classmethod
-    def read(cls: type[_P], tiles: Mapping[str, Any]) -> _P:
-        """Make a kernel of the fields of its rule's tiles."""
-        return cls(*read_extents(tiles, *cls.of_rule))
-
-    def tiles(self) -> dict[str, Any]:
-        """Fields of the rule's tiles, of one candidate."""
-        return {name: int(getattr(self, name)) for name in self.of_rule}
 
     @property
     def cluster(self) -> Count:
