@@ -130,7 +130,7 @@ def any_division_fits(monkeypatch: Any) -> None:
 )
 def test_division_is_refused(text: str, cluster: int, message: str, monkeypatch: Any) -> None:
     any_division_fits(monkeypatch)
-    monkeypatch.setattr(ClusterTiles, "width", lambda self, chain: chain.n // self.cluster)
+    monkeypatch.setattr(ClusteredKernel, "width", lambda self, shape: shape.n // self.size)
     spec = parse(f"gemm_chain:M=64,K=64,{text}")
     schedule = schedule_clustered_ffn(prim_func(spec), tiles=ClusterTiles(64, cluster, 1))
     with pytest.raises(LoweringRefused) as caught:

@@ -175,12 +175,7 @@ _RANK = 3
 def _chosen(sch: Any, found: Experts, given: SkinnyTiles) -> SkinnyKernel:
     """Take the tiles that are given, or those with the least estimated time; check them."""
     shape = found.shape
-    every = (
-        [SkinnyKernel(given.lanes, given.warps, given.loads)]
-        if given.complete
-        else best_kernels(shape)
-    )
-    kernel, *_ = (*every, None)
+    kernel = given.kernel or next(iter(best_kernels(shape)), None)
     broken = "no tiles that divide it" if kernel is None else shape.broken(kernel)
     if kernel is None or broken:
         raise refuse(

@@ -85,17 +85,6 @@ class PartedTiles(ABC):
             )
         return replace(self, **found.tiles())  # type: ignore[type-var]
 
-    def width(self, chain: Chain) -> int:
-        """Columns of the intermediate that a CTA makes; the last ones may reach beyond it."""
-        return int(self.kernel.width(shape_of_blocks(chain)))
-
-    def rows_of_sum(self, chain: Chain) -> int:
-        """Rows of a tile of which each part adds as many elements, through L2.
-
-        Rows beyond the output are added by nobody.
-        """
-        return int(self.kernel.rows_of_sum(shape_of_blocks(chain)))
-
 
 # Of an intermediate that stays in a cluster.
 
@@ -128,18 +117,6 @@ class ClusterTiles(PartedTiles):
     def kernel(self) -> ClusteredKernel:
         """The planner's kernel of the same tiles, which computes their widths."""
         return ClusteredKernel(self.rows, self.cluster, self.parts)
-
-    def share(self, chain: Chain) -> int:
-        """Columns of the intermediate that a cluster makes."""
-        return self.cluster * self.width(chain)
-
-    def columns(self, chain: Chain) -> int:
-        """Columns of a CTA's tile of the output; the last one may reach beyond it."""
-        return int(self.kernel.columns(shape_of_blocks(chain)))
-
-    def pads(self, chain: Chain) -> bool:
-        """Whether slices reach beyond the intermediate."""
-        return self.parts * self.share(chain) > chain.n
 
 
 # Of an intermediate that stays in registers.
@@ -259,45 +236,52 @@ def schedule_clustered_ffn(
     sch = ir.Schedule(func)
     chain = read_two_products(sch, "clustered_ffn")
     chosen = (tiles or ClusterTiles()).complete(sch, chain, device(target))
-    consumer = by_part(sch, chain, chosen.parts, chosen.share(chain))
-    _lay_out(sch, chain, chosen)
-    rank = _second_of_cluster(sch, chain, consumer, chosen, constant_weights)
+    kernel, shape = chosen.kernel, shape_of_blocks(chain)
+    share, width, columns = (int(e(shape)) for e in (kernel.share, kernel.width, kernel.columns))
+    consumer = by_part(sch, chain, chosen.parts, share)
+    _lay_out(sch, chain, chosen.parts, share)
+    rank = _second_of_cluster(sch, chain, consumer, chosen, (width, columns), constant_weights)
     store_parts(sch, chain, consumer, rank, chosen.parts)
     if chosen.parts > 1:
-        extents = chosen.rows_of_sum(chain), chosen.columns(chain), chosen.cluster
+        extents = int(kernel.rows_of_sum(shape)), columns, chosen.cluster
         sum_parts(sch, chain, chosen.parts, *extents)
     _, making, *_ = sch.get_loops(chain.middle)
     place_products(sch, chain.first, making, 0, constant_weights)
     return sch
 
 
-def _lay_out(sch: Any, chain: Chain, tiles: ClusterTiles) -> None:
+def _lay_out(sch: Any, chain: Chain, parts: int, share: int) -> None:
     """Divide the intermediate's columns by part; those beyond the last one are zero.
 
     An activation of zero may be no number, so padding is not even multiplied by zero.
     """
-    share = tiles.share(chain)
 
     def by_part(i: Any, j: Any) -> list[Any]:
         return [j // share, i, j % share]
 
-    if tiles.pads(chain):
+    if parts * share > chain.n:
         (written,) = sch.get(chain.middle).writes
         zero = ir.tirx.FloatImm(str(written.source.ty.dtype), 0.0)
         sch.transform_layout(chain.middle, ("write", 0), by_part, pad_value=zero)
-    elif tiles.parts > 1:
+    elif parts > 1:
         sch.transform_block_layout(chain.middle, by_part)
         sch.transform_layout(chain.middle, ("write", 0), by_part)
 
 
 def _second_of_cluster(
-    sch: Any, chain: Chain, consumer: Any, tiles: ClusterTiles, constant: bool
+    sch: Any,
+    chain: Chain,
+    consumer: Any,
+    tiles: ClusterTiles,
+    extents: tuple[int, int],
+    constant: bool,
 ) -> Any:
     """Schedule the second product: columns over the CTAs, all slices in their shared memory."""
+    width, columns = extents
     *part, i, j, k = sch.get_loops(consumer)
     row_tile, row = sch.split(i, [None, tiles.rows])
-    rank, column = sch.split(j, [tiles.cluster, tiles.columns(chain)])
-    slices, inside = sch.split(k, [tiles.cluster, tiles.width(chain)])
+    rank, column = sch.split(j, [tiles.cluster, columns])
+    slices, inside = sch.split(k, [tiles.cluster, width])
     sch.reorder(*part, row_tile, rank, slices, inside, row, column)
     sch.bind(sch.fuse(*part, row_tile) if part else row_tile, "blockIdx.x")
     sch.cluster_bind(rank)
@@ -373,16 +357,17 @@ def schedule_register_ffn(
     sch = ir.Schedule(func)
     chain = read_two_products(sch, "register_ffn")
     chosen = (tiles or RegisterTiles()).complete(sch, chain, device(target))
+    kernel, shape = chosen.kernel, shape_of_blocks(chain)
+    width = int(kernel.width(shape))
     if chosen.cluster > 1:
-        _first_of_cta(
-            sch, chain, _in_cluster(sch, chain, chosen, constant_weights), constant_weights
-        )
+        place = _in_cluster(sch, chain, chosen, width, constant_weights)
+        _first_of_cta(sch, chain, place, constant_weights)
         return sch
-    consumer = by_part(sch, chain, chosen.parts, chosen.width(chain))
+    consumer = by_part(sch, chain, chosen.parts, width)
     place = _second_of_cta(sch, chain, consumer, chosen, constant_weights)
     store_parts(sch, chain, consumer, place, chosen.parts)
     if chosen.parts > 1:
-        sum_parts(sch, chain, chosen.parts, chosen.rows_of_sum(chain), chosen.columns)
+        sum_parts(sch, chain, chosen.parts, int(kernel.rows_of_sum(shape)), chosen.columns)
     _first_of_cta(sch, chain, place, constant_weights)
     return sch
 
@@ -403,13 +388,13 @@ def _second_of_cta(
     return place
 
 
-def _in_cluster(sch: Any, chain: Chain, tiles: RegisterTiles, constant: bool) -> Any:
+def _in_cluster(sch: Any, chain: Chain, tiles: RegisterTiles, width: int, constant: bool) -> Any:
     """Split the second product's reduction over a cluster; returns the loop over its CTAs."""
     i, j, k = sch.get_loops(chain.second)
     row_tile, row = sch.split(i, [None, tiles.rows])
     column_tile, column = sch.split(j, [None, tiles.columns])
     depth = depth_beside(sch, chain.second, read_of(sch, chain.second, chain.middle))
-    rank, step, inside = sch.split(k, [tiles.cluster, tiles.width(chain) // depth, depth])
+    rank, step, inside = sch.split(k, [tiles.cluster, width // depth, depth])
     sch.reorder(row_tile, column_tile, rank, step, row, column, inside)
     sch.bind(sch.fuse(row_tile, column_tile), "blockIdx.x")
     uneven = has_uneven_rows(chain.m, tiles.rows, tiles.cluster)

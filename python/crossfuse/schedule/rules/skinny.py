@@ -58,9 +58,10 @@ class SkinnyTiles:
     loads: Tile = 0
 
     @property
-    def complete(self) -> bool:
-        """Whether nothing is left to choose."""
-        return all((self.lanes, self.warps, self.loads))
+    def kernel(self) -> SkinnyKernel | None:
+        """The planner's kernel of these tiles; None where they are left to choose."""
+        sizes = (self.lanes, self.warps, self.loads)
+        return SkinnyKernel(*sizes) if all(sizes) else None
 
 
 @checked
@@ -132,11 +133,7 @@ def schedule_skinny(
 def _chosen(sch: Any, chains: Sequence[Chain], given: SkinnyTiles) -> SkinnyKernel:
     """Take the tiles that are given, or those with the least estimated time; check them."""
     shapes = [shape_of_blocks(each) for each in chains]
-    kernel = (
-        SkinnyKernel(given.lanes, given.warps, given.loads)
-        if given.complete
-        else best_tiles(*shapes)
-    )
+    kernel = given.kernel or best_tiles(*shapes)
     for chain, shape in zip(chains, shapes, strict=True):
         _check_tiles(sch, chain, shape, kernel)
     assert kernel is not None
