@@ -326,6 +326,18 @@ def test_exponents_stay_what_they_are() -> None:
     assert names == ["exp", "exp2", "rsqrt"]
 
 
+def test_powers_of_divisors_divide_in_turns() -> None:
+    """Of 1e26 the power 3/2 is infinite in float32, and that of the reciprocal is not 0."""
+    large = {"x": np.float32([1e10, 1e13, 1e18, 1e26]), "y": np.float32([1, 1e-3, 1e20, 1e30])}
+    data = {name: np.resize(large.get(name, each), POINTS) for name, each in points().items()}
+    for power in (-sympy.Rational(3, 2), -sympy.Rational(5, 2), -sympy.Integer(2)):
+        found = evaluated(of_sympy(X**power * Y), data)
+        alone = evaluated(of_sympy(X**power), data)
+        wide = np.float64(data["x"]) ** float(power)
+        np.testing.assert_allclose(found, wide * np.float64(data["y"]), rtol=1e-6, atol=1e-43)
+        np.testing.assert_allclose(alone, wide, rtol=1e-6, atol=1e-43)
+
+
 def test_float64_stays_float64() -> None:
     x = ir.Var("x", "float32")
     assert str(to_tir(X / 3, {X: x}, "float64").ty) == "float64"

@@ -51,6 +51,18 @@ def test_what_is_divided_is_multiplied_before_it_is_scaled_again() -> None:
     assert {x, c} <= inside[0].free_symbols
 
 
+@pytest.mark.parametrize("divisor", [1e-26, 1.0, 1e13, 1e26, 1e37])
+def test_a_power_of_halves_divides_by_a_number_and_its_root(divisor: float) -> None:
+    """As a gradient of a norm: of a variance of 1e26 the power 3/2 is infinite."""
+    variance = sympy.Symbol("v", positive=True)
+    root = np.float32(np.sqrt(divisor))
+    above = (np.random.default_rng(1).uniform(0.1, 1, 32) * root).astype(np.float32)
+    data = {x: above, c: root, variance: np.float32(divisor)}
+    found = evaluated(share([c * x * variance ** sympy.Rational(-3, 2)], [x]), data)
+    wanted = np.float64(above) * np.float64(root) * np.float64(data[variance]) ** -1.5
+    np.testing.assert_allclose(found, wanted, rtol=5e-7)
+
+
 def test_what_is_known_needs_no_factor() -> None:
     top = Slot("m", MAX, x, value("m"), None, -sympy.oo)
     mass = Slot("s", SUM, sympy.exp(x - new("m")), value("s"), None, sympy.S.Zero)

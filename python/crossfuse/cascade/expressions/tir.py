@@ -462,8 +462,9 @@ class _Writer:
             return ir.tirx.sqrt(self.write(base))
         if exponent == -sympy.S.Half:
             return ir.tirx.rsqrt(self.write(base))
-        if exponent.is_number and exponent < 0:
-            return self.number(sympy.S.One) / self.write(base**-exponent)
+        if exponent.is_Rational and exponent < 0 and exponent.q <= 2:
+            # In turns, as in a product: of a variance of 1e26 the power 3/2 is infinite.
+            return self.product(expression)
         if base == 2:
             return ir.tirx.exp2(self.write(exponent))
         return ir.tirx.pow(self.write(base), self.write(exponent))

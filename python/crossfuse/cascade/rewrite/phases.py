@@ -99,13 +99,15 @@ def is_risky(factor: sympy.Expr, symbols: frozenset[sympy.Symbol]) -> bool:
     """
     if not isinstance(factor, sympy.Pow) or not factor.args[1].could_extract_minus_sign():
         return False
-    return not _is_moderate(divisor(factor)[0], symbols)
+    return not _is_moderate(divisors(factor)[0], symbols)
 
 
-def divisor(reciprocal: sympy.Pow) -> tuple[sympy.Expr, int]:
-    """The divisor of a reciprocal, and how often it divides."""
+def divisors(reciprocal: sympy.Pow) -> list[sympy.Expr]:
+    """What a reciprocal divides by, one after another: of a power 3/2 a number and its root."""
     base, power = reciprocal.args
-    return (base, -int(power)) if power.is_Integer else (base**-power, 1)
+    whole = int(-power) if power.is_Rational and power.q <= 2 else 0
+    rest = -power - whole
+    return [base] * whole + ([base**rest] if rest != 0 else [])
 
 
 def _is_moderate(below: sympy.Expr, symbols: frozenset[sympy.Symbol]) -> bool:
@@ -239,12 +241,14 @@ class _Hoist:
         is divided already is multiplied by the next before it is scaled: it may be small.
         """
         above = unopened(*(each for each in still if each not in risky))
-        divisors = [below for each in risky for below in [divisor(each)[0]] * divisor(each)[1]]
+        found = [below for each in risky for below in divisors(each)]
         # As many as divisors, so that one divides one.
-        parts = [*moving[: len(divisors) - 1], sympy.Mul(*moving[len(divisors) - 1 :])]
+        parts = [*moving[: len(found) - 1], sympy.Mul(*moving[len(found) - 1 :])]
         made = sympy.S.One
-        for number, below in enumerate(divisors):
-            factor = self.symbol(scale(below))
+        for number, below in enumerate(found):
+            factor = sympy.S.One
+            if not _is_moderate(below, self.moderate):
+                factor = self.symbol(scale(below))
             reciprocal = self.symbol(above / Unevaluated(factor * below))
             part = parts[number] if number < len(parts) else sympy.S.One
             made = Unevaluated(made * part) if number else part
