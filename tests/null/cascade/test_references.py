@@ -269,14 +269,42 @@ def test_exponentials_below_an_extreme_that_is_rounded_are_refused() -> None:
     r = sympy.Symbol("r", real=True)
     largest = Stage("m", MAX, r * (x - mean))
     mass = Stage("t", SUM, sympy.exp(r * (x - mean) - largest.symbol))
-    with pytest.raises(CascadeRefused, match="a sum split into parts that cancel") as caught:
+    with pytest.raises(
+        CascadeRefused, match="parts that are added up at the end, and cancel"
+    ) as caught:
         derive(Cascade((TOTAL, largest, mass), (x,), (N, r), length=N))
     assert (caught.value.refusal.rule, caught.value.refusal.where) == (
         "cascade-cancels",
-        "stage t",
+        "stage m",
     )
+    rows = {"p": sympy.exp(r * (x - mean) - largest.symbol)}
+    with pytest.raises(CascadeRefused, match="stage p: found parts that are added up at the end"):
+        derive(Cascade((TOTAL, largest), (x,), (N, r), rows=rows, length=N))
     plain = Stage("t", SUM, sympy.exp((x - mean) - Stage("m", MAX, x - mean).symbol))
     assert derive(Cascade((TOTAL, Stage("m", MAX, x - mean), plain), (x,), (N,), length=N)).exact
+
+
+def test_exponentials_below_several_extremes_keep_their_distances() -> None:
+    """Of ``exp(x - m) * exp(y - n)`` neither m and n nor x and y are added up first."""
+    m, n = Stage("m", MAX, x), Stage("n", MAX, y)
+    weights = sympy.exp(x - m.symbol) * sympy.exp(y - n.symbol)
+    stages = (m, n, Stage("s", SUM, weights))
+    p, q = sympy.symbols("p q", real=True)
+    given = {"g": sympy.exp(x - p) * sympy.exp(y - q)}
+    found = derive(Cascade(stages, (x, y), (p, q), rows={"w": weights, **given}))
+    top = Stage("t", MAX, sympy.exp(x - p))
+    shares = sympy.exp(sympy.exp(x - p) - top.symbol) * sympy.exp(x - p)
+    again = derive(Cascade((top, Stage("s", SUM, shares)), (x,), (p,), rows={"w": shares}))
+    rng = np.random.default_rng(3)
+    rows = {name: 1e5 + rng.standard_normal((6, 96)) for name in "xy"}
+    rows |= {"p": rows["x"].max(axis=1), "q": rows["y"].max(axis=1)}
+    single = {name: each.astype(np.float32) for name, each in rows.items()}
+    double = {name: each.astype(np.float64) for name, each in single.items()}
+    for derived in (found, again):
+        exact = two_pass(derived.cascade, double)
+        for name, got in merge_tree(derived, single, [32] * 3, tile=8).items():
+            error = np.abs(got - exact[name]).max()
+            assert error <= 8 * EPSILON * np.abs(exact[name]).max(), name
 
 
 def test_masks_within_masks_are_not_divided_by() -> None:

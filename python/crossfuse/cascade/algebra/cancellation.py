@@ -207,14 +207,14 @@ def _try_constant(derivation: Derivation, kinds: Sequence[_Kind]) -> None:
 
 
 def _again(cascade: Cascade, name: str) -> Cascade | None:
-    """A stage over results that are given, if results or rows show all of these; else None.
+    """A sum over results that are given, if results or rows show all of these; else None.
 
     Separate passes sum what they make of a rounded mean, and rows take back what its rounding adds.
     """
     stage, results = cascade.stage(name), {each.symbol for each in cascade.stages}
     used = stage.term.free_symbols & results
     shown = [each.free_symbols for each in (*cascade.results.values(), *cascade.rows.values())]
-    if not used or used - set().union(*shown):
+    if stage.monoid.name != "sum" or not used or used - set().union(*shown):
         return None
     given = (*cascade.invariants, *sorted(used, key=str))
     return replace(cascade, stages=(stage,), invariants=given, results={}, rows={})
@@ -249,7 +249,8 @@ def _cancels(name: str, where: str, error: float, apart: float) -> Exception:
     return refused(
         "cascade-cancels",
         name,
-        found=f"a sum split into parts that cancel: of {where} it is {error:.2g} off in float32",
+        found=f"parts that are added up at the end, and cancel: of {where} it is {error:.2g} off "
+        "in float32",
         limit=f"about {_FACTOR} times the error of separate passes, which is {apart:.2g} there",
         instead="take distances from a mean or an extreme of the same elements, or cut the cascade "
         "before this stage",

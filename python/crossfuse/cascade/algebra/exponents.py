@@ -11,14 +11,24 @@ from collections.abc import Callable, Collection, Iterable
 import sympy
 from sympy.core.relational import Relational
 
-from crossfuse.cascade.expressions.functions import Fence, Unevaluated, with_parts
+from crossfuse.cascade.expressions.functions import (
+    Fence,
+    Unevaluated,
+    fenced_sum,
+    settled,
+    with_parts,
+)
 
 #: Least multiple that is taken for a denominator, which sympy made of an epsilon.
 _LARGE = 100
 
 
 def joined(expression: sympy.Basic) -> sympy.Basic:
-    """Join the exponentials of every product in an expression."""
+    """Join the exponentials of every product in an expression.
+
+    Differences of which nothing cancels are added up first, each as it stands: of ``exp(x - m) *
+    exp(y - n)`` the sum of m and n is rounded as large numbers are, and the distances are not.
+    """
     if not expression.has(sympy.exp):
         return expression
     expression = with_parts(expression, joined)
@@ -28,7 +38,31 @@ def joined(expression: sympy.Basic) -> sympy.Basic:
     if len(powers) < 2:
         return expression
     rest = [each for each in expression.args if each not in powers]
-    return sympy.Mul(sympy.exp(sympy.Add(*(each.args[0] for each in powers))), *rest)
+    exponents: list[sympy.Expr] = []
+    for each in powers:
+        whole = each.args[0]
+        for other in [one for one in exponents if _cancel(one, whole)]:
+            exponents.remove(other)
+            whole += other
+        exponents.append(whole)
+    apart = all(map(_is_difference, exponents))
+    whole = settled(fenced_sum(*exponents)) if apart else sympy.Add(*exponents)
+    return sympy.Mul(sympy.exp(whole), *rest)
+
+
+def _is_difference(total: sympy.Expr) -> bool:
+    """Whether addends have different signs, as far as they can be seen."""
+    signs = {each.could_extract_minus_sign() for each in sympy.Add.make_args(total)}
+    return len(signs) == 2
+
+
+def _cancel(one: sympy.Expr, other: sympy.Expr) -> bool:
+    """Whether a sum of two sums has less addends than they have."""
+    return _addends(one + other) < _addends(one) + _addends(other)
+
+
+def _addends(total: sympy.Expr) -> int:
+    return len(sympy.Add.make_args(total)) if total != 0 else 0
 
 
 def natural(expression: sympy.Basic) -> sympy.Basic:

@@ -24,7 +24,14 @@ from crossfuse.cascade.algebra.separation import (
     products,
 )
 from crossfuse.cascade.algebra.state import Kept, Side, State, chosen
-from crossfuse.cascade.expressions.functions import Fence, Flag, is_mask, opened
+from crossfuse.cascade.expressions.functions import (
+    Fence,
+    Flag,
+    fenced_sum,
+    is_mask,
+    opened,
+    settled,
+)
 from crossfuse.cascade.spec import SUM, Cascade, Monoid, Stage, Step, left, new, right, value
 
 # Chooses which rescalings are applied as a stream goes on, and which once, at its end.
@@ -132,7 +139,28 @@ class Rescaling:
             made = ratios(times(made, below**-power))
         if self.exponents != 0:
             made = times(made, sympy.exp(state.within(self.exponents, new)))
+            made = made.replace(sympy.exp, lambda each: sympy.exp(self._apart(each, state)))
         return made
+
+    def _apart(self, exponent: sympy.Expr, state: State) -> sympy.Expr:
+        """An exponent with each extreme subtracted from what it is of.
+
+        Of ``exp(x - m) * exp(y - n)`` the sum of m and n is rounded as large numbers are.
+        """
+        addends = set(sympy.Add.make_args(opened(exponent)))
+        parts = []
+        for each in sympy.Add.make_args(self.exponents):
+            number, symbol = each.as_coeff_Mul()
+            if symbol not in state.symbols:
+                continue
+            of = sympy.Add.make_args(-number * state.of(symbol).contribution)
+            part = {state.within(each, new), *of}
+            if part <= addends:
+                addends -= part
+                parts.append(sympy.Add(*part))
+        if not parts or (len(parts) == 1 and not addends):
+            return exponent
+        return fenced_sum(*parts, sympy.Add(*addends))
 
     def merged(self, parts: Sequence[sympy.Expr], state: State) -> sympy.Expr:
         """The sum of the values of two sides in the scale of the merged state."""
@@ -143,8 +171,12 @@ class Rescaling:
         """The factor from the scale of a side to that of new values."""
         found = sympy.S.One
         if self.exponents != 0:
-            before = sympy.exp(-state.raw(self.exponents, side))
-            found *= joined(sympy.exp(state.within(self.exponents, new)) * before)
+            # Each extreme by how far it moved: sums of several are rounded as large numbers are.
+            moved = (
+                state.within(each, new) - state.raw(each, side)
+                for each in sympy.Add.make_args(self.exponents)
+            )
+            found *= sympy.exp(settled(fenced_sum(*moved)))
         for base, power in self.powers:
             ratio = (state.raw(base, side) * state.usable(1 / base, new)) ** power
             found *= ratios(ratio)

@@ -327,9 +327,6 @@ class Deriver:
         self.means = means
         self.moments = ShiftedMoments(self.progress)
         self.sums = Sums(self.progress, self.moments)
-        #: Extremes whose elements lack an addend: in place of `(x - m)*w` the largest `x*w` is
-        #: found, which is rounded as far as x is from 0. What is about them may cancel.
-        self.rounded: set[sympy.Symbol] = set()
 
     def take(self, stage: Stage) -> None:
         """Derive a stage; those that it uses are derived already."""
@@ -344,8 +341,6 @@ class Deriver:
                 instead="compute it from the k numbers after the cascade, as a result",
             )
         term = unlogged(natural(joined(stage.term.xreplace(progress.known))))
-        if stage.term.free_symbols & self.rounded:
-            progress.split.append(stage.name)
         if stage.monoid.name == "logaddexp":
             self._logaddexp(stage, term)
         elif stage.name in self.means:
@@ -373,7 +368,8 @@ class Deriver:
         result = found.result(symbol)
         name = progress.state.of(symbol).name
         if found.addend != 0 and found.element.free_symbols - progress.elements:
-            self.rounded.add(stage.symbol)
+            # In place of `(x - m)*w` the largest `x*w` is found, rounded as far as x is from 0.
+            progress.split.append(stage.name)
         progress.direct[stage.symbol] = found.result(value(name))
         factor = Factor(found.element, progress.spelt(found.factor), name)
         hoisted = progress.names([found.factor, found.addend])
