@@ -327,6 +327,9 @@ class Deriver:
         self.means = means
         self.moments = ShiftedMoments(self.progress)
         self.sums = Sums(self.progress, self.moments)
+        #: Extremes whose elements lack an addend: in place of `(x - m)*w` the largest `x*w` is
+        #: found, which is rounded as far as x is from 0. What is about them may cancel.
+        self.rounded: set[sympy.Symbol] = set()
 
     def take(self, stage: Stage) -> None:
         """Derive a stage; those that it uses are derived already."""
@@ -341,6 +344,8 @@ class Deriver:
                 instead="compute it from the k numbers after the cascade, as a result",
             )
         term = unlogged(natural(joined(stage.term.xreplace(progress.known))))
+        if stage.term.free_symbols & self.rounded:
+            progress.split.append(stage.name)
         if stage.monoid.name == "logaddexp":
             self._logaddexp(stage, term)
         elif stage.name in self.means:
@@ -367,8 +372,8 @@ class Deriver:
         symbol = progress.keep(stage.name, stage.monoid, found.element)
         result = found.result(symbol)
         name = progress.state.of(symbol).name
-        if found.addend != 0 and found.element.free_symbols - progress.elements:
-            # In place of `(x - m)*w` the largest `x*w` is found, rounded as far as x is from 0.
+        if found.addend != 0 and not found.element.as_coeff_Mul()[1].is_Symbol:
+            self.rounded.add(stage.symbol)
             progress.split.append(stage.name)
         progress.direct[stage.symbol] = found.result(value(name))
         factor = Factor(found.element, progress.spelt(found.factor), name)
