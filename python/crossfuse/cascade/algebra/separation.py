@@ -423,6 +423,9 @@ def shared_out(
         return Fence(shared_out(expression.args[0], elements, invariants))
     if isinstance(expression, sympy.Mul) and expression.free_symbols & elements:
         return unopened(*(shared_out(each, elements, invariants) for each in expression.args))
+    if isinstance(expression, sympy.exp):
+        # The largest element has the exponent 0, whatever scales the distances.
+        return sympy.exp(shared_out(expression.args[0], elements, invariants))
     if not isinstance(expression, sympy.Add):
         return expression
     # A fenced sum that becomes a product needs no fence, and is an addend like others.
