@@ -250,6 +250,9 @@ TRAINED_QUICK: dict[str, Function] = {
     "largest of weighted scores": lambda r: (scores(r.x) * r.v).amax(-1),
     "by the largest magnitude": lambda r: r.x / largest(r.x.abs()),
     "divergence from a label": lambda r: labels(r.x, r.w),
+    "products of exponentials": lambda r: (
+        (r.x - largest(r.x)).exp() * (r.x * r.v - largest(r.x * r.v)).exp()
+    ),
     "noise": noise,
     "likeness": likeness,
     "range above a bound": lambda r: middle_range(r.x),

@@ -29,6 +29,8 @@ GIVEN = {x, d}
         (v * Fence(d * e / s - r * e / s**2) + x, v * e / s * (d - r / s) + x),
         (x + 3 * Fence(s * v - r * v), x + 3 * Fence(s * v - r * v)),
         (3 * Fence(x - s) / v - r / v, (3 * Fence(x - s) - r) / v),
+        # In exponents: the largest element has the exponent 0.
+        (d * sympy.exp(x**2 / v**2 - s / v**2), d * sympy.exp((x**2 - s) / v**2)),
         (x - s, x - s),
         (x * s, x * s),
     ],

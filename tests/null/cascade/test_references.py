@@ -284,6 +284,18 @@ def test_exponentials_below_an_extreme_that_is_rounded_are_refused() -> None:
     assert derive(Cascade((TOTAL, Stage("m", MAX, x - mean), plain), (x,), (N,), length=N)).exact
 
 
+def test_elements_are_compared_with_the_mean_of_a_row() -> None:
+    """The mean of equal elements is one of them, where a sum divided by its length is rounded."""
+    above = sympy.Piecewise((x, x > mean), (0, True))
+    found = derive(Cascade((TOTAL,), (x,), (N,), rows={"above": above}, length=N))
+    rows = np.float32([0.1, -0.7, 100.3, 33000.7])[:, None] + np.zeros((1, 1000), np.float32)
+    assert not merge_tree(found, {"x": rows}, [250] * 4, tile=32)["above"].any()
+    drawn = np.random.default_rng(3).standard_normal((4, 1000)).astype(np.float32)
+    got = merge_tree(found, {"x": drawn}, [250] * 4, tile=32)["above"]
+    wide = drawn.astype(np.float64)
+    assert np.array_equal(got, np.where(wide > wide.mean(axis=1, keepdims=True), drawn, 0))
+
+
 def test_exponentials_below_several_extremes_keep_their_distances() -> None:
     """Of ``exp(x - m) * exp(y - n)`` neither m and n nor x and y are added up first."""
     m, n = Stage("m", MAX, x), Stage("n", MAX, y)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import sympy
+from sympy.core.relational import Relational
 
 from crossfuse.cascade.algebra.exponents import joined, nonnegative
 from crossfuse.cascade.algebra.moments import Mean, centred, is_polynomial
@@ -109,12 +110,14 @@ def _is_used(cascade: Cascade, later: Stage, stage: Stage, mean: Mean) -> bool:
 
 
 def _is_subtracted(cascade: Cascade, stage: Stage, mean: Mean) -> bool:
-    """Whether rows take distances from a mean."""
+    """Whether rows take distances from a mean, or compare elements with it."""
     if mean.signed or stage.monoid.name != "sum":
         return False
     symbol, distance = sympy.Dummy("mean", real=True), sympy.Dummy("distance", real=True)
     mass = cascade.stage(mean.weight).symbol if mean.weight else cascade.length
     rows = [each for each in cascade.rows.values() if stage.symbol in each.free_symbols]
+    tests = set().union(*(each.atoms(Relational) for each in rows))
+    rows += [one - other for one, other in (each.args for each in tests)]
     terms = (joined(each.xreplace({stage.symbol: mean.scale * mass * symbol})) for each in rows)
     return any(centred(each, symbol, mean.element, distance) is not None for each in terms)
 
