@@ -27,8 +27,7 @@ pytestmark = [
 
 KINDS = (
     *("usual", "1e4 +- 1", "1e4 +- 1e-2", "all 100.3", "zeros", "1e-3", "1e-30", "denormals"),
-    *("1e10", "1e13", "1e30", "1e35", "50", "alternating"),
-    *("an outlier of 1e4", "an outlier of 1e30"),
+    *("1e13", "1e30", "1e35", "50", "alternating", "an outlier of 1e4", "an outlier of 1e30"),
 )
 #: Exponents of what 50 apart are rounded as far as they are from 0, see `test_fuzz_functions`.
 UNITS = 64
@@ -48,7 +47,7 @@ def drawn(seed: int, dtype: Any) -> Rows:
 
     signs = np.where(np.arange(LENGTH) % 2, 1, -1)
     rows = [normal(), 1e4 + normal(), 1e4 + 1e-2 * normal(), 0 * normal() + 100.3, 0 * normal()]
-    rows += [scale * normal() for scale in (1e-3, 1e-30, 1e-40, 1e10, 1e13, 1e30, 1e35, 50)]
+    rows += [scale * normal() for scale in (1e-3, 1e-30, 1e-40, 1e13, 1e30, 1e35, 50)]
     rows += [signs * (1e3 + normal()), normal(), normal()]
     rows[-2][:, 17], rows[-1][:, 17] = 1e4, 1e30
     count = ROWS * len(KINDS)
