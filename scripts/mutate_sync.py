@@ -18,7 +18,9 @@ from pathlib import Path
 
 from crossfuse.files import write_json
 from mutation.outcomes import Outcome, Tally, outcomes, tally
-from mutation_kernels import KERNELS
+from mutation_kernels import KERNELS, OVER_RANKS
+
+ALL = {**KERNELS, **OVER_RANKS}
 
 
 def report(name: str, found: Tally, seconds: float) -> None:
@@ -36,7 +38,7 @@ def report(name: str, found: Tally, seconds: float) -> None:
 def main() -> None:
     """Run it as the command line says."""
     parser = argparse.ArgumentParser(description="Faults of synchronisation, and who names them.")
-    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=list(KERNELS))
+    parser.add_argument("--kernels", nargs="+", choices=ALL, default=list(ALL))
     parser.add_argument("--every", type=int, default=1, help="one mutant of so many")
     parser.add_argument("--timeout", type=float, default=20.0, help="seconds of one run")
     parser.add_argument("--json", type=Path, help="where to write the counts")
@@ -44,7 +46,7 @@ def main() -> None:
     every: list[Outcome] = []
     for name in given.kernels:
         start = time.perf_counter()
-        image, inputs = KERNELS[name]()
+        image, inputs = ALL[name]()
         found = outcomes(image, inputs, every=given.every, timeout_s=given.timeout)
         report(name, tally(found), time.perf_counter() - start)
         every += found

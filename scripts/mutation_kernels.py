@@ -17,7 +17,7 @@ from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
-from crossfuse.lower.image import KernelImage
+from crossfuse.lower.image import KernelImage, starting_early
 from crossfuse.schedule.planned import schedule_cascade_of
 from crossfuse.schedule.rules.experts import schedule_experts
 from crossfuse.schedule.rules.parted_ffn import (
@@ -27,6 +27,11 @@ from crossfuse.schedule.rules.parted_ffn import (
     schedule_register_ffn,
 )
 from crossfuse.schedule.rules.phases import ChainTiles, PhaseTiles
+from crossfuse.schedule.rules.ranks import (
+    schedule_all_gather,
+    schedule_all_reduce,
+    schedule_reduce_scatter,
+)
 from crossfuse.schedule.rules.rows import schedule_rows_gemm
 from crossfuse.schedule.rules.skinny import SkinnyTiles, schedule_skinny
 from crossfuse.schedule.rules.stream import schedule_cascade_tiles
@@ -35,7 +40,14 @@ from crossfuse.schedule.rules.threads import schedule_split_k
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
 from crossfuse.schedule.rules.together import schedule_together
-from crossfuse.workload import parse, prim_func, random_inputs
+from crossfuse.workload import (
+    all_gather,
+    all_reduce,
+    parse,
+    prim_func,
+    random_inputs,
+    reduce_scatter,
+)
 from crossfuse.workload.build import emit_products, form_of
 from crossfuse.workload.cascade_build import prim_func as cascade_func
 from crossfuse.workload.cascade_numerics import random_inputs as cascade_inputs
@@ -247,4 +259,24 @@ KERNELS: dict[str, Callable[[], Kernel]] = {
         "rmsnorm_gemm:tokens=3,K=1024,N=576", constant=True, rows=128, columns=192, cluster=1
     ),
     "routing": lambda: _stream("moe_routing:tokens=40,hidden=128,experts=16,top_k=2"),
+}
+
+
+def _over_ranks(schedule: Any, *shape: int) -> Kernel:
+    """A collective whose kernels start early, for tensors of this shape, ranks first."""
+    given = np.random.default_rng(0).uniform(-1, 1, shape).astype(ml_dtypes.bfloat16)
+    return lower(starting_early(schedule.mod["main"])).image, {"A": given}
+
+
+#: Kernels that several GPUs run together.
+OVER_RANKS: dict[str, Callable[[], Kernel]] = {
+    "all-reduce": lambda: _over_ranks(
+        schedule_all_reduce(all_reduce(elements=512, ranks=2)), 2, 512
+    ),
+    "all-gather": lambda: _over_ranks(
+        schedule_all_gather(all_gather(elements=512, ranks=2)), 2, 512
+    ),
+    "reduce-scatter": lambda: _over_ranks(
+        schedule_reduce_scatter(reduce_scatter(elements=256, ranks=3)), 3, 3, 256
+    ),
 }

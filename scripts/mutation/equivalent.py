@@ -20,6 +20,7 @@ from mutation.equivalent_flags import (
     helps_in_the_end,
     met_before_the_store,
     read_by_loads,
+    tells_of_loads,
 )
 from mutation.mutants import Mutant, indent_of
 
@@ -318,4 +319,5 @@ _RULES: tuple[Rule, ...] = (
     _said_later,
     _alone,
     _read_later,
+    tells_of_loads,
 )

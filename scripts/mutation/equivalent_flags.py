@@ -48,6 +48,22 @@ def read_by_loads(lines: Sequence[str]) -> bool:
     return names == {"raise_flag", "await_parts"}
 
 
+#: The left side of a store to the memory that several GPUs have in common.
+_SHOWN = re.compile(r"^\s*(?:\*\(\w+\*\)\()?\w*peer_ptr\b[^=]* = ")
+
+
+def tells_of_loads(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
+    """Ranks are told that slabs were read, which is over when they learn of it in any scope."""
+    if mutant.change != "a release to the GPU" or "arrive_at_ranks" not in mutant.statement:
+        return ""
+    for line in reversed(lines[: mutant.line - 1]):
+        if _SHOWN.match(line):
+            return ""
+        if "__global__" in line:
+            break
+    return "ranks are told of loads alone, which are over"
+
+
 def met_before_the_store(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
     """All lanes read a word, but the lane that writes it does so only after another meeting."""
     before = _FLAG_READ.match(lines[mutant.line - 2])

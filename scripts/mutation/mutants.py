@@ -33,6 +33,9 @@ _WEAKER: tuple[tuple[str, str, str], ...] = (
     ("a release to the CTA", r"red\.release\.gpu", r"red.release.cta"),
     ("a release to the cluster", r"red\.release\.gpu", r"red.release.cluster"),
     ("a relaxed acquire", r"ld\.acquire\.", r"ld.relaxed."),
+    ("a release to the GPU", r"red\.release\.sys", r"red.release.gpu"),
+    ("an acquire from the GPU", r"ld\.acquire\.sys", r"ld.acquire.gpu"),
+    ("no __syncthreads", r"__syncthreads\(\);", ""),
     ("an acquire from the CTA", r"ld\.acquire\.gpu", r"ld.acquire.cta"),
     ("an acquire from the cluster", r"ld\.acquire\.gpu", r"ld.acquire.cluster"),
     ("a fence of the other memory", r"(fence\.proxy\.async)\.shared::cta", r"\1.global"),
@@ -73,6 +76,9 @@ ARGUMENTS: tuple[tuple[str, int, str, str, str], ...] = (
     ("ptx_bar_", 1, "{} + 32", "count", "a warp more is expected"),
     ("ptx_bar_", 1, "{} - 32", "count", "a warp less is expected"),
     ("ptx_bar_", 0, "{} + (threadIdx.x >> 5 & 1) * 7", "count", "another barrier, for odd warps"),
+    ("crossfuse_await_ranks", 2, "{} - 1", "count", "a rank less is awaited"),
+    ("crossfuse_arrive_at_ranks", 2, "{} - 1", "count", "a rank less is told"),
+    ("_ranks", 1, "0", "place", "as rank 0"),
     ("crossfuse_await_flags", 2, "{} - 1", "count", "a flag less is awaited"),
     ("crossfuse_await_flags", 4, "{} - 1", "count", "a count less is awaited"),
     ("crossfuse_await_flags", 4, "{} + 1", "count", "a count more is awaited"),
@@ -109,12 +115,12 @@ static const int crossfuse_mutant = getenv("{VARIABLE}") ? atoi(getenv("{VARIABL
 _CALLS = re.compile(
     r"^\s*(?:(?P<target>[\w\[\]]+) = )?(?P<name>(?:tvm_builtin_(?:cuda|ptx)_"
     r"(?:mbarrier|fence|bar|barrier|wgmma_(?:fence|commit|wait)|cp_async_bulk_(?:wait|commit)|cta_sync|warp_sync|"
-    r"griddepcontrol_wait)\w*)|crossfuse_(?:raise_flag|fence_copies|await\w*|watch|cluster_sync)|"
+    r"griddepcontrol_wait)\w*)|crossfuse_(?:raise_flag|fence_copies|await\w*|arrive\w*|watch|cluster_sync)|"
     r"__syncthreads|__syncwarp)\((?P<arguments>.*)\);\s*$"
 )
 #: What runs beside the threads, or what others see: what a call that synchronises is moved past.
 _OPERATIONS = re.compile(
-    r"tvm_builtin_ptx_(?:wgmma|cp_|st_|ld_|stmatrix|red_)|crossfuse_dsm_|memory_ptr|flags_\w+\["
+    r"tvm_builtin_ptx_(?:wgmma|cp_|st_|ld_|stmatrix|red_)|crossfuse_dsm_|memory_ptr|peer_ptr|flags_\w+\["
 )
 #: Copies whose bytes a barrier counts.
 _COPIES = re.compile(

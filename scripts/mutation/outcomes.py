@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from crossfuse.emulate.cuda.ranks import prepare_ranks
 from crossfuse.emulate.cuda.run import Program, prepare
 from crossfuse.emulate.cuda.translate import find_statements
 from crossfuse.errors import CheckFailed, refuse
@@ -21,6 +23,8 @@ UNNAMED = frozenset(
     ("unwritten-output", "order-dependent", "timeout", "crash", "barrier-statement", "stopped")
 )
 _LIMIT = 8
+#: Calls of kernels over several GPUs: a barrier of ranks stands between two of them, too.
+_CALLS = 2
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,9 @@ def outcomes(
     A kernel that is not right itself raises `CheckFailed`.
     """
     mutated = mutate(image)
-    program = prepare(mutated.image, inputs)
+    across = any(each.ranks for each in image.buffers)
+    make = partial(prepare_ranks, calls=_CALLS) if across else prepare
+    program = make(mutated.image, inputs)
     if kinds := _run(program, 0, seeds[0], timeout_s):
         raise refuse(
             CheckFailed,

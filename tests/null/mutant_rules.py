@@ -38,6 +38,7 @@ FIRST_STEP = [
     "  }",
     "}",
 ]
+TOLD = "crossfuse_arrive_at_ranks(a, 0, 2, 8);"
 COPY = "tvm_builtin_ptx_cp_async_bulk_tensor_g2s_x"
 
 #: Lines, what statements had to do, operation and change of the last of these, and the reason.
@@ -286,6 +287,20 @@ RULES = {
         {1: True},
         "count",
         "a count more is awaited",
+        "",
+    ),
+    "ranks are told of loads": (
+        ["__global__ void k() {", "out_ptr[0] = a_peer_ptr[1];", TOLD],
+        {3: True},
+        "weaken",
+        "a release to the GPU",
+        "loads alone",
+    ),
+    "ranks are told of stores": (
+        ["__global__ void k() {", "*(uint4*)(a_peer_ptr + (8)) = *(uint4*)(b_ptr);", TOLD],
+        {3: True},
+        "weaken",
+        "a release to the GPU",
         "",
     ),
     "threads store between": (

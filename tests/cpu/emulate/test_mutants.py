@@ -6,7 +6,7 @@ import pytest
 
 from crossfuse.errors import CheckFailed
 from mutation.outcomes import outcomes, tally
-from mutation_kernels import KERNELS
+from mutation_kernels import KERNELS, OVER_RANKS
 
 pytestmark = pytest.mark.cpu
 
@@ -21,6 +21,13 @@ def test_a_sample_is_named(name: str) -> None:
     image, inputs = KERNELS[name]()
     found = tally(outcomes(image, inputs, every=SAMPLE[name], first=3, seeds=(0, 1)))
     assert sum(found.named.values()) >= 3
+    assert not found.survivors, [str(each.mutant) for each in found.survivors]
+
+
+@pytest.mark.parametrize("name", OVER_RANKS)
+def test_mutants_of_kernels_over_ranks_are_named(name: str) -> None:
+    found = tally(outcomes(*OVER_RANKS[name]()))
+    assert sum(found.named.values()) >= 20
     assert not found.survivors, [str(each.mutant) for each in found.survivors]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from crossfuse.calls import AtLeastOne, Seconds, Seed, checked
 from crossfuse.emulate.cuda.arguments import numpy_dtype
-from crossfuse.emulate.cuda.run import EmulationReport, examine, prepare
+from crossfuse.emulate.cuda.run import EmulationReport, Program, examine, prepare
 from crossfuse.errors import ArtefactRefused, CheckFailed, Rule, refuse
 from crossfuse.lower.image import ARRIVALS, RANK, BufferSpec, KernelImage, Launch
 
@@ -85,6 +85,21 @@ def emulate_ranks(
     True
     """
     start = time.perf_counter()
+    program = prepare_ranks(image, arguments, calls, cache)
+    report = examine(program, seed, orders, max_findings, timeout_s)
+    every, count = (report.outputs, *report.later), _ranks(image)
+    outputs, *later = (_stacked(image, each, count) for each in every)
+    elapsed = time.perf_counter() - start
+    return replace(report, outputs=outputs, later=tuple(later), seconds=elapsed)
+
+
+def prepare_ranks(
+    image: KernelImage,
+    arguments: Mapping[str, np.ndarray],
+    calls: int,
+    cache: str | os.PathLike[str] | None = None,
+) -> Program:
+    """Check and compile what all GPUs of a group run, as `emulate_ranks` does."""
     count = _ranks(image)
     group = _group(image, count, calls)
     threads = sum(prod(each.grid) * prod(each.block) for each in group.launches)
@@ -97,10 +112,7 @@ def emulate_ranks(
         )
     program = prepare(group, _inputs(image, arguments, count), cache)
     streams = tuple(rank for rank in range(count) for _ in range(calls * len(image.launches)))
-    report = examine(replace(program, streams=streams), seed, orders, max_findings, timeout_s)
-    outputs, *later = (_stacked(image, each, count) for each in (report.outputs, *report.later))
-    elapsed = time.perf_counter() - start
-    return replace(report, outputs=outputs, later=tuple(later), seconds=elapsed)
+    return replace(program, streams=streams)
 
 
 def _ranks(image: KernelImage) -> int:
