@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from crossfuse.calls import checked
+from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.planner.cost.collectives import (
     gathered_in_parts,
     product,
@@ -132,6 +133,7 @@ def run_gathered(
 ) -> list[torch.Tensor]:
     """What ``crossfuse::all_gather_matmul`` does."""
     check_gradients((given, *weights))
+    _check_matrices("all_gather_matmul", given, weights)
     connection, given = connection_of(group), given.contiguous()
     peers = _peers(connection, given, ranks_of(group) * given.numel())
     columns = sum(each.shape[1] for each in weights)
@@ -139,6 +141,23 @@ def run_gathered(
         full = run(ALL_GATHER, given, group)
         return [full @ each for each in weights]
     return _gathered(peers, given, weights)
+
+
+def _check_matrices(name: str, given: torch.Tensor, weights: Sequence[torch.Tensor]) -> None:
+    """Refuse operands that are no matrices which can be multiplied."""
+    shapes = [tuple(each.shape) for each in (given, *weights)]
+    plain = all(len(each) == 2 for each in shapes)
+    if weights and plain and all(each[0] == shapes[0][1] for each in shapes[1:]):
+        return
+    of = f"weights of {', '.join(map(str, shapes[1:]))}" if weights else "no weights"
+    raise refuse(
+        WorkloadRefused,
+        "torch-operator",
+        f"crossfuse::{name}",
+        found=f"a tensor of {shapes[0]} and {of}",
+        limit="[rows, depth], and [depth, columns] for each weight",
+        instead="flatten leading axes with reshape, and pass weights as x @ w takes them",
+    )
 
 
 def fake_gathered(
@@ -152,7 +171,8 @@ def fake_gathered(
 def run_scattered(given: torch.Tensor, weight: torch.Tensor, group: str) -> torch.Tensor:
     """What ``crossfuse::matmul_reduce_scatter`` does."""
     check_gradients((given, weight))
-    ranks = ranks_of(group)
+    _check_matrices("matmul_reduce_scatter", given, [weight])
+    ranks, given = ranks_of(group), given.contiguous()
     check_shape(REDUCE_SCATTER, given, ranks)
     peers = _peers(connection_of(group), given, given.shape[0] * weight.shape[1])
     if peers is None or not pays(scattered_times(given, weight.shape[1], ranks)):

@@ -145,7 +145,11 @@ def slices() -> dict[str, Any]:
     return _graph(_scattered(16), _given(8, 48, dtype="bfloat16"))
 
 
-def in_parts() -> dict[str, Any]:
+def rows_used_elsewhere() -> dict[str, Any]:
+    return in_parts(lambda full: full.sum())
+
+
+def in_parts(also: Callable[[Any], Any] = lambda full: 0) -> dict[str, Any]:
     """A sequence-parallel network: rows are collected for two products, and scattered behind one.
 
     Where the second one's user stands in front of the first product, and of three axes.
@@ -162,7 +166,7 @@ def in_parts() -> dict[str, Any]:
         full = all_gather_tensor(x, 0, world)
         one = torch.nn.functional.silu(torch.nn.functional.linear(full, gate))
         made = torch.nn.functional.linear(one * torch.nn.functional.linear(full, up), down)
-        return reduce_scatter_tensor(made, "sum", 0, world) + x
+        return reduce_scatter_tensor(made, "sum", 0, world) + x + also(full)
 
     torch._dynamo.reset()
     x = _given(4, 2, 64, dtype="bfloat16")
@@ -214,17 +218,29 @@ def products_by_hand() -> list[bool]:
     made = x @ weights[0]
     dist.all_reduce(made)
     mine = slice(dist.get_rank() * 3, (dist.get_rank() + 1) * 3)
-    return [*right, torch.allclose(matmul_reduce_scatter(x, weights[0]), made[mine], atol=1e-5)]
+    strided = x.T.contiguous().T
+    for each in (x, strided):
+        right.append(torch.allclose(matmul_reduce_scatter(each, weights[0]), made[mine], atol=1e-5))
+    return right
 
 
-def odd_rows() -> list[str]:
+def wrong_calls() -> list[str]:
+    """What is said of rows that ranks do not divide, and of operands that are no matrices."""
     from crossfuse.errors import WorkloadRefused
-    from crossfuse.torch import all_gather, matmul_reduce_scatter, reduce_scatter
+    from crossfuse.torch import (
+        all_gather,
+        all_gather_matmul,
+        matmul_reduce_scatter,
+        reduce_scatter,
+    )
 
     calls = (
         lambda: reduce_scatter(_given(5, 4)),
         lambda: matmul_reduce_scatter(_given(3, 4), _given(4, 4)),
         lambda: all_gather(_given()),
+        lambda: all_gather_matmul(_given(2, 3, 4), [_given(4, 4)]),
+        lambda: all_gather_matmul(_given(2, 4), []),
+        lambda: matmul_reduce_scatter(_given(2, 4), _given(5, 4)),
     )
     texts = []
     for call in calls:
@@ -299,6 +315,16 @@ def closed() -> list[Any]:
 if __name__ == "__main__":
     main(
         *(on_cpus, not_connected, connected, bfloat16, many, many_anyway, more_than_a_slab),
-        *(doubles, most, slices, in_parts, by_hand, others_by_hand, products_by_hand, odd_rows),
+        *(
+            doubles,
+            most,
+            slices,
+            in_parts,
+            rows_used_elsewhere,
+            by_hand,
+            others_by_hand,
+            products_by_hand,
+            wrong_calls,
+        ),
         *(gradients, one_rank, closed),
     )

@@ -87,13 +87,18 @@ def test_products_go_beside_their_collectives(found: dict[str, Any]) -> None:
     assert set(got["texts"]) == {"products in parts, one of each rank, beside copies between GPUs"}
 
 
+def test_rows_that_others_use_are_collected_in_one(found: dict[str, Any]) -> None:
+    got = found["rows_used_elsewhere"]
+    assert got["close"] and got["names"] == ["matmul_reduce_scatter", "all_gather"]
+
+
 def test_collectives_and_products_by_hand(found: dict[str, Any]) -> None:
     assert found["others_by_hand"] == [True] * 8
-    assert found["products_by_hand"] == [True] * 3
+    assert found["products_by_hand"] == [True] * 4
 
 
-def test_rows_that_ranks_do_not_divide(found: dict[str, Any]) -> None:
-    scattered, product, collected = found["odd_rows"]
+def test_wrong_calls_are_refused(found: dict[str, Any]) -> None:
+    scattered, product, collected, *others = found["wrong_calls"]
     assert scattered == (
         "torch-operator: crossfuse::reduce_scatter: found a reduce-scatter of 5 rows; limit: a "
         "multiple of 2, a slice for each rank. Instead: give the tensor other extents, or pad it "
@@ -101,6 +106,14 @@ def test_rows_that_ranks_do_not_divide(found: dict[str, Any]) -> None:
     )
     assert "found a reduce-scatter of 3 rows; limit: a multiple of 2" in product
     assert "found an all-gather of a scalar; limit: tensors of rows" in collected
+    three, none, depth = others
+    assert three == (
+        "torch-operator: crossfuse::all_gather_matmul: found a tensor of (2, 3, 4) and weights of "
+        "(4, 4); limit: [rows, depth], and [depth, columns] for each weight. Instead: flatten "
+        "leading axes with reshape, and pass weights as x @ w takes them."
+    )
+    assert "found a tensor of (2, 4) and no weights" in none
+    assert "found a tensor of (2, 4) and weights of (5, 4)" in depth
 
 
 def test_gradients_are_refused(found: dict[str, Any]) -> None:

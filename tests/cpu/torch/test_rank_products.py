@@ -1,0 +1,63 @@
+"""Products in parts: which rows go where, of any number of ranks, one behind another on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from crossfuse.torch import rank_products  # noqa: E402
+
+ROWS, DEPTH, COLUMNS = 4, 8, 6
+MOST = 1 << 10
+
+
+@pytest.fixture(autouse=True)
+def one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_products, "_beside", nullcontext)
+    monkeypatch.setattr(rank_products, "_join", lambda: None)
+
+
+def peers(ranks: int) -> Iterator[Any]:
+    """What each rank sees of slabs that all share; everybody has met."""
+    slabs = torch.full((ranks, MOST), float("nan"))
+    memory = SimpleNamespace(slabs=lambda _: slabs)
+    for rank in range(ranks):
+        yield SimpleNamespace(rank=rank, size=ranks, memory=memory, meet=lambda: None)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_rows_of_all_ranks_are_multiplied(ranks: int) -> None:
+    torch.manual_seed(0)
+    given, every = torch.randn(ranks, ROWS, DEPTH), [*peers(ranks)]
+    weights = [[torch.randn(DEPTH, COLUMNS), torch.randn(2, DEPTH).T] for _ in every]
+    for _ in range(2):  # what ranks copy in the first turn, all have in the second
+        found = [
+            rank_products._gathered(each, given[each.rank], weights[each.rank]) for each in every
+        ]
+    for made, own in zip(found, weights, strict=True):
+        for result, weight in zip(made, own, strict=True):
+            torch.testing.assert_close(result, given.flatten(0, 1) @ weight)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_each_rank_has_its_rows_of_the_sum(ranks: int) -> None:
+    torch.manual_seed(0)
+    given, every = torch.randn(ranks, ranks * ROWS, DEPTH), [*peers(ranks)]
+    weights = torch.randn(ranks, DEPTH, COLUMNS)
+    for _ in range(2):
+        found = [
+            rank_products._scattered(each, given[each.rank], weights[each.rank]) for each in every
+        ]
+    torch.testing.assert_close(torch.cat(found), (given @ weights).sum(0))
+
+
+def test_no_two_ranks_write_to_one_gpu_at_a_time() -> None:
+    orders = [rank_products._others(each) for each in peers(4)]
+    assert orders == [[1, 2, 3], [2, 3, 0], [3, 0, 1], [0, 1, 2]]
+    assert all(len(set(turn)) == 4 for turn in zip(*orders, strict=True))
