@@ -343,7 +343,7 @@ def _outcome(
     collective: Collective, node: fx.Node, options: Backend, place: torch.device
 ) -> ChainOutcome:
     """What is to become of a collective of a graph."""
-    why = left(collective, node, options, place)
+    why = why_left(collective, node, options, place)
     connection = connection_of(str(node.args[-1]))
     if why or connection is None:
         return ChainOutcome("main", (node.name,), "", "", None, None, why)
@@ -357,7 +357,7 @@ def _outcome(
     return ChainOutcome("main", (node.name,), collective.name, "peers", *times, text)
 
 
-def left(collective: Collective, node: fx.Node, options: Backend, place: torch.device) -> str:
+def why_left(collective: Collective, node: fx.Node, options: Backend, place: torch.device) -> str:
     """Why a collective of a graph is left to torch; empty if kernels take it."""
     group = str(node.args[-1])
     connection: Connection | None = connection_of(group)

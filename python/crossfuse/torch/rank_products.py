@@ -27,11 +27,11 @@ from crossfuse.torch.collectives import (
     ALL_GATHER,
     REDUCE_SCATTER,
     check_shape,
-    left,
     operator_of,
     ranks_of,
     run,
     waiting,
+    why_left,
 )
 from crossfuse.torch.kernels import check_gradients, define
 from crossfuse.torch.ranks import SLAB, Connection, PeerRanks, connection_of, dtype_of, group_name
@@ -221,7 +221,7 @@ def _fuse_gathered(
     graph: fx.Graph, node: fx.Node, options: Backend, place: torch.device
 ) -> list[ChainOutcome]:
     wait = waiting(node)
-    if wait is None or left(ALL_GATHER, node, options, place):
+    if wait is None or why_left(ALL_GATHER, node, options, place):
         return []
     given, _, group = node.args
     products = _behind(wait)
@@ -254,7 +254,7 @@ def _fuse_scattered(
     graph: fx.Graph, node: fx.Node, options: Backend, place: torch.device
 ) -> list[ChainOutcome]:
     wait = waiting(node)
-    if wait is None or left(REDUCE_SCATTER, node, options, place):
+    if wait is None or why_left(REDUCE_SCATTER, node, options, place):
         return []
     product, group = _without_view(node.args[0]), node.args[-1]
     if product.target is not _MM or len(product.users) > 1:
