@@ -198,8 +198,8 @@ def test_tensor_maps_are_of_the_stored_tensors() -> None:
     [
         (LARGE, {}, (False, False)),  # 16 x 16 clusters: each row and each column has many
         ("M=4096,N=256,K=128,dtype=bfloat16", {}, (True, False)),
-        ("M=128,N=2048,K=128,dtype=bfloat16", {}, (False, True)),
-        ("M=256,N=256,K=128,dtype=bfloat16", {}, (True, True)),  # a single cluster
+        ("M=128,N=2048,K=128,dtype=bfloat16", {"rows": 128}, (False, True)),
+        ("M=256,N=256,K=128,dtype=bfloat16", {"rows": 128}, (True, True)),  # a single cluster
     ],
 )
 def test_tiles_of_one_cluster_alone_are_streamed(
@@ -213,7 +213,7 @@ def test_tiles_of_one_cluster_alone_are_streamed(
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
 def test_rows_of_fp8_have_128_elements(dtype: str) -> None:
-    plan = planned(f"M=256,N=256,K=512,dtype={dtype},out=float16,weights=nk")
+    plan = planned(f"M=256,N=256,K=512,dtype={dtype},out=float16,weights=nk", rows=128)
     (phase,) = plan.phases
     assert phase.left.map == TensorMap("A_map", "A", (512, 256), (512,), (128, 128), 128, 256)
     assert phase.rights[0].map == TensorMap("B_map", "B", (512, 256), (512,), (128, 128), 128, 256)
@@ -229,7 +229,7 @@ def test_rows_of_fp8_have_128_elements(dtype: str) -> None:
         (LARGE, {"cluster": 4}, 30),
         (LARGE, {"cluster": 8}, 15),
         (LARGE, {"cluster": 16}, 7),
-        ("M=512,N=512,K=64,dtype=bfloat16", {}, 4),
+        ("M=512,N=512,K=64,dtype=bfloat16", {"rows": 128}, 4),
         ("M=64,N=64,K=64,dtype=bfloat16", {}, 1),
         ("M=8448,N=256,K=64,dtype=bfloat16", {"cluster": 1}, 66),
         ("M=8449,N=512,K=64,dtype=bfloat16", {"cluster": 1}, 132),
