@@ -128,7 +128,8 @@ def mutation_kernels() -> Mapping[str, Callable[[], Any]]:
     folder = str(HOME / "scripts")
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    found: Mapping[str, Callable[[], Any]] = import_module("mutation_kernels").KERNELS
+    kernels = import_module("mutation_kernels")
+    found: Mapping[str, Callable[[], Any]] = {**kernels.KERNELS, **kernels.OVER_RANKS}
     return found
 
 
