@@ -55,6 +55,10 @@ class Collective(ABC):
     def by_torch(self, given: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
         """What torch's functional operator starts."""
 
+    def slices(self, ranks: int) -> int:
+        """Slices of a rank's tensor, each of which is another rank's."""
+        return prod(self.given(ranks, ranks)[:-1])
+
     def unfit(self, shape: Sequence[int], ranks: int) -> str:
         """Why it cannot be done with a tensor, in words; empty if it can."""
         del shape, ranks

@@ -13,6 +13,7 @@ import torch
 from crossfuse.calls import Seconds, checked
 from crossfuse.files import scratch
 from crossfuse.hardware import Device
+from crossfuse.planner.cost.collectives import shares
 from crossfuse.runtime.peers import PeerGroup, PeerKernel, check_process_group
 from crossfuse.torch.kernels import define, kernels_of
 from crossfuse.workload.ranks import DTYPES
@@ -232,7 +233,13 @@ class Connection:
         size = prod(tensor.shape) * tensor.element_size()
         if not 0 < size <= SLAB:
             return f"{what} of {size} bytes; limit: {SLAB}"
-        return "" if tensor.is_contiguous() else f"{what} of a tensor that is not contiguous"
+        if not tensor.is_contiguous():
+            return f"{what} of a tensor that is not contiguous"
+        slices = 1 if collective is None else collective.slices(self.size)
+        elements = prod(tensor.shape) // slices
+        if not shares(max(1, elements), tensor.element_size()).pay:
+            return f"{what} of {elements} elements, which CTAs do not divide among whole warps"
+        return ""
 
     def check(self) -> None:
         """Wait for the GPU, and refuse to go on if a rank was later than the deadline.

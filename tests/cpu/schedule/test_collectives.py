@@ -85,8 +85,8 @@ def _is_right(sch: Any, given: np.ndarray, due: np.ndarray) -> None:
 
 
 def test_ctas_take_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("crossfuse.schedule.rules.ranks._MOST_CTAS", 4)
-    monkeypatch.setattr("crossfuse.schedule.rules.ranks._FEWEST_CTAS", 3)
+    monkeypatch.setattr("crossfuse.planner.cost.collectives._MOST_CTAS", 4)
+    monkeypatch.setattr("crossfuse.planner.cost.collectives._FEWEST_CTAS", 3)
     for ctas, kept in ((12, 4), (9, 3), (7, 7)):
         elements = 8 * 4 * ctas
         sch = schedule_all_gather(all_gather(elements=elements, ranks=2), threads=4)

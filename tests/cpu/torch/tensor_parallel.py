@@ -123,6 +123,10 @@ def doubles() -> dict[str, Any]:
     return _graph(_summed(), _given(16, dtype="float64"))
 
 
+def uneven() -> dict[str, Any]:
+    return _graph(_summed(), _given(10007, 4), always=True)
+
+
 def most() -> dict[str, Any]:
     return _graph(_summed("max"), _given(16))
 
@@ -317,6 +321,7 @@ if __name__ == "__main__":
         *(on_cpus, not_connected, connected, bfloat16, many, many_anyway, more_than_a_slab),
         *(
             doubles,
+            uneven,
             most,
             slices,
             in_parts,

@@ -58,6 +58,11 @@ def test_sum_behind_a_row_parallel_layer_becomes_a_kernel(found: dict[str, Any])
         ("many_anyway", "all_reduce", "a sum of 524288 bytes over 2 GPUs"),
         ("more_than_a_slab", "", "a sum of 67112960 bytes; limit: 67108864"),
         ("doubles", "", "a sum of float64; limit: float16, bfloat16, float32"),
+        (
+            "uneven",
+            "",
+            "a sum of 40028 elements, which CTAs do not divide among whole warps",
+        ),
         ("most", "", "the max over GPUs; limit: sums"),
     ],
 )

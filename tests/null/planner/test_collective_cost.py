@@ -13,6 +13,7 @@ from crossfuse.planner.cost.collectives import (
     gathered_in_parts,
     product,
     scattered_in_parts,
+    shares,
 )
 from crossfuse.planner.cost.rates import rates_of
 
@@ -53,3 +54,22 @@ def test_products_in_parts_pay_for_many_rows(rows: int, in_parts: bool) -> None:
     size, part, whole = rows * 8192, of(rows // 2, 4096, 14336), of(rows, 4096, 14336)
     apart = whole + min(REDUCE_SCATTER.kernels(size, 2), REDUCE_SCATTER.nccl(size))
     assert (scattered_in_parts(part, size, 2, rates) < apart) == in_parts
+
+
+@pytest.mark.parametrize(
+    ("elements", "item", "pay"),
+    [
+        (4096, 2, True),
+        (33, 4, True),
+        (4096 * 8192, 2, True),
+        (1001 * 4096, 2, True),
+        (50257, 2, False),  # 1733 CTAs of 29 threads
+        (8 * 10007, 2, False),  # a prime number of parts
+        (509, 2, True),
+    ],
+)
+def test_tensors_that_ctas_share(elements: int, item: int, pay: bool) -> None:
+    found = shares(elements, item)
+    assert found.vector * found.threads * found.steps * found.ctas == elements
+    assert found.vector * item <= 16 and found.threads <= 1024
+    assert found.pay == pay

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from crossfuse.planner.cost.estimate import eager
@@ -35,6 +36,58 @@ def _between(points: Sequence[tuple[int, float]], size: float) -> float:
     pairs = [*pairwise(points)]
     (low, begin), (high, end) = next((pair for pair in pairs if size <= pair[1][0]), pairs[-1])
     return begin + max(0, size - low) * (end - begin) / (high - low)
+
+
+# How the threads of a kernel share a tensor.
+
+#: Bytes that a thread loads at a time.
+_LOAD = 16
+#: Threads of a CTA, and parts of 16 bytes up to which they are taken, measured on two H200. Each of
+#: the CTAs is counted in the memory of all peers, by an atomic operation on a word: there are few,
+#: and multiprocessors are left to other kernels that wait for peers.
+_THREADS = ((256, 1 << 12), (512, 1 << 15))
+_MOST_THREADS = 1024
+#: CTAs at most, two of the most threads for each of 132 multiprocessors: each waits for all ranks
+#: and is counted in their memory. If extents allow no more than the fewest, there are as many as
+#: there are parts.
+_MOST_CTAS, _FEWEST_CTAS = 264, 64
+#: Threads of a CTA at least, and parts up to which fewer do.
+_WARP, _FEW_PARTS = 32, 1 << 12
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Equal parts of a tensor."""
+
+    #: Elements that a thread takes at a time.
+    vector: int
+    threads: int
+    #: What a CTA does one behind the other.
+    steps: int
+    ctas: int
+
+    @property
+    def pay(self) -> bool:
+        """Whether there are no more CTAs than are fast, of whole warps; what was measured is so."""
+        parts = self.ctas * self.steps * self.threads
+        return self.ctas <= 2 * _MOST_CTAS and (self.threads >= _WARP or parts <= _FEW_PARTS)
+
+
+@lru_cache(maxsize=1024)
+def shares(elements: int, item: int, threads: int | None = None) -> Shares:
+    """How a kernel divides elements of `item` bytes among CTAs of at most as many threads."""
+    vector = _divisor(elements, _LOAD // item)
+    parts = elements // vector
+    usual = next((each for each, most in _THREADS if parts <= most), _MOST_THREADS)
+    width = _divisor(parts, threads or usual)
+    turns = parts // width
+    kept = _divisor(turns, _MOST_CTAS)
+    ctas = kept if kept >= _FEWEST_CTAS else turns
+    return Shares(vector, width, turns // ctas, ctas)
+
+
+def _divisor(number: int, limit: int) -> int:
+    return max(each for each in range(1, max(1, min(number, limit)) + 1) if number % each == 0)
 
 
 _KIB, _MIB = 1 << 10, 1 << 20

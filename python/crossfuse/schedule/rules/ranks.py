@@ -8,6 +8,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.blocks.scheduled import function
 from crossfuse.calls import AnyFunction, AtLeastOne, ClusterSize, checked
+from crossfuse.planner.cost.collectives import shares
 from crossfuse.schedule.rules.threads import (
     Tiles,
     bind_threads,
@@ -113,18 +114,6 @@ def _add(sch: Any, product: Any, result: Any, columns: int) -> None:
 
 
 # The sum: each GPU shows its tensor, then adds those of all.
-
-#: Bytes that a thread loads at a time.
-_LOAD = 16
-#: Threads of a CTA, and parts of 16 bytes up to which they are taken, measured on two H200. Each of
-#: the CTAs is counted in the memory of all peers, by an atomic operation on a word: there are few,
-#: and multiprocessors are left to other kernels that wait for peers.
-_THREADS = ((256, 1 << 12), (512, 1 << 15))
-_MOST_THREADS = 1024
-#: CTAs at most, two of the most threads for each of 132 multiprocessors: each waits for all ranks
-#: and is counted in their memory. If extents allow no more than the fewest, there are as many as
-#: there are parts.
-_MOST_CTAS, _FEWEST_CTAS = 264, 64
 
 
 @checked
@@ -256,14 +245,11 @@ def _sum_over_ranks(func: Any, threads: int | None) -> Any:
 def _in_parts(sch: Any, blocks: Sequence[Any], threads: int | None) -> list[Any]:
     """Let threads take 16 bytes at a time of what blocks go through; their innermost loops."""
     given = function(sch, blocks[0]).params[0].ty
-    elements = int(given.shape[-1])
-    vector = largest_divisor(elements, _LOAD * 8 // int(ir.tvm.DataType(str(given.dtype)).bits))
-    parts = elements // vector
-    width = largest_divisor(parts, threads or _threads(parts))
-    factors = [None, _steps(parts // width), width, vector]
+    found = shares(int(given.shape[-1]), ir.item_bytes(str(given.dtype)), threads)
     steps = []
     for block in blocks:
         _, *slices, element = sch.get_loops(block)
+        factors = [None, found.steps, found.threads, found.vector]
         cta, step, thread, inner = sch.split(element, factors)
         sch.reorder(cta, thread, step, *slices, inner)
         sch.bind(cta, "blockIdx.x")
@@ -271,14 +257,3 @@ def _in_parts(sch: Any, blocks: Sequence[Any], threads: int | None) -> list[Any]
         sch.vectorize(inner)
         steps.append(step)
     return steps
-
-
-def _steps(ctas: int) -> int:
-    """What each CTA does one behind the other, so that there are not too many of them."""
-    kept = largest_divisor(ctas, _MOST_CTAS)
-    return ctas // kept if kept >= _FEWEST_CTAS else 1
-
-
-def _threads(parts: int) -> int:
-    """Threads of a CTA, for as many parts of 16 bytes."""
-    return next((each for each, most in _THREADS if parts <= most), _MOST_THREADS)
