@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from crossfuse.planner.cost.estimate import eager
 from crossfuse.planner.cost.rates import Rates
-from crossfuse.planner.kernels.shape import Shape
+from crossfuse.planner.kernels.shape import Shape, largest_divisor
 
 
 @dataclass(frozen=True)
@@ -76,18 +76,14 @@ class Shares:
 @lru_cache(maxsize=1024)
 def shares(elements: int, item: int, threads: int | None = None) -> Shares:
     """How a kernel divides elements of `item` bytes among CTAs of at most as many threads."""
-    vector = _divisor(elements, _LOAD // item)
+    vector = largest_divisor(elements, _LOAD // item)
     parts = elements // vector
     usual = next((each for each, most in _THREADS if parts <= most), _MOST_THREADS)
-    width = _divisor(parts, threads or usual)
+    width = largest_divisor(parts, threads or usual)
     turns = parts // width
-    kept = _divisor(turns, _MOST_CTAS)
+    kept = largest_divisor(turns, _MOST_CTAS)
     ctas = kept if kept >= _FEWEST_CTAS else turns
     return Shares(vector, width, turns // ctas, ctas)
-
-
-def _divisor(number: int, limit: int) -> int:
-    return max(each for each in range(1, max(1, min(number, limit)) + 1) if number % each == 0)
 
 
 _KIB, _MIB = 1 << 10, 1 << 20

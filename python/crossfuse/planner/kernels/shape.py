@@ -364,6 +364,17 @@ def has_equal_shares(extent: Count, size: Count, depth: Count) -> Flag:
     return (size - 1) * share < extent
 
 
+def largest_divisor(number: int, limit: int) -> int:
+    """Largest divisor of `number` that is at most `limit` (at least 1).
+
+    Examples
+    --------
+    >>> largest_divisor(688, 64)
+    43
+    """
+    return max(each for each in range(1, max(1, min(number, limit)) + 1) if number % each == 0)
+
+
 def divides_equally(extent: int, size: int, depth: int) -> bool:
     """`has_equal_shares` of one reduction."""
     return bool(has_equal_shares(extent, size, depth))

@@ -9,11 +9,11 @@ from crossfuse import _tvm as ir
 from crossfuse.blocks.scheduled import function
 from crossfuse.calls import AnyFunction, AtLeastOne, ClusterSize, checked
 from crossfuse.planner.cost.collectives import shares
+from crossfuse.planner.kernels.shape import largest_divisor
 from crossfuse.schedule.rules.threads import (
     Tiles,
     bind_threads,
     choose_split_tiles,
-    largest_divisor,
     multiply,
 )
 

@@ -14,6 +14,7 @@ from crossfuse.calls import AnyFunction, ClusterSize, checked
 from crossfuse.errors import Rule, ScheduleRefused, refuse
 from crossfuse.hardware import MAX_SHARED_BYTES
 from crossfuse.markers import MAX_CLUSTER
+from crossfuse.planner.kernels.shape import largest_divisor
 from crossfuse.schedule.rules.pipelined import stage_at
 
 _refused = Rule(ScheduleRefused, "tiles")
@@ -55,17 +56,6 @@ class Tiles:
     def width(self) -> int:
         """Columns that all threads compute at a time."""
         return self.threads_x * self.columns
-
-
-def largest_divisor(number: int, limit: int) -> int:
-    """Largest divisor of `number` that is at most `limit` (at least 1).
-
-    Examples
-    --------
-    >>> largest_divisor(688, 64)
-    43
-    """
-    return max(each for each in range(1, max(1, min(number, limit)) + 1) if number % each == 0)
 
 
 def staged_depth(extent: int, limit: int = 64) -> int:
