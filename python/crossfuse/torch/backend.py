@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -18,7 +19,11 @@ from crossfuse.hardware import Device, device, find_gpus, local_devices
 from crossfuse.measure.timer import Timer, timing
 from crossfuse.relax.outcome import ChainOutcome
 from crossfuse.runtime.dispatch_table import BINS
-from crossfuse.torch.collectives import fuse_collectives, without_collectives
+from crossfuse.torch.collectives import (
+    fuse_collectives,
+    has_collectives,
+    without_collectives,
+)
 from crossfuse.torch.graph_cache import Record, graph_key, recall, remember
 from crossfuse.torch.rank_products import fuse_products
 from crossfuse.torch.ranks import connected
@@ -215,7 +220,8 @@ class Backend:
     def fuse_over_ranks(self, module: fx.GraphModule) -> tuple[ChainOutcome, ...]:
         """Let kernels of ours do a graph's collectives, and products beside them, in place.
 
-        All ranks have to do so: even one that leaves the rest of a graph to torch.
+        What goes wrong is raised, and leaves the graph as it was. All ranks have to do so, even one
+        that leaves the rest of a graph to torch.
 
         Parameters
         ----------
@@ -227,8 +233,15 @@ class Backend:
         tuple[ChainOutcome, ...]
             What became of each.
         """
-        place = _place(module)
-        return (*fuse_products(module, self, place), *fuse_collectives(module, self, place))
+        if not has_collectives(module.graph):
+            return ()
+        place, kept = _place(module), deepcopy(module.graph)
+        try:
+            return (*fuse_products(module, self, place), *fuse_collectives(module, self, place))
+        except Exception:
+            module.graph = kept
+            module.recompile()
+            raise
 
     def _timer(
         self, target: Device, place: torch.device, stack: ExitStack

@@ -19,7 +19,7 @@ from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.planner.cost import collectives as cost
 from crossfuse.relax.outcome import ChainOutcome
 from crossfuse.torch.kernels import check_gradients, define
-from crossfuse.torch.ranks import Connection, connection_of, group_name
+from crossfuse.torch.ranks import Connection, connection_of, dtype_of, group_name
 from crossfuse.torch.rewrite import inserted
 
 if TYPE_CHECKING:
@@ -311,14 +311,17 @@ def fuse_collectives(
         connection, wait = connection_of(str(node.args[-1])), waiting(node)
         if outcome.name and connection is not None and wait is not None:
             value = node.args[0].meta["val"]
-            connection.ranks.prepare(
-                collective, prod(value.shape), str(value.dtype).removeprefix("torch.")
-            )
+            connection.ranks.prepare(collective, prod(value.shape), dtype_of(value))
             _replace(module.graph, collective, node, wait)
     if outcomes:
         module.graph.lint()
         module.recompile()
     return tuple(outcomes)
+
+
+def has_collectives(graph: fx.Graph) -> bool:
+    """Whether a graph has collectives of the kinds that kernels do."""
+    return any(operator_of(node) == e.functional for node in graph.nodes for e in COLLECTIVES)
 
 
 def operator_of(node: fx.Node) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from operator import getitem
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from torch import fx
 
 from crossfuse.calls import checked
 from crossfuse.errors import WorkloadRefused, refuse
+from crossfuse.hardware import Device
 from crossfuse.planner.cost.collectives import (
     gathered_in_parts,
     product,
@@ -187,7 +189,7 @@ def fake_scattered(given: torch.Tensor, weight: torch.Tensor, group: str) -> tor
 
 def _peers(connection: Connection | None, given: torch.Tensor, elements: int) -> PeerRanks | None:
     """GPUs that can move parts of so many elements in all; None if there are none."""
-    if connection is None or not connection.takes(given.contiguous()):
+    if connection is None or given.device != connection.place:
         return None
     ranks = connection.ranks
     return ranks if isinstance(ranks, PeerRanks) and _fits(given, elements) else None
@@ -195,7 +197,7 @@ def _peers(connection: Connection | None, given: torch.Tensor, elements: int) ->
 
 def _fits(given: torch.Tensor, elements: int) -> bool:
     """Whether a slab holds so many elements of a tensor's type, of which there are products."""
-    return elements * given.element_size() <= SLAB and dtype_of(given) != "float32"
+    return 0 < elements * given.element_size() <= SLAB and dtype_of(given) in _MOVED
 
 
 # In graphs.
@@ -235,9 +237,10 @@ def _fuse_gathered(
     times = gathered_times(flat, sum(e.meta["val"].shape[1] for e in weights), ranks)
     if not pays(times):
         return []
-    first = min(products, key=[*graph.nodes].index)
-    for each in weights:
-        if each.op == "call_function":
+    order = {each: number for number, each in enumerate(graph.nodes)}
+    first = min(products, key=order.__getitem__)
+    for each in dict.fromkeys(weights):
+        if order[each] > order[first]:
             first.prepend(each)
     with graph.inserting_before(first):
         operand = inserted(graph, RESHAPE, given, [rows, depth])
@@ -315,6 +318,8 @@ def _told(name: str, nodes: Sequence[fx.Node], times: Times) -> ChainOutcome:
 
 
 _MM = torch.ops.aten.mm.default
+#: Element types of products in parts: those whose estimates are known.
+_MOVED = ("float16", "bfloat16")
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default, RESHAPE)
 
 
@@ -336,7 +341,8 @@ def gathered_times(given: torch.Tensor, columns: int, ranks: int) -> Times:
     """Microseconds of products in parts, and of an all-gather in front of whole ones."""
     rows, depth = given.shape
     size = given.numel() * given.element_size()
-    part, whole = (_product(each, columns, depth, given) for each in (rows, ranks * rows))
+    of_part, of_whole = ((each, columns, depth) for each in (rows, ranks * rows))
+    part, whole = _product(of_part, given), _product(of_whole, given)
     collective = min(ALL_GATHER.times.kernels(size, ranks), ALL_GATHER.times.nccl(size))
     return gathered_in_parts(part, size, ranks), collective + whole
 
@@ -345,22 +351,32 @@ def scattered_times(given: torch.Tensor, columns: int, ranks: int) -> Times:
     """Microseconds of a product in parts, and of a whole one in front of a reduce-scatter."""
     rows, depth = given.shape
     size = rows * columns * given.element_size()
-    part, whole = (_product(each, columns, depth, given) for each in (rows // ranks, rows))
+    of_part, of_whole = ((each, columns, depth) for each in (rows // ranks, rows))
+    part, whole = _product(of_part, given), _product(of_whole, given)
     collective = min(REDUCE_SCATTER.times.kernels(size, ranks), REDUCE_SCATTER.times.nccl(size))
-    return scattered_in_parts(part, size, ranks, _rates(given)), collective + whole
+    return scattered_in_parts(part, size, ranks, _rates(given.device)), collective + whole
 
 
-def _product(rows: int, columns: int, depth: int, given: torch.Tensor) -> float:
+def _product(extents: tuple[int, int, int], given: torch.Tensor) -> float:
+    """Microseconds of a product of rows, columns and depth by torch."""
+    return _estimated(extents, given.element_size(), given.device)
+
+
+@lru_cache(maxsize=1024)
+def _estimated(extents: tuple[int, int, int], item: int, place: torch.device) -> float:
+    # Each call of an operator asks.
+    rows, columns, depth = extents
+    return product(rows, columns, depth, item, _rates(place), _device(place).sms)
+
+
+def _rates(place: torch.device) -> Rates:
+    return rates_of(_device(place))
+
+
+def _device(place: torch.device) -> Device:
     from crossfuse.torch.backend import Backend
 
-    sms = Backend().device_of(given.device).sms
-    return product(rows, columns, depth, given.element_size(), _rates(given), sms)
-
-
-def _rates(given: torch.Tensor) -> Rates:
-    from crossfuse.torch.backend import Backend
-
-    return rates_of(Backend().device_of(given.device))
+    return Backend().device_of(place)
 
 
 # Parts one behind the other.
@@ -432,13 +448,11 @@ def _scattered(peers: PeerRanks, given: torch.Tensor, weight: torch.Tensor) -> t
     place = slice(peers.rank * size, (peers.rank + 1) * size)
     left = given.view(peers.size, rows, given.shape[1])
     parts = [given.new_empty((rows, columns)) for _ in others]
-    with _beside():
-        # All have read what their slabs held. Behind a product it would find no multiprocessor free
-        # while the next one runs, and copies would wait with it.
-        peers.meet()
-    for each, part in zip(others, parts, strict=True):
+    for number, (each, part) in enumerate(zip(others, parts, strict=True)):
         torch.mm(left[each], weight, out=part)
         with _beside():
+            if not number:
+                peers.meet()  # all have read what their slabs held
             slabs[each, place].copy_(part.view(-1))
     with _beside():
         peers.meet()

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from crossfuse.torch import rank_products  # noqa: E402
+from crossfuse.torch.ranks import Connection, PeerRanks  # noqa: E402
 
 ROWS, DEPTH, COLUMNS = 4, 8, 6
 MOST = 1 << 10
@@ -55,6 +56,28 @@ def test_each_rank_has_its_rows_of_the_sum(ranks: int) -> None:
             rank_products._scattered(each, given[each.rank], weights[each.rank]) for each in every
         ]
     torch.testing.assert_close(torch.cat(found), (given @ weights).sum(0))
+
+
+@pytest.mark.parametrize(
+    ("elements", "dtype", "moves"),
+    [
+        (8192 * 4096, torch.bfloat16, True),
+        (8193 * 4096, torch.bfloat16, False),
+        (8, torch.float32, False),
+        (0, torch.bfloat16, False),
+    ],
+)
+def test_what_moves_has_to_fit_and_not_what_is_multiplied(
+    elements: int, dtype: torch.dtype, moves: bool
+) -> None:
+    """The left operand of a product in front of a reduce-scatter is longer than a slab."""
+    place, ranks = torch.device("meta"), PeerRanks.__new__(PeerRanks)
+    connection = Connection("0", 2, place, ranks)
+    given = torch.empty(8192, 14336, dtype=dtype, device=place)
+    found = rank_products._peers(connection, given, elements)
+    assert (found is ranks) == moves
+    assert rank_products._peers(connection, torch.empty(8, 8), 64) is None  # elsewhere
+    assert rank_products._peers(None, given, elements) is None
 
 
 def test_no_two_ranks_write_to_one_gpu_at_a_time() -> None:

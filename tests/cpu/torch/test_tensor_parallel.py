@@ -85,6 +85,12 @@ def test_slices_and_collections_become_kernels(found: dict[str, Any]) -> None:
     ]
 
 
+def test_errors_leave_a_graph_as_it_was(found: dict[str, Any]) -> None:
+    got = found["broken"]
+    assert got["equal"] and got["names"] == []
+    assert got["reason"] == "ZeroDivisionError: planted"
+
+
 def test_products_go_beside_their_collectives(found: dict[str, Any]) -> None:
     got = found["in_parts"]
     assert got["close"]
