@@ -15,7 +15,7 @@ from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.rows_first import RowsFirst, rows_first
 from crossfuse.cascade.rewrite.tiles import CascadeTiles
 from crossfuse.errors import RefusedError
-from crossfuse.hardware import device
+from crossfuse.hardware import Device, device
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage, starting_early
 from crossfuse.schedule.planned import schedule_cascade_of
@@ -262,16 +262,23 @@ KERNELS: dict[str, Callable[[], Kernel]] = {
 }
 
 
-def _over_ranks(schedule: Any, *shape: int) -> Kernel:
+def _over_ranks(schedule: Any, *shape: int, sms: int = 132) -> Kernel:
     """A collective whose kernels start early, for tensors of this shape, ranks first."""
     given = np.random.default_rng(0).uniform(-1, 1, shape).astype(ml_dtypes.bfloat16)
-    return lower(starting_early(schedule.mod["main"])).image, {"A": given}
+    gpu = Device("some GPU", sms=sms)
+    return lower(starting_early(schedule.mod["main"]), gpu).image, {"A": given}
 
 
 #: Kernels that several GPUs run together.
 OVER_RANKS: dict[str, Callable[[], Kernel]] = {
     "all-reduce": lambda: _over_ranks(
         schedule_all_reduce(all_reduce(elements=512, ranks=2)), 2, 512
+    ),
+    "all-reduce, two kernels": lambda: _over_ranks(
+        schedule_all_reduce(all_reduce(elements=512, ranks=2), threads=32), 2, 512, sms=1
+    ),
+    "all-gather, two kernels": lambda: _over_ranks(
+        schedule_all_gather(all_gather(elements=512, ranks=2), threads=32), 2, 512, sms=1
     ),
     "all-gather": lambda: _over_ranks(
         schedule_all_gather(all_gather(elements=512, ranks=2)), 2, 512

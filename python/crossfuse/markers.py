@@ -113,6 +113,9 @@ NAIVE_TAGS = tuple(f"clusterCtaIdx.{axis}" for axis in AXES)
 MAX_CLUSTER = 16
 #: GPUs that share NVLink in one host, of an HGX H100 board.
 MAX_RANKS = 8
+#: CTAs at most of a kernel that waits for its peers in its middle, and no more than there are
+#: multiprocessors: all of them have to run at the same time. Each has its own part of a slab.
+MOST_EXCHANGING = 128
 DSM_DTYPES = (
     "float16",
     "bfloat16",

@@ -33,7 +33,8 @@ _WEAKER: tuple[tuple[str, str, str], ...] = (
     ("a release to the CTA", r"red\.release\.gpu", r"red.release.cta"),
     ("a release to the cluster", r"red\.release\.gpu", r"red.release.cluster"),
     ("a relaxed acquire", r"ld\.acquire\.", r"ld.relaxed."),
-    ("a release to the GPU", r"red\.release\.sys", r"red.release.gpu"),
+    ("a relaxed release", r"st\.release\.sys", r"st.relaxed.sys"),
+    ("a release to the GPU", r"(red|st)\.release\.sys", r"\1.release.gpu"),
     ("an acquire from the GPU", r"ld\.acquire\.sys", r"ld.acquire.gpu"),
     ("no __syncthreads", r"__syncthreads\(\);", ""),
     ("an acquire from the CTA", r"ld\.acquire\.gpu", r"ld.acquire.cta"),
@@ -78,6 +79,9 @@ ARGUMENTS: tuple[tuple[str, int, str, str, str], ...] = (
     ("ptx_bar_", 0, "{} + (threadIdx.x >> 5 & 1) * 7", "count", "another barrier, for odd warps"),
     ("crossfuse_await_ranks", 2, "{} - 1", "count", "a rank less is awaited"),
     ("crossfuse_arrive_at_ranks", 2, "{} - 1", "count", "a rank less is told"),
+    ("crossfuse_exchange_with_ranks", 2, "{} - 1", "count", "a rank less is told and awaited"),
+    ("crossfuse_exchange_with_ranks", 4, "{} + 1", "count", "a turn more is told and awaited"),
+    ("crossfuse_exchange_with_ranks", 4, "{} - 1", "count", "a turn less is told and awaited"),
     ("_ranks", 1, "0", "place", "as rank 0"),
     ("crossfuse_await_flags", 2, "{} - 1", "count", "a flag less is awaited"),
     ("crossfuse_await_flags", 4, "{} - 1", "count", "a count less is awaited"),
@@ -115,7 +119,8 @@ static const int crossfuse_mutant = getenv("{VARIABLE}") ? atoi(getenv("{VARIABL
 _CALLS = re.compile(
     r"^\s*(?:(?P<target>[\w\[\]]+) = )?(?P<name>(?:tvm_builtin_(?:cuda|ptx)_"
     r"(?:mbarrier|fence|bar|barrier|wgmma_(?:fence|commit|wait)|cp_async_bulk_(?:wait|commit)|cta_sync|warp_sync|"
-    r"griddepcontrol_wait)\w*)|crossfuse_(?:raise_flag|fence_copies|await\w*|arrive\w*|watch|cluster_sync)|"
+    r"griddepcontrol_wait)\w*)|crossfuse_(?:raise_flag|fence_copies|await\w*|arrive\w*|exchange_with\w*|turn_of\w*|watch|"
+    r"cluster_sync)|"
     r"__syncthreads|__syncwarp)\((?P<arguments>.*)\);\s*$"
 )
 #: What runs beside the threads, or what others see: what a call that synchronises is moved past.

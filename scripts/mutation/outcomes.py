@@ -23,8 +23,8 @@ UNNAMED = frozenset(
     ("unwritten-output", "order-dependent", "timeout", "crash", "barrier-statement", "stopped")
 )
 _LIMIT = 8
-#: Calls of kernels over several GPUs: a barrier of ranks stands between two of them, too.
-_CALLS = 2
+#: Calls of kernels over several GPUs: memory of one is used again by the second one behind it.
+_CALLS = 4
 
 
 @dataclass(frozen=True)

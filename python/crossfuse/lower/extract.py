@@ -366,8 +366,9 @@ def lower(
     if early and not starts_early(function):
         function = starting_early(function)
     across = spans_ranks(function)
-    mine = of_one_rank(function) if across else function
-    lowered = _lowered(mine, device(target), name, timeline)
+    spec = device(target)
+    mine = of_one_rank(function, spec.sms) if across else function
+    lowered = _lowered(mine, spec, name, timeline)
     if across:
         lowered = replace(lowered, image=with_windows(lowered.image, mine))
     if shapes := unpadded_shapes(function):

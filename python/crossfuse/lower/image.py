@@ -20,8 +20,9 @@ Dim3 = tuple[Extent, Extent, Extent]
 #: Name of the parameter, a 32-bit integer, that tells a kernel how many rows there are.
 ROW_COUNT = "crossfuse_rows"
 #: Parameters of a kernel that runs on several GPUs: its rank, and the counts by which GPUs wait for
-#: each other.
-RANK, ARRIVALS = "crossfuse_rank", "crossfuse_arrivals"
+#: each other, between kernels or, of turns, inside of one.
+RANK, ARRIVALS, TURNS = "crossfuse_rank", "crossfuse_arrivals", "crossfuse_turns"
+COUNTS = (ARRIVALS, TURNS)
 #: Bytes that a slab of a window is a multiple of: the unit in which CUDA maps memory of H100s
 #: (cuMemGetAllocationGranularity).
 WINDOW_UNIT = 2 << 20

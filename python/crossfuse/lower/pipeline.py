@@ -18,7 +18,8 @@ from crossfuse.lower.hidden import distrust_equal_indices, flatten_buffers, keep
 from crossfuse.lower.kernel import ask_ahead, parts_of, read_kernel, root_of, side_by_side
 from crossfuse.lower.lower_cluster import bound_registers, launch_clusters, lower_cluster
 from crossfuse.lower.lower_merges import lower_merges
-from crossfuse.lower.ranks import check_one_gpu, meet_ranks
+from crossfuse.lower.rank_barriers import meet_ranks
+from crossfuse.lower.ranks import check_one_gpu
 from crossfuse.lower.slabs import is_barrier, is_sync, lower_dsm_access, storage_rewrite_elsewhere
 from crossfuse.lower.tree import is_call
 from crossfuse.lower.verify.stores import check_global_memory, check_private_buffers

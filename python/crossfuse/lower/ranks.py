@@ -9,23 +9,24 @@ from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.files import packaged_text
 from crossfuse.lower.image import (
     ARRIVALS,
     RANK,
+    TURNS,
     WINDOW_UNIT,
     BufferSpec,
     KernelImage,
-    Launch,
     kernel_heads,
     promising,
 )
 from crossfuse.lower.kernel import root_of
+from crossfuse.lower.rank_barriers import EXCHANGES, MEETS, counts_of
 from crossfuse.lower.refusal import Rule
 from crossfuse.lower.slabs import unused
-from crossfuse.lower.tree import Access, accesses, analyzer, sites
+from crossfuse.lower.tree import Access, accesses, analyzer, coordinate_loop, sites
 from crossfuse.markers import (
     MAX_RANKS,
+    MOST_EXCHANGING,
     PEER_SCOPE,
     is_rank_bound,
     is_tile_program,
@@ -49,6 +50,8 @@ class Ranks:
     own: dict[Any, int]
     #: Buffers of which each GPU holds a slab that all may read.
     peers: tuple[Any, ...]
+    #: CTAs that exchange what is in slabs, see `_exchanging`; 0 where kernels wait for all others.
+    exchanging: int = 0
 
 
 @dataclass
@@ -63,8 +66,11 @@ class _Uses:
     stored: Access | None = None
 
 
-def read_ranks(func: Any) -> Ranks:
-    """Whose each buffer of a function over ranks is; refused if one GPU cannot know."""
+def read_ranks(func: Any, sms: int = MOST_EXCHANGING) -> Ranks:
+    """Whose each buffer of a function over ranks is; refused if one GPU cannot know.
+
+    `sms` is how many multiprocessors each GPU has.
+    """
     count = _count(func)
     uses: dict[Any, _Uses] = {}
     for access in accesses(func.body):
@@ -77,7 +83,7 @@ def read_ranks(func: Any) -> Ranks:
             _check_owner(func, buffer, each, count)
     _check_nests(func, peers, count)
     own = {e: found.own for e, found in uses.items() if found.own is not None and e not in peers}
-    return Ranks(count, own, tuple(peers))
+    return Ranks(count, own, tuple(peers), _exchanging(func, peers, min(sms, MOST_EXCHANGING)))
 
 
 def _count(func: Any) -> int:
@@ -246,12 +252,57 @@ def _check_nests(func: Any, peers: Sequence[Any], count: int) -> None:
                 )
 
 
+# Nests that become one kernel.
+
+_CTA = "blockIdx.x"
+
+
+def _exchanging(func: Any, peers: Sequence[Any], most: int) -> int:
+    """CTAs of the two nests of a function of which each reads what those of its number filled.
+
+    In slabs the CTA is the dimension behind the rank. 0 for all other functions, and for more CTAs
+    than run at the same time.
+    """
+    nests = ir.sequence(root_of(func).block.body)
+    if len(nests) != _FILL_AND_READ:
+        return 0
+    first, second = ([each for each in accesses(e) if each.buffer in peers] for e in nests)
+    in_turn = all(each.write for each in first) and not any(each.write for each in second)
+    launches = [_launch(nest) for nest in nests]
+    ctas = dict(launches[0]).get(_CTA, 0)
+    same = launches[0] == launches[1] and len(dict(launches[0])) == len(launches[0])
+    plain = all(tag == _CTA or tag.startswith("threadIdx") for tag, _ in launches[0])
+    fits = 0 < ctas <= most
+    alone = in_turn and same and plain and fits
+    return ctas if alone and all(_is_of_its_cta(each) for each in (*first, *second)) else 0
+
+
+_FILL_AND_READ = 2
+
+
+def _launch(nest: Any) -> frozenset[tuple[str, int]]:
+    """Tags and extents of the loops of a nest that are bound to CTAs and threads."""
+    bound = [each for each in ir.nodes(nest, ir.For) if each.thread_binding is not None]
+    return frozenset((str(e.thread_binding.thread_tag), ir.constant(e.extent) or 0) for e in bound)
+
+
+def _is_of_its_cta(access: Access) -> bool:
+    """Whether an access to slabs is to what the CTAs of one number have in them."""
+    loop = coordinate_loop(access.loops, _CTA)
+    if loop is None or len(access.buffer.ty.shape) <= _CTAS:
+        return False
+    same_extent = ir.constant(access.buffer.ty.shape[_CTAS]) == ir.constant(loop.extent)
+    place = _indices(access)[_CTAS]
+    return same_extent and analyzer(access.loops).can_prove_equal(place, loop.loop_var)
+
+
+#: Dimension of exchanged slabs that is the CTA.
+_CTAS = 1
+
 # What one GPU runs.
 
 #: TVM's annotation of a block: for a written buffer and an axis, what its stride is a multiple of.
 _ALIGN = "buffer_dim_align"
-#: Attribute of a function: its kernels wait for other ranks; the value is the number of ranks.
-_MEETS = "crossfuse.meets_ranks"
 #: Attribute of a function: bytes that a slab has at least.
 _SLAB = "crossfuse.slab_bytes"
 
@@ -276,6 +327,21 @@ def window_row(elements: int, dtype: str, least: int = 0) -> int:
     return -(-max(elements * size, least) // WINDOW_UNIT) * WINDOW_UNIT // size
 
 
+def exchanged_row(elements: int, dtype: str, least: int = 0) -> int:
+    """Elements between what two CTAs have in a slab: each has two places for so many elements.
+
+    The more CTAs a slab of at least `least` bytes may have, the less each has, whatever their
+    number is: the CTAs of one number use the same places in all functions that share memory.
+    """
+    size = ir.item_bytes(dtype)
+    place = -(-elements * size // _LINE) * _LINE
+    return max(2 * place, least // MOST_EXCHANGING // _LINE * _LINE) // size
+
+
+#: Bytes of a line of L2, in which places of CTAs begin.
+_LINE = 128
+
+
 def with_slabs(func: Any, size: int) -> Any:
     """The same function, whose buffers in peers' memory have slabs of `size` bytes or more.
 
@@ -284,15 +350,16 @@ def with_slabs(func: Any, size: int) -> Any:
     return func.with_attr(_SLAB, size)
 
 
-def of_one_rank(func: Any) -> Any:
+def of_one_rank(func: Any, sms: int = MOST_EXCHANGING) -> Any:
     """The function that the GPU of one rank runs.
 
     Loops over ranks are gone; own buffers are slices; windows of peers' buffers, the rank and the
     counts of arrivals are parameters behind the others. `meet_ranks` adds the barriers.
     """
     _check_plain(func)
-    ranks = read_ranks(func)
-    return _OneRank(func, ranks).run().with_attr(_MEETS, ranks.count)
+    ranks = read_ranks(func, sms)
+    meets = EXCHANGES if ranks.exchanging else MEETS
+    return _OneRank(func, ranks).run().with_attr(meets, ranks.count)
 
 
 def _check_plain(func: Any) -> None:
@@ -316,8 +383,9 @@ class _OneRank:
 
     def __post_init__(self) -> None:
         self.rank = ir.tirx.decl_buffer([1], "int32", RANK)
-        row = window_row(self.ranks.count + 2, "int32")
-        self.arrivals = ir.tirx.decl_buffer([self.ranks.count, row], "int32", ARRIVALS)
+        name = TURNS if self.ranks.exchanging else ARRIVALS
+        row = window_row(1, "int32")  # has room for all counts
+        self.counts = ir.tirx.decl_buffer([self.ranks.count, row], "int32", name)
         for buffer, axis in self.ranks.own.items():
             shape = _without(buffer.ty.shape, axis) or [1]
             self.slices[buffer] = ir.tirx.decl_buffer(
@@ -328,12 +396,20 @@ class _OneRank:
         for buffer in self.ranks.peers:
             name = unused(re.sub(r"\W", "_", str(buffer.name)), taken)
             taken.add(name)
-            count, *rest = (int(each) for each in buffer.ty.shape)
-            row = window_row(prod(rest), str(buffer.ty.dtype), least)
-            strides = [row, *(prod(rest[axis + 1 :]) for axis in range(len(rest)))]
+            shape = [int(each) for each in buffer.ty.shape]
+            strides = self._strides(shape, str(buffer.ty.dtype), least)
             self.windows[buffer] = ir.tirx.decl_buffer(
-                [count, *rest], buffer.ty.dtype, name, strides=strides, layout=None
+                shape, buffer.ty.dtype, name, strides=strides, layout=None
             )
+
+    def _strides(self, shape: Sequence[int], dtype: str, least: int) -> list[int]:
+        """Strides of a window, in elements: rows of ranks, and in exchanged ones of CTAs, apart."""
+        strides = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
+        held = strides[0]
+        if self.ranks.exchanging:
+            strides[_CTAS] = exchanged_row(strides[_CTAS], dtype, least)
+            held = shape[_CTAS] * strides[_CTAS]
+        return [window_row(held, dtype, least), *strides[1:]]
 
     def run(self) -> Any:
         body = ir.mutate(
@@ -344,7 +420,7 @@ class _OneRank:
             (ir.SBlock, self._block),
         )
         params = [self.slices.get(each, each) for each in self.func.params]
-        params += [self.rank, self.arrivals, *self.windows.values()]
+        params += [self.rank, self.counts, *self.windows.values()]
         return ir.PrimFunc(params, body, self.func.ret_type, self.func.attrs)
 
     def _loop(self, loop: Any, mutator: Any) -> Any:
@@ -411,61 +487,7 @@ def _without(items: Any, axis: int) -> list[Any]:
     return [each for place, each in enumerate(items) if place != axis]
 
 
-# Barriers of ranks.
-
-
-def meet_ranks() -> Any:
-    """Pass: kernels that touch peers' memory wait for all ranks first, and arrive in the end.
-
-    Between any two such kernels, of one call or of two, stands a barrier of all ranks: what one
-    rank writes others read afterwards, and it is not written again before they have. It runs where
-    kernels have their threads and buffers their shapes.
-    """
-
-    def transform(func: Any) -> Any:
-        count = (func.attrs or {}).get(_MEETS)
-        if count is None:
-            return func
-        return ir.with_body(func, ir.mutate(func.body, (ir.AttrStmt, _Meeting(func, int(count)))))
-
-    return ir.prim_func_pass("MeetRanks", transform)
-
-
-class _Meeting:
-    """Adds the barriers to the kernels of a function of one rank."""
-
-    def __init__(self, func: Any, count: int) -> None:
-        names = [str(each.name) for each in func.params]
-        place = names.index(ARRIVALS)
-        self.rank, self.arrivals = func.params[place - 1 : place + 1]
-        self.windows = func.params[place + 1 :]
-        self.count = count
-
-    def __call__(self, node: Any, mutator: Any) -> Any:
-        if node.attr_key != "thread_extent":
-            return mutator.default_mutate(node)
-        touches = any(ir.mentions(node, each) for each in self.windows)
-        return self._met(node) if touches else node
-
-    def _met(self, node: Any) -> Any:
-        """The kernel with its barriers, inside of all that says how it is launched."""
-        if isinstance(node, ir.AttrStmt) and node.attr_key == "thread_extent":
-            return ir.AttrStmt(node.node, node.attr_key, node.value, self._met(node.body))
-        await_, arrive = map(self._call, ("crossfuse_await_ranks", "crossfuse_arrive_at_ranks"))
-        return ir.SeqStmt([await_, *ir.sequence(node), arrive])
-
-    def _call(self, name: str) -> Any:
-        zero = ir.tirx.IntImm("int32", 0)
-        return ir.Evaluate(
-            ir.cuda_func_call(
-                name,
-                ir.tirx.address_of(ir.tirx.BufferLoad(self.arrivals, [zero, zero])),
-                ir.tirx.BufferLoad(self.rank, [zero]),
-                ir.tirx.IntImm("int32", self.count),
-                ir.tirx.IntImm("int64", int(self.arrivals.ty.shape[1])),
-                source_code=packaged_text("crossfuse.lower", "device/ranks.cuh"),
-            )
-        )
+# Its image.
 
 
 def with_windows(image: KernelImage, mine: Any) -> KernelImage:
@@ -476,13 +498,13 @@ def with_windows(image: KernelImage, mine: Any) -> KernelImage:
     where it sees no store that may be to them, and does not count what barriers let others do.
     """
     names = [each.name for each in image.buffers]
-    first = names.index(ARRIVALS)
+    first = counts_of(names)
     pairs = zip(image.buffers[first:], mine.params[first:], strict=True)
     windows = [_window(spec, parameter) for spec, parameter in pairs]
     inputs = [each.name for each in image.buffers[:first] if not each.output]
 
     def plain(head: str) -> str:
-        return head if ARRIVALS not in head else promising(head, inputs.__contains__)
+        return head if names[first] not in head else promising(head, inputs.__contains__)
 
     text = kernel_heads(image.cuda, plain)
     return replace(image, cuda=text, buffers=(*image.buffers[:first], *windows))
@@ -492,33 +514,3 @@ def _window(buffer: BufferSpec, parameter: Any) -> BufferSpec:
     """A buffer of slabs with all that lies between them."""
     row = int(parameter.ty.strides[0]) if parameter.ty.strides else prod(buffer.shape[1:])
     return replace(buffer, shape=(buffer.shape[0], row), output=True, ranks=buffer.shape[0])
-
-
-#: Threads of a kernel that does nothing but meet the other ranks: one for each of them.
-_MEETING = 32
-
-
-def meeting(ranks: int, slab: int) -> KernelImage:
-    """A kernel of one CTA that ends when all ranks have done what comes before theirs.
-
-    `slab` is the size in bytes of the buffer in peers' memory that copies between two of its calls
-    are to; the kernel does not touch it.
-    """
-    row, name = window_row(ranks + 2, "int32"), "meet_ranks"
-    windows = tuple(
-        BufferSpec(each, (ranks, window_row(0, dtype, size)), dtype, output=True, ranks=ranks)
-        for each, dtype, size in ((ARRIVALS, "int32", WINDOW_UNIT), ("slabs", "float32", slab))
-    )
-    text = (
-        f"{packaged_text('crossfuse.lower', 'device/ranks.cuh')}\n"
-        f'extern "C" __global__ void __launch_bounds__({_MEETING}) {name}_kernel('
-        "int* arrivals, const int* rank) {\n"
-        f"  crossfuse_arrive_at_ranks(arrivals, rank[0], {ranks}, {row});\n"
-        "  __syncthreads();  // the own arrival is counted, which says for how many to wait\n"
-        f"  crossfuse_await_ranks(arrivals, rank[0], {ranks}, {row});\n"
-        "}\n"
-    )
-    one = (1, 1, 1)
-    launch = Launch(f"{name}_kernel", one, (_MEETING, 1, 1), one, 0, (ARRIVALS, RANK))
-    own = BufferSpec(RANK, (1,), "int32", output=False)
-    return KernelImage(name, text, (own, *windows), (launch,))

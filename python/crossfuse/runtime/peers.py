@@ -264,6 +264,8 @@ class PeerMemory:
         counts = _whole_units(4 * (members.count + 2))
         #: Bytes of a rank's row in each window, that of the counts first.
         self.row_bytes = (counts, *(_whole_units(each) for each in slabs))
+        #: Name of the counts of all kernels.
+        self._counted = ""
         self._windows: list[Window] = []
         self._lent: list[Any] = []
         try:
@@ -302,18 +304,19 @@ class PeerMemory:
         return self._members.local
 
     def join(self, kernel: LoadedKernel) -> PeerKernel:
-        """Give this memory to a kernel of as many ranks, whose slabs fit."""
+        """Give this memory to a kernel of as many ranks, whose slabs fit.
+
+        All of its kernels wait for other ranks in the same way, between kernels or inside of one.
+        """
         check_size(kernel, self._members.count)
-        wanted = tuple(_row_bytes(each) for each in kernel.buffers if each.ranks)
+        windows = [each for each in kernel.buffers if each.ranks]
+        wanted = tuple(map(_row_bytes, windows))
         if wanted != self.row_bytes:
-            raise refuse(
-                ArtefactRefused,
-                "peer-memory",
-                kernel.name,
-                found=f"rows of {', '.join(map(str, wanted))} bytes",
-                limit=f"{', '.join(map(str, self.row_bytes))}, as this memory has",
-                instead="call PeerGroup.join, which makes memory of its own for a kernel",
-            )
+            raise _unfit(kernel, _rows(wanted), f"{_rows(self.row_bytes)}, as this memory has")
+        counts = windows[0].name
+        self._counted = self._counted or counts
+        if counts != self._counted:
+            raise _unfit(kernel, f"counts '{counts}'", f"'{self._counted}', as its kernels have")
         return PeerKernel(kernel, self)
 
     def slabs(self, dtype: str) -> Any:
@@ -362,6 +365,21 @@ class PeerMemory:
         self.synchronize()
         while self._windows:
             self._windows.pop().close()
+
+
+def _unfit(kernel: LoadedKernel, found: str, limit: str) -> RefusedError:
+    return refuse(
+        ArtefactRefused,
+        "peer-memory",
+        kernel.name,
+        found=found,
+        limit=limit,
+        instead="call PeerGroup.join, which makes memory of its own for a kernel",
+    )
+
+
+def _rows(sizes: Sequence[int]) -> str:
+    return f"rows of {', '.join(map(str, sizes))} bytes"
 
 
 def _whole_units(size: int) -> int:

@@ -16,6 +16,7 @@ from torch import fx
 
 from crossfuse.calls import checked
 from crossfuse.errors import WorkloadRefused, refuse
+from crossfuse.hardware import Device
 from crossfuse.planner.cost import collectives as cost
 from crossfuse.relax.outcome import ChainOutcome
 from crossfuse.torch.kernels import check_gradients, define
@@ -64,14 +65,14 @@ class Collective(ABC):
         del shape, ranks
         return ""
 
-    def scheduled(self, elements: int, ranks: int, dtype: str) -> Any:
+    def scheduled(self, elements: int, ranks: int, dtype: str, target: Device) -> Any:
         """The scheduled function for tensors of as many elements."""
         from crossfuse import workload
         from crossfuse.schedule.rules import ranks as rules
 
         *_, each = self.given(elements, ranks)
         func = getattr(workload, self.name)(elements=each, ranks=ranks, dtype=dtype)
-        return getattr(rules, f"schedule_{self.name}")(func).mod["main"]
+        return getattr(rules, f"schedule_{self.name}")(func, target=target).mod["main"]
 
 
 class _AllReduce(Collective):

@@ -36,7 +36,14 @@ from crossfuse.torch.collectives import (
     why_left,
 )
 from crossfuse.torch.kernels import check_gradients, define
-from crossfuse.torch.ranks import SLAB, Connection, PeerRanks, connection_of, dtype_of, group_name
+from crossfuse.torch.ranks import (
+    LARGEST,
+    Connection,
+    PeerRanks,
+    connection_of,
+    dtype_of,
+    group_name,
+)
 from crossfuse.torch.rewrite import RESHAPE, inserted
 
 if TYPE_CHECKING:
@@ -197,7 +204,7 @@ def _peers(connection: Connection | None, given: torch.Tensor, elements: int) ->
 
 def _fits(given: torch.Tensor, elements: int) -> bool:
     """Whether a slab holds so many elements of a tensor's type, of which there are products."""
-    return 0 < elements * given.element_size() <= SLAB and dtype_of(given) in _MOVED
+    return 0 < elements * given.element_size() <= LARGEST and dtype_of(given) in _MOVED
 
 
 # In graphs.
@@ -318,6 +325,7 @@ def _told(name: str, nodes: Sequence[fx.Node], times: Times) -> ChainOutcome:
 
 
 _MM = torch.ops.aten.mm.default
+_TWO = 2
 #: Element types of products in parts: those whose estimates are known.
 _MOVED = ("float16", "bfloat16")
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default, RESHAPE)
@@ -459,4 +467,5 @@ def _scattered(peers: PeerRanks, given: torch.Tensor, weight: torch.Tensor) -> t
     torch.mm(left[peers.rank], weight, out=slabs[peers.rank, place].view(rows, columns))
     _join()
     received = slabs[peers.rank, : peers.size * size].view(peers.size, rows, columns)
-    return torch.sum(received, 0)
+    # Of two, the same bits in half of the time.
+    return torch.add(*received) if peers.size == _TWO else torch.sum(received, 0)

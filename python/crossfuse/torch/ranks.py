@@ -13,6 +13,7 @@ import torch
 from crossfuse.calls import Seconds, checked
 from crossfuse.files import scratch
 from crossfuse.hardware import Device
+from crossfuse.markers import MOST_EXCHANGING
 from crossfuse.planner.cost.collectives import shares
 from crossfuse.runtime.peers import PeerGroup, PeerKernel, check_process_group
 from crossfuse.torch.kernels import define, kernels_of
@@ -21,9 +22,11 @@ from crossfuse.workload.ranks import DTYPES
 if TYPE_CHECKING:
     from crossfuse.torch.collectives import Collective
 
-#: Bytes of a slab, the memory of each GPU that all see: larger tensors are left to NCCL. The
-#: activations of 8192 tokens of 4096 bfloat16 fit.
-SLAB = 64 << 20
+#: Bytes of a tensor at most: larger ones are left to NCCL. The activations of 8192 tokens of 4096
+#: bfloat16 fit.
+LARGEST = 64 << 20
+#: Bytes of a slab, the memory of each GPU that all see, of kernels that fill two places in turns.
+_SLAB = 2 * LARGEST
 
 
 class Ranks(Protocol):
@@ -53,7 +56,9 @@ class PeerRanks:
         self.rank = group.rank
         self.size = group.size
         self._target = target
-        self.memory = group.memory(SLAB)
+        self._memory = group.memory(_SLAB)
+        #: Of products in parts, whose copies are to slabs of their own.
+        self.memory = group.memory(LARGEST)
         self._kernels: dict[tuple[str, int, str], PeerKernel] = {}
         self._meeting: PeerKernel | None = None
 
@@ -65,7 +70,7 @@ class PeerRanks:
         key = collective.name, elements, dtype
         if key not in self._kernels:
             made = _kernel(collective, elements, self.size, dtype, self._target, cpu=False)
-            self._kernels[key] = self.memory.join(made)
+            self._kernels[key] = self._memory.join(made)
         return self._kernels[key]
 
     def run(self, collective: Collective, given: torch.Tensor) -> torch.Tensor:
@@ -80,11 +85,11 @@ class PeerRanks:
         """Wait, on the current stream, until all ranks have done what comes before their call."""
         if self._meeting is None:
             from crossfuse.lower.image import start_early
-            from crossfuse.lower.ranks import meeting
+            from crossfuse.lower.rank_barriers import meeting
             from crossfuse.runtime import load
             from crossfuse.runtime.artefact import build_library
 
-            image = start_early(meeting(self.size, SLAB))
+            image = start_early(meeting(self.size, LARGEST))
             with scratch() as folder:
                 made = build_library(image, folder, device=self._target)
                 self._meeting = self.memory.join(load(made.shared_object))
@@ -92,12 +97,14 @@ class PeerRanks:
 
     def check(self) -> None:
         """See `Ranks.check`."""
-        self.memory.check("a collective")
+        for memory in (self._memory, self.memory):
+            memory.check("a collective")
 
     def close(self) -> None:
         """See `Ranks.close`."""
         self._kernels.clear()
-        self.memory.close()
+        for memory in (self._memory, self.memory):
+            memory.close()
 
 
 class GatheredRanks:
@@ -147,7 +154,7 @@ def _kernel(
     from crossfuse.lower.image import starting_early
     from crossfuse.lower.ranks import with_slabs
 
-    scheduled = with_slabs(collective.scheduled(elements, ranks, dtype), SLAB)
+    scheduled = with_slabs(collective.scheduled(elements, ranks, dtype, target), _SLAB)
     function = starting_early(scheduled).with_attr("global_symbol", collective.name)
     return kernels_of({collective.name: function}, target, cpu)[collective.name]
 
@@ -231,13 +238,13 @@ class Connection:
         if not all(isinstance(each, int) for each in tensor.shape):
             return f"{what} of symbolic extents"
         size = prod(tensor.shape) * tensor.element_size()
-        if not 0 < size <= SLAB:
-            return f"{what} of {size} bytes; limit: {SLAB}"
+        if not 0 < size <= LARGEST:
+            return f"{what} of {size} bytes; limit: {LARGEST}"
         if not tensor.is_contiguous():
             return f"{what} of a tensor that is not contiguous"
         slices = 1 if collective is None else collective.slices(self.size)
         elements = prod(tensor.shape) // slices
-        if not shares(max(1, elements), tensor.element_size()).pay:
+        if not shares(max(1, elements), tensor.element_size(), MOST_EXCHANGING).pay:
             return f"{what} of {elements} elements, which CTAs do not divide among whole warps"
         return ""
 

@@ -27,7 +27,7 @@ def test_a_sample_is_named(name: str) -> None:
 @pytest.mark.parametrize("name", OVER_RANKS)
 def test_mutants_of_kernels_over_ranks_are_named(name: str) -> None:
     found = tally(outcomes(*OVER_RANKS[name]()))
-    assert sum(found.named.values()) >= 20
+    assert sum(found.named.values()) >= 8
     assert not found.survivors, [str(each.mutant) for each in found.survivors]
 
 

@@ -22,7 +22,7 @@ from crossfuse.emulate.llvm import run_sequential
 from crossfuse.errors import ArtefactRefused, CheckFailed
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import WINDOW_UNIT, KernelImage
-from crossfuse.lower.ranks import meeting
+from crossfuse.lower.rank_barriers import meeting
 from crossfuse.schedule.rules.ranks import schedule_row_parallel
 from crossfuse.workload import row_parallel
 

@@ -174,11 +174,25 @@ def test_tensors_of_each_rank(kernel: Any) -> None:
 def test_slabs_of_other_sizes(kernel: Any) -> None:
     memory = object.__new__(PeerMemory)
     memory._members, memory.row_bytes = OneProcess((0, 1)), (ROW, 2 * ROW)
+    memory._counted = ""
     with pytest.raises(ArtefactRefused) as caught:
         memory.join(kernel)
     assert str(caught.value) == (
-        "peer-memory: main: found rows of 2097152, 2097152 bytes; limit: 2097152, 4194304, as this "
-        "memory has. Instead: call PeerGroup.join, which makes memory of its own for a kernel."
+        "peer-memory: main: found rows of 2097152, 2097152 bytes; limit: rows of 2097152, "
+        "4194304 bytes, as this memory has. Instead: call PeerGroup.join, which makes memory of "
+        "its own for a kernel."
+    )
+
+
+def test_kernels_of_one_memory_count_alike(kernel: Any) -> None:
+    memory = object.__new__(PeerMemory)
+    memory._members, memory.row_bytes = OneProcess((0, 1)), (ROW, ROW)
+    memory._counted = "crossfuse_turns"
+    with pytest.raises(ArtefactRefused) as caught:
+        memory.join(kernel)
+    assert str(caught.value) == (
+        "peer-memory: main: found counts 'crossfuse_arrivals'; limit: 'crossfuse_turns', as its "
+        "kernels have. Instead: call PeerGroup.join, which makes memory of its own for a kernel."
     )
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from crossfuse.emulate.cuda import drop_call, emulate_ranks
+from crossfuse.emulate.cuda import change_argument, drop_call, emulate_ranks
 from crossfuse.emulate.llvm import run_sequential
 from crossfuse.errors import WorkloadRefused
+from crossfuse.hardware import Device
 from crossfuse.lower.extract import lower
-from crossfuse.lower.image import WINDOW_UNIT, KernelImage, starting_early
+from crossfuse.lower.image import ARRIVALS, TURNS, WINDOW_UNIT, KernelImage, starting_early
 from crossfuse.lower.ranks import with_slabs
 from crossfuse.schedule.rules.ranks import (
     schedule_all_gather,
@@ -79,27 +82,43 @@ def _is_right(sch: Any, given: np.ndarray, due: np.ndarray) -> None:
     assert np.asarray(sequential).tobytes() == due.tobytes()
     early = starting_early(with_slabs(sch.mod["main"], 2 * WINDOW_UNIT))
     for each in (sch, early):
-        report = emulate_ranks(lower(each).image, {"A": given}, calls=2)
+        report = emulate_ranks(lower(each).image, {"A": given}, calls=3)
         report.raise_if_wrong()
         assert np.asarray(report.outputs["out"]).tobytes() == due.tobytes()
 
 
 def test_ctas_take_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("crossfuse.planner.cost.collectives._MOST_CTAS", 4)
-    monkeypatch.setattr("crossfuse.planner.cost.collectives._FEWEST_CTAS", 3)
-    for ctas, kept in ((12, 4), (9, 3), (7, 7)):
-        elements = 8 * 4 * ctas
+    monkeypatch.setattr("crossfuse.planner.cost.collectives.MOST_EXCHANGING", 4)
+    monkeypatch.setattr("crossfuse.planner.cost.collectives._ENOUGH_CTAS", 3)
+    for elements, ctas, threads in ((384, 4, 4), (288, 3, 4), (32 * 7, 4, 1)):
         sch = schedule_all_gather(all_gather(elements=elements, ranks=2), threads=4)
-        assert [each.grid[0] for each in lower(sch).image.launches] == [kept, kept]
+        (launch,) = lower(sch).image.launches
+        assert (launch.grid[0], launch.block[0]) == (ctas, threads)
         given = operands(2, elements, "bfloat16")
         _is_right(sch, given, np.broadcast_to(given, (2, *given.shape)))
+        sch = schedule_reduce_scatter(reduce_scatter(elements=elements // 2, ranks=2), threads=4)
+        _is_right(sch, given.reshape(2, 2, -1), summed(given)[0].reshape(2, -1))
+
+
+def test_more_ctas_than_run_at_once_are_two_kernels() -> None:
+    func = all_gather(elements=64 * 1024, ranks=2)
+    one, two = (
+        lower(schedule_all_gather(func, threads=256), Device("some GPU", sms=sms)).image
+        for sms in (32, 31)
+    )
+    assert [len(each.launches) for each in (one, two)] == [1, 2]
+    # Their counts differ, so that nothing gives them the same memory.
+    assert {each.name for each in one.buffers} ^ {each.name for each in two.buffers} == {
+        TURNS,
+        ARRIVALS,
+    }
 
 
 def test_slabs_of_one_size_share_memory() -> None:
     def rows(image: KernelImage) -> list[int]:
         return [each.shape[1] * 2 for each in image.buffers if each.name.startswith("A_")]
 
-    slab = 3 * WINDOW_UNIT
+    slab = 5 * WINDOW_UNIT
     for sch in (
         schedule_all_gather(all_gather(elements=64, ranks=2)),
         schedule_reduce_scatter(reduce_scatter(elements=1 << 20, ranks=2)),
@@ -115,35 +134,62 @@ def test_only_inputs_are_promised_to_be_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kilo", "ctas", "threads"), [(4, 2, 256), (64, 16, 512), (256, 64, 512), (1024, 128, 1024)]
+    ("kilo", "ctas", "threads"), [(4, 2, 256), (64, 32, 256), (256, 64, 512), (1024, 128, 1024)]
 )
-def test_few_ctas_are_counted(kilo: int, ctas: int, threads: int) -> None:
+def test_all_ctas_run_at_once(kilo: int, ctas: int, threads: int) -> None:
     image = lower(schedule_all_reduce(all_reduce(elements=kilo << 10, ranks=2))).image
-    assert [(each.grid[0], each.block[0]) for each in image.launches] == [(ctas, threads)] * 2
+    assert [(each.grid[0], each.block[0]) for each in image.launches] == [(ctas, threads)]
     # Peers' memory is loaded 16 bytes at a time.
     assert image.cuda.count("*(uint4*)(A_global_peer_ptr") == 3
 
 
-@pytest.mark.parametrize(
-    ("call", "kernel"),
-    [
-        ("await_ranks", 0),
-        ("await_ranks", 1),
-        ("arrive_at_ranks", 0),
-        ("await_kernel_before", 0),
-        ("await_kernel_before", 1),
-    ],
-)
+EXCHANGE, TURN = "crossfuse_exchange_with_ranks", "crossfuse_turn_of_ranks"
+_RELEASE = "st.release.sys.global.u32 [%0]"
+
+
+def reworded(old: str, new: str) -> Callable[[KernelImage], KernelImage]:
+    def fault(image: KernelImage) -> KernelImage:
+        assert old in image.cuda
+        return replace(image, cuda=image.cuda.replace(old, new))
+
+    return fault
+
+
+FAULTS: dict[str, Callable[[KernelImage], KernelImage]] = {
+    "no exchange": lambda image: drop_call(image, EXCHANGE, 0),
+    "a kernel that is not over": lambda image: drop_call(image, "crossfuse_await_kernel_before", 0),
+    "one place": reworded("int turn = ", "int turn = 0 * "),
+    "the same place in two turns": reworded("int turn = ", "int turn = 2 * "),
+    "turns of another rank": lambda image: change_argument(image, TURN, 1, "0"),
+    "told as another rank": lambda image: change_argument(image, EXCHANGE, 1, "0"),
+    "a rank less is told": lambda image: change_argument(image, EXCHANGE, 2, "1"),
+    "told before all have stored": reworded("int turn) {\n  __syncthreads();", "int turn) {"),
+    "read before one has waited": reworded(
+        "turn + 1);\n  }\n  __syncthreads();", "turn + 1);\n  }"
+    ),
+    "release within the GPU": reworded(_RELEASE, _RELEASE.replace("sys", "gpu")),
+    "no release": reworded(_RELEASE, _RELEASE.replace("release", "relaxed")),
+    "acquire within the GPU": reworded("ld.acquire.sys", "ld.acquire.gpu"),
+    "no acquire": reworded("ld.acquire.sys", "ld.relaxed.sys"),
+    "a turn too early": reworded("row) + peer, turn + 1)", "row) + peer, turn)"),
+    "told of this turn before it": reworded('"r"(turn + 1)', '"r"(turn + 2)'),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("kind", ["all-reduce", "all-gather"])
-def test_faults_are_found(kind: str, call: str, kernel: int) -> None:
+def test_faults_are_found(kind: str, fault: str) -> None:
     if kind == "all-reduce":
         sch = schedule_all_reduce(all_reduce(elements=512, ranks=2))
     else:
         sch = schedule_all_gather(all_gather(elements=512, ranks=2))
     image = lower(starting_early(sch.mod["main"])).image
-    faulty = drop_call(image, f"crossfuse_{call}", kernel)
-    report = emulate_ranks(faulty, {"A": operands(2, 512, "bfloat16")}, calls=2, timeout_s=30)
-    assert "race" in {each.kind for each in report.findings}
+    given = {"A": operands(2, 512, "bfloat16")}
+    reports = (
+        emulate_ranks(FAULTS[fault](image), given, calls=4, timeout_s=30, seed=seed)
+        for seed in range(4)
+    )
+    assert not all(each.ok for each in reports)
 
 
 def test_other_types_are_refused() -> None:

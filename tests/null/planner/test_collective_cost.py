@@ -63,13 +63,19 @@ def test_products_in_parts_pay_for_many_rows(rows: int, in_parts: bool) -> None:
         (33, 4, True),
         (4096 * 8192, 2, True),
         (1001 * 4096, 2, True),
-        (50257, 2, False),  # 1733 CTAs of 29 threads
+        (50257, 2, False),  # 29 times a prime number
         (8 * 10007, 2, False),  # a prime number of parts
         (509, 2, True),
+        (131 * 8192, 2, True),
     ],
 )
 def test_tensors_that_ctas_share(elements: int, item: int, pay: bool) -> None:
-    found = shares(elements, item)
+    found = shares(elements, item, 132)
     assert found.vector * found.threads * found.steps * found.ctas == elements
     assert found.vector * item <= 16 and found.threads <= 1024
-    assert found.pay == pay
+    assert found.pay == pay and found.ctas <= 128
+
+
+def test_fewer_multiprocessors_have_fewer_ctas() -> None:
+    found = shares(1 << 20, 2, 78)
+    assert (found.ctas, found.threads, found.steps) == (64, 1024, 2)

@@ -14,7 +14,7 @@ from crossfuse.calls import AtLeastOne, Seconds, Seed, checked
 from crossfuse.emulate.cuda.arguments import numpy_dtype
 from crossfuse.emulate.cuda.run import EmulationReport, Program, examine, prepare
 from crossfuse.errors import ArtefactRefused, CheckFailed, Rule, refuse
-from crossfuse.lower.image import ARRIVALS, RANK, BufferSpec, KernelImage, Launch
+from crossfuse.lower.image import COUNTS, RANK, BufferSpec, KernelImage, Launch
 
 _refused = Rule(CheckFailed, "emulate-ranks")
 
@@ -134,8 +134,8 @@ def _group(image: KernelImage, count: int, calls: int) -> KernelImage:
     return replace(
         image,
         buffers=tuple(replace(e, name=_of(e.name, rank)) for rank in range(count) for e in own),
-        workspaces=tuple(each for each in windows if each.name != ARRIVALS),
-        state=tuple(each for each in windows if each.name == ARRIVALS),
+        workspaces=tuple(each for each in windows if each.name not in COUNTS),
+        state=tuple(each for each in windows if each.name in COUNTS),
         launches=tuple(
             _launch(launch, own, rank)
             for rank in range(count)

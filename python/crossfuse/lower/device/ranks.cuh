@@ -1,8 +1,10 @@
-// Barriers between the kernels of several GPUs, by counts in the memory of each.
+// How kernels of several GPUs wait for each other, by counts in the memory of each.
 //
-// Row r of `arrivals` lies in GPU r: how many CTAs of each rank have arrived there, then whom this GPU
-// waited for in vain (1 + its rank, 0 for nobody), then the deadline of its waits in units of 2^20 ns (0
-// for none). Counts wrap around and are compared by their difference. Nothing is ever reset.
+// Row r of the counts lies in GPU r. Its first line of L2: how many CTAs of each rank have arrived there, then
+// whom this GPU waited for in vain (1 + its rank, 0 for nobody), then the deadline of its waits in units of
+// 2^20 ns (0 for none). Then a line for each CTA of kernels that exchange: how many turns the CTA of that
+// number has filled, in each rank. Counts wrap around and are compared by their difference. Nothing is ever
+// reset.
 #ifndef CROSSFUSE_RANKS_CUH
 #define CROSSFUSE_RANKS_CUH
 
@@ -28,22 +30,28 @@ __device__ __forceinline__ unsigned long long crossfuse_rank_time() {
   return now >> 20;
 }
 
+// One thread: waits until a count of a peer in the own row has come to what is due. After a wait in vain,
+// nobody waits again.
+__device__ __forceinline__ void crossfuse_await_peer(unsigned* own, int ranks, int peer, const unsigned* count,
+                                                     unsigned due) {
+  if (crossfuse_has_arrived(count, due) || crossfuse_rank_word(own + ranks)) return;
+  const unsigned deadline = crossfuse_rank_word(own + ranks + 1);
+  const unsigned long long begin = crossfuse_rank_time();
+  bool arrived = false;
+  do {
+    arrived = crossfuse_has_arrived(count, due);
+  } while (!arrived && !(deadline && crossfuse_rank_time() - begin > deadline));
+  if (arrived) return;
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" : : "l"(own + ranks), "r"(peer + 1) : "memory");
+}
+
 // All threads of a CTA: waits until all ranks have done what comes before this kernel. The own count says
-// how much that is: kernels of one rank follow each other, and all ranks run the same ones. After a wait in
-// vain, nobody waits again.
+// how much that is: kernels of one rank follow each other, and all ranks run the same ones.
 __device__ __forceinline__ void crossfuse_await_ranks(void* arrivals, int rank, int ranks, long long row) {
   unsigned* own = (unsigned*)arrivals + rank * row;
   const unsigned due = crossfuse_rank_word(own + rank);
   for (int peer = crossfuse_rank_thread(); peer < ranks; peer += crossfuse_rank_threads()) {
-    if (crossfuse_has_arrived(own + peer, due) || crossfuse_rank_word(own + ranks)) continue;
-    const unsigned deadline = crossfuse_rank_word(own + ranks + 1);
-    const unsigned long long begin = crossfuse_rank_time();
-    bool arrived = false;
-    do {
-      arrived = crossfuse_has_arrived(own + peer, due);
-    } while (!arrived && !(deadline && crossfuse_rank_time() - begin > deadline));
-    if (arrived) continue;
-    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" : : "l"(own + ranks), "r"(peer + 1) : "memory");
+    crossfuse_await_peer(own, ranks, peer, own + peer, due);
   }
   __syncthreads();
 }
@@ -57,5 +65,32 @@ __device__ __forceinline__ void crossfuse_arrive_at_ranks(void* arrivals, int ra
     unsigned* count = (unsigned*)arrivals + peer * row + rank;
     asm volatile("red.release.sys.global.add.u32 [%0], %1;" : : "l"(count), "r"(1) : "memory");
   }
+}
+
+// The turns of this CTA's number in the memory of one rank.
+__device__ __forceinline__ unsigned* crossfuse_turns_at(void* turns, int rank, long long row) {
+  return (unsigned*)turns + rank * row + 32 * (1 + blockIdx.x);
+}
+
+// How many turns this CTA has filled. Nobody else writes that, and it does so only when all of its threads know.
+__device__ __forceinline__ int crossfuse_turn_of_ranks(void* turns, int rank, int ranks, long long row) {
+  return crossfuse_rank_word(crossfuse_turns_at(turns, rank, row) + rank);
+}
+
+// All threads of a CTA: what it has filled is filled for all ranks, and so is what the CTAs of its number have.
+// When it fills that place again, two turns on, they have filled the other one, in a kernel that began when
+// that which reads this one was over.
+__device__ __forceinline__ void crossfuse_exchange_with_ranks(void* turns, int rank, int ranks, long long row,
+                                                              int turn) {
+  __syncthreads();
+  for (int peer = crossfuse_rank_thread(); peer < ranks; peer += crossfuse_rank_threads()) {
+    unsigned* count = crossfuse_turns_at(turns, peer, row) + rank;
+    asm volatile("st.release.sys.global.u32 [%0], %1;" : : "l"(count), "r"(turn + 1) : "memory");
+  }
+  unsigned* own = (unsigned*)turns + rank * row;
+  for (int peer = crossfuse_rank_thread(); peer < ranks; peer += crossfuse_rank_threads()) {
+    crossfuse_await_peer(own, ranks, peer, crossfuse_turns_at(turns, rank, row) + peer, turn + 1);
+  }
+  __syncthreads();
 }
 #endif

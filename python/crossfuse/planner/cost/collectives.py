@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
+from crossfuse.markers import MOST_EXCHANGING
 from crossfuse.planner.cost.estimate import eager
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.kernels.shape import Shape, largest_divisor
@@ -42,15 +43,11 @@ def _between(points: Sequence[tuple[int, float]], size: float) -> float:
 
 #: Bytes that a thread loads at a time.
 _LOAD = 16
-#: Threads of a CTA, and parts of 16 bytes up to which they are taken, measured on two H200. Each of
-#: the CTAs is counted in the memory of all peers, by an atomic operation on a word: there are few,
-#: and multiprocessors are left to other kernels that wait for peers.
-_THREADS = ((256, 1 << 12), (512, 1 << 15))
+#: Threads of a CTA, and parts of 16 bytes up to which they are taken, measured on two H200.
+_THREADS = ((256, 1 << 13), (512, 1 << 15))
 _MOST_THREADS = 1024
-#: CTAs at most, two of the most threads for each of 132 multiprocessors: each waits for all ranks
-#: and is counted in their memory. If extents allow no more than the fewest, there are as many as
-#: there are parts.
-_MOST_CTAS, _FEWEST_CTAS = 264, 64
+#: CTAs that are enough. If extents allow neither as many nor one for each part, it takes long.
+_ENOUGH_CTAS = 64
 #: Threads of a CTA at least, and parts up to which fewer do.
 _WARP, _FEW_PARTS = 32, 1 << 12
 
@@ -67,69 +64,85 @@ class Shares:
     ctas: int
 
     @property
+    def spread(self) -> bool:
+        """Whether enough CTAs share the parts, or each has one alone."""
+        return self.steps == 1 or self.ctas >= _ENOUGH_CTAS
+
+    @property
     def pay(self) -> bool:
-        """Whether there are no more CTAs than are fast, of whole warps; what was measured is so."""
+        """Whether these are fast; what was measured is so."""
         parts = self.ctas * self.steps * self.threads
-        return self.ctas <= 2 * _MOST_CTAS and (self.threads >= _WARP or parts <= _FEW_PARTS)
+        return self.spread and (self.threads >= _WARP or parts <= _FEW_PARTS)
 
 
 @lru_cache(maxsize=1024)
-def shares(elements: int, item: int, threads: int | None = None) -> Shares:
-    """How a kernel divides elements of `item` bytes among CTAs of at most as many threads."""
+def shares(elements: int, item: int, sms: int, threads: int | None = None) -> Shares:
+    """How CTAs divide elements of `item` bytes, all at the same time.
+
+    Each has the most threads with which enough CTAs share the parts, of as many as are usual or
+    wanted; if there are none, it may have more than usual.
+    """
     vector = largest_divisor(elements, _LOAD // item)
     parts = elements // vector
     usual = next((each for each, most in _THREADS if parts <= most), _MOST_THREADS)
-    width = largest_divisor(parts, threads or usual)
-    turns = parts // width
-    kept = largest_divisor(turns, _MOST_CTAS)
-    ctas = kept if kept >= _FEWEST_CTAS else turns
-    return Shares(vector, width, turns // ctas, ctas)
+    wanted = threads or usual
+    widths = [*range(wanted, 0, -1), *range(wanted + 1, (threads or _MOST_THREADS) + 1)]
+    every = []
+    for width in widths:
+        if parts % width == 0:
+            ctas = largest_divisor(parts // width, min(sms, MOST_EXCHANGING))
+            every.append(Shares(vector, width, parts // width // ctas, ctas))
+    return next((each for each in every if each.spread), every[0])
 
 
 _KIB, _MIB = 1 << 10, 1 << 20
 
 ALL_REDUCE = CollectiveTimes(
     (
-        (8 * _KIB, 5.4, 10.7),
-        (64 * _KIB, 5.6, 11.6),
-        (128 * _KIB, 6.2, 10.0),
-        (512 * _KIB, 8.4, 12.2),
-        (1 * _MIB, 10.6, 16.5),
-        (2 * _MIB, 15.4, 28.4),
-        (4 * _MIB, 25.3, 33.5),
-        (8 * _MIB, 39.2, 46.8),
-        (16 * _MIB, 68.5, 75.2),
-        (32 * _MIB, 128.1, 136.3),
-        (64 * _MIB, 245.3, 246.1),
+        (8 * _KIB, 3.9, 10.7),
+        (32 * _KIB, 4.0, 10.2),
+        (128 * _KIB, 4.2, 10.5),
+        (256 * _KIB, 4.7, 11.5),
+        (512 * _KIB, 5.7, 13.0),
+        (1 * _MIB, 7.3, 16.5),
+        (2 * _MIB, 12.1, 28.7),
+        (4 * _MIB, 18.4, 33.7),
+        (8 * _MIB, 32.5, 47.2),
+        (16 * _MIB, 63.6, 75.0),
+        (32 * _MIB, 122.9, 140.8),
+        (64 * _MIB, 242.0, 250.3),
     )
 )
 
 ALL_GATHER = CollectiveTimes(
     (
-        (64 * _KIB, 5.7, 8.8),
-        (128 * _KIB, 6.6, 9.3),
-        (512 * _KIB, 8.6, 12.8),
-        (1 * _MIB, 10.8, 18.3),
-        (2 * _MIB, 15.4, 27.0),
-        (4 * _MIB, 25.4, 36.6),
-        (8 * _MIB, 39.7, 55.4),
-        (16 * _MIB, 70.5, 90.8),
-        (32 * _MIB, 130.4, 157.0),
-        (64 * _MIB, 248.2, 288.3),
+        (32 * _KIB, 4.2, 9.5),
+        (128 * _KIB, 4.4, 9.9),
+        (256 * _KIB, 4.9, 11.2),
+        (512 * _KIB, 5.7, 13.5),
+        (1 * _MIB, 7.6, 18.5),
+        (2 * _MIB, 12.1, 27.4),
+        (4 * _MIB, 18.4, 37.1),
+        (8 * _MIB, 32.9, 55.1),
+        (16 * _MIB, 64.9, 90.7),
+        (32 * _MIB, 124.5, 155.8),
+        (64 * _MIB, 244.1, 287.9),
     )
 )
 
 REDUCE_SCATTER = CollectiveTimes(
     (
-        (128 * _KIB, 6.4, 9.2),
-        (512 * _KIB, 7.4, 10.4),
-        (1 * _MIB, 8.8, 12.4),
-        (2 * _MIB, 11.1, 16.8),
-        (4 * _MIB, 15.9, 24.0),
-        (8 * _MIB, 26.5, 32.6),
-        (16 * _MIB, 42.7, 51.6),
-        (32 * _MIB, 79.0, 92.8),
-        (64 * _MIB, 144.4, 165.9),
+        (32 * _KIB, 4.3, 9.3),
+        (128 * _KIB, 4.4, 9.6),
+        (256 * _KIB, 4.6, 10.0),
+        (512 * _KIB, 5.0, 11.0),
+        (1 * _MIB, 6.0, 12.8),
+        (2 * _MIB, 7.8, 17.3),
+        (4 * _MIB, 12.4, 24.2),
+        (8 * _MIB, 20.5, 32.9),
+        (16 * _MIB, 37.4, 52.0),
+        (32 * _MIB, 72.8, 92.6),
+        (64 * _MIB, 140.5, 164.8),
     ),
     sliced=True,
 )
@@ -141,7 +154,7 @@ REDUCE_SCATTER = CollectiveTimes(
 #: Bytes of a GPU's tensor that its copy engines write to another's memory in a microsecond.
 _COPIED = 370_000.0
 #: What kernels that wait for ranks, and the fork and join of a stream, add to products.
-_AROUND = 6.0
+_AROUND = 5.0
 
 
 def gathered_in_parts(part: float, size: int, ranks: int) -> float:
@@ -157,7 +170,16 @@ def scattered_in_parts(part: float, size: int, ranks: int, rates: Rates) -> floa
     return (ranks - 1) * max(part, copy) + max(part, copy) + added + _AROUND
 
 
+#: By how much tensor cores are faster than `eager` knows them, which was fitted to products one
+#: behind the other: those were timed with pauses, in which clocks recover.
+_COOL = 1.25
+
+
 def product(rows: int, columns: int, depth: int, item: int, rates: Rates, sms: int) -> float:
     """Microseconds of cuBLAS for a product."""
-    shape = Shape(rows, columns, depth, 0, item=item, out=item)
-    return float(eager(shape, rates, sms).microseconds)
+
+    def time(rows: int) -> float:
+        shape = Shape(rows, columns, depth, 0, item=item, out=item)
+        return float(eager(shape, rates, sms).microseconds)
+
+    return max(time(1), time(rows) / _COOL)

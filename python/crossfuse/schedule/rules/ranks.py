@@ -8,6 +8,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.blocks.scheduled import function
 from crossfuse.calls import AnyFunction, AtLeastOne, ClusterSize, checked
+from crossfuse.hardware import Device, device
 from crossfuse.planner.cost.collectives import shares
 from crossfuse.planner.kernels.shape import largest_divisor
 from crossfuse.schedule.rules.threads import (
@@ -117,7 +118,12 @@ def _add(sch: Any, product: Any, result: Any, columns: int) -> None:
 
 
 @checked
-def schedule_all_reduce(func: AnyFunction, *, threads: AtLeastOne | None = None) -> Any:
+def schedule_all_reduce(
+    func: AnyFunction,
+    *,
+    threads: AtLeastOne | None = None,
+    target: str | Device | None = None,
+) -> Any:
     """Schedule a sum over GPUs, one shot: a kernel that fills slabs, then one that adds them.
 
     Each GPU reads the tensors of all others whole, which is the fastest for few elements: nothing
@@ -128,8 +134,10 @@ def schedule_all_reduce(func: AnyFunction, *, threads: AtLeastOne | None = None)
     func : tvm.tirx.PrimFunc
         What `crossfuse.workload.all_reduce` makes.
     threads : int | None
-        Threads of a CTA at most, as they divide the elements; each takes 16 bytes. By default 128
-        where 64 CTAs are enough, else up to 512.
+        Threads of a CTA at most, as they divide the elements; each takes 16 bytes. By default 256
+        to 1024, more of larger tensors.
+    target : str | Device | None
+        Device whose multiprocessors the CTAs fit on, all at the same time.
 
     Returns
     -------
@@ -148,19 +156,24 @@ def schedule_all_reduce(func: AnyFunction, *, threads: AtLeastOne | None = None)
     >>> [each.scope() for each in sch.get(sch.get_sblock("root")).alloc_buffers]
     ['local', 'global.peer', 'local']
     """
-    return _sum_over_ranks(func, threads)
+    return _sum_over_ranks(func, threads, target)
 
 
 @checked
-def schedule_reduce_scatter(func: AnyFunction, *, threads: AtLeastOne | None = None) -> Any:
+def schedule_reduce_scatter(
+    func: AnyFunction,
+    *,
+    threads: AtLeastOne | None = None,
+    target: str | Device | None = None,
+) -> Any:
     """Schedule a sum over GPUs of which each gets a slice: slabs are filled, then slices summed.
 
     Parameters
     ----------
     func : tvm.tirx.PrimFunc
         What `crossfuse.workload.reduce_scatter` makes.
-    threads : int | None
-        As `schedule_all_reduce` takes it.
+    threads, target
+        As `schedule_all_reduce` takes them.
 
     Returns
     -------
@@ -179,19 +192,24 @@ def schedule_reduce_scatter(func: AnyFunction, *, threads: AtLeastOne | None = N
     >>> [each.scope() for each in sch.get(sch.get_sblock("root")).alloc_buffers]
     ['local', 'global.peer', 'local']
     """
-    return _sum_over_ranks(func, threads)
+    return _sum_over_ranks(func, threads, target)
 
 
 @checked
-def schedule_all_gather(func: AnyFunction, *, threads: AtLeastOne | None = None) -> Any:
+def schedule_all_gather(
+    func: AnyFunction,
+    *,
+    threads: AtLeastOne | None = None,
+    target: str | Device | None = None,
+) -> Any:
     """Schedule a collection from all GPUs: slabs are filled, then copied by each GPU.
 
     Parameters
     ----------
     func : tvm.tirx.PrimFunc
         What `crossfuse.workload.all_gather` makes.
-    threads : int | None
-        As `schedule_all_reduce` takes it.
+    threads, target
+        As `schedule_all_reduce` takes them.
 
     Returns
     -------
@@ -214,18 +232,19 @@ def schedule_all_gather(func: AnyFunction, *, threads: AtLeastOne | None = None)
     result = sch.get_sblock("out")
     sch.rank_bind(sch.get_loops(result)[0])
     copy = sch.rank_gather(result, 0)
-    _in_parts(sch, (copy, result), threads)
+    _in_parts(sch, (copy, result), threads, target)
+    _by_cta(sch, copy)
     return sch
 
 
-def _sum_over_ranks(func: Any, threads: int | None) -> Any:
+def _sum_over_ranks(func: Any, threads: int | None, target: str | Device | None) -> Any:
     """Let each GPU add what the others have for it."""
     sch = ir.Schedule(func)
     total, result = sch.get_sblock("total"), sch.get_sblock("out")
     for block in (total, result):
         sch.rank_bind(sch.get_loops(block)[0])
     copy = sch.rank_gather(total, 0)
-    _, step = _in_parts(sch, (copy, result), threads)
+    _, step = _in_parts(sch, (copy, result), threads, target)
     sch.set_scope(total, 0, "local")
     sch.compute_at(total, step, preserve_unit_loops=True)
     loads = sch.cache_read(total, 0, "local")
@@ -239,13 +258,17 @@ def _sum_over_ranks(func: Any, threads: int | None) -> Any:
     for loop in (ranks, element):
         sch.unroll(loop)
     sch.decompose_reduction(total, ranks)
+    _by_cta(sch, copy)
     return sch
 
 
-def _in_parts(sch: Any, blocks: Sequence[Any], threads: int | None) -> list[Any]:
+def _in_parts(
+    sch: Any, blocks: Sequence[Any], threads: int | None, target: str | Device | None
+) -> list[Any]:
     """Let threads take 16 bytes at a time of what blocks go through; their innermost loops."""
     given = function(sch, blocks[0]).params[0].ty
-    found = shares(int(given.shape[-1]), ir.item_bytes(str(given.dtype)), threads)
+    item = ir.item_bytes(str(given.dtype))
+    found = shares(int(given.shape[-1]), item, device(target).sms, threads)
     steps = []
     for block in blocks:
         _, *slices, element = sch.get_loops(block)
@@ -257,3 +280,20 @@ def _in_parts(sch: Any, blocks: Sequence[Any], threads: int | None) -> list[Any]
         sch.vectorize(inner)
         steps.append(step)
     return steps
+
+
+def _by_cta(sch: Any, copy: Any) -> None:
+    """Let slabs have the CTA as their second dimension: these exchange what they have filled."""
+    elements = ir.constant(sch.get(copy).writes[0].source.ty.shape[-1])
+    *_, cta = (each for each in sch.get_loops(copy) if _is_cta(sch.get(each)))
+    part = elements // ir.constant(sch.get(cta).extent)
+
+    def by_cta(rank: Any, *others: Any) -> list[Any]:
+        *slices, element = others
+        return [rank, element // part, *slices, element % part]
+
+    sch.transform_layout(copy, ("write", 0), by_cta)
+
+
+def _is_cta(loop: Any) -> bool:
+    return loop.thread_binding is not None and str(loop.thread_binding.thread_tag) == "blockIdx.x"
