@@ -284,9 +284,9 @@ def _in_parts(
 
 def _by_cta(sch: Any, copy: Any) -> None:
     """Let slabs have the CTA as their second dimension: these exchange what they have filled."""
-    elements = ir.constant(sch.get(copy).writes[0].source.ty.shape[-1])
-    *_, cta = (each for each in sch.get_loops(copy) if _is_cta(sch.get(each)))
-    part = elements // ir.constant(sch.get(cta).extent)
+    elements = int(sch.get(copy).writes[0].source.ty.shape[-1])
+    *_, cta = (each for each in map(sch.get, sch.get_loops(copy)) if _is_cta(each))
+    part = elements // int(cta.extent)
 
     def by_cta(rank: Any, *others: Any) -> list[Any]:
         *slices, element = others
