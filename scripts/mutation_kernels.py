@@ -27,11 +27,7 @@ from crossfuse.schedule.rules.parted_ffn import (
     schedule_register_ffn,
 )
 from crossfuse.schedule.rules.phases import ChainTiles, PhaseTiles
-from crossfuse.schedule.rules.ranks import (
-    schedule_all_gather,
-    schedule_all_reduce,
-    schedule_reduce_scatter,
-)
+from crossfuse.schedule.rules.ranks import schedule_collective
 from crossfuse.schedule.rules.rows import schedule_rows_gemm
 from crossfuse.schedule.rules.skinny import SkinnyTiles, schedule_skinny
 from crossfuse.schedule.rules.stream import schedule_cascade_tiles
@@ -43,6 +39,7 @@ from crossfuse.schedule.rules.together import schedule_together
 from crossfuse.workload import (
     all_gather,
     all_reduce,
+    all_to_all,
     parse,
     prim_func,
     random_inputs,
@@ -272,18 +269,21 @@ def _over_ranks(schedule: Any, *shape: int, sms: int = 132) -> Kernel:
 #: Kernels that several GPUs run together.
 OVER_RANKS: dict[str, Callable[[], Kernel]] = {
     "all-reduce": lambda: _over_ranks(
-        schedule_all_reduce(all_reduce(elements=512, ranks=2)), 2, 512
+        schedule_collective(all_reduce(elements=512, ranks=2)), 2, 512
     ),
     "all-reduce, two kernels": lambda: _over_ranks(
-        schedule_all_reduce(all_reduce(elements=512, ranks=2), threads=32), 2, 512, sms=1
+        schedule_collective(all_reduce(elements=512, ranks=2), threads=32), 2, 512, sms=1
     ),
     "all-gather, two kernels": lambda: _over_ranks(
-        schedule_all_gather(all_gather(elements=512, ranks=2), threads=32), 2, 512, sms=1
+        schedule_collective(all_gather(elements=512, ranks=2), threads=32), 2, 512, sms=1
     ),
     "all-gather": lambda: _over_ranks(
-        schedule_all_gather(all_gather(elements=512, ranks=2)), 2, 512
+        schedule_collective(all_gather(elements=512, ranks=2)), 2, 512
+    ),
+    "all-to-all": lambda: _over_ranks(
+        schedule_collective(all_to_all(elements=256, ranks=2)), 2, 2, 256
     ),
     "reduce-scatter": lambda: _over_ranks(
-        schedule_reduce_scatter(reduce_scatter(elements=256, ranks=3)), 3, 3, 256
+        schedule_collective(reduce_scatter(elements=256, ranks=3)), 3, 3, 256
     ),
 }

@@ -55,6 +55,7 @@ def behind() -> list[bool]:
                 "all_reduce": due,
                 "all_gather": torch.cat(every),
                 "reduce_scatter": due[half],
+                "all_to_all": torch.cat([each[half] for each in every]),
             }
             x = given.cuda()
             for name, expected in calls.items():
@@ -137,6 +138,10 @@ def late() -> str:
             connection.check()
         except EnvironmentRefused as error:
             text = str(error)
+        try:
+            all_reduce(x)
+        except EnvironmentRefused as error:
+            text += str(error)
     dist.barrier()
     return text
 

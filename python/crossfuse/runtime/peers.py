@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from math import prod
@@ -11,6 +12,7 @@ from typing import Any
 from crossfuse.calls import Seconds, checked
 from crossfuse.errors import ArtefactRefused, EnvironmentRefused, RefusedError, Rule, refuse
 from crossfuse.lower.image import RANK, WINDOW_UNIT, BufferSpec
+from crossfuse.markers import MAX_RANKS, MOST_EXCHANGING
 from crossfuse.runtime.kernel import LoadedKernel
 from crossfuse.runtime.launcher import DTYPES
 from crossfuse.runtime.windows import (
@@ -240,6 +242,8 @@ def _row_bytes(buffer: BufferSpec) -> int:
     return prod(buffer.shape[1:]) * DTYPES[buffer.dtype][1] // 8
 
 
+#: Bytes of the counts of a rank, see ``device/ranks.cuh``: a line, and one for each CTA.
+_COUNTS = 128 * (1 + MOST_EXCHANGING)
 #: Bits of a nanosecond count that the unit of deadlines leaves out, see ``device/ranks.cuh``, and
 #: the largest number of such units, an int32.
 _DEADLINE_BITS, _LONGEST = 20, 2**31 - 1
@@ -248,6 +252,12 @@ _DEADLINE_BITS, _LONGEST = 20, 2**31 - 1
 def deadline_units(seconds: float) -> int:
     """A deadline as kernels count it; what they cannot count is the longest one."""
     return min(int(seconds * 1e9) >> _DEADLINE_BITS, _LONGEST)
+
+
+def header(deadline: float, told: int) -> list[int]:
+    """Words in front of the counts of CTAs: none has arrived; `told` is the address of a word."""
+    address = struct.unpack("<2i", struct.pack("<Q", told))
+    return [*[0] * MAX_RANKS, deadline_units(deadline), 0, *address]
 
 
 class PeerMemory:
@@ -261,7 +271,7 @@ class PeerMemory:
         self, members: Members, slabs: Sequence[int], deadline: float, driver: Driver
     ) -> None:
         self._members = members
-        counts = _whole_units(4 * (members.count + 2))
+        counts = _whole_units(_COUNTS)
         #: Bytes of a rank's row in each window, that of the counts first.
         self.row_bytes = (counts, *(_whole_units(each) for each in slabs))
         #: Name of the counts of all kernels.
@@ -280,18 +290,25 @@ class PeerMemory:
         """Clear the own rows: nobody has arrived."""
         import torch
 
-        #: The number of each rank that this process has, and its counts, in its own memory.
+        #: The number of each rank that this process has, in its own memory, and a word of the host
+        #: that its kernels tell whom they waited for in vain: 1 + its rank.
         self.ranks: dict[int, Any] = {}
-        self._counts: dict[int, Any] = {}
+        self._late: dict[int, Any] = {}
         for rank, device in self._members.local.items():
             self.ranks[rank] = torch.tensor([rank], dtype=torch.int32, device=f"cuda:{device}")
-            for place, size in enumerate(self.row_bytes):
-                spec = BufferSpec("row", (self._members.count, size // 4), "int32", output=True)
-                own = self._tensor(place, spec, device)[rank]
-                own.zero_()
-                self._counts.setdefault(rank, own)
-            self._counts[rank][self._members.count + 1] = deadline_units(deadline)
+            self._late[rank] = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+            counts, *slabs = (self._own(each, rank, device) for each in range(len(self._windows)))
+            for each in (counts, *slabs):
+                each.zero_()
+            words = header(deadline, self._late[rank].data_ptr())
+            counts[: len(words)] = torch.tensor(words, dtype=torch.int32, device=counts.device)
             torch.cuda.synchronize(device)
+
+    def _own(self, place: int, rank: int, device: int) -> Any:
+        """The row of a rank in a window, as 32-bit words."""
+        words = self.row_bytes[place] // 4
+        spec = BufferSpec("row", (self._members.count, words), "int32", output=True)
+        return self._tensor(place, spec, device)[rank]
 
     def _tensor(self, place: int, buffer: BufferSpec, device: int) -> Any:
         tensor, lent = window_tensor(self._windows[place].address, buffer, device)
@@ -341,23 +358,29 @@ class PeerMemory:
             torch.cuda.synchronize(device)
 
     def check(self, name: str = "kernels of the group") -> None:
-        """Wait for all GPUs, and refuse to go on if one of them waited for another in vain.
+        """Wait for all GPUs, and say whom one of them waited for in vain; see `check_late`."""
+        try:
+            self.synchronize()
+        finally:
+            self.check_late(name)
 
-        `name` is what ran, in messages. `EnvironmentRefused` is raised if a rank was late: results
-        are wrong since, and kernels have to be joined anew.
+    def check_late(self, name: str = "kernels of the group") -> None:
+        """Refuse to go on if a GPU is known to have waited for another in vain, without waiting.
+
+        `name` is what ran, in messages. `EnvironmentRefused` is raised if a rank was late: the
+        kernel that waited has ended with an error, and with it what this process has on the GPU.
         """
-        self.synchronize()
-        for rank, counts in self._counts.items():
-            late = int(counts[self._members.count])
-            if late:
+        for rank, word in self._late.items():
+            if late := int(word[0]):
                 raise refuse(
                     EnvironmentRefused,
                     "peer-late",
                     f"rank {rank} of {name}",
                     found=f"no arrival of rank {late - 1} before the deadline",
                     limit="all ranks launched as often, within the deadline of the group",
-                    instead="look for what ended or delayed that rank, and join the kernel to a "
-                    "group again; a larger deadline is an option of what made the group",
+                    instead="look for what ended or delayed that rank, and start the processes "
+                    "again: CUDA has stopped this one's kernels; a larger deadline is an option of "
+                    "what made the group",
                 )
 
     def close(self) -> None:
@@ -482,7 +505,7 @@ class PeerKernel:
         Raises
         ------
         EnvironmentRefused
-            If a rank was late: results are wrong since, and the kernel has to be joined anew.
+            If a rank was late: CUDA has stopped the kernels of this process.
         """
         self._memory.check(self._kernel.name)
 

@@ -19,6 +19,7 @@ _HOME = {
     "compile_ahead": "ahead",
     "connect_ranks": "ranks",
     "crossfuse": "backend",
+    "all_to_all": "collectives",
     "matmul_reduce_scatter": "rank_products",
     "reduce_scatter": "collectives",
     "replace_mlp": "mlps",

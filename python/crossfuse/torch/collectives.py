@@ -41,8 +41,6 @@ class Collective(ABC):
     #: torch's functional operator.
     functional: str
     times: cost.CollectiveTimes
-    #: Whether it sums: torch's operator then names an operation.
-    adds: bool
 
     @abstractmethod
     def given(self, elements: int, ranks: int) -> tuple[int, ...]:
@@ -65,17 +63,31 @@ class Collective(ABC):
         del shape, ranks
         return ""
 
+    def left(self, given: torch.Tensor, arguments: Sequence[Any]) -> str:
+        """Why kernels do not do what torch's operator is asked for; empty if they do.
+
+        `arguments` are those between the tensor and the group.
+        """
+        del given, arguments
+        return ""
+
     def scheduled(self, elements: int, ranks: int, dtype: str, target: Device) -> Any:
         """The scheduled function for tensors of as many elements."""
         from crossfuse import workload
-        from crossfuse.schedule.rules import ranks as rules
+        from crossfuse.schedule.rules.ranks import schedule_collective
 
         *_, each = self.given(elements, ranks)
         func = getattr(workload, self.name)(elements=each, ranks=ranks, dtype=dtype)
-        return getattr(rules, f"schedule_{self.name}")(func, target=target).mod["main"]
+        return schedule_collective(func, target=target).mod["main"]
 
 
-class _AllReduce(Collective):
+class _Sum(Collective):
+    def left(self, given: torch.Tensor, arguments: Sequence[Any]) -> str:
+        operation, *_ = arguments
+        return "" if str(operation).lower() == "sum" else f"the {operation} over GPUs; limit: sums"
+
+
+class _AllReduce(_Sum):
     def given(self, elements: int, ranks: int) -> tuple[int, ...]:
         return (elements,)
 
@@ -103,12 +115,11 @@ class _AllGather(Collective):
         return made
 
 
-class _ReduceScatter(Collective):
+class _OfSlices(Collective):
+    """A rank's tensor has a slice of rows for each rank."""
+
     def given(self, elements: int, ranks: int) -> tuple[int, ...]:
         return (ranks, elements // ranks)
-
-    def shape(self, shape: Sequence[int], ranks: int) -> tuple[int, ...]:
-        return (shape[0] // ranks, *shape[1:])
 
     def unfit(self, shape: Sequence[int], ranks: int) -> str:
         if shape and shape[0] % ranks == 0:
@@ -116,25 +127,47 @@ class _ReduceScatter(Collective):
         rows = shape[0] if shape else "no"
         return f"{self.noun} of {rows} rows; limit: a multiple of {ranks}, a slice for each rank"
 
+
+class _ReduceScatter(_OfSlices, _Sum):
+    def shape(self, shape: Sequence[int], ranks: int) -> tuple[int, ...]:
+        return (shape[0] // ranks, *shape[1:])
+
     def by_torch(self, given: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
         functional = torch.ops._c10d_functional
         made: torch.Tensor = functional.reduce_scatter_tensor(given, "sum", ranks, group)
         return made
 
 
+class _AllToAll(_OfSlices):
+    def shape(self, shape: Sequence[int], ranks: int) -> tuple[int, ...]:
+        return tuple(shape)
+
+    def left(self, given: torch.Tensor, arguments: Sequence[Any]) -> str:
+        sizes = {each for splits in arguments for each in splits}
+        return f"{self.noun} of slices of several sizes" if len(sizes) > 1 else ""
+
+    def by_torch(self, given: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
+        slices = [given.shape[0] // ranks] * ranks
+        functional = torch.ops._c10d_functional
+        made: torch.Tensor = functional.all_to_all_single(given, slices, slices, group)
+        return made
+
+
 _OPERATORS = "_c10d_functional"
-ALL_REDUCE = _AllReduce("all_reduce", "a sum", f"{_OPERATORS}::all_reduce", cost.ALL_REDUCE, True)
+ALL_REDUCE = _AllReduce("all_reduce", "a sum", f"{_OPERATORS}::all_reduce", cost.ALL_REDUCE)
 ALL_GATHER = _AllGather(
-    "all_gather", "an all-gather", f"{_OPERATORS}::all_gather_into_tensor", cost.ALL_GATHER, False
+    "all_gather", "an all-gather", f"{_OPERATORS}::all_gather_into_tensor", cost.ALL_GATHER
 )
 REDUCE_SCATTER = _ReduceScatter(
     "reduce_scatter",
     "a reduce-scatter",
     f"{_OPERATORS}::reduce_scatter_tensor",
     cost.REDUCE_SCATTER,
-    True,
 )
-COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER)
+ALL_TO_ALL = _AllToAll(
+    "all_to_all", "an all-to-all", f"{_OPERATORS}::all_to_all_single", cost.ALL_TO_ALL
+)
+COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL)
 
 
 # Called by hand.
@@ -237,6 +270,38 @@ def reduce_scatter(tensor: Any, group: Any = None) -> torch.Tensor:
     >>> dist.destroy_process_group()
     """
     return _called(REDUCE_SCATTER, tensor, group)
+
+
+@checked
+def all_to_all(tensor: Any, group: Any = None) -> torch.Tensor:
+    """Send each rank of a process group a slice, and get one of each; see `all_reduce`.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Slices for all ranks in their order, [rows, ...].
+    group : torch.distributed.ProcessGroup | None
+        None takes all processes.
+
+    Returns
+    -------
+    torch.Tensor
+        Those of all ranks for this one, [rows, ...].
+
+    Raises
+    ------
+    WorkloadRefused
+        If autograd would have to record it, or ranks do not divide the rows.
+
+    Examples
+    --------
+    >>> import torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> all_to_all(torch.ones(2))
+    tensor([1., 1.])
+    >>> dist.destroy_process_group()
+    """
+    return _called(ALL_TO_ALL, tensor, group)
 
 
 def _called(collective: Collective, tensor: torch.Tensor, group: Any) -> torch.Tensor:
@@ -374,14 +439,16 @@ def why_left(collective: Collective, node: fx.Node, options: Backend, place: tor
             f"{collective.noun} over group '{group}', which crossfuse.torch.connect_ranks did "
             "not connect"
         )
-    if collective.adds and str(node.args[1]).lower() != "sum":
-        return f"the {node.args[1]} over GPUs; limit: sums"
     if waiting(node) is None:
         return f"{collective.noun} over GPUs that others than one wait_tensor use"
     if place.type == "cpu" and not options.sequential(place):
         return f"{collective.noun} over CPUs"
-    value = node.args[0].meta["val"]
-    return connection.unfit(value, collective) or collective.unfit(value.shape, connection.size)
+    value, arguments = node.args[0].meta["val"], node.args[1:-1]
+    return (
+        connection.unfit(value, collective)
+        or collective.unfit(value.shape, connection.size)
+        or collective.left(value, arguments)
+    )
 
 
 def without_collectives(untranslated: Sequence[str]) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ class Ranks(Protocol):
         ...
 
     def check(self) -> None:
-        """Refuse to go on if a rank was late."""
+        """Refuse to go on if a rank was late; see `Connection.check`."""
         ...
 
     def close(self) -> None:
@@ -75,6 +75,7 @@ class PeerRanks:
 
     def run(self, collective: Collective, given: torch.Tensor) -> torch.Tensor:
         """See `Ranks.run`; it does not wait."""
+        self._memory.check_late("a collective")
         kernel = self._kernel(collective, given.numel(), dtype_of(given))
         made = given.new_empty(collective.shape(given.shape, self.size))
         spaces = zip((given, made), kernel.buffers, strict=True)
@@ -249,12 +250,15 @@ class Connection:
         return ""
 
     def check(self) -> None:
-        """Wait for the GPU, and refuse to go on if a rank was later than the deadline.
+        """Wait for the GPU, and say whether a rank was later than the deadline.
+
+        The kernel that waited for it ends with an error of CUDA, which every call of torch gives
+        from then on. This one says whom it was for.
 
         Raises
         ------
         EnvironmentRefused
-            With the rank that was late: results are wrong since.
+            With the rank that was late.
         """
         self.ranks.check()
 

@@ -17,6 +17,7 @@ _HOME = {
     "prim_func": "build",
     "all_gather": "ranks",
     "all_reduce": "ranks",
+    "all_to_all": "ranks",
     "reduce_scatter": "ranks",
     "row_parallel": "ranks",
     "random_inputs": "numerics",

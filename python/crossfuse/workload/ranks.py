@@ -201,6 +201,44 @@ def all_gather(*, elements: AtLeastOne, ranks: AtLeastOne, dtype: str = "bfloat1
     return te.create_prim_func([given, result])
 
 
+@checked
+def all_to_all(*, elements: AtLeastOne, ranks: AtLeastOne, dtype: str = "bfloat16") -> Any:
+    """Make the function by which each GPU gets a slice of the tensor of each.
+
+    Parameters
+    ----------
+    elements : int
+        Elements of a slice; each GPU's tensor has as many slices as there are GPUs.
+    ranks : int
+        GPUs.
+    dtype : str
+        Element type: float16, bfloat16 or float32.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        Of A [ranks, ranks, elements], by GPU and slice, and out of the same shape, in which both
+        have changed places.
+
+    Raises
+    ------
+    WorkloadRefused
+        If the element type is another one.
+
+    Examples
+    --------
+    >>> func = all_to_all(elements=4096, ranks=2)
+    >>> [(str(each.name), [int(n) for n in each.ty.shape]) for each in func.params]
+    [('A', [2, 2, 4096]), ('out', [2, 2, 4096])]
+    """
+    from tvm import te
+
+    _check_dtype("all-to-all", dtype)
+    given = te.placeholder((ranks, ranks, elements), dtype, "A")
+    result = te.compute((ranks, ranks, elements), lambda g, r, e: given[r, g, e], "out")
+    return te.create_prim_func([given, result])
+
+
 def _check_dtype(what: str, dtype: str) -> None:
     if dtype not in DTYPES:
         raise refuse(

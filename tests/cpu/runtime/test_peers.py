@@ -12,7 +12,7 @@ import pytest
 from crossfuse.errors import ArgumentRefused, ArtefactRefused, EnvironmentRefused
 from crossfuse.lower.extract import lower
 from crossfuse.runtime import PeerGroup, build_library, load
-from crossfuse.runtime.peers import PeerKernel, PeerMemory, check_reach, deadline_units
+from crossfuse.runtime.peers import PeerKernel, PeerMemory, check_reach, deadline_units, header
 from crossfuse.runtime.windows import OneProcess, Window
 from crossfuse.schedule.rules.ranks import schedule_row_parallel
 from crossfuse.workload import row_parallel
@@ -199,12 +199,31 @@ def test_kernels_of_one_memory_count_alike(kernel: Any) -> None:
 def test_late_rank_is_named() -> None:
     memory = object.__new__(PeerMemory)
     memory._members, memory.synchronize = OneProcess((0, 1)), lambda: None  # type: ignore[method-assign]
-    memory._counts = {0: [5, 5, 0, 9], 1: [5, 5, 1, 9]}
+    memory._late = {0: [0], 1: [1]}
     with pytest.raises(EnvironmentRefused) as caught:
         memory.check("sums")
     assert str(caught.value).startswith(
         "peer-late: rank 1 of sums: found no arrival of rank 0 before the deadline; limit:"
     )
+
+
+def test_late_rank_is_named_where_cuda_has_stopped() -> None:
+    memory = object.__new__(PeerMemory)
+
+    def stopped() -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    memory.synchronize, memory._late = stopped, {0: [2]}  # type: ignore[method-assign]
+    with pytest.raises(EnvironmentRefused, match="found no arrival of rank 1 before the deadline"):
+        memory.check()
+    memory._late = {0: [0]}
+    with pytest.raises(RuntimeError, match="unspecified launch failure"):
+        memory.check()
+
+
+def test_header_of_counts() -> None:
+    words = header(2.0, 0x7F0012345678)
+    assert words == [0] * 8 + [deadline_units(2.0), 0, 0x12345678, 0x7F00]
 
 
 def test_no_process_group() -> None:

@@ -18,12 +18,8 @@ from crossfuse.hardware import Device
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import ARRIVALS, TURNS, WINDOW_UNIT, KernelImage, starting_early
 from crossfuse.lower.ranks import with_slabs
-from crossfuse.schedule.rules.ranks import (
-    schedule_all_gather,
-    schedule_all_reduce,
-    schedule_reduce_scatter,
-)
-from crossfuse.workload import all_gather, all_reduce, reduce_scatter
+from crossfuse.schedule.rules.ranks import schedule_collective
+from crossfuse.workload import all_gather, all_reduce, all_to_all, reduce_scatter
 
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 
@@ -50,7 +46,7 @@ def summed(given: np.ndarray) -> np.ndarray:
 def test_all_ranks_get_the_same_sum(ranks: int, elements: int, dtype: str) -> None:
     func = all_reduce(elements=elements, ranks=ranks, dtype=dtype)
     given = operands(ranks, elements, dtype)
-    sch = schedule_all_reduce(func)
+    sch = schedule_collective(func)
     sequential = run_sequential(sch, {"A": given}).outputs["out"]
     assert np.asarray(sequential).tobytes() == summed(given).tobytes()
     report = emulate_ranks(lower(sch).image, {"A": given}, calls=2)
@@ -63,7 +59,7 @@ SIZES = [(2, 2048, "bfloat16"), (2, 520, "float16"), (3, 129, "float32"), (8, 51
 
 @pytest.mark.parametrize(("ranks", "elements", "dtype"), SIZES)
 def test_each_rank_gets_its_slice_of_the_sum(ranks: int, elements: int, dtype: str) -> None:
-    sch = schedule_reduce_scatter(reduce_scatter(elements=elements, ranks=ranks, dtype=dtype))
+    sch = schedule_collective(reduce_scatter(elements=elements, ranks=ranks, dtype=dtype))
     given = operands(ranks, ranks * elements, dtype)
     due = summed(given)[0].reshape(ranks, elements)
     _is_right(sch, given.reshape(ranks, ranks, elements), due)
@@ -71,9 +67,16 @@ def test_each_rank_gets_its_slice_of_the_sum(ranks: int, elements: int, dtype: s
 
 @pytest.mark.parametrize(("ranks", "elements", "dtype"), SIZES)
 def test_each_rank_gets_all_tensors(ranks: int, elements: int, dtype: str) -> None:
-    sch = schedule_all_gather(all_gather(elements=elements, ranks=ranks, dtype=dtype))
+    sch = schedule_collective(all_gather(elements=elements, ranks=ranks, dtype=dtype))
     given = operands(ranks, elements, dtype)
     _is_right(sch, given, np.broadcast_to(given, (ranks, *given.shape)))
+
+
+@pytest.mark.parametrize(("ranks", "elements", "dtype"), SIZES)
+def test_each_rank_gets_a_slice_of_all(ranks: int, elements: int, dtype: str) -> None:
+    sch = schedule_collective(all_to_all(elements=elements, ranks=ranks, dtype=dtype))
+    given = operands(ranks, ranks * elements, dtype).reshape(ranks, ranks, elements)
+    _is_right(sch, given, given.swapaxes(0, 1))
 
 
 def _is_right(sch: Any, given: np.ndarray, due: np.ndarray) -> None:
@@ -91,19 +94,19 @@ def test_ctas_take_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("crossfuse.planner.cost.collectives.MOST_EXCHANGING", 4)
     monkeypatch.setattr("crossfuse.planner.cost.collectives._ENOUGH_CTAS", 3)
     for elements, ctas, threads in ((384, 4, 4), (288, 3, 4), (32 * 7, 4, 1)):
-        sch = schedule_all_gather(all_gather(elements=elements, ranks=2), threads=4)
+        sch = schedule_collective(all_gather(elements=elements, ranks=2), threads=4)
         (launch,) = lower(sch).image.launches
         assert (launch.grid[0], launch.block[0]) == (ctas, threads)
         given = operands(2, elements, "bfloat16")
         _is_right(sch, given, np.broadcast_to(given, (2, *given.shape)))
-        sch = schedule_reduce_scatter(reduce_scatter(elements=elements // 2, ranks=2), threads=4)
+        sch = schedule_collective(reduce_scatter(elements=elements // 2, ranks=2), threads=4)
         _is_right(sch, given.reshape(2, 2, -1), summed(given)[0].reshape(2, -1))
 
 
 def test_more_ctas_than_run_at_once_are_two_kernels() -> None:
     func = all_gather(elements=64 * 1024, ranks=2)
     one, two = (
-        lower(schedule_all_gather(func, threads=256), Device("some GPU", sms=sms)).image
+        lower(schedule_collective(func, threads=256), Device("some GPU", sms=sms)).image
         for sms in (32, 31)
     )
     assert [len(each.launches) for each in (one, two)] == [1, 2]
@@ -120,15 +123,15 @@ def test_slabs_of_one_size_share_memory() -> None:
 
     slab = 5 * WINDOW_UNIT
     for sch in (
-        schedule_all_gather(all_gather(elements=64, ranks=2)),
-        schedule_reduce_scatter(reduce_scatter(elements=1 << 20, ranks=2)),
+        schedule_collective(all_gather(elements=64, ranks=2)),
+        schedule_collective(reduce_scatter(elements=1 << 20, ranks=2)),
     ):
         assert rows(lower(with_slabs(sch.mod["main"], slab)).image) == [slab]
 
 
 def test_only_inputs_are_promised_to_be_alone() -> None:
     """Else nvcc loads slabs in front of the wait for them, through the read-only cache."""
-    text = lower(schedule_all_gather(all_gather(elements=64, ranks=2))).image.cuda
+    text = lower(schedule_collective(all_gather(elements=64, ranks=2))).image.cuda
     promised = set(re.findall(r"__restrict__ (\w+)_ptr", text))
     assert promised == {"A", "crossfuse_rank"}
 
@@ -137,7 +140,7 @@ def test_only_inputs_are_promised_to_be_alone() -> None:
     ("kilo", "ctas", "threads"), [(4, 2, 256), (64, 32, 256), (256, 64, 512), (1024, 128, 1024)]
 )
 def test_all_ctas_run_at_once(kilo: int, ctas: int, threads: int) -> None:
-    image = lower(schedule_all_reduce(all_reduce(elements=kilo << 10, ranks=2))).image
+    image = lower(schedule_collective(all_reduce(elements=kilo << 10, ranks=2))).image
     assert [(each.grid[0], each.block[0]) for each in image.launches] == [(ctas, threads)]
     # Peers' memory is loaded 16 bytes at a time.
     assert image.cuda.count("*(uint4*)(A_global_peer_ptr") == 3
@@ -180,9 +183,9 @@ FAULTS: dict[str, Callable[[KernelImage], KernelImage]] = {
 @pytest.mark.parametrize("kind", ["all-reduce", "all-gather"])
 def test_faults_are_found(kind: str, fault: str) -> None:
     if kind == "all-reduce":
-        sch = schedule_all_reduce(all_reduce(elements=512, ranks=2))
+        sch = schedule_collective(all_reduce(elements=512, ranks=2))
     else:
-        sch = schedule_all_gather(all_gather(elements=512, ranks=2))
+        sch = schedule_collective(all_gather(elements=512, ranks=2))
     image = lower(starting_early(sch.mod["main"])).image
     given = {"A": operands(2, 512, "bfloat16")}
     reports = (

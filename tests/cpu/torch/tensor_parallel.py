@@ -14,7 +14,7 @@ def told() -> dict[str, Any]:
     from crossfuse.torch import reports
 
     report = reports()[-1]
-    names = ("all_reduce", "all_gather", "reduce_scatter")
+    names = ("all_reduce", "all_gather", "all_to_all", "reduce_scatter")
     sums = [e for e in report.outcomes if any(node.startswith(names) for node in e.products)]
     return {
         "names": [each.name for each in sums],
@@ -163,6 +163,22 @@ def slices() -> dict[str, Any]:
     return _graph(_scattered(16), _given(8, 48, dtype="bfloat16"))
 
 
+def exchanged() -> dict[str, Any]:
+    """Slices of one size for all ranks, and of several."""
+    import torch.distributed as dist
+    from torch.distributed._functional_collectives import all_to_all_single
+
+    world = dist.group.WORLD
+    rank = dist.get_rank()
+
+    def run(x: Any) -> Any:
+        even = all_to_all_single(x * 2, None, None, world)
+        given, got = ([3, 5], [3, 3]) if rank == 0 else ([3, 5], [5, 5])
+        return even.sum() + all_to_all_single(x + 1, got, given, world).sum()
+
+    return _graph(run, _given(8, 48, dtype="bfloat16"))
+
+
 def rows_used_elsewhere() -> dict[str, Any]:
     return in_parts(lambda full: full.sum())
 
@@ -209,7 +225,7 @@ def others_by_hand() -> list[bool]:
     import torch
     import torch.distributed as dist
 
-    from crossfuse.torch import all_gather, reduce_scatter
+    from crossfuse.torch import all_gather, all_to_all, reduce_scatter
 
     right = []
     for given in (_given(6, 33), _given(4, 16).T, _given(4, dtype="float64"), _given(18)[2:]):
@@ -219,6 +235,7 @@ def others_by_hand() -> list[bool]:
         rows = given.shape[0] // 2
         mine = slice(dist.get_rank() * rows, (dist.get_rank() + 1) * rows)
         right.append(torch.equal(reduce_scatter(given), sum(every)[mine]))
+        right.append(torch.equal(all_to_all(given), torch.cat([each[mine] for each in every])))
     return right
 
 
@@ -252,6 +269,7 @@ def wrong_calls() -> list[str]:
     from crossfuse.torch import (
         all_gather,
         all_gather_matmul,
+        all_to_all,
         matmul_reduce_scatter,
         reduce_scatter,
     )
@@ -263,6 +281,7 @@ def wrong_calls() -> list[str]:
         lambda: all_gather_matmul(_given(2, 3, 4), [_given(4, 4)]),
         lambda: all_gather_matmul(_given(2, 4), []),
         lambda: matmul_reduce_scatter(_given(2, 4), _given(5, 4)),
+        lambda: all_to_all(_given(3, 4)),
     )
     texts = []
     for call in calls:
@@ -343,6 +362,7 @@ if __name__ == "__main__":
             broken,
             most,
             slices,
+            exchanged,
             in_parts,
             rows_used_elsewhere,
             by_hand,

@@ -85,6 +85,15 @@ def test_slices_and_collections_become_kernels(found: dict[str, Any]) -> None:
     ]
 
 
+def test_exchanges_of_equal_slices_become_kernels(found: dict[str, Any]) -> None:
+    got = found["exchanged"]
+    assert got["equal"] and got["names"] == ["all_to_all", ""]
+    assert got["texts"] == [
+        "an all-to-all of 768 bytes over 2 GPUs",
+        "an all-to-all of slices of several sizes",
+    ]
+
+
 def test_errors_leave_a_graph_as_it_was(found: dict[str, Any]) -> None:
     got = found["broken"]
     assert got["equal"] and got["names"] == []
@@ -104,7 +113,7 @@ def test_rows_that_others_use_are_collected_in_one(found: dict[str, Any]) -> Non
 
 
 def test_collectives_and_products_by_hand(found: dict[str, Any]) -> None:
-    assert found["others_by_hand"] == [True] * 8
+    assert found["others_by_hand"] == [True] * 12
     assert found["products_by_hand"] == [True] * 4
 
 
@@ -117,7 +126,8 @@ def test_wrong_calls_are_refused(found: dict[str, Any]) -> None:
     )
     assert "found a reduce-scatter of 3 rows; limit: a multiple of 2" in product
     assert "found an all-gather of a scalar; limit: tensors of rows" in collected
-    three, none, depth = others
+    three, none, depth, exchanged = others
+    assert "found an all-to-all of 3 rows; limit: a multiple of 2" in exchanged
     assert three == (
         "torch-operator: crossfuse::all_gather_matmul: found a tensor of (2, 3, 4) and weights of "
         "(4, 4); limit: [rows, depth], and [depth, columns] for each weight. Instead: flatten "

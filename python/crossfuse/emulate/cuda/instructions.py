@@ -286,6 +286,7 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
         (r"griddepcontrol\.launch_dependents;", _call("launch_dependents")),
         (r"griddepcontrol\.wait;", _call("grid_wait")),
         # Deadlines are for what never comes, which the emulator reports as a deadlock.
+        (r"trap;", lambda *_: _NOTHING),
         (r"mov\.u64 %0, %+globaltimer;", _text("{0} = 0")),
         (r"ex2\.approx\.ftz\.f32 %0, %1;", _text("{0} = exp2f({1})")),
         (r"(?P<which>max|min)\.NaN\.f32 %0, %1, %2;", _extreme),

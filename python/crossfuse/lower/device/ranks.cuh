@@ -1,10 +1,10 @@
 // How kernels of several GPUs wait for each other, by counts in the memory of each.
 //
-// Row r of the counts lies in GPU r. Its first line of L2: how many CTAs of each rank have arrived there, then
-// whom this GPU waited for in vain (1 + its rank, 0 for nobody), then the deadline of its waits in units of
-// 2^20 ns (0 for none). Then a line for each CTA of kernels that exchange: how many turns the CTA of that
-// number has filled, in each rank. Counts wrap around and are compared by their difference. Nothing is ever
-// reset.
+// Row r of the counts lies in GPU r. Its first line of L2: how many CTAs of each rank have arrived there, of up
+// to 8; behind these the deadline of waits in units of 2^20 ns (0 for none), and the address of a word of the host
+// that is told whom this GPU waited for in vain. Then a line for each CTA of kernels that exchange: how many turns
+// the CTA of that number has filled, in each rank. Counts wrap around and are compared by their difference.
+// Nothing is ever reset.
 #ifndef CROSSFUSE_RANKS_CUH
 #define CROSSFUSE_RANKS_CUH
 
@@ -30,28 +30,28 @@ __device__ __forceinline__ unsigned long long crossfuse_rank_time() {
   return now >> 20;
 }
 
-// One thread: waits until a count of a peer in the own row has come to what is due. After a wait in vain,
-// nobody waits again.
-__device__ __forceinline__ void crossfuse_await_peer(unsigned* own, int ranks, int peer, const unsigned* count,
+// One thread: waits until a count of a peer in the own row has come to what is due. A wait in vain ends the
+// kernel with an error of CUDA, so that nobody takes for a result what was never sent.
+__device__ __forceinline__ void crossfuse_await_peer(const unsigned* own, int peer, const unsigned* count,
                                                      unsigned due) {
-  if (crossfuse_has_arrived(count, due) || crossfuse_rank_word(own + ranks)) return;
-  const unsigned deadline = crossfuse_rank_word(own + ranks + 1);
+  if (crossfuse_has_arrived(count, due)) return;
+  const unsigned deadline = crossfuse_rank_word(own + 8);
   const unsigned long long begin = crossfuse_rank_time();
-  bool arrived = false;
-  do {
-    arrived = crossfuse_has_arrived(count, due);
-  } while (!arrived && !(deadline && crossfuse_rank_time() - begin > deadline));
-  if (arrived) return;
-  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" : : "l"(own + ranks), "r"(peer + 1) : "memory");
+  while (!crossfuse_has_arrived(count, due)) {
+    if (!deadline || crossfuse_rank_time() - begin <= deadline) continue;
+    **(volatile int* const*)(own + 10) = peer + 1;
+    asm volatile("fence.acq_rel.sys;" : : : "memory");
+    asm volatile("trap;");
+  }
 }
 
 // All threads of a CTA: waits until all ranks have done what comes before this kernel. The own count says
 // how much that is: kernels of one rank follow each other, and all ranks run the same ones.
 __device__ __forceinline__ void crossfuse_await_ranks(void* arrivals, int rank, int ranks, long long row) {
-  unsigned* own = (unsigned*)arrivals + rank * row;
+  const unsigned* own = (const unsigned*)arrivals + rank * row;
   const unsigned due = crossfuse_rank_word(own + rank);
   for (int peer = crossfuse_rank_thread(); peer < ranks; peer += crossfuse_rank_threads()) {
-    crossfuse_await_peer(own, ranks, peer, own + peer, due);
+    crossfuse_await_peer(own, peer, own + peer, due);
   }
   __syncthreads();
 }
@@ -87,9 +87,9 @@ __device__ __forceinline__ void crossfuse_exchange_with_ranks(void* turns, int r
     unsigned* count = crossfuse_turns_at(turns, peer, row) + rank;
     asm volatile("st.release.sys.global.u32 [%0], %1;" : : "l"(count), "r"(turn + 1) : "memory");
   }
-  unsigned* own = (unsigned*)turns + rank * row;
+  const unsigned* own = (const unsigned*)turns + rank * row;
   for (int peer = crossfuse_rank_thread(); peer < ranks; peer += crossfuse_rank_threads()) {
-    crossfuse_await_peer(own, ranks, peer, crossfuse_turns_at(turns, rank, row) + peer, turn + 1);
+    crossfuse_await_peer(own, peer, crossfuse_turns_at(turns, rank, row) + peer, turn + 1);
   }
   __syncthreads();
 }

@@ -147,6 +147,8 @@ REDUCE_SCATTER = CollectiveTimes(
     sliced=True,
 )
 
+ALL_TO_ALL = REDUCE_SCATTER
+
 
 # Products whose operand is collected, or whose result is scattered, rank by rank: copy engines move
 # one part while the product of another is computed.

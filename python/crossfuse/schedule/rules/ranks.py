@@ -114,25 +114,32 @@ def _add(sch: Any, product: Any, result: Any, columns: int) -> None:
     sch.decompose_reduction(product, ranks)
 
 
-# The sum: each GPU shows its tensor, then adds those of all.
+# Collectives: each GPU shows its tensor, then takes what the others have for it.
 
 
 @checked
-def schedule_all_reduce(
+def schedule_collective(
     func: AnyFunction,
     *,
     threads: AtLeastOne | None = None,
     target: str | Device | None = None,
 ) -> Any:
-    """Schedule a sum over GPUs, one shot: a kernel that fills slabs, then one that adds them.
+    """Schedule a sum over GPUs, an all-gather, a reduce-scatter or an all-to-all, in one shot.
 
-    Each GPU reads the tensors of all others whole, which is the fastest for few elements: nothing
-    is waited for but one barrier. The next call's first kernel has the other one.
+    A CTA fills its part of the slab of its GPU, waits for the CTAs of its number, and reads their
+    parts: nothing is waited for but one exchange::
+
+        before, for instance           after
+        for g, r, e:                   for g in rank(2):
+            out[g, r, e] = A[r, e]         for t in blockIdx.x:  P[g, t, :] = A[g, part t]
+                                       for g in rank(2):
+                                           for t in blockIdx.x:
+                                               for r:  out[g, r, part t] = P[r, t, :]
 
     Parameters
     ----------
     func : tvm.tirx.PrimFunc
-        What `crossfuse.workload.all_reduce` makes.
+        What `crossfuse.workload.all_reduce`, `all_gather`, `reduce_scatter` or `all_to_all` makes.
     threads : int | None
         Threads of a CTA at most, as they divide the elements; each takes 16 bytes. By default 256
         to 1024, more of larger tensors.
@@ -152,99 +159,24 @@ def schedule_all_reduce(
     Examples
     --------
     >>> from crossfuse.workload import all_reduce
-    >>> sch = schedule_all_reduce(all_reduce(elements=4096, ranks=2))
+    >>> sch = schedule_collective(all_reduce(elements=4096, ranks=2))
     >>> [each.scope() for each in sch.get(sch.get_sblock("root")).alloc_buffers]
     ['local', 'global.peer', 'local']
-    """
-    return _sum_over_ranks(func, threads, target)
-
-
-@checked
-def schedule_reduce_scatter(
-    func: AnyFunction,
-    *,
-    threads: AtLeastOne | None = None,
-    target: str | Device | None = None,
-) -> Any:
-    """Schedule a sum over GPUs of which each gets a slice: slabs are filled, then slices summed.
-
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        What `crossfuse.workload.reduce_scatter` makes.
-    threads, target
-        As `schedule_all_reduce` takes them.
-
-    Returns
-    -------
-    tvm.s_tir.Schedule
-        The schedule, with its trace.
-
-    Raises
-    ------
-    ScheduleRefused
-        If a primitive does not fit the function.
-
-    Examples
-    --------
-    >>> from crossfuse.workload import reduce_scatter
-    >>> sch = schedule_reduce_scatter(reduce_scatter(elements=4096, ranks=2))
-    >>> [each.scope() for each in sch.get(sch.get_sblock("root")).alloc_buffers]
-    ['local', 'global.peer', 'local']
-    """
-    return _sum_over_ranks(func, threads, target)
-
-
-@checked
-def schedule_all_gather(
-    func: AnyFunction,
-    *,
-    threads: AtLeastOne | None = None,
-    target: str | Device | None = None,
-) -> Any:
-    """Schedule a collection from all GPUs: slabs are filled, then copied by each GPU.
-
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        What `crossfuse.workload.all_gather` makes.
-    threads, target
-        As `schedule_all_reduce` takes them.
-
-    Returns
-    -------
-    tvm.s_tir.Schedule
-        The schedule, with its trace.
-
-    Raises
-    ------
-    ScheduleRefused
-        If a primitive does not fit the function.
-
-    Examples
-    --------
-    >>> from crossfuse.workload import all_gather
-    >>> sch = schedule_all_gather(all_gather(elements=4096, ranks=2))
-    >>> [each.scope() for each in sch.get(sch.get_sblock("root")).alloc_buffers]
-    ['global.peer']
     """
     sch = ir.Schedule(func)
-    result = sch.get_sblock("out")
-    sch.rank_bind(sch.get_loops(result)[0])
-    copy = sch.rank_gather(result, 0)
-    _in_parts(sch, (copy, result), threads, target)
+    *sums, result = sch.get_child_blocks(sch.get_sblock("root"))
+    for block in (*sums, result):
+        sch.rank_bind(sch.get_loops(block)[0])
+    copy = sch.rank_gather((*sums, result)[0], 0)
+    _, step = _in_parts(sch, (copy, result), threads, target)
+    for total in sums:
+        _add_at(sch, total, step)
     _by_cta(sch, copy)
     return sch
 
 
-def _sum_over_ranks(func: Any, threads: int | None, target: str | Device | None) -> Any:
-    """Let each GPU add what the others have for it."""
-    sch = ir.Schedule(func)
-    total, result = sch.get_sblock("total"), sch.get_sblock("out")
-    for block in (total, result):
-        sch.rank_bind(sch.get_loops(block)[0])
-    copy = sch.rank_gather(total, 0)
-    _, step = _in_parts(sch, (copy, result), threads, target)
+def _add_at(sch: Any, total: Any, step: Any) -> None:
+    """Let a thread load what it adds, then add it, in each step."""
     sch.set_scope(total, 0, "local")
     sch.compute_at(total, step, preserve_unit_loops=True)
     loads = sch.cache_read(total, 0, "local")
@@ -258,8 +190,6 @@ def _sum_over_ranks(func: Any, threads: int | None, target: str | Device | None)
     for loop in (ranks, element):
         sch.unroll(loop)
     sch.decompose_reduction(total, ranks)
-    _by_cta(sch, copy)
-    return sch
 
 
 def _in_parts(
