@@ -127,16 +127,23 @@ def check(collective: Collective, rows: int) -> None:
 
 
 def _by_nccl(collective: Collective, x: torch.Tensor) -> torch.Tensor:
-    ranks = dist.get_world_size()
-    made = x.new_empty(collective.shape(x.shape, ranks))
-    if collective.name == "all_reduce":
-        made.copy_(x)
-        dist.all_reduce(made)
-    elif collective.name == "all_gather":
-        dist.all_gather_into_tensor(made, x)
-    else:
-        dist.reduce_scatter_tensor(made, x)
+    made = x.new_empty(collective.shape(x.shape, dist.get_world_size()))
+    LIBRARY[collective.name](made, x)
     return made
+
+
+def _summed(made: torch.Tensor, x: torch.Tensor) -> None:
+    made.copy_(x)
+    dist.all_reduce(made)
+
+
+#: NCCL's collectives by the names of ours: into a tensor, of a tensor.
+LIBRARY: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "all_reduce": _summed,
+    "all_gather": dist.all_gather_into_tensor,
+    "reduce_scatter": dist.reduce_scatter_tensor,
+    "all_to_all": dist.all_to_all_single,
+}
 
 
 def alone(rows: int) -> None:
@@ -146,11 +153,11 @@ def alone(rows: int) -> None:
     for each in COLLECTIVES:
         ours = getattr(crossfuse.torch, each.name)
         made = x.new_empty(each.shape(x.shape, dist.get_world_size()))
-        library = {
-            "all_reduce": lambda _: dist.all_reduce(x),
-            "all_gather": lambda _, made=made: dist.all_gather_into_tensor(made, x),
-            "reduce_scatter": lambda _, made=made: dist.reduce_scatter_tensor(made, x),
-        }[each.name]
+        run = LIBRARY[each.name]
+        if each.name == "all_reduce":  # in place
+            library = lambda _: dist.all_reduce(x)  # noqa: E731
+        else:
+            library = lambda _, made=made, run=run: run(made, x)  # noqa: E731
         times = timed((lambda _, run=ours: run(x), library), [0])
         words.append(f"{each.name} {times[0]:.1f} NCCL {times[1]:.1f}")
         x.normal_()

@@ -147,7 +147,21 @@ REDUCE_SCATTER = CollectiveTimes(
     sliced=True,
 )
 
-ALL_TO_ALL = REDUCE_SCATTER
+ALL_TO_ALL = CollectiveTimes(
+    (
+        (16 * _KIB, 4.4, 10.5),
+        (128 * _KIB, 4.6, 10.8),
+        (512 * _KIB, 5.2, 12.1),
+        (1 * _MIB, 6.3, 14.9),
+        (2 * _MIB, 8.1, 16.8),
+        (4 * _MIB, 12.6, 21.2),
+        (8 * _MIB, 20.8, 30.6),
+        (16 * _MIB, 39.2, 50.7),
+        (32 * _MIB, 74.6, 82.3),
+        (64 * _MIB, 143.1, 137.9),
+    ),
+    sliced=True,
+)
 
 
 # Products whose operand is collected, or whose result is scattered, rank by rank: copy engines move
