@@ -28,7 +28,7 @@ import jupytext
 import nbformat
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Its numbers are in the estimates that pages print: rates of devices, and trees.
+#: Its numbers are in the estimates that pages print: rates of devices, and trees, of one GPU.
 PLANNER = ROOT / "python" / "crossfuse" / "planner"
 #: Seconds that a cell may take.
 TIMEOUT = 600
@@ -69,7 +69,7 @@ def inputs_of(page: Path) -> str:
     results = page.parent.parent / "benchmarks" / "results"
     digest = hashlib.sha256()
     shared = [page.parent / each for each in ("support.py", "matplotlibrc")]
-    learned = sorted(PLANNER.rglob("*.json"))
+    learned = sorted(e for e in PLANNER.rglob("*.json") if e.parent.name != "ranks")
     for path in (*shared, *(results / each for each in named), *learned):
         digest.update(path.read_bytes() if path.is_file() else b"")
     return digest.hexdigest()

@@ -23,13 +23,13 @@ import torch.distributed as dist
 from torch.distributed import _symmetric_memory as symmetric
 
 import crossfuse.torch
-from crossfuse.torch.collectives import COLLECTIVES, Collective
+from crossfuse.bench.ranks import LIBRARY, times_of
+from crossfuse.torch.collectives import ALL_REDUCE, COLLECTIVES, Collective
 
 #: Columns and depth of the product behind an all-gather, and of that before a reduce-scatter, on
 #: each GPU.
 GATHERED, SCATTERED = (6656, 4096), (4096, 14336)
 ROWS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-CALLS, REPLAYS, PAUSE = 8, 6, 0.05
 #: Calls and replays that have to agree bit for bit, and seconds that a rank is late.
 REPEATS, LATE = 1000, 0.05
 TYPE = torch.bfloat16
@@ -49,46 +49,12 @@ def everywhere(right: bool) -> bool:
 
 
 def timed(calls: Sequence[Callable[[Any], Any]], weights: Sequence[Any]) -> list[float]:
-    """Microseconds of calls, timed in turns; NaN for what cannot be captured."""
-    graphs = [_captured(each, weights) for each in calls]
-    least = [float("inf") if each else float("nan") for each in graphs]
-    for turn in range(REPLAYS):
-        for number in range(len(graphs)):
-            place = (number + turn) % len(graphs)
-            if (graph := graphs[place]) is not None:
-                time.sleep(PAUSE)  # clocks fall under load: all begin as cool
-                least[place] = min(least[place], _replayed(graph))
-    return least
+    """Microseconds of calls, timed in turns, each with another weight than the one before."""
 
+    def taking(call: Callable[[Any], Any]) -> Callable[[int], Any]:
+        return lambda number: call(weights[number % len(weights)])
 
-def _captured(call: Callable[[Any], Any], weights: Sequence[Any]) -> Any:
-    try:
-        for number in range(3):
-            call(weights[number % len(weights)])
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for number in range(CALLS):
-                call(weights[number % len(weights)])
-    except (RuntimeError, AttributeError) as error:
-        say("not measured:", str(error)[:100])
-        return None
-    return graph
-
-
-def _replayed(graph: Any) -> float:
-    """Microseconds of a call on the slower GPU."""
-    dist.barrier()
-    torch.cuda.synchronize()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    graph.replay()
-    begin.record()
-    graph.replay()
-    end.record()
-    torch.cuda.synchronize()
-    taken = torch.tensor([begin.elapsed_time(end) * 1000 / CALLS], device="cuda")
-    dist.all_reduce(taken, dist.ReduceOp.MAX)
-    return float(taken)
+    return times_of([taking(each) for each in calls], say)
 
 
 def off(got: torch.Tensor, due: torch.Tensor) -> float:
@@ -128,22 +94,9 @@ def check(collective: Collective, rows: int) -> None:
 
 def _by_nccl(collective: Collective, x: torch.Tensor) -> torch.Tensor:
     made = x.new_empty(collective.shape(x.shape, dist.get_world_size()))
-    LIBRARY[collective.name](made, x)
-    return made
-
-
-def _summed(made: torch.Tensor, x: torch.Tensor) -> None:
-    made.copy_(x)
-    dist.all_reduce(made)
-
-
-#: NCCL's collectives by the names of ours: into a tensor, of a tensor.
-LIBRARY: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
-    "all_reduce": _summed,
-    "all_gather": dist.all_gather_into_tensor,
-    "reduce_scatter": dist.reduce_scatter_tensor,
-    "all_to_all": dist.all_to_all_single,
-}
+    given = x.clone()
+    LIBRARY[collective.name](made, given)
+    return given if collective is ALL_REDUCE else made
 
 
 def alone(rows: int) -> None:
@@ -154,10 +107,7 @@ def alone(rows: int) -> None:
         ours = getattr(crossfuse.torch, each.name)
         made = x.new_empty(each.shape(x.shape, dist.get_world_size()))
         run = LIBRARY[each.name]
-        if each.name == "all_reduce":  # in place
-            library = lambda _: dist.all_reduce(x)  # noqa: E731
-        else:
-            library = lambda _, made=made, run=run: run(made, x)  # noqa: E731
+        library = lambda _, made=made, run=run: run(made, x)  # noqa: E731
         times = timed((lambda _, run=ours: run(x), library), [0])
         words.append(f"{each.name} {times[0]:.1f} NCCL {times[1]:.1f}")
         x.normal_()

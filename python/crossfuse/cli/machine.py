@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -55,7 +56,12 @@ def calibrate(
 
     The record is found by the name of the GPU. It is not one of kernels: what is fitted to those
     stays that of the nearest GPU that comes with the package.
+
+    Under torchrun (torchrun --nproc-per-node 2 --no-python crossfuse calibrate) it measures what
+    GPUs do together: collectives, and copies.
     """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return _calibrate_ranks(out, as_json)
     from crossfuse.bench.calibrate import calibrate as measure
     from crossfuse.bench.environment import require_hopper
     from crossfuse.files import write_atomically
@@ -74,6 +80,38 @@ def calibrate(
         print_json({"record": str(path), "device": name})
     else:
         typer.echo(f"{path}: the record of {name}")
+
+
+def _calibrate_ranks(out: Path | None, as_json: bool) -> None:
+    """Measure the GPUs of all processes; the first one writes the record."""
+    import torch
+    import torch.distributed as dist
+
+    from crossfuse.bench.environment import require_hopper
+    from crossfuse.bench.ranks import calibrate_ranks
+    from crossfuse.files import write_atomically
+    from crossfuse.hardware import device
+    from crossfuse.planner.cost.rank_rates import rank_record_path
+
+    require_hopper()
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl")
+    first, start = dist.get_rank() == 0, time.perf_counter()
+
+    def note(line: str) -> None:
+        if first:
+            typer.echo(f"{time.perf_counter() - start:6.1f} s  {line}", err=True)
+
+    found = calibrate_ranks(device().name, _machine, note)
+    path = out or rank_record_path(found.name, found.ranks)
+    if first:
+        write_atomically(path, found.text().encode())
+        if as_json:
+            print_json({"record": str(path), "device": found.name, "ranks": found.ranks})
+        else:
+            typer.echo(f"{path}: the record of {found.ranks} x {found.name}")
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def _machine() -> dict[str, Any]:

@@ -17,7 +17,6 @@ from torch import fx
 from crossfuse.calls import checked
 from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.hardware import Device
-from crossfuse.planner.cost import collectives as cost
 from crossfuse.relax.outcome import ChainOutcome
 from crossfuse.torch.kernels import check_gradients, define
 from crossfuse.torch.ranks import Connection, connection_of, dtype_of, group_name
@@ -40,7 +39,6 @@ class Collective(ABC):
     noun: str
     #: torch's functional operator.
     functional: str
-    times: cost.CollectiveTimes
 
     @abstractmethod
     def given(self, elements: int, ranks: int) -> tuple[int, ...]:
@@ -154,19 +152,14 @@ class _AllToAll(_OfSlices):
 
 
 _OPERATORS = "_c10d_functional"
-ALL_REDUCE = _AllReduce("all_reduce", "a sum", f"{_OPERATORS}::all_reduce", cost.ALL_REDUCE)
-ALL_GATHER = _AllGather(
-    "all_gather", "an all-gather", f"{_OPERATORS}::all_gather_into_tensor", cost.ALL_GATHER
-)
+ALL_REDUCE = _AllReduce("all_reduce", "a sum", f"{_OPERATORS}::all_reduce")
+ALL_GATHER = _AllGather("all_gather", "an all-gather", f"{_OPERATORS}::all_gather_into_tensor")
 REDUCE_SCATTER = _ReduceScatter(
     "reduce_scatter",
     "a reduce-scatter",
     f"{_OPERATORS}::reduce_scatter_tensor",
-    cost.REDUCE_SCATTER,
 )
-ALL_TO_ALL = _AllToAll(
-    "all_to_all", "an all-to-all", f"{_OPERATORS}::all_to_all_single", cost.ALL_TO_ALL
-)
+ALL_TO_ALL = _AllToAll("all_to_all", "an all-to-all", f"{_OPERATORS}::all_to_all_single")
 COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL)
 
 
@@ -422,7 +415,8 @@ def _outcome(
         return ChainOutcome("main", (node.name,), "", "", None, None, why)
     value = node.args[0].meta["val"]
     size = prod(value.shape) * value.element_size()
-    times = collective.times.kernels(size, connection.size), collective.times.nccl(size)
+    known = connection.rates.times(collective.name)
+    times = known.kernels(size, connection.size), known.nccl(size)
     text = f"{collective.noun} of {size} bytes over {connection.size} GPUs"
     if times[0] >= times[1] and not options.always:
         why = f"NCCL is estimated to be faster for {text}"

@@ -23,6 +23,7 @@ from crossfuse.planner.cost.collectives import (
     product,
     scattered_in_parts,
 )
+from crossfuse.planner.cost.rank_rates import RankRates
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.relax.outcome import ChainOutcome
 from crossfuse.torch.collectives import (
@@ -146,7 +147,8 @@ def run_gathered(
     connection, given = connection_of(group), given.contiguous()
     peers = _peers(connection, given, ranks_of(group) * given.numel())
     columns = sum(each.shape[1] for each in weights)
-    if peers is None or not pays(gathered_times(given, columns, peers.size)):
+    known = connection and peers and gathered_times(given, columns, connection.rates)
+    if peers is None or not known or not pays(known):
         full = run(ALL_GATHER, given, group)
         return [full @ each for each in weights]
     return _gathered(peers, given, weights)
@@ -183,8 +185,10 @@ def run_scattered(given: torch.Tensor, weight: torch.Tensor, group: str) -> torc
     _check_matrices("matmul_reduce_scatter", given, [weight])
     ranks, given = ranks_of(group), given.contiguous()
     check_shape(REDUCE_SCATTER, given, ranks)
-    peers = _peers(connection_of(group), given, given.shape[0] * weight.shape[1])
-    if peers is None or not pays(scattered_times(given, weight.shape[1], ranks)):
+    connection = connection_of(group)
+    peers = _peers(connection, given, given.shape[0] * weight.shape[1])
+    known = connection and peers and scattered_times(given, weight.shape[1], connection.rates)
+    if peers is None or not known or not pays(known):
         return run(REDUCE_SCATTER, given @ weight, group)
     return _scattered(peers, given, weight)
 
@@ -241,8 +245,10 @@ def _fuse_gathered(
         return []
     rows, depth = value.numel() // value.shape[-1], value.shape[-1]
     flat = value.new_empty((rows, depth))
-    times = gathered_times(flat, sum(e.meta["val"].shape[1] for e in weights), ranks)
-    if not pays(times):
+    connection = connection_of(str(group))
+    columns = sum(e.meta["val"].shape[1] for e in weights)
+    times = connection and gathered_times(flat, columns, connection.rates)
+    if not times or not pays(times):
         return []
     order = {each: number for number, each in enumerate(graph.nodes)}
     first = min(products, key=order.__getitem__)
@@ -273,8 +279,9 @@ def _fuse_scattered(
     operand, weight = product.args
     if value.shape[0] % ranks or not _fits(value, value.numel()):
         return []
-    times = scattered_times(operand.meta["val"], value.shape[1], ranks)
-    if not pays(times):
+    connection = connection_of(str(group))
+    times = connection and scattered_times(operand.meta["val"], value.shape[1], connection.rates)
+    if not times or not pays(times):
         return []
     with graph.inserting_before(wait):
         operator = torch.ops.crossfuse.matmul_reduce_scatter.default
@@ -345,24 +352,26 @@ def pays(times: Times) -> bool:
     return times[0] < _SURE * times[1]
 
 
-def gathered_times(given: torch.Tensor, columns: int, ranks: int) -> Times:
+def gathered_times(given: torch.Tensor, columns: int, between: RankRates) -> Times:
     """Microseconds of products in parts, and of an all-gather in front of whole ones."""
-    rows, depth = given.shape
+    (rows, depth), ranks = given.shape, between.ranks
     size = given.numel() * given.element_size()
     of_part, of_whole = ((each, columns, depth) for each in (rows, ranks * rows))
     part, whole = _product(of_part, given), _product(of_whole, given)
-    collective = min(ALL_GATHER.times.kernels(size, ranks), ALL_GATHER.times.nccl(size))
-    return gathered_in_parts(part, size, ranks), collective + whole
+    collective = between.times(ALL_GATHER.name)
+    least = min(collective.kernels(size, ranks), collective.nccl(size))
+    return gathered_in_parts(part, size, between), least + whole
 
 
-def scattered_times(given: torch.Tensor, columns: int, ranks: int) -> Times:
+def scattered_times(given: torch.Tensor, columns: int, between: RankRates) -> Times:
     """Microseconds of a product in parts, and of a whole one in front of a reduce-scatter."""
-    rows, depth = given.shape
+    (rows, depth), ranks = given.shape, between.ranks
     size = rows * columns * given.element_size()
     of_part, of_whole = ((each, columns, depth) for each in (rows // ranks, rows))
     part, whole = _product(of_part, given), _product(of_whole, given)
-    collective = min(REDUCE_SCATTER.times.kernels(size, ranks), REDUCE_SCATTER.times.nccl(size))
-    return scattered_in_parts(part, size, ranks, _rates(given.device)), collective + whole
+    collective = between.times(REDUCE_SCATTER.name)
+    least = min(collective.kernels(size, ranks), collective.nccl(size))
+    return scattered_in_parts(part, size, between, _rates(given.device)), least + whole
 
 
 def _product(extents: tuple[int, int, int], given: torch.Tensor) -> float:

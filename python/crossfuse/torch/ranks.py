@@ -15,6 +15,7 @@ from crossfuse.files import scratch
 from crossfuse.hardware import Device
 from crossfuse.markers import MOST_EXCHANGING
 from crossfuse.planner.cost.collectives import shares
+from crossfuse.planner.cost.rank_rates import RankRates, rank_rates
 from crossfuse.runtime.peers import PeerGroup, PeerKernel, check_process_group
 from crossfuse.torch.kernels import define, kernels_of
 from crossfuse.workload.ranks import DTYPES
@@ -181,6 +182,8 @@ class Connection:
         Where tensors have to be.
     ranks : Ranks
         What runs collectives.
+    rates : RankRates
+        How long these take.
 
     Examples
     --------
@@ -193,11 +196,14 @@ class Connection:
     >>> dist.destroy_process_group()
     """
 
-    def __init__(self, name: str, size: int, place: torch.device, ranks: Ranks) -> None:
+    def __init__(
+        self, name: str, size: int, place: torch.device, ranks: Ranks, rates: RankRates
+    ) -> None:
         self.name = name
         self.size = size
         self.place = place
         self.ranks = ranks
+        self.rates = rates
 
     def takes(self, tensor: torch.Tensor, collective: Collective | None = None) -> bool:
         """Whether kernels take a tensor of this process.
@@ -328,7 +334,7 @@ def connect_ranks(group: Any = None, *, deadline: Seconds = 600.0) -> Connection
 
     name = group_name(group)
     if name not in _CONNECTED:
-        place = torch.device("cpu")
+        place, size = torch.device("cpu"), dist.get_world_size(group)
         ranks: Ranks
         if torch.cuda.is_available():
             place = torch.device("cuda", torch.cuda.current_device())
@@ -337,10 +343,12 @@ def connect_ranks(group: Any = None, *, deadline: Seconds = 600.0) -> Connection
         else:
             ranks = GatheredRanks(group, Backend().device_of(place))
         define()
-        _CONNECTED[name] = Connection(name, dist.get_world_size(group), place, ranks)
+        rates = rank_rates(Backend().device_of(place).name, size)
+        _CONNECTED[name] = Connection(name, size, place, ranks, rates)
     return _CONNECTED[name]
 
 
 def connected() -> tuple[str, ...]:
     """Process groups that are connected, in words for cache keys."""
-    return tuple(f"{each.name} of {each.size}" for each in _CONNECTED.values())
+    every = _CONNECTED.values()
+    return tuple(f"{each.name} of {each.size} {each.rates.digest}" for each in every)

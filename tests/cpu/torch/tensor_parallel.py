@@ -107,7 +107,7 @@ def bfloat16() -> dict[str, Any]:
 
 def many() -> dict[str, Any]:
     """As many GPUs have it, or links that are slower."""
-    with patch("crossfuse.planner.cost.collectives.CollectiveTimes.nccl", lambda *_: 0.0):
+    with patch("crossfuse.planner.cost.rank_rates.CollectiveTimes.nccl", lambda *_: 0.0):
         return _graph(_summed(), _given(128, 1024))
 
 

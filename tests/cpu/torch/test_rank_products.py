@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from crossfuse.planner.cost.rank_rates import rank_rates  # noqa: E402
 from crossfuse.torch import rank_products  # noqa: E402
 from crossfuse.torch.ranks import Connection, PeerRanks  # noqa: E402
 
@@ -72,7 +73,7 @@ def test_what_moves_has_to_fit_and_not_what_is_multiplied(
 ) -> None:
     """The left operand of a product in front of a reduce-scatter is longer than a slab."""
     place, ranks = torch.device("meta"), PeerRanks.__new__(PeerRanks)
-    connection = Connection("0", 2, place, ranks)
+    connection = Connection("0", 2, place, ranks, rank_rates("nvidia-h200", 2))
     given = torch.empty(8192, 14336, dtype=dtype, device=place)
     found = rank_products._peers(connection, given, elements)
     assert (found is ranks) == moves

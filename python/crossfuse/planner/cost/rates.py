@@ -143,13 +143,13 @@ def read(value: object, where: str = "record") -> Measured:
     GPU can have. `where` is the file or name in refusals.
     """
     if isinstance(value, Mapping) and value.get("version") != VERSION:
-        raise _refuse(
+        raise refuse_record(
             "stale", where, f"version {shown(value.get('version'))}", f"version {VERSION}"
         )
     try:
         found = typed(Measured, value)
     except Damaged as error:
-        raise _refuse("corrupt", where, error.found, error.limit) from None
+        raise refuse_record("corrupt", where, error.found, error.limit) from None
     return replace(found, **{name: _checked(name, getattr(found, name), where) for name in _LIMITS})
 
 
@@ -183,7 +183,7 @@ def load(path: Path) -> Measured:
     try:
         value = parse(read_text(path))
     except Damaged as error:
-        raise _refuse("corrupt", str(path), error.found, error.limit) from None
+        raise refuse_record("corrupt", str(path), error.found, error.limit) from None
     return read(value, str(path))
 
 
@@ -198,23 +198,24 @@ def _checked(name: str, value: Any, where: str) -> Any:
     if not isinstance(value, tuple):
         return _number(name, value, where)
     if not value:
-        raise _refuse("corrupt", f"{name} of {where}", "no rows", "a list of rows")
+        raise refuse_record("corrupt", f"{name} of {where}", "no rows", "a list of rows")
     for row in value:
         _number(name, row[-1], where)
     rows = sorted(value)
     if len({row[:-1] for row in rows}) != len(rows):
-        raise _refuse("corrupt", f"{name} of {where}", "a key twice", "each key once")
+        raise refuse_record("corrupt", f"{name} of {where}", "a key twice", "each key once")
     return tuple(rows)
 
 
 def _number(name: str, value: float, where: str) -> float:
     least, most = _LIMITS[name]
     if not least <= value <= most:
-        raise _refuse("absurd", f"{name} of {where}", value, f"{least:g} to {most:g}")
+        raise refuse_record("absurd", f"{name} of {where}", value, f"{least:g} to {most:g}")
     return value
 
 
-def _refuse(fault: str, where: str, found: object, limit: str) -> RefusedError:
+def refuse_record(fault: str, where: str, found: object, limit: str) -> RefusedError:
+    """A refusal of a record, to raise."""
     return refuse(
         EnvironmentRefused,
         f"calibration-{fault}",
