@@ -1,11 +1,11 @@
 """What of floats TVM's LLVM code generator computes otherwise than a GPU does.
 
-That is some operators, conversions to few bits, functions on 8-bit floats, and long sums.
+That is some operators, numbers of few bits, and long sums.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
@@ -13,7 +13,7 @@ from crossfuse import _tvm as ir
 from crossfuse.blocks.scheduled import combiner_of, is_reduction
 from crossfuse.workload.dtypes import float_type, is_float
 
-_TANH = "tirx.tanh"
+_TANH, _REINTERPRET = "tirx.tanh", "tirx.reinterpret"
 #: The C library's, by type.
 _OF_C = {"float32": "tanhf", "float64": "tanh"}
 
@@ -56,36 +56,89 @@ def _call(node: Any, mutator: Any) -> Any:
     return made if wide == dtype else made.astype(dtype)
 
 
-# Conversions that TVM's LLVM code generator gets wrong, by the bits, for functions of models.
+# Numbers of few bits, which TVM's LLVM code generator gets wrong, by their bits.
 #
-# Those to and from 8-bit floats are wrong of zeros, denormals and infinities; and what is rounded
-# to bfloat16 or to 8 bits and widened at once is not rounded at all. `widen` gives the sequential
-# check float32 tensors instead, which a model's other functions would not take.
+# Its conversions to and from 8-bit floats are wrong of zeros, denormals and infinities; and what is
+# rounded to bfloat16 or to 8 bits and widened at once is not rounded at all. So 8-bit floats are
+# their bits wherever a function has them: it is given and gives what it did before.
 
 
-_WIDE, _HALF, _BITS = "float32", "float16", "uint16"
+_WIDE, _HALF, _BITS, _BYTE = "float32", "float16", "uint16", "uint8"
 _BFLOAT16 = "bfloat16"
 #: TVM's attribute of functions that it joins with no other, and its value.
 _PATTERN, _OPAQUE = "op_pattern", 8
 #: Half precision has the exponents of the one type, and five bits of those of the other.
 _E5M2, _E4M3 = "float8_e5m2", "float8_e4m3fn"
+_NARROW = (_E5M2, _E4M3)
 _E4M3_SCALE = 2.0**8
 _E4M3_NAN, _E4M3_SIGN = 0x7F, 0x80
+_COMPUTED = ("Add", "Sub", "Mul", "Div", "Min", "Max")
+_COMPARED = ("EQ", "NE", "LT", "LE", "GT", "GE")
+#: A float32: bits of its exponent, and those but its sign.
+_EXPONENT, _MAGNITUDE = 0x7F800000, 0x7FFFFFFF
 
 
 def by_bits(func: Any) -> Any:
-    """Write conversions of a function by bits; one without any of them is returned as it is.
+    """Write numbers of 8 bits, and conversions, by bits; a function without any is left alone.
 
     TVM joins it with no other: of tensors between two functions it makes wider ones.
     """
-    if not any(map(_converts, ir.nodes(func.body, ir.tirx.Cast))):
+    inside = [e for block in ir.nodes(func.body, ir.SBlock) for e in block.alloc_buffers]
+    images = {
+        each: ir.tirx.decl_buffer(list(each.ty.shape), _BYTE, each.name, scope=str(each.scope()))
+        for each in inside
+        if str(each.ty.dtype) in _NARROW
+    }
+    operators = [getattr(ir.tirx, each) for each in (*_COMPUTED, *_COMPARED)]
+    if not images and not any(map(_converts, ir.nodes(func.body, ir.tirx.Cast, *operators))):
         return func
-    body = ir.mutate(func.body, (ir.tirx.Cast, _cast))
+
+    def load(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        if node.source not in images:
+            return node
+        stored = ir.tirx.BufferLoad(images[node.source], list(node.indices))
+        return ir.tirx.reinterpret(str(node.ty), stored)
+
+    def store(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        if node.buffer not in images:
+            return node
+        return ir.BufferStore(images[node.buffer], _byte(node.value), list(node.indices))
+
+    body = ir.mutate(
+        func.body,
+        (ir.tirx.Cast, _cast),
+        (ir.TensorLoad, load),
+        (ir.BufferStore, store),
+        (ir.SBlock, of_buffers(images)),
+        (ir.tirx.Select, _chosen),
+        (ir.Call, _chosen),
+        *((each, _operated) for each in operators),
+    )
     return ir.with_body(func, body).with_attr(_PATTERN, _OPAQUE)
 
 
-def _converts(cast: Any) -> bool:
-    return bool({str(cast.ty), str(cast.value.ty)} & {_E5M2, _E4M3, _BFLOAT16})
+def of_buffers(images: Mapping[Any, Any]) -> Callable[[Any, Any], Any]:
+    """A callback of `crossfuse._tvm.mutate` for blocks: other buffers take the place of some."""
+
+    def block(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        reads, writes = (
+            [ir.tirx.BufferRegion(images.get(e.source, e.source), e.region) for e in regions]
+            for regions in (node.reads, node.writes)
+        )
+        allocated = [images.get(each, each) for each in node.alloc_buffers]
+        return ir.block_like(node, reads=reads, writes=writes, alloc_buffers=allocated)
+
+    return block
+
+
+def _converts(node: Any) -> bool:
+    """Whether a cast is of few bits, or an operator of 8."""
+    if isinstance(node, ir.tirx.Cast):
+        return bool({str(node.ty), str(node.value.ty)} & {*_NARROW, _BFLOAT16})
+    return str(node.a.ty) in _NARROW
 
 
 def _is_widened(cast: Any) -> bool:
@@ -95,15 +148,34 @@ def _is_widened(cast: Any) -> bool:
 
 
 def _cast(node: Any, mutator: Any) -> Any:
-    source, target = str(node.value.ty), str(node.ty)
     if _is_widened(node):
         return _to_bfloat16(mutator.mutate(node.value.value))
-    if isinstance(node.value, ir.tirx.Cast) and source in (_E5M2, _E4M3):
-        return converted(rounded(mutator.mutate(node.value.value), source), target)
-    value = mutator.mutate(node.value)
-    if source in (_E5M2, _E4M3):
-        value = _decoded(value)
-    return _encoded(value, target) if target in (_E5M2, _E4M3) else converted(value, target)
+    return _as(_wide(mutator.mutate(node.value)), str(node.ty))
+
+
+def _operated(node: Any, mutator: Any) -> Any:
+    """An operator on 8-bit floats, as float32 and rounded again."""
+    dtype = str(node.a.ty)
+    node = mutator.default_mutate(node)
+    if dtype not in _NARROW:
+        return node
+    made = type(node)(_wide(node.a), _wide(node.b))
+    return made if str(made.ty) != _WIDE else _as(made, dtype)
+
+
+def _chosen(node: Any, mutator: Any) -> Any:
+    """A choice between 8-bit floats: one between their bits."""
+    dtype = str(node.ty)
+    node = mutator.default_mutate(node)
+    if dtype not in _NARROW:
+        return node
+    if isinstance(node, ir.tirx.Select):
+        sides = _byte(node.true_value), _byte(node.false_value)
+        return ir.tirx.reinterpret(dtype, ir.tirx.Select(node.condition, *sides))
+    if node.op.same_as(ir.Op.get(ir.IF_THEN_ELSE)):
+        condition, *values = node.args
+        return ir.tirx.reinterpret(dtype, ir.tirx.if_then_else(condition, *map(_byte, values)))
+    return node
 
 
 def _to_bfloat16(value: Any) -> Any:
@@ -115,11 +187,26 @@ def _to_bfloat16(value: Any) -> Any:
     return t.Select(t.isnan(value), value, nearest)
 
 
-def _decoded(value: Any) -> Any:
-    """The float32 that an 8-bit float is."""
-    t = ir.tirx
-    bits = t.Cast(_BITS, t.reinterpret("uint8", value))
-    if str(value.ty) == _E5M2:
+def _byte(value: Any) -> Any:
+    """The bits of an 8-bit float."""
+    if isinstance(value, ir.tirx.FloatImm):
+        import numpy as np
+
+        number = np.asarray(value.value, float_type(str(value.ty)).numpy)
+        return ir.tirx.const(int(number.view(np.uint8)), _BYTE)
+    made = isinstance(value, ir.Call) and value.op.same_as(ir.Op.get(_REINTERPRET))
+    if made and str(value.args[0].ty) == _BYTE:
+        return value.args[0]
+    return ir.tirx.reinterpret(_BYTE, value)
+
+
+def _wide(value: Any) -> Any:
+    """The float32 that an 8-bit float is; any other value as it is."""
+    t, dtype = ir.tirx, str(value.ty)
+    if dtype not in _NARROW:
+        return value
+    bits = t.Cast(_BITS, _byte(value))
+    if dtype == _E5M2:
         return t.Cast(_WIDE, t.reinterpret(_HALF, bits << _number(8)))
     magnitude, sign = bits & _number(_E4M3_NAN), bits & _number(_E4M3_SIGN)
     half = t.reinterpret(_HALF, (sign << _number(8)) | (magnitude << _number(7)))
@@ -127,10 +214,12 @@ def _decoded(value: Any) -> Any:
     return t.Select(t.EQ(magnitude, _number(_E4M3_NAN)), t.FloatImm(_WIDE, float("nan")), number)
 
 
-def _encoded(value: Any, dtype: str) -> Any:
-    """The 8-bit float next to a number, saturating as in CUDA."""
+def _as(value: Any, dtype: str) -> Any:
+    """A number in another type; of an 8-bit float the next one, saturating as in CUDA."""
+    if dtype not in _NARROW:
+        return converted(value, dtype)
     t = ir.tirx
-    near = rounded(value, dtype)
+    near = _rounded(value, dtype)
     if dtype == _E5M2:
         bits = t.reinterpret(_BITS, t.Cast(_HALF, near)) >> _number(8)
     else:
@@ -138,11 +227,37 @@ def _encoded(value: Any, dtype: str) -> Any:
         sign, magnitude = (half >> _number(8)), (half >> _number(7))
         number = (sign & _number(_E4M3_SIGN)) | (magnitude & _number(_E4M3_NAN))
         bits = t.Select(t.isnan(near), _number(_E4M3_NAN), number)
-    return t.reinterpret(dtype, t.Cast("uint8", bits))
+    return t.reinterpret(dtype, t.Cast(_BYTE, bits))
+
+
+def _rounded(value: Any, dtype: str) -> Any:
+    """A number rounded to an 8-bit float type, as a float32.
+
+    To nearest even; what is too large becomes the largest number, as CUDA's conversions saturate.
+    """
+    kind, t = float_type(dtype), ir.tirx
+    value = converted(value, _WIDE)
+    largest = t.FloatImm(_WIDE, kind.largest)
+    bounded = t.Max(t.Min(value, largest), -largest)
+    # A power of two: the exponent alone. Below the least one distances are those of denormals.
+    power = t.reinterpret(_WIDE, t.bitwise_and(t.reinterpret("uint32", bounded), _word(_EXPONENT)))
+    step = t.Max(power * t.FloatImm(_WIDE, 2 * kind.unit), t.FloatImm(_WIDE, kind.smallest))
+    magnitude = t.bitwise_and(t.reinterpret("uint32", value), _word(_MAGNITUDE))
+    nearest = t.nearbyint(bounded / step) * step
+    return t.Select(t.GT(magnitude, _word(_EXPONENT)), value, nearest)
+
+
+def converted(value: Any, dtype: str) -> Any:
+    """A value cast to a type, unless it has it already."""
+    return value if str(value.ty) == dtype else ir.tirx.Cast(dtype, value)
 
 
 def _number(value: int) -> Any:
     return ir.tirx.const(value, _BITS)
+
+
+def _word(number: int) -> Any:
+    return ir.tirx.const(number, "uint32")
 
 
 # Long sums that LLVM computes for TVM, in float64, where a GPU adds them up in parts.
@@ -200,178 +315,5 @@ def _widened(body: Any, wide: dict[Any, Any]) -> Any:
         so_far = ir.tirx.BufferLoad(buffer, indices)
         return ir.BufferStore(buffer, so_far + ir.tirx.Cast(_SUMS, term), indices)
 
-    def block(node: Any, mutator: Any) -> Any:
-        node = mutator.default_mutate(node)
-        reads, writes = (
-            [ir.tirx.BufferRegion(wide.get(e.source, e.source), e.region) for e in regions]
-            for regions in (node.reads, node.writes)
-        )
-        allocated = [wide.get(each, each) for each in node.alloc_buffers]
-        return ir.block_like(node, reads=reads, writes=writes, alloc_buffers=allocated)
-
-    callbacks = ((ir.TensorLoad, load), (ir.BufferStore, store), (ir.SBlock, block))
+    callbacks = ((ir.TensorLoad, load), (ir.BufferStore, store), (ir.SBlock, of_buffers(wide)))
     return ir.mutate(body, *callbacks)
-
-
-# Functions on 8-bit floats as the same functions on float32, for the sequential check.
-#
-# TVM's conversions to and from 8-bit floats on the CPU are wrong: of zeros, denormals and
-# infinities, and what is widened at once is not rounded at all. Every 8-bit float is a float32,
-# so what copies, compares and widens them computes the same on float32 buffers, with roundings as
-# arithmetic.
-
-_EIGHT_BITS = "float8"
-_COMPARED = ("Min", "Max", "EQ", "NE", "LT", "LE", "GT", "GE")
-_COMPUTED = ("Add", "Sub", "Mul", "Div")
-#: A float32: bits of its exponent, and those but its sign.
-_EXPONENT, _MAGNITUDE = 0x7F800000, 0x7FFFFFFF
-
-
-def widen(func: Any) -> Any:
-    """Give the 8-bit floating-point buffers of a function float32 elements.
-
-    The function is unchanged if it has none, or computes with such numbers without converting them.
-    """
-    if _computes(func.body):
-        return func
-    images: dict[Any, Any] = {}
-    roundings: list[Any] = []
-
-    def image(buffer: Any) -> Any:
-        if not _is_narrow(str(buffer.ty.dtype)):
-            return buffer
-        if buffer not in images:
-            kind, scope = buffer.ty, str(buffer.scope())
-            images[buffer] = ir.tirx.decl_buffer(list(kind.shape), _WIDE, buffer.name, scope=scope)
-        return images[buffer]
-
-    def convert(value: Any, dtype: str) -> Any:
-        if not _is_narrow(dtype):
-            return converted(value, dtype)
-        roundings.append(rounded(value, dtype))
-        return roundings[-1]
-
-    params = [image(each) if ir.is_buffer_var(each) else each for each in func.params]
-    body = retyped(func.body, image, convert, rebuilt(_type_of, _COMPARED))
-    if not images and not roundings:
-        return func
-    return ir.PrimFunc(params, body, func.ret_type, func.attrs)
-
-
-def rounded(value: Any, dtype: str) -> Any:
-    """A number rounded to an 8-bit float type, as a float32.
-
-    To nearest even; what is too large becomes the largest number, as CUDA's conversions saturate.
-    """
-    kind, t = float_type(dtype), ir.tirx
-    value = converted(value, _WIDE)
-    largest = t.FloatImm(_WIDE, kind.largest)
-    bounded = t.Max(t.Min(value, largest), -largest)
-    # A power of two: the exponent alone. Below the least one distances are those of denormals.
-    power = t.reinterpret(_WIDE, t.bitwise_and(t.reinterpret("uint32", bounded), _bits(_EXPONENT)))
-    step = t.Max(power * t.FloatImm(_WIDE, 2 * kind.unit), t.FloatImm(_WIDE, kind.smallest))
-    magnitude = t.bitwise_and(t.reinterpret("uint32", value), _bits(_MAGNITUDE))
-    nearest = t.nearbyint(bounded / step) * step
-    return t.Select(t.GT(magnitude, _bits(_EXPONENT)), value, nearest)
-
-
-def converted(value: Any, dtype: str) -> Any:
-    """A value cast to a type, unless it has it already."""
-    return value if str(value.ty) == dtype else ir.tirx.Cast(dtype, value)
-
-
-def _is_narrow(dtype: str) -> bool:
-    return dtype.startswith(_EIGHT_BITS)
-
-
-def _bits(number: int) -> Any:
-    return ir.tirx.const(number, "uint32")
-
-
-def _type_of(dtype: str) -> str:
-    return _WIDE if _is_narrow(dtype) else dtype
-
-
-def _computes(body: Any) -> bool:
-    """Whether an 8-bit float occurs that is not just loaded, converted, compared or selected."""
-    variables = (each for each in ir.nodes(body, ir.Var) if not ir.is_buffer_var(each))
-    computed = ir.nodes(body, ir.Call, *(getattr(ir.tirx, each) for each in _COMPUTED))
-    used = (*variables, *computed)
-    return any(_is_narrow(str(each.ty)) and not _chooses(each) for each in used)
-
-
-def _chooses(node: Any) -> bool:
-    return isinstance(node, ir.Call) and node.op.same_as(ir.Op.get(ir.IF_THEN_ELSE))
-
-
-def rebuilt(
-    type_of: Callable[[str], str], operators: Sequence[str]
-) -> list[tuple[type, Callable[[Any, Any], Any]]]:
-    """Callbacks of `crossfuse._tvm.mutate` that rebuild expressions from operands of other types.
-
-    `type_of` maps a type to its replacement; `operators` names binary operators.
-    """
-
-    def number(node: Any, _: Any) -> Any:
-        return ir.tirx.FloatImm(type_of(str(node.ty)), float(node.value))
-
-    def operator(node: Any, mutator: Any) -> Any:
-        return type(node)(mutator.mutate(node.a), mutator.mutate(node.b))
-
-    def select(node: Any, mutator: Any) -> Any:
-        parts = (node.condition, node.true_value, node.false_value)
-        return ir.tirx.Select(*map(mutator.mutate, parts))
-
-    def call(node: Any, mutator: Any) -> Any:
-        arguments = [mutator.mutate(each) for each in node.args]
-        return ir.Call(node.op, arguments, ret_ty=type_of(str(node.ty)))
-
-    return [
-        (ir.tirx.FloatImm, number),
-        *((getattr(ir.tirx, each), operator) for each in operators),
-        (ir.tirx.Select, select),
-        (ir.Call, call),
-    ]
-
-
-def retyped(
-    body: Any,
-    image: Callable[[Any], Any],
-    convert: Callable[[Any, str], Any],
-    callbacks: Sequence[tuple[type, Any]] = (),
-) -> Any:
-    """Give the buffers of a statement other types.
-
-    `image` gives the replacement of a buffer, or the buffer itself. `convert` makes the value of a
-    cast to a type. `callbacks` handle other nodes, as in `crossfuse._tvm.mutate`.
-    """
-
-    def load(node: Any, mutator: Any) -> Any:
-        node = mutator.default_mutate(node)
-        return ir.tirx.BufferLoad(image(node.source), list(node.indices))
-
-    def store(node: Any, mutator: Any) -> Any:
-        value = mutator.mutate(node.value)
-        indices = [mutator.mutate(each) for each in node.indices]
-        return ir.BufferStore(image(node.buffer), value, indices)
-
-    def cast(node: Any, mutator: Any) -> Any:
-        return convert(mutator.mutate(node.value), str(node.ty))
-
-    def block(node: Any, mutator: Any) -> Any:
-        node = mutator.default_mutate(node)
-        reads, writes = (
-            [ir.tirx.BufferRegion(image(each.source), each.region) for each in regions]
-            for regions in (node.reads, node.writes)
-        )
-        allocated = [image(each) for each in node.alloc_buffers]
-        return ir.block_like(node, reads=reads, writes=writes, alloc_buffers=allocated)
-
-    return ir.mutate(
-        body,
-        (ir.TensorLoad, load),
-        (ir.BufferStore, store),
-        (ir.tirx.Cast, cast),
-        (ir.SBlock, block),
-        *callbacks,
-    )

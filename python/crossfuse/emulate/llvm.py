@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from crossfuse import _tvm as ir
 from crossfuse.blocks.scheduled import is_reduction
 from crossfuse.calls import AnyProgram, checked
-from crossfuse.emulate.float_operators import as_on_gpu, converted, rebuilt, retyped, widen
+from crossfuse.emulate.float_operators import as_on_gpu, by_bits, converted, of_buffers
 from crossfuse.emulate.serialise import serialise
 from crossfuse.errors import ArtefactRefused, CheckFailed, Rule, WorkloadRefused, refuse
 from crossfuse.lower.extract import buffer_specs, only_function
@@ -146,13 +146,6 @@ class SequentialFunction:
     def __init__(self, serial: Any, function: Any) -> None:
         self._specs = {each.name: each for each in buffer_specs(function)}
         self._names = [str(each.name) for each in function.params]
-        pairs = zip(self._names, function.params, serial.params, strict=True)
-        #: Parameters that LLVM has no arithmetic for, in the type that stands in for theirs.
-        self._wide = {
-            name: "float32"
-            for name, parameter, image in pairs
-            if str(image.ty.dtype) != str(parameter.ty.dtype)
-        }
         large = sum(prod(each.shape) for each in self._specs.values()) >= _LARGE
         target = ir.tvm.target.Target({"kind": "llvm", "opt-level": int(large)})
         module = ir.tvm.ir.IRModule({"main": serial})
@@ -177,13 +170,12 @@ class SequentialFunction:
             array = np.zeros(spec.shape, numpy_type(spec.dtype)) if value is None else value
             if spec.rows and value is not None:
                 array = _with_all_rows(spec, value)
-            wide = self._wide.get(name)
-            arrays[name] = ir.tvm.runtime.tensor(array.astype(wide) if wide else array)
+            arrays[name] = ir.tvm.runtime.tensor(array)
         self._executable["main"](*arrays.values())
         outputs = {}
         for spec, (name, array) in zip(self._specs.values(), arrays.items(), strict=True):
             if name not in given:
-                found = array.numpy().astype(numpy_type(spec.dtype))
+                found = array.numpy()
                 # A number has no rows to cut.
                 outputs[name] = found[:count] if spec.rows else found
         return outputs
@@ -329,7 +321,7 @@ def _quick(function: Any) -> Any:
 
     Every sum keeps the order in which the function takes it.
     """
-    sch = ir.Schedule(as_on_gpu(widen(keep_nans(function))))
+    sch = ir.Schedule(as_on_gpu(by_bits(keep_nans(function))))
     for handle in sch.get_child_blocks(sch.get_sblock("root")):
         # What is no plain nest runs as it stands.
         with suppress(ir.ScheduleError):
@@ -375,17 +367,51 @@ def in_float64(func: Any) -> Any:
     """
     function = only_function(func)
     _check(function)
-    images: dict[Any, Any] = {}
+    inside = [e for block in ir.nodes(function.body, ir.SBlock) for e in block.alloc_buffers]
+    images = {
+        each: ir.tirx.decl_buffer(list(each.ty.shape), _WIDE, each.name)
+        for each in (*function.params, *inside)
+        if is_float(str(each.ty.dtype))
+    }
 
-    def image(buffer: Any) -> Any:
-        if not is_float(str(buffer.ty.dtype)):
-            return buffer
-        if buffer not in images:
-            images[buffer] = ir.tirx.decl_buffer(list(buffer.ty.shape), _WIDE, buffer.name)
-        return images[buffer]
+    def load(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        return ir.tirx.BufferLoad(images.get(node.source, node.source), list(node.indices))
 
-    params = [image(each) for each in function.params]
-    body = retyped(function.body, image, _converted, rebuilt(_type_of, _OPERATORS))
+    def store(node: Any, mutator: Any) -> Any:
+        indices = [mutator.mutate(each) for each in node.indices]
+        buffer = images.get(node.buffer, node.buffer)
+        return ir.BufferStore(buffer, mutator.mutate(node.value), indices)
+
+    def number(node: Any, _: Any) -> Any:
+        return ir.tirx.FloatImm(_WIDE, float(node.value))
+
+    def cast(node: Any, mutator: Any) -> Any:
+        return converted(mutator.mutate(node.value), _type_of(str(node.ty)))
+
+    def operator(node: Any, mutator: Any) -> Any:
+        return type(node)(mutator.mutate(node.a), mutator.mutate(node.b))
+
+    def select(node: Any, mutator: Any) -> Any:
+        parts = (node.condition, node.true_value, node.false_value)
+        return ir.tirx.Select(*map(mutator.mutate, parts))
+
+    def call(node: Any, mutator: Any) -> Any:
+        arguments = [mutator.mutate(each) for each in node.args]
+        return ir.Call(node.op, arguments, ret_ty=_type_of(str(node.ty)))
+
+    body = ir.mutate(
+        function.body,
+        (ir.TensorLoad, load),
+        (ir.BufferStore, store),
+        (ir.SBlock, of_buffers(images)),
+        (ir.tirx.FloatImm, number),
+        (ir.tirx.Cast, cast),
+        (ir.tirx.Select, select),
+        (ir.Call, call),
+        *((getattr(ir.tirx, each), operator) for each in _OPERATORS),
+    )
+    params = [images.get(each, each) for each in function.params]
     return ir.PrimFunc(params, body, function.ret_type, function.attrs)
 
 
@@ -413,7 +439,3 @@ def _check(function: Any) -> None:
 
 def _type_of(dtype: str) -> str:
     return _WIDE if is_float(dtype) else dtype
-
-
-def _converted(value: Any, dtype: str) -> Any:
-    return converted(value, _type_of(dtype))

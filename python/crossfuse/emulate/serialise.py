@@ -10,7 +10,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.scheduled import combiner_of, is_reduction
-from crossfuse.emulate.float_operators import as_on_gpu, converted, widen
+from crossfuse.emulate.float_operators import as_on_gpu, by_bits, converted
 from crossfuse.lower.extract import buffer_specs, only_function
 from crossfuse.lower.hidden import keep_nans
 from crossfuse.lower.image import BufferSpec
@@ -199,18 +199,18 @@ _FREE = "crossfuse.free_order"
 _PARALLEL = (int(ir.ForKind.PARALLEL), int(ir.ForKind.THREAD_BINDING))
 
 
-def serialise(func: Any, *, backwards: bool = False, few_bits: Callable[[Any], Any] = widen) -> Any:
+def serialise(func: Any, *, backwards: bool = False) -> Any:
     """Turn a scheduled function into a sequential one: serial loops without blocks, global buffers.
 
     Backwards, loops over CTAs and threads run from their last iteration to their first. Arguments
     are as callers pass them, before kernels copy them to padded rows. Buffers are as small as TVM
-    makes them. `few_bits` makes 8-bit floats right: as tensors of float32, or as they are stored.
+    makes them.
     """
     function = only_function(func)
     if unpadded_shapes(function):
         specs = buffer_specs(function)
         function = of_shapes(function, specs, [each.shape for each in specs], beyond=0.0)
-    function = as_on_gpu(few_bits(keep_nans(function)))
+    function = as_on_gpu(by_bits(keep_nans(function)))
     function = ir.with_body(function, merged_in_pairs(function.body))
     plain = _global_buffers(function.body)
 

@@ -82,7 +82,7 @@ def serial_kernels(mod: Any) -> Any:
             whole = ir.mutate(func, (ir.AttrStmt, _without_scope))
             plain.update_func(name, as_on_gpu(by_bits(exact_sums(whole))))
         else:
-            serial = serialise(func, few_bits=by_bits).with_attr("global_symbol", name.name_hint)
+            serial = serialise(func).with_attr("global_symbol", name.name_hint)
             if takes_fewer_rows(func):
                 specs = buffer_specs(func)
                 # A row that needs another one, which is not there, shows it.
