@@ -173,7 +173,7 @@ class CascadeExplanation:
 
 def explain_cascade(workload: str, func: Any) -> CascadeExplanation:
     """Derive the cascade of a workload from its function; refused is one that cannot stream."""
-    from crossfuse.cascade.algebra.stages import derive
+    from crossfuse.cascade.algebra import derive
     from crossfuse.cascade.rewrite.rows_first import sites_of
 
     (site,) = sites_of(func)

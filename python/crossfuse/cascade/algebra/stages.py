@@ -435,10 +435,32 @@ _MOST_KNOWN = 512
 
 @checked
 def derive(cascade: Cascade) -> Derivation:
-    """Derive how a cascade streams in one loop; the work behind `crossfuse.cascade.algebra.derive`.
+    """Derive how a cascade streams.
 
-    Derivations are cached by what a cascade is made of. A refusal names the stage, and what couples
-    elements and results there.
+    Derivations are cached by what a cascade is made of.
+
+    Parameters
+    ----------
+    cascade : Cascade
+        Reductions over one axis, from `crossfuse.cascade.detect.detect` or written by hand.
+
+    Returns
+    -------
+    Derivation
+        What is kept from element to element, how it is corrected, and how two states merge.
+
+    Raises
+    ------
+    CascadeRefused
+        If a stage's term is no finite sum of products, or a sign cannot be proved; with the stage.
+
+    Examples
+    --------
+    >>> from crossfuse.cascade.detect import detect
+    >>> from crossfuse.workload import cascade_build, cascades
+    >>> func = cascade_build.prim_func(cascades.parse("softmax:rows=4,cols=64"))
+    >>> [each.name for each in derive(detect(func)[0].cascade).slots]
+    ['m', 's']
     """
     key = _key(cascade)
     if key not in _KNOWN:
