@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.read import Block, read_blocks
-from crossfuse.errors import GradientRefused, PlanRefused, Rule
+from crossfuse.errors import GradientRefused, Rule
 
 refused = Rule(GradientRefused, "gradient")
-
-# Refusals of functions whose gradient is not written.
-
-
-@contextmanager
-def as_gradient() -> Iterator[None]:
-    """Turn refusals by the reader of blocks into those of gradients."""
-    try:
-        yield
-    except PlanRefused as error:
-        raise GradientRefused(replace(error.refusal, rule="gradient")) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +36,7 @@ def read_program(func: Any) -> Program:
 
     So are buffers that several blocks write, or that are read before they are written.
     """
-    with as_gradient():
+    with refused.of_reading():
         blocks = read_blocks(func)
     made: dict[Any, Block] = {}
     for each in blocks:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks import access
-from crossfuse.errors import CascadeRefused, PlanRefused, Rule
+from crossfuse.errors import CascadeRefused, Rule
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,12 +90,3 @@ def _same(one: Any, other: Any) -> bool:
 SPLIT = "split the function there, and fuse each part by itself"
 
 refused = Rule(CascadeRefused, "cascade-detect", instead=SPLIT)
-
-
-@contextmanager
-def as_cascade() -> Iterator[None]:
-    """Turn refusals by the planner's reader of blocks into those of cascade detection."""
-    try:
-        yield
-    except PlanRefused as error:
-        raise CascadeRefused(replace(error.refusal, rule="cascade-detect")) from error

@@ -9,7 +9,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.read import Block, read_blocks
-from crossfuse.cascade.detect.loads import Load, as_cascade, loads_of, refused, same, simplified
+from crossfuse.cascade.detect.loads import Load, loads_of, refused, same, simplified
 from crossfuse.cascade.detect.selection import Selection, read_several, with_selections
 
 #: Attribute of a function: names of parameters that hold no negative number, such as weights of a
@@ -120,7 +120,7 @@ def read_program(func: Any) -> Program:
 @lru_cache(maxsize=8)  # who writes a cascade reads its function again, and inlines the same blocks
 def _read(func: Any) -> Program:
     _check_scans(func)
-    with as_cascade():
+    with refused.of_reading():
         blocks = with_selections(read_blocks(func, read_several))
     made: dict[Any, Block] = {}
     for block in blocks:
