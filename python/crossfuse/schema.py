@@ -58,8 +58,6 @@ Extent = Annotated[int, Between(1, 2**40)]
 Count = Annotated[int, Between(0)]
 #: Extent of a tile; 0 leaves it to be chosen.
 Tile = Annotated[int, Between(0, 2**16)]
-#: Seconds, and shares of something.
-Amount = Annotated[float, Between(0)]
 #: What is divided by.
 Positive = Annotated[float, Between(1e-12)]
 
@@ -212,13 +210,13 @@ def _reader(kind: Any) -> Any:
     if origin in (Union, types.UnionType):
         return partial(_either, tuple(map(_reader, given)), _words(kind))
     if origin is tuple and len(given) == 2 and given[1] is Ellipsis:
-        return partial(_tuple, _reader(given[0]), None)
+        return partial(_tuple, _reader(given[0]))
     if origin is tuple:
         return partial(_fixed, tuple(map(_reader, given)))
     if origin is not None and issubclass(origin, Mapping):
         return partial(_mapping, _reader(given[0]), _reader(given[1]))
     if origin is not None and issubclass(origin, Sequence):
-        return partial(_tuple, _reader(given[0]), None)
+        return partial(_tuple, _reader(given[0]))
     return partial(_plain, kind, _words(kind))
 
 
@@ -292,7 +290,7 @@ def _items(value: Any, where: str) -> Sequence[Any]:
     return value
 
 
-def _tuple(reader: Any, _: None, value: Any, where: str) -> tuple[Any, ...]:
+def _tuple(reader: Any, value: Any, where: str) -> tuple[Any, ...]:
     return tuple(reader(each, f"{where}[{at}]") for at, each in enumerate(_items(value, where)))
 
 
