@@ -11,6 +11,7 @@ import operator
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import reduce
+from itertools import accumulate
 from operator import add, mul
 from typing import Any
 
@@ -25,10 +26,11 @@ from crossfuse.relax.converters import CONVERTERS
 from crossfuse.relax.symbols import extents_of, same_extents
 from crossfuse.relax.torch_import import draws, end_blocks
 from crossfuse.torch.attention import attention_of
-from crossfuse.torch.parts import part_of
 from crossfuse.torch.rewrite import extent
 from crossfuse.workload.dtypes import FLOAT_TYPES
 
+#: Operators whose results are slices one behind the other.
+_PARTS = frozenset({"split.Tensor", "split_with_sizes.default"})
 #: Operators whose numbers are extents of what they make, and say nothing about its elements.
 _OF_SHAPE = frozenset({"view.default", "reshape.default", "_unsafe_view.default", "expand.default"})
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -77,6 +79,49 @@ class _NotTranslated(Exception):
     def __init__(self, node: fx.Node) -> None:
         super().__init__(str(node.target))
         self.node = node
+
+
+@dataclass(frozen=True)
+class Part:
+    """A slice of a tensor along one axis, which a node takes out of an operator's results."""
+
+    #: The operator.
+    source: fx.Node
+    whole: fx.Node
+    axis: int
+    begin: int
+    end: int
+
+    @property
+    def reads(self) -> tuple[fx.Node, ...]:
+        """Tensors that it reads."""
+        return (self.whole,)
+
+    def emit(self, importer: Any) -> Any:
+        """Emit the slice; the importer has the whole."""
+        value = importer.env[self.whole]
+        sliced = relax.op.strided_slice(value, [self.axis], [self.begin], [self.end])
+        return importer.block_builder.emit(sliced)
+
+
+def part_of(node: fx.Node) -> Part | None:
+    """The part of a tensor that a node takes; None where it is something else.
+
+    Of symbolic extents nothing is taken.
+    """
+    if node.target is not operator.getitem or not isinstance(node.args[0], fx.Node):
+        return None
+    source, place = node.args
+    if getattr(source.target, "__name__", "") not in _PARTS or not isinstance(place, int):
+        return None
+    whole = source.args[0]
+    told: Any = source.kwargs.get("dim", source.args[2] if len(source.args) > 2 else 0)
+    parts = source.meta["val"]
+    axis = told % parts[0].dim()
+    ends = [*accumulate(each.shape[axis] for each in parts)]
+    if not isinstance(whole, fx.Node) or not all(isinstance(each, int) for each in ends):
+        return None
+    return Part(source, whole, axis, ends[place] - parts[place].shape[axis], ends[place])
 
 
 class _Attempt:

@@ -20,7 +20,7 @@ from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import starting_early
 from crossfuse.markers import SIDE_BY_SIDE
-from crossfuse.planner.families.together import together_kernels
+from crossfuse.planner.families.tiled import together_kernels
 from crossfuse.planner.kernels.shape import Shape
 from crossfuse.schedule.rules.phases import ChainTiles, PhaseTiles, schedule_phases
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm

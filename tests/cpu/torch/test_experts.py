@@ -12,8 +12,8 @@ nn, F = torch.nn, torch.nn.functional
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 from crossfuse.torch import Backend, Report, inductor, reports  # noqa: E402
-from crossfuse.torch.parts import part_of  # noqa: E402
 from crossfuse.torch.short_sorts import sort_short  # noqa: E402
+from crossfuse.torch.translate import part_of  # noqa: E402
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("fresh_dynamo")]
 E, TOP, K, N = 16, 4, 256, 64

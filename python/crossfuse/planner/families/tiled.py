@@ -11,16 +11,18 @@ The tiles of `crossfuse.schedule.rules.tensor_tiles`. Families say how phases fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from crossfuse.hardware import Device
-from crossfuse.planner.cost.estimate import Clock, Work, overlapped
-from crossfuse.planner.cost.rates import Rates
+from crossfuse.hardware import Device, device
+from crossfuse.planner.cost.estimate import Clock, Work, fastest, overlapped
+from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.families.family import ChainFamily
+from crossfuse.planner.families.skinny import together
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.memory import cached_level, resident
 from crossfuse.planner.kernels.phase import (
@@ -46,6 +48,7 @@ from crossfuse.planner.kernels.shape import (
     ceil_div,
     choose,
     column_options,
+    count,
     given_or,
     grid,
     has_equal_shares,
@@ -461,3 +464,24 @@ SEPARATE = ChainFamily(
     second=SECOND,
     fits_all=True,
 )
+
+
+def together_kernels(
+    shapes: Sequence[Shape], target: Device | None = None
+) -> list[tuple[GemmKernel, Shape]]:
+    """Tiles of several products of the same rows in one kernel, with what they compute.
+
+    The fastest of each number of columns, the fastest first: those of a product with the columns of
+    all, each rounded up to whole tiles.
+    """
+    spec = target or device()
+    wide, rates = together(shapes), rates_of(spec)
+    every: Any = GEMM.every(wide, spec)
+    every = select(every, (every.split == 0) & (every.columns <= min(each.n for each in shapes)))
+    found = []
+    for columns in np.unique(every.columns) if count(every) else ():
+        of = replace(wide, n=sum(int(columns) * ceil(each.n / columns) for each in shapes))
+        few = select(every, every.columns == columns)
+        order, times = fastest(few, of, spec, rates, 1)
+        found.append((float(times[0]), select(few, int(order[0])), of))
+    return [(kernel, of) for _, kernel, of in sorted(found, key=lambda each: each[0])]

@@ -16,8 +16,7 @@ from crossfuse.measure.choice import FEW
 from crossfuse.planner.chain.build import matrix_chain
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.families.skinny import ROWS
-from crossfuse.planner.families.tiled import GEMM
-from crossfuse.planner.families.together import together_kernels
+from crossfuse.planner.families.tiled import GEMM, together_kernels
 from crossfuse.planner.kernels.shape import shape_of
 from crossfuse.planner.plan import Plan, plan_of_kernel
 from crossfuse.relax.chains.groups import Group

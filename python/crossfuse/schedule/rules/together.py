@@ -13,7 +13,7 @@ from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.markers import SIDE_BY_SIDE
 from crossfuse.planner.families.phases import COLUMNS, REDUCTION, ROWS_OF
-from crossfuse.planner.families.together import together_kernels
+from crossfuse.planner.families.tiled import together_kernels
 from crossfuse.planner.kernels.shape import shape_of_blocks
 from crossfuse.schedule.rules.phases import ChainTiles, PhaseTiles, divide
 
