@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 #: Characters of a fault that a refusal repeats.
@@ -313,24 +313,6 @@ class Rule(Generic[_Refused]):
         """Build the exception to raise, see `refuse`."""
         instead = instead or self.instead
         return refuse(self.error, self.name, where, found=found, limit=limit, instead=instead)
-
-    @contextmanager
-    def of_reading(self) -> Iterator[None]:
-        """Turn refusals by the reader of blocks, which is the planner's, into those of this rule.
-
-        Examples
-        --------
-        >>> try:
-        ...     with Rule(GradientRefused, "gradient").of_reading():
-        ...         raise Rule(PlanRefused, "chain", "split it")("block 'y'", "a loop", "no loop")
-        ... except GradientRefused as error:
-        ...     print(error)
-        gradient: block 'y': found a loop; limit: no loop. Instead: split it.
-        """
-        try:
-            yield
-        except PlanRefused as error:
-            raise self.error(replace(error.refusal, rule=self.name)) from error
 
 
 def _cut(text: str, most: int = _FACT) -> str:

@@ -31,6 +31,15 @@ def too_early(A: T.Buffer((4,), "float32"), B: T.Buffer((4,), "float32")):
 
 
 @T.prim_func(s_tir=True)
+def never(A: T.Buffer((4,), "float32"), B: T.Buffer((4,), "float32")):
+    C = T.sblock_alloc_buffer((4,))
+    for i in T.grid(4):
+        with T.sblock("out"):
+            v_i = T.axis.remap("S", [i])
+            B[v_i] = A[v_i] + C[v_i]
+
+
+@T.prim_func(s_tir=True)
 def half(A: T.Buffer((4,), "float32"), B: T.Buffer((4,), "float32")):
     for i in T.grid(2):
         with T.sblock("half"):

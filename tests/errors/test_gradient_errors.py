@@ -79,9 +79,11 @@ def test_indices_and_operators(name: str) -> None:
 
 SCRIPTS = {
     "two_writers": "gradient: buffer 'B': found blocks 'zero' and 'copy' that write it; limit: one "
-    "block for each buffer. Instead: choose between them in one block.",
+    "block for each buffer. Instead: write it by one block.",
     "too_early": "gradient: block 'out', buffer 'C': found a read before a write; limit: blocks in "
     "the order of their data. Instead: order the blocks.",
+    "never": "gradient: block 'out', buffer 'C': found a buffer that nothing writes; limit: "
+    "written buffers. Instead: write it before it is read.",
     "half": "gradient: block 'half', buffer 'B': found a store to [v_i] of [4]; limit: each element"
     " of the buffer once, at affine indices. Instead: write each buffer by one block, all of it.",
     "scan": "gradient: block 'scan', buffer 'B': found T.if_then_else(v_i > 0, B[v_i - 1], "

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.blocks.read import Block, read_blocks
+from crossfuse.blocks.read import Block, read_flow
 from crossfuse.errors import GradientRefused, Rule
 
 refused = Rule(GradientRefused, "gradient")
@@ -32,43 +32,15 @@ class Program:
 
 
 def read_program(func: Any) -> Program:
-    """Read a function in s_tir form; refused is what `crossfuse.blocks.read.read_blocks` refuses.
-
-    So are buffers that several blocks write, or that are read before they are written.
-    """
-    with refused.of_reading():
-        blocks = read_blocks(func)
-    made: dict[Any, Block] = {}
-    for each in blocks:
-        if each.buffer in made:
-            found = f"blocks '{made[each.buffer].name}' and '{each.name}' that write it"
-            where, instead = f"buffer '{each.buffer.name}'", "choose between them in one block"
-            raise refused(where, found, "one block for each buffer", instead)
-        made[each.buffer] = each
+    """Read a function in s_tir form; refused is what `crossfuse.blocks.read.read_flow` refuses."""
+    flow = read_flow(func, refused)
     for each in func.params:
         if not ir.is_buffer_var(each):
             instead = "build the function for one value of it, or store it in a buffer"
             raise refused(f"parameter '{each.name}'", "a number", "buffers", instead)
-    inputs = tuple(each for each in func.params if each not in made)
-    outputs = tuple(each for each in func.params if each in made)
-    if not outputs:
-        where, instead = "function", "store the result to a parameter"
-        raise refused(where, "no output", "an output", instead)
-    _check_order(blocks, inputs)
-    wide = any(str(var.ty) == "int64" for each in blocks for var in each.domain)
-    separate = tuple(part for each in blocks for part in _with_stored_values(each))
-    return Program(separate, inputs, outputs, "int64" if wide else "int32")
-
-
-def _check_order(blocks: list[Block], inputs: tuple[Any, ...]) -> None:
-    known = set(inputs)
-    for block in blocks:
-        for load in ir.buffer_loads(block.value):
-            if load.source not in known:
-                where = f"{block.where}, buffer '{load.source.name}'"
-                limit, instead = "blocks in the order of their data", "order the blocks"
-                raise refused(where, "a read before a write", limit, instead)
-        known.add(block.buffer)
+    wide = any(str(var.ty) == "int64" for each in flow.blocks for var in each.domain)
+    separate = tuple(part for each in flow.blocks for part in _with_stored_values(each))
+    return Program(separate, flow.inputs, flow.outputs, "int64" if wide else "int32")
 
 
 def is_selecting(block: Block) -> bool:

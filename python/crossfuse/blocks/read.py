@@ -6,7 +6,7 @@ They are read off a function, and written as one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import te
@@ -52,6 +52,11 @@ class Block:
         return f"block '{self.name}'"
 
     @property
+    def buffers(self) -> tuple[Any, ...]:
+        """All buffers that it writes."""
+        return (self.buffer,)
+
+    @property
     def extents(self) -> dict[Any, int]:
         """Extents of the coordinates."""
         return {each: self.domain[each] for each in self.coordinates}
@@ -77,6 +82,60 @@ def read_blocks(func: Any, other: Other | None = None) -> list[Block]:
         else:
             found += other(loops, realize)
     return found
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """The blocks of a function in the order of their data, and what comes in and goes out."""
+
+    blocks: tuple[Block, ...]
+    #: The block that writes each buffer.
+    made: Mapping[Any, Block]
+    #: Parameters that nothing writes.
+    inputs: tuple[Any, ...]
+    #: Parameters that blocks write.
+    outputs: tuple[Any, ...]
+
+
+def read_flow(
+    func: Any, rule: Rule[Any] = refused, read: Callable[[Any], Sequence[Block]] = read_blocks
+) -> Flow:
+    """Read an s_tir function whose buffers are written by one block each, before they are read.
+
+    Others are refused by a rule, and so is whatever `read` refuses.
+    """
+    try:
+        return _flow(func, tuple(read(func)))
+    except PlanRefused as error:
+        raise rule.error(replace(error.refusal, rule=rule.name)) from error
+
+
+def _flow(func: Any, blocks: tuple[Block, ...]) -> Flow:
+    made: dict[Any, Block] = {}
+    for block in blocks:
+        for buffer in block.buffers:
+            if buffer in made:
+                found = f"blocks '{made[buffer].name}' and '{block.name}' that write it"
+                where, instead = f"buffer '{buffer.name}'", "write it by one block"
+                raise refused(where, found, "one block for each buffer", instead)
+            made[buffer] = block
+    buffers = [each for each in func.params if ir.is_buffer_var(each)]
+    inputs = tuple(each for each in buffers if each not in made)
+    outputs = tuple(each for each in buffers if each in made)
+    if not outputs:
+        raise refused("function", "no output", "an output", "store the result to a parameter")
+    known = set(inputs)
+    for block in blocks:
+        for source in {each.source: None for each in ir.buffer_loads(block.value)}:
+            where = f"{block.where}, buffer '{source.name}'"
+            if source not in known and source not in made:
+                instead = "write it before it is read"
+                raise refused(where, "a buffer that nothing writes", "written buffers", instead)
+            if source not in known:
+                limit, instead = "blocks in the order of their data", "order the blocks"
+                raise refused(where, "a read before a write", limit, instead)
+        known.update(block.buffers)
+    return Flow(blocks, made, inputs, outputs)
 
 
 def read_block(loops: tuple[Any, ...], realize: Any) -> Block:

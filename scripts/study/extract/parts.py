@@ -10,7 +10,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks import access
-from crossfuse.blocks.read import Block, read_blocks, shape_of
+from crossfuse.blocks.read import Block, read_flow, shape_of
 from crossfuse.planner.chain.build import PARTS, Further, Reduced
 from study.extract.product import Reader, Stage, is_product, mapped, products
 from study.extract.reads import Program, Read, distinct, item_of_buffer, reached, refused
@@ -27,38 +27,22 @@ def read_program(func: Any) -> Program:
     if not isinstance(func, ir.PrimFunc):
         found = f"a {type(func).__name__}"
         raise refused("function", found, "a PrimFunc in s_tir form", "pass one function of it")
-    blocks: dict[Any, Block] = {}
-    for block in read_blocks(func):
-        if block.buffer in blocks:
-            names = f"'{blocks[block.buffer].name}' and '{block.name}'"
-            found, where = f"blocks {names} that write it", f"buffer '{block.buffer.name}'"
-            raise refused(where, found, "one block for each buffer", "write it by one block")
-        blocks[block.buffer] = block
+    flow = read_flow(func)
+    outputs, blocks = flow.outputs, dict(flow.made)
     buffers = [each for each in func.params if ir.is_buffer_var(each)]
-    inputs = {each: place for place, each in enumerate(buffers) if each not in blocks}
-    outputs = [each for each in buffers if each in blocks]
+    inputs = {each: place for place, each in enumerate(buffers) if each in flow.inputs}
     if len(outputs) != 1:
         names = ", ".join(f"'{each.name}'" for each in outputs)
         found = f"{len(outputs)} outputs" + (f" ({names})" if names else "")
         raise refused("function", found, "one output", "split the function, one for each output")
-    _check_order(blocks, outputs[0])
+    _check_used(blocks, outputs[0])
     program = Program(blocks, inputs, outputs[0])
     program.take_apart()
     return program
 
 
-def _check_order(blocks: dict[Any, Block], output: Any) -> None:
-    used, written = set(), set()
-    for buffer, block in blocks.items():
-        for load in ir.buffer_loads(block.value):
-            if load.source in blocks and load.source not in written:
-                where, found = (
-                    f"{block.where}, buffer '{load.source.name}'",
-                    "a read before a write",
-                )
-                raise refused(where, found, "blocks in the order of their data", "order the blocks")
-            used.add(load.source)
-        written.add(buffer)
+def _check_used(blocks: dict[Any, Block], output: Any) -> None:
+    used = {load.source for each in blocks.values() for load in ir.buffer_loads(each.value)}
     if output in used:
         found = "an output that is read again"
         instead = "copy it to a buffer of its own"

@@ -263,8 +263,6 @@ class Program:
                 limit = "sums of loops times constants, and their quotients by constants"
                 instead = "compute that part outside, as a function of its own"
                 raise refused(where, f"{kind} index {index}", limit, instead)
-        if load.source not in self.blocks and load.source not in self.inputs:
-            raise refused(where, "a buffer that nothing writes", "inputs and results of blocks")
         shape_of(load.source, block.where)
         source = self._elementwise(load)
         if source is None:

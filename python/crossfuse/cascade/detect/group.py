@@ -11,7 +11,7 @@ from crossfuse import _tvm as ir
 from crossfuse.blocks import access
 from crossfuse.blocks.read import Block
 from crossfuse.cascade.detect.loads import Load, moved, refused, same, variables_of
-from crossfuse.cascade.detect.program import Program, buffers_of
+from crossfuse.cascade.detect.program import Program
 
 # Bindings: equal accesses to one buffer say which variables of two readers are the same.
 
@@ -151,7 +151,7 @@ class Group:
     def member(self, buffer: Any) -> Member | None:
         """The member that writes a buffer."""
         for each in self.members:
-            if buffer in buffers_of(each.block):
+            if buffer in each.block.buffers:
                 return each
         return None
 
@@ -384,7 +384,7 @@ def _feeds(program: Program, group: Group, block: Block) -> list[tuple[Member, L
         (member, load)
         for member in group.members
         for load in results(program, member.block)
-        if load.buffer in buffers_of(block)
+        if load.buffer in block.buffers
     ]
 
 

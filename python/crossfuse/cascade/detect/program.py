@@ -8,9 +8,9 @@ from functools import lru_cache
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.blocks.read import Block, read_blocks
+from crossfuse.blocks.read import Block, read_blocks, read_flow
 from crossfuse.cascade.detect.loads import Load, loads_of, refused, same, simplified
-from crossfuse.cascade.detect.selection import Selection, read_several, with_selections
+from crossfuse.cascade.detect.selection import read_several, with_selections
 
 #: Attribute of a function: names of parameters that hold no negative number, such as weights of a
 #: mean. Derivations then need fewer corrections.
@@ -23,7 +23,7 @@ class Program:
 
     function: Any
     #: The block that writes each buffer; both buffers of an argmax have the same one.
-    made: dict[Any, Block]
+    made: Mapping[Any, Block]
     #: Parameters that nothing writes.
     inputs: tuple[Any, ...]
     #: Parameters that something writes, in order.
@@ -72,10 +72,6 @@ class Program:
 
         def image(load: Any) -> Any:
             source = self.made.get(load.source)
-            if source is None and load.source not in self.inputs:
-                where = f"{block.where}, buffer '{load.source.name}'"
-                instead = "write it before it is read"
-                raise refused(where, "a buffer that nothing writes", "written buffers", instead)
             if source is None or source.combine:
                 indices = simplified(load.indices, block.domain)
                 return ir.tirx.BufferLoad(load.source, list(indices))
@@ -99,17 +95,11 @@ def _simplified(value: Any, block: Block) -> Any:
     return ir.mutate(value, (ir.TensorLoad, visit))
 
 
-def buffers_of(block: Block) -> tuple[Any, ...]:
-    """The buffers that a block writes."""
-    places = block.places if isinstance(block, Selection) else None
-    return (block.buffer,) if places is None else (block.buffer, places)
-
-
 def read_program(func: Any) -> Program:
     """Read a function in s_tir form.
 
     Refused are scans, statements that are no blocks, and buffers that several blocks write or that
-    are read before they are written; see `crossfuse.blocks.read.read_blocks`.
+    are read before they are written; see `crossfuse.blocks.read.read_flow`.
     """
     if not isinstance(func, ir.PrimFunc):
         found = f"a {type(func).__name__}"
@@ -120,23 +110,8 @@ def read_program(func: Any) -> Program:
 @lru_cache(maxsize=8)  # who writes a cascade reads its function again, and inlines the same blocks
 def _read(func: Any) -> Program:
     _check_scans(func)
-    with refused.of_reading():
-        blocks = with_selections(read_blocks(func, read_several))
-    made: dict[Any, Block] = {}
-    for block in blocks:
-        for buffer in buffers_of(block):
-            if buffer in made:
-                names = f"blocks '{made[buffer].name}' and '{block.name}' that write it"
-                where, instead = f"buffer '{buffer.name}'", "write it by one block"
-                raise refused(where, names, "one block for each buffer", instead)
-            made[buffer] = block
-    buffers = [each for each in func.params if ir.is_buffer_var(each)]
-    inputs = tuple(each for each in buffers if each not in made)
-    outputs = tuple(each for each in buffers if each in made)
-    if not outputs:
-        raise refused("function", "no output", "an output", "store the result to a parameter")
-    _check_order(made)
-    return Program(func, made, inputs, outputs, _nonnegative(func, inputs))
+    flow = read_flow(func, refused, lambda each: with_selections(read_blocks(each, read_several)))
+    return Program(func, flow.made, flow.inputs, flow.outputs, _nonnegative(func, flow.inputs))
 
 
 def _nonnegative(func: Any, inputs: tuple[Any, ...]) -> frozenset[Any]:
@@ -147,17 +122,6 @@ def _nonnegative(func: Any, inputs: tuple[Any, ...]) -> frozenset[Any]:
             limit = "names of inputs: " + ", ".join(known)
             raise refused(f"attribute {NONNEGATIVE}", repr(name), limit, "name one of these")
     return frozenset(known[name] for name in names)
-
-
-def _check_order(made: Mapping[Any, Block]) -> None:
-    written: set[Any] = set()
-    for buffer, block in made.items():
-        for load in loads_of(block.value):
-            if load.buffer in made and load.buffer not in written:
-                where = f"{block.where}, buffer '{load.buffer.name}'"
-                limit, instead = "blocks in the order of their data", "order the blocks"
-                raise refused(where, "a read before a write", limit, instead)
-        written.add(buffer)
 
 
 def _check_scans(func: Any) -> None:

@@ -43,6 +43,11 @@ class Selection(Block):
     #: The number of results of a ``"topk"``, which the last of `Block.coordinates` counts; else 0.
     k: int = 0
 
+    @property
+    def buffers(self) -> tuple[Any, ...]:
+        """See `Block`."""
+        return (self.buffer,) if self.places is None else (self.buffer, self.places)
+
 
 # Top-k as topi writes it: a call of TVM's sort, which computes it on the CPU only.
 

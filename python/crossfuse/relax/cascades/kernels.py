@@ -10,7 +10,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.detect import detect
-from crossfuse.cascade.detect.program import Program, buffers_of, read_program
+from crossfuse.cascade.detect.program import Program, read_program
 from crossfuse.cascade.rewrite.streaming import streaming
 from crossfuse.cascade.rewrite.tiled.tile_context import tile_context
 from crossfuse.cascade.rewrite.tiled.tiled import tiled
@@ -320,9 +320,8 @@ def swept(func: Any) -> int:
     total = 0
     blocks = {id(each): each for each in program.made.values()}
     for block in blocks.values():
-        made = buffers_of(block)
-        if block.combine or any(each in program.outputs for each in made):
-            total += sum(_bytes(each) for each in made) + _read(program, block)
+        if block.combine or any(each in program.outputs for each in block.buffers):
+            total += sum(_bytes(each) for each in block.buffers) + _read(program, block)
     return total
 
 
