@@ -6,6 +6,7 @@ a command line, a tuner and a test read the same five facts.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -264,6 +265,12 @@ def contained(error: type[RefusedError], rule: str, where: str) -> Iterator[None
         raise refuse(error, rule, where, found=found, limit=limit, instead=instead) from fault
 
 
+#: The family and the facts of this thread's last refusal, as ``made``: TVM rebuilds exceptions that
+#: pass through it, see `crossfuse.lower.refusal.refusals`. The exception itself would keep all that
+#: its traceback holds.
+LAST = threading.local()
+
+
 def refuse(
     error: type[_Refused], rule: str, where: str, *, found: object, limit: str, instead: str
 ) -> _Refused:
@@ -289,7 +296,9 @@ def refuse(
     >>> print(refuse(PlanRefused, "budget", where, found=32, limit=limit, instead="ask for less"))
     budget: max_cluster: found 32; limit: 1 to 16 CTAs. Instead: ask for less.
     """
-    return error(Refusal(rule, _cut(where, _PLACE), _cut(str(found)), _cut(limit), _cut(instead)))
+    facts = Refusal(rule, _cut(where, _PLACE), _cut(str(found)), _cut(limit), _cut(instead))
+    LAST.made = error, facts
+    return error(facts)
 
 
 @dataclass(frozen=True)

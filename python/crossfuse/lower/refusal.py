@@ -6,53 +6,39 @@ pass runs inside it, as do the callbacks of a walk. So the last refusal is remem
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 
 from crossfuse import errors
-from crossfuse.errors import LoweringRefused, RefusedError
+from crossfuse.errors import LAST, LoweringRefused, RefusedError
 
-_made = threading.local()
+#: A rule of the lowering that is broken at several places, see `crossfuse.errors.Rule`.
+Rule = partial(errors.Rule, LoweringRefused)
 
 
 def refuse(rule: str, where: str, *, found: object, limit: str, instead: str) -> RefusedError:
-    """Build a `LoweringRefused` to raise, and remember it; see `crossfuse.errors.refuse`."""
-    _made.last = errors.refuse(
-        LoweringRefused, rule, where, found=found, limit=limit, instead=instead
-    )
-    return _made.last
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A rule of the lowering that is broken at several places, see `crossfuse.errors.Rule`."""
-
-    name: str
-    instead: str = ""
-
-    def __call__(self, where: str, found: object, limit: str, instead: str = "") -> RefusedError:
-        """Build the refusal to raise, and remember it."""
-        return refuse(self.name, where, found=found, limit=limit, instead=instead or self.instead)
+    """Build a `LoweringRefused` to raise, see `crossfuse.errors.refuse`."""
+    return errors.refuse(LoweringRefused, rule, where, found=found, limit=limit, instead=instead)
 
 
 @contextmanager
 def refusals(where: str) -> Iterator[None]:
-    """Raise a refusal of one of our passes as itself, and any other failure as a refusal.
+    """Raise a refusal inside of TVM as itself, and any other failure as a refusal.
 
     `where` is what is lowered, for the refusal of a function that TVM's own passes fail on, which
     has TVM's message.
     """
-    _made.last = None
+    LAST.made = None
     try:
         yield
     except RefusedError:
         raise
     except Exception as error:
-        last = getattr(_made, "last", None)
-        if last is not None and str(last) in str(error):
-            raise last from None
+        if LAST.made is not None:
+            family, facts = LAST.made
+            if str(facts) in str(error):
+                raise family(facts) from None
         raise refuse(
             "lower",
             where,

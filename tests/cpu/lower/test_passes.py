@@ -7,7 +7,8 @@ from tvm.script import tirx as T
 
 from cpu.lower.support import apply, assert_becomes
 from cpu.macros import X
-from crossfuse.errors import LoweringRefused
+from crossfuse import _tvm as ir
+from crossfuse.errors import LoweringRefused, PlanRefused, refuse
 from crossfuse.lower.lower_cluster import launch_clusters, rotate_rings
 from crossfuse.lower.pipeline import drop_markers
 from crossfuse.lower.refusal import refusals
@@ -234,6 +235,15 @@ def test_refusal_inside_a_pass_is_raised_as_itself() -> None:
         apply(lower_dsm_access, before)
     with pytest.raises(RuntimeError, match=r"from t, which may be misaligned"):
         apply(lower_dsm_access, before)
+
+
+def test_refusals_of_other_families_are_raised_as_themselves() -> None:
+    def visit(_: object) -> None:
+        raise refuse(PlanRefused, "plan", "a block", found="x", limit="y", instead="z")
+
+    body = ir.tirx.Evaluate(ir.tirx.const(0, "int32"))
+    with pytest.raises(PlanRefused, match="plan: a block: found x"), refusals("function 'main'"):
+        ir.walk(body, (ir.tirx.Evaluate, visit))
 
 
 def test_other_failure_of_tvm_becomes_a_refusal() -> None:
