@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from crossfuse import _tvm as ir
 from crossfuse.autodiff.derivative import is_float
 from crossfuse.autodiff.program import Program, is_selecting, read_program, refused
 from crossfuse.autodiff.reverse import Reverse, dtype_of
@@ -160,15 +159,14 @@ def _needed(
     for block in reversed([*program.blocks, *backward]):
         if block.buffer in read and block.buffer not in stored:
             needed.append(block)
-            read |= {each.source for each in ir.buffer_loads(block.value)}
+            read |= block.sources
     return needed[::-1], read
 
 
 def _is_of_values(program: Program, output: Any) -> bool:
     """Whether an output is chosen among values that are computed again, and has to be too."""
     block = next(each for each in program.blocks if each.buffer.same_as(output))
-    loads = {each.source for each in ir.buffer_loads(block.value)}
-    return is_selecting(block) and not loads <= {*program.inputs}
+    return is_selecting(block) and not block.sources <= {*program.inputs}
 
 
 def _forward(function: Any, program: Program, stored: Sequence[Any]) -> Any:

@@ -67,10 +67,6 @@ def _with_stored_values(block: Block) -> Iterator[Block]:
         yield block
         return
     variables = (*block.coordinates, *block.summed)
-    shape = [block.domain[each] for each in variables]
-    name = f"{block.buffer.name}_values"
-    buffer = ir.tirx.decl_buffer(shape, str(block.value.ty), name)
-    yield replace(
-        block, name=name, buffer=buffer, coordinates=variables, summed=(), combine="", initial=None
-    )
-    yield replace(block, value=ir.tirx.BufferLoad(buffer, list(variables)))
+    terms = block.terms(f"{block.buffer.name}_values", variables)
+    yield terms
+    yield replace(block, value=ir.tirx.BufferLoad(terms.buffer, list(variables)))

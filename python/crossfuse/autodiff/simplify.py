@@ -101,7 +101,7 @@ class _Simplifier:
         return made
 
     def _reads_changed(self, block: Block) -> bool:
-        return any(each.source in self._changed for each in ir.buffer_loads(block.value))
+        return bool(block.sources & self._changed)
 
     def _learn(self, block: Block) -> None:
         self._terms.add(block)

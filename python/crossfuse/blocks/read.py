@@ -57,9 +57,21 @@ class Block:
         return (self.buffer,)
 
     @property
+    def sources(self) -> frozenset[Any]:
+        """All buffers that its value reads."""
+        return frozenset(each.source for each in ir.buffer_loads(self.value))
+
+    @property
     def extents(self) -> dict[Any, int]:
         """Extents of the coordinates."""
         return {each: self.domain[each] for each in self.coordinates}
+
+    def terms(self, name: str, variables: tuple[Any, ...]) -> Block:
+        """The block of a name that stores what this one reduces, over its variables in an order."""
+        shape = [self.domain[each] for each in variables]
+        buffer = ir.tirx.decl_buffer(shape, str(self.value.ty), name)
+        stored = {"name": name, "buffer": buffer, "coordinates": variables}
+        return replace(self, **stored, summed=(), combine="", initial=None)
 
 
 #: Reads a block of several stores, or of a call: the loops around it, and its realisation.
@@ -126,7 +138,7 @@ def _flow(func: Any, blocks: tuple[Block, ...]) -> Flow:
         raise refused("function", "no output", "an output", "store the result to a parameter")
     known = set(inputs)
     for block in blocks:
-        for source in {each.source: None for each in ir.buffer_loads(block.value)}:
+        for source in dict.fromkeys(each.source for each in ir.buffer_loads(block.value)):
             where = f"{block.where}, buffer '{source.name}'"
             if source not in known and source not in made:
                 instead = "write it before it is read"

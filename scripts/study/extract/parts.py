@@ -42,7 +42,7 @@ def read_program(func: Any) -> Program:
 
 
 def _check_used(blocks: dict[Any, Block], output: Any) -> None:
-    used = {load.source for each in blocks.values() for load in ir.buffer_loads(each.value)}
+    used = {source for each in blocks.values() for source in each.sources}
     if output in used:
         found = "an output that is read again"
         instead = "copy it to a buffer of its own"

@@ -303,7 +303,7 @@ def with_selections(blocks: Sequence[Block]) -> list[Block]:
     ranks = {each.buffer: rank for each in blocks if (rank := _rank(each)) is not None}
     picks: dict[int, list[_Pick]] = {}
     for block in blocks:
-        for buffer in {each.source for each in ir.buffer_loads(block.value)} & set(ranks):
+        for buffer in block.sources & set(ranks):
             pick = _pick(block, ranks[buffer])
             if pick is None:
                 # Something else is done with the ranks: they stay what they are.

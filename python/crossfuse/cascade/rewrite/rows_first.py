@@ -498,17 +498,7 @@ def _term(block: Block) -> str:
 
 def _as_terms(block: Block) -> Block:
     """A sum's block as one that stores what is summed."""
-    own = (*block.summed, *block.coordinates)
-    buffer = ir.tirx.decl_buffer(_shape(block), str(block.buffer.ty.dtype), _term(block))
-    return replace(
-        block,
-        name=_term(block),
-        buffer=buffer,
-        coordinates=own,
-        summed=(),
-        combine="",
-        initial=None,
-    )
+    return block.terms(_term(block), (*block.summed, *block.coordinates))
 
 
 def _partial(block: Block, groups: int) -> Any:
@@ -531,7 +521,7 @@ def _after(blocks: Sequence[Block], sums: Sequence[Block]) -> tuple[Block, ...]:
     made = set(_buffers(sums))
     found = []
     for block in blocks:
-        if made & _read([block]):
+        if made & block.sources:
             made.add(block.buffer)
             found.append(block)
     return tuple(found)
@@ -542,7 +532,7 @@ def _buffers(blocks: Iterable[Block]) -> list[Any]:
 
 
 def _read(blocks: Iterable[Block]) -> set[Any]:
-    return {load.source for each in blocks for load in ir.buffer_loads(each.value)}
+    return {source for each in blocks for source in each.sources}
 
 
 def _of(parameters: Iterable[Any], blocks: Sequence[Block]) -> list[Any]:
