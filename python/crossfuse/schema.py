@@ -209,9 +209,7 @@ def _reader(kind: Any) -> Any:
         return partial(_marked, _reader(given[0]), given[1])
     if origin in (Union, types.UnionType):
         return partial(_either, tuple(map(_reader, given)), _words(kind))
-    if origin is tuple and len(given) == 2 and given[1] is Ellipsis:
-        return partial(_tuple, _reader(given[0]))
-    if origin is tuple:
+    if origin is tuple and given[-1] is not Ellipsis:
         return partial(_fixed, tuple(map(_reader, given)))
     if origin is not None and issubclass(origin, Mapping):
         return partial(_mapping, _reader(given[0]), _reader(given[1]))
