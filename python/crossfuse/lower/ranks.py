@@ -330,12 +330,20 @@ def window_row(elements: int, dtype: str, least: int = 0) -> int:
 def exchanged_row(elements: int, dtype: str, least: int = 0) -> int:
     """Elements between what two CTAs have in a slab: each has two places for so many elements.
 
-    The more CTAs a slab of at least `least` bytes may have, the less each has, whatever their
-    number is: the CTAs of one number use the same places in all functions that share memory.
+    In slabs of at least `least` bytes each has the same share, whatever the number of CTAs is: in
+    all functions that share memory the CTAs of one number use the same places, and no others do.
     """
     size = ir.item_bytes(dtype)
     place = -(-elements * size // _LINE) * _LINE
-    return max(2 * place, least // MOST_EXCHANGING // _LINE * _LINE) // size
+    share = least // MOST_EXCHANGING // _LINE * _LINE
+    if least and 2 * place > share:
+        raise _refused(
+            f"slabs of {least} bytes",
+            found=f"{elements * size} bytes of a CTA",
+            limit=f"{share // 2}, of {MOST_EXCHANGING} CTAs with two places each",
+            instead="share the tensor among more CTAs, or make slabs larger",
+        )
+    return (share or 2 * place) // size
 
 
 #: Bytes of a line of L2, in which places of CTAs begin.

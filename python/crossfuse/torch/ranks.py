@@ -26,12 +26,15 @@ if TYPE_CHECKING:
 #: Bytes of a tensor at most: larger ones are left to NCCL. The activations of 8192 tokens of 4096
 #: bfloat16 fit.
 LARGEST = 64 << 20
-#: Bytes of a slab, the memory of each GPU that all see, of kernels that fill two places in turns.
-_SLAB = 2 * LARGEST
+#: Bytes of a slab, the memory of each GPU that all see, of kernels that fill two places in turns,
+#: and of such a place, which a CTA has for its part of a tensor.
+_SLAB, _OF_CTA = 2 * LARGEST, LARGEST // MOST_EXCHANGING
 
 
 class Ranks(Protocol):
     """What runs collectives of a group."""
+
+    target: Device
 
     def prepare(self, collective: Collective, elements: int, dtype: str) -> None:
         """Make a collective of tensors of as many elements ready to be called."""
@@ -56,7 +59,7 @@ class PeerRanks:
     def __init__(self, group: PeerGroup, target: Device) -> None:
         self.rank = group.rank
         self.size = group.size
-        self._target = target
+        self.target = target
         self._memory = group.memory(_SLAB)
         #: Of products in parts, whose copies are to slabs of their own.
         self.memory = group.memory(LARGEST)
@@ -70,7 +73,7 @@ class PeerRanks:
     def _kernel(self, collective: Collective, elements: int, dtype: str) -> PeerKernel:
         key = collective.name, elements, dtype
         if key not in self._kernels:
-            made = _kernel(collective, elements, self.size, dtype, self._target, cpu=False)
+            made = _kernel(collective, elements, self.size, dtype, self.target, cpu=False)
             self._kernels[key] = self._memory.join(made)
         return self._kernels[key]
 
@@ -93,7 +96,7 @@ class PeerRanks:
 
             image = start_early(meeting(self.size, LARGEST))
             with scratch() as folder:
-                made = build_library(image, folder, device=self._target)
+                made = build_library(image, folder, device=self.target)
                 self._meeting = self.memory.join(load(made.shared_object))
         self._meeting.launch(self.rank)
 
@@ -118,7 +121,7 @@ class GatheredRanks:
         self._group = group
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
-        self._target = target
+        self.target = target
         self._functions: dict[tuple[str, int, str], Any] = {}
 
     def prepare(self, collective: Collective, elements: int, dtype: str) -> None:
@@ -126,7 +129,7 @@ class GatheredRanks:
         key = collective.name, elements, dtype
         if key not in self._functions:
             self._functions[key] = _kernel(
-                collective, elements, self.size, dtype, self._target, cpu=True
+                collective, elements, self.size, dtype, self.target, cpu=True
             )
 
     def run(self, collective: Collective, given: torch.Tensor) -> torch.Tensor:
@@ -251,8 +254,9 @@ class Connection:
             return f"{what} of a tensor that is not contiguous"
         slices = 1 if collective is None else collective.slices(self.size)
         elements = prod(tensor.shape) // slices
-        if not shares(max(1, elements), tensor.element_size(), MOST_EXCHANGING).pay:
-            return f"{what} of {elements} elements, which CTAs do not divide among whole warps"
+        found = shares(max(1, elements), tensor.element_size(), self.ranks.target.sms)
+        if not found.pay or size > found.ctas * _OF_CTA:
+            return f"{what} of {elements} elements, which too few CTAs of whole warps divide"
         return ""
 
     def check(self) -> None:

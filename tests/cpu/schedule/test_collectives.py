@@ -13,11 +13,11 @@ import pytest
 
 from crossfuse.emulate.cuda import change_argument, drop_call, emulate_ranks
 from crossfuse.emulate.llvm import run_sequential
-from crossfuse.errors import WorkloadRefused
+from crossfuse.errors import LoweringRefused, WorkloadRefused
 from crossfuse.hardware import Device
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import ARRIVALS, TURNS, WINDOW_UNIT, KernelImage, starting_early
-from crossfuse.lower.ranks import with_slabs
+from crossfuse.lower.ranks import of_one_rank, with_slabs
 from crossfuse.schedule.rules.ranks import schedule_collective
 from crossfuse.workload import all_gather, all_reduce, all_to_all, reduce_scatter
 
@@ -127,6 +127,24 @@ def test_slabs_of_one_size_share_memory() -> None:
         schedule_collective(reduce_scatter(elements=1 << 20, ranks=2)),
     ):
         assert rows(lower(with_slabs(sch.mod["main"], slab)).image) == [slab]
+
+
+def test_ctas_have_the_same_places_in_all_kernels() -> None:
+    """Else one could fill what another reads of the call before."""
+    slab = 128 * 4096
+
+    def apart(elements: int, threads: int) -> int:
+        sch = schedule_collective(all_gather(elements=elements, ranks=2), threads=threads)
+        mine = of_one_rank(with_slabs(sch.mod["main"], slab))
+        return int(mine.params[-1].ty.strides[1]) * 2
+
+    assert [apart(64, 1), apart(1 << 14, 16), apart(1 << 10, 128)] == [4096] * 3
+    with pytest.raises(LoweringRefused) as caught:
+        apart(4096, 512)
+    assert str(caught.value) == (
+        "ranks: slabs of 524288 bytes: found 8192 bytes of a CTA; limit: 2048, of 128 CTAs with "
+        "two places each. Instead: share the tensor among more CTAs, or make slabs larger."
+    )
 
 
 def test_only_inputs_are_promised_to_be_alone() -> None:

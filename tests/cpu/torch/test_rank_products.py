@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from crossfuse.hardware import device  # noqa: E402
 from crossfuse.planner.cost.rank_rates import rank_rates  # noqa: E402
 from crossfuse.torch import rank_products  # noqa: E402
 from crossfuse.torch.ranks import Connection, PeerRanks  # noqa: E402
@@ -73,12 +74,24 @@ def test_what_moves_has_to_fit_and_not_what_is_multiplied(
 ) -> None:
     """The left operand of a product in front of a reduce-scatter is longer than a slab."""
     place, ranks = torch.device("meta"), PeerRanks.__new__(PeerRanks)
+    ranks.target = device("nvidia-h200")
     connection = Connection("0", 2, place, ranks, rank_rates("nvidia-h200", 2))
     given = torch.empty(8192, 14336, dtype=dtype, device=place)
     found = rank_products._peers(connection, given, elements)
     assert (found is ranks) == moves
     assert rank_products._peers(connection, torch.empty(8, 8), 64) is None  # elsewhere
     assert rank_products._peers(None, given, elements) is None
+
+
+@pytest.mark.parametrize(("parts", "fits"), [(66 * 1024, True), (4087 * 1024, False)])
+def test_parts_of_ctas_have_to_fit(parts: int, fits: bool) -> None:
+    """Each CTA has the same places in all kernels: a part of half a MiB of 64 MiB."""
+    place, ranks = torch.device("meta"), PeerRanks.__new__(PeerRanks)
+    ranks.target = device("nvidia-h200")
+    connection = Connection("0", 2, place, ranks, rank_rates("nvidia-h200", 2))
+    tensor = torch.empty(parts * 8, dtype=torch.bfloat16, device=place)
+    told = connection.unfit(tensor)
+    assert not told if fits else told.startswith(f"a sum of {parts * 8} elements, which too few")
 
 
 def test_no_two_ranks_write_to_one_gpu_at_a_time() -> None:

@@ -61,7 +61,7 @@ def test_sum_behind_a_row_parallel_layer_becomes_a_kernel(found: dict[str, Any])
         (
             "uneven",
             "",
-            "a sum of 40028 elements, which CTAs do not divide among whole warps",
+            "a sum of 40028 elements, which too few CTAs of whole warps divide",
         ),
         ("most", "", "the max over GPUs; limit: sums"),
     ],
