@@ -22,6 +22,7 @@ from crossfuse.lower.image import (
 MEETS, EXCHANGES = "crossfuse.meets_ranks", "crossfuse.exchanges_ranks"
 
 _GRID = "thread_extent"
+_FILL_AND_READ = 2
 
 
 def counts_of(names: Sequence[str]) -> int:
@@ -104,8 +105,14 @@ class _Exchange(_Barriers):
     """
 
     def __call__(self, sequence: Any, mutator: Any) -> Any:
-        del mutator
-        fill, read = sequence.seq
+        launches = [each for each in sequence.seq if _is_launch(each)]
+        if len(launches) != _FILL_AND_READ:
+            return mutator.default_mutate(sequence)
+        joined = self._joined(*launches)
+        others = [each for each in sequence.seq if not _is_launch(each)]
+        return ir.SeqStmt([*others, joined]) if others else joined
+
+    def _joined(self, fill: Any, read: Any) -> Any:
         turn = ir.tirx.Var("turn", "int32")
         behind = ir.substitute(_inside(read), _renamed(read, fill))
         told = self.call("crossfuse_exchange_with_ranks", turn)

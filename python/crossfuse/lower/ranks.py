@@ -261,23 +261,33 @@ def _exchanging(func: Any, peers: Sequence[Any], most: int) -> int:
     """CTAs of the two nests of a function of which each reads what those of its number filled.
 
     In slabs the CTA is the dimension behind the rank. 0 for all other functions, and for more CTAs
-    than run at the same time.
+    than run at the same time. Nothing but slabs goes from one nest to the other: no CTA waits for
+    others of its GPU.
     """
     nests = ir.sequence(root_of(func).block.body)
     if len(nests) != _FILL_AND_READ:
         return 0
-    first, second = ([each for each in accesses(e) if each.buffer in peers] for e in nests)
-    in_turn = all(each.write for each in first) and not any(each.write for each in second)
+    first, second = (accesses(each) for each in nests)
+    filled, read = ([each for each in part if each.buffer in peers] for part in (first, second))
+    in_turn = all(each.write for each in filled) and not any(each.write for each in read)
+    if not (filled and read and in_turn) or _passed_on(first, second, peers):
+        return 0
     launches = [_launch(nest) for nest in nests]
     ctas = dict(launches[0]).get(_CTA, 0)
     same = launches[0] == launches[1] and len(dict(launches[0])) == len(launches[0])
     plain = all(tag == _CTA or tag.startswith("threadIdx") for tag, _ in launches[0])
-    fits = 0 < ctas <= most
-    alone = in_turn and same and plain and fits
-    return ctas if alone and all(_is_of_its_cta(each) for each in (*first, *second)) else 0
+    fits = same and plain and 0 < ctas <= most
+    return ctas if fits and all(_is_of_its_cta(each) for each in (*filled, *read)) else 0
 
 
 _FILL_AND_READ = 2
+
+
+def _passed_on(first: Sequence[Access], second: Sequence[Access], peers: Sequence[Any]) -> bool:
+    """Whether two nests share a buffer, other than slabs, that one of them writes."""
+    mine, theirs = ({each.buffer for each in part} for part in (first, second))
+    written = {each.buffer for each in (*first, *second) if each.write}
+    return any(each in written and each not in peers for each in mine & theirs)
 
 
 def _launch(nest: Any) -> frozenset[tuple[str, int]]:

@@ -10,6 +10,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from tvm.s_tir import Schedule
+from tvm.script import tirx as T
 
 from crossfuse.emulate.cuda import change_argument, drop_call, emulate_ranks
 from crossfuse.emulate.llvm import run_sequential
@@ -127,6 +129,40 @@ def test_slabs_of_one_size_share_memory() -> None:
         schedule_collective(reduce_scatter(elements=1 << 20, ranks=2)),
     ):
         assert rows(lower(with_slabs(sch.mod["main"], slab)).image) == [slab]
+
+
+@T.prim_func(s_tir=True)
+def counted(
+    A: T.Buffer((2, 8, 4), "float32"),
+    out: T.Buffer((2, 8, 4), "float32"),
+):
+    """What CTAs have filled is added up, and another CTA of the same GPU is asked for its part."""
+    P = T.sblock_alloc_buffer((2, 8, 4), scope="global.peer")
+    S = T.sblock_alloc_buffer((2, 8, 4))
+    for g, t, e in T.grid(2, 8, 4):
+        with T.sblock("P"):
+            vg, vt, ve = T.axis.remap("SSS", [g, t, e])
+            P[vg, vt, ve] = A[vg, vt, ve]
+            S[vg, vt, ve] = A[vg, vt, ve] * T.float32(2)
+    for g, t, e in T.grid(2, 8, 4):
+        with T.sblock("out"):
+            vg, vt, ve = T.axis.remap("SSS", [g, t, e])
+            out[vg, vt, ve] = P[1 - vg, vt, ve] + S[vg, 7 - vt, ve]
+
+
+def test_what_goes_from_cta_to_cta_needs_two_kernels() -> None:
+    sch = Schedule(counted)
+    for name in ("P", "out"):
+        rank, cta, thread = sch.get_loops(sch.get_sblock(name))
+        sch.rank_bind(rank)
+        sch.bind(cta, "blockIdx.x")
+        sch.bind(thread, "threadIdx.x")
+    image = lower(sch).image
+    assert len(image.launches) == 2
+    given = np.arange(64, dtype="float32").reshape(2, 8, 4)
+    report = emulate_ranks(image, {"A": given}, calls=3)
+    report.raise_if_wrong()
+    assert (report.outputs["out"] == given[::-1] + 2 * given[:, ::-1]).all()
 
 
 def test_ctas_have_the_same_places_in_all_kernels() -> None:
