@@ -132,13 +132,13 @@ def test_slabs_of_one_size_share_memory() -> None:
 
 
 @T.prim_func(s_tir=True)
-def counted(
+def from_other_ctas(
     A: T.Buffer((2, 8, 4), "float32"),
+    S: T.Buffer((2, 8, 4), "float32"),
     out: T.Buffer((2, 8, 4), "float32"),
 ):
-    """What CTAs have filled is added up, and another CTA of the same GPU is asked for its part."""
+    """A CTA reads what one of its number in the other GPU has filled, and another one of its own."""
     P = T.sblock_alloc_buffer((2, 8, 4), scope="global.peer")
-    S = T.sblock_alloc_buffer((2, 8, 4))
     for g, t, e in T.grid(2, 8, 4):
         with T.sblock("P"):
             vg, vt, ve = T.axis.remap("SSS", [g, t, e])
@@ -151,7 +151,7 @@ def counted(
 
 
 def test_what_goes_from_cta_to_cta_needs_two_kernels() -> None:
-    sch = Schedule(counted)
+    sch = Schedule(from_other_ctas)
     for name in ("P", "out"):
         rank, cta, thread = sch.get_loops(sch.get_sblock(name))
         sch.rank_bind(rank)
