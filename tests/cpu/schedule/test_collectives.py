@@ -137,7 +137,7 @@ def from_other_ctas(
     S: T.Buffer((2, 8, 4), "float32"),
     out: T.Buffer((2, 8, 4), "float32"),
 ):
-    """A CTA reads what one of its number in the other GPU has filled, and another one of its own."""
+    """A CTA reads what its peer in the other GPU has filled, and another CTA of its own."""
     P = T.sblock_alloc_buffer((2, 8, 4), scope="global.peer")
     for g, t, e in T.grid(2, 8, 4):
         with T.sblock("P"):
