@@ -102,6 +102,33 @@ def test_sums_beside_what_has_their_mean_rounded_are_refused(shown: str) -> None
     assert (caught.value.refusal.rule, caught.value.refusal.where) == ("cascade-cancels", "stage r")
 
 
+i = sympy.Symbol("i", integer=True, nonnegative=True)
+BELOW = MASS.symbol + sympy.exp(-TOP.symbol)
+VALUES = Stage("v", SUM, y * sympy.exp(x - TOP.symbol))
+PULLED = VALUES.symbol / BELOW**2
+
+
+@pytest.mark.parametrize(
+    ("addend", "given"),
+    [
+        (W * PULLED, (g, W)),
+        (-g * sympy.Piecewise((PULLED, sympy.Eq(i, 0)), (0, True)), (g, i)),
+        (-g * sympy.Piecewise((PULLED, sympy.Ne(i, 0)), (0, True)), (g, i)),
+    ],
+    ids=["two factors", "at position 0", "at others"],
+)
+def test_sums_beside_rows_that_cancel_by_what_is_given_are_refused(
+    addend: sympy.Expr, given: tuple[sympy.Symbol, ...]
+) -> None:
+    """Of the gradient of a softmax with 1 in its sum: W may be -g, which another kernel made."""
+    term = (y * g / BELOW + addend) * sympy.exp(x - TOP.symbol)
+    stages = (TOP, VALUES, MASS, Stage("r", SUM, term))
+    results = {"m": TOP.symbol, "r": stages[-1].symbol}
+    with pytest.raises(CascadeRefused) as caught:
+        derive(Cascade(stages, (x, y), given, results, {"out": term}))
+    assert (caught.value.refusal.rule, caught.value.refusal.where) == ("cascade-cancels", "stage r")
+
+
 LEAST = Stage("l", MIN, SHARE)
 SCORE = w * x / MASS.symbol
 LARGEST = Stage("l", MAX, Abs(SCORE))

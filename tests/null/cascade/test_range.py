@@ -46,12 +46,16 @@ def test_what_leaves_the_range_is_refused(cascade: Cascade) -> None:
 
 
 @pytest.mark.parametrize("power", [3, 4, 5])
-@pytest.mark.parametrize("eps", [0, EPS])
-def test_powers_of_standard_scores_are_in_range(power: int, eps: sympy.Expr) -> None:
+@pytest.mark.parametrize(
+    ("inside", "eps"), [(True, 0), (True, EPS), (False, EPS)], ids=["bare", "inside", "behind"]
+)
+def test_powers_of_standard_scores_are_in_range(power: int, inside: bool, eps: sympy.Expr) -> None:
     """Cubes of 1e13 are not; where all are equal 0/0 is left, in an infinite deviation 0."""
     mean = Stage("S", SUM, x)
     square = Stage("M", SUM, (x - mean.symbol / N) ** 2)
-    score = (x - mean.symbol / N) / sympy.sqrt(square.symbol / N + eps)
+    share = square.symbol / N
+    below = sympy.sqrt(share + eps) if inside else sympy.sqrt(share) + eps
+    score = (x - mean.symbol / N) / below
     stages = (mean, square, Stage("t", SUM, score**power))
     cascade = Cascade(stages, (x,), (N,), length=N, firsts={x: sympy.Symbol("x_first", real=True)})
     data = np.random.default_rng(0).standard_normal((9, 96)).astype(np.float32)
@@ -61,11 +65,23 @@ def test_powers_of_standard_scores_are_in_range(power: int, eps: sympy.Expr) -> 
     got = merge_tree(derive(cascade), {"x": data}, [32, 0, 33, 31], tile=8)["t"]
     wide = data[:5].astype(np.float64)
     apart = wide - wide.mean(axis=1, keepdims=True)
-    below = np.sqrt(wide.var(axis=1, keepdims=True) + float(eps))
-    exact = ((apart / below) ** power).sum(axis=1)
+    within, behind = (float(eps), 0.0) if inside else (0.0, float(eps))
+    deviation = np.sqrt(wide.var(axis=1, keepdims=True) + within) + behind
+    exact = ((apart / deviation) ** power).sum(axis=1)
     np.testing.assert_allclose(got[:5], exact, rtol=1e-5, atol=1e-5)
     assert np.isnan(got[5]) if eps == 0 else got[5] == 0
     assert got[6] == 0 and np.isnan(got[7:]).all()
+
+
+def test_powers_over_a_deviation_of_another_kernel_are_refused() -> None:
+    """It is given, and nothing says that it grows with the elements: their powers are summed."""
+    mean = Stage("S", SUM, x)
+    last = Stage("t", SUM, ((x - mean.symbol / N) / w) ** 4)
+    with pytest.raises(CascadeRefused) as caught:
+        derive(Cascade((mean, last), (x,), (w, N), length=N))
+    refusal = caught.value.refusal
+    assert (refusal.rule, refusal.where) == ("cascade-range", "stage t")
+    assert "1e+13 apart, where w is the mean of x" in str(refusal.found)
 
 
 @pytest.mark.parametrize("scale", [a, a + EPS, sympy.Max(a, EPS)])

@@ -67,7 +67,8 @@ def check(derivation: Derivation, split: Sequence[str]) -> None:
         _try(derivation, hoisted, _far_kinds(free), _overflows)
     if derivation.exact and any(each.rescaling or each.hoisted for each in derivation.steps):
         _try_constant(derivation, [_Kind(place, 0.0, tuple(free)) for place in _CONSTANTS])
-        _try_scales(derivation, [each for each in _far_kinds(free) if not each.outlier])
+    if derivation.exact:
+        _try_scales(derivation, free)
 
 
 def _try(
@@ -112,20 +113,23 @@ def _try(
                 raise refusal(name, kinds[which].text, float(fused[which]), float(unfused[which]))
             again = _again(cascade, name) if name in names else None
             if again is not None:
+                # Of each row by itself: one in which a part is chosen is no measure for another.
                 of = two_pass(again, {**streamed, **single})[name]
-                unlike = _worst(np.where(known, np.abs(streamed[name] - of), 0))
-                moved = _worst(np.where(known, _moved(again, {**exact, **double}), 0))
-                lost = ~(unlike <= _OF_OUTPUTS / _FACTOR * rounding) & (moved > rounding)
+                unlike = np.where(known, np.abs(streamed[name] - of), 0)
+                moved = np.where(known, _moved(again, {**exact, **double}), 0)
+                unit = _UNITS * (limits.eps * np.where(known, size, 0) + limits.tiny)
+                lost = ~(unlike <= _OF_OUTPUTS / _FACTOR * unit) & (moved > unit)
                 if lost.any():
                     which = int(np.argmax(lost))
-                    raise _unlike(name, kinds[which].text, float(unlike[which]))
+                    raise _unlike(name, kinds[which // _ROWS].text, float(unlike.flat[which]))
 
 
-def _try_scales(derivation: Derivation, kinds: Sequence[_Kind]) -> None:
+def _try_scales(derivation: Derivation, free: Sequence[sympy.Symbol]) -> None:
     """Refuse a derivation whose sums are no numbers where separate passes make some.
 
     A norm of 1e30 is infinite, what it divides is 0, and so is the sum of squares of that. If the
-    squares are summed first, they are an infinity that an infinity divides.
+    squares are summed first, they are an infinity that an infinity divides. What is given of a row
+    may be its norm, or its deviation.
     """
     import numpy as np
 
@@ -133,13 +137,17 @@ def _try_scales(derivation: Derivation, kinds: Sequence[_Kind]) -> None:
 
     cascade = derivation.cascade
     norms = {each.symbol for each in cascade.stages if _is_norm(each)}
+    steps = [each for each in derivation.steps if each.pair and not _divides_itself(each)]
     names = [
         each.stage
-        for each in derivation.steps
-        if each.hoisted
-        and _divides(cascade.stage(each.stage).term, norms)
-        and not _divides_itself(each)
+        for each in steps
+        if each.hoisted and _divides(cascade.stage(each.stage).term, norms)
     ]
+    given = {each.stage: _divisors(each) & set(_given(cascade)) for each in steps}
+    names += [name for name, found in given.items() if found and name not in names]
+    kinds = [_Kind(0.0, scale, (each,)) for each in free for scale in _SCALES]
+    divisors = sorted(set().union(*given.values()), key=str)
+    kinds += [replace(each, given=(one, *each.moved)) for one in divisors for each in kinds]
     if not names or not kinds:
         return
     single, _ = _data(cascade, kinds)
@@ -159,6 +167,14 @@ def _try_scales(derivation: Derivation, kinds: Sequence[_Kind]) -> None:
                 limit="a number, which separate passes make of them: they scale each element",
                 instead="cut the cascade before this stage",
             )
+
+
+def _divisors(step: Step) -> set[sympy.Basic]:
+    """What a sum is divided by when it is complete."""
+    factors = (each for one in step.factors for each in sympy.Mul.make_args(one.context))
+    powers = (each for each in factors if isinstance(each, sympy.Pow))
+    below = (each.args[0] for each in powers if each.args[1].could_extract_minus_sign())
+    return {symbol for each in below for symbol in each.free_symbols}
 
 
 def _is_norm(stage: Stage) -> bool:
@@ -367,12 +383,12 @@ def _balanced_kinds(
 
 
 def _meet(term: sympy.Expr, invariant: sympy.Symbol, element: sympy.Symbol) -> bool:
-    """Whether a part of a term adds what is made of an invariant to an element as it is."""
+    """Whether a part of a term adds what is made of an invariant to what is made of an element."""
     return any(
         invariant in (total - each).free_symbols
         for total in term.atoms(sympy.Add)
         for each in total.args
-        if each.as_coeff_Mul()[1] == element
+        if element in each.free_symbols
     )
 
 
@@ -411,6 +427,8 @@ def _data(cascade: Cascade, kinds: Sequence[_Kind]) -> tuple[dict[str, Any], dic
             continue
         if symbol.is_integer:
             found = rng.integers(0, _LENGTH, shape).astype(np.float64)
+            # What is given of a row is a position too, and a term may be chosen by its being 0.
+            found[:, ::2] *= symbol in cascade.elements
         else:
             found = rng.standard_normal(shape)
             for number, kind in enumerate(kinds):

@@ -39,8 +39,8 @@ class Scores:
 
     centre: Centre
     power: int
-    #: The square of what distances are divided by, over slots.
-    square: sympy.Expr
+    #: What distances are divided by, over slots: a deviation, or one with a bound added to it.
+    divisor: sympy.Expr
     rest: sympy.Expr
 
 
@@ -56,9 +56,10 @@ def scores(progress: Progress, element: sympy.Expr, context: sympy.Expr) -> Scor
     if progress.state.of(centre.mass).contribution != 1:
         return None
     for factor in sympy.Mul.make_args(context):
-        square, exponent = factor.as_base_exp()
-        if exponent == -power / 2 and square.free_symbols & progress.moments:
-            return Scores(centre, int(power), square, context / factor)
+        base, exponent = factor.as_base_exp()
+        roots = -exponent / power
+        if roots in (sympy.S.Half, sympy.S.One) and base.free_symbols & progress.moments:
+            return Scores(centre, int(power), base**roots, context / factor)
     return None
 
 
@@ -85,7 +86,7 @@ class ScaledMoments:
             return {0: centre.mass, 1: centre.rest, 2: square}
         lower = self._slots(name, found, power - 1)
         by = sympy.Piecewise(
-            (self._by(found, new), _bounded(state.raw(found.square, new))), (0, True)
+            (self._by(found, new), _bounded(state.raw(found.divisor, new))), (0, True)
         )
         apart = Fence(fenced_sum(centre.element, -state.within(centre.symbol, new)))
         brought = Unevaluated(apart * by) ** power
@@ -107,24 +108,24 @@ class ScaledMoments:
         """
         state, centre = self.progress.state, found.centre
         assert centre.mass is not None and centre.rest is not None
-        square, mean = (state.raw(each, value) for each in (found.square, centre.symbol))
+        divisor, mean = (state.raw(each, value) for each in (found.divisor, centre.symbol))
         by = self._by(found, value)
         off = -Unevaluated(state.raw(centre.rest, value) * state.usable(1 / centre.mass))
         low = {k: self._low(slot, k, value, sympy.S.One, by) for k, slot in lower.items()}
         whole = _shifted(value(own), low, off * by)
         cases = [
-            (whole, _bounded(square)),
+            (whole, _bounded(divisor)),
             (sympy.S.Zero, _bounded(magnitude(mean))),
             (Unevaluated(mean) / mean, True),
         ]
-        if not positive(found.square):
-            none = sympy.Eq(square, sympy.S.Zero, evaluate=False)
-            cases.insert(0, (Unevaluated(square) / square, none))
+        if not positive(found.divisor):
+            none = sympy.Eq(divisor, sympy.S.Zero, evaluate=False)
+            cases.insert(0, (Unevaluated(divisor) / divisor, none))
         return Unevaluated(sympy.Piecewise(*cases, evaluate=False))
 
     def _by(self, found: Scores, side: Side) -> sympy.Expr:
         """What distances are multiplied by."""
-        return self.progress.state.usable(1 / sympy.sqrt(found.square), side)
+        return self.progress.state.usable(1 / found.divisor, side)
 
     def _low(
         self, slot: sympy.Expr, power: int, side: Side, ratio: sympy.Expr, by: sympy.Expr
@@ -142,12 +143,12 @@ class ScaledMoments:
     ) -> sympy.Expr:
         """The sum of one side about the new mean, in the new deviation; 0 in an infinite one."""
         state, centre, by = self.progress.state, found.centre, self._by(found, new)
-        ratio = Unevaluated(sympy.sqrt(state.raw(found.square, side)) * by)
+        ratio = Unevaluated(state.raw(found.divisor, side) * by)
         move = side(state.of(centre.symbol).name) - state.within(centre.symbol, new)
         low = {k: self._low(slot, k, side, ratio, by) for k, slot in lower.items()}
         whole = _shifted(side(own) * ratio**power, low, Unevaluated(move * by))
         return sympy.Piecewise(
-            (whole, _bounded(state.raw(found.square, new))), (0, True), evaluate=False
+            (whole, _bounded(state.raw(found.divisor, new))), (0, True), evaluate=False
         )
 
 

@@ -128,7 +128,7 @@ class Sums:
                 total += kept * known.rest
                 name = state.of(kept).name if kept in state.symbols else ""
                 factors.append(Factor(progress.spelt(g), progress.spelt(h), name))
-                eager += [known.square, known.centre.symbol]
+                eager += [known.divisor, known.centre.symbol]
                 hoisted.append(known.rest)
                 notes.append("kept as a power of scores, by the deviation so far")
                 continue
