@@ -103,3 +103,20 @@ def test_at_most_twice_the_error_of_separate_passes(name: str) -> None:
             error, noise = ((e.double() - wanted)[known].norm() for e in (one, other))
             allowed = 2 * noise + UNITS * EPSILON * wanted[known].norm() + 1e-37
             assert error <= allowed, f"{which}: {error} off, separate passes {noise}"
+
+
+def test_a_sum_of_one_element_is_that_element() -> None:
+    """What autograd takes from the largest of a row is the sum of all: of one that is left, it."""
+
+    def rows_and_sum(x: Any, by: Any) -> Any:
+        e = torch.exp(x - x.amax(**KEPT))
+        rows = by / ((e * e).sum(**KEPT) + 1e-3) * (2 * e) * e
+        return rows, (-rows).sum(**KEPT)
+
+    generator = torch.Generator().manual_seed(0)
+    given = [1e4 * torch.randn(64, COLUMNS, generator=generator)]
+    given += [torch.randn(64, 1, generator=generator)]
+    fn = crossfuse.compile_model(Of(rows_and_sum).eval(), tuple(given), always=True, runs_on="llvm")
+    assert [each.form for each in fn.report.cascades] == ["threads"]
+    rows, total = fn(*given)
+    assert torch.equal(rows.sum(**KEPT), -total)

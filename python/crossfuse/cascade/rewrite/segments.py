@@ -25,6 +25,7 @@ from crossfuse.cascade.rewrite.phases import (
     Phase,
     Shared,
     combined,
+    hoisted,
     insert,
     phases,
     share,
@@ -462,9 +463,30 @@ class Outputs:
                 known.values[value(slot.name)] = kept[rank]
                 known.values[position(slot.name)] = kept[len(kept) // 2 + rank]
         result = self.context.derivation.results[output.name]
+        if self.along:
+            result = self._as_rows(result, known)
         # Places are whole numbers that a float32 would round.
         whole = output.dtype if result.is_integer and "int" in output.dtype else ""
         return known.write(result, whole).astype(output.dtype)
+
+    def _as_rows(self, result: sympy.Expr, known: Definitions) -> sympy.Expr:
+        """A result whose sums are multiplied as the elements of rows are, in the same order.
+
+        Of a row in which one element is left a sum is that element, and so in floating point: what
+        subtracts one from the other finds nothing.
+        """
+        sums = [each for each in self.context.slots if each.monoid.name == "sum"]
+        symbols = {value(each.name) for each in sums}
+        stands = {each: sympy.Dummy(each.name, **each.assumptions0) for each in symbols}
+
+        def last(product: sympy.Expr) -> sympy.Expr:
+            return product.func(*(stands.get(each, each) for each in product.args))
+
+        held = result.replace(lambda each: isinstance(each, sympy.Mul), last)
+        known.values.update({dummy: known.values[each] for each, dummy in stands.items()})
+        fixed, rest = hoisted(held, stands.values(), self.context.derivation.slots)
+        known.define(fixed)
+        return rest
 
 
 class _OutputTile(ThreadTile):
