@@ -132,6 +132,15 @@ def test_what_would_cancel_is_refused(term: sympy.Expr, rule: str, words: str) -
     assert "cut the cascade before this stage" in caught.value.refusal.instead
 
 
+def test_squares_that_are_nearly_equal_are_tried() -> None:
+    """Of rows of alternating signs they are, and so their variance is no sum of fourth powers."""
+    square = Stage("q", SUM, (x - mean) ** 2)
+    last = Stage("t", SUM, ((x - mean) ** 2 - square.symbol / N) ** 2)
+    with pytest.raises(CascadeRefused, match=r"0\.001 apart, of alternating signs") as caught:
+        derive(Cascade((TOTAL, square, last), (x,), (N,), length=N))
+    assert (caught.value.refusal.rule, caught.value.refusal.where) == ("cascade-cancels", "stage t")
+
+
 def test_a_part_of_a_sum_has_no_distance_from_its_mean() -> None:
     """`x - mean(x + y)` is a distance less `y`, with the rounding of the larger of the two."""
     both = Stage("s", SUM, x + y)

@@ -62,6 +62,8 @@ def check(derivation: Derivation, split: Sequence[str]) -> None:
     if split:
         kinds = _kinds(free, _given(cascade)) + _balanced_kinds(cascade, split, free)
         _try(derivation, split, kinds, _cancels)
+        signs = [_Kind(*place, tuple(free), alternating=True) for place in _PLACES[1:4]]
+        _try(derivation, split, signs, _cancels)
     hoisted = [e.stage for e in derivation.steps if e.hoisted and e.pair in _DISTRIBUTED]
     if hoisted and derivation.exact:
         _try(derivation, hoisted, _far_kinds(free), _overflows)
@@ -319,6 +321,8 @@ class _Kind:
     moved: tuple[sympy.Symbol, ...]
     #: Whether all elements are nearly equal to each other.
     alike: bool = False
+    #: Whether every other element is negative: squares are nearly equal, and elements are not.
+    alternating: bool = False
     #: One element of a row is this instead; 0: none.
     outlier: float = 0.0
     #: An invariant that is the mean of an element instead, or the sum of one that is positive.
@@ -330,7 +334,8 @@ class _Kind:
     def text(self) -> str:
         names = ", ".join(str(each.name) for each in self.moved)
         nearly = " nearly equal" if self.alike else ""
-        but = f", but one of {self.outlier:g}" if self.outlier else ""
+        but = ", of alternating signs" if self.alternating else ""
+        but += f", but one of {self.outlier:g}" if self.outlier else ""
         if self.given is not None:
             one, of = self.given
             but += f", where {one} is the {'mean' if of in self.moved else 'sum'} of {of}"
@@ -440,6 +445,8 @@ def _data(cascade: Cascade, kinds: Sequence[_Kind]) -> tuple[dict[str, Any], dic
                     found[number] = common[number] + 1e-3 * found[number]
                 if symbol in kind.moved:
                     found[number] = kind.about + kind.spread * found[number]
+                if symbol in kind.moved and kind.alternating:
+                    found[number, :, 1::2] *= -1
                 if symbol in kind.moved and kind.outlier:
                     found[number, :, _LENGTH // 2] = kind.outlier
             found = np.abs(found) if symbol.is_nonnegative else found
