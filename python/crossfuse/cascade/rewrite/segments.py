@@ -483,6 +483,8 @@ class Outputs:
             return product.func(*(stands.get(each, each) for each in product.args))
 
         held = result.replace(lambda each: isinstance(each, sympy.Mul), last)
+        if held == result:
+            return result
         known.values.update({dummy: known.values[each] for each, dummy in stands.items()})
         fixed, rest = hoisted(held, stands.values(), self.context.derivation.slots)
         known.define(fixed)
