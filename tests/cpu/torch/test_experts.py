@@ -25,13 +25,16 @@ class Mixture(nn.Module):
     `way` says in which form torch is told to multiply by the weights of a pair's expert.
     """
 
-    def __init__(self, way: str = "weights first", normalised: bool = True) -> None:
+    def __init__(
+        self, way: str = "weights first", normalised: bool = True, width: int = N
+    ) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.way, self.normalised = way, normalised
         self.router = nn.Parameter(torch.randn(E, K) * 0.1)
         turned = way == "stored transposed"
-        shapes = [(E, K, 2 * N), (E, N, K)] if turned else [(E, 2 * N, K), (E, K, N)]
+        shapes = [(E, 2 * width, K), (E, K, width)]
+        shapes = [(e, k, n) for e, n, k in shapes] if turned else shapes
         self.gate_up, self.down = (nn.Parameter(torch.randn(each) * 0.06) for each in shapes)
 
     def multiply(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -100,8 +103,10 @@ def test_sorted_scores_are_read_where_they_are(monkeypatch: pytest.MonkeyPatch) 
     assert f"places[3, {E}] factor[3, {E}]" in second.text
 
 
-def test_weights_that_lie_otherwise_are_left() -> None:
-    assert experts_of(check(Mixture("stored transposed"), 2, rest="eager")) == []
+@pytest.mark.parametrize("width", [N, K // 2, K])
+def test_weights_that_lie_otherwise_are_left(width: int) -> None:
+    """Square ones too, whose extents do not say how they lie."""
+    assert experts_of(check(Mixture("stored transposed", width=width), 2, rest="eager")) == []
 
 
 def test_rows_in_another_order_are_stored_first() -> None:

@@ -136,8 +136,11 @@ def _read(graph: Graph, product: Var) -> Match | None:
             return None
     except RefusedError:  # of a shape that is not known
         return None
-    chosen, row = (one, other) if graph.operator(one) == _TAKE else (_transposed(graph, other), one)
+    first = graph.operator(one) == _TAKE
+    chosen, row = (one, other) if first else (_transposed(graph, other), one)
     if graph.operator(chosen) != _TAKE or len(shape_of(chosen, _TAKE)) != _RANK:
+        return None
+    if not first and chosen.same_as(other):  # stored as [experts, k, n]
         return None
     weight, places = graph.arguments(chosen)
     pairs, columns, depth = shape_of(chosen, _TAKE)
