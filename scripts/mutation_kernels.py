@@ -114,12 +114,12 @@ def _grid(first: TensorTiles, text: str) -> Kernel:
     return _chain(text, lambda f: schedule_tiled_ffn(f, first=first, second=second))
 
 
-def _experts() -> Kernel:
+def _experts(k_major: bool) -> Kernel:
     """Products of two tokens by the weights of four experts each, added up."""
     tokens, top, columns, depth, dtype = 2, 4, 32, 64, "bfloat16"
     form = ExpertsForm(
         Operand("A", (tokens * top, depth), dtype),
-        Operand("B", (8, columns, depth), dtype),
+        Operand("B", (8, columns, depth) if k_major else (8, depth, columns), dtype),
         Operand("places", (tokens, top), "int64"),
         (ExpertProduct("gemm0"),),
         columns,
@@ -130,6 +130,7 @@ def _experts() -> Kernel:
         summed=top,
         factor=Operand("factor", (tokens, top), "float32"),
         normalised=True,
+        k_major=k_major,
     )
     func = emit_experts(form)
     inputs = _drawn(func) | {"places": np.arange(tokens * top).reshape(tokens, top) % 8}
@@ -162,7 +163,8 @@ KERNELS: dict[str, Callable[[], Kernel]] = {
         "gated_gemm:M=3,K=512,N=32,bias=last",
         partial(schedule_skinny, tiles=SkinnyTiles(lanes=8, warps=4, loads=1)),
     ),
-    "experts": _experts,
+    "experts": lambda: _experts(True),
+    "expert_columns": lambda: _experts(False),
     "products side by side": _side_by_side,
     "threads": lambda: _chain("gemm:M=16,K=64,N=16", lambda f: schedule_split_k(f, cluster=4)),
     "product": lambda: _chain(

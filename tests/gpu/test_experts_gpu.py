@@ -28,6 +28,11 @@ FORMS = {
     "down of 16 tokens": mixed(Case(16, 8, 128, 2048, 768, width=128)),
     "six experts": mixed(Case(3, 6, 64, 512, 1408, "float16")),
     "two of eight": gated(Case(2, 2, 8, 1024, 4096, "float16")),
+    # The sizes of gpt-oss.
+    "columns side by side": gated(
+        Case(1, 4, 32, 2880, 2880, alternate=True, k_major=False, bias=True)
+    ),
+    "columns of 16 tokens": mixed(Case(16, 4, 32, 2880, 2880, k_major=False, bias=True)),
 }
 
 

@@ -37,7 +37,7 @@ class ExpertsForm:
 
     #: Rows, [pairs // repeats, K]: each is multiplied by the weights of `repeats` experts.
     left: Operand
-    #: Of all experts, [experts, columns of all products, K].
+    #: Of all experts, [experts, columns of all products, K], or [experts, K, columns].
     weight: Operand
     #: The experts of each row, [rows, width]: those of a row's pairs are its first ones, as sorted
     #: scores have them. Negative ones count from the last expert; none is checked.
@@ -64,12 +64,26 @@ class ExpertsForm:
     normalised: bool = False
     #: Whether places beyond the experts are those of the first or the last one.
     bounded: bool = False
+    #: Whether weights have neighbours of the reduction side by side.
+    k_major: bool = True
+    #: What is added to the products of each expert, [experts, columns of all products].
+    bias: Operand | None = None
+
+    @property
+    def joined(self) -> bool:
+        """Whether columns of two products lie side by side in memory, hence are loaded as one."""
+        return not self.k_major and any(each.step > 1 for each in self.products)
+
+    @property
+    def stored(self) -> tuple[ExpertProduct, ...]:
+        """The products as they are multiplied."""
+        return (ExpertProduct("gemm0"),) if self.joined else self.products
 
     @property
     def operands(self) -> tuple[Operand, ...]:
         """Inputs of the function in order."""
-        factor = () if self.factor is None else (self.factor,)
-        return (self.left, self.weight, self.places, *factor, *self.extras)
+        others = tuple(each for each in (self.factor, self.bias) if each is not None)
+        return (self.left, self.weight, self.places, *others, *self.extras)
 
 
 def emit_experts(form: ExpertsForm) -> tirx.PrimFunc:
@@ -77,11 +91,13 @@ def emit_experts(form: ExpertsForm) -> tirx.PrimFunc:
 
     Blocks in order, each under its own loops: ``expert``, the place of each pair's, from 0;
     ``rows`` if rows are repeated, which copies each to the pairs of its token; for each product
-    ``chosen``, the weights of each pair's expert [pairs, N, K], and the product, float32
-    [pairs, 1, N]; where pairs are added up ``mixed``, float32 [pairs // summed, 1, N], and
-    ``total``, the sum of their factors, if these are normalised; ``out``, of the same extents. The
-    second one counts rows of the same expert, of which there is one. Copies are for schedules to
-    leave out. Parameters are the form's operands, then the output.
+    ``chosen``, the weights of each pair's expert as they are stored, [pairs, N, K] or
+    [pairs, K, N], and the product, float32 [pairs, 1, N]; where pairs are added up ``mixed``,
+    float32 [pairs // summed, 1, N], and ``total``, the sum of their factors, if these are
+    normalised; ``out``, of the same extents. The second one counts rows of the same expert, of
+    which there is one. Columns of products that alternate in weights stored as [experts, K, N] are
+    those of one product, which ``out`` takes apart: they are loaded side by side. Copies are for
+    schedules to leave out. Parameters are the form's operands, then the output.
     """
     tensors: dict[str, Any] = {
         o.name: te.placeholder(o.shape, o.dtype, o.name) for o in form.operands
@@ -103,10 +119,13 @@ def emit_experts(form: ExpertsForm) -> tirx.PrimFunc:
         return tirx.Select(place < 0, place + experts, place)
 
     expert = te.compute((form.pairs,), from_first, name=EXPERT)
-    for each in form.products:
-        end = each.name.removeprefix("gemm0")
-        made = _product(rows, _chosen(weight, expert, each, form, f"{CHOSEN}{end}"), each.name)
-        tensors[each.name] = made if form.summed == 1 else _mixed(made, tensors, form)
+    bias = form.bias and tensors[form.bias.name]
+    made = [_product(rows, weight, expert, each, form) for each in form.stored]
+    for place, each in enumerate(form.products):
+        value = _part(made[0], each) if form.joined else made[place]
+        if bias is not None:
+            value = _biased(value, bias, from_first, each)
+        tensors[each.name] = value if form.summed == 1 else _mixed(value, tensors, form)
     given = {each.name for each in form.operands}
 
     def element(i: Any, row: Any, j: Any) -> Any:
@@ -121,23 +140,39 @@ def _of_row(product: Any, row: Any) -> Any:
     return lambda i, j: product(i, row, j)
 
 
-def _chosen(weight: Any, expert: Any, of: ExpertProduct, form: ExpertsForm, name: str) -> Any:
-    shape = (form.pairs, form.columns, weight.shape[2])
-
-    def element(i: Any, j: Any, k: Any) -> Any:
-        return weight(expert(i), j * of.step + of.first, k)
-
-    return te.compute(shape, element, name=name)
+def _part(product: Any, of: ExpertProduct) -> Any:
+    return lambda pair, row, j: product(pair, row, j * of.step + of.first)
 
 
-def _product(rows: Any, chosen: Any, name: str) -> Any:
-    pairs, columns, depth = chosen.shape
+def _biased(product: Any, bias: Any, expert: Any, of: ExpertProduct) -> Any:
+    # The expert is told anew: what a warp has in its registers is not there for what follows.
+    def element(pair: Any, row: Any, j: Any) -> Any:
+        added = bias(expert(pair), j * of.step + of.first)
+        return product(pair, row, j) + added.astype("float32")
+
+    return element
+
+
+def _product(rows: Any, weight: Any, expert: Any, of: ExpertProduct, form: ExpertsForm) -> Any:
+    """Copy the weights of each pair's expert as they are stored, and multiply rows by them."""
+    depth, columns = form.left.shape[1], form.weight.shape[2] if form.joined else form.columns
+
+    def stored(j: Any, k: Any) -> tuple[Any, Any]:
+        return (j, k) if form.k_major else (k, j)
+
+    def element(i: Any, *place: Any) -> Any:
+        j, k = stored(*place)  # its own inverse
+        return weight(expert(i), *stored(j * of.step + of.first, k))
+
+    end = of.name.removeprefix("gemm0")
+    chosen = te.compute((form.pairs, *stored(columns, depth)), element, name=f"{CHOSEN}{end}")
     k = te.reduce_axis((0, depth), "k")
 
-    def element(i: Any, _row: Any, j: Any) -> Any:
-        return te.sum(rows(i, k).astype("float32") * chosen(i, j, k).astype("float32"), axis=k)
+    def term(i: Any, _row: Any, j: Any) -> Any:
+        value = rows(i, k).astype("float32") * chosen(i, *stored(j, k)).astype("float32")
+        return te.sum(value, axis=k)
 
-    return te.compute((pairs, 1, columns), element, name=name)
+    return te.compute((form.pairs, 1, columns), term, name=of.name)
 
 
 def _of_pair(tensor: Any, form: ExpertsForm, pair: Any) -> Any:

@@ -48,6 +48,9 @@ class Case:
     alternate: bool = False
     #: Columns of places and factors.
     width: int = 0
+    #: Whether weights are stored as [expert, n, k], and whether products have a bias.
+    k_major: bool = True
+    bias: bool = False
 
     @property
     def pairs(self) -> int:
@@ -56,6 +59,14 @@ class Case:
     @property
     def rows(self) -> tuple[int, int]:
         return self.tokens, self.width or self.top
+
+    def lying(self, form: ExpertsForm) -> ExpertsForm:
+        """A form of weights stored as [expert, n, k], with those of the case."""
+        experts, columns, depth = form.weight.shape
+        bias = Operand("bias", (experts, columns), self.dtype) if self.bias else None
+        shape = form.weight.shape if self.k_major else (experts, depth, columns)
+        weight = Operand("B", shape, self.dtype)
+        return replace(form, weight=weight, k_major=self.k_major, bias=bias)
 
 
 def gated(case: Case) -> ExpertsForm:
@@ -66,7 +77,7 @@ def gated(case: Case) -> ExpertsForm:
         return gate * tirx.sigmoid(gate) * up
 
     second = (1, 2) if case.alternate else (case.columns, 1)
-    return ExpertsForm(
+    form = ExpertsForm(
         Operand("A", (case.tokens, case.depth), case.dtype),
         Operand("B", (case.experts, 2 * case.columns, case.depth), case.dtype),
         Operand("places", case.rows, "int64"),
@@ -81,6 +92,7 @@ def gated(case: Case) -> ExpertsForm:
         case.pairs,
         repeats=case.top,
     )
+    return case.lying(form)
 
 
 def mixed(case: Case, normalised: bool = True) -> ExpertsForm:
@@ -89,7 +101,7 @@ def mixed(case: Case, normalised: bool = True) -> ExpertsForm:
     def epilogue(tensors: Mapping[str, Any], i: Any, j: Any) -> Any:
         return tensors["gemm0"](i, j) + tensors["residual"](i, j).astype("float32")
 
-    return ExpertsForm(
+    form = ExpertsForm(
         Operand("A", (case.pairs, case.depth), case.dtype),
         Operand("B", (case.experts, case.columns, case.depth), case.dtype),
         Operand("places", case.rows, "int32"),
@@ -103,6 +115,7 @@ def mixed(case: Case, normalised: bool = True) -> ExpertsForm:
         factor=Operand("factor", case.rows, "float32"),
         normalised=normalised,
     )
+    return case.lying(form)
 
 
 def drawn(form: ExpertsForm, scale: float = 1.0, offset: float = 0.0) -> dict[str, Any]:
@@ -124,15 +137,17 @@ def exact(form: ExpertsForm, given: Mapping[str, Any]) -> tuple[np.ndarray, np.n
     """Outputs of float64, and what rounding in float32 may do to the sums behind them."""
     per = form.pairs // form.places.shape[0]
     a, b = (given[each].astype(np.float64) for each in "AB")
+    b = b if form.k_major else b.swapaxes(1, 2)
+    bias = given["bias"].astype(np.float64) if form.bias else np.zeros(b.shape[:2])
     sums, sizes = [], []
     for each in form.products:
         rows = slice(each.first, each.first + form.columns * each.step, each.step)
-        own = [
-            (b[given["places"][pair // per, pair % per]][rows], a[pair // form.repeats])
-            for pair in range(form.pairs)
-        ]
-        sums.append(np.array([weights @ row for weights, row in own]))
-        sizes.append(np.array([np.abs(weights) @ np.abs(row) for weights, row in own]))
+        expert = [given["places"][pair // per, pair % per] for pair in range(form.pairs)]
+        own = [(b[e][rows], a[pair // form.repeats]) for pair, e in enumerate(expert)]
+        added = np.array([bias[e][rows] for e in expert])
+        sums.append(np.array([weights @ row for weights, row in own]) + added)
+        size = np.array([np.abs(weights) @ np.abs(row) for weights, row in own])
+        sizes.append(size + np.abs(added))
     if form.summed == 1:
         gate, up = sums
         with np.errstate(over="ignore"):
@@ -164,6 +179,12 @@ GATED = [
     Case(tokens=3, top=6, experts=64, depth=512, width=64),
     Case(tokens=1, top=8, experts=16, columns=48, depth=768),
     Case(tokens=2, top=2, alternate=True, columns=16),
+    Case(tokens=2, top=2, alternate=True, columns=32, bias=True),
+    Case(k_major=False),
+    Case(tokens=1, columns=128, depth=128, k_major=False, bias=True),
+    Case(tokens=1, top=8, experts=16, columns=48, depth=192, k_major=False, dtype="float16"),
+    Case(tokens=3, top=4, columns=64, k_major=False, alternate=True, bias=True),
+    Case(tokens=1, top=4, columns=96, depth=576, k_major=False, alternate=True, width=8),
 ]
 MIXED = [
     Case(),
@@ -171,6 +192,11 @@ MIXED = [
     Case(tokens=3, top=6, experts=64, depth=128, width=64),
     Case(tokens=5, top=2, dtype="float16"),
     Case(tokens=1, top=16, experts=20, depth=64),
+    Case(tokens=3, top=6, bias=True),
+    Case(columns=64, k_major=False, bias=True),
+    Case(tokens=1, top=4, experts=4, columns=192, depth=192, k_major=False, bias=True),
+    Case(tokens=3, top=6, experts=64, depth=128, width=64, k_major=False, dtype="float16"),
+    Case(tokens=1, top=16, experts=20, depth=64, k_major=False),
 ]
 
 
@@ -189,7 +215,8 @@ def test_products_of_a_tokens_experts_are_added_up(case: Case, normalised: bool)
 
 @pytest.mark.parametrize(("scale", "offset"), [(1e-2, 1e2), (1e-3, 0.0), (30.0, 0.0)])
 def test_rows_of_other_sizes(scale: float, offset: float) -> None:
-    for form in (gated(Case(tokens=1)), mixed(Case())):
+    columns = Case(tokens=1, columns=64, k_major=False, bias=True)
+    for form in (gated(Case(tokens=1)), mixed(Case()), gated(columns), mixed(columns)):
         check(form, drawn(form, scale, offset))
 
 
@@ -201,9 +228,12 @@ def test_factors_are_divided_before_they_multiply(share: float) -> None:
     check(form, {**given, "factor": given["factor"] * np.float32(share)})
 
 
+@pytest.mark.parametrize("k_major", [True, False])
 @pytest.mark.parametrize("kind", [gated, mixed])
-def test_all_tiles_that_the_planner_lists_are_right(kind: Any) -> None:
-    form = kind(Case(tokens=1, depth=512))
+def test_all_tiles_that_the_planner_lists_are_right(kind: Any, k_major: bool) -> None:
+    depth = 512 if k_major else 128
+    case = Case(tokens=1, depth=depth, columns=64, k_major=k_major, alternate=not k_major)
+    form = kind(case)
     shape = read_experts(ir.Schedule(emit_experts(form))).shape
     every = shape.kernels()
     assert len(every) > 3
@@ -229,9 +259,10 @@ def test_weights_of_many_experts_are_counted_by_64_bits() -> None:
 # Kernels that start early.
 
 
-def test_it_waits_before_it_reads_whose_weights_it_needs() -> None:
+@pytest.mark.parametrize("k_major", [True, False])
+def test_it_waits_before_it_reads_whose_weights_it_needs(k_major: bool) -> None:
     """The experts, and so the weights, are what a kernel before may still be choosing."""
-    case = Case(tokens=1)
+    case = Case(tokens=1, k_major=k_major)
     first = parse("gemm:M=1,K=256,N=256,weights=nk")
     form = gated(case)
     one = lower(starting_early(schedule_skinny(prim_func(first)).mod["main"], ["B"]), TARGET)
@@ -253,15 +284,17 @@ def test_it_waits_before_it_reads_whose_weights_it_needs() -> None:
     assert "early-launch" in {each.kind for each in of_both(hasty).findings}
 
 
+@pytest.mark.parametrize("k_major", [True, False])
 @pytest.mark.parametrize("kind", [gated, mixed])
-def test_a_lost_barrier_is_found(kind: Any) -> None:
-    form = kind(Case(tokens=1))
+def test_a_lost_barrier_is_found(kind: Any, k_major: bool) -> None:
+    form = kind(Case(tokens=1, k_major=k_major))
     image = lower(schedule_experts(emit_experts(form)), TARGET).image
     assert emulate(drop_call(image, "__syncthreads"), drawn(form)).findings
 
 
-def test_the_trace_is_replayed() -> None:
-    func = emit_experts(mixed(Case()))
+@pytest.mark.parametrize("k_major", [True, False])
+def test_the_trace_is_replayed(k_major: bool) -> None:
+    func = emit_experts(mixed(Case(k_major=k_major)))
     sch = schedule_experts(func)
     again = ir.Schedule(func)
     sch.trace.apply_to_schedule(again, remove_postproc=False)
@@ -276,6 +309,16 @@ def test_the_trace_is_replayed() -> None:
         (mixed(Case(top=6)), SkinnyTiles(8, 4, 1), "4 warps, which 6 experts do not share evenly"),
         (mixed(Case(top=32)), SkinnyTiles(), "no tiles that divide it"),
         (mixed(Case(depth=40)), SkinnyTiles(), "2 x 40 x 32 of 4 experts added up each, no tiles"),
+        (
+            gated(Case(columns=48, k_major=False)),
+            SkinnyTiles(4, 4, 1),
+            "columns that tiles of 64 do not divide",
+        ),
+        (
+            mixed(Case(depth=80, k_major=False)),
+            SkinnyTiles(8, 8, 4),
+            "of 80, which steps of 64 do not divide",
+        ),
     ],
 )
 def test_other_extents_are_refused(form: ExpertsForm, tiles: SkinnyTiles, said: str) -> None:

@@ -26,22 +26,35 @@ class Mixture(nn.Module):
     """
 
     def __init__(
-        self, way: str = "weights first", normalised: bool = True, width: int = N
+        self,
+        way: str = "weights first",
+        normalised: bool = True,
+        width: int = N,
+        bias: bool = False,
+        alternate: bool = False,
     ) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.way, self.normalised = way, normalised
+        self.way, self.normalised, self.alternate = way, normalised, alternate
         self.router = nn.Parameter(torch.randn(E, K) * 0.1)
-        turned = way == "stored transposed"
+        turned = way in ("stored transposed", "transposed first")
         shapes = [(E, 2 * width, K), (E, K, width)]
         shapes = [(e, k, n) for e, n, k in shapes] if turned else shapes
         self.gate_up, self.down = (nn.Parameter(torch.randn(each) * 0.06) for each in shapes)
+        given = (torch.randn(E, columns) for columns in (2 * width, K))
+        self.biases = nn.ParameterList(given) if bias else (None, None)
 
-    def multiply(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        if self.way == "weights first":
-            return torch.bmm(weights, x.unsqueeze(-1)).squeeze(-1)
-        turned = weights if self.way == "stored transposed" else weights.transpose(1, 2)
-        return torch.bmm(x.unsqueeze(1), turned).squeeze(1)
+    def multiply(
+        self, x: torch.Tensor, weights: torch.Tensor, bias: Any, places: torch.Tensor
+    ) -> torch.Tensor:
+        chosen = weights[places]
+        if self.way in ("weights first", "transposed first"):
+            chosen = chosen.transpose(1, 2) if self.way == "transposed first" else chosen
+            made = torch.bmm(chosen, x.unsqueeze(-1)).squeeze(-1)
+        else:
+            chosen = chosen if self.way == "stored transposed" else chosen.transpose(1, 2)
+            made = torch.bmm(x.unsqueeze(1), chosen).squeeze(1)
+        return made if bias is None else made + bias[places]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         scores = F.linear(x, self.router).float().softmax(-1)
@@ -52,8 +65,10 @@ class Mixture(nn.Module):
         rows = x.repeat_interleave(TOP, 0)
         if self.way == "other rows":
             rows = x.repeat(TOP, 1)
-        gate, up = self.multiply(rows, self.gate_up[places]).chunk(2, -1)
-        made = self.multiply(F.silu(gate) * up, self.down[places])
+        of_gate, of_down = self.biases
+        both = self.multiply(rows, self.gate_up, of_gate, places)
+        gate, up = (both[:, ::2], both[:, 1::2]) if self.alternate else both.chunk(2, -1)
+        made = self.multiply(F.silu(gate) * (up + 1), self.down, of_down, places)
         return x + (made * share.unsqueeze(-1)).view(len(x), TOP, K).sum(1).to(x.dtype)
 
 
@@ -103,10 +118,38 @@ def test_sorted_scores_are_read_where_they_are(monkeypatch: pytest.MonkeyPatch) 
     assert f"places[3, {E}] factor[3, {E}]" in second.text
 
 
-@pytest.mark.parametrize("width", [N, K // 2, K])
-def test_weights_that_lie_otherwise_are_left(width: int) -> None:
+@pytest.mark.parametrize("way", ["stored transposed", "transposed first", "rows first"])
+@pytest.mark.parametrize(
+    ("width", "bias", "alternate"),
+    [(N, False, False), (K // 2, True, True), (K, True, False), (K, False, True)],
+)
+def test_weights_and_biases_are_read_as_they_lie(
+    way: str, width: int, bias: bool, alternate: bool
+) -> None:
     """Square ones too, whose extents do not say how they lie."""
-    assert experts_of(check(Mixture("stored transposed", width=width), 2, rest="eager")) == []
+    model = Mixture(way, width=width, bias=bias, alternate=alternate)
+    report = check(model, 2, rest="eager")
+    assert experts_of(report) == [("bmm",), ("bmm_1",)]
+    texts = [each.text for each in report.outcomes if each.name.startswith("crossfuse_experts")]
+    assert all(("bias[" in each) == bias for each in texts)
+    shape = f"B[{E}, {K}, {2 * width}]" if way != "rows first" else f"B[{E}, {2 * width}, {K}]"
+    assert shape in texts[0]
+
+
+def test_biases_of_other_experts_follow_the_product() -> None:
+    """One that other places choose is no bias of the products."""
+    weights, bias = torch.randn(E, 32, K).bfloat16(), torch.randn(E, 32).bfloat16()
+
+    def chosen(x: torch.Tensor, places: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(weights[places], x.unsqueeze(-1)).squeeze(-1) + bias[others]
+
+    given = torch.randn(3, K).bfloat16(), torch.tensor([1, 0, 5]), torch.tensor([0, 2, 5])
+    backend = Backend(cpu="llvm", target="nvidia-h200", rest="eager")
+    with torch.no_grad():
+        got = torch.compile(chosen, backend=backend, dynamic=False)(*given)
+        torch.testing.assert_close(got, chosen(*given), rtol=2e-2, atol=1e-1)
+    (outcome,) = (each for each in reports()[-1].outcomes if "experts" in each.name)
+    assert "bias[" not in outcome.text
 
 
 def test_rows_in_another_order_are_stored_first() -> None:

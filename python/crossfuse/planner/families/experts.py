@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from crossfuse.hardware import MMA_LANES, Device, device
 from crossfuse.planner.cost.estimate import corrected
 from crossfuse.planner.cost.rates import rates_of
-from crossfuse.planner.families.skinny import VECTOR, SkinnyKernel
+from crossfuse.planner.families.expert_columns import ColumnsKernel
+from crossfuse.planner.families.skinny import SkinnyKernel
 from crossfuse.planner.kernels.shape import Shape
 
-_LANES, _PARTS, _LOADS, _MOST_WARPS = (MMA_LANES, 2 * MMA_LANES), (1, 2, 4, 8, 16), (1, 2, 4), 16
+#: Lanes of weights stored as [n, k], and as [k, n].
+_LANES = {True: (MMA_LANES, 2 * MMA_LANES), False: (4, 8, 16)}
+_PARTS, _LOADS, _MOST_WARPS = (1, 2, 4, 8, 16), (1, 2, 4, 8), 16
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,11 @@ class ExpertsShape:
     experts: int = 1
     #: Types of rows and weights.
     kinds: tuple[str, ...] = ("bfloat16", "bfloat16")
+    #: Whether weights are stored as [n, k].
+    k_major: bool = True
+    #: Columns that are stored together of which one is made: 2 where gate and up alternate in
+    #: weights stored as [k, n].
+    joined: int = 1
 
     @property
     def text(self) -> str:
@@ -46,6 +54,11 @@ class ExpertsShape:
         columns, depth = self.tokens * self.columns, self.experts * self.depth
         return Shape(1, columns, depth, 0, self.products)
 
+    def kernel(self, tiles: SkinnyKernel) -> SkinnyKernel:
+        """The kernel of some tiles for weights that lie so."""
+        kind = SkinnyKernel if self.k_major else ColumnsKernel
+        return kind(tiles.lanes, tiles.warps, tiles.loads)
+
     def broken(self, tiles: SkinnyKernel) -> str:
         """Name the first rule that tiles break, empty if none."""
         parts, rest = divmod(int(tiles.warps), self.experts)
@@ -55,7 +68,7 @@ class ExpertsShape:
             return f"elements of {' and '.join(self.kinds)}"
         if self.columns % int(tiles.width):
             return f"columns that tiles of {int(tiles.width)} do not divide"
-        step = parts * int(tiles.loads) * int(tiles.lanes) * VECTOR
+        step = int(tiles.depth) // self.experts
         if self.depth % step:
             return f"a reduction of {self.depth}, which steps of {step} do not divide"
         return tiles.broken(self.wide)
@@ -63,8 +76,9 @@ class ExpertsShape:
     def kernels(self) -> list[SkinnyKernel]:
         """List all tiles that keep the rules."""
         warps = [self.experts * parts for parts in _PARTS if self.experts * parts <= _MOST_WARPS]
-        every = [SkinnyKernel(a, b, c) for a in _LANES for b in warps for c in _LOADS]
-        return [each for each in every if not self.broken(each)]
+        lanes = _LANES[self.k_major]
+        every = [SkinnyKernel(a, b, c) for a in lanes for b in warps for c in _LOADS]
+        return [each for each in map(self.kernel, every) if not self.broken(each)]
 
 
 def best_kernels(shape: ExpertsShape, target: Device | None = None) -> list[SkinnyKernel]:

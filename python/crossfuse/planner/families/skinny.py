@@ -33,6 +33,7 @@ from crossfuse.planner.kernels.shape import (
     NOTHING,
     Count,
     Shape,
+    Share,
     TileRule,
     ceil_div,
     count,
@@ -51,12 +52,12 @@ _LOAD_BYTES = 16
 #: Rows at most: of more, CTAs load more of the left operand than of the weights.
 ROWS = 32
 #: Registers of a thread at most, so that two CTAs of 256 threads stand on an SM.
-_REGISTERS = 128
+REGISTERS = 128
 #: Warps that were not timed, and what others sum over in a step at least.
 _FEWEST, _TIMED = 2, 4 * MMA_LANES * VECTOR
 #: Loads of weights that a thread has on their way: more leave no room on an SM for the CTAs of a
 #: kernel that starts early, and gain nothing.
-_MOST_LOADS = 8
+MOST_LOADS = 8
 #: Sums of a thread at most, beside what it loads: nvcc 13.0 spilt nothing at 32.
 _MOST_SUMS = 32
 #: Bytes that L1 delivers in a cycle (CUDA C++ Programming Guide, compute capability 9.0).
@@ -136,7 +137,7 @@ class SkinnyKernel(TileKernel):
     @property
     def resident(self) -> Count:
         """CTAs that an SM holds: ptxas takes all registers to load ahead that threads may have."""
-        return SM_REGISTERS // (_REGISTERS * self.threads)
+        return SM_REGISTERS // (REGISTERS * self.threads)
 
     def row_tiles(self, shape: Shape) -> Count:
         """Fragments that hold all rows."""
@@ -155,6 +156,19 @@ class SkinnyKernel(TileKernel):
         """Sums of a thread."""
         return 4 * self.fragments(shape)
 
+    @property
+    def halved(self) -> Count:
+        """Whether a warp's load has less than whole lines of the weights."""
+        return self.lanes == MMA_LANES
+
+    def row_bytes(self, shape: Shape) -> Count:
+        """Bytes of rows that a warp loads with a load of the weights."""
+        return self.row_tiles(shape) * WARP * _LOAD_BYTES
+
+    def cycles(self, shape: Shape) -> Share:
+        """Cycles of an SM in which a warp multiplies what it has loaded."""
+        return self.fragments(shape) * _MULTIPLIED
+
     def phases(self, shape: Shape) -> tuple[Phase, ...]:
         """The only phase, whose tiles pass from memory to registers."""
         row = self.depth * shape.item
@@ -169,11 +183,11 @@ class SkinnyKernel(TileKernel):
                 tiles,
                 shape.m * row,
                 self.width * shape.products * row,
-                boxes=self._made(shape),
+                boxes=self.made(shape),
             ),
         )
 
-    def _made(self, shape: Shape) -> Count:
+    def made(self, shape: Shape) -> Count:
         """Bytes of the sums of a tile, of each warp."""
         return shape.m * self.width * shape.products * 4 * self.warps
 
@@ -198,7 +212,7 @@ class SkinnyKernel(TileKernel):
             ),
             TileRule(
                 "warps",
-                f"at most {SM_REGISTERS // (_REGISTERS * WARP)} warps",
+                f"at most {SM_REGISTERS // (REGISTERS * WARP)} warps",
                 self.resident >= 1,
             ),
             TileRule(
@@ -208,8 +222,8 @@ class SkinnyKernel(TileKernel):
             ),
             TileRule(
                 "loads",
-                f"{_MOST_LOADS} loads of a thread at a time",
-                self.columns * shape.products * self.loads <= _MOST_LOADS,
+                f"{MOST_LOADS} loads of a thread at a time",
+                self.columns * shape.products * self.loads <= MOST_LOADS,
             ),
             TileRule("columns", "CTAs divide the columns", shape.n % self.width == 0),
             TileRule("reduction", "steps divide the reduction", shape.k % self.depth == 0),
@@ -233,7 +247,7 @@ class SkinnyKernel(TileKernel):
 
     def memories(self, shape: Shape, device: Device) -> tuple[Memory, ...]:
         """Shared memory: sums of a tile, and no ring."""
-        return (Memory(0, 0, self._made(shape), True),)
+        return (Memory(0, 0, self.made(shape), True),)
 
     def resources(self, shape: Shape, device: Device) -> tuple[Resources, ...]:
         """Resources of the kernel, of one candidate."""
@@ -262,16 +276,16 @@ class SkinnyKernel(TileKernel):
         turns, even = ceil_div(phase.tiles, target.sms), phase.tiles / target.sms
         clock = target.clock_mhz
         rounds = ceil_div(turns, least(self.resident, turns))
-        speed = rates.measured.hbm_read * (1 - _APART * (self.lanes == MMA_LANES))
+        speed = rates.measured.hbm_read * (1 - _APART * self.halved)
         waiting = rounds * phase.steps * _WAITING * rates.measured.hbm
         rows = phase.steps * phase.left
         l2 = (phase.tiles * rows + load.fresh) / (rates.fitted.l2 * rates.measured.l2_read)
         # Each load of a warp has all rows, or as many that are there twice.
         loads = phase.steps * self.warps * self.loads
-        told = loads * self.row_tiles(shape) * WARP * _LOAD_BYTES
-        often = 1 + (_HALF_LINES - 1) * (self.lanes == MMA_LANES)
+        told = loads * self.row_bytes(shape)
+        often = 1 + (_HALF_LINES - 1) * self.halved
         passed = often * (phase.steps * phase.right + told) / (_L1 * clock)
-        issue = loads * self.fragments(shape) * _MULTIPLIED / clock
+        issue = loads * self.cycles(shape) / clock
         return Streams(
             overlapped(load.fresh / speed, waiting),
             l2,

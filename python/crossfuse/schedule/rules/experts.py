@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.blocks.chain import is_k_major
 from crossfuse.blocks.scheduled import bindings, is_reduction, name_of, reduces
 from crossfuse.calls import AnyFunction, checked
 from crossfuse.errors import ScheduleRefused, refuse
@@ -14,6 +15,10 @@ from crossfuse.hardware import WARP
 from crossfuse.markers import FAST, RESIDENT_CTAS
 from crossfuse.planner.families.experts import ExpertsShape, best_kernels
 from crossfuse.planner.families.skinny import VECTOR, SkinnyKernel
+from crossfuse.schedule.rules.expert_columns import (
+    divide_columns,
+    multiply_columns,
+)
 from crossfuse.schedule.rules.skinny import (
     SkinnyTiles,
     bind_threads,
@@ -40,6 +45,9 @@ def schedule_experts(func: AnyFunction, *, tiles: SkinnyTiles | None = None) -> 
             out[token, tile] = epilogue(sum of experts: factor * sum of parts)
 
     Tokens of the same expert read its weights at about the same time, hence from L2.
+
+    Of weights stored as [experts, k, n] a load has eight columns, and lanes share the reduction:
+    each multiplies by itself, and stores its own sum of each column. A CTA has 16 to 64 columns.
 
     Parameters
     ----------
@@ -75,13 +83,12 @@ def schedule_experts(func: AnyFunction, *, tiles: SkinnyTiles | None = None) -> 
     kernel = _chosen(sch, found, tiles or SkinnyTiles())
     if found.rows is not None:
         sch.compute_inline(found.rows)
-    weights = [sch.get(each).reads[1].source for each in found.products]
-    divided = [_divided(sch, each, kernel, found.shape.experts) for each in found.products]
-    if len(divided) > 1:
-        in_one_loop(sch, found.epilogue, found.products, divided)
-    grid, warp = bind_threads(sch, divided, kernel, own=True)
+    way = _ROWS if found.shape.k_major else _COLUMNS
+    grid, warp, divided = way.divide(
+        sch, found.products, found.epilogue, kernel, found.shape.experts
+    )
     _with_epilogue(sch, found, grid, kernel)
-    multiply(sch, divided, weights, own=True)
+    way.multiply(sch, divided)
     _store(sch, found, kernel)
     for each in found.chosen:
         sch.compute_inline(each)
@@ -139,7 +146,7 @@ def read_experts(sch: Any) -> Experts:
         tuple(mixed),
         tuple(total),
         epilogue,
-        _shape(sch, products, mixed),
+        _shape(sch, products, mixed, epilogue),
     )
 
 
@@ -155,11 +162,21 @@ def _made(sch: Any, product: Any) -> tuple[list[Any], list[Any]]:
     return made
 
 
-def _shape(sch: Any, products: Sequence[Any], mixed: Sequence[Any]) -> ExpertsShape:
+def _shape(sch: Any, products: Sequence[Any], mixed: Sequence[Any], epilogue: Any) -> ExpertsShape:
     pairs, _, columns, depth = _extents(sch, products[0])
     experts = _extents(sch, mixed[0])[-1] if mixed else 1
     kinds = tuple(str(each.source.ty.dtype) for each in sch.get(products[0]).reads)
-    return ExpertsShape(pairs // experts, columns, depth, len(products), experts, kinds)
+    stored = _extents(sch, epilogue)[2]
+    return ExpertsShape(
+        tokens=pairs // experts,
+        columns=columns,
+        depth=depth,
+        products=len(products),
+        experts=experts,
+        kinds=kinds,
+        k_major=is_k_major(sch, products[0], 0),
+        joined=columns // stored,
+    )
 
 
 def _extents(sch: Any, block: Any) -> list[int]:
@@ -175,7 +192,8 @@ _RANK = 3
 def _chosen(sch: Any, found: Experts, given: SkinnyTiles) -> SkinnyKernel:
     """Take the tiles that are given, or those with the least estimated time; check them."""
     shape = found.shape
-    kernel = given.kernel or next(iter(best_kernels(shape)), None)
+    tiles = given.kernel
+    kernel = shape.kernel(tiles) if tiles else next(iter(best_kernels(shape)), None)
     broken = "no tiles that divide it" if kernel is None else shape.broken(kernel)
     if kernel is None or broken:
         raise refuse(
@@ -188,6 +206,39 @@ def _chosen(sch: Any, found: Experts, given: SkinnyTiles) -> SkinnyKernel:
             instead="leave all tiles out, or leave these products to a library",
         )
     return kernel
+
+
+# Weights stored as [experts, n, k], which tensor cores multiply, and as [experts, k, n].
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How products are multiplied: by steps of the schedule, one behind the other."""
+
+    #: Divides products; loops over CTAs and over warps, and what `multiply` is to know.
+    divide: Callable[[Any, Sequence[Any], Any, SkinnyKernel, int], tuple[Any, Any, Any]]
+    #: Loads and multiplies, once the epilogue is in the loop over CTAs.
+    multiply: Callable[[Any, Any], None]
+
+
+def _divide(
+    sch: Any, products: Sequence[Any], epilogue: Any, tiles: SkinnyKernel, experts: int
+) -> tuple[Any, Any, Any]:
+    weights = [sch.get(each).reads[1].source for each in products]
+    divided = [_divided(sch, each, tiles, experts) for each in products]
+    if len(divided) > 1:
+        in_one_loop(sch, epilogue, products, divided)
+    grid, warp = bind_threads(sch, divided, tiles, own=True)
+    return grid, warp, (divided, weights)
+
+
+def _multiply(sch: Any, of: tuple[Sequence[tuple[Any, Any]], Sequence[Any]]) -> None:
+    divided, weights = of
+    multiply(sch, divided, weights, own=True)
+
+
+_ROWS = _Way(_divide, _multiply)
+_COLUMNS = _Way(divide_columns, multiply_columns)
 
 
 def _divided(sch: Any, product: Any, tiles: SkinnyKernel, experts: int) -> tuple[Any, Any]:
@@ -222,17 +273,21 @@ def _with_epilogue(sch: Any, found: Experts, grid: Any, tiles: SkinnyKernel) -> 
         sch.reverse_compute_at(each, grid, preserve_unit_loops=True)
     for block in (*found.mixed, found.epilogue):
         token, i, j, *experts = sch.get_loops(block)
-        tile, j = sch.split(j, [None, tiles.width])
+        tile, j = sch.split(j, [None, int(tiles.width) // found.shape.joined])
         sch.reorder(tile, token, i, j, *experts)
         grid = sch.merge(grid, sch.fuse(tile, token))
     sch.bind(grid, "blockIdx.x")
 
 
 def _store(sch: Any, found: Experts, tiles: SkinnyKernel) -> None:
-    """Let each thread add up the sums of all warps for what it stores, neighbours side by side."""
+    """Let each thread add up all sums for what it stores, neighbours side by side."""
     *_, i, j = sch.get_loops(found.epilogue)
-    _, y, beside = sch.split(i, [None, tiles.warps, WARP // tiles.width])
-    x = sch.fuse(beside, j)
+    width = int(sch.get(j).extent)
+    if width <= WARP:
+        _, y, beside = sch.split(i, [None, tiles.warps, WARP // width])
+        x = sch.fuse(beside, j)
+    else:
+        _, y, x = sch.split(sch.fuse(i, j), [None, tiles.warps, WARP])
     sch.bind(y, "threadIdx.y")
     sch.bind(x, "threadIdx.x")
     for each in (*found.mixed, *found.total):
