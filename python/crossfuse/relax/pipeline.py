@@ -21,6 +21,7 @@ from crossfuse.relax.fuse_chains import FuseChains
 from crossfuse.relax.graph import clean
 from crossfuse.relax.operators import LEGAL
 from crossfuse.relax.passes import ATTENTION, WideArithmetic
+from crossfuse.relax.sinks import JoinSinks
 from crossfuse.runtime.dispatch_table import BINS
 
 
@@ -135,7 +136,7 @@ def phases(
     return (
         Phase("clean", clean),
         Phase("fuse_chains", FuseChains(spec, always=always, bins=bins, weights=weights)),
-        Phase("wide_arithmetic", WideArithmetic()),
+        Phase("wide_arithmetic", tvm.transform.Sequential([JoinSinks(), WideArithmetic()])),
         Phase("legalize", relax.transform.LegalizeOps({**ATTENTION, **LEGAL})),
         Phase("fuse_cascades", FuseCascades(spec)),
         Phase("build_kernels", BuildKernels(spec, early=early))

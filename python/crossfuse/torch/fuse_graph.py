@@ -57,6 +57,7 @@ from crossfuse.relax.graph import (
 from crossfuse.relax.operators import PRODUCT, dtype_of, legal_once, refused, shape_of
 from crossfuse.relax.outcome import BinOutcome, ChainOutcome
 from crossfuse.relax.replace import Replacement, with_replacements
+from crossfuse.relax.sinks import JoinSinks
 from crossfuse.relax.symbols import extents_of, is_symbolic
 from crossfuse.torch.attention import is_attention, launches
 from crossfuse.torch.graph_cache import Record
@@ -243,7 +244,7 @@ def legalised(mod: Any) -> Graph:
     mod = mod.clone()
     mod.update_func(mod.get_global_var("main"), with_body(made, body, made.params))
     legalize = relax.transform.LegalizeOps(legal_once(each.value for each in bindings))
-    passes = [relax.transform.DeadCodeElimination(), legalize]
+    passes = [relax.transform.DeadCodeElimination(), JoinSinks(), legalize]
     legal = ir.tvm.ir.transform.Sequential(passes)(mod)
     (block,) = legal["main"].body.blocks
     return read_calls(legal, block)

@@ -124,6 +124,43 @@ def part_of(node: fx.Node) -> Part | None:
     return Part(source, whole, axis, ends[place] - parts[place].shape[axis], ends[place])
 
 
+@dataclass(frozen=True)
+class Extreme:
+    """The largest or least elements along an axis, taken without their places."""
+
+    #: The operator.
+    source: fx.Node
+    whole: fx.Node
+    axis: int
+    keepdims: bool
+    largest: bool
+
+    @property
+    def reads(self) -> tuple[fx.Node, ...]:
+        """Tensors that it reads."""
+        return (self.whole,)
+
+    def emit(self, importer: Any) -> Any:
+        """Emit the reduction; the importer has the whole."""
+        reduce = relax.op.max if self.largest else relax.op.min
+        made = reduce(importer.env[self.whole], self.axis, keepdims=self.keepdims)
+        return importer.block_builder.emit(made)
+
+
+def extreme_of(node: fx.Node) -> Extreme | None:
+    """The extremes that a node takes; None of other nodes, and where something needs places too."""
+    if node.target is not operator.getitem or not isinstance(node.args[0], fx.Node):
+        return None
+    source, place = node.args
+    name = getattr(source.target, "__name__", "")
+    if name not in ("max.dim", "min.dim") or place != 0 or list(source.users) != [node]:
+        return None
+    whole, axis, *more = source.args
+    keep = source.kwargs.get("keepdim", more[0] if more else False)
+    floating = isinstance(whole, fx.Node) and whole.meta["val"].is_floating_point()
+    return Extreme(source, whole, axis, keep, name == "max.dim") if floating else None
+
+
 class _Attempt:
     """One walk over a graph, in which some operators are left out."""
 
@@ -133,7 +170,7 @@ class _Attempt:
         self._graph = graph
         self._refused = refused
         self._elsewhere = _elsewhere(graph)
-        found = ((each, attention_of(each) or part_of(each)) for each in graph.nodes)
+        found = ((each, _taken(each)) for each in graph.nodes)
         #: What nodes take out of the results of operators that give several.
         self._taken = {node: each for node, each in found if each is not None}
         self._symbols: dict[sympy.Symbol, Var] = {}
@@ -240,6 +277,11 @@ class _Attempt:
         if not (given.is_Add or given.is_Mul) or any(each is None for each in parts):
             return None
         return reduce(add if given.is_Add else mul, parts)
+
+
+def _taken(node: fx.Node) -> Any:
+    """What a node takes out of an operator's results, if that is known."""
+    return attention_of(node) or part_of(node) or extreme_of(node)
 
 
 def is_size(node: fx.Node) -> bool:
