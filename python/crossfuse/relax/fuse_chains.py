@@ -11,6 +11,7 @@ from crossfuse import _tvm as ir
 from crossfuse.calls import checked
 from crossfuse.hardware import Device, device
 from crossfuse.relax.calls import is_rest
+from crossfuse.relax.chains.experts import Experts
 from crossfuse.relax.chains.kernels import ChainKernels
 from crossfuse.relax.chains.kinds import Chains, GroupKind, MadeChains, MadeRows
 from crossfuse.relax.chains.products import GatedFewRows
@@ -19,6 +20,7 @@ from crossfuse.relax.graph import Node, clean, emit_copies, read_graph, with_bin
 from crossfuse.relax.operators import refused
 from crossfuse.relax.outcome import ChainOutcome
 from crossfuse.relax.replace import with_replacements
+from crossfuse.relax.slices import with_slices
 from crossfuse.runtime.dispatch_table import BINS
 from crossfuse.runtime.model_artefact import PAD_WEIGHTS
 
@@ -115,8 +117,9 @@ class FuseChains:
     softmax or a quantiser makes, which nothing else reads; of static rows `FuseCascades` takes
     these. A norm in front of two layers, which nothing else reads, becomes a part of their kernel
     where that saves more. Two products of the same rows, at most eight, which meet element by
-    element as gate and up do, are one kernel where the layer behind them is none with them.
-    Everything else stays as it is.
+    element as gate and up do, are one kernel where the layer behind them is none with them, and so
+    are products of tokens by the weights of chosen experts, with what is made of them. Everything
+    else stays as it is.
 
     Parameters
     ----------
@@ -192,7 +195,8 @@ class FuseChains:
         tvm.IRModule
             With calls of the kernels.
         """
-        made, self.outcomes = self._fused(clean(mod), Chains(), MadeChains(), GatedFewRows())
+        made = clean(with_slices(clean(mod)))
+        made, self.outcomes = self._fused(made, Chains(), MadeChains(), GatedFewRows(), Experts())
         if self.bins:
             made, outcomes = self._fused(made, MadeRows())
             self.outcomes += outcomes

@@ -172,8 +172,7 @@ def _weights(of: Sink, scores: te.Tensor, column: te.Tensor) -> te.Tensor:
         row = at[:-1]
         apart = rounded(column(*row, 0), of.before) - most(*row)
         apart = tirx.Select(apart > _MOST, tirx.const(_MOST, wide), apart)
-        return rounded(power(*at) / (total(*row) + tirx.exp(apart)), of.behind).astype(
-            of.behind[-1]
-        )
+        weight = power(*at) / (total(*row) + tirx.exp(apart))
+        return rounded(weight, of.behind).astype(of.behind[-1])
 
     return te.compute(scores.shape, share, name="share")

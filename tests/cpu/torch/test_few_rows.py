@@ -90,6 +90,29 @@ def test_a_step_of_few_rows(shape: tuple[int, ...], bias: bool, dtype: Any) -> N
     assert sorted(found) == [*biased, *plain], report.text()
 
 
+class Router(nn.Module):
+    """Scores of float32, of rows and weights that are stored in two bytes."""
+
+    def __init__(self, cast: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, D) * D**-0.5)
+        self.up, self.cast = nn.Linear(D, H, bias=False), cast
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = F.rms_norm(x, (D,))
+        wide = self.weight.float() if self.cast else self.weight.float() + 1
+        scores = F.linear(h.float(), wide).sigmoid()
+        return self.up(h).float().cumsum(-1)[..., :64] * scores
+
+
+@pytest.mark.parametrize("cast", [True, False])
+def test_routers_multiply_in_float32_what_is_stored_in_two_bytes(cast: bool) -> None:
+    """A weight that is more than cast is computed, and stays with torch."""
+    torch.manual_seed(0)
+    report = check(Router(cast), torch.randn(2, D), always=True)
+    assert products_of(report) == [("mm", "mm_1") if cast else ("mm_1",)], report.text()
+
+
 @pytest.mark.slow
 def test_what_follows_belongs_to_the_last_product_that_it_needs() -> None:
     def function(x: Any, gate: Any, up: Any, down: Any) -> Any:

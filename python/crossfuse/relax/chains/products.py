@@ -287,8 +287,12 @@ def viewed_rows(graph: Graph, left: Any) -> Any:
 
 
 def views_of_rows(graph: Graph, value: Any) -> Iterator[Any]:
-    """Reshapes of rows, the last one first; one that joins heads to rows is none of these."""
-    while graph.operator(value) in RESHAPES:
+    """Reshapes and exact casts of rows, the last one first; kernels do them on loading.
+
+    A reshape that joins heads to rows is none of these. Rows and weights that are cast to float32
+    for a product, as routers have them, are multiplied as they are: kernels add in float32.
+    """
+    while graph.operator(value) in RESHAPES or graph.is_exact_cast(value):
         source = graph.arguments(value)[0]
         if not same_extents(extents_of(source)[-1:], extents_of(value)[-1:]):
             return
