@@ -136,6 +136,41 @@ def test_weights_and_biases_are_read_as_they_lie(
     assert shape in texts[0]
 
 
+class ByPlaces(nn.Module):
+    """Experts chosen by a matrix of places, as models write it by hand."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.way = way
+        shapes = [(E, 2 * N, K), (E, K, N)]
+        shapes = [(e, k, n) for e, n, k in shapes] if way == "columns" else shapes
+        self.gate_up, self.down = (nn.Parameter(torch.randn(each) * 0.06) for each in shapes)
+        self.register_buffer("places", torch.randint(E, (3, TOP)))
+        self.register_buffer("share", torch.rand(3, TOP))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = self.gate_up[self.places], self.down[self.places]
+        if self.way == "products":
+            gate, up = (first @ x[:, None, :, None]).squeeze(-1).chunk(2, -1)
+            made = (second @ (F.silu(gate) * up).unsqueeze(-1)).squeeze(-1)
+        else:
+            of_first, of_second = {
+                "rows": ("td,tknd->tkn", "tkn,tkdn->tkd"),
+                "columns": ("td,tkdn->tkn", "tkn,tknd->tkd"),
+            }[self.way]
+            gate, up = torch.einsum(of_first, x, first).chunk(2, -1)
+            made = torch.einsum(of_second, F.silu(gate) * up, second)
+        return x + (made * self.share[..., None]).sum(1)
+
+
+@pytest.mark.parametrize("way", ["rows", "columns", "products"])
+def test_places_of_several_experts_a_token(way: str) -> None:
+    """A matrix of the product may have all experts of a token, whose row is one."""
+    report = check(ByPlaces(way), 3, rest="eager")
+    assert experts_of(report) == [("bmm",), ("bmm_1",)]
+
+
 def test_biases_of_other_experts_follow_the_product() -> None:
     """One that other places choose is no bias of the products."""
     weights, bias = torch.randn(E, 32, K).bfloat16(), torch.randn(E, 32).bfloat16()

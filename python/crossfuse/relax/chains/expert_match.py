@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-import numpy as np
 from tvm.ir import Var
 
 from crossfuse.errors import RefusedError
 from crossfuse.relax.graph import Graph
 from crossfuse.relax.operators import CAST, PRODUCT, RESHAPES, dtype_of, scalar, shape_of
 from crossfuse.relax.symbols import is_symbolic
+from crossfuse.relax.views import VIEWS, axes_of, merged, source_of
 from crossfuse.workload.dtypes import FLOAT_TYPES, loses
 
 _ADD, _TAKE, _SLICE, _SUM, _TIMES = (
@@ -72,45 +72,63 @@ def read_match(graph: Graph, product: Var) -> Match | None:
             return None
     except RefusedError:  # of a shape that is not known
         return None
-    read = _chosen(graph, one, other)
-    if read is None:
-        return None
-    chosen, row, k_major = read
+    for value, row, first in ((one, other, True), (other, one, False)):
+        chosen = source_of(graph, value)
+        if _is_choice(graph, chosen, _RANK):
+            return _multiplied(graph, product, chosen, (value, row, first))
+    return None
+
+
+def _multiplied(
+    graph: Graph, product: Var, chosen: Any, operands: tuple[Any, Any, bool]
+) -> Match | None:
+    """The parts of a product by chosen weights: their view, the rows, and whether it is first."""
+    value, row, first = operands
     weight, places = graph.arguments(chosen)
-    extents = shape_of(chosen, _TAKE)
-    pairs, columns, depth = extents if k_major else (extents[0], extents[2], extents[1])
-    if prod(shape_of(row, PRODUCT)) != pairs * depth or weight in graph.makers:
+    k_major = _stored(graph, value, chosen, first)
+    if k_major is None or weight in graph.makers:
         return None
+    *given, rows, width = shape_of(chosen, _TAKE)
+    columns, depth = (rows, width) if k_major else (width, rows)
+    pairs = prod(given)
     if prod(shape_of(product, PRODUCT)) != pairs * columns:
         return None
-    source = row
-    while graph.operator(source) in RESHAPES:
-        (source,) = graph.arguments(source)
-    repeats = _repeats(graph, row, source, pairs, depth)
-    if not repeats:
+    for operators in (VIEWS, RESHAPES):
+        source = source_of(graph, row, operators)
+        if repeats := _repeats(graph, row, source, (pairs, depth, first)):
+            break
+    else:
         return None
     flat = _matrix(graph, product, (pairs, columns))
-    first, bounded = _places(graph, places, shape_of(weight, _TAKE)[0])
-    found = Match(product, pairs, weight, k_major, first, bounded, source, repeats, (flat,))
+    places, bounded = _places(graph, places, shape_of(weight, _TAKE)[0])
+    found = Match(product, pairs, weight, k_major, places, bounded, source, repeats, (flat,))
     return _with_parts(graph, _with_sum(graph, _with_bias(graph, found)), columns)
 
 
-def _chosen(graph: Graph, one: Any, other: Any) -> tuple[Any, Any, bool] | None:
-    """Chosen weights among a product's operands, the other one, and whether they are [n, k]."""
-    for value, row, first in ((one, other, True), (other, one, False)):
-        source = _transposed(graph, value)
-        if _is_choice(graph, source, _RANK):
-            return source, row, source.same_as(value) == first
+def _stored(graph: Graph, value: Any, chosen: Any, first: bool) -> bool | None:
+    """Whether chosen weights are stored as [n, k]; None where an operand has them otherwise.
+
+    A matrix of it has the weights of a pair, or of some that multiply the same row.
+    """
+    axes = axes_of(graph, value, chosen)
+    if axes is None or len(axes) < _RANK:
+        return None
+    *batch, columns, depth = axes if first else (*axes[:-2], axes[-1], axes[-2])
+    *given, rows, width = shape_of(chosen, _TAKE)
+    pairs = (prod(given), rows * width)
+    for k_major, n, k in ((True, (rows, width), (width, 1)), (False, (width, 1), (rows, width))):
+        if merged(*batch, columns) == merged((pairs, n)) and merged(depth) == merged((k,)):
+            return k_major
     return None
 
 
 def _is_choice(graph: Graph, value: Any, rank: int) -> bool:
-    """Whether an operator chooses along the first axis of a tensor by a list of places."""
-    if graph.operator(value) != _TAKE or len(shape_of(value, _TAKE)) != rank:
+    """Whether an operator chooses along the first axis of a tensor of some rank."""
+    if graph.operator(value) != _TAKE or len(graph.arguments(value)) != 2:
         return False
     axis = graph.makers[value].value.attrs.axis
-    _, places = graph.arguments(value)
-    return axis is not None and not int(axis) and len(shape_of(places, _TAKE)) == 1
+    whole, _ = graph.arguments(value)
+    return axis is not None and not int(axis) and len(shape_of(whole, _TAKE)) == rank
 
 
 def _places(graph: Graph, places: Any, experts: int) -> tuple[Any, bool]:
@@ -142,33 +160,24 @@ def _with_bias(graph: Graph, found: Match) -> Match:
     return replace(found, columns=(_matrix(graph, node.var, shape),), bias=bias)
 
 
-def _transposed(graph: Graph, value: Any) -> Any:
-    """What a value swaps the last two axes of; the value itself of others."""
-    if graph.operator(value) != "relax.permute_dims":
-        return value
-    axes = graph.makers[value].value.attrs.axes
-    swaps = axes is not None and [*map(int, axes)] == [0, 2, 1]
-    return graph.arguments(value)[0] if swaps else value
+def _repeats(graph: Graph, row: Any, source: Any, of: tuple[int, int, bool]) -> int:
+    """How often each row of the source is multiplied, one pair behind the other; 0 if otherwise.
 
-
-def _repeats(graph: Graph, row: Any, source: Any, pairs: int, depth: int) -> int:
-    """How often each row of the source stands in a row operand, one behind the other; else 0."""
-    given = shape_of(source, PRODUCT)
-    rows = prod(given) // depth
-    if not given or given[-1] != depth or pairs % max(rows, 1):
+    `of` has the pairs, the depth, and whether weights are the first operand.
+    """
+    pairs, depth, first = of
+    axes, shape = axes_of(graph, row, source), shape_of(source, PRODUCT)
+    if axes is None or len(axes) < _RANK or not shape or shape[-1] != depth:
         return 0
-    steps, value = [], row
-    while not value.same_as(source):
-        steps.append(value)
-        (value,) = graph.arguments(value)
-    elements = np.arange(rows * depth).reshape(given)
-    made = elements
-    for each in reversed(steps):
-        broadcasts = graph.operator(each) == "relax.broadcast_to"
-        shape = shape_of(each, PRODUCT)
-        made = np.broadcast_to(made, shape) if broadcasts else made.reshape(shape)
-    due = elements.reshape(rows, depth).repeat(pairs // rows, axis=0)
-    return pairs // rows if np.array_equal(made.reshape(pairs, depth), due) else 0
+    *batch, columns, sums = axes if not first else (*axes[:-2], axes[-1], axes[-2])
+    rows, matrices = prod(shape) // depth, prod(extent for axis in batch for extent, _ in axis)
+    if merged(columns) or merged(sums) != merged(((depth, 1),)):
+        return 0
+    if pairs % rows or pairs % matrices:
+        return 0
+    due = ((rows, depth), (pairs // rows, 0))
+    taken = merged(*batch, ((pairs // matrices, 0),))
+    return pairs // rows if taken == merged(due) else 0
 
 
 def _from_end(graph: Graph, places: Any) -> Any:
@@ -237,11 +246,14 @@ def _normalised(graph: Graph, value: Any, own: str) -> tuple[Any, bool]:
 
 
 def _matrix(graph: Graph, product: Var, shape: tuple[int, ...]) -> Var:
-    """The product as a matrix of pairs: the last reshape of it that keeps them apart."""
+    """The product as rows of pairs: the last view of it that has them, in their order."""
     value, found = product, product
-    while (node := _reader(graph, value)) is not None and node.operator in RESHAPES:
+    while (node := _reader(graph, value)) is not None and node.operator in VIEWS:
         value = node.var
-        found = value if shape_of(value, PRODUCT) == shape else found
+        axes = axes_of(graph, value, product)
+        if axes is None or merged(*axes) != merged(((prod(shape), 1),)):
+            return found
+        found = value if shape_of(value, PRODUCT)[-1] == shape[-1] else found
     return found
 
 
