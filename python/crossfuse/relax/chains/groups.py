@@ -318,12 +318,13 @@ def find_made_chains(graph: Graph) -> Iterator[Group]:
     """Find pairs of layers with the prologue of the first one, which nothing else reads.
 
     Something of the prologue is more than element-wise, such as a norm; whether it is a cascade of
-    each row is not asked here.
+    each row is not asked here. Products of a matrix for each sequence, as attention has them, are
+    no layers.
     """
     for group in find_chains(graph):
         first, *inner, _ = group.layers
         lefts = {_source(graph, each) for each in first}
-        if inner or len(lefts) != 1:
+        if inner or len(lefts) != 1 or not all(_by_matrix(graph, p) for p in group.products):
             continue
         makes = _making(graph, lefts.pop(), {*first, *group.views})
         if any(_reduces(graph, each) for each in makes):
@@ -342,9 +343,14 @@ def _source(graph: Graph, product: Var) -> Any:
 def _by_weights(graph: Graph, product: Var) -> bool:
     left, right = graph.arguments(product)
     try:
-        return is_symbolic(left) and not is_symbolic(right) and len(right.ty.shape.values) == 2
+        return is_symbolic(left) and not is_symbolic(right) and _by_matrix(graph, product)
     except RefusedError:
         return False
+
+
+def _by_matrix(graph: Graph, product: Var) -> bool:
+    _, right = graph.arguments(product)
+    return right.ty.shape is not None and len(right.ty.shape.values) == 2
 
 
 def _making(graph: Graph, left: Any, users: set[Var]) -> set[Var]:
