@@ -15,7 +15,7 @@ from crossfuse.planner.families.skinny import MOST_LOADS, REGISTERS, VECTOR, Ski
 from crossfuse.planner.kernels.shape import Count, Shape, Share, TileRule
 
 #: Lanes at most beside which a warp's load has whole lines of the weights; and all that are tried.
-_LINE_LANES, _LANES = 4, (4, 8, 16)
+_LINE_LANES, LANES = 4, (4, 8, 16)
 #: Schedulers of an SM, and instructions for an element: it is widened, and multiplied.
 _SCHEDULERS, _INSTRUCTIONS = 4, 2
 
@@ -66,7 +66,7 @@ class ColumnsKernel(SkinnyKernel):
         return (
             TileRule("rows", "one row", shape.m == 1),
             TileRule("weights", "weights of 16 bits", shape.item == 2),
-            TileRule("lanes", "4, 8 or 16 lanes that share columns", self.lanes in _LANES),
+            TileRule("lanes", "4, 8 or 16 lanes that share columns", self.lanes in LANES),
             TileRule("warps", f"at most {room} warps", self.warps <= room),
             TileRule(
                 "loads",

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from crossfuse.hardware import MMA_LANES, Device, device
 from crossfuse.planner.cost.estimate import corrected
 from crossfuse.planner.cost.rates import rates_of
-from crossfuse.planner.families.expert_columns import ColumnsKernel
+from crossfuse.planner.families.expert_columns import LANES, ColumnsKernel
 from crossfuse.planner.families.skinny import SkinnyKernel
 from crossfuse.planner.kernels.shape import Shape
 
-#: Lanes of weights stored as [n, k], and as [k, n].
-_LANES = {True: (MMA_LANES, 2 * MMA_LANES), False: (4, 8, 16)}
+_LANES = MMA_LANES, 2 * MMA_LANES
 _PARTS, _LOADS, _MOST_WARPS = (1, 2, 4, 8, 16), (1, 2, 4, 8), 16
 
 
@@ -76,7 +75,7 @@ class ExpertsShape:
     def kernels(self) -> list[SkinnyKernel]:
         """List all tiles that keep the rules."""
         warps = [self.experts * parts for parts in _PARTS if self.experts * parts <= _MOST_WARPS]
-        lanes = _LANES[self.k_major]
+        lanes = _LANES if self.k_major else LANES
         every = [SkinnyKernel(a, b, c) for a in lanes for b in warps for c in _LOADS]
         return [each for each in map(self.kernel, every) if not self.broken(each)]
 
