@@ -415,10 +415,9 @@ def _outcome(
         return ChainOutcome("main", (node.name,), "", "", None, None, why)
     value = node.args[0].meta["val"]
     size = prod(value.shape) * value.element_size()
-    known = connection.rates.times(collective.name)
-    times = known.kernels(size, connection.size), known.nccl(size)
+    times = connection.times(value, collective)
     text = f"{collective.noun} of {size} bytes over {connection.size} GPUs"
-    if times[0] >= times[1] and not options.always:
+    if not connection.takes(value, collective):
         why = f"NCCL is estimated to be faster for {text}"
         return ChainOutcome("main", (node.name,), "", "eager", *times, why)
     return ChainOutcome("main", (node.name,), collective.name, "peers", *times, text)

@@ -221,9 +221,32 @@ class Connection:
         Returns
         -------
         bool
-            For contiguous ones of float16, bfloat16 and float32 of at most 64 MiB.
+            For contiguous ones of float16, bfloat16 and float32 of at most 64 MiB, if NCCL is not
+            estimated to be faster.
         """
-        return not self.unfit(tensor, collective)
+        if self.unfit(tensor, collective):
+            return False
+        ours, nccl = self.times(tensor, collective)
+        return ours < nccl
+
+    def times(
+        self, tensor: torch.Tensor, collective: Collective | None = None
+    ) -> tuple[float, float]:
+        """Estimate how long kernels and NCCL take.
+
+        Parameters
+        ----------
+        tensor, collective
+            As `takes` has them.
+
+        Returns
+        -------
+        tuple of float
+            Microseconds of ours, and of NCCL's.
+        """
+        known = self.rates.times("all_reduce" if collective is None else collective.name)
+        size = prod(tensor.shape) * tensor.element_size()
+        return known.kernels(size, self.size), known.nccl(size)
 
     def unfit(self, tensor: torch.Tensor, collective: Collective | None = None) -> str:
         """Say why kernels do not take a tensor.

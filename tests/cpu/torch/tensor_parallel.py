@@ -111,8 +111,8 @@ def many() -> dict[str, Any]:
         return _graph(_summed(), _given(128, 1024))
 
 
-def many_anyway() -> dict[str, Any]:
-    return _graph(_summed(), _given(128, 1024), always=True)
+def many_of_ours() -> dict[str, Any]:
+    return _graph(_summed(), _given(128, 1024))
 
 
 def more_than_a_slab() -> dict[str, Any]:
@@ -355,7 +355,15 @@ def closed() -> list[Any]:
 
 if __name__ == "__main__":
     main(
-        *(on_cpus, not_connected, connected, bfloat16, many, many_anyway, more_than_a_slab),
+        *(
+            on_cpus,
+            not_connected,
+            connected,
+            bfloat16,
+            many,
+            many_of_ours,
+            more_than_a_slab,
+        ),
         *(
             doubles,
             uneven,

@@ -55,7 +55,7 @@ def test_sum_behind_a_row_parallel_layer_becomes_a_kernel(found: dict[str, Any])
     [
         ("bfloat16", "all_reduce", "a sum of 768 bytes over 2 GPUs"),
         ("many", "", "NCCL is estimated to be faster for a sum of 524288 bytes over 2 GPUs"),
-        ("many_anyway", "all_reduce", "a sum of 524288 bytes over 2 GPUs"),
+        ("many_of_ours", "all_reduce", "a sum of 524288 bytes over 2 GPUs"),
         ("more_than_a_slab", "", "a sum of 67112960 bytes; limit: 67108864"),
         ("doubles", "", "a sum of float64; limit: float16, bfloat16, float32"),
         (

@@ -70,15 +70,16 @@ def shares(elements: int, item: int, sms: int, threads: int | None = None) -> Sh
 # Products whose operand is collected, or whose result is scattered, rank by rank: copy engines move
 # one part while the product of another is computed.
 
-#: What kernels that wait for ranks, and the fork and join of a stream, add to products.
-_AROUND = 5.0
+#: What kernels that wait for ranks, and the fork and join of a stream, add to products; and each
+#: rank more than two, by four H200.
+_AROUND, _AROUND_MORE = 5.0, 10.0
 
 
 def gathered_in_parts(part: float, size: int, between: RankRates) -> float:
     """Microseconds of all-gather and product, where a rank's rows take `part` to multiply."""
     ranks = between.ranks
     copies = (ranks - 1) * size / between.copied
-    return max(part, copies) + (ranks - 1) * part + _AROUND
+    return max(part, copies) + (ranks - 1) * part + _around(ranks)
 
 
 def scattered_in_parts(part: float, size: int, between: RankRates, rates: Rates) -> float:
@@ -86,7 +87,11 @@ def scattered_in_parts(part: float, size: int, between: RankRates, rates: Rates)
     ranks = between.ranks
     copy = size / ranks / between.copied
     added = (1 + 1 / ranks) * size / rates.measured.hbm_read
-    return (ranks - 1) * max(part, copy) + max(part, copy) + added + _AROUND
+    return (ranks - 1) * max(part, copy) + max(part, copy) + added + _around(ranks)
+
+
+def _around(ranks: int) -> float:
+    return _AROUND + max(0, ranks - 2) * _AROUND_MORE
 
 
 #: By how much tensor cores are faster than `eager` knows them, which was fitted to products one

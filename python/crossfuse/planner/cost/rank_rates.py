@@ -101,15 +101,15 @@ def _lines(value: object) -> str:
 
 
 def rank_rates(name: str, ranks: int) -> RankRates:
-    """The record of a kind of GPU and a number of ranks: its user's, or that of two H200.
+    """The record of a kind of GPU and a number of ranks: its user's, or that of as many H200.
 
-    That stands for other kinds and numbers: over more GPUs each of ours is taken to load as many
-    times as much, and NCCL to be no slower.
+    Two and four H200 were measured, and stand for other kinds of GPU. Four stand for more: each of
+    ours is taken to load as many times as much, and NCCL to be no slower.
     """
     path = rank_record_path(name, ranks)
     if path.exists():
         return load_ranks(path)
-    shipped = _shipped()
+    shipped = _shipped(_SHIPPED[0] if ranks <= _SHIPPED[0] else _SHIPPED[1])
     return replace(shipped, ranks=ranks, measured=shipped.ranks)
 
 
@@ -118,9 +118,13 @@ def rank_record_path(name: str, ranks: int) -> Path:
     return record_path(f"{name}-x{ranks}")
 
 
-@lru_cache(maxsize=1)
-def _shipped() -> RankRates:
-    return load_ranks(DIRECTORY / "ranks" / "nvidia-h200-x2.json")
+#: Ranks of which H200 were measured.
+_SHIPPED = (2, 4)
+
+
+@lru_cache(maxsize=2)
+def _shipped(ranks: int) -> RankRates:
+    return load_ranks(DIRECTORY / "ranks" / f"nvidia-h200-x{ranks}.json")
 
 
 def load_ranks(path: Path) -> RankRates:
