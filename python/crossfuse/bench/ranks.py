@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,6 +21,8 @@ _CALLS, _REPLAYS, _PAUSE = 8, 6, 0.05
 #: Bytes of each GPU's tensor that are measured.
 _SIZES = tuple(each << 10 for each in (32, 128, 512, 1024, 4096, 16384, 65536))
 _COPIED = 16 << 20
+#: Elements that slices are a multiple of: eight for each thread of a CTA.
+_WHOLE = 2048
 
 
 def _summed(made: torch.Tensor, x: torch.Tensor) -> None:
@@ -107,17 +109,21 @@ def calibrate_ranks(
             limit="a GPU for each of them",
             instead="run it where there are as many GPUs",
         )
-    _prepare(ranks, note)
+    wanted: dict[Collective, list[torch.Tensor]] = {
+        each: _tensors(connection, each) for each in COLLECTIVES
+    }
+    _prepare(ranks, wanted, note)
     points: dict[str, Points] = {}
     with torch.no_grad():
-        for each in COLLECTIVES:
-            points[each.name] = tuple(_point(connection, each, size) for size in _SIZES)
-            told = (f"{ours:.1f} of {nccl:.1f}" for _, ours, nccl in points[each.name])
-            note(f"{each.name}, us: {', '.join(told)}")
+        for collective, given in wanted.items():
+            found = tuple(_point(ranks, collective, each) for each in given)
+            points[collective.name] = found
+            told = (f"{ours:.1f} of {nccl:.1f}" for _, ours, nccl in found)
+            note(f"{collective.name}, us: {', '.join(told)}")
         copied = _copied(ranks)
     note(f"copies: {copied / 1000:.0f} GB/s")
     connection.check()
-    found = RankRates(
+    made = RankRates(
         device,
         connection.size,
         copied,
@@ -128,12 +134,26 @@ def calibrate_ranks(
         machine=machine(),
     )
     connection.close()
-    return found
+    return made
 
 
-def _prepare(ranks: PeerRanks, note: Callable[[str], None]) -> None:
+def _tensors(connection: Connection, collective: Collective) -> list[torch.Tensor]:
+    """What each rank has of a collective, of all sizes that kernels take."""
+    ranks, every = connection.size, []
+    for size in _SIZES:
+        columns = max(1, size // 2 // ranks // _WHOLE) * _WHOLE
+        given = torch.zeros(ranks, columns, dtype=torch.bfloat16, device=connection.place)
+        every += [] if connection.unfit(given, collective) else [given]
+    return every
+
+
+def _prepare(
+    ranks: PeerRanks,
+    wanted: Mapping[Collective, Sequence[torch.Tensor]],
+    note: Callable[[str], None],
+) -> None:
     """Build all kernels, several at a time; other ranks find them in the cache."""
-    wanted = [(each, size // 2) for each in COLLECTIVES for size in _SIZES]
+    every = [(collective, each.numel()) for collective, given in wanted.items() for each in given]
 
     def build(each: tuple[Collective, int]) -> None:
         collective, elements = each
@@ -142,27 +162,23 @@ def _prepare(ranks: PeerRanks, note: Callable[[str], None]) -> None:
     for first in (True, False):
         if first == (ranks.rank == 0):
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                list(pool.map(build, wanted))
+                list(pool.map(build, every))
         dist.barrier()
-    note(f"{len(wanted)} kernels built")
+    note(f"{len(every)} kernels built")
 
 
-def _point(connection: Connection, collective: Collective, size: int) -> tuple[int, float, float]:
+def _point(ranks: PeerRanks, collective: Collective, x: torch.Tensor) -> tuple[int, float, float]:
     """Bytes, and microseconds of ours and of NCCL's."""
-    rows = 8 * connection.size  # every number of ranks divides them
-    x = torch.zeros(rows, size // 2 // rows, dtype=torch.bfloat16, device="cuda")
-    made = x.new_empty(collective.shape(x.shape, connection.size))
+    made = x.new_empty(collective.shape(x.shape, ranks.size))
     library = LIBRARY[collective.name]
-    ours, nccl = times_of(
-        (lambda _: connection.ranks.run(collective, x), lambda _: library(made, x))
-    )
-    return size, round(ours, 2), round(nccl, 2)
+    ours, nccl = times_of((lambda _: ranks.run(collective, x), lambda _: library(made, x)))
+    return x.nbytes, round(ours, 2), round(nccl, 2)
 
 
 def _copied(ranks: PeerRanks) -> float:
     """Bytes a microsecond that each rank copies to the next one, all at the same time."""
     slabs = ranks.memory.slabs("bfloat16")
-    given = torch.zeros(_COPIED // 2, dtype=torch.bfloat16, device="cuda")
+    given = torch.zeros(_COPIED // 2, dtype=torch.bfloat16, device=slabs.device)
     place = slabs[(ranks.rank + 1) % ranks.size, : len(given)]
     (taken,) = times_of((lambda _: place.copy_(given),))
     return round(_COPIED / taken)
