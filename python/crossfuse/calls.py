@@ -13,7 +13,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Annotated, Any, ParamSpec, TypeVar, get_args, get_origin, overload
 
 from crossfuse.errors import ArgumentRefused, refuse
@@ -74,12 +73,14 @@ def checked(function: Any) -> Any:
 
 def _checked(function: Any, name: str, module: str) -> Any:
     signature = inspect.signature(function)
+    known: list[dict[str, _Test]] = []  # Dynamo warns of lru_cache, where models call functions
 
-    @lru_cache(maxsize=1)
     def tests() -> dict[str, _Test]:
-        names = vars(sys.modules[module])
-        found = {each.name: _test(each.annotation, names) for each in signature.parameters.values()}
-        return {key: each for key, each in found.items() if each is not None}
+        if not known:
+            names = vars(sys.modules[module])
+            found = {e.name: _test(e.annotation, names) for e in signature.parameters.values()}
+            known.append({key: each for key, each in found.items() if each is not None})
+        return known[0]
 
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:

@@ -167,7 +167,9 @@ COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL)
 
 
 @checked
-def all_reduce(tensor: Any, group: Any = None) -> torch.Tensor:
+def all_reduce(
+    tensor: torch.Tensor, group: torch.distributed.ProcessGroup | None = None
+) -> torch.Tensor:
     """Sum a tensor over a process group, by a kernel of ours if the group is connected.
 
     What kernels do not take (`Connection.takes`), and all of groups that are not connected, is
@@ -202,7 +204,9 @@ def all_reduce(tensor: Any, group: Any = None) -> torch.Tensor:
 
 
 @checked
-def all_gather(tensor: Any, group: Any = None) -> torch.Tensor:
+def all_gather(
+    tensor: torch.Tensor, group: torch.distributed.ProcessGroup | None = None
+) -> torch.Tensor:
     """Collect the tensors of a process group, one behind the other; see `all_reduce`.
 
     Parameters
@@ -234,7 +238,9 @@ def all_gather(tensor: Any, group: Any = None) -> torch.Tensor:
 
 
 @checked
-def reduce_scatter(tensor: Any, group: Any = None) -> torch.Tensor:
+def reduce_scatter(
+    tensor: torch.Tensor, group: torch.distributed.ProcessGroup | None = None
+) -> torch.Tensor:
     """Sum a tensor over a process group and keep the slice of this process; see `all_reduce`.
 
     Parameters
@@ -266,7 +272,9 @@ def reduce_scatter(tensor: Any, group: Any = None) -> torch.Tensor:
 
 
 @checked
-def all_to_all(tensor: Any, group: Any = None) -> torch.Tensor:
+def all_to_all(
+    tensor: torch.Tensor, group: torch.distributed.ProcessGroup | None = None
+) -> torch.Tensor:
     """Send each rank of a process group a slice, and get one of each; see `all_reduce`.
 
     Parameters
@@ -309,7 +317,7 @@ def _called(collective: Collective, tensor: torch.Tensor, group: Any) -> torch.T
 
 def run(collective: Collective, given: torch.Tensor, group: str) -> torch.Tensor:
     """What an operator does."""
-    check_gradients((given,))
+    check_gradients((given,), collective.name)
     ranks = ranks_of(group)
     check_shape(collective, given, ranks)
     connection = connection_of(group)

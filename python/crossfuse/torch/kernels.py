@@ -184,6 +184,7 @@ def offer_binned(kernel: BinnedKernel) -> None:
     _BINNED[kernel.key] = kernel
 
 
+@torch.compiler.assume_constant_result  # a lock would end the graph of a model that calls it
 def define() -> registry.Library:
     """Define the operators once in a process; they exist as long as the returned library."""
     with _DEFINING:  # programs may be loaded by several threads
@@ -251,13 +252,16 @@ def _fake_rows(inputs: Sequence[torch.Tensor], sizes: Sequence[int], key: str) -
     return inputs[0].new_empty((kernel.rows(inputs[0]), kernel.width), dtype=kernel.dtype)
 
 
-def check_gradients(inputs: Sequence[torch.Tensor]) -> None:
-    """Refuse a call whose gradients autograd would lose: graphs of training steps record none."""
+def check_gradients(inputs: Sequence[torch.Tensor], name: str = "run") -> None:
+    """Refuse a call whose gradients autograd would lose: graphs of training steps record none.
+
+    `name` is that of the operator.
+    """
     if torch.is_grad_enabled() and any(each.requires_grad for each in inputs):
         raise refuse(
             WorkloadRefused,
             "torch-operator",
-            "crossfuse::run",
+            f"crossfuse::{name}",
             found="a call that records gradients",
             limit="kernels, which compute values alone",
             instead="call what torch.compile returned, whose backward pass is a graph of its own, "

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from operator import getitem
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
@@ -52,7 +52,11 @@ if TYPE_CHECKING:
 
 
 @checked
-def all_gather_matmul(tensor: Any, weights: Sequence[Any], group: Any = None) -> list[torch.Tensor]:
+def all_gather_matmul(
+    tensor: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    group: torch.distributed.ProcessGroup | None = None,
+) -> list[torch.Tensor]:
     """Multiply the rows of all GPUs of a process group by weights of this one.
 
     ``[all_gather(tensor) @ each for each in weights]``, as column-parallel layers need it behind
@@ -94,7 +98,11 @@ def all_gather_matmul(tensor: Any, weights: Sequence[Any], group: Any = None) ->
 
 
 @checked
-def matmul_reduce_scatter(tensor: Any, weight: Any, group: Any = None) -> torch.Tensor:
+def matmul_reduce_scatter(
+    tensor: torch.Tensor,
+    weight: torch.Tensor,
+    group: torch.distributed.ProcessGroup | None = None,
+) -> torch.Tensor:
     """Multiply on all GPUs of a process group, and keep this one's rows of the sum.
 
     ``reduce_scatter(tensor @ weight)``, as row-parallel layers need it in front of tensors that are
@@ -142,7 +150,7 @@ def run_gathered(
     given: torch.Tensor, weights: Sequence[torch.Tensor], group: str
 ) -> list[torch.Tensor]:
     """What ``crossfuse::all_gather_matmul`` does."""
-    check_gradients((given, *weights))
+    check_gradients((given, *weights), "all_gather_matmul")
     _check_matrices("all_gather_matmul", given, weights)
     connection, given = connection_of(group), given.contiguous()
     peers = _peers(connection, given, ranks_of(group) * given.numel())
@@ -181,7 +189,7 @@ def fake_gathered(
 
 def run_scattered(given: torch.Tensor, weight: torch.Tensor, group: str) -> torch.Tensor:
     """What ``crossfuse::matmul_reduce_scatter`` does."""
-    check_gradients((given, weight))
+    check_gradients((given, weight), "matmul_reduce_scatter")
     _check_matrices("matmul_reduce_scatter", given, [weight])
     ranks, given = ranks_of(group), given.contiguous()
     check_shape(REDUCE_SCATTER, given, ranks)

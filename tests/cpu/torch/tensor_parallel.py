@@ -239,6 +239,23 @@ def others_by_hand() -> list[bool]:
     return right
 
 
+def by_hand_in_a_graph() -> list[str]:
+    """What Dynamo warns of where a model that others compile calls collectives."""
+    import warnings
+
+    import torch
+
+    from crossfuse.torch import all_gather
+
+    torch._dynamo.reset()
+    x = _given(6, 32)
+    with warnings.catch_warnings(record=True) as heard, torch.no_grad():
+        warnings.simplefilter("always")
+        fn = torch.compile(lambda x: all_gather(x) * 2, backend="eager", fullgraph=True)
+        right = torch.equal(fn(x), all_gather(x) * 2)
+    return [str(right), *(str(each.message)[:80] for each in heard)]
+
+
 def products_by_hand() -> list[bool]:
     """Products of collected rows, and sums of products of which each rank keeps its rows."""
     import torch
@@ -265,7 +282,7 @@ def products_by_hand() -> list[bool]:
 
 def wrong_calls() -> list[str]:
     """What is said of rows that ranks do not divide, and of operands that are no matrices."""
-    from crossfuse.errors import WorkloadRefused
+    from crossfuse.errors import RefusedError
     from crossfuse.torch import (
         all_gather,
         all_gather_matmul,
@@ -282,13 +299,15 @@ def wrong_calls() -> list[str]:
         lambda: all_gather_matmul(_given(2, 4), []),
         lambda: matmul_reduce_scatter(_given(2, 4), _given(5, 4)),
         lambda: all_to_all(_given(3, 4)),
+        lambda: all_gather("x"),
+        lambda: all_gather(_given(2, 4), "world"),
     )
     texts = []
     for call in calls:
         try:
             call()
             texts.append("nothing")
-        except WorkloadRefused as error:
+        except RefusedError as error:
             texts.append(str(error))
     return texts
 
@@ -375,6 +394,7 @@ if __name__ == "__main__":
             rows_used_elsewhere,
             by_hand,
             others_by_hand,
+            by_hand_in_a_graph,
             products_by_hand,
             wrong_calls,
         ),

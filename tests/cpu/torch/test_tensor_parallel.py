@@ -115,6 +115,7 @@ def test_rows_that_others_use_are_collected_in_one(found: dict[str, Any]) -> Non
 def test_collectives_and_products_by_hand(found: dict[str, Any]) -> None:
     assert found["others_by_hand"] == [True] * 12
     assert found["products_by_hand"] == [True] * 4
+    assert found["by_hand_in_a_graph"] == ["True"]
 
 
 def test_wrong_calls_are_refused(found: dict[str, Any]) -> None:
@@ -126,7 +127,9 @@ def test_wrong_calls_are_refused(found: dict[str, Any]) -> None:
     )
     assert "found a reduce-scatter of 3 rows; limit: a multiple of 2" in product
     assert "found an all-gather of a scalar; limit: tensors of rows" in collected
-    three, none, depth, exchanged = others
+    three, none, depth, exchanged, text, group = others
+    assert text.startswith("argument: tensor of all_gather: found 'x'; limit: a Tensor.")
+    assert group.startswith("argument: group of all_gather: found 'world'; limit: a ProcessGroup")
     assert "found an all-to-all of 3 rows; limit: a multiple of 2" in exchanged
     assert three == (
         "torch-operator: crossfuse::all_gather_matmul: found a tensor of (2, 3, 4) and weights of "
