@@ -136,7 +136,12 @@ def phases(
     return (
         Phase("clean", clean),
         Phase("fuse_chains", FuseChains(spec, always=always, bins=bins, weights=weights)),
-        Phase("wide_arithmetic", tvm.transform.Sequential([JoinSinks(), WideArithmetic()])),
+        Phase(
+            "wide_arithmetic",
+            tvm.transform.Sequential(
+                [JoinSinks(), WideArithmetic(), relax.transform.CanonicalizeBindings()]
+            ),
+        ),
         Phase("legalize", relax.transform.LegalizeOps({**ATTENTION, **LEGAL})),
         Phase("fuse_cascades", FuseCascades(spec)),
         Phase("build_kernels", BuildKernels(spec, early=early))
