@@ -60,7 +60,8 @@ def calibrate(
     Under torchrun (torchrun --nproc-per-node 2 --no-python crossfuse calibrate) it measures what
     GPUs do together: collectives, and copies.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    # Other launchers set WORLD_SIZE too, in shells where nobody waits for this process.
+    if "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["WORLD_SIZE"]) > 1:
         return _calibrate_ranks(out, as_json)
     from crossfuse.bench.calibrate import calibrate as measure
     from crossfuse.bench.environment import require_hopper

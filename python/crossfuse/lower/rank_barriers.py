@@ -22,7 +22,8 @@ from crossfuse.lower.image import (
 MEETS, EXCHANGES = "crossfuse.meets_ranks", "crossfuse.exchanges_ranks"
 
 _GRID = "thread_extent"
-_FILL_AND_READ = 2
+#: Nests that become one kernel: that which fills slabs, and that which reads them.
+FILL_AND_READ = 2
 
 
 def counts_of(names: Sequence[str]) -> int:
@@ -106,7 +107,7 @@ class _Exchange(_Barriers):
 
     def __call__(self, sequence: Any, mutator: Any) -> Any:
         launches = [each for each in sequence.seq if _is_launch(each)]
-        if len(launches) != _FILL_AND_READ:
+        if len(launches) != FILL_AND_READ:
             return mutator.default_mutate(sequence)
         joined = self._joined(*launches)
         others = [each for each in sequence.seq if not _is_launch(each)]

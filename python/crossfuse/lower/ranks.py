@@ -20,7 +20,7 @@ from crossfuse.lower.image import (
     promising,
 )
 from crossfuse.lower.kernel import root_of
-from crossfuse.lower.rank_barriers import EXCHANGES, MEETS, counts_of
+from crossfuse.lower.rank_barriers import EXCHANGES, FILL_AND_READ, MEETS, counts_of
 from crossfuse.lower.refusal import Rule
 from crossfuse.lower.slabs import unused
 from crossfuse.lower.tree import Access, accesses, analyzer, coordinate_loop, sites
@@ -265,7 +265,7 @@ def _exchanging(func: Any, peers: Sequence[Any], most: int) -> int:
     others of its GPU.
     """
     nests = ir.sequence(root_of(func).block.body)
-    if len(nests) != _FILL_AND_READ:
+    if len(nests) != FILL_AND_READ:
         return 0
     first, second = (accesses(each) for each in nests)
     filled, read = ([each for each in part if each.buffer in peers] for part in (first, second))
@@ -278,9 +278,6 @@ def _exchanging(func: Any, peers: Sequence[Any], most: int) -> int:
     plain = all(tag == _CTA or tag.startswith("threadIdx") for tag, _ in launches[0])
     fits = same and plain and 0 < ctas <= most
     return ctas if fits and all(_is_of_its_cta(each) for each in (*filled, *read)) else 0
-
-
-_FILL_AND_READ = 2
 
 
 def _passed_on(first: Sequence[Access], second: Sequence[Access], peers: Sequence[Any]) -> bool:

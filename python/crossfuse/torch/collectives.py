@@ -61,12 +61,12 @@ class Collective(ABC):
         del shape, ranks
         return ""
 
-    def left(self, given: torch.Tensor, arguments: Sequence[Any]) -> str:
+    def left(self, arguments: Sequence[Any]) -> str:
         """Why kernels do not do what torch's operator is asked for; empty if they do.
 
         `arguments` are those between the tensor and the group.
         """
-        del given, arguments
+        del arguments
         return ""
 
     def scheduled(self, elements: int, ranks: int, dtype: str, target: Device) -> Any:
@@ -80,7 +80,7 @@ class Collective(ABC):
 
 
 class _Sum(Collective):
-    def left(self, given: torch.Tensor, arguments: Sequence[Any]) -> str:
+    def left(self, arguments: Sequence[Any]) -> str:
         operation, *_ = arguments
         return "" if str(operation).lower() == "sum" else f"the {operation} over GPUs; limit: sums"
 
@@ -140,7 +140,7 @@ class _AllToAll(_OfSlices):
     def shape(self, shape: Sequence[int], ranks: int) -> tuple[int, ...]:
         return tuple(shape)
 
-    def left(self, given: torch.Tensor, arguments: Sequence[Any]) -> str:
+    def left(self, arguments: Sequence[Any]) -> str:
         sizes = {each for splits in arguments for each in splits}
         return f"{self.noun} of slices of several sizes" if len(sizes) > 1 else ""
 
@@ -448,7 +448,7 @@ def why_left(collective: Collective, node: fx.Node, options: Backend, place: tor
     return (
         connection.unfit(value, collective)
         or collective.unfit(value.shape, connection.size)
-        or collective.left(value, arguments)
+        or collective.left(arguments)
     )
 
 
