@@ -79,7 +79,7 @@ class PeerRanks:
 
     def run(self, collective: Collective, given: torch.Tensor) -> torch.Tensor:
         """See `Ranks.run`; it does not wait."""
-        self._memory.check_late("a collective")
+        self._check_late()
         kernel = self._kernel(collective, given.numel(), dtype_of(given))
         made = given.new_empty(collective.shape(given.shape, self.size))
         spaces = zip((given, made), kernel.buffers, strict=True)
@@ -102,8 +102,15 @@ class PeerRanks:
 
     def check(self) -> None:
         """See `Ranks.check`."""
+        try:
+            self.memory.synchronize()
+        finally:
+            self._check_late()
+
+    def _check_late(self) -> None:
+        """Name a rank that was late, by kernels of either memory: CUDA's error names none."""
         for memory in (self._memory, self.memory):
-            memory.check("a collective")
+            memory.check_late("a collective")
 
     def close(self) -> None:
         """See `Ranks.close`."""

@@ -11,9 +11,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from crossfuse.errors import EnvironmentRefused  # noqa: E402
 from crossfuse.hardware import device  # noqa: E402
 from crossfuse.planner.cost.rank_rates import rank_rates  # noqa: E402
+from crossfuse.runtime.peers import PeerMemory  # noqa: E402
 from crossfuse.torch import rank_products  # noqa: E402
+from crossfuse.torch.collectives import ALL_REDUCE  # noqa: E402
 from crossfuse.torch.ranks import Connection, PeerRanks  # noqa: E402
 
 ROWS, DEPTH, COLUMNS = 4, 8, 6
@@ -92,6 +95,21 @@ def test_parts_of_ctas_have_to_fit(parts: int, fits: bool) -> None:
     tensor = torch.empty(parts * 8, dtype=torch.bfloat16, device=place)
     told = connection.unfit(tensor)
     assert not told if fits else told.startswith(f"a sum of {parts * 8} elements, which too few")
+
+
+def test_a_rank_that_is_late_for_copies_is_named() -> None:
+    """CUDA's error comes first, whichever kernel waited in vain."""
+
+    def stopped() -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    ranks = PeerRanks.__new__(PeerRanks)
+    ranks._memory, ranks.memory = (PeerMemory.__new__(PeerMemory) for _ in range(2))
+    ranks._memory._late, ranks.memory._late = {0: [0]}, {0: [2]}
+    ranks.memory.synchronize = stopped  # type: ignore[method-assign]
+    for call in (ranks.check, lambda: ranks.run(ALL_REDUCE, torch.ones(2))):
+        with pytest.raises(EnvironmentRefused, match="found no arrival of rank 1 before the"):
+            call()
 
 
 def test_no_two_ranks_write_to_one_gpu_at_a_time() -> None:
